@@ -1,0 +1,64 @@
+"""What every Kubernetes object has: names, labels, conditions."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import Enum
+
+GROUP = "gpujob.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+
+LABEL_MANAGED = f"{GROUP}/managed"
+LABEL_SPOT = f"{GROUP}/spot"
+LABEL_JOB = f"{GROUP}/job"
+LABEL_JOB_UID = f"{GROUP}/job-uid"
+LABEL_ATTEMPT = f"{GROUP}/attempt"
+LABEL_RANK = f"{GROUP}/rank"
+ANNOTATION_GPUS = f"{GROUP}/gpus"
+TAINT_RECLAIM = f"{GROUP}/reclaim"
+
+MESSAGE_CHARACTERS_MAX = 1024
+
+
+class ConditionStatus(Enum):
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One finding about an object, as the Kubernetes API conventions define it."""
+
+    type: str
+    status: ConditionStatus
+    reason: str
+    message: str
+    last_transition_time: datetime
+    observed_generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerReference:
+    api_version: str
+    kind: str
+    name: str
+    uid: str
+    controller: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """The part of ObjectMeta that decisions need. `namespace` is empty for cluster kinds."""
+
+    name: str
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    generation: int = 0
+    creation_timestamp: datetime | None = None
+    deletion_timestamp: datetime | None = None
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    annotations: Mapping[str, str] = field(default_factory=dict[str, str])
+    owner_references: tuple[OwnerReference, ...] = ()

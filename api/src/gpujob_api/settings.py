@@ -1,0 +1,93 @@
+"""What the operator tells the worker: the JSON in GPUJOB_SETTINGS and the names around it."""
+
+import json
+from dataclasses import dataclass
+from enum import Enum
+
+from gpujob_api.codec import FieldError, decode, encode
+
+ENV_SETTINGS = "GPUJOB_SETTINGS"
+ENV_NAME = "GPUJOB_NAME"
+ENV_NAMESPACE = "GPUJOB_NAMESPACE"
+ENV_UID = "GPUJOB_UID"
+ENV_POD_UID = "GPUJOB_POD_UID"
+ENV_ATTEMPT = "GPUJOB_ATTEMPT"
+ENV_CHECKPOINT_DIRECTORY = "GPUJOB_CHECKPOINT_DIR"
+ENV_REPORT_URL = "GPUJOB_REPORT_URL"
+ENV_MEMORY_LIMIT_BYTES = "GPUJOB_MEMORY_LIMIT_BYTES"
+ENV_TOKEN_FILE = "GPUJOB_TOKEN_FILE"  # noqa: S105 - the name of a variable, not a secret
+ENV_TERMINATION_FILE = "GPUJOB_TERMINATION_FILE"
+TOKEN_AUDIENCE = "gpujob"  # noqa: S105 - the audience of a token, not a secret
+
+EXIT_DONE = 0
+EXIT_INTERRUPTED_SAVED = 143
+EXIT_INTERRUPTED_UNSAVED = 144
+
+
+class OptimizeMode(Enum):
+    AUTO = "Auto"
+    RECOMMEND = "Recommend"
+    OFF = "Off"
+
+
+class Precision(Enum):
+    AUTO = "Auto"
+    FLOAT32 = "float32"
+    TF32 = "tf32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+    FLOAT8 = "float8"
+
+
+class Toggle(Enum):
+    AUTO = "Auto"
+    ON = "On"
+    OFF = "Off"
+
+
+@dataclass(frozen=True, slots=True)
+class TunedSettings:
+    """Settings that a measurement chose; concrete, nothing is Auto. None means 'left as it is'."""
+
+    precision: Precision = Precision.FLOAT32
+    batch_per_step: int | None = None
+    activation_checkpointing: bool = False
+    compile: bool = False
+    data_loader_workers: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.precision is Precision.AUTO:
+            raise FieldError("precision", "tuned settings are concrete; got Auto")
+        if self.batch_per_step is not None and self.batch_per_step < 1:
+            raise FieldError("batchPerStep", f"must be at least 1; got {self.batch_per_step}")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """GPUJOB_SETTINGS: what the user asked for, and what is known from an earlier run.
+
+    `tuned` set means: start with these settings and do not probe.
+    """
+
+    mode: OptimizeMode = OptimizeMode.AUTO
+    precision: Precision = Precision.AUTO
+    batch_total: int | None = None
+    batch_per_step: int | None = None
+    activation_checkpointing: Toggle = Toggle.AUTO
+    compile: Toggle = Toggle.AUTO
+    data_loading: Toggle = Toggle.AUTO
+    tuned: TunedSettings | None = None
+    checkpoint_interval_seconds: int | None = None
+    checkpoint_keep: int = 3
+
+    def to_text(self) -> str:
+        return json.dumps(encode(self), sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_text(cls, text: str) -> "Settings":
+        """Reads GPUJOB_SETTINGS. Raises `FieldError` naming the variable and the field."""
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise FieldError(ENV_SETTINGS, f"is not JSON: {error}") from None
+        return decode(cls, data, ENV_SETTINGS)

@@ -1,0 +1,1 @@
+"""Writing: the items of a plan, with preconditions, idempotent and bounded."""

@@ -1,0 +1,1 @@
+"""The node agent: reads the cards through NVML and publishes them as GPUNode status."""

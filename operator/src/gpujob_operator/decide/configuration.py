@@ -1,0 +1,45 @@
+"""The numbers a platform team may set. Durations in seconds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class DeviceAccess(Enum):
+    """How a pod is given its card: see docs/guides/install.md."""
+
+    ENVIRONMENT = "Environment"
+    DEVICE_PLUGIN = "DevicePlugin"
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """Settings of the decision core and of rendering; defaults suit a real cluster."""
+
+    # Reservation = measured peak + the larger of these two.
+    memory_margin_fraction: float = 0.10
+    memory_margin_bytes: int = 256 * 1024**2
+    # A measurement counts once it covers this many samples of the agent.
+    measurement_samples_min: int = 3
+    # Pairs below this summed utilization share almost freely (Lucid, ASPLOS'23).
+    utilization_limit_percent: float = 80.0
+    # Agent readings older than this place nothing new (I14).
+    telemetry_stale_seconds: float = 30.0
+    # The cycle's own pace.
+    progress_write_seconds: float = 15.0
+    pending_write_seconds: float = 60.0
+    # Attempts.
+    start_timeout_seconds: float = 600.0
+    node_lost_seconds: float = 60.0
+    termination_grace_seconds: int = 30
+    retry_backoff_seconds: float = 10.0
+    retry_backoff_max_seconds: float = 600.0
+    report_interval_seconds: float = 2.0
+    # Rendering.
+    report_url: str = ""
+    device_access: DeviceAccess = DeviceAccess.ENVIRONMENT
+    runtime_class_name: str | None = None
+    checkpoint_mount: str = "/gpujob/checkpoints"
+    # Price of one GPU-hour by card model, on-demand and spot, as the user's table says.
+    price_per_gpu_hour: Mapping[str, float] = field(default_factory=dict[str, float])
+    spot_price_per_gpu_hour: Mapping[str, float] = field(default_factory=dict[str, float])

@@ -1,0 +1,1 @@
+"""kopf edges: put the event into the cache, mark it dirty, nothing else."""

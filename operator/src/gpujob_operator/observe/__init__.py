@@ -1,0 +1,1 @@
+"""Reading: watch caches, worker reports and agent readings become one immutable snapshot."""
