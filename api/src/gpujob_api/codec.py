@@ -89,12 +89,20 @@ def parse_time(text: str) -> datetime:
 
 
 def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
+    return f"{path}.{name}" if path and name else path or name
+
+
+_JSON_TYPES: tuple[tuple[type, str], ...] = (
+    (type(None), "null"),
+    (bool, "a boolean"),
+    (str, "a string"),
+    (Mapping, "an object"),
+    (Sequence, "a list"),
+)
 
 
 def _json_type(value: object) -> str:
-    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean"}
-    return names.get(type(value), "null" if value is None else "a number")
+    return next((name for kind, name in _JSON_TYPES if isinstance(value, kind)), "a number")
 
 
 def _encode_value(value: Any) -> Any:

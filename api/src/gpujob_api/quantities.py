@@ -11,8 +11,8 @@ MIB = 1024**2
 GIB = 1024**3
 MEMORY_BYTES_MAX = 16 * 1024**4
 
-_SUFFIXES = {"": 1, "Ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": 1024**4}
-_SUFFIXES |= {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_BINARY = {"": 1, "Ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": 1024**4}
+_SUFFIXES = _BINARY | {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _MEMORY = re.compile(r"^([0-9]{1,15})(\.[0-9]{1,6})?(Ki|Mi|Gi|Ti|k|M|G|T)?$")
 _GPU_UUID = re.compile(r"^(GPU|MIG|CPU)-[0-9A-Za-z][0-9A-Za-z-]{0,62}$")
 

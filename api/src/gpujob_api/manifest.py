@@ -1,0 +1,116 @@
+"""Our four kinds to and from the objects that the Kubernetes API carries (`metadata/spec/status`).
+
+The edge between the API server and the nouns: `observe` reads watch events through it, the command
+line, the simulator and the replay read files. A `FieldError` names the field by its path in the
+object, such as `spec.gpu.memory` or `metadata.name`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from gpujob_api.codec import FieldError, decode, encode
+from gpujob_api.gpujob import GPUJob, GPUJobSpec, GPUJobStatus
+from gpujob_api.gpunode import GPUNode, GPUNodeSpec, GPUNodeStatus
+from gpujob_api.gpuprofile import GPUProfile, GPUProfileSpec, GPUProfileStatus
+from gpujob_api.gpuqueue import GPUQueue, GPUQueueSpec, GPUQueueStatus
+from gpujob_api.meta import API_VERSION, GROUP, Metadata
+
+Noun = GPUJob | GPUNode | GPUQueue | GPUProfile
+NounT = TypeVar("NounT", GPUJob, GPUNode, GPUQueue, GPUProfile)
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """How the API server calls a kind: its plural in URLs, and whether it lives in a namespace."""
+
+    kind: str
+    plural: str
+    short_name: str
+    namespaced: bool
+
+    @property
+    def crd_name(self) -> str:
+        return f"{self.plural}.{GROUP}"
+
+
+GPUJOB = Resource("GPUJob", "gpujobs", "gj", namespaced=True)
+GPUNODE = Resource("GPUNode", "gpunodes", "gn", namespaced=False)
+GPUQUEUE = Resource("GPUQueue", "gpuqueues", "gq", namespaced=False)
+GPUPROFILE = Resource("GPUProfile", "gpuprofiles", "gp", namespaced=True)
+
+RESOURCES: Mapping[type, Resource] = {
+    GPUJob: GPUJOB,
+    GPUNode: GPUNODE,
+    GPUQueue: GPUQUEUE,
+    GPUProfile: GPUPROFILE,
+}
+_PARTS: Mapping[type, tuple[type, type]] = {
+    GPUJob: (GPUJobSpec, GPUJobStatus),
+    GPUNode: (GPUNodeSpec, GPUNodeStatus),
+    GPUQueue: (GPUQueueSpec, GPUQueueStatus),
+    GPUProfile: (GPUProfileSpec, GPUProfileStatus),
+}
+
+
+def gpujob_from_manifest(data: object) -> GPUJob:
+    """Reads a GPUJob object. Raises `FieldError`."""
+    return from_manifest(GPUJob, data)
+
+
+def gpunode_from_manifest(data: object) -> GPUNode:
+    """Reads a GPUNode object. Raises `FieldError`."""
+    return from_manifest(GPUNode, data)
+
+
+def gpuqueue_from_manifest(data: object) -> GPUQueue:
+    """Reads a GPUQueue object. Raises `FieldError`."""
+    return from_manifest(GPUQueue, data)
+
+
+def gpuprofile_from_manifest(data: object) -> GPUProfile:
+    """Reads a GPUProfile object. Raises `FieldError`."""
+    return from_manifest(GPUProfile, data)
+
+
+def from_manifest(kind: type[NounT], data: object) -> NounT:
+    """Reads an object of one of our kinds. An absent `kind` is trusted: lists leave it out."""
+    resource = RESOURCES[kind]
+    if not isinstance(data, Mapping):
+        raise FieldError(resource.kind, "must be an object")
+    manifest = cast("Mapping[str, object]", data)
+    _expect(manifest, "apiVersion", API_VERSION)
+    _expect(manifest, "kind", resource.kind)
+    spec_kind, status_kind = cast("tuple[type[Any], type[Any]]", _PARTS[kind])
+    return kind(
+        metadata=metadata_from_manifest(manifest.get("metadata") or {}),
+        spec=decode(spec_kind, manifest.get("spec") or {}, "spec"),
+        status=decode(status_kind, manifest.get("status") or {}, "status"),
+    )
+
+
+def to_manifest(noun: Noun) -> dict[str, Any]:
+    """Writes the whole object, as `kubectl get -o json` would show it."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": RESOURCES[type(noun)].kind,
+        "metadata": metadata_to_manifest(noun.metadata),
+        "spec": encode(noun.spec),
+        "status": encode(noun.status),
+    }
+
+
+def metadata_from_manifest(data: object) -> Metadata:
+    """Reads an object's `metadata`. Raises `FieldError` with a path below `metadata`."""
+    return decode(Metadata, data, "metadata")
+
+
+def metadata_to_manifest(metadata: Metadata) -> dict[str, Any]:
+    """Writes `metadata`; what is empty is left out, because the API server fills it."""
+    return {name: value for name, value in encode(metadata).items() if value}
+
+
+def _expect(manifest: Mapping[str, object], name: str, expected: str) -> None:
+    value = manifest.get(name)
+    if value is not None and value != expected:
+        raise FieldError(name, f"must be {expected}; got {value!r}")
