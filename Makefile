@@ -1,0 +1,54 @@
+# Every target sets up what it needs; `make` alone lists them. Nothing is installed outside the
+# tree except the Kubernetes tools, which are built once into the user's cache (see `make tools`).
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+VENV := .venv/bin
+# Folders with Python of ours; shell globs, so that an absent one is no error.
+PYTHON_FOLDERS := $(wildcard api operator worker cli local bench examples tests)
+
+.PHONY: help
+help: ## List the targets
+	@echo 'GPUJob. Targets:'
+	@grep -hE '^[a-z][a-z-]*:.*## ' $(firstword $(MAKEFILE_LIST)) | \
+	  awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+.PHONY: demo
+demo: tools ## Run the story on a real Kubernetes on this machine, no GPU, root or Docker (3 min)
+	@$(VENV)/python -m gpujob_local.demo
+
+.PHONY: test
+test: tools ## Run the tests with coverage (TESTS="tests/unit -k why" for a part)
+	@$(VENV)/python -m pytest --cov --cov-report=term:skip-covered $(or $(TESTS),tests)
+
+.PHONY: lint
+lint: setup ## Check format, style, types, layers and the project's own rules
+	@echo '==> ruff'; $(VENV)/ruff format --check $(PYTHON_FOLDERS)
+	@$(VENV)/ruff check $(PYTHON_FOLDERS)
+	@echo '==> pyright (strict)'; $(VENV)/pyright
+	@echo '==> import-linter'; $(VENV)/lint-imports --no-logo
+	@echo '==> project rules'; $(VENV)/python -m pytest -q --no-header tests/unit/project
+
+.PHONY: format
+format: setup ## Format the code and apply safe fixes
+	@$(VENV)/ruff format $(PYTHON_FOLDERS)
+	@$(VENV)/ruff check --fix $(PYTHON_FOLDERS)
+
+.PHONY: tools
+tools: setup ## Build or find etcd, the Kubernetes control plane, kubectl and helm (first time 5 min)
+	@$(VENV)/python -m gpujob_local.tools
+
+.PHONY: setup
+setup: ## Make .venv with the locked packages (TORCH_BACKEND=cpu for the small torch)
+	@scripts/setup.sh
+
+.PHONY: lock
+lock: setup ## Rewrite requirements/*.txt from pyproject.toml, with hashes
+	@requirements/lock.sh
+
+.PHONY: clean
+clean: ## Remove .venv and everything generated in the tree
+	@rm -rf .venv .pytest_cache .ruff_cache .hypothesis .coverage .coverage.* coverage.xml htmlcov \
+	  build dist .import_linter_cache
+	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
