@@ -289,6 +289,8 @@ class GPUJobStatus:
     progressed_at: datetime | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
+    # When the figures of this status were last written; bounds the rate of writes.
+    observed_at: datetime | None = None
     explain: tuple[str, ...] = ()
     summary: Summary = field(default_factory=Summary)
     conditions: tuple[Condition, ...] = ()
