@@ -1,14 +1,27 @@
 #!/usr/bin/env bash
 # Rewrites the hashed requirements files from pyproject.toml. Needs uv (in .venv after `make setup`).
+# EXCLUDE_NEWER=2026-11-14T00:00:00Z sets the day; by default releases younger than 7 days are left
+# out, because most malicious uploads are found within days.
+#
+#   torch.txt     torch with its CUDA packages, apart because TORCH_BACKEND replaces it
+#   base.txt      everything else for development
+#   uv.txt        the installer
+#   operator.txt  the operator image: a subset of base.txt, without torch
+#   worker.txt    the worker image: torch.txt and a few more
 set -euo pipefail
 cd "$(dirname "$0")/.."
 compile=(.venv/bin/uv pip compile --quiet --generate-hashes --no-header --no-emit-index-url
-  --no-emit-find-links --universal --python-version 3.11 --exclude-newer "${EXCLUDE_NEWER:-$(date -u -d '7 days ago' +%FT%TZ)}")
+  --no-emit-find-links --universal --python-version 3.11
+  --exclude-newer "${EXCLUDE_NEWER:-$(date -u -d '7 days ago' +%FT%TZ)}")
+same=(--constraint requirements/torch.txt --constraint requirements/base.txt)
 
 echo 'torch>=2.8' | "${compile[@]}" - -o requirements/torch.txt
-mapfile -t gpu_packages < <(grep -oE '^(torch|triton|nvidia-[a-z0-9-]+|cuda-[a-z-]+)==' requirements/torch.txt | tr -d '=' | grep -v nvidia-ml-py)
+mapfile -t gpu_packages < <(grep -oE '^(torch|triton|nvidia-[a-z0-9-]+|cuda-[a-z-]+)==' requirements/torch.txt |
+  tr -d '=' | grep -v nvidia-ml-py)
 skip=()
 for package in "${gpu_packages[@]}"; do skip+=(--no-emit-package "$package"); done
 "${compile[@]}" --constraint requirements/torch.txt "${skip[@]}" \
   --extra operator --extra worker --extra cli --extra local --extra dev pyproject.toml -o requirements/base.txt
 echo 'uv' | "${compile[@]}" - -o requirements/uv.txt
+"${compile[@]}" "${same[@]}" --extra operator pyproject.toml -o requirements/operator.txt
+"${compile[@]}" "${same[@]}" --extra worker pyproject.toml -o requirements/worker.txt

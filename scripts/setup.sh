@@ -4,11 +4,13 @@
 # PYTHON=/path/to/python   the interpreter to use (default: the newest of 3.13, 3.12, 3.11, python3)
 # TORCH_BACKEND=cpu|auto   takes torch from its own package index instead of PyPI; the CPU build is
 #                          200 MB instead of 5 GB. Only torch itself is then without a locked hash.
+#                          The choice is remembered; TORCH_BACKEND=pypi goes back.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 venv=.venv
-backend=${TORCH_BACKEND:-}
+installed_backend=$(cat "$venv/.gpujob-torch" 2>/dev/null || true)
+backend=${TORCH_BACKEND:-${installed_backend:-pypi}}
 wanted=$({ cat requirements/*.txt pyproject.toml scripts/setup.sh; echo "backend=$backend"; pwd; } |
   sha256sum | cut -c1-16)
 stamp=$venv/.gpujob-setup
@@ -35,29 +37,33 @@ find_python() {
 
 make_environment() {
   local python free_kib
-  if ! usable "$venv/bin/python"; then
+  if ! usable "$venv/bin/python" || [[ ${installed_backend:-$backend} != "$backend" ]]; then
     python=$(find_python)
     say "1/4 virtual environment in $venv with $("$python" --version)"
     "$python" -m venv --clear "$venv"
   else
     say "1/4 virtual environment in $venv is there, bringing it up to date"
+    return
   fi
   free_kib=$(df -Pk "$venv" | awk 'NR == 2 {print $4}')
-  if [[ -z $backend && $free_kib -lt $((9 * 1024 * 1024)) ]]; then
+  if [[ $backend == pypi && $free_kib -lt $((9 * 1024 * 1024)) ]]; then
     echo "setup: warning: $((free_kib / 1024 / 1024)) GB free here; torch's CUDA build wants about 9 GB" >&2
   fi
 }
 
 install_torch() {
   local version
-  if [[ -z $backend ]]; then
+  if [[ $backend == pypi ]]; then
     say "3/4 packages; torch is a 5 GB CUDA build, the first download takes a while"
     echo "    (TORCH_BACKEND=cpu make setup chooses the small one if your network reaches its index)"
     return
   fi
   version=$(sed -n 's/^torch==\([^ ]*\).*/\1/p' requirements/torch.txt)
   say "3/4 torch $version, backend $backend, then the other packages"
-  "$venv/bin/uv" pip install --python "$venv/bin/python" --torch-backend "$backend" "torch==$version"
+  "$venv/bin/uv" pip install --python "$venv/bin/python" --torch-backend "$backend" "torch==$version" || {
+    echo "setup: torch's package index was not reached; without TORCH_BACKEND torch comes from PyPI" >&2
+    return 1
+  }
 }
 
 make_environment
@@ -65,9 +71,10 @@ say "2/4 uv, which installs the rest (25 MB)"
 "$venv/bin/python" -m pip install --quiet --require-hashes -r requirements/uv.txt
 install_torch
 files=(-r requirements/base.txt)
-[[ -z $backend ]] && files+=(-r requirements/torch.txt)
+[[ $backend == pypi ]] && files+=(-r requirements/torch.txt)
 "$venv/bin/uv" pip install --python "$venv/bin/python" --require-hashes "${files[@]}"
 say "4/4 GPUJob itself, editable"
 "$venv/bin/uv" pip install --python "$venv/bin/python" --quiet --no-build-isolation --no-deps -e .
+echo "$backend" >"$venv/.gpujob-torch"
 echo "$wanted" >"$stamp"
 say "ready: $(du -shx "$venv" | cut -f1) in $venv"
