@@ -1,0 +1,1 @@
+"""One command for every published figure. Nothing here is part of the product."""
