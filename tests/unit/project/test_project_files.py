@@ -1,0 +1,133 @@
+"""Guards for the files around the code: versions, requirements, Makefile, documents, scripts."""
+
+import os
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.harness.repository import ROOT, relative, tracked
+
+DOCUMENTS = tracked("*.md")
+TEST_NAME = re.compile(r"`(tests/[\w/.-]+\.py)(?:::(\w+))?(?:::(\w+))?`")
+MAKE_COMMAND = re.compile(r"(?:^|[`$ ])make ([a-z][a-z-]*)", re.MULTILINE)
+LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)")
+
+
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def make_targets() -> set[str]:
+    text = (ROOT / "Makefile").read_text()
+    return set(re.findall(r"^([a-z][a-z-]*):", text, re.MULTILINE))
+
+
+def code_of(document: Path) -> str:
+    """The document's code: fenced blocks and `spans`; prose may say 'make a change'."""
+    text = document.read_text()
+    blocks = re.findall(r"```[a-z]*\n(.*?)```", text, re.DOTALL)
+    spans = re.findall(r"`[^`\n]+`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    return "\n".join([*blocks, *spans])
+
+
+def test_the_chart_has_the_projects_version() -> None:
+    chart = yaml.safe_load((ROOT / "charts/gpujob/Chart.yaml").read_text())
+    version = project()["project"]["version"]
+    assert (chart["version"], chart["appVersion"]) == (version, version)
+
+
+def test_the_changelog_knows_the_version() -> None:
+    version = project()["project"]["version"]
+    assert re.search(rf"^## \[(Unreleased|{re.escape(version)})\]", read("CHANGELOG.md"), re.M)
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+def test_every_console_script_has_its_module() -> None:
+    for name, target in project()["project"]["scripts"].items():
+        module = target.partition(":")[0].replace(".", "/") + ".py"
+        assert list(ROOT.glob(f"*/src/{module}")), f"{name}: there is no {module}"
+
+
+@pytest.mark.parametrize("name", ["base", "torch", "uv", "operator", "worker"])
+def test_requirements_are_locked_and_name_no_address(name: str) -> None:
+    text = read(f"requirements/{name}.txt")
+    entries = re.split(r"\n(?=[a-z])", text)
+    assert [entry for entry in entries if "--hash=sha256:" not in entry] == []
+    assert "://" not in text
+
+
+def test_images_install_what_was_tested() -> None:
+    pins = re.compile(r"^([a-z][\w.-]*==\S+)", re.MULTILINE)
+    tested = {pin for name in ("base", "torch") for pin in pins.findall(require(name))}
+    for name in ("operator", "worker"):
+        assert set(pins.findall(require(name))) <= tested
+    assert "\ntorch==" not in require("operator"), "the operator image stays small"
+
+
+def require(name: str) -> str:
+    return "\n" + read(f"requirements/{name}.txt")
+
+
+def test_make_alone_lists_every_target() -> None:
+    result = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True)
+    listed = set(re.findall(r"^  make ([a-z-]+)", result.stdout, re.MULTILINE))
+    assert listed == make_targets()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
+def test_commands_in_documents_exist(document: Path) -> None:
+    assert set(MAKE_COMMAND.findall(code_of(document))) <= make_targets()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
+def test_links_in_documents_lead_somewhere(document: Path) -> None:
+    dead = [
+        link for link in LINK.findall(document.read_text()) if not (document.parent / link).exists()
+    ]
+    assert dead == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
+def test_tests_named_in_documents_exist(document: Path) -> None:
+    missing: list[str] = []
+    for file, *names in TEST_NAME.findall(document.read_text()):
+        path = ROOT / file
+        code = path.read_text() if path.exists() else ""
+        wanted = [name for name in names if name]
+        if not path.exists() or any(not re.search(rf"\b{name}\b", code) for name in wanted):
+            missing.append("::".join([file, *wanted]))
+    assert missing == []
+
+
+def test_every_promise_is_answered_for() -> None:
+    """docs/promises.md has one row a promise, with its tests or with why there are none yet."""
+    rows = re.findall(r"^\| (I\d+) [^|]*\|([^|]+)\|([^|]*)\|", read("docs/promises.md"), re.M)
+    assert [name for name, *_ in rows] == [f"I{n}" for n in range(1, 15)]
+    for name, tests, missing in rows:
+        assert TEST_NAME.search(tests) or missing.strip(), f"{name} names no test and no reason"
+
+
+def test_the_readme_stays_readable() -> None:
+    assert len(read("README.md").splitlines()) <= 150
+
+
+@pytest.mark.parametrize("script", tracked("*.sh", ".ci/run"), ids=relative)
+def test_scripts_run_and_stop_at_the_first_error(script: Path) -> None:
+    assert os.access(script, os.X_OK)
+    assert "set -euo pipefail" in script.read_text()
+    subprocess.run(["bash", "-n", str(script)], check=True)
+
+
+def test_the_charts_crds_are_the_projects_crds() -> None:
+    ours = {path.name: path.read_bytes() for path in (ROOT / "crds").glob("*.yaml")}
+    copies = {path.name: path.read_bytes() for path in (ROOT / "charts/gpujob/crds").glob("*.yaml")}
+    assert ours
+    assert ours == copies
