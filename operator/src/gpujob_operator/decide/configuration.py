@@ -23,6 +23,8 @@ class Configuration:
     measurement_samples_min: int = 3
     # Pairs below this summed utilization share almost freely (Lucid, ASPLOS'23).
     utilization_limit_percent: float = 80.0
+    # A job that has waited this long claims cards that later jobs may not take (I11).
+    claim_after_seconds: float = 60.0
     # Agent readings older than this place nothing new (I14).
     telemetry_stale_seconds: float = 30.0
     # The cycle's own pace.

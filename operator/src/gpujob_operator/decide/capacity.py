@@ -1,0 +1,219 @@
+"""The ledger of cards: what is free on each, after the driver, strangers and reservations (I1)."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from gpujob_api.gpujob import GPUJob, ReservationSource
+from gpujob_api.gpunode import GPU, GPUNode
+from gpujob_api.meta import TAINT_RECLAIM
+from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.snapshot import NodeView, PodPhase, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A job that holds part of a card."""
+
+    job_uid: str
+    memory_bytes: int
+    utilization_percent: float
+    whole_card: bool
+    max_slowdown_percent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One usable card. `others_bytes` is measured memory of nobody's GPUJob."""
+
+    uuid: str
+    model: str
+    total_bytes: int
+    driver_bytes: int
+    others_bytes: int
+    tenants: tuple[Tenant, ...] = ()
+    blocked: str = ""
+
+    @property
+    def reserved_bytes(self) -> int:
+        return sum(tenant.memory_bytes for tenant in self.tenants)
+
+    @property
+    def free_bytes(self) -> int:
+        """May be negative when a stranger or a leak took more than was left."""
+        return self.total_bytes - self.driver_bytes - self.others_bytes - self.reserved_bytes
+
+    @property
+    def utilization_percent(self) -> float:
+        return sum(tenant.utilization_percent for tenant in self.tenants)
+
+    @property
+    def taken(self) -> bool:
+        return any(tenant.whole_card for tenant in self.tenants)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCapacity:
+    """One node of ours: its cards and what is left of CPU and memory after assumed pods."""
+
+    node: NodeView
+    price_per_gpu_hour: float | None
+    cards: tuple[Card, ...]
+    cpu_milli_free: int
+    memory_bytes_free: int
+    # Why nothing new may be placed here, or "".
+    closed: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """All nodes by name, in stable order."""
+
+    nodes: Mapping[str, NodeCapacity] = field(default_factory=dict[str, NodeCapacity])
+
+    def card(self, node_name: str, uuid: str) -> Card | None:
+        node = self.nodes.get(node_name)
+        cards = node.cards if node is not None else ()
+        return next((card for card in cards if card.uuid == uuid), None)
+
+
+def build_capacity(
+    snapshot: Snapshot, now: datetime, host_requests: Mapping[str, tuple[int, int]]
+) -> Capacity:
+    """The ledger before this cycle's placements.
+
+    `host_requests` is CPU (milli) and memory (bytes) of one worker of each job, by job UID.
+    """
+    tenants = _tenants_by_card(snapshot.jobs)
+    ours = _live_pods(snapshot)
+    orphaned = _orphaned_cards(snapshot)
+    views = {node.name: node for node in snapshot.nodes}
+    assumed = _assumed_requests(snapshot, host_requests)
+    nodes: dict[str, NodeCapacity] = {}
+    for gpu_node in sorted(snapshot.gpu_nodes, key=lambda n: n.metadata.name):
+        view = views.get(gpu_node.metadata.name)
+        if view is None:
+            continue
+        cpu, memory = assumed.get(view.name, (0, 0))
+        nodes[view.name] = NodeCapacity(
+            node=view,
+            price_per_gpu_hour=_price(gpu_node, view, snapshot.configuration),
+            cards=tuple(
+                _card(gpu, tenants.get(gpu.uuid, ()), ours, gpu.uuid in orphaned)
+                for gpu in sorted(gpu_node.status.gpus, key=lambda g: g.index)
+            ),
+            cpu_milli_free=view.cpu_milli_free - cpu,
+            memory_bytes_free=view.memory_bytes_free - memory,
+            closed=_closed(view, gpu_node, snapshot.configuration, now),
+        )
+    return Capacity(nodes)
+
+
+def holds_cards(job: GPUJob) -> bool:
+    """True while an attempt of the job is not proven finished."""
+    return job.status.placement is not None and not job.finished
+
+
+def as_tenant(job: GPUJob) -> Tenant | None:
+    reservation = job.status.reservation
+    if reservation is None:
+        return None
+    whole = reservation.exclusive or reservation.source is ReservationSource.WHOLE_CARD
+    return Tenant(
+        job_uid=job.metadata.uid,
+        memory_bytes=reservation.memory_bytes,
+        utilization_percent=reservation.utilization_percent,
+        whole_card=whole,
+        max_slowdown_percent=job.spec.sharing.max_slowdown_percent,
+    )
+
+
+def _tenants_by_card(jobs: Iterable[GPUJob]) -> dict[str, tuple[Tenant, ...]]:
+    found: dict[str, tuple[Tenant, ...]] = {}
+    for job in jobs:
+        tenant = as_tenant(job) if holds_cards(job) else None
+        if tenant is None or job.status.placement is None:
+            continue
+        for worker in job.status.placement.workers:
+            for uuid in worker.gpus:
+                found[uuid] = (*found.get(uuid, ()), tenant)
+    return found
+
+
+def _live_pods(snapshot: Snapshot) -> set[str]:
+    holding = {job.metadata.uid for job in snapshot.jobs if holds_cards(job)}
+    return {pod.uid for pod in snapshot.pods if not pod.finished and pod.job_uid in holding}
+
+
+def _orphaned_cards(snapshot: Snapshot) -> set[str]:
+    """Cards of live pods whose job is gone or does not hold them any more."""
+    holding = {job.metadata.uid for job in snapshot.jobs if holds_cards(job)}
+    return {
+        uuid
+        for pod in snapshot.pods
+        if not pod.finished and pod.job_uid not in holding
+        for uuid in pod.gpus
+    }
+
+
+def _card(gpu: GPU, tenants: tuple[Tenant, ...], ours: set[str], orphaned: bool) -> Card:
+    of_ours = sum(p.memory_bytes for p in gpu.processes if p.pod_uid in ours)
+    blocked = "" if gpu.healthy else f"unhealthy: {gpu.health_message or 'no reason given'}"
+    return Card(
+        uuid=gpu.uuid,
+        model=gpu.model,
+        total_bytes=gpu.memory_total_bytes,
+        driver_bytes=gpu.memory_reserved_bytes,
+        others_bytes=max(0, gpu.memory_used_bytes - of_ours),
+        tenants=tenants,
+        blocked=blocked or ("a pod of a deleted job is still ending" if orphaned else ""),
+    )
+
+
+def _assumed_requests(
+    snapshot: Snapshot, host_requests: Mapping[str, tuple[int, int]]
+) -> dict[str, tuple[int, int]]:
+    """CPU and memory of workers that are placed but not yet bound to their node."""
+    bound = {
+        (pod.job_uid, pod.attempt, pod.rank)
+        for pod in snapshot.pods
+        if pod.node is not None or pod.phase is not PodPhase.PENDING
+    }
+    total: dict[str, tuple[int, int]] = {}
+    for job in snapshot.jobs:
+        if not holds_cards(job) or job.status.placement is None:
+            continue
+        cpu, memory = host_requests.get(job.metadata.uid, (0, 0))
+        for worker in job.status.placement.workers:
+            if (job.metadata.uid, job.status.attempt, worker.rank) not in bound:
+                had_cpu, had_memory = total.get(worker.node, (0, 0))
+                total[worker.node] = (had_cpu + cpu, had_memory + memory)
+    return total
+
+
+def _price(gpu_node: GPUNode, view: NodeView, configuration: Configuration) -> float | None:
+    if gpu_node.spec.price_per_gpu_hour is not None:
+        return gpu_node.spec.price_per_gpu_hour
+    table = configuration.spot_price_per_gpu_hour if view.spot else configuration.price_per_gpu_hour
+    models = {gpu.model for gpu in gpu_node.status.gpus}
+    prices = [table[model] for model in sorted(models) if model in table]
+    return prices[0] if prices else None
+
+
+def _closed(view: NodeView, gpu_node: GPUNode, configuration: Configuration, now: datetime) -> str:
+    if any(taint.key == TAINT_RECLAIM for taint in view.taints):
+        return "the node is being reclaimed"
+    if not view.ready:
+        return "the node is not ready"
+    if view.unschedulable or gpu_node.spec.unschedulable:
+        return "the node is cordoned"
+    observed = gpu_node.status.observed_at
+    if observed is None:
+        return "the agent has not measured it yet"
+    age = now - observed
+    if age > timedelta(seconds=configuration.telemetry_stale_seconds):
+        return (
+            f"measurements are {age.total_seconds():.0f} s old "
+            f"(limit {configuration.telemetry_stale_seconds:.0f} s)"
+        )
+    return ""

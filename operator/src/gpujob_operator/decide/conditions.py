@@ -1,0 +1,71 @@
+"""Conditions of a GPUJob: set without touching the transition time of what stays as it was."""
+
+from dataclasses import replace
+from datetime import datetime
+
+from gpujob_api.gpujob import GPUJob, GPUJobStatus
+from gpujob_api.meta import MESSAGE_CHARACTERS_MAX, Condition, ConditionStatus
+
+ACCEPTED = "Accepted"
+SCHEDULED = "Scheduled"
+RUNNING = "Running"
+SUCCEEDED = "Succeeded"
+CARD_PRESSURE = "CardPressure"
+
+_STATUS: dict[bool | None, ConditionStatus] = {
+    True: ConditionStatus.TRUE,
+    False: ConditionStatus.FALSE,
+    None: ConditionStatus.UNKNOWN,
+}
+
+
+def find(status: GPUJobStatus, kind: str) -> Condition | None:
+    return next((c for c in status.conditions if c.type == kind), None)
+
+
+def with_condition(
+    status: GPUJobStatus,
+    *,
+    kind: str,
+    value: bool | None,
+    reason: str,
+    message: str,
+    generation: int,
+    now: datetime,
+) -> GPUJobStatus:
+    """Returns the status with this condition; `value` None means Unknown."""
+    wanted = _STATUS[value]
+    before = find(status, kind)
+    changed = before is None or before.status is not wanted
+    since = now if changed or before is None else before.last_transition_time
+    after = Condition(
+        type=kind,
+        status=wanted,
+        reason=reason,
+        message=message[:MESSAGE_CHARACTERS_MAX],
+        last_transition_time=since,
+        observed_generation=generation,
+    )
+    others = tuple(c for c in status.conditions if c.type != kind)
+    return replace(status, conditions=tuple(sorted((*others, after), key=lambda c: c.type)))
+
+
+class ConditionWriter:
+    """Sets several conditions of one job in one cycle."""
+
+    def __init__(self, job: GPUJob, now: datetime) -> None:
+        self._generation = job.metadata.generation
+        self._now = now
+
+    def set(
+        self, status: GPUJobStatus, kind: str, value: bool | None, reason: str, message: str = ""
+    ) -> GPUJobStatus:
+        return with_condition(
+            status,
+            kind=kind,
+            value=value,
+            reason=reason,
+            message=message,
+            generation=self._generation,
+            now=self._now,
+        )

@@ -1,0 +1,76 @@
+"""What a pending job needs of nodes and cards, in one place for placing and for explaining."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpujob_api.gpujob import GPUJob, Reservation, SharingMode, SpotPolicy
+from gpujob_api.gpuprofile import GPUProfile
+from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.reservation import profile_entry, wanted_reservation
+from gpujob_operator.decide.snapshot import NodeView, Taint
+from gpujob_operator.decide.workload import host_requests, pod_spec, tolerations
+
+_NO_NEW_PODS = ("NoSchedule", "NoExecute")
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Needs of each worker of a job. `hint_bytes` is 0 without a hint."""
+
+    job: GPUJob
+    profile: GPUProfile | None
+    cpu_milli: int
+    memory_bytes: int
+    hint_bytes: int
+    exclusive: bool
+    selector: Mapping[str, str]
+    tolerations: tuple[Mapping[str, Any], ...]
+
+    def reservation(self, gpu_model: str, configuration: Configuration) -> Reservation | None:
+        """What to hold on a card of this model; None is the whole card."""
+        entry = profile_entry(self.profile, gpu_model)
+        return wanted_reservation(self.job, entry, configuration)
+
+
+def needs_of(job: GPUJob, profile: GPUProfile | None) -> Needs:
+    cpu, memory = host_requests(job)
+    hint = job.spec.gpu.memory
+    return Needs(
+        job=job,
+        profile=profile,
+        cpu_milli=cpu,
+        memory_bytes=memory,
+        hint_bytes=hint.bytes if hint is not None else 0,
+        exclusive=job.spec.sharing.mode is SharingMode.EXCLUSIVE,
+        selector=pod_spec(job).get("nodeSelector") or {},
+        tolerations=tolerations(job),
+    )
+
+
+def node_refusal(needs: Needs, node: NodeView) -> str:
+    """Why this node will never do for the job as it is labelled and tainted, or ""."""
+    policy = needs.job.spec.spot.policy
+    if policy is SpotPolicy.REQUIRE and not node.spot:
+        return "not a spot node"
+    if policy is SpotPolicy.NEVER and node.spot:
+        return "a spot node"
+    if any(node.labels.get(key) != value for key, value in needs.selector.items()):
+        return "nodeSelector does not match"
+    untolerated = [t.key for t in node.taints if not _tolerated(t, needs.tolerations)]
+    return f"taint {untolerated[0]} is not tolerated" if untolerated else ""
+
+
+def _tolerated(taint: Taint, tolerations: tuple[Mapping[str, Any], ...]) -> bool:
+    if taint.effect not in _NO_NEW_PODS:
+        return True
+    return any(_tolerates(toleration, taint) for toleration in tolerations)
+
+
+def _tolerates(toleration: Mapping[str, Any], taint: Taint) -> bool:
+    effect = toleration.get("effect") or taint.effect
+    if effect != taint.effect:
+        return False
+    if toleration.get("operator") == "Exists":
+        return toleration.get("key") in (None, "", taint.key)
+    return toleration.get("key") == taint.key and (toleration.get("value") or "") == taint.value

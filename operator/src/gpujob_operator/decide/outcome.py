@@ -1,0 +1,154 @@
+"""How an attempt ended, and whether the job is tried again."""
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from enum import Enum
+
+from gpujob_api.gpujob import Counters, GPUJob, JobFailure
+from gpujob_api.report import Failure, FailureClass
+from gpujob_api.settings import EXIT_DONE, EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED
+from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.snapshot import PodPhase, PodView
+
+EXIT_KILLED = 137
+_INTERRUPTED = (EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED)
+# Stops that are the job's own failure, not an interruption.
+_FAILED_STOPS = {
+    "Hung": FailureClass.HUNG,
+    "StartTimeout": FailureClass.UNKNOWN,
+}
+# The kubelet's words for "this node could not run it", which is not the job's fault.
+_NODE_REFUSALS = (
+    *("Evicted", "NodeAffinity", "NodeLost", "NodeShutdown", "OutOf", "Preempting"),
+    *("Terminated", "UnexpectedAdmissionError"),
+)
+# More interruptions than this without a durable step are treated like errors.
+FRUITLESS_INTERRUPTIONS_MAX = 50
+
+
+class End(Enum):
+    """What the end of an attempt means for the job."""
+
+    SUCCEEDED = "Succeeded"
+    INTERRUPTED = "Interrupted"
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`step` is the last step that any worker reported in its termination message."""
+
+    end: End
+    failure: JobFailure | None = None
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What happens next: try again at a time, or fail for good."""
+
+    counters: Counters
+    retry: bool
+    next_attempt_at: datetime | None
+    message: str
+
+
+def judge(job: GPUJob, pods: tuple[PodView, ...]) -> Outcome:
+    """The outcome of an attempt whose pods are all finished or gone.
+
+    A pod that is gone without an exit code was taken by its node or by somebody: interrupted.
+    """
+    workers = job.spec.workers
+    if len(pods) == workers and all(pod.exit_code == EXIT_DONE for pod in pods):
+        return Outcome(End.SUCCEEDED)
+    failures = [_pod_failure(pod) for pod in sorted(pods, key=lambda p: p.rank)]
+    real = [failure for failure in failures if failure is not None]
+    stop = job.status.stop
+    if stop is not None and stop.reason in _FAILED_STOPS:
+        return Outcome(End.FAILED, JobFailure(_FAILED_STOPS[stop.reason], stop.message))
+    if stop is not None and (not real or all(_is_kill(pod) for pod in pods if _failed(pod))):
+        return Outcome(End.INTERRUPTED)
+    if real:
+        steps = [pod.termination.step for pod in pods if pod.termination is not None]
+        return Outcome(End.FAILED, real[0], max(steps, default=0))
+    return Outcome(End.INTERRUPTED)
+
+
+def verdict(job: GPUJob, outcome: Outcome, configuration: Configuration, now: datetime) -> Verdict:
+    """Whether a failed attempt is repeated. User errors before the first step are not."""
+    failure = outcome.failure
+    assert failure is not None, "only a failed attempt has a verdict"
+    counters = _count(job.status.counters, failure.failure_class)
+    retries = counters.errors + counters.out_of_memory + counters.hung
+    limit = job.spec.retry.limit
+    if failure.failure_class is FailureClass.USER_ERROR and not _made_progress(job, outcome):
+        return Verdict(counters, False, None, "failed before its first step: not repeated")
+    if retries > limit:
+        return Verdict(counters, False, None, f"failed {retries} times, retry.limit is {limit}")
+    delay = min(
+        configuration.retry_backoff_seconds * 2 ** (retries - 1),
+        configuration.retry_backoff_max_seconds,
+    )
+    message = f"retry {retries} of {limit} in {delay:.0f} s"
+    return Verdict(counters, True, now + timedelta(seconds=delay), message)
+
+
+def interrupted(job: GPUJob, configuration: Configuration, now: datetime) -> Verdict:
+    """An interruption is not the job's fault: tried again at once while it makes progress."""
+    counters = replace(job.status.counters, interruptions=job.status.counters.interruptions + 1)
+    fruitless = 0 if job.status.checkpoint is not None else counters.interruptions
+    if fruitless > FRUITLESS_INTERRUPTIONS_MAX:
+        message = f"interrupted {fruitless} times without a checkpoint"
+        return Verdict(counters, False, None, message)
+    delay = 0.0 if fruitless <= 3 else configuration.retry_backoff_seconds
+    return Verdict(counters, True, now + timedelta(seconds=delay), "tried again elsewhere")
+
+
+def _pod_failure(pod: PodView) -> JobFailure | None:
+    if pod.exit_code in (EXIT_DONE, *_INTERRUPTED, None) and not _failed_start(pod):
+        return None
+    reported = pod.termination.failure if pod.termination is not None else None
+    if reported is not None:
+        return JobFailure(reported.failure_class, _with_need(reported))
+    if pod.reason == "OOMKilled":
+        message = f"worker {pod.rank} was killed: the node ran out of host memory for it"
+        return JobFailure(FailureClass.OUT_OF_MEMORY, message)
+    text = pod.termination_text or pod.message or pod.reason
+    detail = f": {text[-400:]}" if text else ""
+    message = f"worker {pod.rank} ended with exit code {pod.exit_code}{detail}"
+    return JobFailure(FailureClass.UNKNOWN, message)
+
+
+def _with_need(failure: Failure) -> str:
+    need = f" (needs {failure.needed_bytes} bytes)" if failure.needed_bytes else ""
+    return failure.message[-600:] + need
+
+
+def _failed_start(pod: PodView) -> bool:
+    """Failed without ever running; `OutOfcpu` and the like are the node's doing."""
+    failed = pod.phase is PodPhase.FAILED and pod.exit_code is None
+    return failed and not pod.reason.startswith(_NODE_REFUSALS)
+
+
+def _failed(pod: PodView) -> bool:
+    return pod.exit_code not in (EXIT_DONE, *_INTERRUPTED, None)
+
+
+def _is_kill(pod: PodView) -> bool:
+    """SIGKILL at the end of the grace, by whoever stopped the attempt."""
+    return pod.exit_code == EXIT_KILLED and pod.termination is None
+
+
+def _made_progress(job: GPUJob, outcome: Outcome) -> bool:
+    measured = job.status.measurement is not None and job.status.measurement.step > 0
+    return measured or outcome.step > 0 or job.status.checkpoint is not None
+
+
+def _count(counters: Counters, failure_class: FailureClass) -> Counters:
+    if failure_class is FailureClass.OUT_OF_MEMORY:
+        return replace(counters, out_of_memory=counters.out_of_memory + 1)
+    if failure_class is FailureClass.HUNG:
+        return replace(counters, hung=counters.hung + 1)
+    if failure_class is FailureClass.NODE_LOST:
+        return replace(counters, node_lost=counters.node_lost + 1)
+    return replace(counters, errors=counters.errors + 1)

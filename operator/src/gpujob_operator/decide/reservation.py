@@ -1,0 +1,91 @@
+"""How much of a card an attempt holds: from what is best known about the job.
+
+Best first: measured in this job, its workload's profile on this card model, the user's hint when
+sharing is `Shared`, else the whole card until a measurement exists.
+"""
+
+from gpujob_api.gpujob import GPUJob, Measurement, Reservation, ReservationSource, SharingMode
+from gpujob_api.gpuprofile import GPUProfile, ProfileEntry
+from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.snapshot import CardUsage
+
+# After running out of memory the next attempt gets at least this much more.
+OUT_OF_MEMORY_GROWTH = 1.5
+
+
+def with_margin(memory_bytes: int, configuration: Configuration) -> int:
+    fraction = int(memory_bytes * configuration.memory_margin_fraction)
+    return memory_bytes + max(fraction, configuration.memory_margin_bytes)
+
+
+def profile_entry(profile: GPUProfile | None, gpu_model: str) -> ProfileEntry | None:
+    if profile is None:
+        return None
+    return next((e for e in profile.status.entries if e.gpu_model == gpu_model), None)
+
+
+def wanted_reservation(
+    job: GPUJob, entry: ProfileEntry | None, configuration: Configuration
+) -> Reservation | None:
+    """What a new attempt should hold on a card of the entry's model; None: the whole card."""
+    exclusive = job.spec.sharing.mode is SharingMode.EXCLUSIVE
+    measurement = job.status.measurement
+    if exclusive:
+        return None
+    if measurement is not None:
+        return _from_measurement(job, measurement, configuration)
+    if entry is not None:
+        return Reservation(
+            memory_bytes=with_margin(entry.memory_bytes, configuration),
+            utilization_percent=entry.utilization_percent,
+            source=ReservationSource.PROFILE,
+        )
+    hint = job.spec.gpu.memory
+    if job.spec.sharing.mode is SharingMode.SHARED and hint is not None:
+        return Reservation(hint.bytes, 100.0, ReservationSource.HINT)
+    return None
+
+
+def _from_measurement(
+    job: GPUJob, measurement: Measurement, configuration: Configuration
+) -> Reservation:
+    memory = with_margin(measurement.memory_bytes, configuration)
+    if job.status.counters.out_of_memory:
+        memory = int(memory * OUT_OF_MEMORY_GROWTH**job.status.counters.out_of_memory)
+    return Reservation(memory, measurement.utilization_percent, ReservationSource.MEASURED)
+
+
+def measured_reservation(
+    job: GPUJob, usage: CardUsage, configuration: Configuration
+) -> Reservation | None:
+    """The reservation after measuring, or None while it must stay as it is.
+
+    It shrinks once, from the whole card or a profile's guess to what was measured, and grows
+    whenever the job is seen to use more than it holds.
+    """
+    held = job.status.reservation
+    if held is None or held.exclusive or job.spec.sharing.mode is SharingMode.EXCLUSIVE:
+        return None
+    if usage.samples < configuration.measurement_samples_min:
+        return None
+    wanted = Reservation(
+        memory_bytes=with_margin(usage.memory_peak_bytes, configuration),
+        utilization_percent=round(usage.utilization_percent, 1),
+        source=ReservationSource.MEASURED,
+    )
+    if held.source is ReservationSource.HINT:
+        # Shared: the hint is a hard cap; only the utilization is learned.
+        changed = abs(held.utilization_percent - wanted.utilization_percent) >= 10
+        return (
+            Reservation(held.memory_bytes, wanted.utilization_percent, held.source)
+            if changed
+            else None
+        )
+    outgrown = usage.memory_peak_bytes > held.memory_bytes
+    first = held.source is not ReservationSource.MEASURED
+    busier = wanted.utilization_percent - held.utilization_percent >= 20
+    if not (first or outgrown or busier):
+        return None
+    if not first and not outgrown:
+        return Reservation(held.memory_bytes, wanted.utilization_percent, held.source)
+    return wanted

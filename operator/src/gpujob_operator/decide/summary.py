@@ -1,0 +1,87 @@
+"""The printer columns of a job: where, how fast, how much memory, what it costs, why."""
+
+from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, Summary
+from gpujob_api.quantities import format_memory
+from gpujob_operator.decide import conditions
+from gpujob_operator.decide.capacity import Capacity
+
+REASON_CHARACTERS_MAX = 200
+
+
+def summarize(job: GPUJob, status: GPUJobStatus, capacity: Capacity) -> Summary:
+    return Summary(
+        where=_where(status),
+        speed=_speed(status),
+        memory=_memory(status),
+        cost=_cost(job, status, capacity),
+        reason=_reason(status),
+    )
+
+
+def format_seconds(seconds: float) -> str:
+    """Three digits: 1.23 s, 412 ms."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
+
+
+def _where(status: GPUJobStatus) -> str:
+    if status.placement is None:
+        return ""
+    first, *others = status.placement.workers
+    more = f" +{len(others)}" if others else ""
+    cards = ",".join(uuid[:12] for uuid in first.gpus[:2])
+    cards += ",..." if len(first.gpus) > 2 else ""
+    return f"{first.node}/{cards}{more}"
+
+
+def _speed(status: GPUJobStatus) -> str:
+    measured = status.measurement
+    if measured is None or measured.current is None:
+        return f"step {measured.step}" if measured is not None and measured.step else ""
+    text = f"{format_seconds(measured.current.step_seconds)}/step"
+    if measured.baseline is not None and measured.current.step_seconds > 0:
+        text += f", {measured.baseline.step_seconds / measured.current.step_seconds:.2f}x"
+    return text
+
+
+def _memory(status: GPUJobStatus) -> str:
+    if status.reservation is None:
+        return format_memory(status.measurement.memory_bytes) if status.measurement else ""
+    held = format_memory(status.reservation.memory_bytes)
+    if status.measurement is None:
+        return f"? of {held}"
+    return f"{format_memory(status.measurement.memory_bytes)} of {held}"
+
+
+def _cost(job: GPUJob, status: GPUJobStatus, capacity: Capacity) -> str:
+    """Price of the cards per hour; a shared card is split by reserved memory."""
+    if status.placement is None or status.finished_at is not None:
+        return ""
+    total = 0.0
+    for worker in status.placement.workers:
+        node = capacity.nodes.get(worker.node)
+        if node is None or node.price_per_gpu_hour is None:
+            return "spot" if status.placement.spot else ""
+        for uuid in worker.gpus:
+            total += node.price_per_gpu_hour * _share(job, capacity, worker.node, uuid)
+    return f"${total:.2f}/h" + (" spot" if status.placement.spot else "")
+
+
+def _share(job: GPUJob, capacity: Capacity, node: str, uuid: str) -> float:
+    card = capacity.card(node, uuid)
+    if card is None or card.reserved_bytes == 0:
+        return 1.0
+    mine = sum(t.memory_bytes for t in card.tenants if t.job_uid == job.metadata.uid)
+    return mine / card.reserved_bytes if mine else 1.0
+
+
+def _reason(status: GPUJobStatus) -> str:
+    kind = {
+        JobPhase.PENDING: conditions.SCHEDULED,
+        JobPhase.SUCCEEDED: conditions.SUCCEEDED,
+        JobPhase.FAILED: conditions.SUCCEEDED,
+    }.get(status.phase, conditions.RUNNING)
+    found = conditions.find(status, kind)
+    if found is None:
+        return ""
+    text = f"{found.reason}: {found.message}" if found.message else found.reason
+    return text[:REASON_CHARACTERS_MAX]

@@ -1,0 +1,89 @@
+"""Why a running attempt must leave its cards: its node goes, its card is sick or over full."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from gpujob_api.gpujob import GPUJob, Placement, StopReason
+from gpujob_api.meta import TAINT_RECLAIM
+from gpujob_api.quantities import format_memory
+from gpujob_operator.decide.capacity import Capacity, Card, NodeCapacity
+from gpujob_operator.decide.configuration import Configuration
+
+
+def find(
+    job: GPUJob, capacity: Capacity, configuration: Configuration, now: datetime
+) -> StopReason | None:
+    """The first trouble on any of the job's nodes and cards, in a fixed order."""
+    placement = job.status.placement
+    if placement is None:
+        return None
+    grace = timedelta(seconds=configuration.termination_grace_seconds)
+    for worker in placement.workers:
+        node = capacity.nodes.get(worker.node)
+        if node is None:
+            continue
+        found = _reclaimed(node, now, grace)
+        if found is not None:
+            return found
+        if node.closed.startswith("measurements"):
+            continue  # Stale telemetry never stops a job (I14).
+        for uuid in worker.gpus:
+            card = next((c for c in node.cards if c.uuid == uuid), None)
+            if card is not None and card.blocked.startswith("unhealthy"):
+                message = f"card {uuid} on {worker.node} is {card.blocked}"
+                return StopReason("CardUnhealthy", message, now + grace)
+    return _outgrown(job, placement, capacity, now + grace)
+
+
+def _reclaimed(node: NodeCapacity, now: datetime, grace: timedelta) -> StopReason | None:
+    taint = next((t for t in node.node.taints if t.key == TAINT_RECLAIM), None)
+    if taint is None:
+        return None
+    deadline = now + grace
+    if taint.value.isdigit():
+        noticed = datetime.fromtimestamp(int(taint.value), UTC)
+        deadline = min(deadline, max(noticed, now + timedelta(seconds=1)))
+    left = (deadline - now).total_seconds()
+    message = f"node {node.node.name} is being reclaimed, {left:.0f} s are left"
+    return StopReason("NodeReclaimed", message, deadline)
+
+
+def _outgrown(
+    job: GPUJob, placement: Placement, capacity: Capacity, deadline: datetime
+) -> StopReason | None:
+    """Of the tenants of an over-full card, the one that measured most above what it first held.
+
+    A card is over full when its free memory is negative. A stranger alone never makes a job move:
+    the job keeps what it holds, and the condition says so.
+    """
+    for worker in placement.workers:
+        for uuid in worker.gpus:
+            card = capacity.card(worker.node, uuid)
+            if card is None or card.free_bytes >= 0 or len(card.tenants) < 2:
+                continue
+            largest = max(card.tenants, key=lambda t: (t.memory_bytes, t.job_uid))
+            crowded = replace(card, others_bytes=0).free_bytes < 0
+            if crowded and largest.job_uid == job.metadata.uid:
+                return StopReason("CardOverfull", pressure_message(card), deadline)
+    return None
+
+
+def pressure_message(card: Card) -> str:
+    return (
+        f"card {card.uuid}: {format_memory(card.reserved_bytes)} reserved by "
+        f"{len(card.tenants)} jobs + {format_memory(card.others_bytes)} used by strangers + "
+        f"{format_memory(card.driver_bytes)} driver > {format_memory(card.total_bytes)}"
+    )
+
+
+def pressure(job: GPUJob, capacity: Capacity) -> Card | None:
+    """The first over-full card that the job is on, or None."""
+    placement = job.status.placement
+    if placement is None or job.finished:
+        return None
+    for worker in placement.workers:
+        for uuid in worker.gpus:
+            card = capacity.card(worker.node, uuid)
+            if card is not None and card.free_bytes < 0:
+                return card
+    return None

@@ -1,0 +1,215 @@
+"""CreatePod to the pod that is created: the user's template plus what one worker needs to know."""
+
+import copy
+from typing import Any
+
+from gpujob_api import settings as names
+from gpujob_api.gpujob import WORKER_CONTAINER, GPUJob, ReservationSource, WorkerPlacement
+from gpujob_api.meta import (
+    ANNOTATION_GPUS,
+    API_VERSION,
+    LABEL_ATTEMPT,
+    LABEL_JOB,
+    LABEL_JOB_UID,
+    LABEL_RANK,
+)
+from gpujob_operator.decide.configuration import Configuration, DeviceAccess
+from gpujob_operator.decide.plan import CreatePod
+from gpujob_operator.decide.workload import tolerations
+
+TOKEN_DIRECTORY = "/var/run/gpujob"  # noqa: S105 - a path, not a secret
+TOKEN_SECONDS = 3600
+TERMINATION_FILE = "/dev/termination-log"
+MASTER_PORT = 29400
+_LABEL_CHARACTERS_MAX = 63
+
+
+def pod_name(job: GPUJob, rank: int) -> str:
+    """Deterministic, so that creating it twice is refused by the API server."""
+    return f"{job.metadata.name}-{job.status.attempt}-{rank}"
+
+
+def worker_pod(create: CreatePod, configuration: Configuration) -> dict[str, Any]:
+    """The pod of one worker. Its placement must be in the job's status."""
+    job = create.job
+    placement = job.status.placement
+    assert placement is not None, "a pod is created only for a placed job"
+    worker = placement.workers[create.rank]
+    template = copy.deepcopy(dict(job.spec.template))
+    spec: dict[str, Any] = template.get("spec") or {}
+    _complete_spec(spec, job, worker, configuration)
+    for container in spec["containers"]:
+        _restrict(container)
+        if container["name"] == WORKER_CONTAINER:
+            _complete_worker(container, create, worker, configuration)
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": _metadata(template.get("metadata") or {}, job, worker),
+        "spec": spec,
+    }
+
+
+def _metadata(template: dict[str, Any], job: GPUJob, worker: WorkerPlacement) -> dict[str, Any]:
+    labels = {
+        **(template.get("labels") or {}),
+        LABEL_JOB: job.metadata.name[:_LABEL_CHARACTERS_MAX],
+        LABEL_JOB_UID: job.metadata.uid,
+        LABEL_ATTEMPT: str(job.status.attempt),
+        LABEL_RANK: str(worker.rank),
+    }
+    owner = {
+        "apiVersion": API_VERSION,
+        "kind": "GPUJob",
+        "name": job.metadata.name,
+        "uid": job.metadata.uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+    return {
+        "name": pod_name(job, worker.rank),
+        "namespace": job.metadata.namespace,
+        "labels": labels,
+        "annotations": {
+            **(template.get("annotations") or {}),
+            ANNOTATION_GPUS: ",".join(worker.gpus),
+        },
+        "ownerReferences": [owner],
+    }
+
+
+def _complete_spec(
+    spec: dict[str, Any], job: GPUJob, worker: WorkerPlacement, configuration: Configuration
+) -> None:
+    spec["restartPolicy"] = "Never"
+    spec["affinity"] = _on_node(spec.get("affinity") or {}, worker.node)
+    spec["tolerations"] = [dict(toleration) for toleration in tolerations(job)]
+    spec.setdefault("terminationGracePeriodSeconds", configuration.termination_grace_seconds)
+    # The worker has no rights in the API: its only token has our audience (I12).
+    spec["automountServiceAccountToken"] = False
+    if job.spec.workers > 1:
+        spec.setdefault("hostname", f"{job.metadata.name}-{worker.rank}"[:63].rstrip("-."))
+        spec.setdefault("subdomain", job.metadata.name[:63].rstrip("-."))
+    if configuration.runtime_class_name is not None:
+        spec.setdefault("runtimeClassName", configuration.runtime_class_name)
+    security = spec.setdefault("securityContext", {})
+    security.setdefault("runAsNonRoot", True)
+    security.setdefault("seccompProfile", {"type": "RuntimeDefault"})
+    spec["volumes"] = [*(spec.get("volumes") or ()), _token_volume(), _checkpoint_volume(job)]
+
+
+def _on_node(affinity: dict[str, Any], node: str) -> dict[str, Any]:
+    """The user's affinity, narrowed to the chosen node; kube-scheduler binds the pod."""
+    terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]
+    required = {"nodeSelectorTerms": terms}
+    node_affinity = affinity.get("nodeAffinity") or {}
+    wanted = node_affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
+    if wanted:
+        match = terms[0]["matchFields"]
+        required = {
+            "nodeSelectorTerms": [
+                {**term, "matchFields": [*(term.get("matchFields") or ()), *match]}
+                for term in wanted["nodeSelectorTerms"]
+            ]
+        }
+    node_affinity = {
+        **node_affinity,
+        "requiredDuringSchedulingIgnoredDuringExecution": required,
+    }
+    return {**affinity, "nodeAffinity": node_affinity}
+
+
+def _token_volume() -> dict[str, Any]:
+    source = {
+        "serviceAccountToken": {
+            "audience": names.TOKEN_AUDIENCE,
+            "expirationSeconds": TOKEN_SECONDS,
+            "path": "token",
+        }
+    }
+    return {"name": "gpujob-token", "projected": {"sources": [source]}}
+
+
+def _checkpoint_volume(job: GPUJob) -> dict[str, Any]:
+    claim = job.spec.checkpoint.volume_claim_name
+    source: dict[str, Any] = (
+        {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
+    )
+    return {"name": "gpujob-checkpoints", **source}
+
+
+def _restrict(container: dict[str, Any]) -> None:
+    """What Pod Security "restricted" asks of every container, unless the user says otherwise."""
+    security = container.setdefault("securityContext", {})
+    security.setdefault("allowPrivilegeEscalation", False)
+    security.setdefault("capabilities", {"drop": ["ALL"]})
+
+
+def _complete_worker(
+    container: dict[str, Any],
+    create: CreatePod,
+    worker: WorkerPlacement,
+    configuration: Configuration,
+) -> None:
+    ours = _environment(create, worker, configuration)
+    reserved = {entry["name"] for entry in ours}
+    users = [entry for entry in container.get("env") or () if entry["name"] not in reserved]
+    container["env"] = [*ours, *users]
+    container["volumeMounts"] = [
+        *(container.get("volumeMounts") or ()),
+        {"name": "gpujob-token", "mountPath": TOKEN_DIRECTORY, "readOnly": True},
+        {"name": "gpujob-checkpoints", "mountPath": configuration.checkpoint_mount},
+    ]
+    container["terminationMessagePath"] = TERMINATION_FILE
+    container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+    if configuration.device_access is DeviceAccess.DEVICE_PLUGIN:
+        limits = container.setdefault("resources", {}).setdefault("limits", {})
+        limits["nvidia.com/gpu"] = str(create.job.spec.gpus_per_worker)
+
+
+def _environment(
+    create: CreatePod, worker: WorkerPlacement, configuration: Configuration
+) -> list[dict[str, Any]]:
+    job = create.job
+    metadata = job.metadata
+    directory = f"{metadata.namespace}/{metadata.name}-{metadata.uid[:8]}"
+    values = {
+        names.ENV_NAME: metadata.name,
+        names.ENV_NAMESPACE: metadata.namespace,
+        names.ENV_UID: metadata.uid,
+        names.ENV_ATTEMPT: str(job.status.attempt),
+        names.ENV_SETTINGS: create.settings.to_text(),
+        names.ENV_CHECKPOINT_DIRECTORY: f"{configuration.checkpoint_mount}/{directory}",
+        names.ENV_REPORT_URL: configuration.report_url,
+        names.ENV_TOKEN_FILE: f"{TOKEN_DIRECTORY}/token",
+        names.ENV_TERMINATION_FILE: TERMINATION_FILE,
+        **_limits(job),
+        **_ranks(job, worker),
+    }
+    if configuration.device_access is DeviceAccess.ENVIRONMENT:
+        values["NVIDIA_VISIBLE_DEVICES"] = ",".join(worker.gpus)
+    entries: list[dict[str, Any]] = [{"name": k, "value": v} for k, v in values.items()]
+    uid = {"fieldRef": {"fieldPath": "metadata.uid"}}
+    return [*entries, {"name": names.ENV_POD_UID, "valueFrom": uid}]
+
+
+def _limits(job: GPUJob) -> dict[str, str]:
+    """A memory limit only where the card is shared; alone, a worker may use all of it."""
+    held = job.status.reservation
+    if held is None or held.exclusive or held.source is ReservationSource.WHOLE_CARD:
+        return {}
+    return {names.ENV_MEMORY_LIMIT_BYTES: str(held.memory_bytes)}
+
+
+def _ranks(job: GPUJob, worker: WorkerPlacement) -> dict[str, str]:
+    """What torchrun and torch.distributed read. The master is rank 0 of the job's own subdomain."""
+    if job.spec.workers == 1:
+        return {}
+    master = f"{job.metadata.name}-0"[:63].rstrip("-.")
+    return {
+        "RANK": str(worker.rank),
+        "WORLD_SIZE": str(job.spec.workers),
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": f"{master}.{job.metadata.name[:63].rstrip('-.')}",
+        "MASTER_PORT": str(MASTER_PORT),
+    }
