@@ -137,5 +137,8 @@ def _placed(job: GPUJob, found: Assignment, now: datetime) -> Step:
         stop=None,
         failure=None,
     )
-    status = ConditionWriter(job, now).set(status, conditions.SCHEDULED, True, "Placed", text)
+    writer = ConditionWriter(job, now)
+    status = writer.set(status, conditions.SCHEDULED, True, "Placed", text)
+    # The same finding as while its pods are created: one write, not two.
+    status = writer.set(status, conditions.RUNNING, False, "Starting", "its pods are to be created")
     return Step(status, events=(EventNote("Placed", text),), next_seconds=0.0)
