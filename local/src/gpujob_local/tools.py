@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -184,6 +184,7 @@ def _build(go: Path, binary: Binary, pins: Pins, say: Say) -> None:
     command = [str(go), "build", "-mod=readonly", "-trimpath"]
     command += ["-ldflags", _linker_flags(binary, pins.versions)]
     command += ["-o", str(temporary), binary.package]
+    output = ""
     try:
         for attempt in range(1, BUILD_ATTEMPTS + 1):
             code, output = _run_with_progress(command, pins.folder, binary, say)
@@ -225,7 +226,7 @@ def _run_with_progress(
 
 
 @contextmanager
-def _only_builder(cache: Path, say: Say) -> Iterator[None]:
+def _only_builder(cache: Path, say: Say) -> Generator[None]:
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "lock").open("w") as lock:
         try:
