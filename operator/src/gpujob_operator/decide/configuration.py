@@ -21,6 +21,7 @@ class Configuration:
     memory_margin_bytes: int = 256 * 1024**2
     # A measurement counts once it covers this many samples of the agent.
     measurement_samples_min: int = 3
+    measurement_samples_without_reports_min: int = 30
     # Pairs below this summed utilization share almost freely (Lucid, ASPLOS'23).
     utilization_limit_percent: float = 80.0
     # A job that has waited this long claims cards that later jobs may not take (I11).

@@ -95,9 +95,8 @@ def with_measured_reservation(
     configuration: Configuration,
 ) -> tuple[GPUJobStatus, tuple[EventNote, ...]]:
     """Lets the reservation follow the measurement once the worker has settled down."""
-    settled = report is not None and report.phase not in _UNSETTLED
     held = status.reservation
-    if usage is None or not settled or held is None:
+    if usage is None or held is None or not _settled(report, usage, configuration):
         return status, ()
     wanted = measured_reservation(replace(job, status=status), usage, configuration)
     if wanted is None:
@@ -110,6 +109,13 @@ def with_measured_reservation(
         f"{format_memory(held.memory_bytes)} ({_source(held.source)})",
     )
     return replace(status, reservation=wanted), (note,)
+
+
+def _settled(report: Report | None, usage: CardUsage, configuration: Configuration) -> bool:
+    """A worker that does not report (another framework) is measured from outside, for longer."""
+    if report is None:
+        return usage.samples >= configuration.measurement_samples_without_reports_min
+    return report.phase not in _UNSETTLED
 
 
 def _source(source: ReservationSource) -> str:
