@@ -23,6 +23,7 @@ from gpujob_operator.decide.outcome import End, Outcome, Verdict, interrupted, j
 from gpujob_operator.decide.plan import CreatePod, DeletePod, EventNote, EventType
 from gpujob_operator.decide.progress import (
     is_hung,
+    joined_usage,
     with_measured_reservation,
     with_measurement,
     with_report,
@@ -148,8 +149,9 @@ def _waiting(pods: tuple[PodView, ...], missing: int) -> tuple[str, str]:
 def _running(job: GPUJob, seen: Seen, configuration: Configuration, now: datetime) -> Step:
     report: Report | None = seen.report.report if seen.report is not None else None
     status = with_report(job.status, seen.report)
-    status = with_measurement(status, report, seen.usage)
-    status, events = with_measured_reservation(job, status, report, seen.usage, configuration)
+    usage = joined_usage(seen.usage, report)
+    status = with_measurement(status, report, usage)
+    status, events = with_measured_reservation(job, status, report, usage, configuration)
     if status.resumed_from_step is not None and job.status.resumed_from_step is None:
         text = f"attempt {status.attempt} continues after step {status.resumed_from_step}"
         events = (*events, EventNote("Resumed", text))
@@ -269,7 +271,7 @@ def _with_last_words(job: GPUJob, seen: Seen, pods: tuple[PodView, ...]) -> GPUJ
         received = ReceivedReport(job.metadata.uid, 0, at, words[0].termination)
     status = with_report(job.status, received)
     report = received.report if received is not None else None
-    return with_measurement(status, report, seen.usage)
+    return with_measurement(status, report, joined_usage(seen.usage, report))
 
 
 def _succeeded(job: GPUJob, now: datetime) -> Step:

@@ -111,11 +111,20 @@ def with_measured_reservation(
     return replace(status, reservation=wanted), (note,)
 
 
+def joined_usage(usage: CardUsage | None, report: Report | None) -> CardUsage | None:
+    """The agent reads every few seconds and can miss a peak that the worker saw from inside."""
+    timing = report.current if report is not None else None
+    if usage is None or timing is None:
+        return usage
+    peak_bytes = max(usage.memory_peak_bytes, timing.peak_memory_bytes)
+    return replace(usage, memory_peak_bytes=peak_bytes)
+
+
 def _settled(report: Report | None, usage: CardUsage, configuration: Configuration) -> bool:
     """A worker that does not report (another framework) is measured from outside, for longer."""
     if report is None:
         return usage.samples >= configuration.measurement_samples_without_reports_min
-    return report.phase not in _UNSETTLED
+    return report.phase not in _UNSETTLED and report.current is not None
 
 
 def _source(source: ReservationSource) -> str:
