@@ -1,0 +1,1 @@
+"""kubectl gpujob: says in numbers why a job waits and what was gained for it. Only reads."""

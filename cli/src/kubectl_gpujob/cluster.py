@@ -1,0 +1,152 @@
+"""Reads GPUJobs from the API server that kubectl would talk to: same kubeconfig, same context.
+
+The Kubernetes client takes a second to import, so it is imported when it is needed.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from gpujob_api.codec import FieldError
+from gpujob_api.gpujob import GPUJob
+from gpujob_api.manifest import GPUJOB, from_manifest
+from gpujob_api.meta import GROUP, VERSION
+
+REQUEST_SECONDS_MAX = 30
+PAGE_OBJECTS = 500
+PAGES_MAX = 200
+
+
+class UserError(Exception):
+    """Something the person at the terminal can act on. The text is the whole message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Which cluster and namespace: kubectl's flags of the same names."""
+
+    kubeconfig: Path | None = None
+    context: str | None = None
+    namespace: str | None = None
+
+
+class Cluster(Protocol):
+    """What the commands need of a cluster. Both methods raise `UserError`."""
+
+    @property
+    def namespace(self) -> str: ...
+
+    def job(self, name: str) -> GPUJob: ...
+
+    def jobs(self, *, all_namespaces: bool) -> Sequence[GPUJob]: ...
+
+
+class KubernetesCluster:
+    """A cluster by its API server."""
+
+    def __init__(self, api: Any, namespace: str) -> None:
+        self._api = api
+        self._namespace = namespace
+
+    @property
+    def namespace(self) -> str:
+        return self._namespace
+
+    def job(self, name: str) -> GPUJob:
+        where = f"gpujob {name} in namespace {self._namespace}"
+        found = self._call(
+            where, self._api.get_namespaced_custom_object, namespace=self._namespace, name=name
+        )
+        return _read(found)
+
+    def jobs(self, *, all_namespaces: bool) -> Sequence[GPUJob]:
+        where = "gpujobs" if all_namespaces else f"gpujobs in namespace {self._namespace}"
+        items: list[Any] = []
+        token = ""
+        for _ in range(PAGES_MAX):
+            page = self._page(where, all_namespaces, token)
+            items += page.get("items", [])
+            token = page.get("metadata", {}).get("continue", "")
+            if not token:
+                break
+        return [job for item in items if (job := _readable(item)) is not None]
+
+    def _page(self, where: str, all_namespaces: bool, token: str) -> Mapping[str, Any]:
+        paging = {"limit": PAGE_OBJECTS, **({"_continue": token} if token else {})}
+        if all_namespaces:
+            return self._call(where, self._api.list_cluster_custom_object, **paging)
+        return self._call(
+            where, self._api.list_namespaced_custom_object, namespace=self._namespace, **paging
+        )
+
+    def _call(self, where: str, method: Any, **arguments: Any) -> Mapping[str, Any]:
+        from kubernetes.client.exceptions import ApiException
+        from urllib3.exceptions import HTTPError
+
+        try:
+            return method(
+                group=GROUP,
+                version=VERSION,
+                plural=GPUJOB.plural,
+                _request_timeout=REQUEST_SECONDS_MAX,
+                **arguments,
+            )
+        except ApiException as error:
+            raise UserError(_explain_status(where, cast("int", error.status))) from None
+        except HTTPError as error:
+            raise UserError(f"the API server cannot be reached: {error}") from None
+
+
+def connect(target: Target) -> KubernetesCluster:
+    """Opens the cluster of the kubeconfig. Raises `UserError`."""
+    from kubernetes import client, config
+
+    path = str(target.kubeconfig) if target.kubeconfig is not None else None
+    try:
+        contexts, active = config.list_kube_config_contexts(path)
+        chosen = _choose(contexts, active, target.context)
+        api = config.new_client_from_config(path, context=chosen["name"])
+    except config.ConfigException as error:
+        raise UserError(f"no usable kubeconfig: {error}") from None
+    # A person waits at the other end: one attempt, and the reason at once.
+    api.rest_client.pool_manager.connection_pool_kw["retries"] = 0
+    namespace = target.namespace or chosen.get("context", {}).get("namespace") or "default"
+    return KubernetesCluster(client.CustomObjectsApi(api), namespace)
+
+
+def _choose(contexts: Any, active: Any, name: str | None) -> Mapping[str, Any]:
+    if name is None:
+        return active
+    for context in contexts:
+        if context["name"] == name:
+            return context
+    known = ", ".join(context["name"] for context in contexts)
+    raise UserError(f"no context {name} in the kubeconfig; there are: {known}")
+
+
+def _read(item: object) -> GPUJob:
+    try:
+        return from_manifest(GPUJob, item)
+    except FieldError as error:
+        raise UserError(f"the job cannot be read: {error}") from None
+
+
+def _readable(item: object) -> GPUJob | None:
+    """A job that an older or newer schema let in must not hide the others in a list."""
+    try:
+        return from_manifest(GPUJob, item)
+    except FieldError:
+        return None
+
+
+def _explain_status(where: str, status: int) -> str:
+    match status:
+        case 404:
+            return f"not found: {where} (is GPUJob installed? kubectl get crd gpujobs.{GROUP})"
+        case 401:
+            return "the API server does not know you: 401 Unauthorized"
+        case 403:
+            return f"you may not read {where}: 403 Forbidden"
+        case _:
+            return f"the API server answered {status} to reading {where}"

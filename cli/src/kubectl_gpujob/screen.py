@@ -1,0 +1,58 @@
+"""What the commands print: tables for people, JSON for programs."""
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+
+from rich.console import Console
+from rich.table import Table
+
+from gpujob_api.gpujob import GPUJob
+from kubectl_gpujob import text
+from kubectl_gpujob.report import Comparison
+
+# Wide enough for every column when the output is a pipe: programs want whole lines.
+PIPE_COLUMNS = 4096
+
+
+def _console() -> Console:
+    console = Console(highlight=False, markup=False, emoji=False)
+    return console if console.is_terminal else Console(width=PIPE_COLUMNS, markup=False)
+
+
+def print_json(value: object) -> None:
+    print(json.dumps(value, indent=2, sort_keys=True))  # noqa: T201 - the answer itself
+
+
+def print_rows(title: str, rows: list[tuple[str, str]]) -> None:
+    table = Table.grid(padding=(0, 3, 0, 0))
+    for label, value in rows:
+        table.add_row(f"  {label}", value)
+    console = _console()
+    console.print(title, style="bold")
+    console.print(table)
+
+
+def print_comparison(rows: list[Comparison]) -> None:
+    if not rows:
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+    for heading in ("  ", "before", "after", ""):
+        table.add_column(heading)
+    for what, *values in rows:
+        table.add_row(f"  {what}", *values)
+    _console().print(table)
+
+
+def print_jobs(jobs: Sequence[GPUJob], now: datetime, *, namespaces: bool) -> None:
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+    headings = ["NAME", "QUEUE", "PHASE", "WHERE", "SPEED", "MEMORY", "COST", "AGE", "REASON"]
+    for heading in (["NAMESPACE"] if namespaces else []) + headings:
+        table.add_column(heading)
+    for job in sorted(jobs, key=lambda job: (job.metadata.namespace, job.metadata.name)):
+        summary = job.status.summary
+        row = [job.metadata.name, job.spec.queue, job.status.phase.value, summary.where]
+        row += [summary.speed, summary.memory, summary.cost]
+        row += [text.age(job.metadata.creation_timestamp, now), summary.reason]
+        table.add_row(*([job.metadata.namespace] if namespaces else []), *row)
+    _console().print(table)

@@ -1,0 +1,61 @@
+"""Numbers for people: durations, ages, changes, ordinals."""
+
+from datetime import datetime
+
+from gpujob_api.gpujob import GPUJob, Placement
+from gpujob_api.settings import TunedSettings
+
+
+def duration(seconds: float) -> str:
+    """The two largest units: 850 ms, 12 s, 3m 20s, 2h 05m, 4d 3h."""
+    if seconds < 0:
+        return f"-{duration(-seconds)}"
+    if seconds < 1:
+        return f"{seconds * 1000:.3g} ms"
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m {rest:02d}s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h {minutes:02d}m" if hours < 48 else f"{hours // 24}d {hours % 24}h"
+
+
+def age(moment: datetime | None, now: datetime) -> str:
+    return duration(max((now - moment).total_seconds(), 0)) if moment is not None else ""
+
+
+def change_percent(before: float, after: float) -> str:
+    """-48 % for a fall by 48 per cent; empty when there is nothing to compare with."""
+    return f"{(after - before) / before:+.0%}".replace("%", " %") if before > 0 else ""
+
+
+def ordinal(number: int) -> str:
+    if number % 100 in (11, 12, 13):
+        return f"{number}th"
+    return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th') }"
+
+
+def placement(where: Placement) -> list[str]:
+    """One line a worker: its node and its cards."""
+    spot = " (spot)" if where.spot else ""
+    model = f", {where.gpu_model}" if where.gpu_model else ""
+    return [
+        f"rank {worker.rank} on {worker.node}{spot}: {', '.join(worker.gpus)}{model}"
+        for worker in where.workers
+    ]
+
+
+def settings(tuned: TunedSettings, job: GPUJob) -> str:
+    """The settings in force, in one line."""
+    parts = [tuned.precision.value]
+    total = job.spec.optimize.batch_size.total
+    if tuned.batch_per_step is not None:
+        whole = f" of {total}" if total is not None else ""
+        parts.append(f"{tuned.batch_per_step}{whole} samples at once")
+    parts.append(f"compile {'on' if tuned.compile else 'off'}")
+    recompute = "on" if tuned.activation_checkpointing else "off"
+    parts.append(f"activation checkpointing {recompute}")
+    if tuned.data_loader_workers is not None:
+        parts.append(f"{tuned.data_loader_workers} data loader workers")
+    return ", ".join(parts)

@@ -1,0 +1,113 @@
+"""kubectl gpujob why: what the job is waiting for, or why it ended, with the operator's numbers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from gpujob_api.codec import encode
+from gpujob_api.gpujob import GPUJob, JobPhase
+from gpujob_api.meta import Condition, ConditionStatus
+from kubectl_gpujob import text
+
+Row = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The job's place among those that wait in its queue, 1 being the next."""
+
+    place: int
+    waiting: int
+
+
+def position(job: GPUJob, others: Sequence[GPUJob]) -> Position | None:
+    """By priority, then age; None when the job does not wait. The operator may let a later job
+    fill a gap, so that this says who is ahead, not when it is the job's turn."""
+    waiting = [other for other in others if _waits(other) and other.spec.queue == job.spec.queue]
+    order = sorted(waiting, key=_rank)
+    places = [n for n, other in enumerate(order, 1) if other.metadata.uid == job.metadata.uid]
+    return Position(places[0], len(order)) if places else None
+
+
+def headline(job: GPUJob, now: datetime) -> str:
+    since = _since(job)
+    lasting = f" for {text.age(since, now)}" if since is not None and not job.finished else ""
+    attempt = f", attempt {job.status.attempt}" if job.status.attempt else ""
+    name = f"{job.metadata.namespace}/{job.metadata.name}"
+    return f"{name} is {job.status.phase.value}{lasting}{attempt}"
+
+
+def rows(job: GPUJob, place: Position | None, now: datetime) -> list[Row]:
+    """What is known, the most telling first."""
+    status = job.status
+    found: list[Row] = [
+        (condition.type, _condition(condition, now)) for condition in _by_interest(job)
+    ]
+    if status.failure is not None:
+        found.append(("Failure", f"{status.failure.failure_class.value}: {status.failure.message}"))
+    if status.stop is not None:
+        left = text.duration((status.stop.deadline - now).total_seconds())
+        found.append(
+            ("Stopping", f"{status.stop.reason}: {status.stop.message} (grace: {left} left)")
+        )
+    if status.next_attempt_at is not None and status.next_attempt_at > now:
+        left = text.duration((status.next_attempt_at - now).total_seconds())
+        found.append(("Next attempt", f"in {left}"))
+    if place is not None:
+        order = f"{text.ordinal(place.place)} of {place.waiting} waiting, by priority and age"
+        found.append(("Queue", f"{job.spec.queue}: {order}"))
+    if status.placement is not None:
+        found += [("Placement", line) for line in text.placement(status.placement)]
+    if status.observed_generation < job.metadata.generation:
+        found.append(("Operator", "has not seen the newest edit of this job yet"))
+    return found or [("Operator", "has not seen this job yet; is it running?")]
+
+
+def as_json(job: GPUJob, place: Position | None) -> dict[str, Any]:
+    status = encode(job.status)
+    kept = ("phase", "attempt", "conditions", "failure", "stop", "nextAttemptAt", "placement")
+    queue: dict[str, Any] = {"name": job.spec.queue}
+    if place is not None:
+        queue |= {"position": place.place, "waiting": place.waiting}
+    return {
+        "namespace": job.metadata.namespace,
+        "name": job.metadata.name,
+        "queue": queue,
+        **{name: status[name] for name in kept if name in status},
+    }
+
+
+def _waits(job: GPUJob) -> bool:
+    return (
+        job.status.phase is JobPhase.PENDING
+        and not job.spec.suspend
+        and job.metadata.deletion_timestamp is None
+    )
+
+
+def _rank(job: GPUJob) -> tuple[int, str, str, str]:
+    created = job.metadata.creation_timestamp
+    moment = created.isoformat() if created is not None else ""
+    return (-job.spec.priority, moment, job.metadata.namespace, job.metadata.name)
+
+
+def _since(job: GPUJob) -> datetime | None:
+    if job.status.phase is JobPhase.PENDING:
+        return job.metadata.creation_timestamp
+    return job.status.attempt_started_at
+
+
+def _by_interest(job: GPUJob) -> list[Condition]:
+    """False before Unknown before True, and the newest first: what hinders stands on top."""
+    order = {ConditionStatus.FALSE: 0, ConditionStatus.UNKNOWN: 1, ConditionStatus.TRUE: 2}
+    return sorted(
+        job.status.conditions,
+        key=lambda c: (order[c.status], -c.last_transition_time.timestamp(), c.type),
+    )
+
+
+def _condition(condition: Condition, now: datetime) -> str:
+    since = text.age(condition.last_transition_time, now)
+    message = f": {condition.message}" if condition.message else ""
+    return f"{condition.status.value} for {since}, {condition.reason}{message}"

@@ -1,0 +1,103 @@
+"""kubectl gpujob why: the reason with its numbers stands on top."""
+
+import pytest
+
+from kubectl_gpujob import why
+from kubectl_gpujob.why import Position
+from tests.harness.cli_jobs import NOW, condition, job, succeeded_status
+
+NO_ROOM = "needs 20 GiB on one card; the most free is 11.2 GiB on node-b GPU-2c"
+
+
+def test_what_hinders_stands_before_what_holds() -> None:
+    conditions = [condition("Accepted", "True", "Valid")]
+    conditions += [condition("Scheduled", "False", "NoRoom", NO_ROOM)]
+    found = why.rows(job(status={"conditions": conditions}), None, NOW)
+    assert found[0] == ("Scheduled", f"False for 2m 00s, NoRoom: {NO_ROOM}")
+    assert found[1] == ("Accepted", "True for 2m 00s, Valid")
+
+
+def test_the_headline_says_for_how_long() -> None:
+    assert why.headline(job(), NOW) == "vision/resnet50 is Pending for 10m 00s"
+
+
+def test_a_finished_job_has_no_lasting_time() -> None:
+    finished = job(status=succeeded_status())
+    assert why.headline(finished, NOW) == "vision/resnet50 is Succeeded, attempt 2"
+
+
+def test_a_job_that_nobody_looked_at_says_so() -> None:
+    fresh = job(status={"observedGeneration": 1})
+    assert why.rows(fresh, None, NOW) == [("Operator", "has not seen this job yet; is it running?")]
+
+
+def test_an_edit_that_was_not_seen_yet_is_told() -> None:
+    assert ("Operator", "has not seen the newest edit of this job yet") in why.rows(
+        job(status={"observedGeneration": 0}), None, NOW
+    )
+
+
+def test_a_failure_and_the_next_attempt_are_told() -> None:
+    status = {
+        "attempt": 1,
+        "failure": {"failureClass": "OutOfMemory", "message": "needed 21 GiB of 20 GiB"},
+        "nextAttemptAt": "2026-11-20T12:00:40Z",
+    }
+    found = why.rows(job(status=status), None, NOW)
+    assert ("Failure", "OutOfMemory: needed 21 GiB of 20 GiB") in found
+    assert ("Next attempt", "in 40 s") in found
+
+
+def test_a_retry_time_that_is_over_is_not_told() -> None:
+    found = why.rows(job(status={"nextAttemptAt": "2026-11-20T11:00:00Z"}), None, NOW)
+    assert "Next attempt" not in dict(found)
+
+
+def test_stopping_tells_the_grace_that_is_left() -> None:
+    stop = {"reason": "Reclaim", "message": "node-s goes away", "deadline": "2026-11-20T12:00:25Z"}
+    found = why.rows(job(status={"phase": "Stopping", "stop": stop}), None, NOW)
+    assert ("Stopping", "Reclaim: node-s goes away (grace: 25 s left)") in found
+
+
+def test_the_place_goes_by_priority_then_age() -> None:
+    ours = job(name="ours", created="2026-11-20T11:50:00Z")
+    others = [
+        ours,
+        job(name="urgent", spec={"priority": 5}, created="2026-11-20T11:59:00Z"),
+        job(name="older", created="2026-11-20T11:40:00Z"),
+        job(name="younger", created="2026-11-20T11:55:00Z"),
+    ]
+    assert why.position(ours, others) == Position(place=3, waiting=4)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"spec": {"queue": "another", "priority": 9}},
+        {"spec": {"suspend": True, "priority": 9}},
+        {"spec": {"priority": 9}, "status": {"phase": "Running"}},
+    ],
+    ids=["another queue", "suspended", "running"],
+)
+def test_who_does_not_wait_here_is_not_ahead(other: dict[str, object]) -> None:
+    ours = job(name="ours")
+    assert why.position(ours, [ours, job(name="other", **other)]) == Position(1, 1)
+
+
+def test_a_running_job_has_no_place() -> None:
+    ours = job(status={"phase": "Running"})
+    assert why.position(ours, [ours]) is None
+
+
+def test_the_place_is_told() -> None:
+    found = why.rows(job(), Position(3, 7), NOW)
+    assert ("Queue", "research: 3rd of 7 waiting, by priority and age") in found
+
+
+def test_json_has_the_same_facts() -> None:
+    conditions = [condition("Scheduled", "False", "NoRoom", NO_ROOM)]
+    found = why.as_json(job(status={"conditions": conditions}), Position(3, 7))
+    assert found["queue"] == {"name": "research", "position": 3, "waiting": 7}
+    assert found["conditions"][0]["message"] == NO_ROOM
+    assert found["phase"] == "Pending"
+    assert "failure" not in found
