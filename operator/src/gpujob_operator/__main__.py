@@ -1,0 +1,52 @@
+"""`gpujob-operator run` and `gpujob-operator replay FILE`."""
+
+import asyncio
+import os
+import socket
+import sys
+from pathlib import Path
+
+from gpujob_api.codec import FieldError
+from gpujob_operator.cycle import cycle_from_text, replay
+from gpujob_operator.decide.planner import plan
+from gpujob_operator.logs import configure_logs
+from gpujob_operator.options import parse_arguments, run_options
+
+EXIT_DIFFERENT = 1
+EXIT_USAGE = 2
+
+
+def main() -> int:
+    """Exit codes: 0 stopped or the same decision, 1 another decision, 2 bad input."""
+    arguments = parse_arguments()
+    try:
+        if arguments.command == "replay":
+            return _replay(arguments.file)
+        options = run_options(arguments, f"{socket.gethostname()}-{os.getpid()}")
+    except FieldError as error:
+        print(f"gpujob-operator: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    configure_logs(options.log_format, options.log_level)
+    # Loads kopf and the Kubernetes client, which a replay does without.
+    from gpujob_operator.run import Operator
+
+    async def run() -> None:
+        await Operator(options, plan).run()
+
+    asyncio.run(run())
+    return 0
+
+
+def _replay(path: Path) -> int:
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise FieldError("FILE", str(error)) from None
+    cycle = cycle_from_text(text)
+    difference = replay(cycle, plan)
+    print("\n".join(difference) if difference else "same: the decision is the one in the file")
+    return EXIT_DIFFERENT if difference else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,320 @@
+"""The Kubernetes API as raw JSON objects, over the connection of the `kubernetes.aio` client.
+
+That client gives configuration, authentication and the connection pool. Its generated models cost
+about four times the processor of the call itself and are not used: we read and write plain objects.
+"""
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+import aiohttp
+from kubernetes.aio import client, config
+
+from gpujob_api.manifest import GPUJOB, GPUNODE, GPUPROFILE, GPUQUEUE, Resource
+from gpujob_api.meta import GROUP, VERSION
+
+Manifest = dict[str, Any]
+
+MERGE_PATCH = "application/merge-patch+json"
+REQUEST_SECONDS_MAX = 5.0
+LIST_SECONDS_MAX = 60.0
+LIST_PAGE_OBJECTS = 500
+# Bookmarks come about once a minute; silence for longer is a dead stream.
+WATCH_SILENCE_SECONDS_MAX = 70.0
+
+
+class ApiError(Exception):
+    """The API server's answer to a request that failed; `status` is 0 without an answer."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(f"{status} {reason}: {message}")
+        self.status = status
+        self.reason = reason
+        self.message = message
+
+
+class NotFound(ApiError):  # noqa: N818 - the API's own word
+    pass
+
+
+class Conflict(ApiError):  # noqa: N818 - the API's own word
+    """The object changed since it was read (a precondition did not hold)."""
+
+
+class AlreadyExists(ApiError):  # noqa: N818 - the API's own word
+    pass
+
+
+class Gone(ApiError):  # noqa: N818 - the API's own word
+    """The resourceVersion to continue from is too old: list again."""
+
+
+class Forbidden(ApiError):  # noqa: N818 - the API's own word
+    pass
+
+
+class Throttled(ApiError):  # noqa: N818 - the API's own word
+    def __init__(self, message: str, retry_after_seconds: float | None) -> None:
+        super().__init__(429, "TooManyRequests", message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class Unavailable(ApiError):  # noqa: N818 - the API's own word
+    """5xx, a refused or broken connection, or no answer in time: the write may have happened."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceType:
+    """Where a kind lives in the API."""
+
+    group: str
+    version: str
+    plural: str
+    namespaced: bool
+
+    def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
+        parts = ["/apis", self.group, self.version] if self.group else ["/api", self.version]
+        if namespace and self.namespaced:
+            parts += ["namespaces", namespace]
+        parts.append(self.plural)
+        return "/".join([*parts, *(part for part in (name, subresource) if part)])
+
+
+def _ours(resource: Resource) -> ResourceType:
+    return ResourceType(GROUP, VERSION, resource.plural, resource.namespaced)
+
+
+JOBS = _ours(GPUJOB)
+GPU_NODES = _ours(GPUNODE)
+QUEUES = _ours(GPUQUEUE)
+PROFILES = _ours(GPUPROFILE)
+PODS = ResourceType("", "v1", "pods", namespaced=True)
+NODES = ResourceType("", "v1", "nodes", namespaced=False)
+EVENTS = ResourceType("", "v1", "events", namespaced=True)
+LEASES = ResourceType("coordination.k8s.io", "v1", "leases", namespaced=True)
+TOKEN_REVIEWS = ResourceType("authentication.k8s.io", "v1", "tokenreviews", namespaced=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    items: list[Manifest]
+    resource_version: str
+
+
+class Kube:
+    """A thin asynchronous client. Every call raises an `ApiError`; nothing is retried here.
+
+    `after_write` is called once an answer to a successful write is in; tests crash there.
+    """
+
+    def __init__(
+        self,
+        configuration: client.Configuration,
+        after_write: Callable[[ResourceType], None] | None = None,
+    ) -> None:
+        self.configuration = configuration
+        self._client = client.ApiClient(configuration)
+        self._after_write = after_write
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def get(self, kind: ResourceType, name: str, namespace: str = "") -> Manifest:
+        return await self._call("GET", kind.path(namespace, name))
+
+    async def list(
+        self,
+        kind: ResourceType,
+        namespace: str = "",
+        *,
+        label_selector: str = "",
+        field_selector: str = "",
+    ) -> Listing:
+        """All objects in pages, as of one resourceVersion."""
+        query = _selectors(label_selector, field_selector) | {"limit": str(LIST_PAGE_OBJECTS)}
+        items: list[Manifest] = []
+        while True:
+            page = await self._call(
+                "GET", kind.path(namespace), query=query, seconds=LIST_SECONDS_MAX
+            )
+            items += page.get("items") or []
+            metadata = page.get("metadata", {})
+            if not metadata.get("continue"):
+                return Listing(items, metadata.get("resourceVersion", ""))
+            query["continue"] = metadata["continue"]
+
+    async def create(self, kind: ResourceType, body: Manifest, namespace: str = "") -> Manifest:
+        return await self._write("POST", kind, kind.path(namespace), body)
+
+    async def patch(
+        self,
+        kind: ResourceType,
+        name: str,
+        body: Manifest,
+        namespace: str = "",
+        *,
+        subresource: str = "",
+    ) -> Manifest:
+        """A JSON merge patch; `metadata.resourceVersion` in the body is a precondition."""
+        path = kind.path(namespace, name, subresource)
+        return await self._write("PATCH", kind, path, body, content_type=MERGE_PATCH)
+
+    async def replace(
+        self, kind: ResourceType, name: str, body: Manifest, namespace: str = ""
+    ) -> Manifest:
+        return await self._write("PUT", kind, kind.path(namespace, name), body)
+
+    async def delete(
+        self,
+        kind: ResourceType,
+        name: str,
+        namespace: str = "",
+        *,
+        uid: str,
+        grace_seconds: int | None = None,
+    ) -> Manifest:
+        """Deletes exactly the object with this UID; another one of the name is a `Conflict`."""
+        body: Manifest = {"kind": "DeleteOptions", "apiVersion": "v1"}
+        body["preconditions"] = {"uid": uid}
+        if grace_seconds is not None:
+            body["gracePeriodSeconds"] = grace_seconds
+        return await self._write("DELETE", kind, kind.path(namespace, name), body)
+
+    async def watch(
+        self,
+        kind: ResourceType,
+        resource_version: str,
+        *,
+        label_selector: str = "",
+        field_selector: str = "",
+        seconds: int = 300,
+    ) -> AsyncIterator[Manifest]:
+        """Events after a resourceVersion, bookmarks included, until the server ends the stream."""
+        query = _selectors(label_selector, field_selector) | {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": resource_version,
+            "timeoutSeconds": str(seconds),
+        }
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=REQUEST_SECONDS_MAX, sock_read=WATCH_SILENCE_SECONDS_MAX
+        )
+        response = await self._send("GET", kind.path(), query, None, "", timeout)
+        try:
+            if response.status != 200:
+                raise _error(response.status, response.headers, await response.read())
+            with _connection_errors():
+                async for line in response.content:
+                    yield _watch_event(line)
+        finally:
+            response.close()
+
+    async def _write(
+        self,
+        method: str,
+        kind: ResourceType,
+        path: str,
+        body: Manifest,
+        content_type: str = "application/json",
+    ) -> Manifest:
+        answer = await self._call(method, path, body=body, content_type=content_type)
+        if self._after_write is not None:
+            self._after_write(kind)
+        return answer
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Manifest | None = None,
+        content_type: str = "application/json",
+        seconds: float = REQUEST_SECONDS_MAX,
+    ) -> Manifest:
+        timeout = aiohttp.ClientTimeout(total=seconds)
+        response = await self._send(method, path, query or {}, body, content_type, timeout)
+        with _connection_errors():
+            data = await response.read()
+        if response.status >= 300:
+            raise _error(response.status, response.headers, data)
+        return json.loads(data)
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        body: Manifest | None,
+        content_type: str,
+        limits: aiohttp.ClientTimeout,
+    ) -> aiohttp.ClientResponse:
+        headers: dict[str, str] = {"Accept": "application/json"}
+        if content_type:
+            headers["Content-Type"] = content_type
+        await self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
+        url = f"{self.configuration.host}{path}"
+        if query:
+            url = f"{url}?{urlencode(query)}"
+        with _connection_errors():
+            answer = await self._client.rest_client.request(
+                method, url, headers=headers, body=body, _request_timeout=limits
+            )
+        return answer.response
+
+
+async def load_configuration(kubeconfig: str | None) -> client.Configuration:
+    """The connection from a kubeconfig file, or from the pod's service account without one."""
+    configuration = client.Configuration()
+    if kubeconfig is None:
+        config.load_incluster_config(client_configuration=configuration)
+    else:
+        await config.load_kube_config(config_file=kubeconfig, client_configuration=configuration)
+    configuration.retries = None
+    return configuration
+
+
+def _selectors(label_selector: str, field_selector: str) -> dict[str, str]:
+    both = {"labelSelector": label_selector, "fieldSelector": field_selector}
+    return {name: value for name, value in both.items() if value}
+
+
+@contextlib.contextmanager
+def _connection_errors() -> Any:
+    try:
+        yield
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise Unavailable(0, type(error).__name__, str(error)) from error
+
+
+def _watch_event(line: bytes) -> Manifest:
+    event = json.loads(line)
+    if event.get("type") == "ERROR":
+        raise _status_error(event["object"].get("code", 500), event["object"], None)
+    return event
+
+
+def _error(status: int, headers: Mapping[str, str], data: bytes) -> ApiError:
+    try:
+        body = json.loads(data)
+    except ValueError:
+        body = {"message": data[:200].decode(errors="replace")}
+    return _status_error(status, body, headers.get("Retry-After"))
+
+
+def _status_error(status: int, body: Manifest, retry_after: str | None) -> ApiError:
+    reason, message = str(body.get("reason", "")), str(body.get("message", ""))
+    if status == 429:
+        seconds = float(retry_after) if retry_after and retry_after.isdigit() else None
+        return Throttled(message, seconds)
+    if status == 409:
+        kind = AlreadyExists if reason == "AlreadyExists" else Conflict
+        return kind(status, reason, message)
+    kinds = {404: NotFound, 410: Gone, 403: Forbidden}
+    if status in kinds:
+        return kinds[status](status, reason, message)
+    return (Unavailable if status >= 500 else ApiError)(status, reason, message)

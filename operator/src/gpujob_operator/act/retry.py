@@ -1,0 +1,46 @@
+"""Repeats a call that failed for reasons that pass: 429, 5xx, no answer. Bounded, with jitter."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from gpujob_operator.act.kube import Throttled, Unavailable
+
+ResultT = TypeVar("ResultT")
+
+ATTEMPTS_MAX = 4
+BACKOFF_SECONDS = 0.1
+BACKOFF_SECONDS_MAX = 2.0
+RETRY_AFTER_SECONDS_MAX = 10.0
+
+
+class Retry:
+    """Every write is safe to repeat: names are fixed and patches carry a resourceVersion."""
+
+    def __init__(
+        self,
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        uniform: Callable[[float, float], float] = random.uniform,
+        retried: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._sleep = sleep
+        self._uniform = uniform
+        self._retried = retried
+
+    async def run(self, call: Callable[[], Awaitable[ResultT]]) -> ResultT:
+        """The call's result. Raises its last error after `ATTEMPTS_MAX` tries."""
+        for attempt in range(ATTEMPTS_MAX - 1):
+            try:
+                return await call()
+            except (Throttled, Unavailable) as error:
+                await self._sleep(self._pause_seconds(attempt, error))
+                self._retried()
+        return await call()
+
+    def _pause_seconds(self, attempt: int, error: Throttled | Unavailable) -> float:
+        ceiling = min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS * 2**attempt)
+        pause = self._uniform(ceiling / 2, ceiling)
+        asked = error.retry_after_seconds if isinstance(error, Throttled) else None
+        return pause + min(asked or 0.0, RETRY_AFTER_SECONDS_MAX)

@@ -1,0 +1,118 @@
+"""A scheduling cycle as a file: what was seen, when, and what was decided; and its replay.
+
+A dump answers yesterday's question "why did it do that?" with the very function that did it.
+"""
+
+import difflib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, cast
+
+from gpujob_api.codec import FieldError, decode, encode, format_time, parse_time
+from gpujob_operator.decide.plan import Plan
+from gpujob_operator.decide.snapshot import CardUsage, Snapshot
+
+PlanFunction = Callable[[Snapshot, datetime], Plan]
+Json = dict[str, Any]
+
+FORMAT = "gpujob-cycle/1"
+DUMPS_KEPT = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """One cycle. `plan` is JSON: it is compared, never carried out."""
+
+    snapshot: Snapshot
+    now: datetime
+    plan: Json
+
+
+def snapshot_to_json(snapshot: Snapshot) -> Json:
+    """The codec's JSON; `usage` is a list because JSON keys are only strings."""
+    data = encode(replace(snapshot, usage={}))
+    data["usage"] = [
+        {"jobUid": uid, "attempt": attempt, **encode(usage)}
+        for (uid, attempt), usage in snapshot.usage.items()
+    ]
+    return data
+
+
+def snapshot_from_json(data: object) -> Snapshot:
+    """Reads what `snapshot_to_json` wrote. Raises `FieldError`."""
+    if not isinstance(data, Mapping):
+        raise FieldError("snapshot", "must be an object")
+    fields = cast("Mapping[str, Any]", data)
+    bare = {name: value for name, value in fields.items() if name != "usage"}
+    usage = {
+        (str(entry["jobUid"]), int(entry["attempt"])): decode(CardUsage, entry, f"usage[{n}]")
+        for n, entry in enumerate(fields.get("usage") or ())
+    }
+    return replace(decode(Snapshot, bare, "snapshot"), usage=usage)
+
+
+def plan_to_json(plan: Plan) -> Json:
+    """Items with their kind, in order."""
+    items = [{"kind": type(item).__name__, **encode(item)} for item in plan.items]
+    return {"items": items, "nextSeconds": plan.next_seconds}
+
+
+def cycle_to_text(snapshot: Snapshot, now: datetime, plan: Plan | None) -> str:
+    """The file's text; `plan` is None when the decision itself failed."""
+    data = {
+        "format": FORMAT,
+        "now": format_time(now),
+        "snapshot": snapshot_to_json(snapshot),
+        "plan": None if plan is None else plan_to_json(plan),
+    }
+    return json.dumps(data, indent=1, sort_keys=True)
+
+
+def cycle_from_text(text: str) -> Cycle:
+    """Reads a dump. Raises `FieldError` naming what does not fit."""
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise FieldError("cycle", f"is not JSON: {error}") from None
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise FieldError("format", f"must be {FORMAT}")
+    try:
+        now = parse_time(str(data["now"]))
+    except (KeyError, ValueError):
+        raise FieldError("now", "must be an RFC 3339 time") from None
+    return Cycle(snapshot_from_json(data.get("snapshot")), now, data.get("plan") or {})
+
+
+def replay(cycle: Cycle, plan: PlanFunction) -> list[str]:
+    """Decides again; the differences to what was decided then, as diff lines. Empty: the same."""
+    again = plan_to_json(plan(cycle.snapshot, cycle.now))
+    if again == cycle.plan:
+        return []
+    texts = [json.dumps(one, indent=1, sort_keys=True).splitlines() for one in (cycle.plan, again)]
+    then, now = texts
+    return list(difflib.unified_diff(then, now, "decided then", "decided now", lineterm="", n=5))
+
+
+class CycleDumps:
+    """A folder with the last `kept` cycles; names sort by time."""
+
+    def __init__(self, directory: Path, kept: int = DUMPS_KEPT) -> None:
+        self._directory = directory
+        self._kept = kept
+        self._count = 0
+
+    def write(self, snapshot: Snapshot, now: datetime, plan: Plan | None) -> Path:
+        """Writes one file whole and removes the oldest. Raises OSError."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._count += 1
+        moment = now.strftime("%Y%m%dT%H%M%S.%f")
+        path = self._directory / f"cycle-{moment}-{self._count:06d}.json"
+        partial = path.with_suffix(".partial")
+        partial.write_text(cycle_to_text(snapshot, now, plan))
+        partial.replace(path)
+        for old in sorted(self._directory.glob("cycle-*.json"))[: -self._kept]:
+            old.unlink(missing_ok=True)
+        return path

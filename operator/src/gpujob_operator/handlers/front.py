@@ -1,0 +1,169 @@
+"""kopf as the event front end: our four kinds, low-level event handlers, nothing written.
+
+It runs in a thread with an event loop of its own, because kopf cancels every task of its loop when
+it ends and takes the process's signals. Events cross to the operator's loop by `deliver`.
+No finalizers, no annotations, no peering, no events of kopf's own; no permission on CRDs needed.
+"""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import kopf
+from kubernetes.aio import client
+
+from gpujob_api.manifest import GPUJOB, GPUNODE, GPUPROFILE, GPUQUEUE
+from gpujob_api.meta import GROUP, VERSION
+from gpujob_operator.logs import Log
+from gpujob_operator.metrics import Metrics
+
+log = Log(__name__)
+
+FRONT_KINDS = (GPUJOB, GPUNODE, GPUQUEUE, GPUPROFILE)
+# kopf's own term: without a bookmark for this long a stream is dead.
+INACTIVITY_SECONDS = 70.0
+RESTART_SECONDS = 1.0
+RESTART_SECONDS_MAX = 30.0
+
+# kind, event type (None in kopf's first listing), object
+Deliver = Callable[[str, str | None, Mapping[str, Any]], None]
+
+
+class NothingStored(kopf.DiffBaseStorage, kopf.ProgressStorage):
+    """kopf keeps nothing on our objects, and compares nothing: our handlers are level-triggered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def build(self, **_: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return {}
+
+    def fetch(self, **_: Any) -> Any:
+        return None
+
+    def store(self, **_: Any) -> None:
+        return None
+
+    def purge(self, **_: Any) -> None:
+        return None
+
+    def touch(self, **_: Any) -> None:
+        return None
+
+    def clear(self, *, essence: Any) -> Any:
+        return essence
+
+
+class FrontEnd:
+    """Starts kopf, starts it again when it ends, and stops it."""
+
+    def __init__(
+        self, configuration: client.Configuration, deliver: Deliver, metrics: Metrics
+    ) -> None:
+        self._configuration = configuration
+        self._deliver = deliver
+        self._metrics = metrics
+        self._stop = threading.Event()
+        self._stop_kopf: Callable[[], None] = lambda: None
+        self._thread = threading.Thread(target=self._run, name="kopf", daemon=True)
+        self.alive_at = time.monotonic()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, seconds: float = 5.0) -> None:
+        self._stop.set()
+        self._stop_kopf()
+        self._thread.join(seconds)
+
+    def restart(self) -> None:
+        """For a watch that went silent: kopf starts again from a fresh list."""
+        self._metrics.watch_restarts.labels("kopf", "silent").inc()
+        self._stop_kopf()
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._stop.is_set():
+            started = time.monotonic()
+            try:
+                asyncio.run(self._operate())
+            except Exception as error:
+                log.warning("front end failed", error=str(error))
+            if self._stop.is_set():
+                return
+            failures = 0 if time.monotonic() - started > 60 else failures + 1
+            self._metrics.watch_restarts.labels("kopf", "ended").inc()
+            self._stop.wait(min(RESTART_SECONDS_MAX, RESTART_SECONDS * 2**failures))
+
+    async def _operate(self) -> None:
+        loop, flag = asyncio.get_running_loop(), asyncio.Event()
+
+        def stop_kopf() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended already
+                loop.call_soon_threadsafe(flag.set)
+
+        self._stop_kopf = stop_kopf
+        if self._stop.is_set():
+            return
+        await kopf.operator(
+            registry=self.registry(),
+            settings=kopf_settings(),
+            standalone=True,
+            clusterwide=True,
+            stop_flag=flag,
+        )
+
+    def registry(self) -> kopf.OperatorRegistry:
+        """The handlers: put the event into the cache, nothing else."""
+        registry = kopf.OperatorRegistry()
+        kopf.on.login(registry=registry, retries=3, backoff=1.0)(self._login)
+        for resource in FRONT_KINDS:
+            kopf.on.event(GROUP, VERSION, resource.plural, registry=registry)(
+                self._handler(resource.kind)
+            )
+        return registry
+
+    def _handler(self, kind: str) -> Any:
+        counter = self._metrics.watch_events.labels(kind)
+
+        async def event_came(event: Mapping[str, Any], **_: Any) -> None:
+            self.alive_at = time.monotonic()
+            counter.inc()
+            self._deliver(kind, event["type"], event["object"])
+
+        return event_came
+
+    async def _login(self, **_: Any) -> kopf.ConnectionInfo:
+        """The operator's own connection; asked again whenever the API server answers 401."""
+        configuration = self._configuration
+        value = await configuration.get_api_key_with_prefix("BearerToken", "authorization")
+        scheme, _space, token = (value or "").rpartition(" ")
+        return kopf.ConnectionInfo(
+            server=configuration.host,
+            ca_path=configuration.ssl_ca_cert,
+            insecure=not configuration.verify_ssl,
+            certificate_path=configuration.cert_file,
+            private_key_path=configuration.key_file,
+            scheme=scheme or None,
+            token=token or None,
+        )
+
+
+def kopf_settings() -> kopf.OperatorSettings:
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    settings.posting.loggers = False
+    settings.peering.standalone = True
+    settings.scanning.disabled = True
+    settings.watching.inactivity_timeout = INACTIVITY_SECONDS
+    settings.watching.server_timeout = 300
+    settings.watching.connect_timeout = 5
+    settings.watching.chunk_size = 500
+    settings.networking.request_timeout = 30
+    settings.networking.error_backoffs = (0.5, 1, 2)
+    settings.persistence.progress_storage = NothingStored()
+    settings.persistence.diffbase_storage = NothingStored()
+    return settings

@@ -1,0 +1,88 @@
+"""Lists our own kinds: once before the first decision, then every few minutes as a safety net.
+
+kopf follows events but does not tell when an object vanished while a stream was broken, nor that a
+stream has died. A full list finds both: what is missing goes, and news that kopf should have
+brought long ago means that kopf has to start again.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from gpujob_operator.act.kube import (
+    GPU_NODES,
+    JOBS,
+    PROFILES,
+    QUEUES,
+    ApiError,
+    Kube,
+    Listing,
+    ResourceType,
+)
+from gpujob_operator.logs import Log
+from gpujob_operator.observe.cache import Cache, Kind
+
+log = Log(__name__)
+
+OUR_KINDS: dict[Kind, ResourceType] = {
+    Kind.JOB: JOBS,
+    Kind.GPU_NODE: GPU_NODES,
+    Kind.QUEUE: QUEUES,
+    Kind.PROFILE: PROFILES,
+}
+RELIST_SECONDS = 300.0
+GRACE_SECONDS = 10.0
+BACKOFF_SECONDS = 1.0
+
+
+class Relist:
+    def __init__(
+        self,
+        kube: Kube,
+        cache: Cache,
+        *,
+        silent: Callable[[], None],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        period_seconds: float = RELIST_SECONDS,
+        grace_seconds: float = GRACE_SECONDS,
+    ) -> None:
+        self._kube = kube
+        self._cache = cache
+        self._silent = silent
+        self._sleep = sleep
+        self._period_seconds = period_seconds
+        self._grace_seconds = grace_seconds
+
+    async def run(self) -> None:
+        """Runs until cancelled. The first round is repeated until it succeeds."""
+        while not await self._round(self._first):
+            await self._sleep(BACKOFF_SECONDS)
+        while True:
+            await self._sleep(self._period_seconds)
+            await self._round(self._check)
+
+    async def _round(self, step: Callable[[Kind, ResourceType], Awaitable[None]]) -> bool:
+        try:
+            for kind, resource in OUR_KINDS.items():
+                await step(kind, resource)
+        except ApiError as error:
+            log.warning("list failed", error=str(error))
+            return False
+        return True
+
+    async def _first(self, kind: Kind, resource: ResourceType) -> None:
+        listing = await self._kube.list(resource)
+        self._cache.resync(kind, listing.items, listing.resource_version)
+
+    async def _check(self, kind: Kind, resource: ResourceType) -> None:
+        """News in the list that still is news after the grace period never came as an event."""
+        listing = await self._kube.list(resource)
+        if self._cache.lacks(kind, listing.items, listing.resource_version):
+            await self._sleep(self._grace_seconds)
+        if self._take(kind, listing):
+            log.warning("events missed", kind=kind.value)
+            self._silent()
+
+    def _take(self, kind: Kind, listing: Listing) -> bool:
+        missed = self._cache.lacks(kind, listing.items, listing.resource_version)
+        self._cache.resync(kind, listing.items, listing.resource_version)
+        return missed

@@ -1,0 +1,97 @@
+"""Plain watches of Pods and Nodes into the cache: list, then follow, for ever.
+
+A stream that ends is continued from its last resourceVersion; when that is too old (410), or the
+stream was silent for longer than bookmarks allow, everything is listed again.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from gpujob_operator.act.kube import NODES, PODS, ApiError, Gone, Kube, ResourceType
+from gpujob_operator.logs import Log
+from gpujob_operator.metrics import Metrics
+from gpujob_operator.observe.cache import Cache, Kind
+
+log = Log(__name__)
+
+BACKOFF_SECONDS = 0.2
+BACKOFF_SECONDS_MAX = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedKind:
+    kind: Kind
+    resource: ResourceType
+    label_selector: str = ""
+
+
+# All pods, not only ours: what others request on our nodes is not free.
+WATCHED = (WatchedKind(Kind.POD, PODS), WatchedKind(Kind.NODE, NODES, "gpujob.dev/managed=true"))
+
+
+class Watch:
+    """One list-and-watch. `alive_at` is the monotonic time of the last sign of life."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        cache: Cache,
+        metrics: Metrics,
+        watched: WatchedKind,
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._kube = kube
+        self._cache = cache
+        self._metrics = metrics
+        self._watched = watched
+        self._sleep = sleep
+        self._failures = 0
+        self.alive_at = time.monotonic()
+
+    async def run(self) -> None:
+        """Runs until cancelled."""
+        version = ""
+        while True:
+            reason = "ended"
+            try:
+                version = version or await self._list()
+                version = await self._follow(version)
+                self._failures = 0
+            except Gone:
+                version, reason = "", "gone"
+            except ApiError as error:
+                self._failures += 1
+                # After repeated trouble a continuation is not worth the doubt.
+                version = version if self._failures < 3 else ""
+                reason = "error"
+                log.warning("watch broken", kind=self._watched.kind.value, error=str(error))
+            self._metrics.watch_restarts.labels(self._watched.kind.value, reason).inc()
+            await self._pause()
+
+    async def _list(self) -> str:
+        watched = self._watched
+        listing = await self._kube.list(watched.resource, label_selector=watched.label_selector)
+        self.alive_at = time.monotonic()
+        self._cache.resync(watched.kind, listing.items, listing.resource_version)
+        return listing.resource_version
+
+    async def _follow(self, version: str) -> str:
+        watched = self._watched
+        counter = self._metrics.watch_events.labels(watched.kind.value)
+        stream = self._kube.watch(watched.resource, version, label_selector=watched.label_selector)
+        async for event in stream:
+            self.alive_at = time.monotonic()
+            version = event["object"]["metadata"]["resourceVersion"]
+            if event["type"] != "BOOKMARK":
+                counter.inc()
+                self._cache.apply(watched.kind, event["type"], event["object"])
+        return version
+
+    async def _pause(self) -> None:
+        """Short after a normal end, longer after trouble, never in step with other clients."""
+        ceiling = min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS * 2**self._failures)
+        await self._sleep(random.uniform(ceiling / 2, ceiling))  # noqa: S311 - jitter

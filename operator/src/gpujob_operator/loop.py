@@ -1,0 +1,155 @@
+"""The one scheduling loop: wait for news, take a snapshot, decide, write, again.
+
+It acts only while it holds the Lease and only on a complete picture. An exception in a cycle is
+logged with the cycle dumped, counted, and followed by a pause; the loop never ends by itself.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+
+from gpujob_api.gpujob import JobPhase
+from gpujob_operator.act.executor import Executor
+from gpujob_operator.cycle import CycleDumps, PlanFunction
+from gpujob_operator.decide.plan import Plan
+from gpujob_operator.decide.snapshot import Snapshot
+from gpujob_operator.logs import Log
+from gpujob_operator.metrics import Metrics
+from gpujob_operator.observe.dirty import Dirty
+
+log = Log(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How the loop spends its time, in seconds."""
+
+    settle: float = 0.05
+    soft: float = 0.5
+    resync: float = 30.0
+    next_min: float = 0.1
+    error_pause: float = 1.0
+    error_pause_max: float = 30.0
+
+
+class SchedulingLoop:
+    def __init__(
+        self,
+        *,
+        snapshot: Callable[[], Snapshot],
+        plan: PlanFunction,
+        executor: Executor,
+        dirty: Dirty,
+        metrics: Metrics,
+        clock: Callable[[], datetime],
+        may_act: Callable[[], bool],
+        dumps: CycleDumps | None = None,
+        dump_every: bool = False,
+        pace: Pace | None = None,
+    ) -> None:
+        self._snapshot = snapshot
+        self._plan = plan
+        self._executor = executor
+        self._dirty = dirty
+        self._metrics = metrics
+        self._clock = clock
+        self._may_act = may_act
+        self._dumps = dumps
+        self._dump_every = dump_every
+        self._dump_next = False
+        self._pace = pace or Pace()
+        self._failures = 0
+        self.last_cycle_at: float = time.monotonic()
+        self.stopping = False
+
+    def dump_next(self) -> None:
+        """The next cycle is written to the dump folder (SIGUSR1)."""
+        self._dump_next = True
+        self._dirty.mark()
+
+    async def run(self) -> None:
+        """Runs until `stop`; the cycle under way is finished first."""
+        wait_seconds = 0.0
+        while not self.stopping:
+            await self._dirty.wait(wait_seconds, self._pace.settle, self._pace.soft)
+            if self.stopping:
+                return
+            wait_seconds = await self._guarded_cycle()
+
+    def stop(self) -> None:
+        self.stopping = True
+        self._dirty.mark()
+
+    async def _guarded_cycle(self) -> float:
+        """One cycle; how long to wait at most before the next."""
+        self._dirty.take()
+        if not self._may_act():
+            self.last_cycle_at = time.monotonic()
+            return self._pace.resync
+        try:
+            wait_seconds = await self._cycle()
+        except Exception as error:
+            self._failures += 1
+            self._metrics.cycle_errors.inc()
+            log.error("cycle failed", error=str(error), with_traceback=True)
+            pause = self._pace.error_pause * 2 ** min(self._failures - 1, 10)
+            return min(pause, self._pace.error_pause_max)
+        self._failures = 0
+        return wait_seconds
+
+    async def _cycle(self) -> float:
+        started = time.monotonic()
+        snapshot, now = self._snapshot(), self._clock()
+        plan = self._decide(snapshot, now)
+        outcome = await self._executor.execute(plan)
+        self._measure(snapshot, started)
+        if plan.items:
+            results = {result.value: count for result, count in outcome.results.items()}
+            log.info("cycle", items=len(plan.items), postponed=outcome.postponed, **results)
+        if not outcome.complete:
+            return self._pace.error_pause
+        if plan.next_seconds is None:
+            return self._pace.resync
+        return min(self._pace.resync, max(self._pace.next_min, plan.next_seconds))
+
+    def _decide(self, snapshot: Snapshot, now: datetime) -> Plan:
+        started = time.monotonic()
+        try:
+            plan = self._plan(snapshot, now)
+        except Exception:
+            self._dump(snapshot, now, None)
+            raise
+        self._metrics.plan_seconds.observe(time.monotonic() - started)
+        if self._dump_next or (self._dump_every and plan.items):
+            self._dump_next = False
+            self._dump(snapshot, now, plan)
+        return plan
+
+    def _dump(self, snapshot: Snapshot, now: datetime, plan: Plan | None) -> None:
+        if self._dumps is None:
+            return
+        with suppress(OSError):
+            log.info("cycle dumped", path=str(self._dumps.write(snapshot, now, plan)))
+
+    def _measure(self, snapshot: Snapshot, started: float) -> None:
+        self.last_cycle_at = time.monotonic()
+        self._metrics.cycle_seconds.observe(self.last_cycle_at - started)
+        self._metrics.last_cycle.set(time.time())
+        phases = Counter(job.status.phase for job in snapshot.jobs)
+        for phase in JobPhase:
+            self._metrics.jobs.labels(phase.value).set(phases[phase])
+
+
+async def run_until_cancelled(loop: SchedulingLoop) -> None:
+    """For callers that cancel: stops gracefully and waits for the cycle under way."""
+    task = asyncio.ensure_future(loop.run())
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        loop.stop()
+        await task
+        raise

@@ -1,0 +1,99 @@
+"""What the operator says about itself, for Prometheus. A registry of its own, no global state."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class Metrics:
+    """All series of one operator process. Labels come from small closed sets."""
+
+    def __init__(self) -> None:
+        registry = CollectorRegistry()
+        self.registry = registry
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+        self.cycle_seconds = Histogram(
+            "gpujob_cycle_seconds",
+            "One scheduling cycle: snapshot, plan and writes.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.plan_seconds = Histogram(
+            "gpujob_plan_seconds",
+            "The pure decision alone.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.write_seconds = Histogram(
+            "gpujob_write_seconds",
+            "One API write, retries included.",
+            ["kind"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.writes = Counter(
+            "gpujob_writes",
+            "Writes by plan item and result (done, conflict, gone, failed, not_leader).",
+            ["kind", "result"],
+            registry=registry,
+        )
+        self.write_retries = Counter(
+            "gpujob_write_retries",
+            "Repeated writes after 429, 5xx or a lost connection.",
+            registry=registry,
+        )
+        self.watch_events = Counter(
+            "gpujob_watch_events", "Watch events by kind.", ["kind"], registry=registry
+        )
+        self.watch_restarts = Counter(
+            "gpujob_watch_restarts",
+            "Watches started again, by stream and reason.",
+            ["stream", "reason"],
+            registry=registry,
+        )
+        self.cycle_errors = Counter(
+            "gpujob_cycle_errors", "Cycles that ended in an exception.", registry=registry
+        )
+        self.readings_dropped = Counter(
+            "gpujob_readings_dropped",
+            "Absurd card or process readings that were ignored.",
+            ["reason"],
+            registry=registry,
+        )
+        self.reports = Counter(
+            "gpujob_reports",
+            "Worker reports by result.",
+            ["result"],
+            registry=registry,
+        )
+        self.jobs = Gauge("gpujob_jobs", "Jobs by phase.", ["phase"], registry=registry)
+        self.card_reserved = Gauge(
+            "gpujob_gpu_memory_reserved_bytes",
+            "Memory reserved for attempts that are not proven finished.",
+            ["node", "gpu"],
+            registry=registry,
+        )
+        self.card_used = Gauge(
+            "gpujob_gpu_memory_used_bytes",
+            "Memory in use as the agent measured it.",
+            ["node", "gpu"],
+            registry=registry,
+        )
+        self.stale_nodes = Gauge(
+            "gpujob_stale_nodes",
+            "GPU nodes whose readings are too old to place on.",
+            registry=registry,
+        )
+        self.leader = Gauge("gpujob_leader", "1 while this process acts.", registry=registry)
+        self.last_cycle = Gauge(
+            "gpujob_last_cycle_timestamp_seconds",
+            "Unix time of the last completed cycle.",
+            registry=registry,
+        )
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)

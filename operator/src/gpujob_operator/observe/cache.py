@@ -1,0 +1,209 @@
+"""One in-memory picture of the cluster: everything `plan` may ask about, as parsed views.
+
+Watches and our own writes put objects in; the scheduling loop takes an immutable snapshot out.
+Only what changed is parsed again: a snapshot of 10,000 unchanged objects is a tuple that exists.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import Enum
+from typing import Any
+
+from gpujob_api.gpujob import GPUJob
+from gpujob_api.gpunode import GPUNode
+from gpujob_api.manifest import gpuprofile_from_manifest, gpuqueue_from_manifest
+from gpujob_api.meta import Metadata
+from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.snapshot import (
+    InvalidJob,
+    NodeView,
+    PodView,
+    ReceivedReport,
+    Snapshot,
+)
+from gpujob_operator.metrics import Metrics
+from gpujob_operator.observe.dirty import Dirty
+from gpujob_operator.observe.freshness import Freshness
+from gpujob_operator.observe.nodes import CachedNode, cached_node, with_pods
+from gpujob_operator.observe.nouns import read_gpu_node, read_job
+from gpujob_operator.observe.pods import CachedPod, cached_pod
+from gpujob_operator.observe.store import Store
+from gpujob_operator.observe.usage import UsageLedger
+
+
+class Kind(Enum):
+    """The kinds that are watched."""
+
+    JOB = "GPUJob"
+    GPU_NODE = "GPUNode"
+    QUEUE = "GPUQueue"
+    PROFILE = "GPUProfile"
+    POD = "Pod"
+    NODE = "Node"
+
+
+# A change of these is a measurement or bookkeeping, not something a user waits for.
+_SOFT = frozenset({Kind.GPU_NODE, Kind.PROFILE})
+
+
+@dataclass(slots=True)
+class _NodeUse:
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+
+
+class Cache:
+    """Not for several threads: all calls come from the operator's event loop."""
+
+    def __init__(self, dirty: Dirty, metrics: Metrics, clock: Callable[[], datetime]) -> None:
+        self._dirty = dirty
+        self._metrics = metrics
+        self._clock = clock
+        self._freshness = Freshness()
+        self._ledger = UsageLedger()
+        self._node_use: dict[str, _NodeUse] = {}
+        self._node_views: dict[str, NodeView] = {}
+        self.synced: set[Kind] = set()
+        self.jobs: Store[GPUJob | InvalidJob] = Store(read_job, _same_noun)
+        self.gpu_nodes = Store(self._read_gpu_node, _same_noun, self._gpu_node_changed)
+        self.queues = Store(gpuqueue_from_manifest, _same_noun)
+        self.profiles = Store(gpuprofile_from_manifest, _same_noun)
+        self.pods = Store(cached_pod, changed=self._pod_changed)
+        self.nodes = Store(cached_node, changed=self._node_changed)
+        self._stores: Mapping[Kind, Store[Any]] = {
+            Kind.JOB: self.jobs,
+            Kind.GPU_NODE: self.gpu_nodes,
+            Kind.QUEUE: self.queues,
+            Kind.PROFILE: self.profiles,
+            Kind.POD: self.pods,
+            Kind.NODE: self.nodes,
+        }
+
+    @property
+    def ready(self) -> bool:
+        """True once every kind was listed in full: before that nothing may be decided."""
+        return len(self.synced) == len(Kind)
+
+    def version(self, kind: Kind, uid: str) -> int:
+        return self._stores[kind].version(uid)
+
+    def apply(self, kind: Kind, event_type: str | None, manifest: Mapping[str, Any]) -> bool:
+        """Takes in a watch event, or the answer to a write (`event_type` None)."""
+        store = self._stores[kind]
+        if event_type == "DELETED":
+            changed = store.remove(manifest["metadata"]["uid"])
+        else:
+            changed = store.upsert(manifest)
+        if changed and (kind is not Kind.POD or self._matters(manifest)):
+            self._dirty.mark(urgent=kind not in _SOFT)
+        return changed
+
+    def forget(self, kind: Kind, uid: str) -> None:
+        """A write found that the object is gone."""
+        if self._stores[kind].remove(uid):
+            self._dirty.mark()
+
+    def resync(
+        self, kind: Kind, manifests: Iterable[Mapping[str, Any]], resource_version: str
+    ) -> bool:
+        """Takes in a full list of a kind; True if it held news."""
+        changed = self._stores[kind].resync(manifests, resource_version)
+        first = kind not in self.synced
+        self.synced.add(kind)
+        if changed or first:
+            self._dirty.mark()
+        return changed
+
+    def lacks(
+        self, kind: Kind, manifests: Iterable[Mapping[str, Any]], resource_version: str
+    ) -> bool:
+        """True if the list knows what no event has told."""
+        return self._stores[kind].lacks(manifests, resource_version)
+
+    def pod(self, uid: str) -> PodView | None:
+        pod = self.pods.get(uid)
+        return None if pod is None else pod.view
+
+    def job(self, uid: str) -> GPUJob | None:
+        job = self.jobs.get(uid)
+        return job if isinstance(job, GPUJob) else None
+
+    def snapshot(
+        self, reports: tuple[ReceivedReport, ...], configuration: Configuration
+    ) -> Snapshot:
+        """The picture as it is now. Raises nothing; call only when `ready`."""
+        jobs = self.jobs.views
+        good = tuple(job for job in jobs if isinstance(job, GPUJob))
+        self._prune(good)
+        return Snapshot(
+            jobs=good,
+            invalid_jobs=tuple(job for job in jobs if isinstance(job, InvalidJob)),
+            pods=tuple(pod.view for pod in self.pods.views if pod.view is not None),
+            nodes=tuple(self._node_view(node) for node in self.nodes.views),
+            gpu_nodes=self.gpu_nodes.views,
+            queues=self.queues.views,
+            profiles=self.profiles.views,
+            reports=reports,
+            usage=self._ledger.usage(),
+            configuration=configuration,
+        )
+
+    def _matters(self, manifest: Mapping[str, Any]) -> bool:
+        """A pod is news if it is ours or takes room on a managed node."""
+        pod = self.pods.get(manifest["metadata"]["uid"])
+        if pod is None or pod.view is not None:
+            return True
+        return pod.node is not None and self.nodes.by_name(pod.node) is not None
+
+    def _prune(self, jobs: tuple[GPUJob, ...]) -> None:
+        attempts = {(job.metadata.uid, job.status.attempt) for job in jobs}
+        attempts |= {
+            (pod.view.job_uid, pod.view.attempt) for pod in self.pods.views if pod.view is not None
+        }
+        self._ledger.keep_only(attempts, {node.metadata.name for node in self.gpu_nodes.views})
+
+    def _node_view(self, node: CachedNode) -> NodeView:
+        name = node.empty.name
+        view = self._node_views.get(name)
+        if view is None:
+            use = self._node_use.get(name, _NodeUse())
+            view = self._node_views[name] = with_pods(node, use.cpu_milli, use.memory_bytes)
+        return view
+
+    def _read_gpu_node(self, manifest: Mapping[str, Any]) -> GPUNode:
+        node = read_gpu_node(
+            manifest, lambda reason: self._metrics.readings_dropped.labels(reason).inc()
+        )
+        self._ledger.observe(node, self.pod)
+        arrived = self._freshness.arrived(
+            node.metadata.name, node.status.observed_at, self._clock()
+        )
+        return replace(node, status=replace(node.status, observed_at=arrived))
+
+    def _gpu_node_changed(self, before: GPUNode | None, after: GPUNode | None) -> None:
+        if after is None and before is not None:
+            self._freshness.forget(before.metadata.name)
+
+    def _pod_changed(self, before: CachedPod | None, after: CachedPod | None) -> None:
+        for pod, sign in ((before, -1), (after, 1)):
+            if pod is None or pod.node is None or pod.finished:
+                continue
+            use = self._node_use.setdefault(pod.node, _NodeUse())
+            use.cpu_milli += sign * pod.requests.cpu_milli
+            use.memory_bytes += sign * pod.requests.memory_bytes
+            self._node_views.pop(pod.node, None)
+
+    def _node_changed(self, before: CachedNode | None, after: CachedNode | None) -> None:
+        for node in (before, after):
+            if node is not None:
+                self._node_views.pop(node.empty.name, None)
+
+
+def _without_version(metadata: Metadata) -> Metadata:
+    return replace(metadata, resource_version="")
+
+
+def _same_noun(one: Any, other: Any) -> bool:
+    same_metadata = _without_version(one.metadata) == _without_version(other.metadata)
+    return same_metadata and replace(one, metadata=other.metadata) == other

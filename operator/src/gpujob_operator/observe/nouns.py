@@ -1,0 +1,63 @@
+"""Our own kinds from manifests, with what does not fit made harmless and counted (I10, I14)."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from gpujob_api.codec import FieldError, decode
+from gpujob_api.gpujob import GPUJob
+from gpujob_api.gpunode import GPU, GPUNode, GPUProcess
+from gpujob_api.manifest import gpujob_from_manifest, gpunode_from_manifest, metadata_from_manifest
+from gpujob_operator.decide.snapshot import InvalidJob
+
+GPUS_MAX = 64
+PROCESSES_MAX = 256
+
+# Called with a short closed reason for every reading that is dropped.
+Dropped = Callable[[str], None]
+
+
+def read_job(manifest: Mapping[str, Any]) -> GPUJob | InvalidJob:
+    """A job, or what is wrong with it: the API server may have let in what the nouns refuse."""
+    try:
+        return gpujob_from_manifest(manifest)
+    except FieldError as error:
+        status = manifest.get("status") or {}
+        observed = status.get("observedGeneration")
+        return InvalidJob(
+            metadata=metadata_from_manifest(manifest.get("metadata")),
+            field=error.field,
+            problem=error.problem,
+            observed_generation=observed if isinstance(observed, int) else 0,
+        )
+
+
+def read_gpu_node(manifest: Mapping[str, Any], dropped: Dropped) -> GPUNode:
+    """A GPU node with its absurd cards and processes left out. Raises `FieldError` for the rest."""
+    status: Mapping[str, Any] = manifest.get("status") or {}
+    node = gpunode_from_manifest({**manifest, "status": {**status, "gpus": []}})
+    gpus = [_read_gpu(entry, dropped) for entry in (status.get("gpus") or ())[:GPUS_MAX]]
+    found = {gpu.uuid: gpu for gpu in gpus if gpu is not None}
+    if len(found) != len([gpu for gpu in gpus if gpu is not None]):
+        dropped("duplicate_uuid")
+    return replace(node, status=replace(node.status, gpus=tuple(found.values())))
+
+
+def _read_gpu(entry: object, dropped: Dropped) -> GPU | None:
+    try:
+        gpu = decode(GPU, entry)
+    except FieldError:
+        dropped("gpu")
+        return None
+    sane = tuple(one for one in gpu.processes[:PROCESSES_MAX] if _sane(one, gpu))
+    if len(sane) == len(gpu.processes):
+        return gpu
+    dropped("process")
+    return replace(gpu, processes=sane)
+
+
+def _sane(process: GPUProcess, gpu: GPU) -> bool:
+    utilization = process.utilization_percent
+    return 0 <= process.memory_bytes <= gpu.memory_total_bytes and (
+        utilization is None or 0 <= utilization <= 100
+    )

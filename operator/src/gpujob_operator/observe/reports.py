@@ -1,0 +1,239 @@
+"""Worker reports: an HTTP endpoint where a worker can speak only for itself.
+
+The bearer token names the pod (TokenReview); the pod names the job, the attempt and the rank.
+The newest report of each worker goes into the next snapshot.
+"""
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+from aiohttp import web
+
+from gpujob_api.codec import FieldError
+from gpujob_api.gpujob import GPUJob
+from gpujob_api.report import Reply, Report, StopRequest
+from gpujob_operator.decide.snapshot import PodView, ReceivedReport
+from gpujob_operator.logs import Log
+from gpujob_operator.metrics import Metrics
+from gpujob_operator.observe.dirty import Dirty
+
+log = Log(__name__)
+
+REPORT_PATH = "/report"
+BODY_BYTES_MAX = 64 * 1024
+REPORTS_PER_SECOND_MAX = 10.0
+REPORTS_BURST_MAX = 20.0
+REPORTS_KEPT_MAX = 20_000
+RETRY_AFTER_SECONDS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PodIdentity:
+    """Whom a token speaks for, as the API server says."""
+
+    namespace: str
+    pod_name: str
+    pod_uid: str
+
+
+class TokenCheckFailed(Exception):  # noqa: N818 - it is an answer, not a fault of the program
+    """The API server could not be asked; the worker may try again."""
+
+
+class TokenChecker(Protocol):
+    async def check(self, token: str) -> PodIdentity | None:
+        """Whom the token speaks for, or None if it is not valid for us."""
+        ...
+
+
+class Workers(Protocol):
+    """The part of the cache that answers who a worker is."""
+
+    def pod(self, uid: str) -> PodView | None: ...
+
+    def job(self, uid: str) -> GPUJob | None: ...
+
+
+class _Refused(Exception):  # noqa: N818 - it is an answer, not a fault of the program
+    def __init__(self, status: int, result: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.result = result
+
+
+class _Bucket:
+    """How many reports a pod may still send: refilled with time, up to a burst."""
+
+    __slots__ = ("tokens", "updated")
+
+    def __init__(self, now: float) -> None:
+        self.tokens = REPORTS_BURST_MAX
+        self.updated = now
+
+    def take(self, now: float) -> bool:
+        refill = (now - self.updated) * REPORTS_PER_SECOND_MAX
+        self.tokens = min(REPORTS_BURST_MAX, self.tokens + refill)
+        self.updated = now
+        if self.tokens < 1:
+            return False
+        self.tokens -= 1
+        return True
+
+
+class ReportReceiver:
+    """Authenticates, checks, keeps and answers reports. Times come from the given clocks."""
+
+    def __init__(
+        self,
+        workers: Workers,
+        tokens: TokenChecker,
+        dirty: Dirty,
+        metrics: Metrics,
+        *,
+        clock: Callable[[], datetime],
+        monotonic: Callable[[], float],
+        interval_seconds: float,
+        is_leader: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._workers = workers
+        self._tokens = tokens
+        self._dirty = dirty
+        self._metrics = metrics
+        self._clock = clock
+        self._monotonic = monotonic
+        self._interval_seconds = interval_seconds
+        self._is_leader = is_leader
+        self._newest: OrderedDict[tuple[str, int], ReceivedReport] = OrderedDict()
+        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
+
+    def application(self) -> web.Application:
+        application = web.Application(client_max_size=BODY_BYTES_MAX)
+        application.router.add_post(REPORT_PATH, self._post)
+        return application
+
+    def newest(self) -> tuple[ReceivedReport, ...]:
+        """The newest report of every worker whose job still exists."""
+        for key in [key for key in self._newest if self._workers.job(key[0]) is None]:
+            del self._newest[key]
+        return tuple(self._newest.values())
+
+    async def _post(self, request: web.Request) -> web.Response:
+        try:
+            reply = await self._receive(request)
+        except _Refused as refused:
+            self._metrics.reports.labels(refused.result).inc()
+            headers = {"Retry-After": str(RETRY_AFTER_SECONDS)}
+            body = {"error": str(refused)}
+            return web.json_response(
+                body, status=refused.status, headers=headers if refused.status > 428 else None
+            )
+        self._metrics.reports.labels("accepted").inc()
+        return web.Response(text=reply.to_text(), content_type="application/json")
+
+    async def _receive(self, request: web.Request) -> Reply:
+        if not self._is_leader():
+            raise _Refused(503, "not_leader", "this replica does not lead; try again")
+        pod = await self._authenticate(request.headers.get("Authorization", ""))
+        self._limit(pod.uid)
+        job = self._workers.job(pod.job_uid)
+        if job is None or job.metadata.namespace != pod.namespace:
+            raise _Refused(403, "no_job", f"pod {pod.name} belongs to no GPUJob")
+        self._keep(pod, _read_report(await _body(request), pod))
+        return self._reply(job, pod)
+
+    async def _authenticate(self, header: str) -> PodView:
+        scheme, _, token = header.partition(" ")
+        if scheme.lower() != "bearer" or not token:
+            raise _Refused(401, "no_token", "Authorization: Bearer <token> is required")
+        try:
+            identity = await self._tokens.check(token.strip())
+        except TokenCheckFailed as error:
+            raise _Refused(
+                503, "check_failed", f"the token could not be checked: {error}"
+            ) from None
+        if identity is None:
+            raise _Refused(401, "bad_token", "the token is not valid for audience gpujob")
+        pod = self._workers.pod(identity.pod_uid)
+        if pod is None:
+            # Our watch may lag behind a pod that has just started.
+            raise _Refused(503, "no_pod", f"pod {identity.pod_name} is not a known worker")
+        if (pod.namespace, pod.name) != (identity.namespace, identity.pod_name):
+            raise _Refused(403, "wrong_pod", "the token names another pod")
+        return pod
+
+    def _limit(self, pod_uid: str) -> None:
+        now = self._monotonic()
+        bucket = self._buckets.setdefault(pod_uid, _Bucket(now))
+        self._buckets.move_to_end(pod_uid)
+        if len(self._buckets) > REPORTS_KEPT_MAX:
+            self._buckets.popitem(last=False)
+        if not bucket.take(now):
+            text = f"more than {REPORTS_PER_SECOND_MAX:g} reports a second"
+            raise _Refused(429, "rate_limited", text)
+
+    def _keep(self, pod: PodView, report: Report) -> None:
+        key = (pod.job_uid, pod.rank)
+        before = self._newest.get(key)
+        if before is not None and _order(before.report) > _order(report):
+            return
+        self._newest[key] = ReceivedReport(pod.job_uid, pod.rank, self._clock(), report)
+        self._newest.move_to_end(key)
+        if len(self._newest) > REPORTS_KEPT_MAX:
+            self._newest.popitem(last=False)
+        self._dirty.mark(urgent=before is None or _is_news(before.report, report))
+
+    def _reply(self, job: GPUJob, pod: PodView) -> Reply:
+        stop = job.status.stop
+        if stop is not None and pod.attempt == job.status.attempt:
+            left = (stop.deadline - self._clock()).total_seconds()
+            request = StopRequest(stop.reason, max(0.0, round(left, 1)))
+        elif pod.deletion_at is not None:
+            left = (pod.deletion_at - self._clock()).total_seconds()
+            request = StopRequest("PodDeleted", max(0.0, round(left, 1)))
+        else:
+            request = None
+        return Reply(interval_seconds=self._interval_seconds, stop=request)
+
+
+async def _body(request: web.Request) -> bytes:
+    try:
+        return await request.read()
+    except web.HTTPRequestEntityTooLarge:
+        text = f"the report is larger than {BODY_BYTES_MAX} bytes"
+        raise _Refused(413, "too_large", text) from None
+
+
+def _read_report(body: bytes, pod: PodView) -> Report:
+    try:
+        report = Report.from_text(body.decode())
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise _Refused(400, "bad_report", f"report: is not JSON: {error}") from None
+    except FieldError as error:
+        raise _Refused(400, "bad_report", str(error)) from None
+    if (report.attempt, report.rank) != (pod.attempt, pod.rank):
+        raise _Refused(
+            403,
+            "wrong_worker",
+            f"report.attempt, report.rank: got {report.attempt}, {report.rank} from the worker of "
+            f"attempt {pod.attempt}, rank {pod.rank}",
+        )
+    return report
+
+
+def _order(report: Report) -> tuple[int, int]:
+    return report.attempt, report.sequence
+
+
+def _is_news(before: Report, now: Report) -> bool:
+    """Steps go by all the time; a new phase, checkpoint, setting or failure is worth a cycle."""
+    return (before.attempt, before.phase, before.checkpoint, before.tuned, before.failure) != (
+        now.attempt,
+        now.phase,
+        now.checkpoint,
+        now.tuned,
+        now.failure,
+    )

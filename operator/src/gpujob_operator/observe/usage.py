@@ -1,0 +1,108 @@
+"""What every attempt really used on its cards, accumulated from the agents' readings.
+
+Only what was seen counts: after a restart of the operator it starts from the next readings, and
+the job's status keeps what was known before.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from gpujob_api.gpunode import GPU, GPUNode, GPUProcess
+from gpujob_operator.decide.snapshot import CardUsage, PodView
+
+AttemptKey = tuple[str, int]
+# The worker pod with a UID, or None: a stranger's.
+PodOf = Callable[[str], PodView | None]
+
+# Utilization is a mean that forgets: what start-up looked like must not stay for hours.
+UTILIZATION_SAMPLES_MEMORY = 30
+# The agent publishes an unchanged picture every fifth reading; more is a gap, not readings.
+READINGS_PER_STATUS_MAX = 5
+
+
+@dataclass(slots=True)
+class _Card:
+    memory_peak_bytes: int = 0
+    utilization_percent: float = 0.0
+    samples: int = 0
+
+    def add(self, memory_bytes: int, utilization_percent: float, samples: int) -> None:
+        self.memory_peak_bytes = max(self.memory_peak_bytes, memory_bytes)
+        self.samples += samples
+        weight = min(1.0, samples / min(self.samples, UTILIZATION_SAMPLES_MEMORY))
+        self.utilization_percent += (utilization_percent - self.utilization_percent) * weight
+
+
+@dataclass(slots=True)
+class _Attempt:
+    cards: dict[str, _Card] = field(default_factory=dict[str, _Card])
+
+    def usage(self) -> CardUsage:
+        cards = self.cards.values()
+        return CardUsage(
+            memory_peak_bytes=max(card.memory_peak_bytes for card in cards),
+            utilization_percent=round(max(card.utilization_percent for card in cards), 1),
+            samples=max(card.samples for card in cards),
+        )
+
+
+class UsageLedger:
+    """Peaks and means by attempt. Bounded by the attempts that still have a pod or a live job."""
+
+    def __init__(self) -> None:
+        self._attempts: dict[AttemptKey, _Attempt] = {}
+        self._seen_at: dict[str, datetime] = {}
+
+    def observe(self, node: GPUNode, pod_of: PodOf) -> bool:
+        """Adds one published status; True if it was news about a pod of ours."""
+        observed_at = node.status.observed_at
+        before = self._seen_at.get(node.metadata.name)
+        if observed_at is None or (before is not None and observed_at <= before):
+            return False
+        self._seen_at[node.metadata.name] = observed_at
+        interval = node.status.sample_interval_seconds
+        samples = _readings(before, observed_at, interval)
+        news = False
+        for gpu in node.status.gpus:
+            news |= self._observe_card(gpu, pod_of, samples)
+        return news
+
+    def usage(self) -> Mapping[AttemptKey, CardUsage]:
+        return {key: attempt.usage() for key, attempt in self._attempts.items()}
+
+    def keep_only(self, attempts: set[AttemptKey], nodes: set[str]) -> None:
+        """Forgets attempts and nodes that are no more."""
+        for key in self._attempts.keys() - attempts:
+            del self._attempts[key]
+        for name in self._seen_at.keys() - nodes:
+            del self._seen_at[name]
+
+    def _observe_card(self, gpu: GPU, pod_of: PodOf, samples: int) -> bool:
+        groups: dict[AttemptKey, list[GPUProcess]] = {}
+        for process in gpu.processes:
+            pod = pod_of(process.pod_uid or "")
+            if pod is not None:
+                groups.setdefault((pod.job_uid, pod.attempt), []).append(process)
+        owners = {process.pod_uid for process in gpu.processes}
+        for key, processes in groups.items():
+            card = self._attempts.setdefault(key, _Attempt()).cards.setdefault(gpu.uuid, _Card())
+            memory = sum(process.memory_bytes for process in processes)
+            card.add(memory, _utilization(gpu, processes, alone=len(owners) == 1), samples)
+        return bool(groups)
+
+
+def _readings(before: datetime | None, now: datetime, interval_seconds: float) -> int:
+    """How many readings of the agent a status stands for: it writes only what changed."""
+    if before is None or interval_seconds <= 0:
+        return 1
+    passed = (now - before).total_seconds() / interval_seconds
+    return max(1, min(READINGS_PER_STATUS_MAX, round(passed)))
+
+
+def _utilization(gpu: GPU, processes: list[GPUProcess], *, alone: bool) -> float:
+    """The processes' own sum, or the card's where the driver does not tell processes apart."""
+    known = [one.utilization_percent for one in processes if one.utilization_percent is not None]
+    if alone or not known:
+        return gpu.utilization_percent
+    return min(100.0, sum(known))

@@ -1,0 +1,114 @@
+"""The operator's command line and configuration file."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import yaml
+
+from gpujob_api.codec import FieldError, decode, json_fields
+from gpujob_operator.act.lease import LEASE_SECONDS
+from gpujob_operator.decide.configuration import Configuration
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """`gpujob-operator run`. Addresses with port 0 take a free port and log it."""
+
+    kubeconfig: str | None
+    namespace: str
+    identity: str
+    lease_seconds: float
+    report_listen: Listen
+    report_url: str | None
+    metrics_listen: Listen
+    configuration: Configuration
+    dump_directory: Path | None
+    dump_every: bool
+    crash_after_writes: int | None
+    log_format: str
+    log_level: str
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="gpujob-operator", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    _add_run(commands.add_parser("run", help="observe a cluster, decide and write"))
+    replay = commands.add_parser("replay", help="decide a dumped cycle again and compare")
+    replay.add_argument("file", type=Path, help="a cycle-*.json from --dump-directory")
+    return parser.parse_args(arguments)
+
+
+def _add_run(run: argparse.ArgumentParser) -> None:
+    add = run.add_argument
+    add("--kubeconfig", help="without it: the pod's service account")
+    add("--namespace", default="gpujob-system", help="where the operator's Lease is")
+    add("--identity", default="", help="the Lease's holder; default: host name and process id")
+    add("--lease-seconds", type=float, default=LEASE_SECONDS)
+    add("--report-listen", type=_listen, default="0.0.0.0:8080", metavar="HOST:PORT")
+    add("--report-url", help="what workers are told; default: the listening address")
+    add("--metrics-listen", type=_listen, default="0.0.0.0:8081", metavar="HOST:PORT")
+    add("--configuration", type=Path, help="YAML with the fields of Configuration, camelCase")
+    add("--dump-directory", type=Path, help="where cycles go on SIGUSR1 and on errors")
+    add("--dump-every", action="store_true", help="dump every cycle that writes something")
+    add("--crash-after-writes", type=int, help="a test aid: exit hard after the N-th write")
+    add("--log-format", choices=("json", "text"), default="json")
+    add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+
+
+def run_options(arguments: argparse.Namespace, identity: str) -> RunOptions:
+    """Raises `FieldError` naming the option or the field of the configuration file."""
+    if not 1 <= arguments.lease_seconds <= 3600:
+        raise FieldError("--lease-seconds", f"must be 1 to 3600; got {arguments.lease_seconds}")
+    return RunOptions(
+        kubeconfig=arguments.kubeconfig,
+        namespace=arguments.namespace,
+        identity=arguments.identity or identity,
+        lease_seconds=arguments.lease_seconds,
+        report_listen=arguments.report_listen,
+        report_url=arguments.report_url,
+        metrics_listen=arguments.metrics_listen,
+        configuration=load_configuration_file(arguments.configuration),
+        dump_directory=arguments.dump_directory,
+        dump_every=arguments.dump_every,
+        crash_after_writes=arguments.crash_after_writes,
+        log_format=arguments.log_format,
+        log_level=arguments.log_level,
+    )
+
+
+def load_configuration_file(path: Path | None) -> Configuration:
+    """Reads the file, or gives the defaults. Raises `FieldError`: a typo must not pass silently."""
+    if path is None:
+        return Configuration()
+    try:
+        data = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise FieldError("--configuration", f"{path} cannot be read: {error}") from None
+    configuration = decode(Configuration, data or {}, "configuration")
+    unknown = set(data or {}) - _known_fields()
+    if unknown:
+        raise FieldError(f"configuration.{min(unknown)}", "is not a known field")
+    return configuration
+
+
+def with_report_url(configuration: Configuration, url: str) -> Configuration:
+    return replace(configuration, report_url=configuration.report_url or url)
+
+
+def _known_fields() -> set[str]:
+    return set(json_fields(Configuration))
+
+
+def _listen(text: str) -> Listen:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise argparse.ArgumentTypeError(f"must be HOST:PORT; got {text!r}")
+    return Listen(host, int(port))

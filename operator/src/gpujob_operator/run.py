@@ -1,0 +1,278 @@
+"""Puts the operator together: connection, cache, watches, report server, Lease, loop; and stops it.
+
+Order of starting: connection, lists and watches, servers, Lease, loop. Order of stopping: the loop
+finishes its cycle, events are flushed, the Lease is given back, then everything else ends.
+"""
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+from aiohttp import web
+
+from gpujob_api.meta import Metadata
+from gpujob_operator.act.crash import CrashAfterWrites
+from gpujob_operator.act.events import EventPoster
+from gpujob_operator.act.executor import Executor, Feedback
+from gpujob_operator.act.kube import (
+    GPU_NODES,
+    JOBS,
+    NODES,
+    PODS,
+    PROFILES,
+    QUEUES,
+    ApiError,
+    Kube,
+    Manifest,
+    ResourceType,
+    load_configuration,
+)
+from gpujob_operator.act.lease import Leadership, LeaseSettings
+from gpujob_operator.act.retry import Retry
+from gpujob_operator.act.tokens import TokenReviewer
+from gpujob_operator.cycle import CycleDumps, PlanFunction
+from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.plan import EventNote
+from gpujob_operator.decide.snapshot import Snapshot
+from gpujob_operator.handlers.front import Deliver, FrontEnd
+from gpujob_operator.handlers.relist import Relist
+from gpujob_operator.handlers.watches import WATCHED, Watch
+from gpujob_operator.logs import Log
+from gpujob_operator.loop import Pace, SchedulingLoop
+from gpujob_operator.metrics import Metrics
+from gpujob_operator.observe.cache import Cache, Kind
+from gpujob_operator.observe.dirty import Dirty
+from gpujob_operator.observe.health import HealthServer
+from gpujob_operator.observe.reports import (
+    REPORT_PATH,
+    PodIdentity,
+    ReportReceiver,
+    TokenCheckFailed,
+)
+from gpujob_operator.options import Listen, RunOptions, with_report_url
+from gpujob_operator.render.event import event
+
+log = Log(__name__)
+
+_KINDS: Mapping[ResourceType, Kind] = {
+    JOBS: Kind.JOB,
+    GPU_NODES: Kind.GPU_NODE,
+    QUEUES: Kind.QUEUE,
+    PROFILES: Kind.PROFILE,
+    PODS: Kind.POD,
+    NODES: Kind.NODE,
+}
+CYCLE_AGE_SECONDS_MAX = 120.0
+WATCH_AGE_SECONDS_MAX = 300.0
+FLUSH_SECONDS = 2.0
+
+
+class _Tokens:
+    """The report server's question, answered by TokenReview."""
+
+    def __init__(self, reviewer: TokenReviewer) -> None:
+        self._reviewer = reviewer
+
+    async def check(self, token: str) -> PodIdentity | None:
+        try:
+            identity = await self._reviewer.review(token)
+        except ApiError as error:
+            raise TokenCheckFailed(str(error)) from error
+        return None if identity is None else PodIdentity(*identity)
+
+
+class Operator:
+    """One operator process. Everything runs in one event loop, kopf in a thread beside it."""
+
+    def __init__(self, options: RunOptions, plan: PlanFunction, pace: Pace | None = None) -> None:
+        self._options = options
+        self._plan = plan
+        self._pace = pace or Pace()
+        self._metrics = Metrics()
+        self._dirty = Dirty()
+        self._stop = asyncio.Event()
+        self._cache = Cache(self._dirty, self._metrics, utc_now)
+        self._configuration: Configuration = options.configuration
+
+    def stop(self) -> None:
+        """Asks for a graceful end; `run` returns when the cycle under way is written."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Runs until `stop`, SIGTERM or SIGINT. Raises what ended a part that never ends."""
+        connection = await load_configuration(self._options.kubeconfig)
+        crash = self._options.crash_after_writes
+        kube = Kube(connection, after_write=CrashAfterWrites(crash) if crash else None)
+        front = FrontEnd(connection, self._deliver(), self._metrics)
+        try:
+            await self._run_with(kube, front)
+        finally:
+            await asyncio.to_thread(front.stop)
+            await kube.close()
+
+    async def _run_with(self, kube: Kube, front: FrontEnd) -> None:
+        leadership = self._leadership(kube)
+        receiver = self._receiver(kube, leadership)
+        poster = EventPoster(kube, time.monotonic)
+        async with site(receiver.application(), self._options.report_listen) as address:
+            url = self._options.report_url or f"{address}{REPORT_PATH}"
+            self._configuration = with_report_url(self._options.configuration, url)
+            loop = self._scheduling_loop(kube, leadership, receiver, poster)
+            watches = [Watch(kube, self._cache, self._metrics, one) for one in WATCHED]
+            health = self._health(loop, watches, leadership)
+            async with site(health.application(), self._options.metrics_listen) as metrics_url:
+                log.info("started", reports=self._configuration.report_url, metrics=metrics_url)
+                front.start()
+                self._handle_signals(loop)
+                relist = Relist(kube, self._cache, silent=front.restart)
+                parts = [*(one.run() for one in watches), relist.run(), poster.run()]
+                async with background(*parts) as tasks:
+                    await self._lead(leadership, loop, tasks)
+                    await poster.flush(FLUSH_SECONDS)
+                    await leadership.release()
+
+    async def _lead(
+        self, leadership: Leadership, loop: SchedulingLoop, parts: list[asyncio.Task[None]]
+    ) -> None:
+        """Keeps the Lease and runs the loop until told to stop, or until a part fails."""
+        async with background(leadership.keep(), self._stop.wait()) as keeping:
+            scheduling = asyncio.ensure_future(loop.run())
+            await asyncio.wait([scheduling, *keeping, *parts], return_when=asyncio.FIRST_COMPLETED)
+            loop.stop()
+            await scheduling
+        for part in parts:
+            if part.done():
+                part.result()
+
+    def _leadership(self, kube: Kube) -> Leadership:
+        options = self._options
+        settings = LeaseSettings(options.namespace, options.identity, seconds=options.lease_seconds)
+
+        def changed(leads: bool) -> None:
+            self._metrics.leader.set(leads)
+            self._dirty.mark()
+
+        return Leadership(kube, settings, monotonic=time.monotonic, changed=changed)
+
+    def _receiver(self, kube: Kube, leadership: Leadership) -> ReportReceiver:
+        return ReportReceiver(
+            self._cache,
+            _Tokens(TokenReviewer(kube, time.monotonic)),
+            self._dirty,
+            self._metrics,
+            clock=utc_now,
+            monotonic=time.monotonic,
+            interval_seconds=self._options.configuration.report_interval_seconds,
+            is_leader=lambda: leadership.leads,
+        )
+
+    def _scheduling_loop(
+        self,
+        kube: Kube,
+        leadership: Leadership,
+        receiver: ReportReceiver,
+        poster: EventPoster,
+    ) -> SchedulingLoop:
+        executor = Executor(
+            kube,
+            self._feedback(poster),
+            self._metrics,
+            configuration=self._configuration,
+            clock=utc_now,
+            monotonic=time.monotonic,
+            may_act=lambda: leadership.leads,
+            retry=Retry(retried=self._metrics.write_retries.inc),
+        )
+        directory = self._options.dump_directory
+
+        def snapshot() -> Snapshot:
+            return self._cache.snapshot(receiver.newest(), self._configuration)
+
+        return SchedulingLoop(
+            snapshot=snapshot,
+            plan=self._plan,
+            executor=executor,
+            dirty=self._dirty,
+            metrics=self._metrics,
+            clock=utc_now,
+            may_act=lambda: leadership.leads and self._cache.ready,
+            dumps=None if directory is None else CycleDumps(directory),
+            dump_every=self._options.dump_every,
+            pace=self._pace,
+        )
+
+    def _feedback(self, poster: EventPoster) -> Feedback:
+        def written(resource: ResourceType, manifest: Manifest) -> None:
+            self._cache.apply(_KINDS[resource], None, manifest)
+
+        def gone(resource: ResourceType, uid: str) -> None:
+            self._cache.forget(_KINDS[resource], uid)
+
+        def noted(metadata: Metadata, note: EventNote) -> None:
+            poster.post(event(metadata, note, utc_now()))
+
+        return Feedback(written, gone, noted)
+
+    def _deliver(self) -> Deliver:
+        """From kopf's thread into our loop."""
+        loop = asyncio.get_running_loop()
+
+        def deliver(kind: str, event_type: str | None, manifest: Mapping[str, Any]) -> None:
+            loop.call_soon_threadsafe(self._cache.apply, Kind(kind), event_type, manifest)
+
+        return deliver
+
+    def _health(
+        self, loop: SchedulingLoop, watches: list[Watch], leadership: Leadership
+    ) -> HealthServer:
+        def ages() -> dict[str, tuple[float, float]]:
+            now = time.monotonic()
+            oldest = min(watch.alive_at for watch in watches)
+            return {
+                "cycle": (now - loop.last_cycle_at, CYCLE_AGE_SECONDS_MAX),
+                "watch": (now - oldest, WATCH_AGE_SECONDS_MAX),
+            }
+
+        def is_ready() -> bool:
+            return self._cache.ready and leadership.leads
+
+        return HealthServer(self._metrics, ages, is_ready)
+
+    def _handle_signals(self, loop: SchedulingLoop) -> None:
+        running = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            running.add_signal_handler(number, self.stop)
+        running.add_signal_handler(signal.SIGUSR1, loop.dump_next)
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+@asynccontextmanager
+async def background(*parts: Coroutine[Any, Any, Any]) -> AsyncGenerator[list[asyncio.Task[Any]]]:
+    """Runs the parts until the block ends."""
+    tasks = [asyncio.create_task(part) for part in parts]
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def site(application: web.Application, listen: Listen) -> AsyncGenerator[str]:
+    """Serves an application; yields its URL with the port that was taken."""
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, listen.host, listen.port).start()
+        host, port = runner.addresses[0][:2]
+        yield f"http://{host}:{port}"
+    finally:
+        await runner.cleanup()
