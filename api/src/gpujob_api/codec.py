@@ -2,6 +2,8 @@
 
 One codec for all nouns keeps the Python types and the CRD schemas comparable field by field.
 Unknown fields are ignored when reading: an older reader must accept what a newer writer says.
+Bounds stand beside the types (`bounds`): reading refuses what breaks them, and writing shortens the
+texts and lists that are for people, so that no write is refused for a long message.
 """
 
 import dataclasses
@@ -11,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from enum import Enum
 from functools import cache
-from typing import Any, ClassVar, Protocol, TypeVar, cast, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar, cast, get_args, get_origin
+
+from gpujob_api.bounds import Bound
 
 
 class FieldError(ValueError):
@@ -42,13 +46,20 @@ def json_fields(kind: type) -> dict[str, tuple[str, Any]]:
     return {camel_case(f.name): (f.name, hints[f.name]) for f in dataclasses.fields(kind)}
 
 
+@cache
+def bounded_fields(kind: type) -> dict[str, tuple[str, Any]]:
+    """As `json_fields`, with the bounds: types are `Annotated` where a field has any."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {camel_case(f.name): (f.name, hints[f.name]) for f in dataclasses.fields(kind)}
+
+
 def decode(kind: type[DataT], data: object, path: str = "") -> DataT:
     """Reads a noun from parsed JSON. Raises `FieldError` naming the field that does not fit."""
     if not isinstance(data, Mapping):
         raise FieldError(path or kind.__name__, f"must be an object, not {_json_type(data)}")
     values: dict[str, Any] = {}
     mapping = cast("Mapping[str, object]", data)
-    for json_name, (name, hint) in json_fields(kind).items():
+    for json_name, (name, hint) in bounded_fields(kind).items():
         value = mapping.get(json_name)
         if value is not None:
             values[name] = _decode_value(hint, value, _join(path, json_name))
@@ -68,13 +79,21 @@ def decode(kind: type[DataT], data: object, path: str = "") -> DataT:
 
 
 def encode(noun: _Dataclass) -> dict[str, Any]:
-    """Writes a noun as JSON. Fields that are None are left out."""
+    """Writes a noun as JSON. Fields that are None are left out; what may be clipped fits."""
     result: dict[str, Any] = {}
-    for json_name, (name, _) in json_fields(type(noun)).items():
-        value = getattr(noun, name)
+    for json_name, (name, hint) in bounded_fields(type(noun)).items():
+        value = _fitted(hint, getattr(noun, name))
         if value is not None:
             result[json_name] = _encode_value(value)
     return result
+
+
+def check(noun: _Dataclass) -> None:
+    """Refuses a noun built in Python as `decode` would (for `__post_init__`)."""
+    for json_name, (name, hint) in bounded_fields(type(noun)).items():
+        value = getattr(noun, name)
+        if value is not None:
+            _check_value(hint, value, json_name)
 
 
 def format_time(moment: datetime) -> str:
@@ -84,8 +103,12 @@ def format_time(moment: datetime) -> str:
 
 
 def parse_time(text: str) -> datetime:
+    """Reads an ISO 8601 time, in UTC where it names no zone. Raises `ValueError`."""
     moment = datetime.fromisoformat(text)
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    try:
+        return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
+    except OverflowError:
+        raise ValueError(f"{text} is beyond the calendar in UTC") from None
 
 
 def _join(path: str, name: str) -> str:
@@ -120,11 +143,57 @@ def _encode_value(value: Any) -> Any:
     return value
 
 
-def _decode_value(hint: Any, value: object, path: str) -> Any:
-    origin = get_origin(hint)
-    if origin in (types.UnionType, typing.Union):
+def _inner(hint: Any) -> Any:
+    """The type of an optional field's value."""
+    if get_origin(hint) in (types.UnionType, typing.Union):
         (inner,) = (part for part in get_args(hint) if part is not type(None))
-        return _decode_value(inner, value, path)
+        return inner
+    return hint
+
+
+def _bounds(hint: Any) -> tuple[Any, tuple[Bound, ...]]:
+    """The bare type and the bounds on it."""
+    if get_origin(hint) is Annotated:
+        bare, *extras = get_args(hint)
+        return bare, tuple(extra for extra in extras if isinstance(extra, Bound))
+    return hint, ()
+
+
+def _fitted(hint: Any, value: Any) -> Any:
+    """Shortens what may be shortened."""
+    bare, bounds = _bounds(_inner(hint))
+    if value is None:
+        return None
+    for bound in bounds:
+        value = bound.fitted(value)
+    if get_origin(bare) is tuple and _bounds(get_args(bare)[0])[1]:
+        return tuple(_fitted(get_args(bare)[0], entry) for entry in value)
+    return value
+
+
+def _check_value(hint: Any, value: Any, path: str) -> None:
+    bare, bounds = _bounds(_inner(hint))
+    for problem in (bound.problem(bound.fitted(value)) for bound in bounds):
+        if problem is not None:
+            raise FieldError(path, problem)
+    if get_origin(bare) is tuple:
+        for position, entry in enumerate(value):
+            _check_value(get_args(bare)[0], entry, f"{path}[{position}]")
+
+
+def _decode_value(hint: Any, value: object, path: str) -> Any:
+    bare, bounds = _bounds(_inner(hint))
+    result = _decode_bare(bare, value, path)
+    for bound in bounds:
+        result = bound.fitted(result)
+        problem = None if result is None else bound.problem(result)
+        if problem is not None:
+            raise FieldError(path, problem)
+    return result
+
+
+def _decode_bare(hint: Any, value: object, path: str) -> Any:
+    origin = get_origin(hint)
     if origin is tuple:
         return _decode_list(get_args(hint)[0], value, path)
     if origin is not None and issubclass(origin, Mapping):

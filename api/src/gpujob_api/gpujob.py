@@ -1,22 +1,54 @@
 """GPUJob: what the user asks for (`spec`) and what came of it (`status`)."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
-from typing import Any
+from typing import Annotated, Any, cast
 
-from gpujob_api.codec import FieldError
-from gpujob_api.meta import Condition, Metadata
-from gpujob_api.quantities import Memory
-from gpujob_api.report import CheckpointReport, FailureClass, Timing
+from gpujob_api.bounds import (
+    GPUUUID,
+    INT32_MAX,
+    LABEL_PATTERN,
+    CardMemoryBytes,
+    Count,
+    Items,
+    Label,
+    Message,
+    Model,
+    Percent,
+    Range,
+    SmallCount,
+    Subdomain,
+    Text,
+    Version,
+)
+from gpujob_api.codec import FieldError, check
+from gpujob_api.meta import Conditions, Metadata
+from gpujob_api.quantities import MIB, Memory
+from gpujob_api.report import (
+    CheckpointReport,
+    Explanations,
+    FailureClass,
+    Loss,
+    Seconds,
+    Timing,
+    WaitPercent,
+)
 from gpujob_api.settings import OptimizeMode, Precision, Toggle, TunedSettings
 
 WORKERS_MAX = 1024
 GPUS_PER_WORKER_MAX = 16
 WORKER_CONTAINER = "worker"
-_INTERVAL = re.compile(r"^(?:Auto|([1-9][0-9]{0,5})(s|m|h))$")
+# Attempt and rank are appended in the names of pods, which are at most 63 characters: -99999-1023.
+JOB_NAME_CHARACTERS_MAX = 52
+ATTEMPT_MAX = 99_999
+PRIORITY_MAX = 1_000_000
+GPU_MEMORY_BYTES_MIN = MIB
+INTERVAL_PATTERN = r"^(Auto|[1-9][0-9]{0,5}[smh])$"
+_JOB_NAME = Text(JOB_NAME_CHARACTERS_MAX, LABEL_PATTERN, 1)
+_INTERVAL = re.compile(r"([1-9][0-9]{0,5})([smh])")
 _INTERVAL_SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
@@ -57,13 +89,26 @@ class GPURequest:
     """Which card a worker needs. `memory` is a hint until a measurement exists."""
 
     memory: Memory | None = None
-    models: tuple[str, ...] = ()
+    models: Annotated[
+        tuple[Annotated[str, Text(128, characters_min=1)], ...], Items(16, unique=True)
+    ] = ()
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.memory is not None and self.memory.bytes < GPU_MEMORY_BYTES_MIN:
+            raise FieldError(
+                "memory",
+                f"must be at least 1Mi; got {self.memory.bytes} bytes (is a unit missing?)",
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
     mode: SharingMode = SharingMode.AUTO
-    max_slowdown_percent: int = 10
+    max_slowdown_percent: Annotated[int, Range(0, 100)] = 10
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +119,11 @@ class BatchSize:
     None for Auto.
     """
 
-    total: int | None = None
+    total: Annotated[int, Range(1, INT32_MAX)] | None = None
     per_step: "PerStep | None" = None
 
     def __post_init__(self) -> None:
+        check(self)
         per_step = self.per_step.samples if self.per_step else None
         if self.total is not None and per_step is not None and self.total % per_step:
             raise FieldError("total", f"{self.total} is not divisible by perStep {per_step}")
@@ -93,9 +139,9 @@ class PerStep:
     def from_json(cls, value: object, path: str) -> "PerStep":
         if value == "Auto":
             return cls(None)
-        if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 2**31 - 1:
+        if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= INT32_MAX:
             return cls(value)
-        raise FieldError(path, f"must be Auto or a number from 1 to {2**31 - 1}; got {value!r}")
+        raise FieldError(path, f"must be Auto or a number from 1 to {INT32_MAX}; got {value!r}")
 
     def to_json(self) -> object:
         return "Auto" if self.samples is None else self.samples
@@ -115,22 +161,18 @@ class Optimize:
 class Checkpoint:
     """Where and how often state is kept. Without a claim the job keeps it on the node only."""
 
-    volume_claim_name: str | None = None
-    interval: str = "Auto"
-    keep: int = 3
+    volume_claim_name: Subdomain | None = None
+    interval: Annotated[str, Text(7, INTERVAL_PATTERN)] = "Auto"
+    keep: Annotated[int, Range(2, 100)] = 3
 
     def __post_init__(self) -> None:
-        if _INTERVAL.match(self.interval) is None:
-            raise FieldError(
-                "interval", f"must be Auto or such as 30s, 10m, 2h; got {self.interval!r}"
-            )
+        check(self)
 
     @property
     def interval_seconds(self) -> int | None:
-        match = _INTERVAL.match(self.interval)
-        if match is None or match[1] is None:
-            return None
-        return int(match[1]) * _INTERVAL_SECONDS[match[2]]
+        """None is Auto."""
+        match = _INTERVAL.fullmatch(self.interval)
+        return int(match[1]) * _INTERVAL_SECONDS[match[2]] if match else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,22 +180,33 @@ class Spot:
     policy: SpotPolicy = SpotPolicy.PREFER
     deadline: datetime | None = None
 
+    def __post_init__(self) -> None:
+        if self.deadline is not None and self.policy is not SpotPolicy.PREFER:
+            raise FieldError(
+                "deadline",
+                "needs policy: Prefer; with policy: "
+                f"{self.policy.value} nothing could be moved to meet it",
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class Retry:
     """How often a failed attempt is repeated, and after how long without progress it is hung."""
 
-    limit: int = 3
-    hang_timeout_seconds: int = 600
+    limit: Annotated[int, Range(0, 100)] = 3
+    hang_timeout_seconds: Annotated[int, Range(1, 604_800)] = 600
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 @dataclass(frozen=True, slots=True)
 class GPUJobSpec:
     template: Mapping[str, Any]
-    queue: str = "default"
-    priority: int = 0
-    workers: int = 1
-    gpus_per_worker: int = 1
+    queue: Label = "default"
+    priority: Annotated[int, Range(-PRIORITY_MAX, PRIORITY_MAX)] = 0
+    workers: Annotated[int, Range(1, WORKERS_MAX)] = 1
+    gpus_per_worker: Annotated[int, Range(1, GPUS_PER_WORKER_MAX)] = 1
     gpu: GPURequest = field(default_factory=GPURequest)
     sharing: Sharing = field(default_factory=Sharing)
     optimize: Optimize = field(default_factory=Optimize)
@@ -163,53 +216,57 @@ class GPUJobSpec:
     suspend: bool = False
 
     def __post_init__(self) -> None:
-        if not 1 <= self.workers <= WORKERS_MAX:
-            raise FieldError("workers", f"must be from 1 to {WORKERS_MAX}; got {self.workers}")
-        if not 1 <= self.gpus_per_worker <= GPUS_PER_WORKER_MAX:
-            raise FieldError(
-                "gpusPerWorker",
-                f"must be from 1 to {GPUS_PER_WORKER_MAX}; got {self.gpus_per_worker}",
-            )
+        check(self)
         if self.sharing.mode is SharingMode.SHARED and self.gpus_per_worker > 1:
-            raise FieldError("sharing.mode", "Shared needs gpusPerWorker: 1")
+            raise FieldError(
+                "sharing.mode", f"Shared needs gpusPerWorker: 1; got {self.gpus_per_worker}"
+            )
         if self.spot.policy is SpotPolicy.REQUIRE and self.checkpoint.volume_claim_name is None:
             raise FieldError("checkpoint.volumeClaimName", "is required by spot.policy: Require")
         self.worker_container()
 
     def worker_container(self) -> Mapping[str, Any]:
         """The container that gets the GPU. Raises `FieldError` when the template has none."""
-        pod = self.template.get("spec")
-        containers = pod.get("containers") if isinstance(pod, Mapping) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-        for container in containers or ():  # pyright: ignore[reportUnknownVariableType]
-            if container.get("name") == WORKER_CONTAINER:  # pyright: ignore[reportUnknownMemberType]
-                return container  # pyright: ignore[reportUnknownVariableType]
+        for container in _containers(self.template):
+            if container.get("name") == WORKER_CONTAINER:
+                return container
         raise FieldError("template.spec.containers", f"needs a container named {WORKER_CONTAINER}")
+
+
+def _containers(template: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The template's containers; what is no container is passed over."""
+    pod = template.get("spec")
+    listed = cast("Mapping[str, Any]", pod).get("containers") if isinstance(pod, Mapping) else None
+    if isinstance(listed, Sequence) and not isinstance(listed, str):
+        for container in cast("Sequence[object]", listed):
+            if isinstance(container, Mapping):
+                yield cast("Mapping[str, Any]", container)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlacement:
     """Where one worker runs: its rank in the gang, the node, and the cards by UUID."""
 
-    rank: int
-    node: str
-    gpus: tuple[str, ...]
+    rank: Annotated[int, Range(0, WORKERS_MAX - 1)]
+    node: Subdomain
+    gpus: Annotated[tuple[GPUUUID, ...], Items(GPUS_PER_WORKER_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Where an attempt runs. Written before its pods are created, so that a crash loses nothing."""
 
-    workers: tuple[WorkerPlacement, ...]
+    workers: Annotated[tuple[WorkerPlacement, ...], Items(WORKERS_MAX, keys=("rank",))]
     spot: bool = False
-    gpu_model: str = ""
+    gpu_model: Model = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
     """What an attempt holds on each of its cards until it is proven finished."""
 
-    memory_bytes: int
-    utilization_percent: float
+    memory_bytes: CardMemoryBytes
+    utilization_percent: Percent
     source: ReservationSource
     exclusive: bool = False
 
@@ -218,72 +275,72 @@ class Reservation:
 class Measurement:
     """What the job was seen to use per card, and how fast it goes."""
 
-    memory_bytes: int
-    utilization_percent: float
-    samples: int
-    step: int = 0
-    steps_total: int | None = None
-    loss: float | None = None
+    memory_bytes: CardMemoryBytes
+    utilization_percent: Percent
+    samples: Count
+    step: Count = 0
+    steps_total: Count | None = None
+    loss: Loss | None = None
     baseline: Timing | None = None
     current: Timing | None = None
-    data_wait_percent: float | None = None
-    device: str = ""
-    torch_version: str = ""
+    data_wait_percent: WaitPercent | None = None
+    device: Model = ""
+    torch_version: Version = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
     """What happened to earlier attempts. Interruptions are not the job's fault and not retries."""
 
-    out_of_memory: int = 0
-    errors: int = 0
-    hung: int = 0
-    node_lost: int = 0
-    interruptions: int = 0
+    out_of_memory: SmallCount = 0
+    errors: SmallCount = 0
+    hung: SmallCount = 0
+    node_lost: SmallCount = 0
+    interruptions: SmallCount = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StopReason:
     """Why a running attempt is being stopped, and when its grace ends."""
 
-    reason: str
-    message: str
+    reason: Annotated[str, Text(256, clip=True)]
+    message: Message
     deadline: datetime
 
 
 @dataclass(frozen=True, slots=True)
 class JobFailure:
     failure_class: FailureClass
-    message: str
+    message: Message
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
     """The printer columns, ready to read."""
 
-    where: str = ""
-    speed: str = ""
-    memory: str = ""
-    cost: str = ""
-    reason: str = ""
+    where: Annotated[str, Text(256, clip=True)] = ""
+    speed: Annotated[str, Text(128, clip=True)] = ""
+    memory: Annotated[str, Text(128, clip=True)] = ""
+    cost: Annotated[str, Text(128, clip=True)] = ""
+    reason: Annotated[str, Text(256, clip=True)] = ""
 
 
 @dataclass(frozen=True, slots=True)
 class GPUJobStatus:
     phase: JobPhase = JobPhase.PENDING
-    observed_generation: int = 0
-    attempt: int = 0
+    observed_generation: Count = 0
+    attempt: Annotated[int, Range(0, ATTEMPT_MAX)] = 0
     placement: Placement | None = None
     reservation: Reservation | None = None
     measurement: Measurement | None = None
     tuned: TunedSettings | None = None
-    tuning_seconds: float | None = None
+    tuning_seconds: Seconds | None = None
     checkpoint: CheckpointReport | None = None
-    resumed_from_step: int | None = None
+    resumed_from_step: Count | None = None
     counters: Counters = field(default_factory=Counters)
     stop: StopReason | None = None
     failure: JobFailure | None = None
-    profile: str | None = None
+    profile: Annotated[str, Text(253)] | None = None
     next_attempt_at: datetime | None = None
     attempt_started_at: datetime | None = None
     progressed_at: datetime | None = None
@@ -291,9 +348,9 @@ class GPUJobStatus:
     finished_at: datetime | None = None
     # When the figures of this status were last written; bounds the rate of writes.
     observed_at: datetime | None = None
-    explain: tuple[str, ...] = ()
+    explain: Explanations = ()
     summary: Summary = field(default_factory=Summary)
-    conditions: tuple[Condition, ...] = ()
+    conditions: Conditions = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +358,11 @@ class GPUJob:
     metadata: Metadata
     spec: GPUJobSpec
     status: GPUJobStatus = field(default_factory=GPUJobStatus)
+
+    def __post_init__(self) -> None:
+        problem = _JOB_NAME.problem(self.metadata.name)
+        if problem is not None:
+            raise FieldError("metadata.name", problem)
 
     @property
     def finished(self) -> bool:

@@ -2,39 +2,57 @@
 
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Annotated
 
-from gpujob_api.codec import FieldError
-from gpujob_api.meta import Condition, Metadata
+from gpujob_api.bounds import (
+    CARD_MEMORY_BYTES_MAX,
+    FRACTION_MAX,
+    GPUUUID,
+    CardMemoryBytes,
+    Count,
+    Items,
+    Message,
+    Percent,
+    Range,
+    SmallCount,
+    Text,
+    Version,
+)
+from gpujob_api.codec import FieldError, check
+from gpujob_api.meta import Conditions, Metadata
 from gpujob_api.quantities import is_gpu_uuid
+
+GPUS_MAX = 64
+PROCESSES_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
 class GPUProcess:
     """A process on a card. `pod_uid` is None for a stranger: nobody's pod."""
 
-    pid: int
-    memory_bytes: int
-    pod_uid: str | None = None
-    utilization_percent: float | None = None
+    pid: SmallCount
+    memory_bytes: CardMemoryBytes
+    pod_uid: Annotated[str, Text(64)] | None = None
+    utilization_percent: Percent | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GPU:
     """One card as measured. `memory_reserved_bytes` is what the driver keeps for itself."""
 
-    uuid: str
-    index: int
-    model: str
-    memory_total_bytes: int
-    memory_used_bytes: int
-    memory_reserved_bytes: int = 0
-    utilization_percent: float = 0.0
-    power_watts: float | None = None
-    energy_joules: float | None = None
-    temperature_celsius: float | None = None
+    uuid: GPUUUID
+    index: Annotated[int, Range(0, 1023)]
+    model: Annotated[str, Text(128, characters_min=1)]
+    memory_total_bytes: Annotated[int, Range(1, CARD_MEMORY_BYTES_MAX)]
+    memory_used_bytes: CardMemoryBytes
+    memory_reserved_bytes: CardMemoryBytes = 0
+    utilization_percent: Percent = 0.0
+    power_watts: Annotated[float, Range(0, 100_000)] | None = None
+    energy_joules: Annotated[float, Range(0, FRACTION_MAX)] | None = None
+    temperature_celsius: Annotated[float, Range(-273, 1000)] | None = None
     healthy: bool = True
-    health_message: str = ""
-    processes: tuple[GPUProcess, ...] = ()
+    health_message: Message = ""
+    processes: Annotated[tuple[GPUProcess, ...], Items(PROCESSES_MAX, clip=True)] = ()
 
     def __post_init__(self) -> None:
         if not is_gpu_uuid(self.uuid):
@@ -54,19 +72,22 @@ class GPU:
 class GPUNodeSpec:
     """What people set: a price per card, or no new jobs here."""
 
-    price_per_gpu_hour: float | None = None
+    price_per_gpu_hour: Annotated[float, Range(0, 1_000_000)] | None = None
     unschedulable: bool = False
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 @dataclass(frozen=True, slots=True)
 class GPUNodeStatus:
     observed_at: datetime | None = None
-    observed_generation: int = 0
-    agent_version: str = ""
-    driver_version: str = ""
-    sample_interval_seconds: float = 2.0
-    gpus: tuple[GPU, ...] = ()
-    conditions: tuple[Condition, ...] = ()
+    observed_generation: Count = 0
+    agent_version: Version = ""
+    driver_version: Version = ""
+    sample_interval_seconds: Annotated[float, Range(0.01, 3600)] = 2.0
+    gpus: Annotated[tuple[GPU, ...], Items(GPUS_MAX, keys=("uuid",))] = ()
+    conditions: Conditions = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,22 @@
 
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Annotated
 
-from gpujob_api.meta import Condition, Metadata
-from gpujob_api.report import Timing
+from gpujob_api.bounds import (
+    CardMemoryBytes,
+    Count,
+    Items,
+    Model,
+    Percent,
+    Range,
+    Text,
+    Version,
+)
+from gpujob_api.codec import check
+from gpujob_api.gpujob import GPUS_PER_WORKER_MAX, WORKERS_MAX
+from gpujob_api.meta import Conditions, Metadata
+from gpujob_api.report import Seconds, Timing
 from gpujob_api.settings import TunedSettings
 
 
@@ -12,34 +25,39 @@ from gpujob_api.settings import TunedSettings
 class ProfileEntry:
     """Measured on one card model with one torch version."""
 
-    gpu_model: str
-    torch_version: str
-    memory_bytes: int
-    utilization_percent: float
-    samples: int
+    gpu_model: Model
+    torch_version: Version
+    memory_bytes: CardMemoryBytes
+    utilization_percent: Percent
+    samples: Count
     updated_at: datetime
     baseline: Timing | None = None
     current: Timing | None = None
     tuned: TunedSettings | None = None
-    tuning_seconds: float | None = None
+    tuning_seconds: Seconds | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GPUProfileSpec:
     """What the workload is: the fingerprint's inputs, for people to recognise it."""
 
-    fingerprint: str
-    image: str
-    command: tuple[str, ...] = ()
-    gpus_per_worker: int = 1
-    workers: int = 1
+    fingerprint: Annotated[str, Text(128, characters_min=1)]
+    image: Annotated[str, Text(1024)]
+    command: Annotated[tuple[Annotated[str, Text(1024, clip=True)], ...], Items(64, clip=True)] = ()
+    gpus_per_worker: Annotated[int, Range(1, GPUS_PER_WORKER_MAX)] = 1
+    workers: Annotated[int, Range(1, WORKERS_MAX)] = 1
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 @dataclass(frozen=True, slots=True)
 class GPUProfileStatus:
-    observed_generation: int = 0
-    entries: tuple[ProfileEntry, ...] = ()
-    conditions: tuple[Condition, ...] = ()
+    observed_generation: Count = 0
+    entries: Annotated[
+        tuple[ProfileEntry, ...], Items(64, keys=("gpu_model", "torch_version"))
+    ] = ()
+    conditions: Conditions = ()
 
 
 @dataclass(frozen=True, slots=True)

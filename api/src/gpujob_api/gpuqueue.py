@@ -1,9 +1,12 @@
 """GPUQueue: a share of the cluster. Cluster-scoped; a job names its queue in `spec.queue`."""
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from gpujob_api.meta import Condition, Metadata
-from gpujob_api.quantities import Memory
+from gpujob_api.bounds import LABEL_PATTERN, Count, Label, Range, Text
+from gpujob_api.codec import FieldError, check
+from gpujob_api.meta import Conditions, Metadata
+from gpujob_api.quantities import FleetMemory
 
 DEFAULT_QUEUE = "default"
 
@@ -12,26 +15,32 @@ DEFAULT_QUEUE = "default"
 class Quota:
     """What a queue may always use. None is no limit."""
 
-    gpus: int | None = None
-    gpu_memory: Memory | None = None
+    gpus: Annotated[int, Range(0, 1_000_000)] | None = None
+    gpu_memory: FleetMemory | None = None
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 @dataclass(frozen=True, slots=True)
 class GPUQueueSpec:
-    weight: int = 1
-    parent: str | None = None
+    weight: Annotated[int, Range(1, 1_000_000)] = 1
+    parent: Label | None = None
     nominal: Quota = field(default_factory=Quota)
     borrowing_limit: Quota = field(default_factory=Quota)
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 @dataclass(frozen=True, slots=True)
 class GPUQueueStatus:
-    observed_generation: int = 0
-    pending_jobs: int = 0
-    running_jobs: int = 0
-    reserved_gpus: int = 0
-    reserved_memory_bytes: int = 0
-    conditions: tuple[Condition, ...] = ()
+    observed_generation: Count = 0
+    pending_jobs: Count = 0
+    running_jobs: Count = 0
+    reserved_gpus: Count = 0
+    reserved_memory_bytes: Count = 0
+    conditions: Conditions = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +48,10 @@ class GPUQueue:
     metadata: Metadata
     spec: GPUQueueSpec = field(default_factory=GPUQueueSpec)
     status: GPUQueueStatus = field(default_factory=GPUQueueStatus)
+
+    def __post_init__(self) -> None:
+        problem = Text(63, LABEL_PATTERN, 1).problem(self.metadata.name)
+        if problem is not None:
+            raise FieldError("metadata.name", problem)
+        if self.spec.parent == self.metadata.name:
+            raise FieldError("spec.parent", f"must not be the queue itself, {self.spec.parent}")

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
+from typing import Annotated
+
+from gpujob_api.bounds import Count, Items, Message, Text
 
 GROUP = "gpujob.dev"
 VERSION = "v1alpha1"
@@ -31,12 +34,15 @@ class ConditionStatus(Enum):
 class Condition:
     """One finding about an object, as the Kubernetes API conventions define it."""
 
-    type: str
+    type: Annotated[str, Text(316, r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$", 1)]
     status: ConditionStatus
-    reason: str
-    message: str
+    reason: Annotated[str, Text(256, r"^[A-Za-z]([A-Za-z0-9_]*[A-Za-z0-9])?$", 1)]
+    message: Message
     last_transition_time: datetime
-    observed_generation: int = 0
+    observed_generation: Count = 0
+
+
+Conditions = Annotated[tuple[Condition, ...], Items(16, keys=("type",))]
 
 
 @dataclass(frozen=True, slots=True)

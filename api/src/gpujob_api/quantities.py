@@ -2,19 +2,22 @@
 
 import re
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
+from gpujob_api.bounds import CARD_MEMORY_BYTES_MAX, GPU_UUID_PATTERN
 from gpujob_api.codec import FieldError
 
 KIB = 1024
 MIB = 1024**2
 GIB = 1024**3
-MEMORY_BYTES_MAX = 16 * 1024**4
+MEMORY_BYTES_MAX = CARD_MEMORY_BYTES_MAX
+FLEET_MEMORY_BYTES_MAX = 16 * 1024**5
+QUANTITY_PATTERN = r"^([0-9]{1,15})(\.[0-9]{1,6})?(Ki|Mi|Gi|Ti|k|M|G|T)?$"
 
 _BINARY = {"": 1, "Ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": 1024**4}
 _SUFFIXES = _BINARY | {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_MEMORY = re.compile(r"^([0-9]{1,15})(\.[0-9]{1,6})?(Ki|Mi|Gi|Ti|k|M|G|T)?$")
-_GPU_UUID = re.compile(r"^(GPU|MIG|CPU)-[0-9A-Za-z][0-9A-Za-z-]{0,62}$")
+_MEMORY = re.compile(QUANTITY_PATTERN)
+_GPU_UUID = re.compile(GPU_UUID_PATTERN)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -22,22 +25,29 @@ class Memory:
     """GPU memory as the user wrote it: 20Gi, 512Mi, 1.5G. At least 1 byte, at most 16 Ti."""
 
     bytes: int
+    bytes_min: ClassVar[int] = 1
+    bytes_max: ClassVar[int] = MEMORY_BYTES_MAX
 
     def __post_init__(self) -> None:
-        if not 0 < self.bytes <= MEMORY_BYTES_MAX:
-            raise FieldError("", f"must be above 0 and at most 16Ti; got {self.bytes} bytes")
+        if not self.bytes_min <= self.bytes <= self.bytes_max:
+            at_most = self.bytes_max // 1024**4
+            raise FieldError(
+                "", f"must be from {self.bytes_min} byte to {at_most}Ti; got {self.bytes} bytes"
+            )
 
     @classmethod
     def from_json(cls, value: object, path: str) -> Self:
         if isinstance(value, int) and not isinstance(value, bool):
             value = str(value)
-        match = _MEMORY.match(value) if isinstance(value, str) else None
+        match = _MEMORY.fullmatch(value) if isinstance(value, str) else None
         if match is None:
             raise FieldError(path, f"must be a quantity such as 20Gi or 512Mi; got {value!r}")
-        whole, fraction, suffix = match.groups()
-        amount = float(whole + (fraction or "")) * _SUFFIXES[suffix or ""]
+        whole, fraction, suffix = match.groups(default="")
+        decimals = fraction[1:]
+        scaled = int(whole + decimals) * _SUFFIXES[suffix]
         try:
-            return cls(round(amount) if fraction else int(whole) * _SUFFIXES[suffix or ""])
+            # Rounded up, as Kubernetes rounds quantities.
+            return cls(-(-scaled // 10 ** len(decimals)))
         except FieldError as error:
             raise FieldError(path, error.problem) from None
 
@@ -46,6 +56,14 @@ class Memory:
             if self.bytes % _SUFFIXES[suffix] == 0:
                 return f"{self.bytes // _SUFFIXES[suffix]}{suffix}"
         return str(self.bytes)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class FleetMemory(Memory):
+    """GPU memory over many cards: 0 to 16 Pi."""
+
+    bytes_min: ClassVar[int] = 0
+    bytes_max: ClassVar[int] = FLEET_MEMORY_BYTES_MAX
 
 
 def format_memory(amount_bytes: int) -> str:
@@ -58,4 +76,4 @@ def format_memory(amount_bytes: int) -> str:
 
 def is_gpu_uuid(text: str) -> bool:
     """True for the identity of a card: GPU-... and MIG-... from NVML, CPU-... for CPU cards."""
-    return _GPU_UUID.match(text) is not None
+    return _GPU_UUID.fullmatch(text) is not None

@@ -7,11 +7,32 @@ message, so that nothing depends on the network at the end.
 import json
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Annotated
 
+from gpujob_api.bounds import (
+    FRACTION_MAX,
+    INT32_MAX,
+    CardMemoryBytes,
+    Count,
+    Items,
+    Message,
+    Model,
+    Range,
+    Text,
+    Version,
+)
 from gpujob_api.codec import decode, encode
 from gpujob_api.settings import TunedSettings
 
 TERMINATION_MESSAGE_BYTES_MAX = 4096
+# JSON writes one character in up to 12 bytes, so the length in characters is found by trying.
+_MESSAGE_CHARACTERS = (1024, 512, 256, 128, 64, 0)
+
+Seconds = Annotated[float, Range(0, 10_000_000)]
+# Diverging training and rounding must not cost the report that tells of them: clamped, not refused.
+Loss = Annotated[float, Range(-FRACTION_MAX, FRACTION_MAX, clamp=True)]
+WaitPercent = Annotated[float, Range(0, 100, clamp=True)]
+Explanations = Annotated[tuple[Annotated[str, Text(512, clip=True)], ...], Items(64, clip=True)]
 
 
 class WorkerPhase(Enum):
@@ -38,50 +59,50 @@ class FailureClass(Enum):
 @dataclass(frozen=True, slots=True)
 class Failure:
     failure_class: FailureClass
-    message: str
-    needed_bytes: int | None = None
+    message: Message
+    needed_bytes: Count | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
     """One measured way to run a step: plain (baseline) or with the settings in force."""
 
-    step_seconds: float
-    peak_memory_bytes: int
-    samples_per_second: float | None = None
+    step_seconds: Annotated[float, Range(0, 1_000_000)]
+    peak_memory_bytes: CardMemoryBytes
+    samples_per_second: Annotated[float, Range(0, 10**12)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointReport:
     """The newest committed checkpoint of this attempt's directory."""
 
-    step: int
-    bytes: int = 0
-    write_seconds: float = 0.0
+    step: Count
+    bytes: Count = 0
+    write_seconds: Seconds = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
     """One report of one worker. `sequence` only grows within an attempt."""
 
-    attempt: int
+    attempt: Annotated[int, Range(0, INT32_MAX)]
     phase: WorkerPhase
-    rank: int = 0
-    sequence: int = 0
-    step: int = 0
-    steps_total: int | None = None
-    loss: float | None = None
+    rank: Annotated[int, Range(0, INT32_MAX)] = 0
+    sequence: Count = 0
+    step: Count = 0
+    steps_total: Count | None = None
+    loss: Loss | None = None
     baseline: Timing | None = None
     current: Timing | None = None
-    data_wait_percent: float | None = None
+    data_wait_percent: WaitPercent | None = None
     tuned: TunedSettings | None = None
-    tuning_seconds: float | None = None
-    resumed_from_step: int | None = None
+    tuning_seconds: Seconds | None = None
+    resumed_from_step: Count | None = None
     checkpoint: CheckpointReport | None = None
     failure: Failure | None = None
-    device: str = ""
-    torch_version: str = ""
-    explain: tuple[str, ...] = ()
+    device: Model = ""
+    torch_version: Version = ""
+    explain: Explanations = ()
 
     def to_text(self) -> str:
         return json.dumps(encode(self), sort_keys=True, separators=(",", ":"))
@@ -92,14 +113,18 @@ class Report:
 
     def termination_message(self) -> str:
         """The report in at most 4,096 bytes: explanations go first, then the message's tail."""
-        report = self
-        for shorter in (report, replace(report, explain=())):
-            if len(shorter.to_text().encode()) <= TERMINATION_MESSAGE_BYTES_MAX:
-                return shorter.to_text()
+        text = self.to_text()
+        for characters in _MESSAGE_CHARACTERS:
+            if len(text.encode()) <= TERMINATION_MESSAGE_BYTES_MAX:
+                break
+            text = self._without_explanations(characters).to_text()
+        return text
+
+    def _without_explanations(self, message_characters: int) -> "Report":
         if self.failure is None:
-            return replace(self, explain=()).to_text()
-        failure = replace(self.failure, message=self.failure.message[:500])
-        return replace(self, explain=(), failure=failure).to_text()
+            return replace(self, explain=())
+        message = self.failure.message[:message_characters]
+        return replace(self, explain=(), failure=replace(self.failure, message=message))
 
 
 @dataclass(frozen=True, slots=True)

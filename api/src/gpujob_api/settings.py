@@ -3,7 +3,9 @@
 import json
 from dataclasses import dataclass
 from enum import Enum
+from typing import Annotated
 
+from gpujob_api.bounds import INT32_MAX, Range
 from gpujob_api.codec import FieldError, decode, encode
 
 ENV_SETTINGS = "GPUJOB_SETTINGS"
@@ -17,6 +19,7 @@ ENV_REPORT_URL = "GPUJOB_REPORT_URL"
 ENV_MEMORY_LIMIT_BYTES = "GPUJOB_MEMORY_LIMIT_BYTES"
 ENV_TOKEN_FILE = "GPUJOB_TOKEN_FILE"  # noqa: S105 - the name of a variable, not a secret
 ENV_TERMINATION_FILE = "GPUJOB_TERMINATION_FILE"
+ENV_GRACE_SECONDS = "GPUJOB_GRACE_SECONDS"
 TOKEN_AUDIENCE = "gpujob"  # noqa: S105 - the audience of a token, not a secret
 
 EXIT_DONE = 0
@@ -50,10 +53,10 @@ class TunedSettings:
     """Settings that a measurement chose; concrete, nothing is Auto. None means 'left as it is'."""
 
     precision: Precision = Precision.FLOAT32
-    batch_per_step: int | None = None
+    batch_per_step: Annotated[int, Range(1, INT32_MAX)] | None = None
     activation_checkpointing: bool = False
     compile: bool = False
-    data_loader_workers: int | None = None
+    data_loader_workers: Annotated[int, Range(0, 1024)] | None = None
 
     def __post_init__(self) -> None:
         if self.precision is Precision.AUTO:

@@ -1,0 +1,123 @@
+"""What a field can hold, written beside its type: `Annotated[int, Range(1, 1024)]`.
+
+The CRD schemas state the same bounds; a test keeps both equal. `codec.decode` refuses what is out
+of bounds. Two kinds of value are made to fit instead, because they are for people or come from
+noisy measurement and must never cost a whole report or status: texts and lists with `clip`,
+numbers with `clamp`.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Protocol, runtime_checkable
+
+# Whole numbers up to here survive every JSON reader, those with 64-bit floats included.
+INTEGER_MAX = 2**53 - 1
+INT32_MAX = 2**31 - 1
+# The API server compares whole numbers as 64-bit integers: bounds of fractions must fit into them.
+FRACTION_MAX = 10**18
+CARD_MEMORY_BYTES_MAX = 16 * 1024**4
+
+LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+SUBDOMAIN_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+GPU_UUID_PATTERN = r"^(GPU|MIG|CPU)-[0-9A-Za-z][0-9A-Za-z-]{0,62}$"
+_CLIPPED = "..."
+
+
+@runtime_checkable
+class Bound(Protocol):
+    """A statement about a value. `fitted` makes it fit where the bound allows that."""
+
+    def problem(self, value: Any) -> str | None:
+        """What is wrong with the value, or None."""
+        ...
+
+    def fitted(self, value: Any) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A number from `minimum` to `maximum`, both included."""
+
+    minimum: float
+    maximum: float
+    clamp: bool = False
+
+    def problem(self, value: float) -> str | None:
+        if self.minimum <= value <= self.maximum:
+            return None
+        return f"must be from {self.minimum} to {self.maximum}; got {value}"
+
+    def fitted(self, value: float) -> float | None:
+        if not self.clamp or self.problem(value) is None:
+            return value
+        return None if math.isnan(value) else min(max(value, self.minimum), self.maximum)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text of at most `characters_max` Unicode characters, as the API server counts them."""
+
+    characters_max: int
+    pattern: str | None = None
+    characters_min: int = 0
+    clip: bool = False
+
+    def problem(self, value: str) -> str | None:
+        if len(value) > self.characters_max:
+            return f"must have at most {self.characters_max} characters; got {len(value)}"
+        if len(value) < self.characters_min:
+            return f"must have at least {self.characters_min} characters; got {len(value)}"
+        if self.pattern is not None and _compiled(self.pattern).fullmatch(value) is None:
+            return f"must match {self.pattern}; got {value!r}"
+        return None
+
+    def fitted(self, value: str) -> str:
+        if not self.clip or len(value) <= self.characters_max:
+            return value
+        return value[: self.characters_max - len(_CLIPPED)] + _CLIPPED
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """A list of at most `items_max` entries. `keys` name the fields that tell entries apart.
+
+    `unique` is for lists of plain values that must all differ.
+    """
+
+    items_max: int
+    keys: tuple[str, ...] = ()
+    unique: bool = False
+    clip: bool = False
+
+    def problem(self, value: tuple[Any, ...]) -> str | None:
+        if len(value) > self.items_max:
+            return f"must have at most {self.items_max} items; got {len(value)}"
+        identities = [self._identity(entry) for entry in value]
+        if (self.keys or self.unique) and len(set(identities)) != len(identities):
+            return f"has two entries with the same {', '.join(self.keys) or 'value'}"
+        return None
+
+    def fitted(self, value: tuple[Any, ...]) -> tuple[Any, ...]:
+        return value[: self.items_max] if self.clip else value
+
+    def _identity(self, entry: Any) -> object:
+        return tuple(getattr(entry, key) for key in self.keys) if self.keys else entry
+
+
+@cache
+def _compiled(pattern: str) -> "re.Pattern[str]":
+    return re.compile(pattern)
+
+
+CardMemoryBytes = Annotated[int, Range(0, CARD_MEMORY_BYTES_MAX)]
+Count = Annotated[int, Range(0, INTEGER_MAX)]
+SmallCount = Annotated[int, Range(0, INT32_MAX)]
+Percent = Annotated[float, Range(0, 100)]
+Label = Annotated[str, Text(63, LABEL_PATTERN, 1)]
+Subdomain = Annotated[str, Text(253, SUBDOMAIN_PATTERN, 1)]
+Message = Annotated[str, Text(1024, clip=True)]
+Model = Annotated[str, Text(128, clip=True)]
+Version = Annotated[str, Text(64, clip=True)]
+GPUUUID = Annotated[str, Text(67, GPU_UUID_PATTERN)]
