@@ -9,7 +9,10 @@ _QUANTITY = re.compile(
     r"^([+-]?[0-9]{0,18}(?:\.[0-9]{0,18})?)(m|u|n|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE][+-]?[0-9]{1,2})?$"
 )
 _SCALES = {
-    **{"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3},
+    "": 1.0,
+    "n": 1e-9,
+    "u": 1e-6,
+    "m": 1e-3,
     **{suffix: 1000.0 ** (n + 1) for n, suffix in enumerate("kMGTPE")},
     **{f"{suffix}i": 1024.0 ** (n + 1) for n, suffix in enumerate("KMGTPE")},
 }

@@ -1,0 +1,75 @@
+"""The agent's loop: read, publish, wait; whatever fails is said in a condition and tried again."""
+
+import asyncio
+import time
+from contextlib import suppress
+
+from gpujob_api.gpunode import GPU
+from gpujob_operator.act.kube import ApiError
+from gpujob_operator.agent.health import CardHealth
+from gpujob_operator.agent.nvml import Nvml
+from gpujob_operator.agent.publish import Publisher, Readiness
+from gpujob_operator.agent.readings import CardReader, Owner
+from gpujob_operator.logs import Log
+
+log = Log(__name__)
+
+LAST_WORD_SECONDS = 5.0
+_READY = Readiness(True, "Measuring", "the agent reads all cards")
+_STOPPED = Readiness(False, "AgentStopped", "the agent was stopped; its last readings grow old")
+
+
+class Agent:
+    def __init__(
+        self, nvml: Nvml, publisher: Publisher, owner: Owner, *, interval_seconds: float
+    ) -> None:
+        self._nvml = nvml
+        self._publisher = publisher
+        self._owner = owner
+        self._interval_seconds = interval_seconds
+        self._stop = asyncio.Event()
+        self._reader: CardReader | None = None
+        self._driver_version = ""
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Runs until `stop`; then says that the readings will grow old."""
+        while not self._stop.is_set():
+            started = time.monotonic()
+            await self.step()
+            left = self._interval_seconds - (time.monotonic() - started)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), max(0.0, left))
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._publish(None, _STOPPED), LAST_WORD_SECONDS)
+
+    async def step(self) -> None:
+        """One reading and, if there is reason, one write. Raises nothing that can pass."""
+        try:
+            gpus = await asyncio.to_thread(self._read)
+        except self._nvml.NVMLError as error:
+            # The driver may be restarting; next time everything is set up anew.
+            self._reader = None
+            log.warning("nvml failed", error=str(error))
+            await self._publish(None, Readiness(False, "NVMLFailed", f"NVML: {error}"))
+            return
+        await self._publish(gpus, _READY)
+
+    def _read(self) -> tuple[GPU, ...]:
+        """In a thread: NVML calls block, and a broken driver may block for long."""
+        if self._reader is None:
+            self._nvml.nvmlInit()
+            self._reader = CardReader(self._nvml, self._owner, CardHealth(self._nvml))
+            self._driver_version = self._reader.driver_version()
+        return self._reader.read()
+
+    async def _publish(self, gpus: tuple[GPU, ...] | None, readiness: Readiness) -> None:
+        try:
+            if gpus is None:
+                await self._publisher.publish_trouble(readiness)
+            else:
+                await self._publisher.publish(gpus, self._driver_version, readiness)
+        except ApiError as error:
+            log.warning("status not written", error=str(error))

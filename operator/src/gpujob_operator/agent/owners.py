@@ -1,0 +1,94 @@
+"""Which pod a process belongs to: from its cgroup as the kubelet lays it out, or its environment.
+
+Read from /proc on the node. A process that ends while being looked at is nobody's.
+"""
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+
+from gpujob_api.settings import ENV_POD_UID
+
+# kubepods/burstable/pod<uid>/... (cgroupfs) and
+# kubepods-burstable-pod<uid with _>.slice/cri-containerd-<id>.scope (systemd).
+_POD = re.compile(
+    r"(?:^|[/:-])pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|"
+    r"[0-9a-f]{32})(?:\.slice)?(?:[/:]|$)"
+)
+_UID = re.compile(r"^[0-9A-Za-z-]{1,64}$")
+PIDS_REMEMBERED_MAX = 4096
+ENVIRONMENT_BYTES_MAX = 1024 * 1024
+
+OwnerOf = Callable[[int], str | None]
+
+
+def pod_uid_in_cgroup(text: str) -> str | None:
+    """The pod UID in the text of /proc/PID/cgroup, v1 or v2; None for a process outside pods."""
+    for line in text.splitlines():
+        path = line.split(":", 2)[-1]
+        match = _POD.search(path)
+        if match is not None:
+            return match[1].replace("_", "-")
+    return None
+
+
+def owner_by_cgroup(proc: Path = Path("/proc")) -> OwnerOf:
+    def owner(pid: int) -> str | None:
+        try:
+            return pod_uid_in_cgroup((proc / str(pid) / "cgroup").read_text())
+        except (OSError, UnicodeDecodeError):
+            return None
+
+    return owner
+
+
+def owner_by_environment(proc: Path = Path("/proc")) -> OwnerOf:
+    """For nodes whose pods are plain processes: the variable is handed down to children."""
+    prefix = f"{ENV_POD_UID}=".encode()
+
+    def owner(pid: int) -> str | None:
+        try:
+            with (proc / str(pid) / "environ").open("rb") as file:
+                environment = file.read(ENVIRONMENT_BYTES_MAX)
+        except OSError:
+            return None
+        for entry in environment.split(b"\0"):
+            if entry.startswith(prefix):
+                uid = entry[len(prefix) :].decode(errors="replace")
+                return uid if _UID.match(uid) else None
+        return None
+
+    return owner
+
+
+def remembered(owner: OwnerOf, started: Callable[[int], int | None]) -> OwnerOf:
+    """Asks once per process: a process does not change pods, and a pid that is used again has
+    another start time."""
+    answers: OrderedDict[tuple[int, int], str | None] = OrderedDict()
+
+    def ask(pid: int) -> str | None:
+        start = started(pid)
+        if start is None:
+            return owner(pid)
+        key = (pid, start)
+        if key not in answers:
+            answers[key] = owner(pid)
+            if len(answers) > PIDS_REMEMBERED_MAX:
+                answers.popitem(last=False)
+        return answers[key]
+
+    return ask
+
+
+def start_ticks(proc: Path = Path("/proc")) -> Callable[[int], int | None]:
+    """Field 22 of /proc/PID/stat: when the process started, in clock ticks since boot."""
+
+    def started(pid: int) -> int | None:
+        try:
+            line = (proc / str(pid) / "stat").read_text(errors="replace")
+            return int(line.rpartition(")")[2].split()[19])
+        except (OSError, IndexError, ValueError):
+            return None
+
+    return started

@@ -1,0 +1,160 @@
+"""Puts readings into the status of the node's GPUNode: at once when something material changed,
+as a heartbeat otherwise. Creates the object if it is not there; deletes nothing."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from gpujob_api.codec import encode
+from gpujob_api.gpunode import GPU, GPUNodeStatus
+from gpujob_api.manifest import GPUNODE
+from gpujob_api.meta import API_VERSION, Condition, ConditionStatus
+from gpujob_operator.act.kube import GPU_NODES, AlreadyExists, Kube, Manifest, NotFound
+
+READY = "Ready"
+HEARTBEAT_INTERVALS = 5
+MEMORY_CHANGE_FRACTION = 0.01
+MEMORY_CHANGE_BYTES = 32 * 1024**2
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    ready: bool
+    reason: str
+    message: str
+
+
+class Publisher:
+    def __init__(
+        self,
+        kube: Kube,
+        node: str,
+        *,
+        interval_seconds: float,
+        agent_version: str,
+        clock: Callable[[], datetime],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._kube = kube
+        self._node = node
+        self._interval_seconds = interval_seconds
+        self._agent_version = agent_version
+        self._clock = clock
+        self._monotonic = monotonic
+        self._published: GPUNodeStatus | None = None
+        self._published_at = float("-inf")
+        self._generation = 0
+
+    async def publish(
+        self, gpus: tuple[GPU, ...], driver_version: str, readiness: Readiness
+    ) -> bool:
+        """A new reading: writes if there is reason to; True if it did. Raises `ApiError`."""
+        now = self._clock()
+        return await self._publish(gpus, driver_version, readiness, now, now)
+
+    async def publish_trouble(self, readiness: Readiness) -> bool:
+        """No new reading: the last cards stay as they were seen, fit for nothing new.
+
+        They do not vanish, because their jobs run on; their time stays, because it tells how old
+        the figures are.
+        """
+        last = self._published or GPUNodeStatus()
+        gpus = tuple(
+            replace(gpu, healthy=False, health_message=readiness.message[:256]) for gpu in last.gpus
+        )
+        now = self._clock()
+        return await self._publish(gpus, last.driver_version, readiness, last.observed_at, now)
+
+    async def _publish(
+        self,
+        gpus: tuple[GPU, ...],
+        driver_version: str,
+        readiness: Readiness,
+        observed_at: datetime | None,
+        now: datetime,
+    ) -> bool:
+        status = GPUNodeStatus(
+            observed_at=observed_at,
+            observed_generation=self._generation,
+            agent_version=self._agent_version,
+            driver_version=driver_version,
+            sample_interval_seconds=self._interval_seconds,
+            gpus=gpus,
+            conditions=(self._condition(readiness, now),),
+        )
+        if not self._due(status):
+            return False
+        await self._write(status)
+        self._published, self._published_at = status, self._monotonic()
+        return True
+
+    def _condition(self, readiness: Readiness, now: datetime) -> Condition:
+        condition = Condition(
+            type=READY,
+            status=ConditionStatus.TRUE if readiness.ready else ConditionStatus.FALSE,
+            reason=readiness.reason,
+            message=readiness.message[:1024],
+            last_transition_time=now,
+            observed_generation=self._generation,
+        )
+        before = self._published.conditions if self._published is not None else ()
+        for old in before:
+            if old.status is condition.status:
+                return replace(condition, last_transition_time=old.last_transition_time)
+        return condition
+
+    def _due(self, status: GPUNodeStatus) -> bool:
+        heartbeat = self._interval_seconds * HEARTBEAT_INTERVALS
+        # Half an interval early rather than a whole one late.
+        if self._monotonic() - self._published_at >= heartbeat - self._interval_seconds / 2:
+            return True
+        return self._published is None or materially_different(self._published, status)
+
+    async def _write(self, status: GPUNodeStatus) -> None:
+        # A merge patch replaces lists as a whole, so nothing of an earlier agent stays.
+        body: Manifest = {"status": encode(status)}
+        try:
+            answer = await self._kube.patch(GPU_NODES, self._node, body, subresource="status")
+        except NotFound:
+            await self._create()
+            answer = await self._kube.patch(GPU_NODES, self._node, body, subresource="status")
+        self._generation = int(answer["metadata"].get("generation") or 0)
+
+    async def _create(self) -> None:
+        body: Manifest = {
+            "apiVersion": API_VERSION,
+            "kind": GPUNODE.kind,
+            "metadata": {"name": self._node},
+            "spec": {},
+        }
+        try:
+            await self._kube.create(GPU_NODES, body)
+        except AlreadyExists:
+            return
+
+
+def materially_different(before: GPUNodeStatus, now: GPUNodeStatus) -> bool:
+    """True if a decision may depend on it: cards, processes, health, memory beyond noise."""
+    if len(before.gpus) != len(now.gpus):
+        return True
+    if [(one.status, one.reason) for one in before.conditions] != [
+        (one.status, one.reason) for one in now.conditions
+    ]:
+        return True
+    return any(_card_differs(one, other) for one, other in zip(before.gpus, now.gpus, strict=True))
+
+
+def _card_differs(before: GPU, now: GPU) -> bool:
+    if _identity(before) != _identity(now):
+        return True
+    limit = max(MEMORY_CHANGE_BYTES, MEMORY_CHANGE_FRACTION * now.memory_total_bytes)
+    pairs = zip(before.processes, now.processes, strict=True)
+    moved = [abs(one.memory_bytes - other.memory_bytes) for one, other in pairs]
+    moved.append(abs(before.memory_used_bytes - now.memory_used_bytes))
+    return max(moved) > limit
+
+
+def _identity(gpu: GPU) -> object:
+    owners = [(process.pid, process.pod_uid) for process in gpu.processes]
+    total, reserved = gpu.memory_total_bytes, gpu.memory_reserved_bytes
+    return gpu.uuid, gpu.model, total, reserved, gpu.healthy, gpu.health_message, owners

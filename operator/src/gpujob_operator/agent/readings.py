@@ -1,0 +1,180 @@
+"""One reading of all cards of a node: what NVML says now, as `GPU` values.
+
+Health is judged here: a lost card, uncorrectable memory errors of this boot, failed row remapping
+and critical XIDs make a card unhealthy. An unhealthy card keeps its UUID and says why.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from gpujob_api.codec import FieldError
+from gpujob_api.gpunode import GPU, GPUProcess
+from gpujob_operator.agent.health import CardHealth
+from gpujob_operator.agent.nvml import Nvml, is_lost, optional, text
+from gpujob_operator.logs import Log
+
+log = Log(__name__)
+
+# Finds the UID of the pod that a process belongs to, or None for a stranger.
+Owner = Callable[[int], str | None]
+
+PROCESSES_MAX = 256
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    total: int
+    used: int
+    reserved: int
+
+
+class CardReader:
+    """Reads every card; remembers identities, so that a card that is lost keeps its place."""
+
+    def __init__(self, nvml: Nvml, owner: Owner, health: CardHealth) -> None:
+        self._nvml = nvml
+        self._owner = owner
+        self._health = health
+        self._known: dict[int, GPU] = {}
+        self._utilization_since: dict[str, int] = {}
+
+    def driver_version(self) -> str:
+        return text(optional(self._nvml, self._nvml.nvmlSystemGetDriverVersion, ""))
+
+    def read(self) -> tuple[GPU, ...]:
+        """All cards now. Raises the module's NVMLError when NVML itself does not work."""
+        count = self._nvml.nvmlDeviceGetCount()
+        cards = [self._read_guarded(index) for index in range(max(count, len(self._known)))]
+        return tuple(card for card in cards if card is not None)
+
+    def _read_guarded(self, index: int) -> GPU | None:
+        try:
+            card = self._read_card(index)
+        except self._nvml.NVMLError as error:
+            return self._lost(index, error)
+        except FieldError as error:
+            log.warning("absurd reading ignored", index=index, problem=str(error))
+            return self._lost(index, error)
+        self._known[index] = card
+        return card
+
+    def _lost(self, index: int, error: Exception) -> GPU | None:
+        """What was known of a card that does not answer; unhealthy, with nothing running on it."""
+        known = self._known.get(index)
+        if known is None:
+            log.warning("card not readable", index=index, error=str(error))
+            return None
+        word = "lost" if is_lost(self._nvml, error) else "not readable"
+        return GPU(
+            uuid=known.uuid,
+            index=index,
+            model=known.model,
+            memory_total_bytes=known.memory_total_bytes,
+            memory_used_bytes=known.memory_used_bytes,
+            memory_reserved_bytes=known.memory_reserved_bytes,
+            healthy=False,
+            health_message=f"{word}: {error}"[:256],
+        )
+
+    def _read_card(self, index: int) -> GPU:
+        nvml = self._nvml
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        uuid = text(nvml.nvmlDeviceGetUUID(handle))
+        memory = self._memory(handle)
+        rates = optional(nvml, lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
+        problem = self._health.problem(handle, uuid)
+        return GPU(
+            uuid=uuid,
+            index=index,
+            model=text(nvml.nvmlDeviceGetName(handle)),
+            memory_total_bytes=memory.total,
+            memory_used_bytes=memory.used,
+            memory_reserved_bytes=memory.reserved,
+            utilization_percent=_percent(rates.gpu if rates is not None else 0.0),
+            power_watts=_scaled(optional(nvml, lambda: nvml.nvmlDeviceGetPowerUsage(handle))),
+            energy_joules=_scaled(
+                optional(nvml, lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
+            ),
+            temperature_celsius=_finite(
+                optional(nvml, lambda: nvml.nvmlDeviceGetTemperature(handle, 0))
+            ),
+            healthy=problem == "",
+            health_message=problem,
+            processes=self._processes(handle, uuid, memory),
+        )
+
+    def _memory(self, handle: object) -> _Memory:
+        """Version 2 tells what the driver keeps for itself; version 1 counts it as used."""
+        nvml = self._nvml
+        version = getattr(nvml, "nvmlMemory_v2", None)
+        info = None
+        if version is not None:
+            info = optional(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle, version=version))
+        if info is None:
+            info = nvml.nvmlDeviceGetMemoryInfo(handle)
+        reserved = int(getattr(info, "reserved", 0) or 0)
+        return _Memory(int(info.total), int(info.used), reserved)
+
+    def _processes(self, handle: object, uuid: str, memory: _Memory) -> tuple[GPUProcess, ...]:
+        used = self._memory_by_process(handle)
+        unknown = [pid for pid, amount in used.items() if amount is None]
+        known_bytes = sum(amount for amount in used.values() if amount is not None)
+        # Where the driver does not tell processes apart, they share what is left, unknown to us.
+        left = max(0, memory.used - memory.reserved - known_bytes) // max(1, len(unknown))
+        busy = self._utilization_by_process(handle, uuid)
+        processes = [
+            GPUProcess(
+                pid=pid,
+                memory_bytes=left if amount is None else amount,
+                pod_uid=self._owner(pid),
+                utilization_percent=busy.get(pid, 0.0) if busy is not None else None,
+            )
+            for pid, amount in sorted(used.items())
+        ]
+        return tuple(processes[:PROCESSES_MAX])
+
+    def _memory_by_process(self, handle: object) -> dict[int, int | None]:
+        nvml = self._nvml
+        used: dict[int, int | None] = {}
+        for name in (
+            "nvmlDeviceGetComputeRunningProcesses",
+            "nvmlDeviceGetGraphicsRunningProcesses",
+        ):
+            for process in optional(nvml, lambda name=name: getattr(nvml, name)(handle), ()):
+                amount = process.usedGpuMemory
+                used[int(process.pid)] = None if amount is None else int(amount)
+        return used
+
+    def _utilization_by_process(self, handle: object, uuid: str) -> Mapping[int, float] | None:
+        """Mean SM utilization since the last reading by process; None where it is not told."""
+        nvml = self._nvml
+        since = self._utilization_since.get(uuid, 0)
+        samples = optional(nvml, lambda: nvml.nvmlDeviceGetProcessUtilization(handle, since))
+        if samples is None:
+            # NVML also answers "not found" when no process did anything since then.
+            return {} if uuid in self._utilization_since else None
+        newest = max((int(sample.timeStamp) for sample in samples), default=since)
+        self._utilization_since[uuid] = newest
+        busy: dict[int, list[float]] = {}
+        for sample in samples:
+            if int(sample.timeStamp) > since:
+                busy.setdefault(int(sample.pid), []).append(_percent(sample.smUtil))
+        return {pid: sum(values) / len(values) for pid, values in busy.items()}
+
+
+def _percent(value: object) -> float:
+    number = _finite(value)
+    return 0.0 if number is None else min(100.0, max(0.0, number))
+
+
+def _finite(value: object) -> float | None:
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def _scaled(milli: object) -> float | None:
+    """NVML counts power in milliwatts and energy in millijoules."""
+    number = _finite(milli)
+    return None if number is None else number / 1000
