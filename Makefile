@@ -47,6 +47,10 @@ setup: ## Make .venv with the locked packages (TORCH_BACKEND=cpu for the small t
 lock: setup ## Rewrite requirements/*.txt from pyproject.toml, with hashes
 	@requirements/lock.sh
 
+.PHONY: generate
+generate: ## Copy the CRDs into the chart
+	@cp crds/*.yaml charts/gpujob/files/crds/
+
 .PHONY: clean
 clean: ## Remove .venv and everything generated in the tree
 	@rm -rf .venv .pytest_cache .ruff_cache .hypothesis .coverage .coverage.* coverage.xml htmlcov \

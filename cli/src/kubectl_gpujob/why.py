@@ -8,6 +8,7 @@ from typing import Any
 from gpujob_api.codec import encode
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.meta import Condition, ConditionStatus
+from gpujob_operator.decide.queueing import order_key
 from kubectl_gpujob import text
 
 Row = tuple[str, str]
@@ -25,7 +26,7 @@ def position(job: GPUJob, others: Sequence[GPUJob]) -> Position | None:
     """By priority, then age; None when the job does not wait. The operator may let a later job
     fill a gap, so that this says who is ahead, not when it is the job's turn."""
     waiting = [other for other in others if _waits(other) and other.spec.queue == job.spec.queue]
-    order = sorted(waiting, key=_rank)
+    order = sorted(waiting, key=order_key)
     places = [n for n, other in enumerate(order, 1) if other.metadata.uid == job.metadata.uid]
     return Position(places[0], len(order)) if places else None
 
@@ -84,12 +85,6 @@ def _waits(job: GPUJob) -> bool:
         and not job.spec.suspend
         and job.metadata.deletion_timestamp is None
     )
-
-
-def _rank(job: GPUJob) -> tuple[int, str, str, str]:
-    created = job.metadata.creation_timestamp
-    moment = created.isoformat() if created is not None else ""
-    return (-job.spec.priority, moment, job.metadata.namespace, job.metadata.name)
 
 
 def _since(job: GPUJob) -> datetime | None:

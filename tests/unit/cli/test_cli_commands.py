@@ -82,7 +82,7 @@ def test_list_of_all_namespaces_names_them() -> None:
 
 
 def test_a_long_reason_is_not_cut_in_a_pipe() -> None:
-    reason = "needs " + "x" * 300
+    reason = "needs " + "x" * 200
     cluster = MemoryCluster([job(status={"summary": {"reason": reason}})])
     assert reason in invoke(cluster, "list").stdout
 

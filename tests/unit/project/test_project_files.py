@@ -128,6 +128,6 @@ def test_scripts_run_and_stop_at_the_first_error(script: Path) -> None:
 
 def test_the_charts_crds_are_the_projects_crds() -> None:
     ours = {path.name: path.read_bytes() for path in (ROOT / "crds").glob("*.yaml")}
-    copies = {path.name: path.read_bytes() for path in (ROOT / "charts/gpujob/crds").glob("*.yaml")}
+    copies = {path.name: path.read_bytes() for path in (ROOT / "charts/gpujob/files/crds").glob("*.yaml")}
     assert ours
     assert ours == copies

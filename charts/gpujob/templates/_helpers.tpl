@@ -1,0 +1,57 @@
+{{- define "gpujob.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 48 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
+{{- $full | trunc 48 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Labels of an object. Call: include "gpujob.labels" (dict "root" $ "component" "operator") */}}
+{{- define "gpujob.labels" -}}
+{{ include "gpujob.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+app.kubernetes.io/part-of: gpujob
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{- define "gpujob.selector" -}}
+app.kubernetes.io/name: gpujob
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
+{{- define "gpujob.image" -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else -}}
+{{ .Values.image.repository }}:{{ default .Chart.AppVersion .Values.image.tag }}
+{{- end -}}
+{{- end -}}
+
+{{/* Name of a service account. Call with (dict "root" $ "component" "operator") */}}
+{{- define "gpujob.serviceAccountName" -}}
+{{- $account := get .root.Values.serviceAccount .component -}}
+{{- $created := printf "%s-%s" (include "gpujob.fullname" .root) .component -}}
+{{- default (ternary $created "default" $account.create) $account.name -}}
+{{- end -}}
+
+{{- define "gpujob.reportURL" -}}
+{{- default (printf "http://%s-operator.%s.svc:%d/report" (include "gpujob.fullname" .) .Release.Namespace (int .Values.reports.port)) .Values.reports.url -}}
+{{- end -}}
+
+{{/* What Pod Security "restricted" asks of a container, and a read-only root on top. */}}
+{{- define "gpujob.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{- define "gpujob.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
