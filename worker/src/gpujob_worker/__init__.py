@@ -1,0 +1,20 @@
+"""Runs a training script: injects settings, measures, reports, checkpoints and resumes.
+
+`gpujob-run -- python train.py` needs no change in the script. For exact resume and for splitting
+any loss there is a small interface, `gpujob_worker.prepare`. torch is imported only when used.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpujob_worker.job import Job, prepare
+
+__all__ = ["Job", "prepare"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        from gpujob_worker import job
+
+        return getattr(job, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,149 @@
+"""`gpujob-run [options] -- python train.py args`: runs a script with injected settings."""
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpujob_api.codec import FieldError
+from gpujob_api.settings import ENV_SETTINGS
+from gpujob_worker.environment import read_environment
+from gpujob_worker.explanation import Explanation
+from gpujob_worker.launch import PythonCommand, clean_traceback, flush_streams, parse_python, run_python
+from gpujob_worker.session import TUNING_SECONDS_DEFAULT, Session
+from gpujob_worker.switches import Switches
+from gpujob_worker.torch_import import when_torch_is_imported
+
+EXIT_USAGE = 2
+EXIT_NOT_FOUND = 127
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code. Does not return when another program takes over."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options, command = _split(given)
+    parsed = _parser().parse_args(options)
+    if not command:
+        _parser().error("a command is needed: gpujob-run -- python train.py")
+    try:
+        environment = read_environment(os.environ, parsed.settings)
+    except FieldError as error:
+        sys.stderr.write(f"gpujob-run: {error}\n")
+        return EXIT_USAGE
+    python = parse_python(command)
+    if python is None:
+        return _run_other(command, parsed.settings)
+    if python.options:
+        return _run_with_options(python, options)
+    off = {name for name in Switches.names() if getattr(parsed, f"no_{name}")}
+    explanation = Explanation(verbose=parsed.explain)
+    session = Session(environment, Switches.without(off), explanation, parsed.tuning_seconds)
+    return _run(session, python)
+
+
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    if "--" not in arguments:
+        return arguments, []
+    at = arguments.index("--")
+    return arguments[:at], arguments[at + 1 :]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gpujob-run",
+        description="Runs a training script with injected settings, measured and reported.",
+        epilog="example: gpujob-run --explain -- python train.py --epochs 3",
+    )
+    parser.add_argument("--explain", action="store_true", help="print what is applied and refused")
+    parser.add_argument("--settings", metavar="JSON", help=f"in place of {ENV_SETTINGS}")
+    parser.add_argument(
+        "--tuning-seconds",
+        type=float,
+        default=TUNING_SECONDS_DEFAULT,
+        help="most seconds to spend on probing (default %(default)s)",
+    )
+    for name in Switches.names():
+        flag = "--no-" + name.replace("_", "-")
+        parser.add_argument(flag, dest=f"no_{name}", action="store_true", help=argparse.SUPPRESS)
+    names = ", ".join("--no-" + name.replace("_", "-") for name in Switches.names())
+    parser.epilog = f"{parser.epilog}; switch items off with {names}"
+    return parser
+
+
+def _run(session: Session, command: PythonCommand) -> int:
+    session.start()
+    when_torch_is_imported(lambda: _inject(session))
+    error: BaseException | None = None
+    try:
+        run_python(command)
+    except BaseException as raised:
+        error = raised
+    session.finish(error)
+    return _exit_code(error)
+
+
+def _inject(session: Session) -> None:
+    from gpujob_worker.injection import Injection
+
+    if session.optimizes and not session.stop.listen():
+        session.explanation.refused("graceful stop", "the script handles SIGTERM itself")
+    Injection(session).install()
+
+
+def _exit_code(error: BaseException | None) -> int:
+    """What the interpreter would have returned; prints what it would have printed."""
+    if error is None:
+        return 0
+    if isinstance(error, SystemExit):
+        if error.code is None or isinstance(error.code, int):
+            return int(error.code or 0)
+        flush_streams()
+        sys.stderr.write(f"{error.code}\n")
+        return 1
+    if isinstance(error, KeyboardInterrupt):
+        # The interpreter ends by the signal itself, so that shells see it.
+        raise error
+    clean_traceback(error)
+    flush_streams()
+    sys.excepthook(type(error), error, error.__traceback__)
+    return 1
+
+
+def _run_with_options(command: PythonCommand, options: list[str]) -> int:
+    """Interpreter options need a fresh interpreter: the same command again, below them."""
+    target = ["-m", command.target] if command.is_module else [command.target]
+    again = [sys.executable, *command.options, "-m", "gpujob_worker", *options, "--", "python"]
+    flush_streams()
+    os.execv(sys.executable, [*again, *target, *command.arguments])
+
+
+def _run_other(command: list[str], settings: str | None) -> int:
+    """torchrun starts its workers under this launcher; anything else runs as it is."""
+    program = shutil.which(command[0])
+    if program is None:
+        sys.stderr.write(f"gpujob-run: {command[0]}: command not found\n")
+        return EXIT_NOT_FOUND
+    if settings is not None:
+        os.environ[ENV_SETTINGS] = settings
+    if Path(command[0]).name == "torchrun":
+        command = _torchrun(command)
+    flush_streams()
+    os.execv(program, command)
+
+
+def _torchrun(command: list[str]) -> list[str]:
+    """`torchrun options script args` with the script under this launcher."""
+    from torch.distributed.run import get_args_parser
+
+    parsed = get_args_parser().parse_args(command[1:])
+    if parsed.module or parsed.no_python:
+        return command
+    script = [parsed.training_script, *parsed.training_script_args]
+    head = command[: len(command) - len(script)]
+    return [*head, "-m", "gpujob_worker", "--", "python", *script]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,40 @@
+"""What was applied to the script and what was refused, with the reason: one line per item."""
+
+import sys
+from dataclasses import dataclass, field
+
+ITEMS_MAX = 64
+LINE_CHARACTERS_MAX = 300
+
+
+@dataclass(slots=True)
+class Explanation:
+    """The newest line of every item, in the order in which items first spoke. Bounded."""
+
+    verbose: bool = False
+    _lines: dict[str, str] = field(default_factory=dict[str, str])
+
+    def applied(self, item: str, what: str) -> None:
+        self._say(item, f"applied: {what}")
+
+    def refused(self, item: str, why: str) -> None:
+        self._say(item, f"refused: {why}")
+
+    def recommended(self, item: str, what: str) -> None:
+        self._say(item, f"recommended: {what}")
+
+    def note(self, item: str, what: str) -> None:
+        self._say(item, what)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        return tuple(self._lines.values())
+
+    def _say(self, item: str, text: str) -> None:
+        line = f"{item} {text}"[:LINE_CHARACTERS_MAX]
+        if item not in self._lines and len(self._lines) >= ITEMS_MAX:
+            return
+        changed = self._lines.get(item) != line
+        self._lines[item] = line
+        if self.verbose and changed:
+            sys.stderr.write(f"gpujob: {line}\n")

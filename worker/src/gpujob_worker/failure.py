@@ -1,0 +1,62 @@
+"""What went wrong, as a class the operator can act on: out of memory, data, checkpoint, user error."""
+
+import re
+
+from gpujob_api.report import Failure, FailureClass
+
+MESSAGE_CHARACTERS_MAX = 1000
+
+# Messages of the libraries that report a full card or host in their own words.
+_OUT_OF_MEMORY = re.compile(
+    r"out of memory|out_of_memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
+    r"|CUSOLVER_STATUS_ALLOC_FAILED|CUSPARSE_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED"
+    r"|DefaultCPUAllocator: (?:can't|not enough)|[Cc]annot allocate memory|[Ff]ailed to allocate"
+    r"|unable to allocate|not enough memory|std::bad_alloc|NCCL.*(?:[Cc]uda failure 2\b|alloc failed)"
+    r"|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|HIP out of memory|OutOfResources",
+    re.IGNORECASE,
+)
+_TRIED = re.compile(r"[Tt]ried to allocate ([0-9.]+) ?(bytes|[KMGT]i?B)")
+_CPU_TRIED = re.compile(r"you tried to allocate ([0-9]+) bytes")
+_UNITS = {"bytes": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
+_DATA = re.compile(r"DataLoader worker|Caught \w+ in DataLoader|collate|No such file or directory")
+
+
+def classify(error: BaseException, used_bytes: int | None = None) -> Failure:
+    """The failure in the words of the report; `used_bytes` is what the process held before."""
+    message = f"{type(error).__name__}: {error}"
+    if is_out_of_memory(error):
+        kind = FailureClass.OUT_OF_MEMORY
+    elif type(error).__module__.startswith("gpujob_worker.checkpoint"):
+        kind = FailureClass.CHECKPOINT
+    elif _is_data(error, message):
+        kind = FailureClass.DATA
+    else:
+        kind = FailureClass.USER_ERROR
+    needed = _needed(str(error), used_bytes) if kind is FailureClass.OUT_OF_MEMORY else None
+    return Failure(kind, message[:MESSAGE_CHARACTERS_MAX], needed)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """By type first (MemoryError, torch.OutOfMemoryError), then by the libraries' messages."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if isinstance(error, MemoryError) or "OutOfMemoryError" in names:
+        return True
+    if not isinstance(error, (RuntimeError, OSError)) and "OutOfResources" not in names:
+        return False
+    return _OUT_OF_MEMORY.search(f"{type(error).__name__}: {error}") is not None
+
+
+def _is_data(error: BaseException, message: str) -> bool:
+    if isinstance(error, (FileNotFoundError, IsADirectoryError, EOFError, UnicodeDecodeError)):
+        return True
+    return isinstance(error, RuntimeError) and _DATA.search(message) is not None
+
+
+def _needed(message: str, used_bytes: int | None) -> int | None:
+    """Held before plus what could not be allocated; None when the message does not say."""
+    match = _TRIED.search(message) or _CPU_TRIED.search(message)
+    if match is None:
+        return None
+    unit = match[2] if match.re is _TRIED else "bytes"
+    asked = float(match[1]) * _UNITS.get(unit if unit == "bytes" else unit[0], 1)
+    return int(asked) + (used_bytes or 0)

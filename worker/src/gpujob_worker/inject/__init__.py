@@ -1,0 +1,1 @@
+"""What is put into a running script, one module per item; each is applied, refused or switched off."""

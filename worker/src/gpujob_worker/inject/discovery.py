@@ -1,0 +1,60 @@
+"""Finds the root modules: what is called from outside any module, trains, and has parameters.
+
+For the first steps a class-wide `_compiled_call_impl` sees every call of every module; the root
+gets its own stand-in, and the class is put back as it was.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gpujob_worker.inject.root import Root
+
+
+class Discovery:
+    """Watches calls until `finish`; calls `on_root` with each root, before its first call runs."""
+
+    def __init__(self, on_root: Callable[[torch.nn.Module], Root | None]) -> None:
+        self._on_root = on_root
+        self._depth = 0
+        self._active = False
+        self._seen: set[int] = set()
+        self._roots: list[Root] = []
+
+    def start(self) -> None:
+        discovery = self
+
+        def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            return discovery.call(module, args, kwargs)
+
+        self._active = True
+        torch.nn.Module._compiled_call_impl = call  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+
+    def finish(self) -> None:
+        if self._active:
+            self._active = False
+            torch.nn.Module._compiled_call_impl = None  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+
+    def call(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # A root found earlier is called past this class; what runs inside it is no root.
+        outermost = self._depth == 0 and not any(root.inside for root in self._roots)
+        root = self._root(module) if outermost else None
+        self._depth += 1
+        try:
+            if root is not None:
+                return root(*args, **kwargs)
+            return module._call_impl(*args, **kwargs)  # pyright: ignore[reportPrivateUsage]
+        finally:
+            self._depth -= 1
+
+    def _root(self, module: torch.nn.Module) -> Root | None:
+        if id(module) in self._seen or not module.training or not torch.is_grad_enabled():
+            return None
+        if next(module.parameters(), None) is None:
+            return None
+        self._seen.add(id(module))
+        root = self._on_root(module)
+        if root is not None:
+            self._roots.append(root)
+        return root

@@ -1,0 +1,125 @@
+"""Why a module must not be split or recomputed: what its forward does beyond its return value."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+_WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule")
+
+
+def parallel_wrapper(module: torch.nn.Module) -> str | None:
+    """The name of a wrapper that owns the module's gradients, such as DistributedDataParallel."""
+    names = {kind.__name__ for kind in type(module).__mro__}
+    return next((name for name in _WRAPPERS if name in names), None)
+
+
+def batch_statistics(module: torch.nn.Module) -> str | None:
+    """The first layer in training mode whose result depends on the whole batch."""
+    for name, layer in module.named_modules():
+        normalizes = isinstance(layer, _BatchNorm)
+        tracks = isinstance(layer, _InstanceNorm) and layer.track_running_stats
+        if (normalizes or tracks) and layer.training:
+            return f"{type(layer).__name__} {name or 'itself'} learns from the whole batch"
+    return None
+
+
+def recompute_refusal(module: torch.nn.Module) -> str | None:
+    """Why running this module's forward twice would be seen from outside; None when it is safe."""
+    statistics = batch_statistics(module)
+    if statistics is not None:
+        return statistics
+    for name, layer in module.named_modules():
+        if any(vars(layer).get(hooks) for hooks in _HOOKS):
+            return f"module {name or type(layer).__name__} has hooks, which would run more than once"
+    for name, parameter in module.named_parameters():
+        if parameter._backward_hooks:
+            return f"parameter {name} has hooks, which would run more than once"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    attributes: dict[str, int]
+    versions: dict[str, int]
+
+
+def observe(module: torch.nn.Module) -> _Seen:
+    """What a forward must leave as it is: plain attributes of the modules, versions of buffers."""
+    internal = ("_parameters", "_buffers", "_modules", "training", "_compiled_call_impl")
+    attributes = {
+        f"{name}.{key}": _identity(value)
+        for name, layer in module.named_modules()
+        for key, value in vars(layer).items()
+        if key not in internal
+    }
+    return _Seen(attributes, {name: buffer._version for name, buffer in module.named_buffers()})
+
+
+def _identity(value: Any) -> int:
+    if isinstance(value, (int, float, str, bool, tuple)) or value is None:
+        return hash((type(value), repr(value)))
+    if isinstance(value, (list, dict, set)):
+        return hash((id(value), len(value)))  # pyright: ignore[reportUnknownArgumentType]
+    return id(value)
+
+
+def state_refusal(before: _Seen, after: _Seen) -> str | None:
+    """What a forward changed on its module, if anything."""
+    for name in after.attributes:
+        if after.attributes[name] != before.attributes.get(name):
+            return f"forward changes {name.lstrip('.')}"
+    for name in after.versions:
+        if after.versions[name] != before.versions.get(name):
+            return f"forward changes buffer {name}"
+    return None
+
+
+class _NoDropout(TorchDispatchMode):
+    """Runs dropout as if nothing were dropped, so that two runs can be compared."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        name = str(func)
+        if name.startswith("aten.native_dropout."):
+            return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+        if name.startswith("aten.bernoulli_.float"):
+            # Dropout then divides by this probability: keeping everything gives x / p for both.
+            return args[0].fill_(1)
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def without_dropout() -> Iterator[None]:
+    with _NoDropout():
+        yield
+
+
+def leaves_outside(outputs: list[torch.Tensor], known: list[torch.Tensor]) -> bool:
+    """True when the graph reaches a learning tensor that is neither parameter nor input."""
+    expected = {id(tensor) for tensor in known}
+    pending = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    seen: set[Any] = set()
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None and id(variable) not in expected:
+            return True
+        pending += [following for following, _ in node.next_functions]
+    return False

@@ -1,0 +1,127 @@
+"""The data loader: time spent waiting for it, and worker processes where they change nothing.
+
+Workers are added between two passes over the data, never to a loader that has some, and never to a
+dataset that draws random numbers, changes itself, or streams: there more processes would mean
+other samples.
+"""
+
+import multiprocessing
+import os
+import pickle
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from gpujob_worker.tune.no_trace import RandomStates
+
+WORKERS_MAX = 4
+PREFETCH_FACTOR = 2
+
+
+def watch_loaders(
+    before_pass: Callable[[Any], None],
+    waited: Callable[[float], None],
+) -> Callable[[], None]:
+    """Calls `before_pass(loader)` before each pass and `waited(seconds)` for each batch.
+
+    Returns a function that puts the class back.
+    """
+    plain_iter = DataLoader.__iter__
+    plain_next = _BaseDataLoaderIter.__next__
+
+    def __iter__(self: Any) -> Any:  # noqa: N807
+        before_pass(self)
+        return plain_iter(self)
+
+    def __next__(self: Any) -> Any:  # noqa: N807
+        start = time.perf_counter()
+        try:
+            return plain_next(self)
+        finally:
+            waited(time.perf_counter() - start)
+
+    DataLoader.__iter__ = __iter__
+    _BaseDataLoaderIter.__next__ = __next__
+
+    def undo() -> None:
+        DataLoader.__iter__ = plain_iter
+        _BaseDataLoaderIter.__next__ = plain_next
+
+    return undo
+
+
+def workers_wanted() -> int:
+    """As many as there are cores to spare beside the training process, at most `WORKERS_MAX`."""
+    return min(WORKERS_MAX, len(os.sched_getaffinity(0)) - 1)
+
+
+def loader_refusal(loader: Any) -> str | None:
+    """Why this loader must not get worker processes; None when it may."""
+    if loader.num_workers > 0:
+        return f"the script uses {loader.num_workers} workers of its own"
+    if isinstance(loader.dataset, IterableDataset):
+        return "a streamed dataset would be read once by every worker"
+    if multiprocessing.get_start_method(allow_none=True) not in (None, "fork"):
+        try:
+            pickle.dumps((loader.dataset, loader.collate_fn))
+        except Exception as error:
+            return f"the dataset cannot be sent to workers: {error}"
+    return _sample_refusal(loader.dataset)
+
+
+def _sample_refusal(dataset: Any) -> str | None:
+    states = RandomStates()
+    before = _attributes(dataset)
+    try:
+        sample = dataset[0]
+    except Exception as error:
+        return f"dataset[0] cannot be read: {type(error).__name__}"
+    drew = not torch.equal(states.torch, torch.get_rng_state()) or _drew(states)
+    states.restore()
+    if drew:
+        return "the dataset draws random numbers, which differ from process to process"
+    if _attributes(dataset) != before:
+        return "reading a sample changes the dataset"
+    leaves = pytree.tree_leaves(sample)
+    if any(isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu" for leaf in leaves):
+        return "samples lie on the device, which worker processes cannot share"
+    return None
+
+
+def _drew(states: RandomStates) -> bool:
+    now = RandomStates()
+    if states.python != now.python:
+        return True
+    if states.numpy is None or now.numpy is None:
+        return False
+    return bool(states.numpy[2] != now.numpy[2] or (states.numpy[1] != now.numpy[1]).any())
+
+
+def _attributes(dataset: Any) -> dict[str, Any]:
+    values: dict[str, Any] = getattr(dataset, "__dict__", {})
+    return {
+        key: repr(value) if isinstance(value, (int, float, str, bool)) else id(value)
+        for key, value in values.items()
+    }
+
+
+def add_workers(loader: Any, workers: int) -> None:
+    """Gives the loader worker processes from its next pass on."""
+    loader.num_workers = workers
+    loader.prefetch_factor = loader.prefetch_factor or PREFETCH_FACTOR
+    # The class forbids the change after __init__, because an iterator may hold the old value;
+    # this runs before the iterator is made.
+    vars(loader)["persistent_workers"] = True
+
+
+def pin_memory(loader: Any) -> bool:
+    """Pinned host memory for a loader that feeds a CUDA device. True when it was changed."""
+    if loader.pin_memory or not torch.cuda.is_available():
+        return False
+    loader.pin_memory = True
+    return True

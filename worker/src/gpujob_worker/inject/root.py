@@ -1,0 +1,136 @@
+"""The outermost module that learns, and everything that is put around its call.
+
+A module's `_compiled_call_impl` is the place where torch itself (`Module.compile`) replaces a call:
+it is honoured by `__call__` and dropped by pickle and deepcopy, so copies of a model stay plain.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from gpujob_worker.inject.chunked import NotSplittableError, chunked_call
+from gpujob_worker.inject.trees import CallInputs, differentiable_leaves, map_tensors
+
+
+@dataclass(frozen=True, slots=True)
+class RootPlan:
+    """How the root's call is made. Everything off is the script's own way."""
+
+    autocast: torch.dtype | None = None
+    rows_per_step: int | None = None
+    compiled: Callable[..., Any] | None = None
+    compiled_signature: tuple[Any, ...] | None = None
+
+    def without_split(self) -> "RootPlan":
+        return replace(self, rows_per_step=None)
+
+
+@dataclass(slots=True)
+class RecordedCall:
+    """One real call of the root: its inputs, and the loss's gradients of its outputs."""
+
+    inputs: CallInputs
+    output_gradients: list[torch.Tensor | None] = field(default_factory=list[torch.Tensor | None])
+
+    def gradients_for(self, outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The recorded gradient of each output; a constant one where the shapes differ."""
+        known = self.output_gradients if len(self.output_gradients) == len(outputs) else []
+        result: list[torch.Tensor] = []
+        for index, output in enumerate(outputs):
+            gradient = known[index] if known else None
+            if gradient is None or gradient.shape != output.shape:
+                gradient = torch.full_like(output, 1.0 / max(1, output.numel()))
+            result.append(gradient.to(output.dtype))
+        return result
+
+
+class Root:
+    """Stands in for the root module's call."""
+
+    def __init__(self, module: torch.nn.Module, before_call: Callable[["Root"], None]) -> None:
+        self.module = module
+        self.plan = RootPlan()
+        self.rows: int | None = None
+        self.recording = False
+        self.recorded: RecordedCall | None = None
+        self.user_autocast = False
+        self._before_call = before_call
+        self.inside = False
+
+    @property
+    def device(self) -> torch.device:
+        parameter = next(self.module.parameters(), None)
+        return parameter.device if parameter is not None else torch.device("cpu")
+
+    def install(self) -> None:
+        self.module._compiled_call_impl = self  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+
+    def remove(self) -> None:
+        if vars(self.module).get("_compiled_call_impl") is self:
+            vars(self.module).pop("_compiled_call_impl")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.inside or not torch.is_grad_enabled() or not self.module.training:
+            return self.module._call_impl(*args, **kwargs)  # pyright: ignore[reportPrivateUsage]
+        self.inside = True
+        try:
+            inputs = CallInputs.of(args, kwargs)
+            self.rows = inputs.rows
+            self.user_autocast = torch.is_autocast_enabled(self.device.type)
+            if self.recording or self.recorded is None:
+                self.recorded = RecordedCall(inputs.detached())
+            self._before_call(self)
+            output = self.run(self.plan, inputs)
+            if self.recording:
+                self._record_gradients(output)
+            return output
+        finally:
+            self.inside = False
+
+    def run(self, plan: RootPlan, inputs: CallInputs) -> Any:
+        """One call under `plan`, as `__call__` makes it and as probes make it."""
+        single = self._single(plan)
+        rows = inputs.rows
+        if plan.rows_per_step is None or rows is None or rows <= plan.rows_per_step:
+            return inputs.call(single)
+        try:
+            return chunked_call(single, self.module, inputs, plan.rows_per_step)
+        except NotSplittableError:
+            return inputs.call(single)
+
+    def _single(self, plan: RootPlan) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            function: Callable[..., Any] = self.module._call_impl  # pyright: ignore[reportPrivateUsage]
+            if plan.compiled is not None:
+                # Other shapes (a last small batch) run eagerly: a compilation costs more.
+                signature = CallInputs.of(args, kwargs).signature
+                if signature == plan.compiled_signature:
+                    function = plan.compiled
+            if plan.autocast is None:
+                return function(*args, **kwargs)
+            with torch.autocast(self.device.type, dtype=plan.autocast):
+                return map_tensors(_as_float32, function(*args, **kwargs))
+
+        return call
+
+    def _record_gradients(self, output: Any) -> None:
+        recorded = self.recorded
+        assert recorded is not None
+        leaves = differentiable_leaves(output)
+        recorded.output_gradients = [None] * len(leaves)
+
+        def keep(index: int) -> Callable[[torch.Tensor], None]:
+            def hook(gradient: torch.Tensor) -> None:
+                recorded.output_gradients[index] = gradient.detach()
+
+            return hook
+
+        for index, leaf in enumerate(leaves):
+            leaf.register_hook(keep(index))
+
+
+def _as_float32(tensor: torch.Tensor) -> torch.Tensor:
+    # The script's loss goes on in the type it was written for.
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor

@@ -1,0 +1,85 @@
+"""Calls as flat lists of leaves, to take rows out of a batch and to put outputs together again."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class CallInputs:
+    """Arguments of one module call, flat. `detached` copies share storage but no graph."""
+
+    leaves: tuple[Any, ...]
+    spec: Any
+
+    @classmethod
+    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "CallInputs":
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        return cls(tuple(leaves), spec)
+
+    def detached(self) -> "CallInputs":
+        def detach(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            return leaf.detach().requires_grad_(leaf.requires_grad)
+
+        return CallInputs(tuple(detach(leaf) for leaf in self.leaves), self.spec)
+
+    def with_leaves(self, leaves: tuple[Any, ...]) -> "CallInputs":
+        return CallInputs(leaves, self.spec)
+
+    def call(self, function: Callable[..., Any]) -> Any:
+        args, kwargs = pytree.tree_unflatten(list(self.leaves), self.spec)
+        return function(*args, **kwargs)
+
+    @property
+    def rows(self) -> int | None:
+        """Samples in the batch: the first dimension of the first tensor that has one."""
+        for leaf in self.leaves:
+            if isinstance(leaf, Tensor) and leaf.dim() > 0:
+                return int(leaf.shape[0])
+        return None
+
+    def batched(self) -> tuple[bool, ...]:
+        """Which leaves carry the samples: tensors whose first dimension is the number of rows."""
+        rows = self.rows
+        return tuple(
+            isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == rows
+            for leaf in self.leaves
+        )
+
+    def narrow(self, start: int, length: int, batched: tuple[bool, ...]) -> "CallInputs":
+        leaves = (
+            leaf.narrow(0, start, length) if is_batched else leaf
+            for leaf, is_batched in zip(self.leaves, batched, strict=True)
+        )
+        return self.with_leaves(tuple(leaves))
+
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        """Shapes and types: equal signatures run the same compiled graph."""
+        return tuple(
+            (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else type(leaf)
+            for leaf in self.leaves
+        )
+
+
+def tensor_leaves(output: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
+
+
+def differentiable_leaves(output: Any) -> list[Tensor]:
+    return [leaf for leaf in tensor_leaves(output) if leaf.requires_grad]
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    return pytree.tree_map(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, tree)
+
+
+def trainable(module: torch.nn.Module) -> list[Tensor]:
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]

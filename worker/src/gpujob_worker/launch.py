@@ -1,0 +1,129 @@
+"""Runs the user's script in this process as the interpreter itself would run it.
+
+`__main__`, `sys.argv`, `sys.path[0]`, exit codes and tracebacks are those of `python train.py`;
+frames of this package are taken out of what the user sees.
+"""
+
+import contextlib
+import importlib.machinery
+import os
+import runpy
+import sys
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_OWN_DIRECTORY = str(Path(__file__).resolve().parent) + os.sep
+_OPTIONS_WITH_VALUE = ("-W", "-X")
+
+
+@dataclass(frozen=True, slots=True)
+class PythonCommand:
+    """A python command line: options of the interpreter, then a script or `-m module`, then args."""
+
+    options: tuple[str, ...]
+    target: str
+    is_module: bool
+    arguments: tuple[str, ...]
+
+
+def parse_python(command: Sequence[str]) -> PythonCommand | None:
+    """Reads `python [options] script.py args`; None when it is not a python with a script."""
+    name = Path(command[0]).name
+    if name.endswith(".py"):
+        return PythonCommand((), command[0], False, tuple(command[1:]))
+    if not name.startswith("python"):
+        return None
+    options: list[str] = []
+    rest = list(command[1:])
+    while rest and rest[0].startswith("-"):
+        if rest[0] == "-m" and len(rest) > 1:
+            return PythonCommand(tuple(options), rest[1], True, tuple(rest[2:]))
+        if rest[0] in ("-c", "-", "-m"):
+            return None
+        taken = 2 if rest[0] in _OPTIONS_WITH_VALUE else 1
+        options += rest[:taken]
+        rest = rest[taken:]
+    return PythonCommand(tuple(options), rest[0], False, tuple(rest[1:])) if rest else None
+
+
+def run_python(command: PythonCommand) -> None:
+    """Runs it. Whatever the script raises comes out, with its traceback cleaned of our frames."""
+    try:
+        if command.is_module:
+            _run_module(command)
+        else:
+            _run_script(command)
+    except BaseException as error:
+        clean_traceback(error)
+        raise
+
+
+def _new_main() -> types.ModuleType:
+    module = types.ModuleType("__main__")
+    module.__dict__["__builtins__"] = sys.modules["builtins"]
+    sys.modules["__main__"] = module
+    return module
+
+
+def _run_script(command: PythonCommand) -> None:
+    path = command.target
+    sys.argv = [path, *command.arguments]
+    sys.path[0:0] = [str(Path(path).resolve().parent)]
+    try:
+        source = Path(path).read_bytes()
+    except OSError as error:
+        sys.stderr.write(
+            f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n"
+        )
+        raise SystemExit(2) from None
+    module = _new_main()
+    module.__dict__.update(
+        __file__=path,
+        __cached__=None,
+        __spec__=None,
+        __loader__=importlib.machinery.SourceFileLoader("__main__", path),
+    )
+    exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)  # noqa: S102
+
+
+def _run_module(command: PythonCommand) -> None:
+    _new_main()
+    sys.argv = ["-m", *command.arguments]
+    sys.path[0:0] = [str(Path.cwd())]
+    # The function behind `python -m`; run_module() would leave a temporary __main__ behind.
+    runpy._run_module_as_main(command.target)  # type: ignore[attr-defined]  # pyright: ignore
+
+
+def clean_traceback(error: BaseException) -> None:
+    """Takes frames of this package (and runpy above the script) out of an error's tracebacks."""
+    seen: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        current = pending.pop()
+        if current is None or id(current) in seen:
+            continue
+        seen.add(id(current))
+        current.__traceback__ = _without_ours(current.__traceback__)
+        pending += [current.__cause__, current.__context__]
+
+
+def _without_ours(traceback: types.TracebackType | None) -> types.TracebackType | None:
+    kept: list[types.TracebackType] = []
+    while traceback is not None:
+        name = traceback.tb_frame.f_code.co_filename
+        runner = name == "<frozen runpy>" or name.endswith(f"{os.sep}runpy.py")
+        if not name.startswith(_OWN_DIRECTORY) and not (runner and not kept):
+            kept.append(traceback)
+        traceback = traceback.tb_next
+    cleaned: types.TracebackType | None = None
+    for entry in reversed(kept):
+        cleaned = types.TracebackType(cleaned, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return cleaned
+
+
+def flush_streams() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()

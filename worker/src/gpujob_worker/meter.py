@@ -1,0 +1,93 @@
+"""Step times, data wait and memory peaks of the training loop, in windows of steps.
+
+A step lasts from the end of one optimizer step to the end of the next. Our own work in between
+(probing, checkpoints) is taken out.
+"""
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from gpujob_api.report import Timing
+from gpujob_worker.memory import DeviceMemory
+
+WINDOW_STEPS_MAX = 200
+MEMORY_SECONDS = 0.25
+
+
+class Window:
+    """Steps measured under one set of settings."""
+
+    def __init__(self) -> None:
+        self.seconds: deque[float] = deque(maxlen=WINDOW_STEPS_MAX)
+        self.peak_memory_bytes = 0
+        self.wait_seconds = 0.0
+        self.total_seconds = 0.0
+
+    def timing(self, samples_per_step: int | None) -> Timing | None:
+        if not self.seconds:
+            return None
+        step_seconds = statistics.median(self.seconds)
+        rate = samples_per_step / step_seconds if samples_per_step and step_seconds > 0 else None
+        return Timing(step_seconds, self.peak_memory_bytes, rate)
+
+    @property
+    def data_wait_percent(self) -> float | None:
+        if self.total_seconds <= 0:
+            return None
+        return min(100.0, 100.0 * self.wait_seconds / self.total_seconds)
+
+
+class Meter:
+    """Counts optimizer steps and measures them. `synchronize` waits for the device where asked."""
+
+    def __init__(self, memory: DeviceMemory, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.memory = memory
+        self.steps = 0
+        self.window = Window()
+        self._clock = clock
+        self._last: float | None = None
+        self._paused = 0.0
+        self._wait = 0.0
+        self._memory_read = 0.0
+
+    def new_window(self) -> Window:
+        """Starts a window; the step under way is not counted in it. Returns the one that ended."""
+        self.read_memory()
+        ended = self.window
+        self.window = Window()
+        self.memory.reset_peak()
+        self._last = None
+        return ended
+
+    def step_done(self) -> None:
+        now = self._clock()
+        self.steps += 1
+        if self._last is not None:
+            seconds = max(0.0, now - self._last - self._paused)
+            self.window.seconds.append(seconds)
+            self.window.total_seconds += seconds
+            self.window.wait_seconds += min(self._wait, seconds)
+        self._paused = self._wait = 0.0
+        self._last = now
+        if now - self._memory_read >= MEMORY_SECONDS:
+            self.read_memory()
+
+    def read_memory(self) -> None:
+        self._memory_read = self._clock()
+        self.window.peak_memory_bytes = max(self.window.peak_memory_bytes, self.memory.peak_bytes())
+
+    def waited(self, seconds: float) -> None:
+        """The loop waited so long for its data."""
+        self._wait += seconds
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time in here is ours, not the step's."""
+        start = self._clock()
+        try:
+            yield
+        finally:
+            self._paused += self._clock() - start

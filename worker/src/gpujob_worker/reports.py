@@ -1,0 +1,124 @@
+"""Sends reports to the operator from a background thread; training never waits for it.
+
+One newest report is kept, not a queue: an old report is of no use once there is a newer one. The
+token is read again for every report, because the kubelet renews it.
+"""
+
+import contextlib
+import json
+import os
+import random
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpujob_api.codec import FieldError
+from gpujob_api.report import Reply, Report
+
+REQUEST_SECONDS_MAX = 5.0
+INTERVAL_SECONDS_RANGE = (0.2, 60.0)
+RETRY_SECONDS_MAX = 30.0
+REPLY_BYTES_MAX = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where reports go, and the file with the bearer token that proves which pod speaks."""
+
+    url: str
+    token_file: Path | None = None
+
+
+class Reporter:
+    """Posts `snapshot()` every interval, at once when woken, and hands replies to `on_reply`."""
+
+    def __init__(
+        self,
+        destination: Destination | None,
+        snapshot: Callable[[], Report],
+        on_reply: Callable[[Reply], None],
+    ) -> None:
+        self._destination = destination
+        self._snapshot = snapshot
+        self._on_reply = on_reply
+        self._interval_seconds = 2.0
+        self._failures = 0
+        self._wake = threading.Event()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        self._process = os.getpid()
+        self._random = random.Random(os.getpid())  # noqa: S311 - jitter; the script's stays untouched
+
+    def start(self) -> None:
+        if self._destination is None or self._thread is not None:
+            return
+        self._thread = threading.Thread(target=self._run, name="gpujob-report", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    def close(self, seconds: float) -> None:
+        """Sends the last report; returns after `seconds` at the latest."""
+        thread = self._thread
+        if thread is None or os.getpid() != self._process:
+            return
+        self._closing = True
+        self._wake.set()
+        thread.join(seconds)
+
+    def _run(self) -> None:
+        while True:
+            closing = self._closing
+            self._send(self._snapshot())
+            if closing:
+                return
+            if not self._closing:
+                self._wake.wait(self._pause_seconds())
+            self._wake.clear()
+
+    def _pause_seconds(self) -> float:
+        if not self._failures:
+            return self._interval_seconds
+        backoff = min(RETRY_SECONDS_MAX, self._interval_seconds * 2.0 ** min(self._failures, 6))
+        return backoff * self._random.uniform(0.5, 1.0)
+
+    def _send(self, report: Report) -> None:
+        assert self._destination is not None
+        try:
+            reply = post(self._destination, report)
+        except (OSError, ValueError, urllib.error.URLError):
+            self._failures += 1
+            return
+        self._failures = 0
+        low, high = INTERVAL_SECONDS_RANGE
+        self._interval_seconds = min(max(reply.interval_seconds, low), high)
+        self._on_reply(reply)
+
+
+def post(destination: Destination, report: Report) -> Reply:
+    """One POST. Raises `OSError` when it does not arrive, `ValueError` on a reply of no sense."""
+    headers = {"Content-Type": "application/json"}
+    if destination.token_file is not None:
+        token = destination.token_file.read_text().strip()
+        headers["Authorization"] = f"Bearer {token}"
+    request = urllib.request.Request(  # noqa: S310 - the scheme was checked when it was read
+        destination.url, data=report.to_text().encode(), headers=headers, method="POST"
+    )
+    with urllib.request.urlopen(request, timeout=REQUEST_SECONDS_MAX) as answer:  # noqa: S310
+        text = answer.read(REPLY_BYTES_MAX).decode()
+    try:
+        return Reply.from_text(text) if text.strip() else Reply()
+    except (json.JSONDecodeError, FieldError, UnicodeDecodeError) as error:
+        raise ValueError(f"the reply cannot be read: {error}") from None
+
+
+def write_termination_message(path: Path | None, report: Report) -> None:
+    """Leaves the last report where the kubelet reads it; failing to is not the job's failure."""
+    if path is None:
+        return
+    with contextlib.suppress(OSError):
+        path.write_text(report.termination_message())

@@ -1,0 +1,186 @@
+"""One run of a script: what is known about it, what is reported of it, and how it ends."""
+
+import contextlib
+import os
+import sys
+import threading
+from typing import Any
+
+from gpujob_api.codec import FieldError
+from gpujob_api.report import (
+    CheckpointReport,
+    Failure,
+    FailureClass,
+    Reply,
+    Report,
+    Timing,
+    WorkerPhase,
+)
+from gpujob_api.settings import OptimizeMode, TunedSettings
+from gpujob_worker.environment import Environment, read_environment
+from gpujob_worker.explanation import Explanation
+from gpujob_worker.failure import classify
+from gpujob_worker.memory import CpuMemory
+from gpujob_worker.meter import Meter
+from gpujob_worker.reports import Destination, Reporter, write_termination_message
+from gpujob_worker.stop import Interrupted, Stop
+from gpujob_worker.switches import Switches
+
+LAST_REPORT_SECONDS = 3.0
+TUNING_SECONDS_DEFAULT = 12.0
+
+_current: "Session | None" = None
+
+
+class Session:
+    """The state shared by injection, measuring, reporting and checkpointing of one process."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        switches: Switches | None = None,
+        explanation: Explanation | None = None,
+        tuning_seconds: float = TUNING_SECONDS_DEFAULT,
+    ) -> None:
+        self.environment = environment
+        self.switches = switches or Switches()
+        self.explanation = explanation or Explanation()
+        self.tuning_budget_seconds = tuning_seconds
+        self.meter = Meter(CpuMemory())
+        self.phase = WorkerPhase.STARTING
+        self.baseline: Timing | None = None
+        self.baseline_wait_percent: float | None = None
+        self.tuned: TunedSettings | None = environment.settings.tuned
+        self.tuning_seconds: float | None = None
+        self.samples_per_step: int | None = None
+        self.steps_total: int | None = None
+        self.first_step = 0
+        self.resumed_from_step: int | None = None
+        self.checkpoint: CheckpointReport | None = None
+        self.failure: Failure | None = None
+        self.device = ""
+        self.torch_version = ""
+        self.loss_tensor: Any = None
+        self.owns_safe_points = True
+        self.stop = Stop(environment.grace_seconds, self._last_words)
+        self.stop.interrupt_at_once = self._nothing_to_save
+        self._sequence = 0
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+        url = environment.report_url
+        destination = Destination(url, environment.token_file) if url else None
+        self.reporter = Reporter(destination, self.report, self._on_reply)
+
+    @property
+    def optimizes(self) -> bool:
+        return self.environment.settings.mode is not OptimizeMode.OFF
+
+    @property
+    def step(self) -> int:
+        return self.first_step + self.meter.steps
+
+    def report(self) -> Report:
+        """The newest report; also written as the termination message, should this be the last."""
+        with self._lock:
+            self._sequence += 1
+            report = self._build()
+            if os.getpid() == self._process:
+                write_termination_message(self.environment.termination_file, report)
+            return report
+
+    def _build(self) -> Report:
+        window = self.meter.window
+        return Report(
+            attempt=self.environment.attempt,
+            phase=self.phase,
+            rank=self.environment.rank,
+            sequence=self._sequence,
+            step=self.step,
+            steps_total=self.steps_total,
+            loss=self.loss(),
+            baseline=self.baseline,
+            current=window.timing(self.samples_per_step),
+            data_wait_percent=window.data_wait_percent,
+            tuned=self.tuned,
+            tuning_seconds=self.tuning_seconds,
+            resumed_from_step=self.resumed_from_step,
+            checkpoint=self.checkpoint,
+            failure=self.failure,
+            device=self.device,
+            torch_version=self.torch_version,
+            explain=self.explanation.lines,
+        )
+
+    def loss(self) -> float | None:
+        """The loss last seen by `backward`; None before the first, or when it is not finite."""
+        tensor = self.loss_tensor
+        if tensor is None:
+            return None
+        try:
+            value = float(tensor)
+        except (RuntimeError, ValueError):
+            return None
+        return value if abs(value) < 1e300 else None
+
+    def _on_reply(self, reply: Reply) -> None:
+        if reply.stop is not None:
+            self.stop.watch()
+            self.stop.request(reply.stop.reason, reply.stop.deadline_seconds)
+
+    def _nothing_to_save(self) -> bool:
+        return self.owns_safe_points and self.meter.steps == 0
+
+    def safe_point(self) -> None:
+        """Leaves without a checkpoint when a stop was requested; start-up injection's way out."""
+        if self.stop.requested and self.owns_safe_points:
+            self.phase = WorkerPhase.DRAINING
+            raise Interrupted(saved=False)
+
+    def _last_words(self) -> None:
+        self.phase = WorkerPhase.DRAINING
+        self.explanation.note("stop", f"no safe point before the deadline ({self.stop.reason})")
+        with contextlib.suppress(Exception):
+            self.report()
+
+    def finish(self, error: BaseException | None) -> None:
+        """The last report: the phase for a clean end, the failure's class for any other."""
+        if os.getpid() != self._process:
+            return
+        if isinstance(error, Interrupted):
+            self.phase = WorkerPhase.DRAINING
+        elif error is None or (isinstance(error, SystemExit) and not error.code):
+            self.phase = WorkerPhase.FINISHED
+        elif isinstance(error, SystemExit):
+            text = f"the script ended with exit code {error.code}"
+            self.failure = Failure(FailureClass.USER_ERROR, text[:1000])
+        else:
+            self.failure = classify(error, self.meter.window.peak_memory_bytes or None)
+        with contextlib.suppress(Exception):
+            self.meter.read_memory()
+        if self.environment.report_url is None:
+            self.report()
+        remaining = min(LAST_REPORT_SECONDS, self.stop.remaining_seconds() - 0.5)
+        self.reporter.close(max(0.1, remaining))
+
+    def start(self) -> None:
+        global _current
+        _current = self
+        self.reporter.start()
+
+
+def current_session() -> Session | None:
+    return _current
+
+
+def ensure_session() -> Session:
+    """The session of `gpujob-run`, or one from the environment for a script that runs without."""
+    if _current is not None:
+        return _current
+    try:
+        environment = read_environment(os.environ)
+    except FieldError as error:
+        sys.stderr.write(f"gpujob: {error}\n")
+        raise SystemExit(2) from None
+    session = Session(environment)
+    session.start()
+    return session

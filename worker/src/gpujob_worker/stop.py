@@ -1,0 +1,86 @@
+"""Stopping in time: a request with a deadline, seen at the next safe point of the training loop.
+
+SIGTERM and a `stop` in the answer to a report start the same path. The signal handler only sets a
+flag; the safe point commits a checkpoint and leaves by `Interrupted`. A watcher thread ends the
+process with 144 just before the deadline when no safe point was reached.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+
+from gpujob_api.settings import EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED
+
+# What the last words and the exit itself need; a killed process has neither.
+EXIT_MARGIN_SECONDS = 0.5
+
+
+class Interrupted(SystemExit):
+    """Leaves the training loop. `finally` blocks run; `except Exception` does not catch it."""
+
+    def __init__(self, *, saved: bool) -> None:
+        super().__init__(EXIT_INTERRUPTED_SAVED if saved else EXIT_INTERRUPTED_UNSAVED)
+        self.saved = saved
+
+
+class Stop:
+    """One request to stop. The first deadline may be brought forward, never put off."""
+
+    def __init__(self, grace_seconds: float, last_words: Callable[[], None]) -> None:
+        self.reason = ""
+        self._grace_seconds = grace_seconds
+        self._last_words = last_words
+        self._deadline = float("inf")
+        self._wake = threading.Event()
+        self._watcher: threading.Thread | None = None
+        self._process = os.getpid()
+        self.interrupt_at_once: Callable[[], bool] = lambda: False
+
+    @property
+    def requested(self) -> bool:
+        return self._deadline != float("inf")
+
+    def remaining_seconds(self) -> float:
+        return self._deadline - time.monotonic()
+
+    def request(self, reason: str, seconds: float) -> None:
+        self.reason = self.reason or reason
+        self._deadline = min(self._deadline, time.monotonic() + max(0.0, seconds))
+        self._wake.set()
+
+    def listen(self) -> bool:
+        """Takes over SIGTERM where the script has not; False when it has, or off the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            return False
+        if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+            return False
+        signal.signal(signal.SIGTERM, self._on_signal)
+        os.register_at_fork(after_in_child=self._in_child)
+        self.watch()
+        return True
+
+    def watch(self) -> None:
+        if self._watcher is None:
+            self._watcher = threading.Thread(target=self._run, name="gpujob-stop", daemon=True)
+            self._watcher.start()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        self.request("SIGTERM", self._grace_seconds)
+        if self.interrupt_at_once():
+            raise Interrupted(saved=False)
+
+    def _in_child(self) -> None:
+        # Loader processes are ended by SIGTERM; a handler that only sets a flag would keep them.
+        if signal.getsignal(signal.SIGTERM) == self._on_signal:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _run(self) -> None:
+        self._wake.wait()
+        while (remaining := self.remaining_seconds() - EXIT_MARGIN_SECONDS) > 0:
+            time.sleep(min(remaining, 0.2))
+        self._last_words()
+        os._exit(EXIT_INTERRUPTED_UNSAVED)

@@ -1,0 +1,24 @@
+"""Which items may be injected: everything, less what the command line switched off."""
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, slots=True)
+class Switches:
+    """One switch per item; `--no-batch-split` and the like turn one off."""
+
+    precision: bool = True
+    compile: bool = True
+    optimizer: bool = True
+    activation_checkpointing: bool = True
+    data_loader: bool = True
+    batch_split: bool = True
+    resume: bool = True
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        return tuple(entry.name for entry in fields(cls))
+
+    @classmethod
+    def without(cls, names: set[str]) -> "Switches":
+        return cls(**{name: name not in names for name in cls.names()})

@@ -1,0 +1,100 @@
+"""Paired, interleaved timing with a confidence bound, and closeness of two runs' numbers."""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+PAIRS_MIN = 5
+PAIRS_MAX = 40
+# Two-sided 95 % quantiles of Student's t for n - 1 degrees of freedom, n = 2..; 1.96 beyond.
+_STUDENT_T = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179)
+_STUDENT_T_MANY = 2.1
+
+
+@dataclass(frozen=True, slots=True)
+class Speedup:
+    """How many times faster the candidate is: the geometric mean and its 95 % interval."""
+
+    ratio: float
+    low: float
+    high: float
+    pairs: int
+
+    def __str__(self) -> str:
+        return f"{self.ratio:.2f}x (95 % {self.low:.2f} to {self.high:.2f}, {self.pairs} pairs)"
+
+
+def speedup(plain_seconds: Sequence[float], candidate_seconds: Sequence[float]) -> Speedup:
+    """From paired times. Ratios are compared as logarithms, where up and down weigh the same."""
+    logs = [math.log(a / b) for a, b in zip(plain_seconds, candidate_seconds, strict=True)]
+    mean = statistics.fmean(logs)
+    if len(logs) < 2:
+        return Speedup(math.exp(mean), 0.0, math.inf, len(logs))
+    quantiles = _STUDENT_T
+    t = quantiles[len(logs) - 2] if len(logs) - 2 < len(quantiles) else _STUDENT_T_MANY
+    half = t * statistics.stdev(logs) / math.sqrt(len(logs))
+    return Speedup(math.exp(mean), math.exp(mean - half), math.exp(mean + half), len(logs))
+
+
+def measure_speedup(
+    plain: Callable[[], float],
+    candidate: Callable[[], float],
+    has_time: Callable[[], bool],
+    *,
+    needed: float,
+) -> Speedup:
+    """Runs both in turns (AB, BA, ...) until the interval decides against `needed`, or time is up.
+
+    Each function runs once and returns its seconds. At least `PAIRS_MIN` pairs are run.
+    """
+    first: list[float] = []
+    second: list[float] = []
+    while len(first) < PAIRS_MAX:
+        if len(first) % 2 == 0:
+            first.append(plain())
+            second.append(candidate())
+        else:
+            second.append(candidate())
+            first.append(plain())
+        if len(first) >= PAIRS_MIN:
+            found = speedup(first, second)
+            if found.low > needed or found.high < needed or not has_time():
+                break
+    return speedup(first, second)
+
+
+@dataclass(frozen=True, slots=True)
+class Closeness:
+    """Relative difference (2-norm over everything) and cosine between two lists of tensors."""
+
+    relative_error: float
+    cosine: float
+
+    def within(self, relative_error: float, cosine: float) -> bool:
+        return self.relative_error <= relative_error and self.cosine >= cosine
+
+
+def closeness(
+    reference: Sequence[torch.Tensor | None], other: Sequence[torch.Tensor | None]
+) -> Closeness:
+    """Compares in float64; a tensor that only one side has counts as infinitely different."""
+    difference = norm = other_norm = product = 0.0
+    for a, b in zip(reference, other, strict=True):
+        if a is None and b is None:
+            continue
+        if a is None or b is None or a.shape != b.shape:
+            return Closeness(math.inf, -1.0)
+        x, y = a.detach().double(), b.detach().double()
+        difference += float((x - y).square().sum())
+        norm += float(x.square().sum())
+        other_norm += float(y.square().sum())
+        product += float((x * y).sum())
+    if not all(map(math.isfinite, (difference, norm, other_norm, product))):
+        return Closeness(math.inf, -1.0)
+    if norm == 0.0 or other_norm == 0.0:
+        same = norm == other_norm
+        return Closeness(0.0 if same else math.inf, 1.0 if same else -1.0)
+    return Closeness(math.sqrt(difference / norm), product / math.sqrt(norm * other_norm))

@@ -1,0 +1,69 @@
+"""One probe: a forward and backward of the root on a recorded batch, with real output gradients."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
+from gpujob_worker.inject.trees import CallInputs, differentiable_leaves, tensor_leaves, trainable
+from gpujob_worker.tune.compare import Closeness, closeness
+from gpujob_worker.tune.no_trace import RandomStates
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """What a call returns and what it teaches."""
+
+    outputs: list[torch.Tensor]
+    gradients: list[torch.Tensor | None]
+
+    def compare(self, other: "ProbeResult") -> tuple[Closeness, Closeness]:
+        """Closeness of outputs and of gradients, this one being the reference."""
+        outputs = [out for out in self.outputs if out.is_floating_point()]
+        others = [out for out in other.outputs if out.is_floating_point()]
+        if len(outputs) != len(others):
+            return closeness([None], [torch.ones(1)]), closeness([None], [torch.ones(1)])
+        return closeness(outputs, others), closeness(self.gradients, other.gradients)
+
+
+def probe(
+    call: Callable[[CallInputs], Any], parameters: list[torch.Tensor], recorded: RecordedCall
+) -> ProbeResult:
+    """Runs once; never touches `.grad`."""
+    with torch.enable_grad():
+        output = call(recorded.inputs.detached())
+        leaves = differentiable_leaves(output)
+        gradients: tuple[torch.Tensor | None, ...] = torch.autograd.grad(
+            leaves, parameters, recorded.gradients_for(leaves), allow_unused=True
+        )
+    return ProbeResult([leaf.detach() for leaf in tensor_leaves(output)], list(gradients))
+
+
+class RootProbe:
+    """Probes of one root under different plans, each from the same random state."""
+
+    def __init__(self, root: Root, recorded: RecordedCall) -> None:
+        self._root = root
+        self._recorded = recorded
+        self._parameters = trainable(root.module)
+        self._states = RandomStates()
+
+    def run(self, plan: RootPlan) -> ProbeResult:
+        self._states.restore()
+        return probe(
+            lambda inputs: self._root.run(plan, inputs), self._parameters, self._recorded
+        )
+
+    def seconds(self, plan: RootPlan) -> float:
+        self._synchronize()
+        start = time.perf_counter()
+        self.run(plan)
+        self._synchronize()
+        return time.perf_counter() - start
+
+    def _synchronize(self) -> None:
+        if self._root.device.type == "cuda":
+            torch.cuda.synchronize(self._root.device)
