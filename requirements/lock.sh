@@ -6,6 +6,7 @@
 #   torch.txt     torch with its CUDA packages, apart because TORCH_BACKEND replaces it
 #   base.txt      everything else for development
 #   uv.txt        the installer
+#   build.txt     what builds our wheel
 #   operator.txt  the operator image: a subset of base.txt, without torch
 #   worker.txt    the worker image: torch.txt and a few more
 set -euo pipefail
@@ -23,5 +24,6 @@ for package in "${gpu_packages[@]}"; do skip+=(--no-emit-package "$package"); do
 "${compile[@]}" --constraint requirements/torch.txt "${skip[@]}" \
   --extra operator --extra worker --extra cli --extra local --extra dev pyproject.toml -o requirements/base.txt
 echo 'uv' | "${compile[@]}" - -o requirements/uv.txt
+echo 'hatchling' | "${compile[@]}" "${same[@]}" - -o requirements/build.txt
 "${compile[@]}" "${same[@]}" --extra operator pyproject.toml -o requirements/operator.txt
 "${compile[@]}" "${same[@]}" --extra worker pyproject.toml -o requirements/worker.txt

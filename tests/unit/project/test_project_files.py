@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import tomllib
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def test_every_console_script_has_its_module() -> None:
         assert list(ROOT.glob(f"*/src/{module}")), f"{name}: there is no {module}"
 
 
-@pytest.mark.parametrize("name", ["base", "torch", "uv", "operator", "worker"])
+@pytest.mark.parametrize("name", ["base", "torch", "uv", "build", "operator", "worker"])
 def test_requirements_are_locked_and_name_no_address(name: str) -> None:
     text = read(f"requirements/{name}.txt")
     entries = re.split(r"\n(?=[a-z])", text)
@@ -67,7 +68,7 @@ def test_requirements_are_locked_and_name_no_address(name: str) -> None:
 def test_images_install_what_was_tested() -> None:
     pins = re.compile(r"^([a-z][\w.-]*==\S+)", re.MULTILINE)
     tested = {pin for name in ("base", "torch") for pin in pins.findall(require(name))}
-    for name in ("operator", "worker"):
+    for name in ("build", "operator", "worker"):
         assert set(pins.findall(require(name))) <= tested
     assert "\ntorch==" not in require("operator"), "the operator image stays small"
 
@@ -128,6 +129,24 @@ def test_scripts_run_and_stop_at_the_first_error(script: Path) -> None:
 
 def test_the_charts_crds_are_the_projects_crds() -> None:
     ours = {path.name: path.read_bytes() for path in (ROOT / "crds").glob("*.yaml")}
-    copies = {path.name: path.read_bytes() for path in (ROOT / "charts/gpujob/files/crds").glob("*.yaml")}
+    copies = {
+        path.name: path.read_bytes() for path in (ROOT / "charts/gpujob/files/crds").glob("*.yaml")
+    }
     assert ours
     assert ours == copies
+
+
+def test_the_dockerfile_needs_no_special_builder() -> None:
+    """RUN --mount and here-documents need BuildKit, which a plain engine does not have."""
+    text = read("Dockerfile")
+    assert not re.search(r"^RUN --|^# *syntax=|<<", text, re.MULTILINE)
+    assert re.findall(r"^USER (.*)", text, re.MULTILINE) == ["65532:65532"] * 2
+
+
+def test_what_the_dockerfile_copies_is_let_through() -> None:
+    ignored = read(".dockerignore").splitlines()
+    allowed = [line.removeprefix("!").removesuffix("/src") for line in ignored if line[:1] == "!"]
+    copied = re.findall(r"^COPY (?!--from)(?:--\S+ )*(.*)", read("Dockerfile"), re.MULTILINE)
+    sources = [source for line in copied for source in line.split()[:-1]]
+    for source in sources:
+        assert any(fnmatchcase(source, pattern) for pattern in allowed), source
