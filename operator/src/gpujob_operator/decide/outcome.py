@@ -61,17 +61,17 @@ def judge(job: GPUJob, pods: tuple[PodView, ...]) -> Outcome:
     workers = job.spec.workers
     if len(pods) == workers and all(pod.exit_code == EXIT_DONE for pod in pods):
         return Outcome(End.SUCCEEDED)
-    failures = [_pod_failure(pod) for pod in sorted(pods, key=lambda p: p.rank)]
+    failures = [_pod_failure(pod) for pod in sorted(pods, key=_cause_first)]
     real = [failure for failure in failures if failure is not None]
     stop = job.status.stop
     if stop is not None and stop.reason in _FAILED_STOPS:
         return Outcome(End.FAILED, JobFailure(_FAILED_STOPS[stop.reason], stop.message))
-    if stop is not None and (not real or all(_is_kill(pod) for pod in pods if _failed(pod))):
+    # A worker that ended first was not killed by our stop, even if by the same signal.
+    ours = stop is not None and stop.reason != "WorkerEnded"
+    if not real or (ours and all(_is_kill(pod) for pod in pods if _failed(pod))):
         return Outcome(End.INTERRUPTED)
-    if real:
-        steps = [pod.termination.step for pod in pods if pod.termination is not None]
-        return Outcome(End.FAILED, real[0], max(steps, default=0))
-    return Outcome(End.INTERRUPTED)
+    steps = [pod.termination.step for pod in pods if pod.termination is not None]
+    return Outcome(End.FAILED, real[0], max(steps, default=0))
 
 
 def verdict(job: GPUJob, outcome: Outcome, configuration: Configuration, now: datetime) -> Verdict:
@@ -79,7 +79,7 @@ def verdict(job: GPUJob, outcome: Outcome, configuration: Configuration, now: da
     failure = outcome.failure
     assert failure is not None, "only a failed attempt has a verdict"
     counters = _count(job.status.counters, failure.failure_class)
-    retries = counters.errors + counters.out_of_memory + counters.hung
+    retries = counters.errors + counters.out_of_memory + counters.hung + counters.node_lost
     limit = job.spec.retry.limit
     if failure.failure_class is FailureClass.USER_ERROR and not _made_progress(job, outcome):
         return Verdict(counters, False, None, "failed before its first step: not repeated")
@@ -94,14 +94,22 @@ def verdict(job: GPUJob, outcome: Outcome, configuration: Configuration, now: da
 
 
 def interrupted(job: GPUJob, configuration: Configuration, now: datetime) -> Verdict:
-    """An interruption is not the job's fault: tried again at once while it makes progress."""
+    """An interruption is not the job's fault: tried again at once, but never in a tight loop."""
     counters = replace(job.status.counters, interruptions=job.status.counters.interruptions + 1)
     fruitless = 0 if job.status.checkpoint is not None else counters.interruptions
     if fruitless > FRUITLESS_INTERRUPTIONS_MAX:
         message = f"interrupted {fruitless} times without a checkpoint"
         return Verdict(counters, False, None, message)
-    delay = 0.0 if fruitless <= 3 else configuration.retry_backoff_seconds
+    backoff = configuration.retry_backoff_seconds
+    ended_at_once = (now - (job.status.attempt_started_at or now)).total_seconds() < backoff
+    delay = backoff if ended_at_once or fruitless > 3 else 0.0
     return Verdict(counters, True, now + timedelta(seconds=delay), "tried again elsewhere")
+
+
+def _cause_first(pod: PodView) -> tuple[object, ...]:
+    """The worker that fell first is the cause; those that were killed after it are not."""
+    at = pod.finished_at.timestamp() if pod.finished_at is not None else float("inf")
+    return _is_kill(pod), at, pod.rank
 
 
 def _pod_failure(pod: PodView) -> JobFailure | None:
@@ -110,6 +118,8 @@ def _pod_failure(pod: PodView) -> JobFailure | None:
     reported = pod.termination.failure if pod.termination is not None else None
     if reported is not None:
         return JobFailure(reported.failure_class, _with_need(reported))
+    if pod.phase is PodPhase.FAILED and pod.reason.startswith(_NODE_REFUSALS):
+        return None
     if pod.reason == "OOMKilled":
         message = f"worker {pod.rank} was killed: the node ran out of host memory for it"
         return JobFailure(FailureClass.OUT_OF_MEMORY, message)
