@@ -1,0 +1,259 @@
+"""The part of NVML's Python interface that an agent uses, over any source of card readings.
+
+`cpu_nvml` and `scripted_nvml` are modules like `pynvml`: same function names, same attributes on
+what they return, and the same exceptions (they are pynvml's own classes). What is not offered
+raises pynvml's "Not Supported", as a real driver does for a card without the feature.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import pynvml
+
+NO_INSTANCE = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessReading:
+    pid: int
+    memory_bytes: int
+    utilization_percent: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CardReading:
+    """What one card says now. None: this card cannot tell.
+
+    `errors` maps a function's name, or '*' for all, to the NVML error code that it raises.
+    `xids` are the critical errors so far, oldest first.
+    """
+
+    uuid: str
+    model: str
+    memory_total_bytes: int
+    memory_reserved_bytes: int
+    memory_used_bytes: int
+    utilization_percent: float
+    processes: tuple[ProcessReading, ...] = ()
+    power_watts: float | None = None
+    energy_joules: float | None = None
+    temperature_celsius: float | None = None
+    ecc_errors: int | None = None
+    xids: tuple[int, ...] = ()
+    errors: dict[str, int] = field(default_factory=dict)
+
+
+class CardSource(Protocol):
+    """Where readings come from. `time_microseconds` is the time of the newest reading."""
+
+    def driver_version(self) -> str: ...
+    def open(self) -> None: ...
+    def read(self) -> list[CardReading]: ...
+    def time_microseconds(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The handle of a card."""
+
+    index: int
+    uuid: str
+
+
+class NvmlSurface:
+    """NVML's functions over a `CardSource`; `lookup` finds them under pynvml's names."""
+
+    def __init__(self, source: CardSource) -> None:
+        self._source = source
+        self._open = False
+        self._xids_seen: dict[str, int] = {}
+        self._functions: dict[str, Callable[..., Any]] = {
+            "nvmlInit": self._initialize,
+            "nvmlShutdown": self._shutdown,
+            "nvmlSystemGetDriverVersion": self._driver_version,
+            "nvmlDeviceGetCount": lambda: len(self._cards()),
+            "nvmlDeviceGetHandleByIndex": self._by_index,
+            "nvmlDeviceGetHandleByUUID": self._by_uuid,
+            "nvmlEventSetCreate": SimpleNamespace,
+            "nvmlEventSetFree": _nothing,
+            "nvmlDeviceRegisterEvents": _nothing,
+            "nvmlEventSetWait": self._wait_event,
+            "nvmlEventSetWait_v2": self._wait_event,
+        }
+        per_card: dict[str, Callable[..., Any]] = {
+            "nvmlDeviceGetIndex": self._index,
+            "nvmlDeviceGetUUID": _field("uuid"),
+            "nvmlDeviceGetName": _field("model"),
+            "nvmlDeviceGetMemoryInfo": _memory,
+            "nvmlDeviceGetUtilizationRates": _utilization,
+            "nvmlDeviceGetComputeRunningProcesses": _running,
+            "nvmlDeviceGetProcessUtilization": self._process_utilization,
+            "nvmlDeviceGetPowerUsage": _thousandths("power_watts"),
+            "nvmlDeviceGetTotalEnergyConsumption": _thousandths("energy_joules"),
+            "nvmlDeviceGetTemperature": _field("temperature_celsius"),
+            "nvmlDeviceGetTotalEccErrors": _field("ecc_errors"),
+        }
+        for name, function in per_card.items():
+            self._functions[name] = self._on_card(name, function)
+
+    def lookup(self, name: str) -> Any:
+        """A function by pynvml's name; constants and exceptions are pynvml's own.
+
+        Raises `AttributeError` for what pynvml does not have either.
+        """
+        if name in self._functions:
+            return self._functions[name]
+        original = getattr(pynvml, name)
+        if name.startswith("nvml") and callable(original):
+            return _not_supported
+        return original
+
+    def _initialize(self) -> None:
+        self._source.open()
+        self._open = True
+
+    def _shutdown(self) -> None:
+        self._cards()
+        self._open = False
+
+    def _driver_version(self) -> str:
+        self._cards()
+        return self._source.driver_version()
+
+    def _cards(self) -> list[CardReading]:
+        if not self._open:
+            raise error(pynvml.NVML_ERROR_UNINITIALIZED)
+        return self._source.read()
+
+    def _by_index(self, index: int) -> Device:
+        cards = self._cards()
+        if not 0 <= index < len(cards):
+            raise error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        _raise_scripted(cards[index], "nvmlDeviceGetHandleByIndex")
+        return Device(index, cards[index].uuid)
+
+    def _by_uuid(self, uuid: str | bytes) -> Device:
+        text = uuid.decode() if isinstance(uuid, bytes) else uuid
+        for index, card in enumerate(self._cards()):
+            if card.uuid == text:
+                return Device(index, text)
+        raise error(pynvml.NVML_ERROR_NOT_FOUND)
+
+    def _index(self, card: CardReading) -> int:
+        return self._by_uuid(card.uuid).index
+
+    def _on_card(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(device: Device, *arguments: Any, **named: Any) -> Any:
+            for card in self._cards():
+                if card.uuid == device.uuid:
+                    _raise_scripted(card, name)
+                    return function(card, *arguments, **named)
+            raise error(pynvml.NVML_ERROR_GPU_IS_LOST)
+
+        return call
+
+    def _process_utilization(self, card: CardReading, last_seen: int) -> list[SimpleNamespace]:
+        time_microseconds = self._source.time_microseconds()
+        if time_microseconds <= last_seen or not card.processes:
+            raise error(pynvml.NVML_ERROR_NOT_FOUND)
+        return [
+            SimpleNamespace(
+                pid=process.pid,
+                timeStamp=time_microseconds,
+                smUtil=_whole(process.utilization_percent),
+                memUtil=0,
+                encUtil=0,
+                decUtil=0,
+            )
+            for process in card.processes
+        ]
+
+    def _wait_event(self, _events: object, _limit_milliseconds: int) -> SimpleNamespace:
+        """The next critical error that was not told yet; raises Timeout at once without one."""
+        for index, card in enumerate(self._cards()):
+            seen = self._xids_seen.get(card.uuid, 0)
+            if seen < len(card.xids):
+                self._xids_seen[card.uuid] = seen + 1
+                return SimpleNamespace(
+                    device=Device(index, card.uuid),
+                    eventType=pynvml.nvmlEventTypeXidCriticalError,
+                    eventData=card.xids[seen],
+                    gpuInstanceId=NO_INSTANCE,
+                    computeInstanceId=NO_INSTANCE,
+                )
+        raise error(pynvml.NVML_ERROR_TIMEOUT)
+
+
+def error(code: int) -> Exception:
+    """pynvml's exception of the class that belongs to an NVML error code."""
+    return pynvml.NVMLError(code)
+
+
+def _not_supported(*_arguments: Any, **_named: Any) -> Any:
+    raise error(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+
+def _raise_scripted(card: CardReading, name: str) -> None:
+    code = card.errors.get(name, card.errors.get("*"))
+    if code is not None:
+        raise error(code)
+
+
+def _nothing(*_arguments: Any) -> None:
+    return None
+
+
+def _field(name: str) -> Callable[..., Any]:
+    """Serves one field of the reading; what the card cannot tell is not supported."""
+
+    def get(card: CardReading, *_arguments: Any) -> Any:
+        value = getattr(card, name)
+        return _not_supported() if value is None else value
+
+    return get
+
+
+def _thousandths(name: str) -> Callable[..., Any]:
+    get = _field(name)
+    return lambda card: _whole(get(card) * 1000)  # pyright: ignore[reportUnknownLambdaType]
+
+
+def _whole(value: float) -> Any:
+    # NVML counts in whole numbers; a scripted NaN must get through as it is.
+    return value if value != value else round(value)
+
+
+def _memory(card: CardReading, version: int | None = None) -> SimpleNamespace:
+    total, reserved, used = (
+        card.memory_total_bytes,
+        card.memory_reserved_bytes,
+        card.memory_used_bytes,
+    )
+    if version:
+        free = total - reserved - used
+        return SimpleNamespace(
+            version=version, total=total, reserved=reserved, free=free, used=used
+        )
+    # The first version of the structure counts the driver's reserve as used.
+    return SimpleNamespace(total=total, free=total - reserved - used, used=used + reserved)
+
+
+def _utilization(card: CardReading) -> SimpleNamespace:
+    memory = (
+        100 * card.memory_used_bytes / card.memory_total_bytes if card.memory_total_bytes else 0
+    )
+    return SimpleNamespace(gpu=_whole(card.utilization_percent), memory=_whole(memory))
+
+
+def _running(card: CardReading) -> list[SimpleNamespace]:
+    return [
+        SimpleNamespace(
+            pid=process.pid,
+            usedGpuMemory=process.memory_bytes,
+            gpuInstanceId=NO_INSTANCE,
+            computeInstanceId=NO_INSTANCE,
+        )
+        for process in card.processes
+    ]
