@@ -111,8 +111,10 @@ def test_stops_that_are_failures(reason: str, kind: FailureClass, exit_code: int
 
 
 @pytest.mark.parametrize("reason", ["NodeReclaimed", "Suspended", "CardOverfull", "CardUnhealthy"])
-@pytest.mark.parametrize(("exit_code", "end"), [(143, End.INTERRUPTED), (144, End.INTERRUPTED),
-                                                (137, End.INTERRUPTED), (0, End.SUCCEEDED)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("exit_code", "end"),
+    [(143, End.INTERRUPTED), (144, End.INTERRUPTED), (137, End.INTERRUPTED), (0, End.SUCCEEDED)],
+)
 def test_stopped_by_us_is_an_interruption(reason: str, exit_code: int, end: End) -> None:
     """I13: also when the grace was too short and SIGKILL ended it."""
     assert ended(exit_code, job=stopped(reason)).end is end

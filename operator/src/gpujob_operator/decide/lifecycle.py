@@ -45,6 +45,7 @@ class Seen:
     profile: GPUProfile | None = None
     # Why the attempt must leave its cards, found by `trouble.find`, or None.
     trouble: StopReason | None = None
+    listening_since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +79,10 @@ def _strays(
 ) -> tuple[DeletePod, ...]:
     """Live pods that no attempt of the job owns any more, and finished ones nobody will read."""
     waiting = job.status.placement is None or job.finished
+    # Pods of a later attempt than the status knows mean that our view of the job is old.
+    known = tuple(pod for pod in pods if pod.attempt <= job.status.attempt)
     found: list[DeletePod] = []
-    for pod in pods:
+    for pod in known:
         old = pod.attempt < job.status.attempt
         stray = not pod.finished and (old or waiting)
         stale = pod.finished and pod.attempt <= job.status.attempt - ATTEMPTS_KEPT
@@ -178,10 +181,12 @@ def _reason_to_stop(
         return StopReason("WorkerLost", message, now + grace)
     if seen.trouble is not None:
         return seen.trouble
-    return _timed_out(job, configuration, now)
+    return _timed_out(job, seen, configuration, now)
 
 
-def _timed_out(job: GPUJob, configuration: Configuration, now: datetime) -> StopReason | None:
+def _timed_out(
+    job: GPUJob, seen: Seen, configuration: Configuration, now: datetime
+) -> StopReason | None:
     grace = timedelta(seconds=configuration.termination_grace_seconds)
     if job.status.phase is JobPhase.STARTING:
         if _age_seconds(job, now) <= configuration.start_timeout_seconds:
@@ -193,7 +198,9 @@ def _timed_out(job: GPUJob, configuration: Configuration, now: datetime) -> Stop
             "StartTimeout", f"did not start within {limit:.0f} s{detail}", now + grace
         )
     limit_seconds = job.spec.retry.hang_timeout_seconds
-    idle_seconds = is_hung(job.status, limit_seconds, now)
+    # The status is written now and then; the last report may be newer.
+    status = with_report(job.status, seen.report)
+    idle_seconds = is_hung(status, limit_seconds, now, seen.listening_since)
     if idle_seconds is None:
         return None
     message = f"no progress for {idle_seconds:.0f} s (retry.hangTimeoutSeconds is {limit_seconds})"
@@ -252,7 +259,7 @@ def _end(
     now: datetime,
 ) -> Step:
     """The attempt is proven finished: its cards are free from this write on."""
-    job = replace(job, status=_with_last_words(job, seen, pods))
+    job = replace(job, status=_with_last_words(job, seen, pods, now))
     outcome = judge(job, pods)
     if outcome.end is End.SUCCEEDED:
         return _succeeded(job, now)
@@ -261,13 +268,14 @@ def _end(
     return _again(job, outcome, verdict(job, outcome, configuration, now), now)
 
 
-def _with_last_words(job: GPUJob, seen: Seen, pods: tuple[PodView, ...]) -> GPUJobStatus:
+def _with_last_words(
+    job: GPUJob, seen: Seen, pods: tuple[PodView, ...], now: datetime
+) -> GPUJobStatus:
     """The termination message is the last report; nothing depends on the network at the end."""
     words = [pod for pod in pods if pod.termination is not None and pod.rank == 0]
     received = seen.report
     if words and words[0].termination is not None:
-        at = words[0].finished_at or job.status.progressed_at or job.status.attempt_started_at
-        assert at is not None, "an attempt that ended had started"
+        at = words[0].finished_at or now
         received = ReceivedReport(job.metadata.uid, 0, at, words[0].termination)
     status = with_report(job.status, received)
     report = received.report if received is not None else None

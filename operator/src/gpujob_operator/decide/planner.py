@@ -98,6 +98,7 @@ def _advance(job: GPUJob, cycle: _Cycle) -> Step:
         usage=cycle.snapshot.usage.get((uid, job.status.attempt)),
         profile=cycle.profiles.get(uid),
         trouble=trouble.find(job, cycle.capacity, cycle.configuration, cycle.now),
+        listening_since=cycle.snapshot.listening_since,
     )
     return lifecycle.advance(job, seen, cycle.configuration, cycle.now)
 

@@ -20,7 +20,8 @@ def with_report(status: GPUJobStatus, received: ReceivedReport | None) -> GPUJob
     if received is None or received.report.attempt != status.attempt:
         return status
     report = received.report
-    moved = status.measurement is None or report.step > status.measurement.step
+    # A new attempt starts behind where the last one ended; that it moves is progress all the same.
+    moved = status.measurement is None or report.step not in (0, status.measurement.step)
     busy = report.phase is not WorkerPhase.TRAINING
     checkpoint = report.checkpoint
     if checkpoint is not None and status.checkpoint is not None:
@@ -71,7 +72,7 @@ def _with_steps(status: GPUJobStatus, report: Report | None) -> GPUJobStatus:
     before = status.measurement
     measurement = replace(
         before,
-        step=max(report.step, before.step if report.resumed_from_step is None else 0),
+        step=report.step or before.step,
         steps_total=report.steps_total or before.steps_total,
         loss=before.loss if report.loss is None else report.loss,
         baseline=report.baseline or before.baseline,
@@ -136,10 +137,20 @@ def _source(source: ReservationSource) -> str:
     }[source]
 
 
-def is_hung(status: GPUJobStatus, timeout_seconds: int, now: datetime) -> float | None:
-    """Seconds without progress when they are over the limit, else None."""
+def is_hung(
+    status: GPUJobStatus,
+    timeout_seconds: int,
+    now: datetime,
+    listening_since: datetime | None = None,
+) -> float | None:
+    """Seconds without progress when they are over the limit, else None.
+
+    They count only while somebody listened: an operator that has just started has heard nothing.
+    """
     since = status.progressed_at or status.attempt_started_at
     if since is None:
         return None
+    if listening_since is not None:
+        since = max(since, listening_since)
     idle_seconds = (now - since).total_seconds()
     return idle_seconds if idle_seconds > timeout_seconds else None

@@ -1,7 +1,7 @@
 """How much of a card an attempt holds: from what is best known about the job.
 
-Best first: measured in this job, its workload's profile on this card model, the user's hint when
-sharing is `Shared`, else the whole card until a measurement exists.
+The user's hint where sharing is `Shared`: it is a cap. Else, best first: measured in this job, its
+workload's profile on this card model, the whole card until a measurement exists.
 """
 
 from gpujob_api.gpujob import GPUJob, Measurement, Reservation, ReservationSource, SharingMode
@@ -32,6 +32,12 @@ def wanted_reservation(
     measurement = job.status.measurement
     if exclusive:
         return None
+    hint = job.spec.gpu.memory
+    if job.spec.sharing.mode is SharingMode.SHARED and hint is not None:
+        # A hard cap, whatever was measured: the worker is held to it.
+        known = measurement or entry
+        utilization_percent = known.utilization_percent if known is not None else 100.0
+        return Reservation(hint.bytes, utilization_percent, ReservationSource.HINT)
     if measurement is not None:
         return _from_measurement(job, measurement, configuration)
     if entry is not None:
@@ -40,9 +46,6 @@ def wanted_reservation(
             utilization_percent=entry.utilization_percent,
             source=ReservationSource.PROFILE,
         )
-    hint = job.spec.gpu.memory
-    if job.spec.sharing.mode is SharingMode.SHARED and hint is not None:
-        return Reservation(hint.bytes, 100.0, ReservationSource.HINT)
     return None
 
 
@@ -60,8 +63,8 @@ def measured_reservation(
 ) -> Reservation | None:
     """The reservation after measuring, or None while it must stay as it is.
 
-    It shrinks once, from the whole card or a profile's guess to what was measured, and grows
-    whenever the job is seen to use more than it holds.
+    It shrinks once, from the whole card or a profile's guess to what was measured, and grows only
+    when the job is seen to use more than it holds: the rest may be somebody's already (I1).
     """
     held = job.status.reservation
     if held is None or held.exclusive or job.spec.sharing.mode is SharingMode.EXCLUSIVE:
@@ -86,6 +89,7 @@ def measured_reservation(
     busier = wanted.utilization_percent - held.utilization_percent >= 20
     if not (first or outgrown or busier):
         return None
-    if not first and not outgrown:
-        return Reservation(held.memory_bytes, wanted.utilization_percent, held.source)
-    return wanted
+    if outgrown:
+        return wanted
+    memory = min(held.memory_bytes, wanted.memory_bytes) if first else held.memory_bytes
+    return Reservation(memory, wanted.utilization_percent, wanted.source)

@@ -123,6 +123,8 @@ class Snapshot:
     queues: tuple[GPUQueue, ...] = ()
     profiles: tuple[GPUProfile, ...] = ()
     reports: tuple[ReceivedReport, ...] = ()
+    # Since when this process has received reports; None: always.
+    listening_since: datetime | None = None
     # Measured use by (job UID, attempt).
     usage: Mapping[tuple[str, int], CardUsage] = field(
         default_factory=dict[tuple[str, int], CardUsage]
