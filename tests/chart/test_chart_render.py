@@ -92,11 +92,22 @@ def test_nobody_reads_secrets(objects: list[Manifest]) -> None:
         assert all("secrets" not in rule.get("resources", ()) for rule in role["rules"])
 
 
-def test_the_roles_are_the_files_that_the_local_cluster_uses(objects: list[Manifest]) -> None:
-    roles = {role["metadata"]["name"]: role["rules"] for role in of_kind(objects, "ClusterRole")}
-    for name in ("operator", "agent"):
-        rules = yaml.safe_load((CHART / "files" / f"{name}-rules.yaml").read_text())
-        assert roles[f"gpujob-{name}"] == rules
+@pytest.mark.parametrize("name", ["operator", "agent"])
+def test_the_roles_are_the_files_that_the_local_cluster_uses(
+    objects: list[Manifest], name: str
+) -> None:
+    roles = of_kind(objects, "ClusterRole", "Role")
+    ours = [role for role in roles if role["metadata"]["name"] == f"gpujob-{name}"]
+    granted = [rule for role in ours for rule in role["rules"]]
+    rules = yaml.safe_load((CHART / "files" / f"{name}-rules.yaml").read_text())
+    assert sorted(granted, key=str) == sorted(rules, key=str)
+
+
+def test_leases_are_granted_in_the_releases_namespace_alone(objects: list[Manifest]) -> None:
+    (role,) = of_kind(objects, "Role")
+    assert [rule["resources"] for rule in role["rules"]] == [["leases"]]
+    cluster = [rule for role in of_kind(objects, "ClusterRole") for rule in role["rules"]]
+    assert all("leases" not in rule["resources"] for rule in cluster)
 
 
 def test_services_and_policies_select_the_operator_alone(objects: list[Manifest]) -> None:
@@ -121,9 +132,8 @@ def test_the_crds_are_ours_and_survive_an_uninstall(objects: list[Manifest]) -> 
     for path in (ROOT / "crds").glob("*.yaml"):
         ours = yaml.safe_load(path.read_text())
         found = rendered[ours["metadata"]["name"]]
-        annotations = found["metadata"].pop("annotations")
-        assert annotations == {"helm.sh/resource-policy": "keep"}
-        assert found == ours
+        kept = {"annotations": {"helm.sh/resource-policy": "keep"}}
+        assert found == ours | {"metadata": ours["metadata"] | kept}
 
 
 KIND_CRD = "CustomResourceDefinition"

@@ -133,7 +133,7 @@ def test_the_charts_crds_are_the_projects_crds() -> None:
         path.name: path.read_bytes() for path in (ROOT / "charts/gpujob/files/crds").glob("*.yaml")
     }
     assert ours
-    assert ours == copies
+    assert ours == copies, "make generate copies them"
 
 
 def test_the_dockerfile_needs_no_special_builder() -> None:
