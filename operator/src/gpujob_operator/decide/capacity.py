@@ -1,7 +1,7 @@
 """The ledger of cards: what is free on each, after the driver, strangers and reservations (I1)."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from gpujob_api.gpujob import GPUJob, ReservationSource
@@ -13,13 +13,14 @@ from gpujob_operator.decide.snapshot import NodeView, PodPhase, Snapshot
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A job that holds part of a card."""
+    """A job that holds part of a card. `excess_bytes` is measured use above what it holds."""
 
     job_uid: str
     memory_bytes: int
     utilization_percent: float
     whole_card: bool
     max_slowdown_percent: int
+    excess_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +40,14 @@ class Card:
         return sum(tenant.memory_bytes for tenant in self.tenants)
 
     @property
+    def excess_bytes(self) -> int:
+        return sum(tenant.excess_bytes for tenant in self.tenants)
+
+    @property
     def free_bytes(self) -> int:
         """May be negative when a stranger or a leak took more than was left."""
-        return self.total_bytes - self.driver_bytes - self.others_bytes - self.reserved_bytes
+        used_bytes = self.driver_bytes + self.others_bytes + self.excess_bytes
+        return self.total_bytes - used_bytes - self.reserved_bytes
 
     @property
     def utilization_percent(self) -> float:
@@ -85,8 +91,8 @@ def build_capacity(
     `host_requests` is CPU (milli) and memory (bytes) of one worker of each job, by job UID.
     """
     tenants = _tenants_by_card(snapshot.jobs)
-    ours = _live_pods(snapshot)
-    orphaned = _orphaned_cards(snapshot)
+    ours = _pods_of_attempts(snapshot)
+    orphaned = _orphaned_cards(snapshot, ours)
     views = {node.name: node for node in snapshot.nodes}
     assumed = _assumed_requests(snapshot, host_requests)
     nodes: dict[str, NodeCapacity] = {}
@@ -100,7 +106,7 @@ def build_capacity(
             price_per_gpu_hour=_price(gpu_node, view, snapshot.configuration),
             cards=tuple(
                 _card(gpu, tenants.get(gpu.uuid, ()), ours, gpu.uuid in orphaned)
-                for gpu in sorted(gpu_node.status.gpus, key=lambda g: g.index)
+                for gpu in sorted(gpu_node.status.gpus, key=lambda g: (g.index, g.uuid))
             ),
             cpu_milli_free=view.cpu_milli_free - cpu,
             memory_bytes_free=view.memory_bytes_free - memory,
@@ -130,7 +136,7 @@ def as_tenant(job: GPUJob) -> Tenant | None:
 
 def _tenants_by_card(jobs: Iterable[GPUJob]) -> dict[str, tuple[Tenant, ...]]:
     found: dict[str, tuple[Tenant, ...]] = {}
-    for job in jobs:
+    for job in sorted(jobs, key=lambda job: job.metadata.uid):
         tenant = as_tenant(job) if holds_cards(job) else None
         if tenant is None or job.status.placement is None:
             continue
@@ -140,33 +146,50 @@ def _tenants_by_card(jobs: Iterable[GPUJob]) -> dict[str, tuple[Tenant, ...]]:
     return found
 
 
-def _live_pods(snapshot: Snapshot) -> set[str]:
-    holding = {job.metadata.uid for job in snapshot.jobs if holds_cards(job)}
-    return {pod.uid for pod in snapshot.pods if not pod.finished and pod.job_uid in holding}
+def _pods_of_attempts(snapshot: Snapshot) -> dict[str, str]:
+    """Live pods of attempts that hold cards: pod UID -> job UID."""
+    holding = {(job.metadata.uid, job.status.attempt) for job in snapshot.jobs if holds_cards(job)}
+    return {
+        pod.uid: pod.job_uid
+        for pod in snapshot.pods
+        if not pod.finished and (pod.job_uid, pod.attempt) in holding
+    }
 
 
-def _orphaned_cards(snapshot: Snapshot) -> set[str]:
+def _orphaned_cards(snapshot: Snapshot, ours: Mapping[str, str]) -> set[str]:
     """Cards of live pods whose job is gone or does not hold them any more."""
-    holding = {job.metadata.uid for job in snapshot.jobs if holds_cards(job)}
     return {
         uuid
         for pod in snapshot.pods
-        if not pod.finished and pod.job_uid not in holding
+        if not pod.finished and pod.uid not in ours
         for uuid in pod.gpus
     }
 
 
-def _card(gpu: GPU, tenants: tuple[Tenant, ...], ours: set[str], orphaned: bool) -> Card:
-    of_ours = sum(p.memory_bytes for p in gpu.processes if p.pod_uid in ours)
+def _measured(gpu: GPU, tenants: tuple[Tenant, ...], ours: Mapping[str, str]) -> dict[str, int]:
+    """Memory that each tenant's processes use on the card, by job UID."""
+    used = {tenant.job_uid: 0 for tenant in tenants}
+    for process in gpu.processes:
+        job_uid = ours.get(process.pod_uid or "")
+        if job_uid in used:
+            used[job_uid] += process.memory_bytes
+    return used
+
+
+def _card(gpu: GPU, tenants: tuple[Tenant, ...], ours: Mapping[str, str], orphaned: bool) -> Card:
+    used = _measured(gpu, tenants, ours)
     blocked = "" if gpu.healthy else f"unhealthy: {gpu.health_message or 'no reason given'}"
     return Card(
         uuid=gpu.uuid,
         model=gpu.model,
         total_bytes=gpu.memory_total_bytes,
         driver_bytes=gpu.memory_reserved_bytes,
-        others_bytes=max(0, gpu.memory_used_bytes - of_ours),
-        tenants=tenants,
-        blocked=blocked or ("a pod of a deleted job is still ending" if orphaned else ""),
+        others_bytes=max(0, gpu.memory_used_bytes - sum(used.values())),
+        tenants=tuple(
+            replace(one, excess_bytes=max(0, used[one.job_uid] - one.memory_bytes))
+            for one in tenants
+        ),
+        blocked=blocked or ("a pod of an ended attempt is still there" if orphaned else ""),
     )
 
 

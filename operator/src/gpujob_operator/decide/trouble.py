@@ -1,5 +1,6 @@
 """Why a running attempt must leave its cards: its node goes, its card is sick or over full."""
 
+import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -8,6 +9,10 @@ from gpujob_api.meta import TAINT_RECLAIM
 from gpujob_api.quantities import format_memory
 from gpujob_operator.decide.capacity import Capacity, Card, NodeCapacity
 from gpujob_operator.decide.configuration import Configuration
+
+
+# A time in seconds since 1970; ten digits last until 2286.
+_SECONDS = re.compile(r"^[0-9]{1,10}$", re.ASCII)
 
 
 def find(
@@ -40,7 +45,7 @@ def _reclaimed(node: NodeCapacity, now: datetime, grace: timedelta) -> StopReaso
     if taint is None:
         return None
     deadline = now + grace
-    if taint.value.isdigit():
+    if _SECONDS.match(taint.value):
         noticed = datetime.fromtimestamp(int(taint.value), UTC)
         deadline = min(deadline, max(noticed, now + timedelta(seconds=1)))
     left = (deadline - now).total_seconds()
@@ -51,7 +56,8 @@ def _reclaimed(node: NodeCapacity, now: datetime, grace: timedelta) -> StopReaso
 def _outgrown(
     job: GPUJob, placement: Placement, capacity: Capacity, deadline: datetime
 ) -> StopReason | None:
-    """Of the tenants of an over-full card, the one that measured most above what it first held.
+    """Of the tenants of an over-full card, the one that uses most above what it holds, else the
+    largest.
 
     A card is over full when its free memory is negative. A stranger alone never makes a job move:
     the job keeps what it holds, and the condition says so.
@@ -61,9 +67,9 @@ def _outgrown(
             card = capacity.card(worker.node, uuid)
             if card is None or card.free_bytes >= 0 or len(card.tenants) < 2:
                 continue
-            largest = max(card.tenants, key=lambda t: (t.memory_bytes, t.job_uid))
+            moved = max(card.tenants, key=lambda t: (t.excess_bytes, t.memory_bytes, t.job_uid))
             crowded = replace(card, others_bytes=0).free_bytes < 0
-            if crowded and largest.job_uid == job.metadata.uid:
+            if crowded and moved.job_uid == job.metadata.uid:
                 return StopReason("CardOverfull", pressure_message(card), deadline)
     return None
 
@@ -71,7 +77,8 @@ def _outgrown(
 def pressure_message(card: Card) -> str:
     return (
         f"card {card.uuid}: {format_memory(card.reserved_bytes)} reserved by "
-        f"{len(card.tenants)} jobs + {format_memory(card.others_bytes)} used by strangers + "
+        f"{len(card.tenants)} jobs + {format_memory(card.excess_bytes)} used above that + "
+        f"{format_memory(card.others_bytes)} used by strangers + "
         f"{format_memory(card.driver_bytes)} driver > {format_memory(card.total_bytes)}"
     )
 
