@@ -12,7 +12,7 @@ MIB = 1024**2
 GIB = 1024**3
 MEMORY_BYTES_MAX = CARD_MEMORY_BYTES_MAX
 FLEET_MEMORY_BYTES_MAX = 16 * 1024**5
-QUANTITY_PATTERN = r"^([0-9]{1,15})(\.[0-9]{1,6})?(Ki|Mi|Gi|Ti|k|M|G|T)?$"
+QUANTITY_PATTERN = r"^([0-9]{1,17})(\.[0-9]{1,6})?(Ki|Mi|Gi|Ti|k|M|G|T)?$"
 
 _BINARY = {"": 1, "Ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": 1024**4}
 _SUFFIXES = _BINARY | {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}

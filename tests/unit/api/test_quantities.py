@@ -1,0 +1,112 @@
+"""Memory as people write it, and the identity of cards."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpujob_api.codec import FieldError
+from gpujob_api.quantities import (
+    FLEET_MEMORY_BYTES_MAX,
+    GIB,
+    MEMORY_BYTES_MAX,
+    MIB,
+    FleetMemory,
+    Memory,
+    format_memory,
+    is_gpu_uuid,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "amount_bytes"),
+    [
+        ("20Gi", 20 * GIB),
+        ("512Mi", 512 * MIB),
+        ("1.5G", 1_500_000_000),
+        ("0.5Ki", 512),
+        ("1k", 1000),
+        ("16Ti", MEMORY_BYTES_MAX),
+        ("0.000001k", 1),  # rounded up, as Kubernetes does
+        (7, 7),
+        ("007", 7),
+    ],
+)
+def test_quantities_are_read_exactly(text: object, amount_bytes: int) -> None:
+    assert Memory.from_json(text, "memory").bytes == amount_bytes
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["16GB", "1e308", "NaN", "inf", "", "-1Gi", "+1Gi", "1 Gi", "1Gi\n", ".5Gi", "1.Gi", "5E"]
+    + ["0x10", "٣Gi", "1" * 18, True, 1.5, float("nan"), None, [], {}, "1m", "1Pi"],
+)
+def test_what_is_no_quantity_is_refused_with_the_field(text: object) -> None:
+    with pytest.raises(FieldError, match="such as 20Gi") as caught:
+        Memory.from_json(text, "spec.gpu.memory")
+    assert caught.value.field == "spec.gpu.memory"
+
+
+@pytest.mark.parametrize("text", ["0", 0, "0.0Gi", "17Ti", "16.1Ti", 2**63, -1, -(2**70)])
+def test_absurd_amounts_are_refused(text: object) -> None:
+    with pytest.raises(FieldError):
+        Memory.from_json(text, "memory")
+
+
+def test_a_queue_may_have_none_and_more_than_one_card_has() -> None:
+    assert FleetMemory.from_json("0", "gpuMemory").bytes == 0
+    assert FleetMemory.from_json("16384Ti", "gpuMemory").bytes == FLEET_MEMORY_BYTES_MAX
+    with pytest.raises(FieldError, match="16384Ti"):
+        FleetMemory.from_json("16385Ti", "gpuMemory")
+
+
+@given(st.integers(1, MEMORY_BYTES_MAX))
+def test_every_amount_survives(amount_bytes: int) -> None:
+    assert Memory.from_json(Memory(amount_bytes).to_json(), "memory").bytes == amount_bytes
+
+
+@given(
+    st.integers(0, 10**15),
+    st.integers(0, 999_999),
+    st.sampled_from(["", "k", "M", "G", "T", "Ki", "Mi", "Gi", "Ti"]),
+)
+def test_reading_agrees_with_exact_arithmetic(whole: int, millionths: int, suffix: str) -> None:
+    sizes = {"": 1, "k": 1000, "M": 10**6, "G": 10**9, "T": 10**12}
+    sizes |= {"Ki": 1024, "Mi": MIB, "Gi": GIB, "Ti": 1024**4}
+    exact, remainder = divmod((whole * 10**6 + millionths) * sizes[suffix], 10**6)
+    expected = exact + (remainder > 0)
+    text = f"{whole}.{millionths:06d}{suffix}"
+    if 1 <= expected <= MEMORY_BYTES_MAX:
+        assert Memory.from_json(text, "memory").bytes == expected
+    else:
+        with pytest.raises(FieldError):
+            Memory.from_json(text, "memory")
+
+
+@pytest.mark.parametrize(
+    ("amount_bytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (512 * MIB, "512 MiB"),
+        (1_320_702_444, "1.23 GiB"),
+        (16 * 1024**4, "16 TiB"),
+        (-2 * GIB, "-2 GiB"),
+    ],
+)
+def test_memory_for_people(amount_bytes: int, text: str) -> None:
+    assert format_memory(amount_bytes) == text
+
+
+@pytest.mark.parametrize(
+    "uuid", ["GPU-5f1ce0a1-6c5b-0f6a-8b0a-0d8a5a3d1c2b", "MIG-a", "CPU-node-a-0", "GPU-" + "f" * 63]
+)
+def test_cards_are_known_by_their_uuid(uuid: str) -> None:
+    assert is_gpu_uuid(uuid)
+
+
+@pytest.mark.parametrize(
+    "uuid",
+    ["", "GPU-", "GPU--a", "0", "TPU-a", "GPU-a b", "GPU-a\n", "GPU-" + "f" * 64, "GPU-a,GPU-b"],
+)
+def test_what_is_no_card_is_none(uuid: str) -> None:
+    assert not is_gpu_uuid(uuid)
