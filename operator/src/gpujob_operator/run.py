@@ -95,6 +95,8 @@ class Operator:
         self._metrics = Metrics()
         self._dirty = Dirty()
         self._stop = asyncio.Event()
+        self._took_lead = asyncio.Event()
+        self._fresh = False
         self._cache = Cache(self._dirty, self._metrics, utc_now)
         self._configuration: Configuration = options.configuration
 
@@ -129,7 +131,12 @@ class Operator:
                 front.start()
                 self._handle_signals(loop)
                 relist = Relist(kube, self._cache, silent=front.restart)
-                parts = [*(one.run() for one in watches), relist.run(), poster.run()]
+                parts = [
+                    *(one.run() for one in watches),
+                    relist.run(),
+                    poster.run(),
+                    self._keep_fresh(relist),
+                ]
                 async with background(*parts) as tasks:
                     await self._lead(leadership, loop, tasks)
                     await poster.flush(FLUSH_SECONDS)
@@ -148,12 +155,25 @@ class Operator:
             if part.done():
                 part.result()
 
+    async def _keep_fresh(self, relist: Relist) -> None:
+        """After taking the lead nothing is decided before everything has been listed anew."""
+        while True:
+            await self._took_lead.wait()
+            self._took_lead.clear()
+            await relist.refresh()
+            # Lost and taken again meanwhile: once more.
+            self._fresh = not self._took_lead.is_set()
+            self._dirty.mark()
+
     def _leadership(self, kube: Kube) -> Leadership:
         options = self._options
         settings = LeaseSettings(options.namespace, options.identity, seconds=options.lease_seconds)
 
         def changed(leads: bool) -> None:
             self._metrics.leader.set(leads)
+            self._fresh = False
+            if leads:
+                self._took_lead.set()
             self._dirty.mark()
 
         return Leadership(kube, settings, monotonic=time.monotonic, changed=changed)
@@ -184,7 +204,7 @@ class Operator:
             configuration=self._configuration,
             clock=utc_now,
             monotonic=time.monotonic,
-            may_act=lambda: leadership.leads,
+            may_act=lambda: leadership.leads and self._fresh,
             retry=Retry(retried=self._metrics.write_retries.inc),
         )
         directory = self._options.dump_directory
@@ -199,7 +219,7 @@ class Operator:
             dirty=self._dirty,
             metrics=self._metrics,
             clock=utc_now,
-            may_act=lambda: leadership.leads and self._cache.ready,
+            may_act=lambda: leadership.leads and self._fresh,
             dumps=None if directory is None else CycleDumps(directory),
             dump_every=self._options.dump_every,
             pace=self._pace,
@@ -238,7 +258,7 @@ class Operator:
             }
 
         def is_ready() -> bool:
-            return self._cache.ready and leadership.leads
+            return self._fresh and leadership.leads
 
         return HealthServer(self._metrics, ages, is_ready)
 

@@ -99,13 +99,19 @@ class Leadership:
         holder = spec.get("holderIdentity") or ""
         if holder and holder != self._settings.identity and not self._expired(lease, now):
             return False
-        if holder != self._settings.identity:
+        acquires = holder != self._settings.identity
+        if acquires:
             spec["acquireTime"] = _now()
             spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + 1
         spec["holderIdentity"] = self._settings.identity
         spec["leaseDurationSeconds"] = max(1, round(self._settings.seconds))
         spec["renewTime"] = _now()
-        return await self._replace(lease)
+        if not await self._replace(lease):
+            return False
+        if acquires:
+            # Somebody else led since we last said so, however short it was.
+            self._said = False
+        return True
 
     def _expired(self, lease: Manifest, now: float) -> bool:
         """Somebody else's Lease did not change for its whole duration while we looked."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gpujob_api.codec import FieldError
-from gpujob_api.gpunode import GPU, GPUProcess
+from gpujob_api.gpunode import GPU, GPUS_MAX, PROCESSES_MAX, GPUProcess
 from gpujob_operator.agent.health import CardHealth
 from gpujob_operator.agent.nvml import Nvml, is_lost, optional, text
 from gpujob_operator.logs import Log
@@ -18,8 +18,6 @@ log = Log(__name__)
 
 # Finds the UID of the pod that a process belongs to, or None for a stranger.
 Owner = Callable[[int], str | None]
-
-PROCESSES_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +43,7 @@ class CardReader:
     def read(self) -> tuple[GPU, ...]:
         """All cards now. Raises the module's NVMLError when NVML itself does not work."""
         count = self._nvml.nvmlDeviceGetCount()
-        cards = [self._read_guarded(index) for index in range(max(count, len(self._known)))]
+        cards = [self._read_guarded(index) for index in range(min(GPUS_MAX, max(count, len(self._known))))]
         return tuple(card for card in cards if card is not None)
 
     def _read_guarded(self, index: int) -> GPU | None:

@@ -1,4 +1,8 @@
-"""Lists our own kinds: once before the first decision, then every few minutes as a safety net.
+"""Full lists: of everything when this process takes the lead, of our own kinds now and then.
+
+The leader before us wrote until a moment ago, and our streams may not have told yet, each to
+another extent. A pod without its job's newest status would look like a stray, a job without its
+pods like a lost one. So jobs are listed first and pods last, after the Lease is ours.
 
 kopf follows events but does not tell when an object vanished while a stream was broken, nor that a
 stream has died. A full list finds both: what is missing goes, and news that kopf should have
@@ -18,11 +22,13 @@ from gpujob_operator.act.kube import (
     Listing,
     ResourceType,
 )
+from gpujob_operator.handlers.watches import WATCHED
 from gpujob_operator.logs import Log
 from gpujob_operator.observe.cache import Cache, Kind
 
 log = Log(__name__)
 
+# Jobs come first.
 OUR_KINDS: dict[Kind, ResourceType] = {
     Kind.JOB: JOBS,
     Kind.GPU_NODE: GPU_NODES,
@@ -53,24 +59,31 @@ class Relist:
         self._grace_seconds = grace_seconds
 
     async def run(self) -> None:
-        """Runs until cancelled. The first round is repeated until it succeeds."""
-        while not await self._round(self._first):
-            await self._sleep(BACKOFF_SECONDS)
+        """The safety net; runs until cancelled."""
         while True:
             await self._sleep(self._period_seconds)
-            await self._round(self._check)
+            try:
+                for kind, resource in OUR_KINDS.items():
+                    await self._check(kind, resource)
+            except ApiError as error:
+                log.warning("list failed", error=str(error))
 
-    async def _round(self, step: Callable[[Kind, ResourceType], Awaitable[None]]) -> bool:
-        try:
-            for kind, resource in OUR_KINDS.items():
-                await step(kind, resource)
-        except ApiError as error:
-            log.warning("list failed", error=str(error))
-            return False
-        return True
+    async def refresh(self) -> None:
+        """Brings the whole cache up to now, jobs first and pods last. Repeats until it succeeds."""
+        while True:
+            try:
+                for kind, resource in OUR_KINDS.items():
+                    await self._refresh(kind, resource, "")
+                for watched in reversed(WATCHED):
+                    await self._refresh(watched.kind, watched.resource, watched.label_selector)
+            except ApiError as error:
+                log.warning("list failed", error=str(error))
+                await self._sleep(BACKOFF_SECONDS)
+            else:
+                return
 
-    async def _first(self, kind: Kind, resource: ResourceType) -> None:
-        listing = await self._kube.list(resource)
+    async def _refresh(self, kind: Kind, resource: ResourceType, label_selector: str) -> None:
+        listing = await self._kube.list(resource, label_selector=label_selector)
         self._cache.resync(kind, listing.items, listing.resource_version)
 
     async def _check(self, kind: Kind, resource: ResourceType) -> None:

@@ -29,7 +29,10 @@ class WatchedKind:
 
 
 # All pods, not only ours: what others request on our nodes is not free.
-WATCHED = (WatchedKind(Kind.POD, PODS), WatchedKind(Kind.NODE, NODES, "gpujob.dev/managed=true"))
+WATCHED = (  # pods first
+    WatchedKind(Kind.POD, PODS),
+    WatchedKind(Kind.NODE, NODES, "gpujob.dev/managed=true"),
+)
 
 
 class Watch:

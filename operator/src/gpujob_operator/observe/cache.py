@@ -28,7 +28,7 @@ from gpujob_operator.observe.freshness import Freshness
 from gpujob_operator.observe.nodes import CachedNode, cached_node, with_pods
 from gpujob_operator.observe.nouns import read_gpu_node, read_job
 from gpujob_operator.observe.pods import CachedPod, cached_pod
-from gpujob_operator.observe.store import Store
+from gpujob_operator.observe.store import FOR_EVER, Store, version_number
 from gpujob_operator.observe.usage import UsageLedger
 
 
@@ -92,7 +92,9 @@ class Cache:
         """Takes in a watch event, or the answer to a write (`event_type` None)."""
         store = self._stores[kind]
         if event_type == "DELETED":
-            changed = store.remove(manifest["metadata"]["uid"])
+            metadata = manifest["metadata"]
+            version = version_number(metadata.get("resourceVersion"))
+            changed = store.remove(metadata["uid"], version or FOR_EVER)
         else:
             changed = store.upsert(manifest)
         if changed and (kind is not Kind.POD or self._matters(manifest)):

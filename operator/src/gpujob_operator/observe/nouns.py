@@ -2,16 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from gpujob_api.codec import FieldError, decode
 from gpujob_api.gpujob import GPUJob
-from gpujob_api.gpunode import GPU, GPUNode, GPUProcess
+from gpujob_api.gpunode import GPU, GPUS_MAX, PROCESSES_MAX, GPUNode, GPUProcess
 from gpujob_api.manifest import gpujob_from_manifest, gpunode_from_manifest, metadata_from_manifest
 from gpujob_operator.decide.snapshot import InvalidJob
-
-GPUS_MAX = 64
-PROCESSES_MAX = 256
 
 # Called with a short closed reason for every reading that is dropped.
 Dropped = Callable[[str], None]
@@ -44,16 +41,32 @@ def read_gpu_node(manifest: Mapping[str, Any], dropped: Dropped) -> GPUNode:
 
 
 def _read_gpu(entry: object, dropped: Dropped) -> GPU | None:
+    """A card without those of its processes that make no sense; None if the card makes none."""
+    if not isinstance(entry, Mapping):
+        dropped("gpu")
+        return None
+    fields = cast("Mapping[str, Any]", entry)
     try:
-        gpu = decode(GPU, entry)
+        gpu = decode(GPU, {**fields, "processes": []})
     except FieldError:
         dropped("gpu")
         return None
-    sane = tuple(one for one in gpu.processes[:PROCESSES_MAX] if _sane(one, gpu))
-    if len(sane) == len(gpu.processes):
-        return gpu
-    dropped("process")
-    return replace(gpu, processes=sane)
+    entries = fields.get("processes")
+    listed = cast("list[object]", entries) if isinstance(entries, list) else []
+    processes = [_read_process(one, gpu, dropped) for one in listed[:PROCESSES_MAX]]
+    return replace(gpu, processes=tuple(one for one in processes if one is not None))
+
+
+def _read_process(entry: object, gpu: GPU, dropped: Dropped) -> GPUProcess | None:
+    try:
+        process = decode(GPUProcess, entry)
+    except FieldError:
+        dropped("process")
+        return None
+    if not _sane(process, gpu):
+        dropped("process")
+        return None
+    return process
 
 
 def _sane(process: GPUProcess, gpu: GPU) -> bool:

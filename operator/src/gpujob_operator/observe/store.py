@@ -18,6 +18,8 @@ log = Log(__name__)
 ViewT = TypeVar("ViewT")
 
 TOMBSTONES_MAX = 20_000
+# Above every resourceVersion.
+FOR_EVER = 2**64
 
 
 def version_number(resource_version: str | None) -> int:
@@ -46,7 +48,7 @@ class Store(Generic[ViewT]):
         self._changed = changed
         self._entries: dict[str, _Entry[ViewT]] = {}
         self._uids: dict[str, str] = {}
-        self._tombstones: OrderedDict[str, None] = OrderedDict()
+        self._tombstones: OrderedDict[str, int] = OrderedDict()
         self._views: tuple[ViewT, ...] | None = ()
 
     def __len__(self) -> int:
@@ -75,7 +77,8 @@ class Store(Generic[ViewT]):
         metadata = manifest["metadata"]
         uid, version = metadata["uid"], version_number(metadata.get("resourceVersion"))
         known = self._entries.get(uid)
-        if uid in self._tombstones or (known is not None and 0 < version <= known.version):
+        newest = self._tombstones.get(uid, 0) if known is None else known.version
+        if 0 < version <= newest:
             return False
         try:
             view = self._parse(manifest)
@@ -95,14 +98,18 @@ class Store(Generic[ViewT]):
         self._changed(None if known is None else known.view, view)
         return known is None or not self._same(known.view, view)
 
-    def remove(self, uid: str) -> bool:
-        """The object is gone for good: a UID never comes back."""
-        self._tombstones[uid] = None
+    def remove(self, uid: str, version: int = FOR_EVER) -> bool:
+        """The object is gone as of `version`. Only a newer state brings it back, which happens
+        when a watch selects by label; without a version it is gone for good."""
+        entry = self._entries.get(uid)
+        if entry is not None and entry.version > version:
+            return False
+        self._tombstones[uid] = max(version, self._tombstones.get(uid, 0))
         if len(self._tombstones) > TOMBSTONES_MAX:
             self._tombstones.popitem(last=False)
-        entry = self._entries.pop(uid, None)
         if entry is None:
             return False
+        del self._entries[uid]
         if self._uids.get(entry.key) == uid:
             del self._uids[entry.key]
         self._views = None
@@ -119,7 +126,7 @@ class Store(Generic[ViewT]):
         limit = version_number(resource_version)
         for uid, entry in list(self._entries.items()):
             if uid not in listed and entry.version <= limit:
-                changed |= self.remove(uid)
+                changed |= self.remove(uid, limit)
         return changed
 
     def lacks(self, manifests: Iterable[Mapping[str, Any]], resource_version: str) -> bool:
@@ -129,7 +136,7 @@ class Store(Generic[ViewT]):
             uid = manifest["metadata"]["uid"]
             listed.add(uid)
             version = version_number(manifest["metadata"].get("resourceVersion"))
-            if uid not in self._tombstones and self.version(uid) < version:
+            if max(self.version(uid), self._tombstones.get(uid, 0)) < version:
                 return True
         limit = version_number(resource_version)
         return any(

@@ -1,0 +1,174 @@
+"""From events to a snapshot: complete, incremental, in step with our own writes."""
+
+import dataclasses
+
+import pytest
+
+from gpujob_api.gpujob import JobPhase
+from gpujob_api.quantities import GIB
+from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.snapshot import PodPhase, Snapshot
+from gpujob_operator.metrics import Metrics
+from gpujob_operator.observe.cache import Cache, Kind
+from gpujob_operator.observe.dirty import Dirty
+from tests.harness.builders import make_card, make_job, make_queue, placed, with_status
+from tests.harness.clocks import FakeClock
+from tests.harness.manifests import (
+    gpu_node_manifest,
+    job_manifest,
+    node_manifest,
+    pod_manifest,
+)
+
+JOB = make_job()
+
+
+@pytest.fixture
+def dirty() -> Dirty:
+    return Dirty()
+
+
+@pytest.fixture
+def cache(dirty: Dirty) -> Cache:
+    return Cache(dirty, Metrics(), FakeClock().now)
+
+
+def _snapshot(cache: Cache) -> Snapshot:
+    return cache.snapshot((), Configuration())
+
+
+def test_ready_only_when_every_kind_was_listed(cache: Cache) -> None:
+    for kind in Kind:
+        assert not cache.ready
+        cache.resync(kind, [], "1")
+    assert cache.ready
+
+
+def test_everything_is_in_the_snapshot(cache: Cache) -> None:
+    cache.apply(Kind.JOB, "ADDED", job_manifest(JOB))
+    cache.apply(Kind.POD, "ADDED", pod_manifest(JOB))
+    cache.apply(Kind.NODE, "ADDED", node_manifest())
+    cache.apply(Kind.GPU_NODE, "ADDED", gpu_node_manifest())
+    queue = {"metadata": {"name": "default", "uid": "q", "resourceVersion": "1"}, "spec": {}}
+    cache.apply(Kind.QUEUE, "ADDED", queue)
+    snapshot = _snapshot(cache)
+    assert [job.metadata.name for job in snapshot.jobs] == ["job"]
+    assert [pod.name for pod in snapshot.pods] == ["job-1-0"]
+    assert [node.name for node in snapshot.nodes] == ["n0"]
+    assert [node.metadata.name for node in snapshot.gpu_nodes] == ["n0"]
+    assert [one.spec for one in snapshot.queues] == [make_queue().spec]
+
+
+def test_free_is_what_bound_live_pods_leave(cache: Cache) -> None:
+    cache.apply(Kind.NODE, "ADDED", node_manifest(cpu="8"))
+    cache.apply(Kind.POD, "ADDED", pod_manifest(JOB, cpu="1"))
+    cache.apply(Kind.POD, "ADDED", pod_manifest(cpu="2", version=2))
+    cache.apply(Kind.POD, "ADDED", pod_manifest(name="elsewhere", node="n9", cpu="4", version=3))
+    cache.apply(Kind.POD, "ADDED", pod_manifest(name="unbound", node=None, cpu="4", version=4))
+    assert _snapshot(cache).nodes[0].cpu_milli_free == 5000
+    cache.apply(Kind.POD, "MODIFIED", pod_manifest(cpu="2", version=5, phase="Succeeded"))
+    assert _snapshot(cache).nodes[0].cpu_milli_free == 7000
+    cache.apply(Kind.POD, "DELETED", pod_manifest(JOB, version=6))
+    assert _snapshot(cache).nodes[0].cpu_milli_free == 8000
+
+
+def test_pods_seen_before_their_node_count(cache: Cache) -> None:
+    cache.apply(Kind.POD, "ADDED", pod_manifest(cpu="2"))
+    cache.apply(Kind.NODE, "ADDED", node_manifest(cpu="8"))
+    assert _snapshot(cache).nodes[0].cpu_milli_free == 6000
+
+
+def test_strangers_pods_are_no_worker_pods(cache: Cache) -> None:
+    cache.apply(Kind.POD, "ADDED", pod_manifest())
+    assert _snapshot(cache).pods == ()
+
+
+def test_what_we_wrote_stays_until_something_newer_comes(cache: Cache) -> None:
+    """The answer to our status write is in the next snapshot; the echo of the old is not."""
+    cache.apply(Kind.JOB, "ADDED", job_manifest(JOB, 1))
+    written = with_status(JOB, phase=JobPhase.STARTING, attempt=1)
+    cache.apply(Kind.JOB, None, job_manifest(written, 5))
+    cache.apply(Kind.JOB, "MODIFIED", job_manifest(JOB, 3))
+    assert _snapshot(cache).jobs[0].status.phase is JobPhase.STARTING
+    assert _snapshot(cache).jobs[0].metadata.resource_version == "5"
+
+
+def test_a_created_pod_is_there_at_once(cache: Cache) -> None:
+    cache.apply(Kind.POD, None, pod_manifest(JOB, node=None, phase="Pending", version=9))
+    assert _snapshot(cache).pods[0].phase is PodPhase.PENDING
+    cache.resync(Kind.POD, [], "8")
+    assert len(_snapshot(cache).pods) == 1, "the list is older than the write"
+
+
+def test_an_unreadable_job_is_said_and_harms_nobody(cache: Cache) -> None:
+    bad = job_manifest(make_job("bad"), 2)
+    bad["spec"]["gpusPerWorker"] = 99
+    cache.apply(Kind.JOB, "ADDED", job_manifest(JOB, 1))
+    cache.apply(Kind.JOB, "ADDED", bad)
+    snapshot = _snapshot(cache)
+    assert [job.metadata.name for job in snapshot.jobs] == ["job"]
+    assert [job.field for job in snapshot.invalid_jobs] == ["spec.gpusPerWorker"]
+    assert cache.job("uid-bad") is None
+
+
+def test_usage_follows_from_readings_and_ends_with_the_attempt(cache: Cache) -> None:
+    job = placed(JOB)
+    cache.apply(Kind.JOB, "ADDED", job_manifest(job, 1))
+    cache.apply(Kind.POD, "ADDED", pod_manifest(job, version=2))
+    card = make_card(ours=[("pod-job-1-0", 3 * GIB)])
+    cache.apply(Kind.GPU_NODE, "ADDED", gpu_node_manifest("n0", card, version=3))
+    assert _snapshot(cache).usage["uid-job", 1].memory_peak_bytes == 3 * GIB
+    cache.apply(Kind.POD, "DELETED", pod_manifest(job, version=4))
+    cache.apply(Kind.JOB, "DELETED", job_manifest(job, 5))
+    assert _snapshot(cache).usage == {}
+
+
+def test_a_reading_is_as_old_as_its_arrival(cache: Cache) -> None:
+    first = gpu_node_manifest(observed_at="2030-01-01T00:00:00Z")
+    cache.apply(Kind.GPU_NODE, "ADDED", first)
+    assert _snapshot(cache).gpu_nodes[0].status.observed_at == FakeClock().now()
+
+
+def test_news_marks_dirty_and_echoes_do_not(cache: Cache, dirty: Dirty) -> None:
+    cache.apply(Kind.JOB, "ADDED", job_manifest(JOB, 1))
+    assert dirty.take() == 1
+    cache.apply(Kind.JOB, "MODIFIED", job_manifest(JOB, 2))
+    assert dirty.take() == 0
+    cache.apply(Kind.GPU_NODE, "ADDED", gpu_node_manifest())
+    assert dirty.any.is_set()
+    assert not dirty.urgent.is_set(), "a measurement can wait a little"
+
+
+def test_pods_of_others_elsewhere_wake_nobody(cache: Cache, dirty: Dirty) -> None:
+    cache.apply(Kind.NODE, "ADDED", node_manifest())
+    dirty.take()
+    cache.apply(Kind.POD, "ADDED", pod_manifest(name="far", node="n9"))
+    assert dirty.take() == 0
+    cache.apply(Kind.POD, "ADDED", pod_manifest(name="near"))
+    assert dirty.take() == 1
+
+
+def test_forget_is_for_good(cache: Cache) -> None:
+    cache.apply(Kind.JOB, "ADDED", job_manifest(JOB, 1))
+    cache.forget(Kind.JOB, JOB.metadata.uid)
+    cache.apply(Kind.JOB, "MODIFIED", job_manifest(JOB, 2))
+    assert _snapshot(cache).jobs == ()
+
+
+def test_unchanged_parts_are_not_built_again(cache: Cache) -> None:
+    for number in range(3):
+        cache.apply(Kind.NODE, "ADDED", node_manifest(f"n{number}", version=number + 1))
+    before = _snapshot(cache).nodes
+    cache.apply(Kind.POD, "ADDED", pod_manifest(node="n1", version=9))
+    after = _snapshot(cache).nodes
+    same = [one is other for one, other in zip(before, after, strict=True)]
+    assert same == [True, False, True]
+
+
+def test_snapshot_is_immutable(cache: Cache) -> None:
+    cache.apply(Kind.JOB, "ADDED", job_manifest(JOB, 1))
+    snapshot = _snapshot(cache)
+    cache.apply(Kind.JOB, "DELETED", job_manifest(JOB, 2))
+    assert len(snapshot.jobs) == 1
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        snapshot.jobs = ()  # type: ignore[misc]

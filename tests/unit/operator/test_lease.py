@@ -1,0 +1,203 @@
+"""At most one process acts, by monotonic time alone; takeover is bounded; release is at once."""
+
+import pytest
+
+from gpujob_operator.act.kube import LEASES, Unavailable
+from gpujob_operator.act.lease import HOLD_FRACTION, Leadership, LeaseSettings
+from tests.harness.clocks import FakeClock
+from tests.harness.fake_kube import FakeKube
+
+SECONDS = 15.0
+
+
+class _Candidate:
+    def __init__(self, kube: FakeKube, clock: FakeClock, identity: str) -> None:
+        self.changes: list[bool] = []
+        settings = LeaseSettings("gpujob-system", identity, seconds=SECONDS)
+        self.leadership = Leadership(
+            kube,
+            settings,
+            monotonic=clock.monotonic,
+            sleep=clock.sleep,
+            changed=self.changes.append,
+        )
+
+    async def attempt(self) -> bool:
+        return await self.leadership.try_once()
+
+    @property
+    def leads(self) -> bool:
+        return self.leadership.leads
+
+
+@pytest.fixture
+def kube() -> FakeKube:
+    return FakeKube()
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def one(kube: FakeKube, clock: FakeClock) -> _Candidate:
+    return _Candidate(kube, clock, "one")
+
+
+@pytest.fixture
+def two(kube: FakeKube, clock: FakeClock) -> _Candidate:
+    return _Candidate(kube, clock, "two")
+
+
+def _holder(kube: FakeKube) -> str:
+    return kube.stored(LEASES, "gpujob-operator", "gpujob-system")["spec"]["holderIdentity"]
+
+
+async def test_the_first_takes_it_and_the_second_waits(one: _Candidate, two: _Candidate) -> None:
+    assert await one.attempt()
+    assert not await two.attempt()
+    assert (one.changes, two.changes) == ([True], [])
+
+
+async def test_renewal_keeps_it(one: _Candidate, two: _Candidate, clock: FakeClock) -> None:
+    for _ in range(20):
+        assert await one.attempt()
+        assert not await two.attempt()
+        clock.advance(SECONDS / 3)
+    assert one.changes == [True]
+
+
+async def test_takeover_after_a_whole_duration_without_renewal(
+    one: _Candidate, two: _Candidate, clock: FakeClock, kube: FakeKube
+) -> None:
+    await one.attempt()
+    await two.attempt()
+    clock.advance(SECONDS - 0.1)
+    assert not await two.attempt()
+    clock.advance(0.2)
+    assert await two.attempt()
+    assert _holder(kube) == "two"
+    lease = kube.stored(LEASES, "gpujob-operator", "gpujob-system")
+    assert lease["spec"]["leaseTransitions"] == 1
+
+
+async def test_the_old_leader_stops_before_another_can_start(
+    one: _Candidate, two: _Candidate, clock: FakeClock
+) -> None:
+    """Whenever the other takes over, the first has known for a third of the duration."""
+    await one.attempt()
+    await two.attempt()
+    for _ in range(200):
+        clock.advance(0.1)
+        await two.attempt()
+        assert not (one.leads and two.leads)
+        if two.leads:
+            break
+    assert two.leads
+    assert not one.leads
+
+
+async def test_it_stops_by_itself_when_nobody_answers(
+    one: _Candidate, clock: FakeClock, kube: FakeKube
+) -> None:
+    await one.attempt()
+    kube.fail("get", "leases", times=99)
+    clock.advance(SECONDS * HOLD_FRACTION - 0.1)
+    assert await one.attempt(), "not knowing is not losing"
+    clock.advance(0.2)
+    assert not one.leads
+    assert not await one.attempt()
+    assert one.changes == [True, False]
+
+
+async def test_a_slow_renewal_counts_from_its_beginning(
+    one: _Candidate, clock: FakeClock, kube: FakeKube
+) -> None:
+    kube.before = lambda call: clock.advance(4.0) if call.verb == "create" else None
+    started = clock.monotonic()
+    await one.attempt()
+    clock.seconds = started + SECONDS * HOLD_FRACTION + 0.01
+    assert not one.leads
+
+
+async def test_the_loser_of_a_race_does_not_lead(
+    one: _Candidate, two: _Candidate, clock: FakeClock, kube: FakeKube
+) -> None:
+    """Both see an expired Lease; the resourceVersion lets one write through."""
+    third = _Candidate(kube, clock, "three")
+    await third.attempt()
+    await one.attempt()
+    await two.attempt()
+    clock.advance(SECONDS + 1)
+    raced = False
+
+    def race(call: object) -> None:
+        nonlocal raced
+        if getattr(call, "verb", "") == "replace" and not raced:
+            raced = True
+            lease = kube.stored(LEASES, "gpujob-operator", "gpujob-system")
+            lease["spec"]["holderIdentity"] = "two"
+            kube.put(LEASES, lease)
+
+    kube.before = race
+    assert not await one.attempt()
+    assert _holder(kube) == "two"
+
+
+async def test_a_lost_answer_to_create_is_found_out(one: _Candidate, kube: FakeKube) -> None:
+    error = Unavailable(0, "ServerDisconnected", "")
+    kube.fail("create", "leases", error, after_effect=True)
+    assert not await one.attempt()
+    assert await one.attempt()
+
+
+async def test_release_lets_the_next_one_in_at_once(
+    one: _Candidate, two: _Candidate, kube: FakeKube
+) -> None:
+    await one.attempt()
+    await one.leadership.release()
+    assert not one.leads
+    assert await two.attempt()
+    assert _holder(kube) == "two"
+
+
+async def test_release_leaves_anothers_lease_alone(
+    one: _Candidate, two: _Candidate, clock: FakeClock, kube: FakeKube
+) -> None:
+    await one.attempt()
+    lease = kube.stored(LEASES, "gpujob-operator", "gpujob-system")
+    lease["spec"]["holderIdentity"] = "two"
+    await one.leadership.release()
+    assert _holder(kube) == "two"
+
+
+async def test_taking_it_back_is_said_even_if_it_was_never_said_to_be_lost(
+    one: _Candidate, clock: FakeClock, kube: FakeKube
+) -> None:
+    """Somebody led and released between two of our attempts: the cache may have missed things."""
+    await one.attempt()
+    lease = kube.stored(LEASES, "gpujob-operator", "gpujob-system")
+    lease["spec"]["holderIdentity"] = ""
+    kube.put(LEASES, lease)
+    await one.attempt()
+    assert one.changes == [True, True]
+
+
+async def test_keep_tries_three_times_a_duration(one: _Candidate, clock: FakeClock) -> None:
+    class Enough(Exception):  # noqa: N818
+        pass
+
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        clock.advance(seconds)
+        if len(pauses) == 5:
+            raise Enough
+
+    one.leadership._sleep = sleep
+    with pytest.raises(Enough):
+        await one.leadership.keep()
+    assert pauses == [SECONDS / 3] * 5
+    assert one.leads

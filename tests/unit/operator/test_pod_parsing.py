@@ -1,0 +1,140 @@
+"""Pods as the API server sends them become what decisions need; nothing a pod says can break it."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from gpujob_api.report import Report, WorkerPhase
+from gpujob_operator.decide.snapshot import PodPhase
+from gpujob_operator.observe.pods import cached_pod, pod_view
+from tests.harness.builders import make_job
+from tests.harness.manifests import pod_manifest
+
+JOB = make_job()
+
+
+def test_identity_placement_and_times() -> None:
+    state = {"running": {"startedAt": "2026-01-01T00:00:05Z"}}
+    view = pod_view(pod_manifest(JOB, 3, attempt=2, state=state))
+    assert (view.name, view.job_uid, view.attempt, view.rank) == ("job-2-3", "uid-job", 2, 3)
+    assert (view.node, view.gpus, view.phase) == ("n0", ("GPU-0",), PodPhase.RUNNING)
+    assert view.started_at == datetime(2026, 1, 1, 0, 0, 5, tzinfo=UTC)
+    assert view.finished_at is None
+    assert not view.finished
+
+
+def test_report_in_the_termination_message() -> None:
+    report = Report(1, WorkerPhase.FINISHED, step=7)
+    ended = {"exitCode": 0, "message": report.to_text(), "finishedAt": "2026-01-01T00:01:00Z"}
+    view = pod_view(pod_manifest(JOB, phase="Succeeded", state={"terminated": ended}))
+    assert (view.exit_code, view.termination, view.termination_text) == (0, report, "")
+    assert view.finished
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["CUDA out of memory", "{", '{"attempt": "x", "phase": "training"}', "[1]", "{" * 5000],
+)
+def test_any_other_termination_message_stays_text(text: str) -> None:
+    ended = {"exitCode": 1, "message": text, "reason": "Error"}
+    view = pod_view(pod_manifest(JOB, phase="Failed", state={"terminated": ended}))
+    assert view.termination is None
+    assert view.termination_text == text[-1024:]
+    assert (view.exit_code, view.reason) == (1, "Error")
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "message"),
+    [
+        ({"reason": "Evicted", "message": "disk"}, "Evicted", "disk"),
+        (
+            {
+                "containerStatuses": [
+                    {
+                        "name": "worker",
+                        "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no"}},
+                    }
+                ]
+            },
+            "ImagePullBackOff",
+            "no",
+        ),
+        (
+            {
+                "containerStatuses": [
+                    {"name": "worker", "state": {"waiting": {"reason": "ContainerCreating"}}}
+                ]
+            },
+            "",
+            "",
+        ),
+        (
+            {
+                "initContainerStatuses": [
+                    {"name": "copy", "state": {"waiting": {"reason": "CreateContainerError"}}}
+                ]
+            },
+            "CreateContainerError",
+            "",
+        ),
+        (
+            {
+                "conditions": [
+                    {
+                        "type": "PodScheduled",
+                        "status": "False",
+                        "reason": "Unschedulable",
+                        "message": "0/3 nodes",
+                    }
+                ]
+            },
+            "Unschedulable",
+            "0/3 nodes",
+        ),
+        ({"conditions": [{"type": "PodScheduled", "status": "True"}]}, "", ""),
+    ],
+)
+def test_why_a_pod_does_not_run(status: dict[str, Any], reason: str, message: str) -> None:
+    manifest = pod_manifest(JOB, phase="Pending")
+    manifest["status"] |= status
+    view = pod_view(manifest)
+    assert (view.reason, view.message) == (reason, message)
+
+
+def test_edited_labels_do_not_make_a_worker_disappear() -> None:
+    """I3: a second attempt must not start because somebody edited a label."""
+    manifest = pod_manifest(JOB, 1, attempt=4)
+    manifest["metadata"]["labels"] = {"gpujob.dev/attempt": "nonsense"}
+    view = pod_view(manifest)
+    assert (view.job_uid, view.attempt, view.rank) == ("uid-job", 4, 1)
+
+
+def test_stripped_owner_leaves_the_label() -> None:
+    manifest = pod_manifest(JOB)
+    del manifest["metadata"]["ownerReferences"]
+    assert pod_view(manifest).job_uid == "uid-job"
+
+
+@pytest.mark.parametrize("attempt", ["", "x", "-1", "1" * 30, "٣"])
+def test_who_claims_to_be_a_worker_and_is_none_is_a_stranger(attempt: str) -> None:
+    manifest = pod_manifest(name="alone", labels={"gpujob.dev/job-uid": "uid-job"})
+    manifest["metadata"]["labels"]["gpujob.dev/attempt"] = attempt
+    pod = cached_pod(manifest)
+    assert pod.view is None
+    assert pod.requests.cpu_milli == 1000
+
+
+def test_unknown_phase_and_broken_times() -> None:
+    manifest = pod_manifest(JOB, phase="Sideways")
+    manifest["metadata"]["creationTimestamp"] = "yesterday"
+    view = pod_view(manifest)
+    assert view.phase is PodPhase.UNKNOWN
+    assert view.created_at is None
+
+
+def test_no_status_yet_is_pending() -> None:
+    manifest = pod_manifest(JOB, node=None)
+    del manifest["status"]
+    view = pod_view(manifest)
+    assert (view.phase, view.node) == (PodPhase.PENDING, None)

@@ -1,0 +1,200 @@
+"""Agent readings become use by attempt; absurd ones are dropped and counted (I14)."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from gpujob_api.gpunode import GPU, GPUNode
+from gpujob_api.quantities import GIB
+from gpujob_operator.decide.snapshot import CardUsage, InvalidJob, PodView
+from gpujob_operator.observe.freshness import Freshness
+from gpujob_operator.observe.nouns import read_gpu_node, read_job
+from gpujob_operator.observe.usage import READINGS_PER_STATUS_MAX, UsageLedger
+from tests.harness.builders import T0, make_card, make_gpu_node, make_job, make_pod, placed
+from tests.harness.clocks import START
+from tests.harness.manifests import gpu_node_manifest, job_manifest
+
+JOB = placed(make_job())
+POD = make_pod(JOB)
+KEY = ("uid-job", 1)
+PODS = {POD.uid: POD}
+
+
+def _find(uid: str) -> PodView | None:
+    return PODS.get(uid)
+
+
+def _node(*cards: GPU, at: float) -> GPUNode:
+    return make_gpu_node("n0", *cards, at=at)
+
+
+def _ours(memory: int, utilization: float | None = None, *, busy: float = 0.0) -> GPU:
+    card = make_card(ours=[(POD.uid, memory)])
+    process = replace(card.processes[0], utilization_percent=utilization)
+    return replace(card, processes=(process,), utilization_percent=busy)
+
+
+def _use(ledger: UsageLedger) -> CardUsage:
+    return ledger.usage()[KEY]
+
+
+def test_peak_is_the_worst_moment_of_the_worst_card() -> None:
+    ledger = UsageLedger()
+    other = replace(_ours(5 * GIB), uuid="GPU-1", index=1)
+    assert ledger.observe(_node(_ours(1 * GIB), other, at=0), _find)
+    ledger.observe(_node(_ours(3 * GIB), replace(other, processes=()), at=2), _find)
+    ledger.observe(_node(_ours(2 * GIB), at=4), _find)
+    assert _use(ledger).memory_peak_bytes == 5 * GIB
+    assert _use(ledger).samples == 3
+
+
+def test_processes_of_one_pod_on_a_card_add_up() -> None:
+    ledger = UsageLedger()
+    card = make_card(ours=[(POD.uid, GIB), (POD.uid, 2 * GIB)], stranger=4 * GIB)
+    ledger.observe(_node(card, at=0), _find)
+    assert _use(ledger).memory_peak_bytes == 3 * GIB
+
+
+@pytest.mark.parametrize(("gap_seconds", "samples"), [(2, 2), (6, 4), (10, 6), (600, 6), (0.5, 2)])
+def test_a_status_stands_for_the_readings_since_the_last(gap_seconds: float, samples: int) -> None:
+    """The agent writes only what changed; a long gap is silence and not readings."""
+    ledger = UsageLedger()
+    ledger.observe(_node(_ours(GIB), at=0), _find)
+    ledger.observe(_node(_ours(GIB), at=gap_seconds), _find)
+    assert _use(ledger).samples == samples <= 1 + READINGS_PER_STATUS_MAX
+
+
+def test_the_same_reading_counts_once() -> None:
+    ledger = UsageLedger()
+    assert ledger.observe(_node(_ours(GIB), at=0), _find)
+    assert not ledger.observe(_node(_ours(GIB), at=0), _find)
+    assert not ledger.observe(_node(_ours(2 * GIB), at=-1), _find)
+    assert _use(ledger).samples == 1
+
+
+def test_utilization_forgets_how_it_started() -> None:
+    ledger = UsageLedger()
+    for second in range(5):
+        ledger.observe(_node(_ours(GIB, busy=0.0), at=2 * second), _find)
+    assert _use(ledger).utilization_percent == 0
+    for second in range(5, 200):
+        ledger.observe(_node(_ours(GIB, busy=90.0), at=2 * second), _find)
+    assert _use(ledger).utilization_percent == pytest.approx(90, abs=0.5)
+
+
+def test_beside_others_only_the_own_utilization_counts() -> None:
+    ledger = UsageLedger()
+    card = replace(make_card(ours=[(POD.uid, GIB)], stranger=GIB), utilization_percent=95.0)
+    mine, stranger = card.processes
+    card = replace(card, processes=(replace(mine, utilization_percent=20.0), stranger))
+    ledger.observe(_node(card, at=0), _find)
+    assert _use(ledger).utilization_percent == 20
+
+
+def test_where_the_driver_cannot_tell_the_cards_figure_is_the_bound() -> None:
+    ledger = UsageLedger()
+    card = make_card(ours=[(POD.uid, GIB)], stranger=GIB)
+    ledger.observe(_node(replace(card, utilization_percent=95.0), at=0), _find)
+    assert _use(ledger).utilization_percent == 95
+
+
+def test_strangers_are_nobodys_use() -> None:
+    ledger = UsageLedger()
+    assert not ledger.observe(_node(make_card(ours=[("unknown", GIB)]), at=0), _find)
+    assert ledger.usage() == {}
+
+
+def test_forgets_what_is_gone() -> None:
+    ledger = UsageLedger()
+    ledger.observe(_node(_ours(GIB), at=0), _find)
+    ledger.keep_only({("uid-other", 1)}, {"n0"})
+    assert ledger.usage() == {}
+
+
+def _drop(manifest: dict[str, Any]) -> tuple[GPUNode, Sequence[str]]:
+    dropped: list[str] = []
+    return read_gpu_node(manifest, dropped.append), dropped
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"memoryUsedBytes": -1},
+        {"memoryUsedBytes": 10**15},
+        {"memoryTotalBytes": 0},
+        {"utilizationPercent": 1e308},
+        {"utilizationPercent": float("nan")},
+        {"utilizationPercent": float("inf")},
+        {"utilizationPercent": "high"},
+        {"uuid": "card one"},
+        {"uuid": None},
+        {"index": []},
+    ],
+)
+def test_an_absurd_card_is_left_out_and_counted(change: dict[str, Any]) -> None:
+    good, bad = make_card("GPU-good"), make_card("GPU-bad")
+    manifest = gpu_node_manifest("n0", good, bad)
+    manifest["status"]["gpus"][1] |= change
+    node, dropped = _drop(manifest)
+    assert [gpu.uuid for gpu in node.status.gpus] == ["GPU-good"]
+    assert dropped == ["gpu"]
+
+
+@pytest.mark.parametrize(
+    "process",
+    [
+        {"pid": "x"},
+        {"pid": 1, "memoryBytes": -5},
+        {"pid": 1, "memoryBytes": 10**15},
+        {"pid": 1, "memoryBytes": 5, "utilizationPercent": 700.0},
+    ],
+)
+def test_an_absurd_process_is_left_out_and_counted(process: dict[str, Any]) -> None:
+    manifest = gpu_node_manifest("n0", make_card(ours=[(POD.uid, GIB)]))
+    manifest["status"]["gpus"][0]["processes"].append(process)
+    node, dropped = _drop(manifest)
+    assert [one.pod_uid for one in node.status.gpus[0].processes] == [POD.uid]
+    assert dropped == ["process"]
+
+
+def test_one_uuid_twice_is_one_card() -> None:
+    node, dropped = _drop(gpu_node_manifest("n0", make_card(), make_card()))
+    assert len(node.status.gpus) == 1
+    assert dropped == ["duplicate_uuid"]
+
+
+def test_a_job_that_the_nouns_refuse_says_the_field() -> None:
+    manifest = job_manifest(make_job(), version=7, generation=3)
+    manifest["spec"]["workers"] = 0
+    manifest["status"]["observedGeneration"] = 2
+    job = read_job(manifest)
+    assert isinstance(job, InvalidJob)
+    assert (job.field, job.observed_generation) == ("spec.workers", 2)
+    assert (job.metadata.generation, job.metadata.resource_version) == (3, "7")
+
+
+def test_a_readings_age_is_told_by_our_own_clock() -> None:
+    freshness = Freshness()
+    ahead = START + timedelta(hours=1)
+    assert freshness.arrived("n0", ahead, START) == START
+    later = START + timedelta(seconds=40)
+    assert freshness.arrived("n0", ahead, later) == START, "the same reading grows old"
+    newer = ahead + timedelta(seconds=2)
+    assert freshness.arrived("n0", newer, later) == later
+
+
+def test_a_clock_that_is_behind_does_not_make_new_readings_stale() -> None:
+    freshness = Freshness()
+    freshness.arrived("n0", T0, START)
+    assert freshness.arrived("n0", T0 + timedelta(seconds=2), START) == START
+
+
+def test_what_was_old_at_the_start_stays_old() -> None:
+    assert Freshness().arrived("n0", T0, START) == T0
+
+
+def test_never_measured() -> None:
+    assert Freshness().arrived("n0", None, START) is None

@@ -1,0 +1,103 @@
+"""Quantities, what pods request, and what a node has left."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from gpujob_operator.decide.snapshot import Taint
+from gpujob_operator.observe.nodes import cached_node, with_pods
+from gpujob_operator.observe.requests import PodRequests, pod_requests, quantity
+from tests.harness.manifests import node_manifest
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("250m", 0.25),
+        ("1", 1.0),
+        (2, 2.0),
+        ("1.5", 1.5),
+        ("1Ki", 1024.0),
+        ("1.5Gi", 1.5 * 1024**3),
+        ("1k", 1000.0),
+        ("3T", 3e12),
+        ("1e3", 1000.0),
+        ("1E", 1e18),
+        ("100n", 1e-7),
+        ("", 0.0),
+        (None, 0.0),
+        (True, 0.0),
+        ("x", 0.0),
+        (".", 0.0),
+    ],
+)
+def test_quantity(text: object, number: float) -> None:
+    assert quantity(text) == pytest.approx(number)
+
+
+def _container(cpu: str, memory: str, **fields: Any) -> dict[str, Any]:
+    return {"resources": {"requests": {"cpu": cpu, "memory": memory}}, **fields}
+
+
+def test_containers_add_up_and_init_containers_do_not() -> None:
+    spec = {
+        "containers": [_container("1", "1Gi"), _container("500m", "1Gi")],
+        "initContainers": [_container("4", "1Mi"), _container("1", "5Gi")],
+    }
+    assert pod_requests(spec) == PodRequests(4000, 5 * 1024**3)
+
+
+def test_sidecars_run_beside_the_containers() -> None:
+    spec = {
+        "containers": [_container("1", "1Gi")],
+        "initContainers": [_container("1", "1Gi", restartPolicy="Always")],
+        "overhead": {"cpu": "100m", "memory": "1Mi"},
+    }
+    assert pod_requests(spec) == PodRequests(2100, 2 * 1024**3 + 1024**2)
+
+
+def test_a_limit_without_a_request_is_a_request() -> None:
+    spec = {"containers": [{"resources": {"limits": {"cpu": "2"}, "requests": {"memory": "1Gi"}}}]}
+    assert pod_requests(spec) == PodRequests(2000, 1024**3)
+
+
+def test_nothing_requested() -> None:
+    assert pod_requests({"containers": [{}]}) == PodRequests(0, 0)
+
+
+def test_node_less_its_pods() -> None:
+    view = with_pods(cached_node(node_manifest(cpu="8", memory="32Gi")), 3000, 2 * 1024**3)
+    assert (view.cpu_milli_allocatable, view.cpu_milli_free) == (8000, 5000)
+    assert view.memory_bytes_free == 30 * 1024**3
+
+
+def test_an_overfull_node_has_nothing_free() -> None:
+    view = with_pods(cached_node(node_manifest(cpu="1")), 5000, 0)
+    assert view.cpu_milli_free == 0
+
+
+def test_taints_spot_and_cordon() -> None:
+    taint = {"key": "gpujob.dev/reclaim", "value": "soon", "effect": "NoSchedule"}
+    manifest = node_manifest(unschedulable=True, taints=[taint], labels={"gpujob.dev/spot": "true"})
+    view = cached_node(manifest).empty
+    assert view.taints == (Taint("gpujob.dev/reclaim", "NoSchedule", "soon"),)
+    assert view.spot
+    assert view.unschedulable
+    assert view.ready
+    assert view.not_ready_since is None
+
+
+@pytest.mark.parametrize("ready", ["False", "Unknown"])
+def test_not_ready_says_since_when(ready: str) -> None:
+    view = cached_node(node_manifest(ready=ready)).empty
+    assert not view.ready
+    assert view.not_ready_since == datetime(2026, 1, 1, 1, tzinfo=UTC)
+
+
+def test_a_node_that_never_said_anything_is_not_ready_since_its_creation() -> None:
+    manifest = node_manifest()
+    manifest["status"] = {}
+    view = cached_node(manifest).empty
+    assert (view.ready, view.not_ready_since) == (False, datetime(2026, 1, 1, tzinfo=UTC))
+    assert view.cpu_milli_allocatable == 0

@@ -1,0 +1,129 @@
+"""The newest version of each object wins, whatever order the news comes in."""
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from gpujob_api.codec import FieldError
+from gpujob_operator.observe.store import TOMBSTONES_MAX, Store, version_number
+
+
+def _parse(manifest: Mapping[str, Any]) -> str:
+    if manifest.get("text") == "bad":
+        raise FieldError("text", "is bad")
+    return str(manifest.get("text"))
+
+
+def _object(uid: str, version: int, text: str = "", name: str = "") -> dict[str, Any]:
+    metadata = {"uid": uid, "name": name or uid, "resourceVersion": str(version)}
+    return {"metadata": metadata, "text": text or f"{uid}@{version}"}
+
+
+def _store() -> Store[str]:
+    return Store(_parse)
+
+
+def test_an_older_event_does_not_undo_a_write() -> None:
+    store = _store()
+    assert store.upsert(_object("a", 5))
+    assert not store.upsert(_object("a", 4))
+    assert not store.upsert(_object("a", 5))
+    assert store.views == ("a@5",)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
+def test_any_order_of_events_ends_the_same(order: tuple[int, ...]) -> None:
+    store = _store()
+    events: list[Any] = [
+        lambda: store.upsert(_object("a", 1)),
+        lambda: store.upsert(_object("a", 2)),
+        lambda: store.remove("a", 3),
+        lambda: store.upsert(_object("b", 4, name="a")),
+    ]
+    for number in order:
+        events[number]()
+    assert store.views == ("b@4",)
+    assert store.by_name("a") == "b@4"
+
+
+def test_what_leaves_a_selector_may_come_back() -> None:
+    store = _store()
+    store.upsert(_object("a", 1))
+    assert store.remove("a", 2)
+    assert store.upsert(_object("a", 3))
+
+
+def test_what_is_gone_for_good_does_not_come_back() -> None:
+    store = _store()
+    store.upsert(_object("a", 1))
+    store.remove("a")
+    assert not store.upsert(_object("a", 99))
+
+
+def test_same_view_is_no_news() -> None:
+    store = _store()
+    store.upsert(_object("a", 1, "same"))
+    assert not store.upsert(_object("a", 2, "same"))
+    assert store.version("a") == 2
+
+
+def test_a_bad_edit_leaves_the_last_good_state() -> None:
+    store = _store()
+    store.upsert(_object("a", 1))
+    assert not store.upsert(_object("a", 2, "bad"))
+    assert store.views == ("a@1",)
+    assert not store.resync([_object("a", 2, "bad")], "3")
+    assert store.views == ("a@1",)
+
+
+def test_a_list_removes_what_it_lacks_but_not_what_is_newer() -> None:
+    store = _store()
+    store.upsert(_object("old", 3))
+    store.upsert(_object("written since", 12))
+    assert store.resync([_object("listed", 8)], "10")
+    assert set(store.views) == {"listed@8", "written since@12"}
+
+
+def test_an_older_list_brings_nothing_back() -> None:
+    store = _store()
+    store.upsert(_object("a", 3))
+    store.remove("a", 5)
+    assert not store.resync([_object("a", 3)], "4")
+    assert store.views == ()
+
+
+def test_lacks_tells_what_no_event_told() -> None:
+    store = _store()
+    store.upsert(_object("a", 3))
+    assert not store.lacks([_object("a", 3)], "9")
+    assert store.lacks([_object("a", 4)], "9")
+    assert store.lacks([_object("a", 3), _object("b", 1)], "9")
+    assert store.lacks([], "9")
+    store.remove("a", 5)
+    assert not store.lacks([], "9")
+    assert not store.lacks([_object("a", 3)], "4"), "the list is older than the end we know of"
+
+
+def test_views_are_one_tuple_until_something_changes() -> None:
+    store = _store()
+    store.upsert(_object("a", 1))
+    first = store.views
+    store.upsert(_object("a", 1))
+    assert store.views is first
+    store.upsert(_object("b", 2))
+    assert store.views is not first
+
+
+def test_memory_of_the_dead_is_bounded() -> None:
+    store = _store()
+    for number in range(TOMBSTONES_MAX + 10):
+        store.remove(str(number), 1)
+    assert store.upsert(_object("0", 1)), "the oldest was forgotten"
+    assert not store.upsert(_object(str(TOMBSTONES_MAX), 1))
+
+
+@pytest.mark.parametrize(("text", "number"), [("12", 12), ("", 0), (None, 0), ("abc", 0)])
+def test_version_number(text: str | None, number: int) -> None:
+    assert version_number(text) == number
