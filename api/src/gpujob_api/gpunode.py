@@ -1,5 +1,7 @@
 """GPUNode: what an agent measures on the cards of one node. Cluster-scoped, named as the node."""
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Annotated
@@ -20,7 +22,7 @@ from gpujob_api.bounds import (
 )
 from gpujob_api.codec import FieldError, check
 from gpujob_api.meta import Conditions, Metadata
-from gpujob_api.quantities import is_gpu_uuid
+from gpujob_api.quantities import format_memory, is_gpu_uuid
 
 GPUS_MAX = 64
 PROCESSES_MAX = 256
@@ -80,6 +82,31 @@ class GPUNodeSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class GPUNodeSummary:
+    """The printer columns, ready to read."""
+
+    cards: Annotated[str, Text(128, clip=True)] = ""
+    memory: Annotated[str, Text(64, clip=True)] = ""
+    utilization: Annotated[str, Text(128, clip=True)] = ""
+
+
+def summarize(gpus: Iterable[GPU]) -> GPUNodeSummary:
+    """What a node's cards have and do, for people: `2 x H100`, `3.1 GiB of 160 GiB`, `5-90 %`."""
+    cards = tuple(gpus)
+    if not cards:
+        return GPUNodeSummary(cards="0")
+    models = Counter(card.model for card in cards)
+    used = sum(card.memory_used_bytes for card in cards)
+    total = sum(card.memory_total_bytes for card in cards)
+    low, *_, high = sorted(card.utilization_percent for card in cards) * 2
+    return GPUNodeSummary(
+        cards=", ".join(f"{count} x {model}" for model, count in models.items()),
+        memory=f"{format_memory(used)} of {format_memory(total)}",
+        utilization=f"{low:.0f} %" if len(cards) == 1 else f"{low:.0f}-{high:.0f} %",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class GPUNodeStatus:
     observed_at: datetime | None = None
     observed_generation: Count = 0
@@ -87,6 +114,7 @@ class GPUNodeStatus:
     driver_version: Version = ""
     sample_interval_seconds: Annotated[float, Range(0.01, 3600)] = 2.0
     gpus: Annotated[tuple[GPU, ...], Items(GPUS_MAX, keys=("uuid",))] = ()
+    summary: GPUNodeSummary = field(default_factory=GPUNodeSummary)
     conditions: Conditions = ()
 
 

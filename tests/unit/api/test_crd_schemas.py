@@ -206,7 +206,8 @@ def test_names_scope_and_printer_columns(kind: type[Any]) -> None:
         resource.plural,
         [resource.short_name],
     )
-    assert names["categories"] == ["gpujobs"]
+    # A category named as a resource would hijack it: `kubectl get gpujobs NAME` would be refused.
+    assert names["categories"] == ["gpujob-dev"]
     assert version_of(kind)["subresources"] == {"status": {}}
     assert all(column["description"] for column in version_of(kind)["additionalPrinterColumns"])
 

@@ -35,11 +35,13 @@ def test_quantities_are_read_exactly(text: object, amount_bytes: int) -> None:
     assert Memory.from_json(text, "memory").bytes == amount_bytes
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["16GB", "1e308", "NaN", "inf", "", "-1Gi", "+1Gi", "1 Gi", "1Gi\n", ".5Gi", "1.Gi", "5E"]
-    + ["0x10", "٣Gi", "1" * 18, True, 1.5, float("nan"), None, [], {}, "1m", "1Pi"],
-)
+NO_QUANTITIES: list[object] = [
+    *("16GB", "1e308", "NaN", "inf", "", "-1Gi", "+1Gi", "1 Gi", "1Gi\n", ".5Gi", "1.Gi", "5E"),
+    *("0x10", "\u0663Gi", "1" * 18, True, 1.5, float("nan"), None, [], {}, "1m", "1Pi"),
+]
+
+
+@pytest.mark.parametrize("text", NO_QUANTITIES)
 def test_what_is_no_quantity_is_refused_with_the_field(text: object) -> None:
     with pytest.raises(FieldError, match="such as 20Gi") as caught:
         Memory.from_json(text, "spec.gpu.memory")
