@@ -196,8 +196,7 @@ def test_prices_come_from_the_node_then_from_the_table() -> None:
 def test_the_order_of_the_snapshot_does_not_matter() -> None:
     """I9."""
     jobs = [
-        running(make_job(f"j{n}"), held=reserve(GIB, utilization_percent=0.1 * n))
-        for n in range(5)
+        running(make_job(f"j{n}"), held=reserve(GIB, utilization_percent=0.1 * n)) for n in range(5)
     ]
     cards = [make_card(f"GPU-{n}") for n in range(3)]
     one = ledger(make_snapshot(*jobs, cards=cards))

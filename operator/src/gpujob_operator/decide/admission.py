@@ -33,6 +33,8 @@ class _Wait:
     reason: str
     message: str
     next_seconds: float | None = None
+    # What it would hold on a card, where only the quota is in the way.
+    memory_bytes: int = 0
 
 
 def admit(
@@ -60,8 +62,8 @@ def admit(
             position -= 1
             yield entry.job.metadata.uid, step
             continue
-        if found.reason == "NoRoom" and _patience_over(entry.job, configuration, now):
-            claimed |= claim(needs, capacity)
+        if _patience_over(entry.job, configuration, now):
+            claimed |= _kept_free(found, needs, capacity, queues, configuration)
         message = f"{found.message}; position {position} of those waiting for room"
         yield entry.job.metadata.uid, _wait(entry.job, replace(found, message=message), now)
 
@@ -77,7 +79,16 @@ def _place(
     if isinstance(found, Refusal):
         return _Wait("NoRoom" if found.possible else "Impossible", found.message)
     over = queues.over(needs.job, found.reservation.memory_bytes)
-    return _Wait("OverQuota", over) if over else found
+    return _Wait("OverQuota", over, memory_bytes=found.reservation.memory_bytes) if over else found
+
+
+def _kept_free(
+    found: _Wait, needs: Needs, capacity: Capacity, queues: Queues, configuration: Configuration
+) -> frozenset[str]:
+    """What a job that has waited for long keeps from later ones: cards, or its queue's quota."""
+    if found.reason == "OverQuota":
+        queues.keep(needs.job, found.memory_bytes)
+    return claim(needs, capacity, configuration) if found.reason == "NoRoom" else frozenset()
 
 
 def _not_eligible(entry: Pending, queues: Queues, now: datetime) -> _Wait | None:

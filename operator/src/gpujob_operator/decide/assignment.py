@@ -109,7 +109,7 @@ def _assign_on_model(
     claimed: frozenset[str],
     configuration: Configuration,
 ) -> Assignment | Refusal:
-    wanted = needs.reservation(model, configuration)
+    wanted = needs.reservation(model, capacity.largest_bytes(model), configuration)
     trial = capacity
     workers: list[WorkerPlacement] = []
     held: Reservation | None = None
@@ -211,7 +211,7 @@ def _card_misfit(
     if card.blocked:
         return _Misfit(f"blocked ({card.blocked.split(':')[0]})")
     room = card.total_bytes - card.driver_bytes
-    least = needs.hint_bytes if wanted is None else wanted.memory_bytes
+    least = needs.least_bytes(card.model, wanted)
     if least > room:
         return _Misfit("too small", least - room, possible=False)
     if card.uuid in claimed:
@@ -222,10 +222,10 @@ def _card_misfit(
         return _Misfit("shared already, and this job starts alone until it is measured")
     if needs.exclusive and card.others_bytes > STRANGER_NOISE_BYTES:
         return _Misfit(f"used by strangers ({format_memory(card.others_bytes)})")
-    if card.free_bytes < max(least, 1):
+    if card.free_bytes < least:
         stranger = card.others_bytes > STRANGER_NOISE_BYTES
         finding = "too full, strangers included" if stranger else "too full"
-        return _Misfit(finding, max(least, 1) - card.free_bytes)
+        return _Misfit(finding, least - card.free_bytes)
     return _slowed(needs, wanted, card) if wanted is not None else None
 
 
@@ -290,17 +290,19 @@ def _explain(
     """Counts the cards by what keeps the job off them, and names the nearest fit."""
     counts: Counter[str] = Counter()
     nearest: tuple[int, str] | None = None
-    possible = False
+    places = 0
     for node in capacity.nodes.values():
         on_node = _node_misfit(needs, node)
+        possible = 0
         for card in node.cards:
             if card.model != model:
                 continue
             misfit = on_node or _card_misfit(needs, wanted, card, claimed)
             counts[misfit.finding if misfit else "free, but too few on one node"] += 1
-            possible = possible or misfit is None or misfit.possible
+            possible += misfit is None or misfit.possible
             if misfit is not None and misfit.missing_bytes:
                 nearest = min(nearest or (2**63, ""), (misfit.missing_bytes, _place(node, card)))
+        places += possible // needs.job.spec.gpus_per_worker
     total = sum(counts.values())
     asked = needs.job.spec.workers * needs.job.spec.gpus_per_worker
     what = _what(needs, wanted)
@@ -309,7 +311,7 @@ def _explain(
     message = f"needs {asked} x {what}{gang}; of {total} cards: {findings}"
     if nearest is not None:
         message += f"; nearest: {nearest[1]}, {format_memory(nearest[0])} are missing"
-    return Refusal(message, possible, dict(counts))
+    return Refusal(message, places >= needs.job.spec.workers, dict(counts))
 
 
 def _what(needs: Needs, wanted: Reservation | None) -> str:

@@ -50,6 +50,11 @@ class Card:
         return self.total_bytes - used_bytes - self.reserved_bytes
 
     @property
+    def room_bytes(self) -> int:
+        """What our jobs together can have: all but the driver's and strangers' memory."""
+        return self.total_bytes - self.driver_bytes - self.others_bytes
+
+    @property
     def utilization_percent(self) -> float:
         return sum(tenant.utilization_percent for tenant in self.tenants)
 
@@ -81,6 +86,12 @@ class Capacity:
         node = self.nodes.get(node_name)
         cards = node.cards if node is not None else ()
         return next((card for card in cards if card.uuid == uuid), None)
+
+    def largest_bytes(self, model: str) -> int:
+        """What a job can have at most of an empty card of this model."""
+        cards = (card for node in self.nodes.values() for card in node.cards)
+        sizes = (card.total_bytes - card.driver_bytes for card in cards if card.model == model)
+        return max(sizes, default=0)
 
 
 def build_capacity(

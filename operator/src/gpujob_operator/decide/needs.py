@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpujob_api.gpujob import GPUJob, Reservation, SharingMode, SpotPolicy
+from gpujob_api.gpujob import GPUJob, Reservation, ReservationSource, SharingMode, SpotPolicy
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.reservation import profile_entry, wanted_reservation
@@ -27,10 +27,28 @@ class Needs:
     selector: Mapping[str, str]
     tolerations: tuple[Mapping[str, Any], ...]
 
-    def reservation(self, gpu_model: str, configuration: Configuration) -> Reservation | None:
-        """What to hold on a card of this model; None is the whole card."""
+    def reservation(
+        self, gpu_model: str, largest_bytes: int, configuration: Configuration
+    ) -> Reservation | None:
+        """What to hold on a card of this model; None is the whole card.
+
+        A job that fits on the largest card, and only its margin does not, gets the whole card.
+        """
         entry = profile_entry(self.profile, gpu_model)
-        return wanted_reservation(self.job, entry, configuration)
+        wanted = wanted_reservation(self.job, entry, configuration)
+        if wanted is None or wanted.source is ReservationSource.HINT:
+            return wanted
+        known = self.known_bytes(gpu_model)
+        return None if known <= largest_bytes < wanted.memory_bytes else wanted
+
+    def known_bytes(self, gpu_model: str) -> int:
+        """The least that a card must have for what is known of the job; 0 when nothing is."""
+        known = self.job.status.measurement or profile_entry(self.profile, gpu_model)
+        return max(self.hint_bytes, known.memory_bytes if known is not None else 0)
+
+    def least_bytes(self, gpu_model: str, wanted: Reservation | None) -> int:
+        """What a card must offer for this reservation; at least 1."""
+        return max(1, self.known_bytes(gpu_model) if wanted is None else wanted.memory_bytes)
 
 
 def needs_of(job: GPUJob, profile: GPUProfile | None) -> Needs:

@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 from gpujob_api.gpujob import GPUJob, GPUJobStatus
 from gpujob_api.gpuqueue import DEFAULT_QUEUE, GPUQueue
 from gpujob_api.quantities import format_memory
-from gpujob_operator.decide.capacity import Capacity, Card, holds_cards
+from gpujob_operator.decide.capacity import Capacity, Card, NodeCapacity, holds_cards
+from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.needs import Needs, node_refusal
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -33,6 +34,8 @@ class Queues:
 
     by_name: Mapping[str, GPUQueue]
     use: dict[str, QueueUse] = field(default_factory=dict[str, QueueUse])
+    # Queues whose quota is kept for a job that has waited for long.
+    kept: set[str] = field(default_factory=set[str])
 
     def add(self, job: GPUJob, status: GPUJobStatus) -> None:
         use = self.use.setdefault(job.spec.queue, QueueUse())
@@ -53,10 +56,19 @@ class Queues:
 
     def over(self, job: GPUJob, memory_bytes: int) -> str:
         """Why this job would exceed its queue's quota, or "". `memory_bytes` is per card."""
+        if job.spec.queue in self.kept:
+            return f"the quota of queue {job.spec.queue} is kept for an earlier job"
+        return self._over(job, memory_bytes, self.use.get(job.spec.queue, QueueUse()))
+
+    def keep(self, job: GPUJob, memory_bytes: int) -> None:
+        """Lets no later job of the queue overtake this one, if it can ever be within the quota."""
+        if not self._over(job, memory_bytes, QueueUse()):
+            self.kept.add(job.spec.queue)
+
+    def _over(self, job: GPUJob, memory_bytes: int, use: QueueUse) -> str:
         queue = self.by_name.get(job.spec.queue)
         if queue is None:
             return ""
-        use = self.use.get(job.spec.queue, QueueUse())
         cards = job.spec.workers * job.spec.gpus_per_worker
         nominal, extra = queue.spec.nominal, queue.spec.borrowing_limit
         if nominal.gpus is not None:
@@ -87,25 +99,50 @@ def order_key(job: GPUJob) -> tuple[int, datetime, str]:
     return -job.spec.priority, created, job.metadata.uid
 
 
-def claim(needs: Needs, capacity: Capacity) -> frozenset[str]:
-    """The cards that a waiting job keeps free: those with the fewest tenants, then most memory.
+def claim(needs: Needs, capacity: Capacity, configuration: Configuration) -> frozenset[str]:
+    """The cards that a waiting job keeps free: those on which it would fit soonest.
 
-    Only nodes and cards that the job could use at all; empty when there are not enough of them.
+    Enough of one model for all workers, each worker's on one node, as they are placed; empty when
+    the job would not even fit were all our jobs gone.
     """
-    count = needs.job.spec.workers * needs.job.spec.gpus_per_worker
-    wanted = needs.job.spec.gpu.models
-    cards: list[tuple[tuple[object, ...], str]] = []
+    models = {card.model for node in capacity.nodes.values() for card in node.cards}
+    wanted = set(needs.job.spec.gpu.models) or models
+    claims = [_claim_on(needs, model, capacity, configuration) for model in models & wanted]
+    best = min((one for one in claims if one is not None), default=None)
+    return frozenset(best[1]) if best is not None else frozenset()
+
+
+_Soon = tuple[int, int, str]
+_Claim = tuple[_Soon, tuple[str, ...]]
+
+
+def _claim_on(
+    needs: Needs, model: str, capacity: Capacity, configuration: Configuration
+) -> _Claim | None:
+    """The soonest cards of one model, with how soon; None if there are not enough."""
+    wanted = needs.reservation(model, capacity.largest_bytes(model), configuration)
+    least_bytes = needs.least_bytes(model, wanted)
+    places: list[_Claim] = []
     for node in capacity.nodes.values():
-        if node.closed or node_refusal(needs, node.node):
-            continue
-        cards += [
-            (_soonest(card), card.uuid)
-            for card in node.cards
-            if not card.blocked and (not wanted or card.model in wanted)
-        ]
-    chosen = sorted(cards)[:count]
-    return frozenset(uuid for _, uuid in chosen) if len(chosen) == count else frozenset()
+        if not node.closed and not node_refusal(needs, node.node):
+            places += _places(needs, node, model, least_bytes)
+    chosen = sorted(places)[: needs.job.spec.workers]
+    if len(chosen) < needs.job.spec.workers:
+        return None
+    return max(soon for soon, _ in chosen), tuple(uuid for _, uuids in chosen for uuid in uuids)
 
 
-def _soonest(card: Card) -> tuple[object, ...]:
+def _places(needs: Needs, node: NodeCapacity, model: str, least_bytes: int) -> list[_Claim]:
+    """For each worker that the node could take, emptied of our jobs: its cards and how soon."""
+    usable = sorted(
+        (_soonest(card), card.uuid)
+        for card in node.cards
+        if card.model == model and not card.blocked and card.room_bytes >= least_bytes
+    )
+    count = needs.job.spec.gpus_per_worker
+    groups = [usable[n : n + count] for n in range(0, len(usable) - count + 1, count)]
+    return [(max(group)[0], tuple(uuid for _, uuid in group)) for group in groups]
+
+
+def _soonest(card: Card) -> _Soon:
     return len(card.tenants), -card.free_bytes, card.uuid

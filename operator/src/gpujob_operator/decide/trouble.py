@@ -10,7 +10,6 @@ from gpujob_api.quantities import format_memory
 from gpujob_operator.decide.capacity import Capacity, Card, NodeCapacity
 from gpujob_operator.decide.configuration import Configuration
 
-
 # A time in seconds since 1970; ten digits last until 2286.
 _SECONDS = re.compile(r"^[0-9]{1,10}$", re.ASCII)
 
