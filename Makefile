@@ -23,12 +23,14 @@ test: tools ## Run the tests with coverage (TESTS="tests/unit -k why" for a part
 	@$(VENV)/python -m pytest --cov --cov-report=term:skip-covered $(or $(TESTS),tests)
 
 .PHONY: lint
-lint: setup ## Check format, style, types, layers and the project's own rules
-	@echo '==> ruff'; $(VENV)/ruff format --check $(PYTHON_FOLDERS)
-	@$(VENV)/ruff check $(PYTHON_FOLDERS)
-	@echo '==> pyright (strict)'; $(VENV)/pyright
-	@echo '==> import-linter'; $(VENV)/lint-imports --no-logo
-	@echo '==> project rules'; $(VENV)/python -m pytest -q --no-header tests/unit/project
+lint: setup ## Check format, style, types, layers and the project's own rules; says all at once
+	@status=0; check() { echo "==> $$1"; shift; "$$@" || status=1; }; \
+	check 'ruff format' $(VENV)/ruff format --check --output-format=concise $(PYTHON_FOLDERS); \
+	check 'ruff' $(VENV)/ruff check --output-format=concise $(PYTHON_FOLDERS); \
+	check 'pyright, strict' $(VENV)/pyright; \
+	check 'import-linter' $(VENV)/lint-imports --no-logo; \
+	check "the project's rules" $(VENV)/python -m pytest -q --no-header tests/unit/project; \
+	exit $$status
 
 .PHONY: format
 format: setup ## Format the code and apply safe fixes
