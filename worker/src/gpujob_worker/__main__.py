@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gpujob_api.codec import FieldError
 from gpujob_api.settings import ENV_SETTINGS
+from gpujob_worker.arguments import adapt
 from gpujob_worker.environment import read_environment
 from gpujob_worker.explanation import Explanation
 from gpujob_worker.launch import PythonCommand, clean_traceback, flush_streams, parse_python, run_python
@@ -37,8 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run_other(command, parsed.settings)
     if python.options:
         return _run_with_options(python, options)
-    off = {name for name in Switches.names() if getattr(parsed, f"no_{name}")}
     explanation = Explanation(verbose=parsed.explain)
+    python = adapt(python, environment.settings.batch_per_step, explanation, parsed.argument_table)
+    off = {name for name in Switches.names() if getattr(parsed, f"no_{name}")}
     session = Session(environment, Switches.without(off), explanation, parsed.tuning_seconds)
     return _run(session, python)
 
@@ -63,6 +65,12 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=TUNING_SECONDS_DEFAULT,
         help="most seconds to spend on probing (default %(default)s)",
+    )
+    parser.add_argument(
+        "--argument-table",
+        type=Path,
+        metavar="FILE",
+        help="JSON list of [batch flag, accumulation flag] for scripts that split by themselves",
     )
     for name in Switches.names():
         flag = "--no-" + name.replace("_", "-")

@@ -125,7 +125,7 @@ class Injection:
 
     def _prepare(self, root: Root, recorded: RecordedCall) -> None:
         session = self._session
-        tuned = session.environment.settings.tuned
+        tuned = session.known_tuned
         if tuned is not None:
             self._apply_known(root, recorded, tuned)
         elif session.environment.memory_limit_bytes is not None:
@@ -138,7 +138,7 @@ class Injection:
         """Settings of an earlier run: checked for safety, not measured again."""
         self._tuner = tuner = self._new_tuner()
         tuner.adopt(root, recorded, tuned)
-        self._explain.note("tuning", "settings of an earlier run are in force; nothing was probed")
+        self._explain.note("tuning", "settings of an earlier run are known; nothing was probed")
         self._put_in_force(root, None)
         self._session.tuned = tuner.applied.tuned()
         self._session.tuning_seconds = 0.0
@@ -186,7 +186,7 @@ class Injection:
             self._discovery.finish()
             session.meter.memory.trim()
             session.meter.new_window()
-        if session.environment.settings.tuned is not None:
+        if session.known_tuned is not None:
             if steps == WARM_UP_STEPS:
                 session.phase = WorkerPhase.TRAINING
             return

@@ -51,6 +51,8 @@ class Session:
         self.baseline: Timing | None = None
         self.baseline_wait_percent: float | None = None
         self.tuned: TunedSettings | None = environment.settings.tuned
+        # Settings to start with: of an earlier run, or of the checkpoint that is resumed.
+        self.known_tuned: TunedSettings | None = environment.settings.tuned
         self.tuning_seconds: float | None = None
         self.samples_per_step: int | None = None
         self.steps_total: int | None = None
@@ -150,6 +152,7 @@ class Session:
             self.phase = WorkerPhase.DRAINING
         elif error is None or (isinstance(error, SystemExit) and not error.code):
             self.phase = WorkerPhase.FINISHED
+            self.stop.ignore()
         elif isinstance(error, SystemExit):
             text = f"the script ended with exit code {error.code}"
             self.failure = Failure(FailureClass.USER_ERROR, text[:1000])

@@ -62,6 +62,11 @@ class Stop:
         self.watch()
         return True
 
+    def ignore(self) -> None:
+        """From here on the run is over; a late SIGTERM must not change its exit code."""
+        if signal.getsignal(signal.SIGTERM) == self._on_signal:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
     def watch(self) -> None:
         if self._watcher is None:
             self._watcher = threading.Thread(target=self._run, name="gpujob-stop", daemon=True)

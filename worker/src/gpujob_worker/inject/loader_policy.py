@@ -3,7 +3,7 @@
 from typing import Any
 
 from gpujob_api.settings import OptimizeMode, Toggle
-from gpujob_worker.inject.loaders import add_workers, loader_refusal, pin_memory, workers_wanted
+from gpujob_worker.inject.loaders import add_workers, loader_refusal, pin_memory, redraw_seed, workers_wanted
 from gpujob_worker.session import Session
 from gpujob_worker.tune.tuner import Applied
 
@@ -18,6 +18,7 @@ class LoaderPolicy:
         self._session = session
         self._workers: int | None = None
         self._seen: set[int] = set()
+        self._given: set[int] = set()
         settings = session.environment.settings
         if session.optimizes and settings.mode is not OptimizeMode.RECOMMEND:
             if settings.tuned is not None:
@@ -30,6 +31,8 @@ class LoaderPolicy:
         if not session.optimizes or not session.switches.data_loader:
             return
         pin_memory(loader)
+        if id(loader) in self._given:
+            redraw_seed(loader)
         if self._workers is None or id(loader) in self._seen:
             return
         self._seen.add(id(loader))
@@ -41,6 +44,7 @@ class LoaderPolicy:
             session.explanation.refused(_ITEM, reason)
             return
         add_workers(loader, self._workers)
+        self._given.add(id(loader))
         session.explanation.applied(_ITEM, f"{self._workers} worker processes, kept between passes")
 
     def decide(self, applied: Applied) -> None:

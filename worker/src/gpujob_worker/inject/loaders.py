@@ -125,3 +125,13 @@ def pin_memory(loader: Any) -> bool:
         return False
     loader.pin_memory = True
     return True
+
+
+def redraw_seed(loader: Any) -> None:
+    """Draws the number that the script's own loader would draw for each pass.
+
+    Workers that are kept are seeded once; without this draw later passes would be shuffled
+    differently than in the script as written.
+    """
+    if getattr(loader, "_iterator", None) is not None:
+        torch.empty((), dtype=torch.int64).random_(generator=loader.generator)

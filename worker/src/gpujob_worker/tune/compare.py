@@ -48,7 +48,8 @@ def measure_speedup(
 ) -> Speedup:
     """Runs both in turns (AB, BA, ...) until the interval decides against `needed`, or time is up.
 
-    Each function runs once and returns its seconds. At least `PAIRS_MIN` pairs are run.
+    Each function runs once and returns its seconds. At least `PAIRS_MIN` pairs are run, two when
+    time is up before.
     """
     first: list[float] = []
     second: list[float] = []
@@ -59,9 +60,11 @@ def measure_speedup(
         else:
             second.append(candidate())
             first.append(plain())
+        if len(first) >= 2 and not has_time():
+            break
         if len(first) >= PAIRS_MIN:
             found = speedup(first, second)
-            if found.low > needed or found.high < needed or not has_time():
+            if found.low > needed or found.high < needed:
                 break
     return speedup(first, second)
 

@@ -31,6 +31,8 @@ from gpujob_worker.tune.no_trace import no_trace
 from gpujob_worker.tune.probe import RootProbe
 
 SPEEDUP_NEEDED = 1.02
+# Libraries set themselves up in a first call; beyond this factor that is no excuse any more.
+HOPELESS = 8.0
 # bfloat16 has 8 bits of mantissa: outputs within a few percent, gradients in the same direction.
 BFLOAT16_OUTPUT_ERROR_MAX = 0.05
 BFLOAT16_COSINE_MIN = 0.98
@@ -173,6 +175,11 @@ class Tuner:
         probe = RootProbe(root, recorded)
         try:
             with no_trace(root.module):
+                slower = self._times_slower(root, recorded, plan)
+                if slower > HOPELESS and not forced:
+                    text = f"bfloat16 is {slower:.1f} times slower on {root.device.type}"
+                    self._explain.refused("precision", text)
+                    return
                 outputs, gradients = probe.run(self.applied.plan).compare(probe.run(plan))
                 found = self._speedup(probe, plan)
         except Exception as error:
@@ -187,6 +194,14 @@ class Tuner:
         if self._decide("precision", found, f"bfloat16 autocast, {numbers}", close, forced):
             self.applied.plan = plan
             self.applied.precision = Precision.BFLOAT16
+
+    def _times_slower(self, root: Root, recorded: RecordedCall, plan: RootPlan) -> float:
+        """A first look at few samples, so that a hopeless candidate costs no full step."""
+        rows = recorded.inputs.rows or 1
+        few = recorded.inputs.narrow(0, max(1, rows // 16), recorded.inputs.batched())
+        probe = RootProbe(root, RecordedCall(few))
+        plain = min(probe.seconds(self.applied.plan) for _ in range(3))
+        return probe.seconds(plan) / max(plain, 1e-9)
 
     def compile(self, root: Root, recorded: RecordedCall) -> None:
         reason = "switched off" if not self._switches.compile else compile_refusal(root)

@@ -1,0 +1,209 @@
+"""The checkpoint directory of one job: commit, fence, fallback, quarantine.
+
+A checkpoint is written under a temporary name, made durable, and renamed to `step-<n>` under a lock
+together with a look at the fence. FENCE holds the newest attempt that opened the directory: what an
+older attempt still has under way is refused there.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from gpujob_worker.checkpoint.errors import CheckpointError, CorruptError, FencedError
+from gpujob_worker.checkpoint.manifest import (
+    rank_name,
+    read_manifest,
+    sync_directory,
+    verify_rank,
+    write_durably,
+    write_manifest,
+    write_rank_manifest,
+)
+from gpujob_worker.checkpoint.tree import decode_tree, encode_tree
+
+KEEP_MIN = 2
+QUARANTINED_MAX = 3
+LOCK_SECONDS_MAX = 10.0
+TENSORS_FILE = "state.safetensors"
+STATE_FILE = "state.json"
+_STEP = re.compile(r"^step-(0|[1-9][0-9]{0,17})$")
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One committed checkpoint."""
+
+    step: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A checkpoint that verified."""
+
+    step: int
+    state: Any
+    about: dict[str, Any]
+
+
+def _nothing(point: str) -> None:
+    del point
+
+
+class Store:
+    """Checkpoints of one job; `attempt` is ours. Raises `FencedError` when a newer one was here.
+
+    `on_point` is called between the stages of a commit; crash tests end the process there.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        attempt: int,
+        keep: int = 3,
+        on_point: Callable[[str], None] = _nothing,
+    ) -> None:
+        self.directory = directory
+        self.attempt = attempt
+        self.keep = max(KEEP_MIN, keep)
+        self.notes: list[str] = []
+        self._on_point = on_point
+        directory.mkdir(parents=True, exist_ok=True)
+        with self._locked():
+            self._check_fence()
+            text = json.dumps({"attempt": attempt})
+            write_durably(directory / "FENCE", text.encode())
+            self._remove_leftovers()
+
+    def steps(self) -> list[int]:
+        """Committed steps, the newest first; whether they verify is seen when they are loaded."""
+        names = (_STEP.match(path.name) for path in self.directory.iterdir())
+        return sorted((int(match[1]) for match in names if match), reverse=True)
+
+    def save(self, step: int, state: Any, about: dict[str, Any] | None = None) -> Commit:
+        """Commits `state`. Raises `UnsavableError`, `FencedError` or `OSError`; then nothing is
+        committed and what was committed before stays."""
+        start = time.monotonic()
+        temporary = self.directory / f".step-{step}.tmp-{self.attempt}-{uuid.uuid4().hex}"
+        try:
+            size = self._write(temporary, state, {"step": step, **(about or {})})
+            self._commit(temporary, step)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        self._remove_old()
+        return Commit(step, size, time.monotonic() - start)
+
+    def load(self) -> Loaded | None:
+        """The newest checkpoint that verifies; those that do not are set aside and noted."""
+        for step in self.steps():
+            path = self.directory / f"step-{step}"
+            try:
+                return self._read(path, step)
+            except CorruptError as error:
+                self.notes.append(f"checkpoint {error}; set aside, falling back")
+                self._quarantine(path)
+        return None
+
+    def _write(self, temporary: Path, state: Any, about: dict[str, Any]) -> int:
+        text, tensors = encode_tree(state)
+        folder = temporary / rank_name(0)
+        folder.mkdir(parents=True)
+        self._on_point("started")
+        save_file(tensors, folder / TENSORS_FILE)
+        self._on_point("tensors")
+        write_durably(folder / STATE_FILE, text.encode())
+        with (folder / TENSORS_FILE).open("rb") as stream:
+            os.fsync(stream.fileno())
+        sync_directory(folder)
+        write_rank_manifest(temporary, 0)
+        self._on_point("rank manifest")
+        versions = {"torch": torch.__version__}
+        write_manifest(temporary, 1, {"attempt": self.attempt, "versions": versions, **about})
+        self._on_point("manifest")
+        return sum(path.stat().st_size for path in temporary.rglob("*") if path.is_file())
+
+    def _commit(self, temporary: Path, step: int) -> None:
+        target = self.directory / f"step-{step}"
+        with self._locked():
+            self._check_fence()
+            if target.exists():
+                # The same step again after a fallback: the newer one was not good enough to load.
+                self._quarantine(target)
+            temporary.rename(target)
+            sync_directory(self.directory)
+        self._on_point("committed")
+
+    def _read(self, path: Path, step: int) -> Loaded:
+        about = read_manifest(path)
+        if about.get("step") != step:
+            raise CorruptError(f"{path.name}: its manifest is of step {about.get('step')!r}")
+        folder = verify_rank(path, about, 0)
+        try:
+            tensors = load_file(folder / TENSORS_FILE)
+            text = (folder / STATE_FILE).read_text()
+        except (OSError, SafetensorError, UnicodeDecodeError, ValueError) as error:
+            raise CorruptError(f"{path.name}: {error}") from None
+        return Loaded(step, decode_tree(text, tensors), about)
+
+    def _check_fence(self) -> None:
+        path = self.directory / "FENCE"
+        try:
+            owner = int(json.loads(path.read_text())["attempt"])
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"FENCE cannot be read: {error}") from None
+        if owner > self.attempt:
+            raise FencedError(
+                f"attempt {owner} owns {self.directory}; attempt {self.attempt} may not commit"
+            )
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with (self.directory / "LOCK").open("a") as stream:
+            deadline = time.monotonic() + LOCK_SECONDS_MAX
+            while True:
+                try:
+                    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        message = f"another process holds the lock of {self.directory}"
+                        raise CheckpointError(message) from None
+                    time.sleep(0.02)
+            yield
+
+    def _quarantine(self, path: Path) -> None:
+        with contextlib.suppress(OSError):
+            path.rename(path.with_name(f"{path.name}.corrupt-{uuid.uuid4().hex[:8]}"))
+        aside = sorted(self.directory.glob("step-*.corrupt-*"), key=lambda p: p.stat().st_mtime)
+        for old in aside[:-QUARANTINED_MAX]:
+            shutil.rmtree(old, ignore_errors=True)
+
+    def _remove_old(self) -> None:
+        for step in self.steps()[self.keep :]:
+            path = self.directory / f"step-{step}"
+            trash = self.directory / f".trash-{uuid.uuid4().hex}"
+            with contextlib.suppress(OSError):
+                # Renamed first: half a removed checkpoint must not look like a corrupt one.
+                path.rename(trash)
+            shutil.rmtree(trash, ignore_errors=True)
+
+    def _remove_leftovers(self) -> None:
+        for pattern in (".step-*.tmp-*", ".trash-*"):
+            for path in self.directory.glob(pattern):
+                shutil.rmtree(path, ignore_errors=True)
