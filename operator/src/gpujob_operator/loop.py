@@ -4,7 +4,6 @@ It acts only while it holds the Lease and only on a complete picture. An excepti
 logged with the cycle dumped, counted, and followed by a pause; the loop never ends by itself.
 """
 
-import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -142,14 +141,3 @@ class SchedulingLoop:
         phases = Counter(job.status.phase for job in snapshot.jobs)
         for phase in JobPhase:
             self._metrics.jobs.labels(phase.value).set(phases[phase])
-
-
-async def run_until_cancelled(loop: SchedulingLoop) -> None:
-    """For callers that cancel: stops gracefully and waits for the cycle under way."""
-    task = asyncio.ensure_future(loop.run())
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        loop.stop()
-        await task
-        raise

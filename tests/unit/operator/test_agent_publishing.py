@@ -1,0 +1,219 @@
+"""The agent writes what matters at once, the rest now and then, and never falls silent unsaid."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+
+import pytest
+
+from gpujob_api.gpunode import GPU, GPUProcess
+from gpujob_api.manifest import gpunode_from_manifest
+from gpujob_api.meta import ConditionStatus
+from gpujob_api.quantities import GIB, MIB
+from gpujob_operator.act.kube import GPU_NODES, Unavailable
+from gpujob_operator.agent.agent import Agent
+from gpujob_operator.agent.publish import Publisher, Readiness
+from tests.harness.builders import make_card
+from tests.harness.clocks import FakeClock
+from tests.harness.fake_kube import FakeKube
+from tests.harness.fake_nvml import FakeCard, FakeNvml
+from tests.harness.waiting import eventually
+
+READY = Readiness(True, "Measuring", "all is well")
+CARD = make_card(ours=[("pod-a", 2 * GIB)])
+
+
+class _Bench:
+    def __init__(self) -> None:
+        self.kube = FakeKube()
+        self.clock = FakeClock()
+        self.publisher = Publisher(
+            self.kube,
+            "n0",
+            interval_seconds=2.0,
+            agent_version="1",
+            clock=self.clock.now,
+            monotonic=self.clock.monotonic,
+        )
+
+    async def publish(self, *cards: GPU) -> bool:
+        return await self.publisher.publish(cards, "580", READY)
+
+    @property
+    def node(self):
+        manifest = self.kube.stored(GPU_NODES, "n0")
+        return gpunode_from_manifest({**manifest, "kind": "GPUNode"})
+
+
+@pytest.fixture
+def bench() -> _Bench:
+    return _Bench()
+
+
+async def test_the_first_reading_creates_the_node(bench: _Bench) -> None:
+    assert await bench.publish(CARD)
+    status = bench.node.status
+    assert status.gpus == (CARD,)
+    assert (status.observed_at, status.sample_interval_seconds) == (bench.clock.now(), 2.0)
+    assert status.conditions[0].status is ConditionStatus.TRUE
+    verbs = [(call.verb, call.subresource) for call in bench.kube.writes()]
+    assert verbs == [("patch", "status"), ("create", ""), ("patch", "status")]
+
+
+async def test_an_existing_node_keeps_its_spec(bench: _Bench) -> None:
+    bench.kube.put(GPU_NODES, {"metadata": {"name": "n0"}, "spec": {"pricePerGpuHour": 2.5}})
+    await bench.publish(CARD)
+    assert bench.node.spec.price_per_gpu_hour == 2.5
+
+
+async def test_noise_waits_for_the_heartbeat(bench: _Bench) -> None:
+    await bench.publish(CARD)
+    written: list[int] = []
+    for reading in range(1, 12):
+        bench.clock.advance(2.0)
+        noisy = replace(
+            CARD,
+            utilization_percent=float(reading),
+            memory_used_bytes=CARD.memory_used_bytes + reading * MIB,
+        )
+        if await bench.publish(noisy):
+            written.append(reading)
+    assert written == [5, 10]
+
+
+def _more(card: GPU, amount: int) -> GPU:
+    (process,) = card.processes
+    return replace(
+        card,
+        memory_used_bytes=card.memory_used_bytes + amount,
+        processes=(replace(process, memory_bytes=process.memory_bytes + amount),),
+    )
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        (_more(CARD, 300 * MIB),),
+        (replace(CARD, memory_used_bytes=CARD.memory_used_bytes + 300 * MIB),),
+        (replace(CARD, processes=()),),
+        (replace(CARD, processes=(*CARD.processes, GPUProcess(5, 0))),),
+        (replace(CARD, processes=(replace(CARD.processes[0], pod_uid="pod-b"),)),),
+        (replace(CARD, healthy=False, health_message="XID 79"),),
+        (replace(CARD, memory_reserved_bytes=GIB),),
+        (CARD, make_card("GPU-1")),
+        (),
+    ],
+)
+async def test_what_matters_is_written_at_once(bench: _Bench, changed: tuple[GPU, ...]) -> None:
+    await bench.publish(CARD)
+    bench.clock.advance(2.0)
+    assert await bench.publish(*changed)
+    assert bench.node.status.gpus == changed
+
+
+async def test_small_cards_have_a_floor_for_noise(bench: _Bench) -> None:
+    """1 % of a small card is less than any allocator's chunk."""
+    small = make_card(total=GIB, ours=[("pod-a", 100 * MIB)])
+    await bench.publish(small)
+    assert not await bench.publish(_more(small, 31 * MIB))
+    assert await bench.publish(_more(small, 33 * MIB))
+
+
+async def test_creeping_memory_is_seen_against_what_was_written(bench: _Bench) -> None:
+    await bench.publish(CARD)
+    published = [await bench.publish(_more(CARD, step * 100 * MIB)) for step in range(1, 6)]
+    assert published == [False, False, True, False, False]
+
+
+async def test_a_write_that_failed_is_made_up_for(bench: _Bench) -> None:
+    await bench.publish(CARD)
+    bench.clock.advance(2.0)
+    bench.kube.fail("patch", "gpunodes")
+    with pytest.raises(Unavailable):
+        await bench.publish(replace(CARD, processes=()))
+    assert await bench.publish(replace(CARD, processes=()))
+
+
+async def test_a_race_to_create_the_node(bench: _Bench) -> None:
+    bench.kube.fail("create", "gpunodes", after_effect=True)
+    with pytest.raises(Unavailable):
+        await bench.publish(CARD)
+    assert await bench.publish(CARD)
+
+
+async def test_a_condition_keeps_its_time_until_it_turns(bench: _Bench) -> None:
+    await bench.publish(CARD)
+    since = bench.node.status.conditions[0].last_transition_time
+    bench.clock.advance(20.0)
+    await bench.publish(CARD)
+    assert bench.node.status.conditions[0].last_transition_time == since
+    await bench.publisher.publish_trouble(Readiness(False, "NVMLFailed", "gone"))
+    assert bench.node.status.conditions[0].last_transition_time > since
+
+
+async def test_trouble_leaves_cards_and_their_time(bench: _Bench) -> None:
+    """I14: a card without a reading does not vanish under a job, and takes no new one."""
+    await bench.publish(CARD)
+    measured_at = bench.node.status.observed_at
+    bench.clock.advance(60.0)
+    await bench.publisher.publish_trouble(Readiness(False, "NVMLFailed", "driver is restarting"))
+    status = bench.node.status
+    assert status.observed_at == measured_at
+    assert [(gpu.uuid, gpu.healthy) for gpu in status.gpus] == [("GPU-0", False)]
+    assert status.gpus[0].processes == CARD.processes
+    assert status.conditions[0].reason == "NVMLFailed"
+
+
+class _Running:
+    """An agent at work, fast."""
+
+    def __init__(self) -> None:
+        self.bench = _Bench()
+        self.nvml = FakeNvml(FakeCard(compute={11: GIB}))
+        self.agent = Agent(
+            self.nvml, self.bench.publisher, lambda pid: "pod-a", interval_seconds=0.001
+        )
+        self.task = asyncio.create_task(self.agent.run())
+
+    def reason(self) -> str:
+        try:
+            return self.bench.node.status.conditions[0].reason
+        except KeyError:
+            return ""
+
+    async def reached(self, reason: str) -> None:
+        await eventually(lambda: self.reason() == reason, what=reason)
+
+
+@pytest.fixture
+async def running() -> AsyncGenerator[_Running]:
+    running = _Running()
+    await running.reached("Measuring")
+    yield running
+    running.agent.stop()
+    await asyncio.wait_for(running.task, 5)
+
+
+async def test_it_measures_and_says_goodbye(running: _Running) -> None:
+    assert running.bench.node.status.driver_version == "580.1"
+    assert running.bench.node.status.gpus[0].processes[0].pod_uid == "pod-a"
+    running.agent.stop()
+    await asyncio.wait_for(running.task, 5)
+    condition = running.bench.node.status.conditions[0]
+    assert (condition.reason, condition.status) == ("AgentStopped", ConditionStatus.FALSE)
+
+
+async def test_nvml_may_fail_and_come_back(running: _Running) -> None:
+    running.nvml.broken = True
+    await running.reached("NVMLFailed")
+    assert "NVML error 1" in running.bench.node.status.conditions[0].message
+    running.nvml.broken = False
+    await running.reached("Measuring")
+    assert running.nvml.inits >= 2, "set up anew"
+    assert running.bench.node.status.gpus[0].healthy
+
+
+async def test_the_api_server_may_be_away(running: _Running) -> None:
+    running.bench.kube.fail("patch", "gpunodes", times=5)
+    running.nvml.cards[0].compute = {}
+    await eventually(lambda: running.bench.node.status.gpus[0].processes == ())

@@ -1,0 +1,209 @@
+"""The client against a real HTTP server: paths, preconditions, errors, pages, streams."""
+
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from kubernetes.aio import client
+
+from gpujob_operator.act.kube import (
+    JOBS,
+    LEASES,
+    PODS,
+    AlreadyExists,
+    ApiError,
+    Conflict,
+    Forbidden,
+    Gone,
+    Kube,
+    NotFound,
+    ResourceType,
+    Throttled,
+    Unavailable,
+)
+
+
+class _Server:
+    """Answers every request with the next prepared answer and remembers what was asked."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, str, str, Any]] = []
+        self.answers: list[web.Response] = []
+        self.lines: list[bytes] = []
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        content_type = request.headers.get("Content-Type", "")
+        parsed = json.loads(body) if body else None
+        self.requests.append((request.method, request.path_qs, content_type, parsed))
+        assert request.headers["Authorization"] == "Bearer secret"
+        if "watch=true" in request.path_qs and not self.answers:
+            response = web.StreamResponse()
+            await response.prepare(request)
+            for line in self.lines:
+                await response.write(line + b"\n")
+            return response
+        return self.answers.pop(0) if self.answers else web.json_response({"kind": "Ok"})
+
+
+@pytest.fixture
+def server() -> _Server:
+    return _Server()
+
+
+@pytest.fixture
+async def kube(server: _Server) -> AsyncGenerator[Kube]:
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", server.handle)
+    async with TestServer(application) as test_server:
+        configuration = client.Configuration(host=str(test_server.make_url("")).rstrip("/"))
+        configuration.api_key = {"authorization": "Bearer secret"}
+        kube = Kube(configuration)
+        yield kube
+        await kube.close()
+
+
+def _status(code: int, reason: str = "", headers: dict[str, str] | None = None) -> web.Response:
+    body = {"kind": "Status", "reason": reason, "message": "why", "code": code}
+    return web.json_response(body, status=code, headers=headers)
+
+
+@pytest.mark.parametrize(
+    ("kind", "namespace", "name", "subresource", "path"),
+    [
+        (PODS, "team", "a", "", "/api/v1/namespaces/team/pods/a"),
+        (PODS, "", "", "", "/api/v1/pods"),
+        (JOBS, "team", "a", "status", "/apis/gpujob.dev/v1alpha1/namespaces/team/gpujobs/a/status"),
+        (LEASES, "x", "l", "", "/apis/coordination.k8s.io/v1/namespaces/x/leases/l"),
+        (ResourceType("", "v1", "nodes", namespaced=False), "x", "n", "", "/api/v1/nodes/n"),
+    ],
+)
+def test_paths(kind: ResourceType, namespace: str, name: str, subresource: str, path: str) -> None:
+    assert kind.path(namespace, name, subresource) == path
+
+
+async def test_a_status_patch(kube: Kube, server: _Server) -> None:
+    body = {"metadata": {"resourceVersion": "7"}, "status": {"phase": "Running"}}
+    await kube.patch(JOBS, "a", body, "team", subresource="status")
+    path = "/apis/gpujob.dev/v1alpha1/namespaces/team/gpujobs/a/status"
+    assert server.requests == [("PATCH", path, "application/merge-patch+json", body)]
+
+
+async def test_delete_carries_uid_and_grace(kube: Kube, server: _Server) -> None:
+    await kube.delete(PODS, "a", "team", uid="u", grace_seconds=9)
+    method, _, _, body = server.requests[0]
+    assert method == "DELETE"
+    assert (body["preconditions"], body["gracePeriodSeconds"]) == ({"uid": "u"}, 9)
+
+
+async def test_create_and_replace(kube: Kube, server: _Server) -> None:
+    await kube.create(PODS, {"metadata": {"name": "a"}}, "team")
+    await kube.replace(LEASES, "l", {"spec": {}}, "x")
+    assert [(method, path.rsplit("/", 1)[-1]) for method, path, _, _ in server.requests] == [
+        ("POST", "pods"),
+        ("PUT", "l"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (lambda: _status(404, "NotFound"), NotFound),
+        (lambda: _status(409, "AlreadyExists"), AlreadyExists),
+        (lambda: _status(409, "Conflict"), Conflict),
+        (lambda: _status(403, "Forbidden"), Forbidden),
+        (lambda: _status(410, "Expired"), Gone),
+        (lambda: _status(429, "TooManyRequests"), Throttled),
+        (lambda: _status(500, "InternalError"), Unavailable),
+        (lambda: web.Response(status=503, text="<html>"), Unavailable),
+        (lambda: _status(422, "Invalid"), ApiError),
+    ],
+)
+async def test_errors_have_types(
+    kube: Kube, server: _Server, answer: Any, error: type[ApiError]
+) -> None:
+    server.answers = [answer()]
+    with pytest.raises(error) as caught:
+        await kube.get(PODS, "a", "team")
+    assert type(caught.value) is error
+
+
+@pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), ("soon", None), (None, None)])
+async def test_retry_after(
+    kube: Kube, server: _Server, header: str | None, seconds: float | None
+) -> None:
+    server.answers = [_status(429, headers={"Retry-After": header} if header else None)]
+    with pytest.raises(Throttled) as caught:
+        await kube.get(PODS, "a", "team")
+    assert caught.value.retry_after_seconds == seconds
+
+
+async def test_nobody_there() -> None:
+    kube = Kube(client.Configuration(host="http://127.0.0.1:9"))
+    with pytest.raises(Unavailable):
+        await kube.get(PODS, "a", "team")
+    await kube.close()
+
+
+async def test_no_answer_in_time(kube: Kube) -> None:
+    with pytest.raises(Unavailable):
+        await kube._call("GET", "/slow", seconds=0.000001)
+
+
+async def test_a_list_comes_in_pages(kube: Kube, server: _Server) -> None:
+    server.answers = [
+        web.json_response(
+            {"metadata": {"resourceVersion": "5", "continue": "next"}, "items": [{"n": 1}]}
+        ),
+        web.json_response({"metadata": {"resourceVersion": "5"}, "items": [{"n": 2}]}),
+    ]
+    listing = await kube.list(PODS, label_selector="a=b")
+    assert (listing.items, listing.resource_version) == ([{"n": 1}, {"n": 2}], "5")
+    assert "labelSelector=a%3Db" in server.requests[0][1]
+    assert "continue=next" in server.requests[1][1]
+
+
+async def test_a_watch(kube: Kube, server: _Server) -> None:
+    events = [{"type": "ADDED", "object": {"n": 1}}, {"type": "BOOKMARK", "object": {"n": 2}}]
+    server.lines = [json.dumps(event).encode() for event in events]
+    seen = [event async for event in kube.watch(PODS, "41")]
+    assert seen == events
+    assert "resourceVersion=41" in server.requests[0][1]
+    assert "allowWatchBookmarks=true" in server.requests[0][1]
+
+
+async def test_a_watch_that_is_too_old(kube: Kube, server: _Server) -> None:
+    error = {"type": "ERROR", "object": {"code": 410, "reason": "Expired", "message": "old"}}
+    server.lines = [json.dumps(error).encode()]
+    with pytest.raises(Gone):
+        _ = [event async for event in kube.watch(PODS, "1")]
+
+
+async def test_a_watch_that_is_refused(kube: Kube, server: _Server) -> None:
+    server.answers = [_status(410, "Expired")]
+    with pytest.raises(Gone):
+        _ = [event async for event in kube.watch(PODS, "1")]
+
+
+async def test_a_watch_line_larger_than_usual_buffers(kube: Kube, server: _Server) -> None:
+    event = {"type": "ADDED", "object": {"text": "x" * 1_500_000}}
+    server.lines = [json.dumps(event).encode()]
+    assert [one async for one in kube.watch(PODS, "1")] == [event]
+
+
+async def test_after_write_is_called_for_writes_that_worked(server: _Server, kube: Kube) -> None:
+    written: list[str] = []
+
+    def note(kind: ResourceType) -> None:
+        written.append(kind.plural)
+
+    kube._after_write = note
+    await kube.get(PODS, "a", "team")
+    await kube.create(PODS, {}, "team")
+    server.answers = [_status(409, "Conflict")]
+    with pytest.raises(Conflict):
+        await kube.create(JOBS, {}, "team")
+    assert written == ["pods"]

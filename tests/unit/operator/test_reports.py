@@ -1,0 +1,249 @@
+"""A worker speaks only for itself, in bounded words, and hears when to stop."""
+
+import json
+from collections.abc import AsyncGenerator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession, web
+from aiohttp.test_utils import TestClient, TestServer
+
+from gpujob_api.gpujob import GPUJob, StopReason
+from gpujob_api.report import Reply, Report, WorkerPhase
+from gpujob_operator.decide.snapshot import PodView
+from gpujob_operator.metrics import Metrics
+from gpujob_operator.observe.dirty import Dirty
+from gpujob_operator.observe.reports import (
+    BODY_BYTES_MAX,
+    REPORTS_BURST_MAX,
+    PodIdentity,
+    ReportReceiver,
+    TokenCheckFailed,
+)
+from tests.harness.builders import make_job, make_pod, make_report, placed, with_status
+from tests.harness.clocks import FakeClock
+
+JOB = placed(make_job())
+POD = make_pod(JOB)
+
+Client = TestClient[web.Request, web.Application]
+
+
+class _Tokens:
+    """Tokens are `namespace/name/uid`; `broken` means the API server does not answer."""
+
+    async def check(self, token: str) -> PodIdentity | None:
+        if token == "broken":
+            raise TokenCheckFailed("no answer")
+        parts = token.split("/")
+        return PodIdentity(*parts) if len(parts) == 3 else None
+
+
+class _Workers:
+    def __init__(self) -> None:
+        self.pods: dict[str, PodView] = {POD.uid: POD}
+        self.jobs: dict[str, GPUJob] = {JOB.metadata.uid: JOB}
+
+    def pod(self, uid: str) -> PodView | None:
+        return self.pods.get(uid)
+
+    def job(self, uid: str) -> GPUJob | None:
+        return self.jobs.get(uid)
+
+
+class _Bench:
+    def __init__(self) -> None:
+        self.workers = _Workers()
+        self.clock = FakeClock()
+        self.dirty = Dirty()
+        self.metrics = Metrics()
+        self.leads = True
+        self.receiver = ReportReceiver(
+            self.workers,
+            _Tokens(),
+            self.dirty,
+            self.metrics,
+            clock=self.clock.now,
+            monotonic=self.clock.monotonic,
+            interval_seconds=2.5,
+            is_leader=lambda: self.leads,
+        )
+        self.client: Client
+
+    async def post(
+        self, report: Report | bytes | None = None, *, token: str | None = "own", **headers: str
+    ) -> tuple[int, Any]:
+        body = report if isinstance(report, bytes) else (report or make_report()).to_text().encode()
+        if token == "own":
+            token = f"{POD.namespace}/{POD.name}/{POD.uid}"
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}"
+        async with self.client.post("/report", data=body, headers=headers) as response:
+            return response.status, json.loads(await response.text())
+
+
+@pytest.fixture
+async def bench() -> AsyncGenerator[_Bench]:
+    bench = _Bench()
+    async with TestClient(TestServer(bench.receiver.application())) as client:
+        bench.client = client
+        yield bench
+
+
+async def test_a_report_is_kept_with_its_time_and_answered(bench: _Bench) -> None:
+    report = make_report(step=42)
+    status, answer = await bench.post(report)
+    assert status == 200
+    assert Reply.from_text(json.dumps(answer)) == Reply(interval_seconds=2.5)
+    (received,) = bench.receiver.newest()
+    assert (received.job_uid, received.rank) == ("uid-job", 0)
+    assert (received.report, received.received_at) == (report, bench.clock.now())
+
+
+@pytest.mark.parametrize(
+    ("token", "status", "result"),
+    [
+        (None, 401, "no_token"),
+        ("garbage", 401, "bad_token"),
+        ("broken", 503, "check_failed"),
+        (f"team/{POD.name}/uid-unknown", 503, "no_pod"),
+        (f"other/{POD.name}/{POD.uid}", 403, "wrong_pod"),
+        (f"team/another/{POD.uid}", 403, "wrong_pod"),
+    ],
+)
+async def test_who_may_not_speak(
+    bench: _Bench, token: str | None, status: int, result: str
+) -> None:
+    answered, body = await bench.post(token=token)
+    assert answered == status
+    assert body["error"]
+    assert bench.receiver.newest() == ()
+    assert f'gpujob_reports_total{{result="{result}"}} 1.0' in bench.metrics.text().decode()
+
+
+@pytest.mark.parametrize("scheme", ["Basic", "", "bearer "])
+async def test_other_schemes_are_no_token(bench: _Bench, scheme: str) -> None:
+    status, _ = await bench.post(token=None, Authorization=f"{scheme} x")
+    assert status == 401
+
+
+@pytest.mark.parametrize("report", [make_report(attempt=2), make_report(rank=1)])
+async def test_a_worker_cannot_speak_for_another(bench: _Bench, report: Report) -> None:
+    status, body = await bench.post(report)
+    assert status == 403
+    assert "attempt 1, rank 0" in body["error"]
+    assert bench.receiver.newest() == ()
+
+
+async def test_a_pod_of_a_job_in_another_namespace_is_refused(bench: _Bench) -> None:
+    """Labels are anybody's to write: the job must live where the pod does."""
+    other = make_pod(JOB, uid="pod-x")
+    bench.workers.pods["pod-x"] = PodView(
+        **{
+            name: getattr(other, name)
+            for name in PodView.__dataclass_fields__
+            if name != "namespace"
+        },
+        namespace="elsewhere",
+    )
+    status, _ = await bench.post(token=f"elsewhere/{other.name}/pod-x")
+    assert status == 403
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (b"", "report"),
+        (b"\xff\xfe", "report"),
+        (b"[" * 50_000, "report"),
+        (b"[]", "report"),
+        (b'{"attempt": 1}', "report.phase"),
+        (b'{"attempt": "1", "phase": "training"}', "report.attempt"),
+        (b'{"attempt": 1, "phase": "flying"}', "report.phase"),
+        (b'{"attempt": 1, "phase": "training", "loss": NaN}', "report.loss"),
+        (b'{"attempt": 1, "phase": "training", "step": 1e999}', "report.step"),
+    ],
+)
+async def test_bad_reports_are_answered_with_the_field(
+    bench: _Bench, body: bytes, field: str
+) -> None:
+    status, answer = await bench.post(body)
+    assert status == 400
+    assert answer["error"].startswith(field), answer
+    assert bench.receiver.newest() == ()
+
+
+async def test_too_large(bench: _Bench) -> None:
+    status, answer = await bench.post(b"x" * (BODY_BYTES_MAX + 1))
+    assert status == 413
+    assert str(BODY_BYTES_MAX) in answer["error"]
+
+
+async def test_a_flood_is_refused_and_time_heals(bench: _Bench) -> None:
+    statuses = [(await bench.post())[0] for _ in range(int(REPORTS_BURST_MAX) + 3)]
+    assert statuses.count(200) == REPORTS_BURST_MAX
+    assert statuses[-3:] == [429] * 3
+    bench.clock.advance(1.0)
+    assert (await bench.post())[0] == 200
+
+
+async def test_a_follower_sends_workers_away(bench: _Bench) -> None:
+    bench.leads = False
+    assert (await bench.post())[0] == 503
+
+
+async def test_the_reply_says_stop_with_what_time_is_left(bench: _Bench) -> None:
+    deadline = bench.clock.now() + timedelta(seconds=25)
+    stop = StopReason("SpotReclaim", "the node goes away", deadline)
+    bench.workers.jobs["uid-job"] = with_status(JOB, stop=stop)
+    _, answer = await bench.post()
+    assert answer["stop"] == {"reason": "SpotReclaim", "deadlineSeconds": 25.0}
+    bench.clock.advance(60)
+    _, answer = await bench.post()
+    assert answer["stop"]["deadlineSeconds"] == 0
+
+
+async def test_a_pod_that_is_deleted_is_told_to_stop(bench: _Bench) -> None:
+    deletion = bench.clock.now() + timedelta(seconds=10)
+    bench.workers.pods[POD.uid] = make_pod(JOB, deletion_at=deletion)
+    _, answer = await bench.post()
+    assert answer["stop"] == {"reason": "PodDeleted", "deadlineSeconds": 10.0}
+
+
+async def test_late_reports_do_not_replace_newer_ones(bench: _Bench) -> None:
+    await bench.post(make_report(step=20, sequence=5))
+    await bench.post(make_report(step=10, sequence=4))
+    assert bench.receiver.newest()[0].report.step == 20
+
+
+async def test_reports_of_a_job_that_is_gone_are_forgotten(bench: _Bench) -> None:
+    await bench.post()
+    bench.workers.jobs.clear()
+    assert bench.receiver.newest() == ()
+
+
+@pytest.mark.parametrize(
+    ("second", "urgent"),
+    [
+        (make_report(step=11), False),
+        (make_report(step=11, phase=WorkerPhase.CHECKPOINTING), True),
+        (make_report(step=11, checkpoint_step=10), True),
+    ],
+)
+async def test_steps_are_not_urgent_but_news_is(
+    bench: _Bench, second: Report, urgent: bool
+) -> None:
+    await bench.post(make_report(step=10))
+    bench.dirty.take()
+    await bench.post(second)
+    assert bench.dirty.any.is_set()
+    assert bench.dirty.urgent.is_set() is urgent
+
+
+async def test_other_paths_and_methods_do_not_exist(bench: _Bench) -> None:
+    session: ClientSession | Client = bench.client
+    async with session.get("/report") as response:
+        assert response.status == 405
+    async with session.post("/") as response:
+        assert response.status == 404

@@ -1,0 +1,215 @@
+"""The loop: awake when something happens, quiet when nothing does, never dead."""
+
+import asyncio
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpujob_operator.act.executor import Executor, Outcome, WriteResult
+from gpujob_operator.cycle import CycleDumps
+from gpujob_operator.decide.plan import Plan, WriteStatus
+from gpujob_operator.decide.snapshot import Snapshot
+from gpujob_operator.loop import Pace, SchedulingLoop
+from gpujob_operator.metrics import Metrics
+from gpujob_operator.observe.dirty import Dirty
+from tests.harness.builders import make_job
+from tests.harness.clocks import FakeClock
+from tests.harness.waiting import eventually
+
+# Virtual time: a wait costs nothing, and silence for a minute is tested as such.
+pytestmark = pytest.mark.looptime
+
+FAST = Pace(settle=0.001, soft=0.002, resync=30, next_min=0.001, error_pause=0.01)
+JOB = make_job()
+
+
+class _Executor(Executor):
+    def __init__(self) -> None:
+        self.plans: list[Plan] = []
+        self.outcome = Outcome()
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def execute(self, plan: Plan) -> Outcome:
+        self.plans.append(plan)
+        await self.gate.wait()
+        return self.outcome
+
+
+class _Bench:
+    def __init__(self, pace: Pace = FAST, **options: Any) -> None:
+        self.dirty = Dirty()
+        self.metrics = Metrics()
+        self.executor = _Executor()
+        self.leads = True
+        self.next_plan: Plan | Exception = Plan()
+        self.plans_made = 0
+        self.loop = SchedulingLoop(
+            snapshot=lambda: Snapshot(jobs=(JOB,)),
+            plan=self.plan,
+            executor=self.executor,
+            dirty=self.dirty,
+            metrics=self.metrics,
+            clock=FakeClock().now,
+            may_act=lambda: self.leads,
+            pace=pace,
+            **options,
+        )
+        self.task = asyncio.create_task(self.loop.run())
+
+    def plan(self, snapshot: Snapshot, now: datetime) -> Plan:
+        self.plans_made += 1
+        if isinstance(self.next_plan, Exception):
+            raise self.next_plan
+        return self.next_plan
+
+    async def reached(self, cycles: int) -> None:
+        await eventually(lambda: len(self.executor.plans) >= cycles, 5)
+
+    async def stop(self) -> None:
+        self.loop.stop()
+        await asyncio.wait_for(self.task, 5)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir())
+
+
+async def test_news_makes_a_cycle_and_silence_none() -> None:
+    bench = _Bench()
+    await bench.reached(1)
+    bench.dirty.mark()
+    await bench.reached(2)
+    await asyncio.sleep(25)
+    assert bench.plans_made == 2
+    await asyncio.sleep(10)
+    assert bench.plans_made == 3, "the resync"
+    await bench.stop()
+
+
+async def test_a_burst_is_one_cycle() -> None:
+    bench = _Bench(Pace(settle=0.02, resync=30))
+    await bench.reached(1)
+    for _ in range(100):
+        bench.dirty.mark()
+        await asyncio.sleep(0)
+    await bench.reached(2)
+    await asyncio.sleep(0.05)
+    assert bench.plans_made == 2
+    await bench.stop()
+
+
+async def test_measurements_wait_for_something_urgent_but_not_for_ever() -> None:
+    bench = _Bench(Pace(settle=0.001, soft=0.1, resync=30))
+    await bench.reached(1)
+    started = asyncio.get_running_loop().time()
+    bench.dirty.mark(urgent=False)
+    await bench.reached(2)
+    assert asyncio.get_running_loop().time() - started >= 0.09
+    bench.dirty.mark(urgent=False)
+    bench.dirty.mark()
+    started = asyncio.get_running_loop().time()
+    await bench.reached(3)
+    assert asyncio.get_running_loop().time() - started < 0.09
+    await bench.stop()
+
+
+async def test_looks_again_when_the_plan_says_so() -> None:
+    bench = _Bench()
+    bench.next_plan = Plan(next_seconds=0.0)
+    await bench.reached(4)
+    bench.next_plan = Plan()
+    await bench.stop()
+
+
+async def test_what_could_not_be_written_is_tried_again_soon() -> None:
+    bench = _Bench()
+    bench.executor.outcome = Outcome({WriteResult.FAILED: 1})
+    await bench.reached(3)
+    await bench.stop()
+
+
+async def test_nothing_is_decided_without_the_lead() -> None:
+    bench = _Bench()
+    await bench.reached(1)
+    bench.leads = False
+    bench.dirty.mark()
+    await asyncio.sleep(0.03)
+    assert bench.plans_made == 1
+    bench.leads = True
+    bench.dirty.mark()
+    await bench.reached(2)
+    await bench.stop()
+
+
+async def test_an_exception_is_dumped_counted_and_survived(tmp_path: Path) -> None:
+    bench = _Bench(dumps=CycleDumps(tmp_path))
+    bench.next_plan = RuntimeError("a defect")
+    await eventually(lambda: bench.plans_made >= 2)
+    bench.next_plan = Plan()
+    await bench.reached(1)
+    dumps = _files(tmp_path)
+    assert json.loads(dumps[0].read_text())["plan"] is None
+    assert (bench.metrics.registry.get_sample_value("gpujob_cycle_errors_total") or 0) >= 2
+    await bench.stop()
+
+
+async def test_failures_back_off() -> None:
+    bench = _Bench(Pace(settle=0.0, error_pause=0.01, error_pause_max=0.02))
+    bench.next_plan = RuntimeError("a defect")
+    await asyncio.sleep(0.15)
+    assert bench.plans_made == 8
+    await bench.stop()
+
+
+async def test_dump_on_demand(tmp_path: Path) -> None:
+    bench = _Bench(dumps=CycleDumps(tmp_path))
+    await bench.reached(1)
+    assert _files(tmp_path) == []
+    bench.loop.dump_next()
+    await bench.reached(2)
+    assert len(_files(tmp_path)) == 1
+    await bench.stop()
+
+
+async def test_dump_every_cycle_that_writes(tmp_path: Path) -> None:
+    bench = _Bench(dumps=CycleDumps(tmp_path), dump_every=True)
+    await bench.reached(1)
+    bench.next_plan = Plan((WriteStatus(JOB, JOB.status),))
+    bench.dirty.mark()
+    await bench.reached(2)
+    assert len(_files(tmp_path)) == 1
+    await bench.stop()
+
+
+async def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    bench = _Bench(dumps=CycleDumps(blocked))
+    bench.loop.dump_next()
+    await bench.reached(1)
+    await bench.stop()
+
+
+async def test_stopping_finishes_the_cycle_under_way() -> None:
+    bench = _Bench()
+    await bench.reached(1)
+    bench.executor.gate.clear()
+    bench.dirty.mark()
+    await bench.reached(2)
+    bench.loop.stop()
+    await asyncio.sleep(0.01)
+    assert not bench.task.done()
+    bench.executor.gate.set()
+    await asyncio.wait_for(bench.task, 5)
+    assert len(bench.executor.plans) == 2
+
+
+async def test_jobs_are_counted_by_phase() -> None:
+    bench = _Bench()
+    await bench.reached(1)
+    await eventually(lambda: 'gpujob_jobs{phase="Pending"} 1.0' in bench.metrics.text().decode())
+    await bench.stop()

@@ -1,0 +1,184 @@
+"""Streams end, break, go silent and fall behind; the cache is right all the same."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from gpujob_operator.act.kube import JOBS, NODES, PODS, Gone, Unavailable
+from gpujob_operator.handlers.relist import OUR_KINDS, Relist
+from gpujob_operator.handlers.watches import WATCHED, Watch
+from gpujob_operator.metrics import Metrics
+from gpujob_operator.observe.cache import Cache, Kind
+from gpujob_operator.observe.dirty import Dirty
+from tests.harness.builders import make_job, placed
+from tests.harness.clocks import FakeClock
+from tests.harness.fake_kube import FakeKube
+from tests.harness.manifests import job_manifest, node_manifest, pod_manifest
+from tests.harness.waiting import eventually
+
+JOB = placed(make_job())
+PODS_WATCHED = WATCHED[0]
+
+
+class _Bench:
+    def __init__(self) -> None:
+        self.kube = FakeKube()
+        self.clock = FakeClock()
+        self.metrics = Metrics()
+        self.cache = Cache(Dirty(), self.metrics, self.clock.now)
+        self.silences = 0
+        self.watch = Watch(self.kube, self.cache, self.metrics, PODS_WATCHED, sleep=self.pause)
+        self.relist = Relist(self.kube, self.cache, silent=self._silent, sleep=self.pause)
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def pause(self, seconds: float) -> None:
+        await self.clock.sleep(seconds)
+        await asyncio.sleep(0)
+
+    def _silent(self) -> None:
+        self.silences += 1
+
+    async def start_watch(self) -> None:
+        self.tasks.append(asyncio.create_task(self.watch.run()))
+        await self.following()
+
+    async def following(self) -> None:
+        await eventually(lambda: self.kube.stream_count == 1)
+
+    def lists(self) -> int:
+        return sum(1 for call in self.kube.calls if call.verb == "list")
+
+    async def pods(self, count: int) -> None:
+        await eventually(lambda: len(self.cache.pods) == count)
+
+
+@pytest.fixture
+async def bench() -> AsyncGenerator[_Bench]:
+    bench = _Bench()
+    yield bench
+    for task in bench.tasks:
+        task.cancel()
+    await asyncio.gather(*bench.tasks, return_exceptions=True)
+
+
+async def test_first_the_list_then_the_events(bench: _Bench) -> None:
+    bench.kube.put(PODS, pod_manifest(JOB))
+    await bench.start_watch()
+    assert len(bench.cache.pods) == 1
+    assert Kind.POD in bench.cache.synced
+    bench.kube.put(PODS, pod_manifest(JOB, 1))
+    await bench.pods(2)
+    bench.kube.remove(PODS, "job-1-0", "team")
+    await bench.pods(1)
+
+
+async def test_a_stream_that_ends_goes_on_from_where_it_was(bench: _Bench) -> None:
+    await bench.start_watch()
+    bench.kube.put(PODS, pod_manifest(JOB))
+    await bench.pods(1)
+    version = str(bench.kube.version)
+    bench.kube.break_streams()
+    await eventually(lambda: bench.kube.calls[-1].name == version)
+    assert bench.kube.calls[-1].verb == "watch"
+    assert bench.lists() == 1
+
+
+async def test_bookmarks_move_the_place_to_go_on_from(bench: _Bench) -> None:
+    await bench.start_watch()
+    bench.kube.put(NODES, node_manifest())
+    bench.kube.bookmark("pods")
+    await asyncio.sleep(0)
+    bench.kube.break_streams()
+    await eventually(lambda: bench.kube.calls[-1].name == str(bench.kube.version))
+    assert bench.lists() == 1
+
+
+async def test_gone_lists_again_and_finds_what_vanished(bench: _Bench) -> None:
+    bench.kube.put(PODS, pod_manifest(JOB))
+    bench.kube.put(PODS, pod_manifest(JOB, 1))
+    await bench.start_watch()
+    stream = bench.kube._streams.pop()
+    bench.kube.remove(PODS, "job-1-0", "team")
+    stream.queue.put_nowait(Gone(410, "Expired", "too old resource version"))
+    bench.kube._streams.append(stream)
+    await bench.pods(1)
+    assert bench.lists() == 2
+    value = bench.metrics.registry.get_sample_value(
+        "gpujob_watch_restarts_total", {"stream": "Pod", "reason": "gone"}
+    )
+    assert value == 1
+
+
+async def test_a_broken_list_is_tried_until_it_works_with_growing_pauses(bench: _Bench) -> None:
+    bench.kube.fail("list", "pods", times=6)
+    await bench.start_watch()
+    assert bench.lists() == 7
+    pauses = bench.clock.slept
+    assert len(pauses) == 6
+    assert pauses[-1] > pauses[0]
+    assert max(pauses) <= 10
+
+
+async def test_repeated_breaks_end_in_a_fresh_list(bench: _Bench) -> None:
+    await bench.start_watch()
+    bench.kube.fail("watch", "pods", times=2)
+    bench.kube.break_streams(Unavailable(0, "SocketTimeoutError", "silent"))
+    await eventually(lambda: bench.lists() == 2)
+    await bench.following()
+
+
+async def test_refresh_lists_jobs_first_and_pods_last(bench: _Bench) -> None:
+    """A pod must never be newer in the picture than its job's status."""
+    await bench.relist.refresh()
+    order = [call.plural for call in bench.kube.calls]
+    assert order[0] == JOBS.plural
+    assert order[-1] == PODS.plural
+    assert bench.cache.ready
+
+
+async def test_refresh_starts_over_until_all_of_it_worked(bench: _Bench) -> None:
+    bench.kube.fail("list", "nodes", times=2)
+    await bench.relist.refresh()
+    assert [call.plural for call in bench.kube.calls].count("gpujobs") == 3
+    assert bench.cache.ready
+
+
+async def _check_all(bench: _Bench) -> None:
+    for kind, resource in OUR_KINDS.items():
+        await bench.relist._check(kind, resource)
+
+
+async def test_the_safety_net_finds_a_deletion_that_no_event_told(bench: _Bench) -> None:
+    bench.kube.put(JOBS, job_manifest(JOB))
+    await bench.relist.refresh()
+    bench.kube.remove(JOBS, "job", "team")
+    await _check_all(bench)
+    assert bench.cache.job("uid-job") is None
+    assert bench.silences == 1
+
+
+async def test_an_event_that_comes_a_little_late_is_no_silence(bench: _Bench) -> None:
+    await bench.relist.refresh()
+    stored = bench.kube.put(JOBS, job_manifest(JOB))
+
+    async def meanwhile(seconds: float) -> None:
+        bench.cache.apply(Kind.JOB, "ADDED", stored)
+
+    bench.relist._sleep = meanwhile
+    await _check_all(bench)
+    assert bench.silences == 0
+    assert bench.cache.job("uid-job") is not None
+
+
+async def test_all_quiet_is_all_well(bench: _Bench) -> None:
+    bench.kube.put(JOBS, job_manifest(JOB))
+    await bench.relist.refresh()
+    await _check_all(bench)
+    assert (bench.silences, bench.clock.slept) == (0, [])
+
+
+async def test_the_safety_net_survives_an_api_server_that_is_away(bench: _Bench) -> None:
+    bench.kube.fail("list", "gpujobs", times=3)
+    bench.tasks.append(asyncio.create_task(bench.relist.run()))
+    await eventually(lambda: bench.lists() >= 3 + len(OUR_KINDS))
