@@ -1,0 +1,35 @@
+"""What machine a figure was taken on, and the JSON object that ends a benchmark's output."""
+
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Row = Mapping[str, Any]
+
+
+def describe_machine() -> dict[str, Any]:
+    """Processor, number of cores this process may use, Python."""
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+    }
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def print_result(results: Sequence[Row], **more: Any) -> None:
+    """Prints the last line: one JSON object with `results`, the machine and `more`."""
+    print(json.dumps({"results": list(results), "machine": describe_machine(), **more}))
