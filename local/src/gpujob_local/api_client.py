@@ -2,16 +2,20 @@
 
 import json
 import ssl
+import time
 import urllib.error
 import urllib.request
 from typing import Any
 from urllib.parse import urlencode
 
-from gpujob_local.credentials import Identity
+from gpujob_local.identity import Identity
 
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
+
+BUSY_TRIES = 50
+BUSY_SECONDS = 0.1
 
 Json = dict[str, Any]
 
@@ -60,6 +64,17 @@ class ApiClient:
     def request_bytes(
         self, method: str, path: str, body: bytes | None = None, content: str = "application/json"
     ) -> bytes:
+        """Tries again for 5 s while the server says "too many" or still starts a new kind."""
+        for _ in range(BUSY_TRIES):
+            try:
+                return self._once(method, path, body, content)
+            except ApiError as error:
+                if error.code != 429:
+                    raise
+                time.sleep(BUSY_SECONDS)
+        return self._once(method, path, body, content)
+
+    def _once(self, method: str, path: str, body: bytes | None, content: str) -> bytes:
         request = urllib.request.Request(  # noqa: S310 - the server's address is https
             self._identity.server + path,
             data=body,

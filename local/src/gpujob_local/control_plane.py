@@ -13,14 +13,8 @@ from pathlib import Path
 import yaml
 
 from gpujob_local.api_client import ApiClient, ApiError
-from gpujob_local.credentials import (
-    KUBELET_CLIENT,
-    Authority,
-    Identity,
-    new_token,
-    write_private,
-    write_service_account_keys,
-)
+from gpujob_local.credentials import Authority, new_token, write_service_account_keys
+from gpujob_local.identity import KUBELET_CLIENT, Identity, write_private
 from gpujob_local.ports import free_port
 from gpujob_local.processes import MARKER, Child, start_child, stop_child
 

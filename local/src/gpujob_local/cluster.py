@@ -1,0 +1,425 @@
+"""A local cluster: a real control plane, process nodes with CPU cards, agents and the operator.
+
+Used by the command line, the demo and the tests. Everything it starts ends with the process that
+owns the `LocalCluster`, also when that is killed.
+"""
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import yaml
+
+from gpujob_local.api_client import ApiClient, ApiError, Json, ssl_context
+from gpujob_local.cluster_nodes import configure_node
+from gpujob_local.cluster_options import ClusterOptions, NodeOptions
+from gpujob_local.cluster_programs import agent_command, operator_command
+from gpujob_local.cluster_setup import (
+    AGENT_ACCOUNT,
+    OPERATOR_ACCOUNT,
+    STORAGE_USER,
+    SYSTEM_NAMESPACE,
+    account_token,
+    install_objects,
+)
+from gpujob_local.control_plane import ClusterError, ControlPlane
+from gpujob_local.cpu_cards import read_cards
+from gpujob_local.cpu_nvml import CARDS_VARIABLE
+from gpujob_local.identity import Identity
+from gpujob_local.ports import free_port
+from gpujob_local.processes import (
+    MARKER,
+    Child,
+    Watchdog,
+    marked_processes,
+    start_child,
+    stop_child,
+)
+from gpujob_local.tools import find_tools
+
+__all__ = ["ClusterError", "ClusterOptions", "LocalCluster", "NodeOptions"]
+
+RECLAIM_TAINT = "gpujob.dev/reclaim"
+STOP_GRACE_SECONDS = 3.0
+KUBECTL_LIMIT_SECONDS = 120.0
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+Say = Callable[[str], None]
+
+
+def _silent(_text: str) -> None:
+    return None
+
+
+class LocalCluster:
+    """`start` makes one that is ready; use it as a context manager, or call `stop`.
+
+    Its methods block; they may be called from any thread, one at a time.
+    """
+
+    def __init__(self, options: ClusterOptions, directory: Path | None, say: Say) -> None:
+        self.options = options
+        self.marker_value = f"cluster-{secrets.token_hex(8)}"
+        self.directory = directory or Path(tempfile.mkdtemp(prefix="gpujob-local-"))
+        self.children: dict[str, Child] = {}
+        self._say = say
+        self._watchdog = Watchdog(self.marker_value, self.directory)
+        self._binaries: dict[str, Path] = {}
+        self._node_options = {node.name: node for node in options.nodes}
+        self._networks = secrets.randbelow(190) + 2
+        self._operators = 0
+        self._report_ports: dict[str, int] = {}
+
+    @classmethod
+    def start(
+        cls,
+        options: ClusterOptions | None = None,
+        directory: Path | None = None,
+        say: Say = _silent,
+    ) -> "LocalCluster":
+        """A cluster that is ready. Raises `ClusterError` or `ToolError` and leaves nothing."""
+        binaries = find_tools()
+        cluster = cls(options or ClusterOptions(), directory, say)
+        try:
+            cluster._start(binaries)
+        except BaseException:
+            cluster.stop()
+            raise
+        return cluster
+
+    def __enter__(self) -> "LocalCluster":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    # The cluster as a whole
+
+    def _start(self, binaries: dict[str, Path]) -> None:
+        began = time.monotonic()
+        self._binaries = binaries
+        for name in ("logs", "nodes", "volumes"):
+            (self.directory / name).mkdir(parents=True, exist_ok=True)
+        self.control_plane = ControlPlane(
+            self.directory / "control-plane",
+            binaries,
+            self.marker_value,
+            self.options.control_plane,
+        )
+        self.control_plane.start()
+        self._say(f"control plane ready after {time.monotonic() - began:.1f} s")
+        install_objects(self.client())
+        self._start_storage()
+        for node in self.options.nodes:
+            self._configure_node(node)
+            self.start_node(node.name)
+        self._wait(self._nodes_ready, "nodes")
+        if self.options.agents and self.options.nodes:
+            self._wait(self._agents_ready, "the agents' first measurements")
+        if self.options.operator:
+            self.start_operator()
+        self._say(f"cluster ready after {time.monotonic() - began:.1f} s")
+
+    def stop(self) -> None:
+        """Ends everything and removes the directory. Raises `ClusterError` if a process stays."""
+        for child in self.children.values():
+            # Nothing is worth a graceful end: all state goes with the directory.
+            stop_child(child, grace_seconds=0)
+        self.children.clear()
+        if hasattr(self, "control_plane"):
+            self.control_plane.stop()
+        if not self._watchdog.release():
+            raise ClusterError(f"still running: {marked_processes(self.marker_value)}")
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.control_plane.kubeconfig
+
+    def client(self) -> ApiClient:
+        """A small blocking client with all rights."""
+        return self.control_plane.client()
+
+    def kubectl(
+        self, *arguments: str, stdin: str | None = None, check: bool = True
+    ) -> "subprocess.CompletedProcess[str]":
+        """The real kubectl. Raises `ClusterError` with what it said, unless check is False."""
+        done = subprocess.run(
+            [str(self._binaries["kubectl"]), *arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=KUBECTL_LIMIT_SECONDS,
+            env=os.environ | self.user_environment(),
+            check=False,
+        )
+        if check and done.returncode != 0:
+            raise ClusterError(f"kubectl {' '.join(arguments)}: {done.stderr}")
+        return done
+
+    def user_environment(self) -> dict[str, str]:
+        """What a shell needs to work with this cluster."""
+        path = f"{self._binaries['kubectl'].parent}:{Path(sys.executable).parent}"
+        return {
+            "KUBECONFIG": str(self.kubeconfig),
+            "KUBECACHEDIR": str(self.directory / "kubectl-cache"),
+            "PATH": f"{path}:{os.environ.get('PATH', SYSTEM_PATH)}",
+        }
+
+    def logs(self) -> dict[str, Path]:
+        """The log file of every part, by its name."""
+        files = [*(self.directory / "logs").glob("*.log")]
+        files += (self.directory / "control-plane").glob("*.log")
+        return {path.stem: path for path in sorted(files)}
+
+    def copy_logs(self, where: Path) -> Path:
+        """Keeps the logs of all parts in a folder beyond the cluster's end."""
+        where.mkdir(parents=True, exist_ok=True)
+        for path in self.logs().values():
+            shutil.copy(path, where)
+        return where
+
+    def volume(self, claim: str, namespace: str = "default") -> Path:
+        """The local folder behind a claim. Raises `ClusterError` while it is not bound."""
+        path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{claim}"
+        name = self.client().get(path)["spec"].get("volumeName")
+        if not name:
+            raise ClusterError(f"claim {namespace}/{claim} is not bound to a volume yet")
+        return self.directory / "volumes" / name
+
+    # Nodes and cards
+
+    def node_names(self) -> list[str]:
+        return list(self._node_options)
+
+    def cards(self, node: str) -> list[str]:
+        """UUIDs of a node's cards. Raises `ClusterError` for an unknown node."""
+        return [card.uuid for card in read_cards(self._node_folder(node) / "cards.json")]
+
+    def start_node(self, node: str) -> None:
+        """Starts a node (again) and its agent; pods that it had are lost, as after a reboot."""
+        configuration = self._node_folder(node) / "node.json"
+        command = [sys.executable, "-m", "gpujob_local.process_node", str(configuration)]
+        self._start_child(node, command, {})
+        if self.options.agents:
+            self.start_agent(node)
+
+    def kill_node(self, node: str) -> None:
+        """SIGKILL: the node, its agent and its pods' processes are gone; nobody is told."""
+        self.kill_agent(node)
+        self._kill(node)
+
+    def start_agent(self, node: str) -> None:
+        kubeconfig = self._account_kubeconfig(AGENT_ACCOUNT)
+        command = agent_command(node, kubeconfig, self.options.agent_interval_seconds)
+        cards = {CARDS_VARIABLE: str(self._node_folder(node) / "cards.json")}
+        self._start_child(f"agent-{node}", command, cards | dict(self.options.environment))
+
+    def kill_agent(self, node: str) -> None:
+        self._kill(f"agent-{node}")
+
+    def reclaim(self, node: str, notice_seconds: float = 2.0, grace_seconds: float = 10.0) -> None:
+        """Takes a node away as a cloud does: notice, SIGTERM and grace, SIGKILL, gone.
+
+        The notice is a taint with the deadline, `notice_seconds` before SIGTERM. Blocks until the
+        Node object is deleted.
+        """
+        options = self._options_of(node)
+        path = f"/api/v1/nodes/{node}"
+        deadline = datetime.now(UTC) + timedelta(seconds=notice_seconds + grace_seconds)
+        taint = {
+            "key": RECLAIM_TAINT,
+            "value": f"{deadline:%Y%m%dT%H%M%SZ}",
+            "effect": "NoSchedule",
+        }
+        client = self.client()
+        taints = [*client.get(path)["spec"].get("taints", []), taint]
+        client.merge(path, {"spec": {"taints": taints}})
+        self._say(f"{options.name}: reclaim in {notice_seconds:.0f} s")
+        time.sleep(notice_seconds)
+        self._ask_node(node, f"/gpujob/reclaim?graceSeconds={grace_seconds}", grace_seconds + 30)
+        self.kill_node(node)
+        try:
+            client.delete(path)
+        except ApiError as error:
+            if error.code != 404:
+                raise
+        self._say(f"{node}: gone")
+
+    def start_stranger(self, card: str, memory_bytes: int) -> str:
+        """A process of nobody's takes memory on a card; returns when it has it, with its name."""
+        name = f"stranger-{secrets.token_hex(3)}"
+        command = [sys.executable, "-m", "gpujob_local.stranger", str(memory_bytes)]
+        child = self._start_child(
+            name, command, {"NVIDIA_VISIBLE_DEVICES": card}, cores=[self._core_of(card)]
+        )
+        self._wait(lambda: "ready" in child.log_tail(), f"{name} taking {memory_bytes} bytes")
+        return name
+
+    def stop_stranger(self, name: str) -> None:
+        self._kill(name)
+
+    # The operator
+
+    def start_operator(self, *arguments: str) -> Child:
+        """Starts the operator with its own account's rights; more arguments are passed on.
+
+        Returns when it holds its Lease. Several may run; only the newest is called `operator`.
+        """
+        child = self.spawn_operator("operator", *arguments)
+        self._wait(lambda: self._holds_lease(child), "the operator's Lease")
+        return child
+
+    def spawn_operator(self, name: str, *arguments: str) -> Child:
+        """Starts an operator under a name of its own and does not wait for it."""
+        self._operators += 1
+        configuration = self.directory / "operator.yaml"
+        configuration.write_text(yaml.safe_dump(dict(self.options.operator_configuration)))
+        # The same port after a restart: workers know the address from before.
+        port = self._report_ports.setdefault(name, free_port())
+        options = {
+            "kubeconfig": str(self._account_kubeconfig(OPERATOR_ACCOUNT)),
+            "namespace": SYSTEM_NAMESPACE,
+            "identity": f"{name}-{self._operators}",
+            "lease-seconds": str(self.options.operator_lease_seconds),
+            "report-listen": f"127.0.0.1:{port}",
+            "metrics-listen": f"127.0.0.1:{free_port()}",
+            "configuration": str(configuration),
+            "dump-directory": str(self.directory / "dumps"),
+        }
+        command = operator_command(options, (*self.options.operator_arguments, *arguments))
+        return self._start_child(name, command, dict(self.options.environment))
+
+    def stop_operator(self, name: str = "operator", grace_seconds: float = 10.0) -> int:
+        """SIGTERM and a graceful end; returns the exit code."""
+        return stop_child(self.children.pop(name), grace_seconds)
+
+    def kill_operator(self, name: str = "operator") -> None:
+        """SIGKILL, as a crash."""
+        self._kill(name)
+
+    # Inside
+
+    def _start_storage(self) -> None:
+        identity = self.control_plane.certificate_identity("storage", STORAGE_USER)
+        kubeconfig = identity.write_kubeconfig(self.directory / "storage.kubeconfig")
+        folder = str(self.directory / "volumes")
+        command = [sys.executable, "-m", "gpujob_local.storage", str(kubeconfig), folder]
+        self._start_child("storage", command, {})
+
+    def _configure_node(self, node: NodeOptions) -> None:
+        number = self.node_names().index(node.name)
+        configure_node(
+            self.control_plane,
+            self.options,
+            node,
+            directory=self.directory,
+            environment=self._base_environment(),
+            pod_network=f"127.{(self._networks + number) % 250 + 2}",
+        )
+
+    def _base_environment(self) -> dict[str, str]:
+        temporary = self.directory / "tmp"
+        temporary.mkdir(exist_ok=True)
+        return {
+            MARKER: self.marker_value,
+            "PATH": f"{Path(sys.executable).parent}:{SYSTEM_PATH}",
+            "HOME": str(self.directory),
+            "TMPDIR": str(temporary),
+            "LANG": "C.UTF-8",
+        }
+
+    def _start_child(
+        self,
+        name: str,
+        command: list[str],
+        environment: dict[str, str],
+        cores: list[int] | None = None,
+    ) -> Child:
+        child = start_child(
+            name,
+            command,
+            self._base_environment() | environment,
+            self.directory / "logs" / f"{name}.log",
+            folder=self.directory,
+            cores=cores,
+        )
+        self.children[name] = child
+        return child
+
+    def _kill(self, name: str) -> None:
+        child = self.children.pop(name, None)
+        if child is not None:
+            stop_child(child, grace_seconds=0)
+
+    def _account_kubeconfig(self, account: str) -> Path:
+        path = self.directory / f"{account}.kubeconfig"
+        if not path.exists():
+            token = account_token(self.client(), account)
+            self.control_plane.token_identity(token).write_kubeconfig(path)
+        return path
+
+    def _options_of(self, node: str) -> NodeOptions:
+        if node not in self._node_options:
+            known = ", ".join(self._node_options)
+            raise ClusterError(f"no node {node}; there are: {known}")
+        return self._node_options[node]
+
+    def _node_folder(self, node: str) -> Path:
+        self._options_of(node)
+        return self.directory / "nodes" / node
+
+    def _core_of(self, uuid: str) -> int:
+        for node in self.node_names():
+            for card in read_cards(self._node_folder(node) / "cards.json"):
+                if card.uuid == uuid:
+                    return card.core
+        raise ClusterError(f"no card {uuid}; `gpujob-local status` lists them")
+
+    def _ask_node(self, node: str, path: str, limit_seconds: float) -> None:
+        """Asks a node as the API server would; a node that is gone already is no error."""
+        certificate, key = self.control_plane.kubelet_client
+        identity = Identity("", self.control_plane.authority_path, certificate=certificate, key=key)
+        status = self.client().get(f"/api/v1/nodes/{node}")["status"]
+        port = status["daemonEndpoints"]["kubeletEndpoint"]["Port"]
+        request = urllib.request.Request(f"https://127.0.0.1:{port}{path}", method="POST")
+        try:
+            with urllib.request.urlopen(  # noqa: S310
+                request, timeout=limit_seconds, context=ssl_context(identity)
+            ):
+                return
+        except OSError as error:
+            self._say(f"{node} does not answer: {error}")
+
+    def _wait(self, condition: Callable[[], bool], what: str) -> None:
+        def check() -> bool:
+            for child in self.children.values():
+                if not child.alive():
+                    raise ClusterError(f"{child.name} ended:\n{child.log_tail()}")
+            return condition()
+
+        self.control_plane.wait_until(check, what)
+
+    def _nodes_ready(self) -> bool:
+        nodes = self.client().get("/api/v1/nodes")["items"]
+        # A new node is tainted until the control plane has seen it ready.
+        usable = [node for node in nodes if not node["spec"].get("taints")]
+        return len(usable) >= len(self.options.nodes)
+
+    def _agents_ready(self) -> bool:
+        nodes = self.client().get("/apis/gpujob.dev/v1alpha1/gpunodes")["items"]
+        measured = [node for node in nodes if node.get("status", {}).get("observedAt")]
+        return len(measured) >= len(self.options.nodes)
+
+    def _holds_lease(self, child: Child) -> bool:
+        path = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM_NAMESPACE}/leases"
+        wanted = f"{child.name}-{self._operators}"
+        leases: list[Json] = self.client().get(path)["items"]
+        return any(lease["spec"].get("holderIdentity") == wanted for lease in leases)
