@@ -26,18 +26,19 @@ COPY --from=wheel /wheel /wheel
 RUN /opt/gpujob/bin/pip install --no-cache-dir --no-deps /wheel/*.whl && \
     /opt/gpujob/bin/pip uninstall --yes pip
 
-FROM ${BASE} AS worker-packages
-COPY requirements/worker.txt /requirements.txt
-RUN python3 -m venv /opt/gpujob && /opt/gpujob/bin/pip install --no-cache-dir --require-hashes -r /requirements.txt
-COPY --from=wheel /wheel /wheel
-RUN /opt/gpujob/bin/pip install --no-cache-dir --no-deps /wheel/*.whl
-
 FROM ${BASE} AS operator
 COPY --from=operator-packages /opt/gpujob /opt/gpujob
 ENV PATH=/opt/gpujob/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 # A number, so that the kubelet can see that it is not root.
 USER 65532:65532
 CMD ["gpujob-operator", "run"]
+
+# From here on worker only: a builder without BuildKit makes every stage above its target.
+FROM ${BASE} AS worker-packages
+COPY requirements/worker.txt /requirements.txt
+RUN python3 -m venv /opt/gpujob && /opt/gpujob/bin/pip install --no-cache-dir --require-hashes -r /requirements.txt
+COPY --from=wheel /wheel /wheel
+RUN /opt/gpujob/bin/pip install --no-cache-dir --no-deps /wheel/*.whl
 
 FROM ${BASE} AS worker
 # torch.compile builds kernels with the C compiler at run time.
