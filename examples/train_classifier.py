@@ -1,10 +1,11 @@
 """Trains a small image classifier on images that it draws itself. Ordinary PyTorch, nothing else.
 
-    python examples/train_classifier.py --steps 60
-    gpujob-run --explain -- python examples/train_classifier.py --steps 60
+python examples/train_classifier.py --steps 60
+gpujob-run --explain -- python examples/train_classifier.py --steps 60
 """
 
 import argparse
+import json
 import time
 
 import torch
@@ -44,9 +45,7 @@ def draw_images(count, size, classes):
     angles = labels.float() * (3.14159 / classes)
     grid = torch.linspace(-3.0, 3.0, size)
     y, x = torch.meshgrid(grid, grid, indexing="ij")
-    waves = torch.sin(
-        4.0 * (x * angles.cos()[:, None, None] + y * angles.sin()[:, None, None])
-    )
+    waves = torch.sin(4.0 * (x * angles.cos()[:, None, None] + y * angles.sin()[:, None, None]))
     colours = torch.stack((labels % 2, labels % 3, labels % 5), dim=1).float() / 4 + 0.5
     images = waves[:, None] * colours[:, :, None, None]
     return images + 0.5 * torch.randn(images.shape, generator=generator), labels
@@ -61,6 +60,7 @@ def main():
     parser.add_argument("--image-size", type=int, default=32)
     parser.add_argument("--classes", type=int, default=10)
     parser.add_argument("--learning-rate", type=float, default=3e-4)
+    parser.add_argument("--result", help="write the final loss here, as JSON")
     args = parser.parse_args()
 
     torch.manual_seed(0)
@@ -84,6 +84,9 @@ def main():
             if step == args.steps:
                 break
     print(f"{args.steps} steps in {time.time() - start:.1f} s")
+    if args.result:
+        with open(args.result, "w") as stream:
+            json.dump({"steps": args.steps, "loss": loss.item()}, stream)
 
 
 if __name__ == "__main__":

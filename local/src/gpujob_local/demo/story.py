@@ -1,0 +1,192 @@
+"""The acts of the demo, side by side where the machine allows: two cores run all of it."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpujob_api.gpujob import GPUJob, JobPhase, ReservationSource
+from gpujob_local.cluster import LocalCluster
+from gpujob_local.demo import claims
+from gpujob_local.demo.following import Follower, StoryError
+from gpujob_local.demo.telling import Claim, Teller
+
+RECLAIM_NOTICE_SECONDS = 1.0
+RECLAIM_GRACE_SECONDS = 10.0
+# The spot node goes once the job there is at this step, so that there is something to lose.
+RECLAIM_AT_STEP = 20
+STRANGER_BYTES = 1200 * 1024**2
+SPOT_NODE = "spot-1"
+STRANGERS_NODE = "node-2"
+PACKED_LIMIT_SECONDS = 90.0
+FINISH_LIMIT_SECONDS = 120.0
+JOBS = ("classifier", "classifier-again", "gpt", "gpt-reference", "guest")
+
+
+@dataclass(slots=True)
+class Story:
+    """One telling. `examples` holds the YAML files; the training scripts are beside it."""
+
+    cluster: LocalCluster
+    follower: Follower
+    teller: Teller
+    examples: Path
+    card_bytes: int
+
+    def tell(self) -> None:
+        """All acts in order. Raises `StoryError` when something does not come."""
+        self.teller.chapter("A stranger takes memory on a card; five jobs are applied")
+        stranger = self._stranger()
+        for name in ("checkpoints-claim", "gpt", "gpt-reference", "classifier", "guest"):
+            self._apply(name)
+        waiting = self._state(
+            "guest", "a refusal that counts the stranger", _refused_by_stranger, 30
+        )
+        self.teller.chapter("The first job is measured and makes room; the same workload joins it")
+        self._state("classifier", "a measured reservation", _measured, PACKED_LIMIT_SECONDS)
+        self._profile_saved()
+        self._apply("classifier-again")
+        self._spot_node_goes()
+        self.cluster.stop_stranger(stranger)
+        self.teller.say("stranger", "is gone")
+        self.teller.chapter("All jobs finish")
+        for name in JOBS:
+            self._state(name, "success", _succeeded, FINISH_LIMIT_SECONDS)
+        self._check_wait()
+        self._check(waiting)
+
+    def _stranger(self) -> str:
+        card = self.cluster.cards(STRANGERS_NODE)[0]
+        handle = self.cluster.start_stranger(card, STRANGER_BYTES)
+        self.teller.say("stranger", f"a process of nobody's takes memory on {card}")
+        return handle
+
+    def _apply(self, name: str) -> None:
+        path = self.examples / f"{name}.yaml"
+        done = self.cluster.kubectl("apply", "-f", str(path))
+        for line in done.stdout.splitlines():
+            self.teller.say("kubectl apply", line)
+
+    def _state(
+        self, name: str, what: str, condition: Callable[[GPUJob], bool], limit_seconds: float
+    ) -> GPUJob:
+        return self.follower.wait(name, what, condition, limit_seconds)
+
+    def _profile_saved(self) -> None:
+        end = time.monotonic() + 30
+        while not self.follower.profiles:
+            if time.monotonic() > end:
+                raise StoryError("no GPUProfile was saved within 30 s of the measurement")
+            time.sleep(0.2)
+
+    def _spot_node_goes(self) -> None:
+        self._state("gpt", f"step {RECLAIM_AT_STEP}", _past(RECLAIM_AT_STEP), 60)
+        self.teller.chapter("The spot node under a running job is reclaimed")
+        self.teller.say(
+            SPOT_NODE,
+            f"notice; in {RECLAIM_NOTICE_SECONDS:.0f} s SIGTERM, "
+            f"then {RECLAIM_GRACE_SECONDS:.0f} s of grace, then it is gone",
+        )
+        self.cluster.reclaim(SPOT_NODE, RECLAIM_NOTICE_SECONDS, RECLAIM_GRACE_SECONDS)
+        self._state("gpt", "a resumed attempt", _resumed, 60)
+
+    def _check_wait(self) -> None:
+        done = self.cluster.kubectl(
+            "wait", "--for=condition=Succeeded", "--timeout=10s", *(f"gpujob/{n}" for n in JOBS)
+        )
+        met = done.stdout.count("condition met")
+        history = self.follower.history
+        attempts = sum(history[name][-1].status.attempt for name in JOBS)
+        self.teller.claim(
+            "Applied -> Succeeded: every job finishes",
+            met == len(JOBS),
+            f"kubectl wait: {met} of {len(JOBS)} jobs, {attempts} attempts in all",
+        )
+
+    def _check(self, waiting: GPUJob) -> None:
+        history = self.follower.history
+        first, again = history["classifier"], history["classifier-again"]
+        final = first[-1]
+        profile = self.follower.profiles.get(f"workload-{self._fingerprint()}")
+        plain = self._plain_run()
+        for claim in (
+            claims.packed(first, again, self.card_bytes),
+            claims.stranger_respected(
+                waiting, history["guest"][-1], STRANGER_BYTES, self.card_bytes
+            ),
+            claims.optimized(final, self._result("classifier"), plain),
+            claims.nothing_lost(
+                history["gpt"],
+                self._result("gpt"),
+                self._result("gpt-reference"),
+                RECLAIM_GRACE_SECONDS,
+            ),
+            claims.instant(first, again, profile),
+        ):
+            self._claim(claim)
+
+    def _claim(self, claim: Claim) -> None:
+        self.teller.claim(claim.title, claim.holds, *claim.figures)
+
+    def _fingerprint(self) -> str:
+        names = [name for name in self.follower.profiles if self._is_classifier(name)]
+        return names[0].removeprefix("workload-") if names else ""
+
+    def _is_classifier(self, name: str) -> bool:
+        command = self.follower.profiles[name].spec.command
+        return any("train_classifier" in part for part in command)
+
+    def _result(self, name: str) -> dict[str, object]:
+        path = self.cluster.volume("checkpoints") / f"{name}.json"
+        return claims.read_result(path)
+
+    def _plain_run(self) -> dict[str, object]:
+        """The classifier's very command without gpujob-run, as a user runs it without us."""
+        self.teller.say("plain run", "the same script without GPUJob, to compare the loss")
+        job = self.follower.history["classifier"][-1]
+        command = [str(part) for part in job.spec.worker_container()["command"]]
+        script = command[command.index("--") + 1 :]
+        result = self.cluster.volume("checkpoints") / "plain.json"
+        script[0] = sys.executable
+        script[script.index("--result") + 1] = str(result)
+        done = subprocess.run(
+            script,
+            cwd=self.examples.parent,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise StoryError(f"the plain run failed: {done.stderr[-400:]}")
+        return claims.read_result(result)
+
+
+def _measured(job: GPUJob) -> bool:
+    held = job.status.reservation
+    return held is not None and held.source is ReservationSource.MEASURED
+
+
+def _succeeded(job: GPUJob) -> bool:
+    return job.status.phase is JobPhase.SUCCEEDED
+
+
+def _resumed(job: GPUJob) -> bool:
+    return job.status.resumed_from_step is not None
+
+
+def _past(step: int) -> Callable[[GPUJob], bool]:
+    def check(job: GPUJob) -> bool:
+        measured = job.status.measurement
+        return measured is not None and measured.step >= step
+
+    return check
+
+
+def _refused_by_stranger(job: GPUJob) -> bool:
+    return any(
+        condition.type == "Scheduled" and "strangers" in condition.message
+        for condition in job.status.conditions
+    )
