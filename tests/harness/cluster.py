@@ -1,4 +1,4 @@
-"""A running control plane for tests: `control_plane` (one a session).
+"""A running control plane for tests (`control_plane`) and whole local clusters (`local_cluster`).
 
 It is never skipped: where the binaries are missing they are built first, which takes minutes once.
 """
@@ -7,7 +7,7 @@ import os
 import secrets
 import subprocess
 import tempfile
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpujob_local.api_client import ApiClient
+from gpujob_local.cluster import ClusterOptions, LocalCluster
 from gpujob_local.control_plane import ControlPlane, ControlPlaneOptions
 from gpujob_local.manifests import install_crds
 from gpujob_local.processes import Watchdog
@@ -109,3 +110,21 @@ def namespace(control_plane: RunningControlPlane) -> Generator[str]:
     )
     yield name
     client.delete(f"/api/v1/namespaces/{name}")
+
+
+StartCluster = Callable[[ClusterOptions], LocalCluster]
+
+
+@pytest.fixture(scope="module")
+def local_cluster() -> Generator[StartCluster]:
+    """Starts clusters that end with the module: `local_cluster(ClusterOptions(...))`."""
+    started: list[LocalCluster] = []
+
+    def start(options: ClusterOptions) -> LocalCluster:
+        cluster = LocalCluster.start(options)
+        started.append(cluster)
+        return cluster
+
+    yield start
+    for cluster in started:
+        cluster.stop()

@@ -236,7 +236,7 @@ class LocalCluster:
         deadline = datetime.now(UTC) + timedelta(seconds=notice_seconds + grace_seconds)
         taint = {
             "key": RECLAIM_TAINT,
-            "value": f"{deadline:%Y%m%dT%H%M%SZ}",
+            "value": str(int(deadline.timestamp())),
             "effect": "NoSchedule",
         }
         client = self.client()

@@ -42,6 +42,11 @@ def install_crds(client: ApiClient, folder: Path = CRDS_FOLDER) -> list[str]:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"CRD {name} is not served after {ESTABLISHED_LIMIT_SECONDS} s")
             time.sleep(POLL_SECONDS)
+    for definition in definitions:
+        # Established comes a moment before the first request is answered; the client waits.
+        spec = definition["spec"]
+        version = spec["versions"][0]["name"]
+        client.get(f"/apis/{spec['group']}/{version}/{spec['names']['plural']}", limit="1")
     return names
 
 

@@ -1,0 +1,379 @@
+"""Process nodes do with pods what a kubelet does: real scheduler, API server and processes."""
+
+import base64
+import json
+import os
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpujob_local.api_client import ApiClient
+from gpujob_local.cluster import ClusterOptions, LocalCluster, NodeOptions
+from gpujob_local.processes import marked_processes
+from gpujob_local.watchdog import marked_processes as processes_with
+from tests.harness.cluster import StartCluster
+from tests.harness.pods import Pods, phase, pod, state
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+READY_THEN_WAIT = "print('up'); import signal; signal.pause()"
+IGNORE_TERM = (
+    "import signal; signal.signal(15, signal.SIG_IGN); print('up')\nwhile True: signal.pause()"
+)
+
+
+@pytest.fixture(scope="module")
+def cluster(local_cluster: StartCluster) -> LocalCluster:
+    nodes = (NodeOptions("node-1", cards=2), NodeOptions("node-2", cards=1, spot=True))
+    return local_cluster(ClusterOptions(nodes=nodes, agents=False, operator=False))
+
+
+@pytest.fixture
+def pods(cluster: LocalCluster) -> Generator[Pods]:
+    yield Pods(cluster.client())
+    client = cluster.client()
+    client.delete("/api/v1/namespaces/default/pods?gracePeriodSeconds=0")
+
+
+def bound_to(node: str, body: dict[str, Any]) -> dict[str, Any]:
+    body["spec"]["nodeName"] = node
+    return body
+
+
+def wait_log(cluster: LocalCluster, name: str, text: str) -> None:
+    deadline = time.monotonic() + 30
+    while text not in cluster.kubectl("logs", name, check=False).stdout:
+        assert time.monotonic() < deadline, f"{name} never printed {text!r}"
+        time.sleep(0.05)
+
+
+def claim(client: ApiClient, name: str) -> None:
+    spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+    body = {"metadata": {"name": name}, "spec": spec}
+    client.create("/api/v1/namespaces/default/persistentvolumeclaims", body)
+
+
+def test_nodes_say_what_they_are(cluster: LocalCluster) -> None:
+    node = cluster.client().get("/api/v1/nodes/node-2")
+    labels = node["metadata"]["labels"]
+    assert labels["gpujob.dev/managed"] == "true"
+    assert labels["gpujob.dev/spot"] == "true"
+    assert labels["kubernetes.io/hostname"] == "node-2"
+    assert node["status"]["allocatable"]["pods"] == "110"
+    lease = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/node-2"
+    assert cluster.client().get(lease)["spec"]["holderIdentity"] == "node-2"
+
+
+def test_exit_code_message_and_logs(cluster: LocalCluster, pods: Pods) -> None:
+    script = (
+        "import os, sys; print('out', os.environ['GREETING']); print('err', file=sys.stderr);"
+        "open(os.environ['FILE'], 'w').write('the end'); sys.exit(7)"
+    )
+    env = [
+        {"name": "WHO", "value": "world"},
+        {"name": "GREETING", "value": "hello $(WHO) $$(WHO) $(NOBODY)"},
+        {"name": "FILE", "value": "/dev/termination-log"},
+    ]
+    pods.create(pod("exit-seven", script, container={"env": env}))
+    item = pods.wait_phase("exit-seven", "Failed")
+    ended = state(item)["terminated"]
+    assert (ended["exitCode"], ended["reason"], ended["message"]) == (7, "Error", "the end")
+    assert item["status"]["podIP"].startswith("127.")
+    lines = cluster.kubectl("logs", "exit-seven").stdout.splitlines()
+    assert sorted(lines) == ["err", "out hello world $(WHO) $(NOBODY)"]
+    assert cluster.kubectl("logs", "exit-seven", "--tail=1").stdout in ("err\n", lines[0] + "\n")
+
+
+def test_success_goes_through_running(cluster: LocalCluster, pods: Pods, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    script = f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)"
+    pods.create(pod("succeeds", script))
+    item = pods.wait_phase("succeeds", "Running")
+    conditions = {entry["type"]: entry["status"] for entry in item["status"]["conditions"]}
+    assert conditions["Ready"] == "True"
+    assert conditions["PodScheduled"] == "True"
+    gate.touch()
+    item = pods.wait_phase("succeeds", "Succeeded")
+    assert state(item)["terminated"]["reason"] == "Completed"
+    conditions = {entry["type"]: entry for entry in item["status"]["conditions"]}
+    assert conditions["Ready"]["reason"] == "PodCompleted"
+
+
+def test_logs_are_followed_to_the_end(cluster: LocalCluster, pods: Pods) -> None:
+    script = "import time\nfor i in range(5): print(i, flush=True); time.sleep(0.1)"
+    pods.create(pod("counts", script))
+    pods.wait_phase("counts", "Running", "Succeeded")
+    assert cluster.kubectl("logs", "--follow", "counts").stdout.split() == list("01234")
+
+
+def test_delete_sends_term_and_waits_for_the_program(cluster: LocalCluster, pods: Pods) -> None:
+    script = (
+        "import os, signal, sys\n"
+        "def stop(*_):\n"
+        "    open('/dev/termination-log', 'w').write('saved'); sys.exit(143)\n"
+        "signal.signal(signal.SIGTERM, stop); print('up')\nwhile True: signal.pause()"
+    )
+    body = pod("stops-well", script)
+    # Keeps the object after the node has let it go, so that its last state can be read.
+    body["metadata"]["finalizers"] = ["gpujob.dev/test"]
+    pods.create(body)
+    wait_log(cluster, "stops-well", "up")
+    pods.delete("stops-well", grace_seconds=20)
+    ended = state(pods.wait_phase("stops-well", "Failed"))["terminated"]
+    assert (ended["exitCode"], ended["message"]) == (143, "saved")
+    path = "/api/v1/namespaces/default/pods/stops-well"
+    cluster.client().merge(path, {"metadata": {"finalizers": None}})
+    pods.wait_gone("stops-well")
+
+
+def test_a_program_that_ignores_term_is_killed_after_its_grace(
+    cluster: LocalCluster, pods: Pods
+) -> None:
+    uid = pods.create(pod("ignores-term", IGNORE_TERM))["metadata"]["uid"]
+    wait_log(cluster, "ignores-term", "up")
+    begin = time.monotonic()
+    pods.delete("ignores-term", grace_seconds=2)
+    pods.wait_gone("ignores-term")
+    assert 1.9 < time.monotonic() - begin < 10
+    assert processes_with(f"GPUJOB_LOCAL_CONTAINER={uid}/worker") == []
+
+
+def test_a_forced_delete_ends_the_process_too(cluster: LocalCluster, pods: Pods) -> None:
+    uid = pods.create(pod("forced", IGNORE_TERM))["metadata"]["uid"]
+    wait_log(cluster, "forced", "up")
+    pods.delete("forced", grace_seconds=0)
+    pods.wait_gone("forced")
+    deadline = time.monotonic() + 15
+    while processes_with(f"GPUJOB_LOCAL_CONTAINER={uid}/worker"):
+        assert time.monotonic() < deadline, "the process outlived its pod"
+        time.sleep(0.05)
+
+
+def test_children_end_with_the_main_process(pods: Pods) -> None:
+    script = (
+        "import subprocess, sys; subprocess.Popen([sys.executable, '-c', "
+        "'import signal; signal.pause()'], start_new_session=True)"
+    )
+    uid = pods.create(pod("leaves-child", script))["metadata"]["uid"]
+    pods.wait_phase("leaves-child", "Succeeded")
+    assert processes_with(f"GPUJOB_LOCAL_CONTAINER={uid}/worker") == []
+
+
+def test_a_killed_process_shows_137(cluster: LocalCluster, pods: Pods) -> None:
+    pods.create(pod("killed", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"))
+    item = pods.wait_phase("killed", "Failed")
+    assert state(item)["terminated"]["exitCode"] == 137
+
+
+def test_the_token_is_for_its_audience_and_its_pod(cluster: LocalCluster, pods: Pods) -> None:
+    script = "import os; print(open(os.environ['TOKEN']).read())"
+    source = {"path": "token", "audience": "gpujob", "expirationSeconds": 600}
+    volume = {"name": "token", "projected": {"sources": [{"serviceAccountToken": source}]}}
+    container = {
+        "env": [{"name": "TOKEN", "value": "/var/run/gpujob/token"}],
+        "volumeMounts": [{"name": "token", "mountPath": "/var/run/gpujob"}],
+    }
+    pods.create(pod("has-token", script, container=container, volumes=[volume]))
+    pods.wait_phase("has-token", "Succeeded")
+    token = cluster.kubectl("logs", "has-token").stdout.strip()
+    payload = token.split(".")[1]
+    claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+    assert claims["aud"] == ["gpujob"]
+    review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview"}
+    spec = {"token": token, "audiences": ["gpujob"]}
+    path = "/apis/authentication.k8s.io/v1/tokenreviews"
+    answer = cluster.client().create(path, review | {"spec": spec})
+    extra = answer["status"]["user"]["extra"]
+    assert answer["status"]["authenticated"]
+    assert extra["authentication.kubernetes.io/pod-name"] == ["has-token"]
+
+
+def test_a_claim_is_one_folder_on_all_nodes(cluster: LocalCluster, pods: Pods) -> None:
+    claim(cluster.client(), "shared")
+    volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": "shared"}}]
+    mounts = {"volumeMounts": [{"name": "data", "mountPath": "/data"}]}
+    writer = pod("writes", "open('/data/file', 'w').write('42')", container=mounts, volumes=volumes)
+    pods.create(bound_to("node-1", writer))
+    pods.wait_phase("writes", "Succeeded")
+    reader = pod("reads", "print(open('/data/file').read())", container=mounts, volumes=volumes)
+    pods.create(bound_to("node-2", reader))
+    pods.wait_phase("reads", "Succeeded")
+    assert cluster.kubectl("logs", "reads").stdout == "42\n"
+    assert (cluster.volume("shared") / "file").read_text() == "42"
+
+
+def test_files_from_config_maps_and_the_downward_api(cluster: LocalCluster, pods: Pods) -> None:
+    path = "/api/v1/namespaces/default/configmaps"
+    body = {"metadata": {"name": "settings"}, "data": {"a.txt": "from a file", "key": "from env"}}
+    cluster.client().create(path, body)
+    volumes = [
+        {"name": "config", "configMap": {"name": "settings"}},
+        {
+            "name": "info",
+            "downwardAPI": {
+                "items": [{"path": "name", "fieldRef": {"fieldPath": "metadata.name"}}]
+            },
+        },
+    ]
+    reference = {"name": "settings", "key": "key"}
+    container = {
+        "env": [{"name": "KEY", "valueFrom": {"configMapKeyRef": reference}}],
+        "volumeMounts": [
+            {"name": "config", "mountPath": "/etc/config"},
+            {"name": "info", "mountPath": "/etc/info"},
+        ],
+    }
+    script = (
+        "import os; print(open('/etc/config/a.txt').read(), '|', os.environ['KEY'], '|',"
+        "open('/etc/info/name').read())"
+    )
+    pods.create(pod("reads-files", script, container=container, volumes=volumes))
+    pods.wait_phase("reads-files", "Succeeded")
+    text = cluster.kubectl("logs", "reads-files").stdout
+    assert text == "from a file | from env | reads-files\n"
+
+
+def test_cards_pin_the_process_to_their_core(cluster: LocalCluster, pods: Pods) -> None:
+    card = cluster.cards("node-1")[0]
+    script = "import os; print(len(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS'])"
+    env = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": card}]
+    pods.create(bound_to("node-1", pod("on-card", script, container={"env": env})))
+    pods.wait_phase("on-card", "Succeeded")
+    assert cluster.kubectl("logs", "on-card").stdout == "1 1\n"
+    env = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "CPU-of-nobody"}]
+    pods.create(bound_to("node-1", pod("no-such-card", script, container={"env": env})))
+    ended = state(pods.wait_phase("no-such-card", "Failed"))["terminated"]
+    assert (ended["exitCode"], ended["reason"]) == (128, "StartError")
+    assert "CPU-of-nobody" in ended["message"]
+
+
+def test_what_cannot_start_says_why(cluster: LocalCluster, pods: Pods) -> None:
+    pods.create(pod("no-program", "", container={"command": ["no-such-program"]}))
+    ended = state(pods.wait_phase("no-program", "Failed"))["terminated"]
+    assert (ended["exitCode"], ended["reason"]) == (128, "StartError")
+    assert '"no-such-program": executable file not found' in ended["message"]
+
+    def waits_for(reason: str) -> Any:
+        def check(item: dict[str, Any]) -> bool:
+            return state(item).get("waiting", {}).get("reason") == reason
+
+        return check
+
+    pods.create(pod("no-image", "", container={"image": "somewhere/else:1"}))
+    item = pods.wait("no-image", waits_for("ErrImagePull"), "ErrImagePull")
+    assert "somewhere/else:1" in state(item)["waiting"]["message"]
+    missing = [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "none", "key": "a"}}}]
+    pods.create(pod("no-secret", "", container={"env": missing}))
+    reason = "CreateContainerConfigError"
+    item = pods.wait("no-secret", waits_for(reason), reason)
+    assert state(item)["waiting"]["message"] == 'secret "none" not found'
+    assert phase(item) == "Pending"
+    probe = {"livenessProbe": {"exec": {"command": ["true"]}}}
+    pods.create(pod("has-probe", "", container=probe))
+    item = pods.wait_phase("has-probe", "Failed")
+    assert "spec.containers[0].livenessProbe" in item["status"]["message"]
+
+
+def test_init_containers_come_first_and_failures_are_retried(
+    cluster: LocalCluster, pods: Pods
+) -> None:
+    volumes = [{"name": "shared", "emptyDir": {}}]
+    mounts = [{"name": "shared", "mountPath": "/shared"}]
+    first = {
+        "name": "first",
+        "image": "gpujob-worker:dev",
+        "command": ["python", "-c", "open('/shared/order', 'a').write('init ')"],
+        "volumeMounts": mounts,
+    }
+    script = (
+        "import sys; text = open('/shared/order').read(); print(text);"
+        "open('/shared/order', 'a').write('try '); sys.exit(0 if 'try' in text else 1)"
+    )
+    body = pod(
+        "retries",
+        script,
+        container={"volumeMounts": mounts},
+        volumes=volumes,
+        initContainers=[first],
+        restartPolicy="OnFailure",
+    )
+    pods.create(body)
+    item = pods.wait_phase("retries", "Succeeded")
+    assert item["status"]["containerStatuses"][0]["restartCount"] == 1
+    assert item["status"]["initContainerStatuses"][0]["state"]["terminated"]["exitCode"] == 0
+    assert cluster.kubectl("logs", "retries").stdout.split() == ["init", "init", "try"]
+
+
+def test_active_deadline_ends_the_pod(pods: Pods) -> None:
+    pods.create(pod("too-long", READY_THEN_WAIT, activeDeadlineSeconds=1))
+    item = pods.wait_phase("too-long", "Failed")
+    assert item["status"]["reason"] == "DeadlineExceeded"
+
+
+def test_a_node_that_restarts_reports_its_lost_pods(cluster: LocalCluster, pods: Pods) -> None:
+    pods.create(bound_to("node-1", pod("lost", READY_THEN_WAIT)))
+    pods.wait_phase("lost", "Running")
+    cluster.kill_node("node-1")
+    cluster.start_node("node-1")
+    ended = state(pods.wait_phase("lost", "Failed"))["terminated"]
+    assert (ended["exitCode"], ended["reason"]) == (137, "ContainerStatusUnknown")
+
+
+def test_pods_go_on_while_the_api_server_is_away(cluster: LocalCluster, pods: Pods) -> None:
+    pods.create(pod("goes-on", "import time; print('up'); time.sleep(1.5); print('done')"))
+    wait_log(cluster, "goes-on", "up")
+    plane = cluster.control_plane
+    plane.stop_component("kube-apiserver")
+    time.sleep(2)  # the outage: the program ends within it
+    plane.start_component("kube-apiserver")
+    plane.wait_until(plane.ready, "kube-apiserver")
+    assert state(pods.wait_phase("goes-on", "Succeeded"))["terminated"]["exitCode"] == 0
+    assert cluster.kubectl("logs", "goes-on").stdout == "up\ndone\n"
+
+
+def test_a_reclaimed_node_gives_notice_grace_and_is_gone(local_cluster: StartCluster) -> None:
+    nodes = (NodeOptions("spot-1", spot=True),)
+    cluster = local_cluster(ClusterOptions(nodes=nodes, agents=False, operator=False))
+    own = Pods(cluster.client())
+    script = (
+        "import signal, sys, time\n"
+        "def stop(*_):\n"
+        "    open('/dev/termination-log', 'w').write('checkpoint 7'); sys.exit(143)\n"
+        "signal.signal(15, stop); print('up')\nwhile True: signal.pause()"
+    )
+    own.create(pod("moves", script))
+    wait_log(cluster, "moves", "up")
+    own.create(pod("stubborn", IGNORE_TERM))
+    wait_log(cluster, "stubborn", "up")
+    cluster.reclaim("spot-1", notice_seconds=0.5, grace_seconds=2)
+    assert cluster.client().get("/api/v1/nodes")["items"] == []
+    item = own.get("moves")
+    assert item is not None
+    ended = state(item)["terminated"]
+    assert (ended["exitCode"], ended["message"]) == (143, "checkpoint 7")
+    assert item["status"]["reason"] == "Terminated"
+    stubborn = own.get("stubborn")
+    assert stubborn is not None
+    assert state(stubborn)["terminated"]["exitCode"] == 137
+    conditions = {entry["type"]: entry for entry in item["status"]["conditions"]}
+    assert conditions["DisruptionTarget"]["reason"] == "TerminationByKubelet"
+
+
+def test_two_clusters_side_by_side_know_nothing_of_each_other(
+    cluster: LocalCluster, pods: Pods
+) -> None:
+    nodes = (NodeOptions("node-1"),)
+    with LocalCluster.start(ClusterOptions(nodes=nodes, agents=False, operator=False)) as other:
+        assert other.kubeconfig != cluster.kubeconfig
+        Pods(other.client()).create(pod("only-here", READY_THEN_WAIT))
+        Pods(other.client()).wait_phase("only-here", "Running")
+        assert pods.get("only-here") is None
+        marker, directory = other.marker_value, other.directory
+        assert marked_processes(marker)
+    assert marked_processes(marker) == []
+    assert not directory.exists()
+    assert cluster.control_plane.ready()
+    assert os.path.exists(cluster.kubeconfig)
