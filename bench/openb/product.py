@@ -1,0 +1,75 @@
+"""The product's own placement rule in the protocol's loop: the function itself, not a copy.
+
+A card has a memory of 1,000 units and `gpu_milli` is what a pod asks of it; utilization stays 0. A
+pod that asks for whole cards is an exclusive request. The mix is the requests of the whole pod
+list, as FGD is given its typical pods; nothing is known of the order in which pods arrive.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from bench.openb.cluster import PODS_PER_NODE_MAX, Cluster
+from bench.openb.trace import GPU_MILLI, Nodes, PodClass, Trace
+from gpujob_operator.decide.fleet import CardState, Fleet, NodeState
+from gpujob_operator.decide.fragmentation import Demand, Mix
+from gpujob_operator.decide.placement import Choice, Ledger, Request, choose
+
+
+def demand_of(pod: PodClass) -> Demand:
+    return Demand(
+        cpu_milli=pod.cpu_milli,
+        memory_bytes=pod.memory_mib,
+        cards=pod.num_gpu,
+        card_memory_bytes=pod.gpu_milli,
+        exclusive=pod.num_gpu > 0 and pod.gpu_milli == GPU_MILLI,
+        models=pod.models,
+    )
+
+
+def fleet_of(nodes: Nodes) -> Fleet:
+    """Idle nodes; rows in tie-break order, as in `nodes`."""
+    return Fleet.of(
+        NodeState(
+            name=name,
+            cpu_milli_free=int(nodes.cpu_milli[row]),
+            memory_bytes_free=int(nodes.memory_mib[row]),
+            cards=tuple(
+                CardState(f"{name}-{card}", nodes.models[row], GPU_MILLI, GPU_MILLI)
+                for card in range(int(nodes.cards[row]))
+            ),
+        )
+        for row, name in enumerate(nodes.names)
+    )
+
+
+def mix_of(trace: Trace) -> Mix:
+    counts: dict[Demand, float] = {}
+    for number, count in enumerate(np.bincount(trace.of_pod).tolist()):
+        demand = demand_of(trace.classes[number])
+        counts[demand] = counts.get(demand, 0.0) + count
+    return Mix.of(counts)
+
+
+class Product:
+    """A policy of the loop that asks `placement.choose`."""
+
+    def __init__(self, trace: Trace, nodes: Nodes) -> None:
+        self._requests = [Request(demand_of(pod)) for pod in trace.classes]
+        self._fleet = fleet_of(nodes)
+        self._mix = mix_of(trace)
+        self._ledger = Ledger()
+        self._full: set[int] = set()
+
+    def place(self, cluster: Cluster, class_number: int) -> tuple[int, Sequence[int]] | None:
+        # Nothing ends in this protocol: what was refused once is refused for good.
+        if class_number in self._full:
+            return None
+        request = self._requests[class_number]
+        choice = choose(self._fleet, request, self._mix, self._ledger)
+        if not isinstance(choice, Choice):
+            self._full.add(class_number)
+            return None
+        assert cluster.pods[choice.row] < PODS_PER_NODE_MAX
+        self._fleet.place(choice.row, choice.cards, request.take)
+        return choice.row, choice.cards

@@ -1,0 +1,97 @@
+"""What room on a card is worth: prices of requests from the cutting-stock problem.
+
+How few cards would hold the jobs seen, were they all packed at once? The linear relaxation
+(Gilmore and Gomory, Operations Research 9, 1961) answers with a price for every size of request:
+the share of a card that one more of it costs. A card's room is then worth the best sum of prices
+that still fits into it. Room that no request fits into is worth nothing; room for which there are
+more cards than requests is worth nothing either.
+
+Sizes are pairs of whole steps, (memory, utilization), of a card of `shape` steps.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Size = tuple[int, int]
+
+PATTERNS_MAX = 400
+TOLERANCE = 1e-9
+
+
+def request_prices(sizes: Sequence[Size], demand: Sequence[float], shape: Size) -> list[float]:
+    """The price of every size, in cards, at the optimum of the relaxation.
+
+    `demand` is how often each size is asked for, each above 0. Each size must fit the card and
+    take at least one step of it. Revised simplex with column generation; a bound on the number of
+    columns ends it, and prices are scaled down so that no pattern is ever worth more than a card.
+    """
+    if not sizes:
+        return []
+    basis = np.diag([float(_copies_max(size, shape)) for size in sizes])
+    wanted = np.array(demand, dtype=np.float64)
+    prices = np.zeros(len(sizes))
+    best = 1.0
+    for _ in range(PATTERNS_MAX):
+        prices = np.maximum(np.linalg.solve(basis.T, np.ones(len(sizes))), 0.0)
+        worth = room_worth(sizes, prices, shape)
+        best = float(worth[shape])
+        if best <= 1.0 + TOLERANCE:
+            break
+        pattern = _best_pattern(sizes, prices, worth, shape)
+        leaving = _leaving(basis, pattern, wanted)
+        if leaving is None:
+            break
+        basis[:, leaving] = pattern
+    return (prices / max(best, 1.0)).tolist()
+
+
+def room_worth(sizes: Sequence[Size], prices: Sequence[float] | Floats, shape: Size) -> Floats:
+    """Worth of room [memory steps, utilization steps]: the best sum of prices that fits into it."""
+    worth = np.zeros((shape[0] + 1, shape[1] + 1))
+    for (memory, utilization), price in zip(sizes, prices, strict=True):
+        if price <= 0.0:
+            continue
+        rows, columns = shape[0] + 1 - memory, shape[1] + 1 - utilization
+        for _ in range(_copies_max((memory, utilization), shape)):
+            with_one = worth[:rows, :columns] + price
+            np.maximum(worth[memory:, utilization:], with_one, worth[memory:, utilization:])
+    return worth
+
+
+def _copies_max(size: Size, shape: Size) -> int:
+    """How often the size fits on an idle card."""
+    limits = [total // part for part, total in zip(size, shape, strict=True) if part > 0]
+    assert limits, "a size takes at least one step"
+    return min(limits)
+
+
+def _best_pattern(sizes: Sequence[Size], prices: Floats, worth: Floats, shape: Size) -> Floats:
+    """Counts of each size in a pattern that reaches the worth of an idle card."""
+    counts = np.zeros(len(sizes))
+    room = shape
+    while True:
+        for index, (memory, utilization) in enumerate(sizes):
+            left = (room[0] - memory, room[1] - utilization)
+            if prices[index] <= 0.0 or min(left) < 0:
+                continue
+            if worth[left] + prices[index] >= worth[room] - TOLERANCE:
+                counts[index] += 1
+                room = left
+                break
+        else:
+            return counts
+
+
+def _leaving(basis: Floats, pattern: Floats, wanted: Floats) -> int | None:
+    """The basic pattern that runs out first when the new one is used; the first on ties."""
+    direction = np.linalg.solve(basis, pattern)
+    amount = np.maximum(np.linalg.solve(basis, wanted), 0.0)
+    shrinking = direction > TOLERANCE
+    if not shrinking.any():
+        return None
+    ratio = np.full(len(wanted), np.inf)
+    ratio[shrinking] = amount[shrinking] / direction[shrinking]
+    return int(np.argmin(ratio))

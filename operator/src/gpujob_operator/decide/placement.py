@@ -1,0 +1,270 @@
+"""Where a worker goes: the node and cards that cost the jobs still to come the least.
+
+`choose` is a pure function of the fleet, the request and the mix. Figures per node are kept on the
+side (`Ledger`) and renewed only for rows that changed, so that thousands of identical requests
+cost one evaluation and a placement costs what the last one changed.
+
+Order among nodes that can take the request: spot where it is preferred; the lower cost, in whole
+steps of 0.02 of a card (near-ties are ties, on purpose: the first row fills up first); the lower
+price; the first row. Among a node's cards: the lower cost, then the first.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from gpujob_operator.decide.feasibility import Refusal, explain, free_cards, host_fits
+from gpujob_operator.decide.fleet import Booleans, Fleet, Floats, Integers, Take
+from gpujob_operator.decide.fragmentation import Demand, Mix
+from gpujob_operator.decide.valuation import STRANDED_WEIGHT, USABLE_WEIGHT, Valuation
+
+STEP_CARDS = 0.02
+# Different requests whose scores are kept at a time.
+REQUESTS_MAX = 512
+
+
+class SpotPreference(Enum):
+    ANY = "Any"
+    PREFER = "Prefer"
+    REQUIRE = "Require"
+    NEVER = "Never"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NodeMask:
+    """Nodes that a request may use, by row. Make one per selector and use it again."""
+
+    allowed: Booleans
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One worker: its demand, and which nodes it may use."""
+
+    demand: Demand
+    nodes: NodeMask | None = None
+    spot: SpotPreference = SpotPreference.ANY
+    # On a card with tenants, the sum of utilizations up to which this request joins them.
+    utilization_limit_percent: float = 100.0
+
+    @property
+    def take(self) -> Take:
+        demand = self.demand
+        return Take(
+            cpu_milli=demand.cpu_milli,
+            memory_bytes=demand.memory_bytes,
+            card_memory_bytes=demand.card_memory_bytes,
+            utilization_percent=100.0 if demand.exclusive else demand.utilization_percent,
+            whole_card=demand.exclusive,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a placement costs, in cards, and what it is made of."""
+
+    total: float
+    worth: float
+    usable: float
+    stranded: float
+    scarcity: float
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A node's row and card columns. `candidates` is how many nodes could take the request."""
+
+    row: int
+    cards: tuple[int, ...]
+    score: Score
+    candidates: int
+
+
+@dataclass(slots=True)
+class _Scores:
+    """Per row: the cost without scarcity, and the card of a request for one shared card."""
+
+    cost: Floats
+    card: Integers
+    seen: int
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Figures of one fleet, kept between choices. Derived only: dropping it changes no choice."""
+
+    valuation: Valuation | None = None
+    scores: dict[Request, _Scores] = field(default_factory=dict[Request, _Scores])
+
+    def of(self, fleet: Fleet, mix: Mix) -> Valuation:
+        if self.valuation is None or self.valuation.tables.mix is not mix:
+            self.valuation = Valuation(fleet, mix)
+            self.scores.clear()
+        kinds = len(self.valuation.tables.kinds)
+        self.valuation.renew(fleet)
+        if kinds != len(self.valuation.tables.kinds):
+            self.scores.clear()
+        return self.valuation
+
+
+def choose(fleet: Fleet, request: Request, mix: Mix, ledger: Ledger) -> Choice | Refusal:
+    """The best place for one worker, or with numbers why there is none.
+
+    `ledger` belongs to this fleet (and its undone trials), not to a copy of it.
+    """
+    valuation = ledger.of(fleet, mix)
+    scores = _renewed(fleet, request, valuation, ledger)
+    scarcity = valuation.scarcity()
+    cost = scores.cost
+    if scarcity is not None:
+        cost = cost + scarcity * _cards_on(fleet, request.demand)
+    steps = np.ceil(cost / STEP_CARDS - 1e-9)
+    row = _first_best(fleet, request, steps)
+    if row is None:
+        limit = request.utilization_limit_percent
+        return explain(fleet, request.demand, _allowed(fleet, request), limit)
+    demand = request.demand
+    if demand.cards == 1 and not demand.exclusive:
+        cards: tuple[int, ...] = (int(scores.card[row]),)
+    else:
+        rows = np.array([row])
+        free = free_cards(fleet, rows, request.demand, request.utilization_limit_percent)
+        cards = tuple(_cards_of_worker(fleet, valuation, rows, free, demand)[0].tolist())
+        cards = _linked(fleet, row, free[0], cards, demand)
+    candidates = int(np.isfinite(cost).sum())
+    price = 0.0 if scarcity is None else float(cost[row] - scores.cost[row])
+    return Choice(row, cards, _score(fleet, valuation, row, cards, demand, price), candidates)
+
+
+def _score(
+    fleet: Fleet,
+    valuation: Valuation,
+    row: int,
+    cards: Sequence[int],
+    demand: Demand,
+    scarcity: float,
+) -> Score:
+    columns = np.array([cards], dtype=np.int64).reshape(1, len(cards))
+    parts = valuation.costs(fleet, np.array([row]), columns, demand)
+    usable = USABLE_WEIGHT * float(parts.usable[0])
+    stranded = STRANDED_WEIGHT * float(parts.stranded[0])
+    worth = float(parts.worth[0])
+    total = worth + usable + stranded + scarcity
+    return Score(total, worth, usable, stranded, scarcity)
+
+
+def _first_best(fleet: Fleet, request: Request, steps: Floats) -> int | None:
+    if not len(steps):
+        return None
+    if request.spot is SpotPreference.PREFER:
+        on_spot = np.where(fleet.spot, steps, np.inf)
+        steps = on_spot if np.isfinite(on_spot).any() else steps
+    best = steps.min()
+    if best == np.inf:
+        return None
+    ties = np.flatnonzero(steps == best)
+    return int(ties[np.argmin(fleet.price[ties])])
+
+
+def _cards_on(fleet: Fleet, demand: Demand) -> Floats:
+    """How much of a card the demand takes, by row, in cards of the largest memory."""
+    totals = np.maximum(fleet.memory_total[:, 0], 1)
+    largest = max((size for _, size in fleet.kinds), default=1)
+    if demand.exclusive:
+        return demand.cards * totals / largest
+    share = np.maximum(demand.card_memory_bytes / totals, demand.utilization_percent / 100)
+    return demand.cards * share * totals / largest
+
+
+def _renewed(fleet: Fleet, request: Request, valuation: Valuation, ledger: Ledger) -> _Scores:
+    scores = ledger.scores.get(request)
+    if scores is None:
+        rows = len(fleet.names)
+        scores = _Scores(np.full(rows, np.inf), np.full(rows, -1, dtype=np.int64), 0)
+        while len(ledger.scores) >= REQUESTS_MAX:
+            del ledger.scores[next(iter(ledger.scores))]
+        ledger.scores[request] = scores
+    stale = np.flatnonzero(fleet.changed > scores.seen)
+    scores.seen = fleet.clock
+    if len(stale):
+        scores.cost[stale] = np.inf
+        rows = stale[host_fits(fleet, stale, request.demand, _allowed(fleet, request))]
+        if len(rows):
+            _evaluate(fleet, request, valuation, rows, scores)
+    return scores
+
+
+def _evaluate(
+    fleet: Fleet, request: Request, valuation: Valuation, rows: Integers, scores: _Scores
+) -> None:
+    demand = request.demand
+    free = free_cards(fleet, rows, request.demand, request.utilization_limit_percent)
+    enough = free.sum(axis=1) >= demand.cards
+    rows, free = rows[enough], free[enough]
+    if not len(rows):
+        return
+    if demand.cards == 1 and not demand.exclusive:
+        _evaluate_cards(fleet, valuation, rows, free, demand, scores)
+        return
+    cards = _cards_of_worker(fleet, valuation, rows, free, demand)
+    scores.cost[rows] = valuation.costs(fleet, rows, cards, demand).total
+
+
+def _evaluate_cards(
+    fleet: Fleet,
+    valuation: Valuation,
+    rows: Integers,
+    free: Booleans,
+    demand: Demand,
+    scores: _Scores,
+) -> None:
+    """One shared card: every card of a row is tried that differs from those before it."""
+    state = np.where(free, valuation.state[rows], -1)
+    same_before = np.tril(state[:, :, None] == state[:, None, :], -1).any(axis=2)
+    at, column = np.nonzero(free & ~same_before)
+    cost = valuation.costs(fleet, rows[at], column[:, None], demand).total
+    table = np.full(free.shape, np.inf)
+    table[at, column] = cost
+    best = np.argmin(table, axis=1)
+    scores.card[rows] = best
+    scores.cost[rows] = table[np.arange(len(rows)), best]
+
+
+def _cards_of_worker(
+    fleet: Fleet, valuation: Valuation, rows: Integers, free: Booleans, demand: Demand
+) -> Integers:
+    """The demand's number of cards on each row: those that lose the least, the first on ties."""
+    if demand.exclusive:
+        order = np.argsort(~free, axis=1, kind="stable")
+    else:
+        loss = np.where(free, valuation.card_costs(fleet, rows, demand), np.inf)
+        order = np.argsort(loss, axis=1, kind="stable")
+    return np.sort(order[:, : demand.cards], axis=1)
+
+
+def _linked(
+    fleet: Fleet, row: int, free: Booleans, cards: tuple[int, ...], demand: Demand
+) -> tuple[int, ...]:
+    """Whole cards of one worker within one link group, the one with the fewest free cards."""
+    groups = fleet.link_group[row]
+    if demand.cards < 2 or not demand.exclusive or len(set(groups[free].tolist())) < 2:
+        return cards
+    found: list[tuple[int, int, tuple[int, ...]]] = []
+    for group in sorted(set(groups[free].tolist())):
+        members = np.flatnonzero(free & (groups == group))
+        if len(members) >= demand.cards:
+            found.append((len(members), group, tuple(members[: demand.cards].tolist())))
+    return min(found)[2] if found else cards
+
+
+def _allowed(fleet: Fleet, request: Request) -> Booleans:
+    allowed = fleet.eligible
+    if request.nodes is not None:
+        allowed = allowed & request.nodes.allowed
+    if request.spot is SpotPreference.REQUIRE:
+        allowed = allowed & fleet.spot
+    elif request.spot is SpotPreference.NEVER:
+        allowed = allowed & ~fleet.spot
+    return allowed
