@@ -23,12 +23,16 @@ _PATTERNED = (
     *("Ready", "OutOfMemory", "GPU-0", "GPU-5c1e-77", "MIG-a", "CPU-0-1", "GPU-" + "f" * 63),
 )
 _TEXTS = st.characters(exclude_categories=("Cs",))
-CONTAINERS = st.dictionaries(
-    st.sampled_from(("image", "args", "env")), st.just("anything"), max_size=2
-).map(lambda extra: {"name": "worker"} | extra)
-TEMPLATES = st.lists(CONTAINERS, min_size=1, max_size=2).map(
-    lambda containers: {"spec": {"containers": containers}}
+_CONTAINERS = st.fixed_dictionaries(
+    {"name": st.just("worker")},
+    optional={
+        "image": st.just("trainer"),
+        "args": st.lists(st.text(_TEXTS, max_size=9), max_size=2),
+        "env": st.just([{"name": "EPOCHS", "value": "3"}]),
+        "resources": st.just({"limits": {"cpu": 0.5, "memory": "1Gi"}}),
+    },
 )
+TEMPLATES = _CONTAINERS.map(lambda worker: {"spec": {"containers": [{"name": "log"}, worker]}})
 _FIXED: dict[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
     datetime: TIMES,

@@ -98,7 +98,8 @@ def summarize(gpus: Iterable[GPU]) -> GPUNodeSummary:
     models = Counter(card.model for card in cards)
     used = sum(card.memory_used_bytes for card in cards)
     total = sum(card.memory_total_bytes for card in cards)
-    low, *_, high = sorted(card.utilization_percent for card in cards) * 2
+    utilizations = [card.utilization_percent for card in cards]
+    low, high = min(utilizations), max(utilizations)
     return GPUNodeSummary(
         cards=", ".join(f"{count} x {model}" for model, count in models.items()),
         memory=f"{format_memory(used)} of {format_memory(total)}",

@@ -1,0 +1,86 @@
+"""Good, bad and borderline values for a CRD schema, and putting them into an object."""
+
+from itertools import pairwise
+from typing import Any
+
+from hypothesis import strategies as st
+
+from tests.harness.crds import Schema
+
+# A way into an object: names of fields, and ITEM for an entry of a list.
+ITEM = "[]"
+Path = tuple[str, ...]
+_JUNK: tuple[Any, ...] = (
+    *(None, True, False, 0, 1, -1, 0.5, 2.0, 2**63 - 1, -(2**63), 2**53, 1e300, -1e-300),
+    *("", " ", "Auto", "Off", "on", "NaN", "1", "-1Gi", "16GB", "1e308", "a\n", "x" * 70_000),
+    *("\u00e9", "\U0001f697", "2026-02-30T00:00:00Z", "2026-01-01T00:00:00Z", "2026-01-01"),
+    *("0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59Z", "2026-01-01T24:00:00Z"),
+    *([], {}, [{}], [[]], ["a", "a"], {"a": "b"}),
+)
+_QUANTITIES = (
+    "1Mi",
+    "20Gi",
+    "0.5Ki",
+    "1048575",
+    "1048576",
+    "16Ti",
+    "17592186044417",
+    "0",
+    7,
+    2**40,
+)
+
+
+def mutable_paths(schema: Schema, path: Path = ()) -> list[tuple[Path, Schema]]:
+    """Every place below a schema; the pod template is Kubernetes' own and left alone."""
+    found = [(path, schema)] if path else []
+    for name, child in schema.get("properties", {}).items():
+        if name != "template":
+            found += mutable_paths(child, (*path, name))
+    if "items" in schema:
+        found += mutable_paths(schema["items"], (*path, ITEM))
+    return found
+
+
+def values_for(schema: Schema) -> st.SearchStrategy[Any]:
+    """Values around what the schema allows, and junk of every type."""
+    return st.sampled_from((*_borderline(schema), *_JUNK))
+
+
+def _borderline(schema: Schema) -> tuple[Any, ...]:
+    candidates: list[Any] = [*schema.get("enum", ())]
+    if "minimum" in schema:
+        low, high = schema["minimum"], schema["maximum"]
+        candidates += [low - 1, low, high, high + 1, float(high), (low + high) / 2]
+    if schema.get("x-kubernetes-int-or-string"):
+        candidates += _QUANTITIES
+    if "maxLength" in schema:
+        longest = min(schema["maxLength"], 70_000)
+        candidates += ["a" * longest, "a" * (longest + 1), "\u00e9" * longest]
+    if "maxItems" in schema:
+        candidates += [["a"] * (schema["maxItems"] + 1)]
+    return tuple(candidates)
+
+
+def put(target: Any, path: Path, value: Any) -> bool:
+    """Sets a value; False where the object has something else than an object or list there."""
+    for step, after in pairwise(path):
+        target = _child(target, step, [] if after == ITEM else {})
+    last = path[-1]
+    if last == ITEM and isinstance(target, list):
+        target[:1] = [value]
+        return True
+    if last != ITEM and isinstance(target, dict):
+        target[last] = value
+        return True
+    return False
+
+
+def _child(target: Any, step: str, empty: Any) -> Any:
+    if step == ITEM and isinstance(target, list):
+        if not target:
+            target.append(empty)
+        return target[0]
+    if step != ITEM and isinstance(target, dict):
+        return target.setdefault(step, empty)
+    return None
