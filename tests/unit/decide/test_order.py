@@ -51,7 +51,7 @@ def test_shortest_counts_cards_and_what_starting_costs() -> None:
 
 @pytest.mark.parametrize(
     ("attained_seconds", "guess"),
-    [(0, 3600), (3599, 3600), (7199, 3600), (7200, 7200), (14399, 7200), (14400, 14400)],
+    [(0, 14400), (28_799, 14_400), (28_800, 28_800), (57_599, 28_800), (57_600, 57_600)],
 )
 def test_unknown_lengths_are_guessed_in_doublings(attained_seconds: float, guess: float) -> None:
     job = Contender("a", 0, attained_seconds=attained_seconds)

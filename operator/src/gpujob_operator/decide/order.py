@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 # An unknown amount of work is guessed in steps of this many card-seconds, doubling.
-_GUESS_GPU_SECONDS = 3600.0
+_GUESS_GPU_SECONDS = 14_400.0
 
 
 class OrderPolicy(Enum):
