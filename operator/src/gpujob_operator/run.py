@@ -106,6 +106,8 @@ class Operator:
 
     async def run(self) -> None:
         """Runs until `stop`, SIGTERM or SIGINT. Raises what ended a part that never ends."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self.stop)
         connection = await load_configuration(self._options.kubeconfig)
         crash = self._options.crash_after_writes
         kube = Kube(connection, after_write=CrashAfterWrites(crash) if crash else None)
@@ -129,7 +131,7 @@ class Operator:
             async with site(health.application(), self._options.metrics_listen) as metrics_url:
                 log.info("started", reports=self._configuration.report_url, metrics=metrics_url)
                 front.start()
-                self._handle_signals(loop)
+                asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, loop.dump_next)
                 relist = Relist(kube, self._cache, silent=front.restart)
                 parts = [
                     *(one.run() for one in watches),
@@ -261,12 +263,6 @@ class Operator:
             return self._fresh and leadership.leads
 
         return HealthServer(self._metrics, ages, is_ready)
-
-    def _handle_signals(self, loop: SchedulingLoop) -> None:
-        running = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            running.add_signal_handler(number, self.stop)
-        running.add_signal_handler(signal.SIGUSR1, loop.dump_next)
 
 
 def utc_now() -> datetime:

@@ -1,0 +1,273 @@
+"""The operator as a process against a real API server, with exactly the rights that we ship."""
+
+import json
+import re
+import signal
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpujob_api.quantities import GIB
+from gpujob_api.report import Report, WorkerPhase
+from gpujob_operator.act.crash import CRASH_EXIT_CODE
+from tests.harness.operator_process import Process, account_kubeconfig, start_agent
+from tests.harness.stage import OURS, Stage
+
+pytestmark = pytest.mark.cluster
+
+
+def _complaints(process: Process) -> list[str]:
+    """What the API server refused, and what broke."""
+    text = process.log_path.read_text()
+    return re.findall(r".*(?:orbidden|Traceback|cycle failed|write broke).*", text)
+
+
+def _get(url: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_a_job_lives_its_life_and_the_operator_leaves_in_order(stage: Stage) -> None:
+    """I12 (the rules suffice), I5, and a graceful stop that gives the Lease back."""
+    operator = stage.operator()
+    metrics = operator.wait_for("started")["metrics"]
+    stage.apply_job()
+    stage.wait(lambda: stage.pod_names() == ["job-1-0"], "the pod exists")
+    stage.wait_phase("Starting")
+    pod = stage.pods()[0]
+    stage.run_pod("job-1-0")
+    stage.wait_phase("Running")
+    process = {"pid": 7, "memoryBytes": 2 * GIB, "podUid": pod["metadata"]["uid"]}
+    stage.measure([process])
+    stage.end_pod("job-1-0", 0, Report(1, WorkerPhase.FINISHED, step=12).to_text())
+    stage.wait_phase("Succeeded")
+    assert stage.job()["status"]["measurement"]["step"] == 12
+    assert _get(f"{metrics}/healthz")[0] == 200
+    assert _get(f"{metrics}/readyz")[0] == 200
+    assert "gpujob_leader 1.0" in _get(f"{metrics}/metrics")[1]
+    reasons = {event["reason"] for event in _events(stage)}
+    assert {"Started", "Succeeded"} <= reasons
+    assert operator.stop() == 0
+    assert stage.lease_holder() == ""
+    assert stage.pod_names() == ["job-1-0"]
+    assert _complaints(operator) == []
+
+
+def _events(stage: Stage) -> list[dict[str, Any]]:
+    return stage.client.get(f"/api/v1/namespaces/{stage.namespace}/events")["items"]
+
+
+def test_kopf_leaves_no_trace_on_objects(stage: Stage) -> None:
+    operator = stage.operator()
+    operator.wait_for("leadership changed", leads=True)
+    stage.apply_job()
+    stage.wait_phase("Starting")
+    metadata = stage.job()["metadata"]
+    assert "finalizers" not in metadata
+    assert "annotations" not in metadata
+    managers = {entry["manager"] for entry in metadata["managedFields"]}
+    assert not any("kopf" in manager for manager in managers), managers
+
+
+def test_deleting_a_job_is_not_held_up_and_its_pod_goes(stage: Stage) -> None:
+    """I7, also while no operator runs: nothing of ours blocks a deletion."""
+    operator = stage.operator()
+    stage.apply_job()
+    stage.wait(lambda: stage.pod_names() == ["job-1-0"], "the pod exists")
+    operator.kill()
+    stage.client.delete(f"{stage.jobs_path}/job")
+    stage.wait(lambda: stage.client.get(stage.jobs_path)["items"] == [], "the job is gone")
+    second = stage.operator()
+    second.wait_for("leadership changed", leads=True)
+    stage.wait(
+        lambda: all("deletionTimestamp" in pod["metadata"] for pod in stage.pods()),
+        "its pod is being stopped",
+    )
+
+
+def test_only_one_of_two_acts_and_the_other_takes_over(stage: Stage) -> None:
+    """I3 through a hard end of the leader."""
+    first = stage.operator("--identity=first")
+    first.wait_for("leadership changed", leads=True)
+    second = stage.operator("--identity=second")
+    second.wait_for("started")
+    stage.apply_job("before")
+    stage.wait(lambda: stage.pod_names() == ["before-1-0"], "the first one acts")
+    assert stage.lease_holder() == "first"
+    assert not any(line["message"] == "cycle" for line in second.lines())
+    first.kill()
+    stage.apply_job("after", gpu={"memory": "1Gi"})
+    second.wait_for("leadership changed", leads=True)
+    stage.wait(lambda: "status" in stage.job("after"), "the second one acts")
+    assert stage.lease_holder() == "second"
+    assert "before-1-0" in stage.pod_names()
+    assert stage.job("before")["status"]["attempt"] == 1
+
+
+def test_a_frozen_leader_does_not_write_after_it_wakes(stage: Stage) -> None:
+    """Split brain: the Lease is taken from a stopped process, which then goes on."""
+    first = stage.operator("--identity=first")
+    first.wait_for("leadership changed", leads=True)
+    first.send(signal.SIGSTOP)
+    second = stage.operator("--identity=second")
+    second.wait_for("leadership changed", leads=True)
+    stage.apply_job()
+    stage.wait(lambda: stage.pod_names() == ["job-1-0"], "the second one acts")
+    first.send(signal.SIGCONT)
+    first.wait_for("leadership changed", leads=False)
+    assert not any(line["message"] == "cycle" for line in first.lines())
+    assert stage.lease_holder() == "second"
+    assert first.stop() == 0
+
+
+def test_a_crash_after_any_write_changes_nothing_in_the_end(stage: Stage) -> None:
+    """I3, I4, I9: enumerated until a run needs no further write to have the job starting."""
+    crashes = 0
+    for number in range(1, 12):
+        name = f"job-{number}"
+        process = stage.operator("--identity=same", f"--crash-after-writes={number}")
+        process.wait_for("leadership changed", leads=True)
+        stage.apply_job(name)
+        stage.wait(
+            lambda process=process, name=name: not process.alive or _settled(stage, name),
+            f"{name} starts or the operator crashes",
+        )
+        crashed = process.ends_within(2.0)
+        assert not crashed or process.wait() == CRASH_EXIT_CODE
+        crashes += crashed
+        process.kill()
+        second = stage.operator("--identity=same")
+        second.wait_for("started")
+        stage.wait(lambda name=name: _settled(stage, name), f"{name} starts")
+        assert stage.pod_names() == [f"{name}-1-0"]
+        assert stage.job(name)["status"]["attempt"] == 1
+        assert second.stop() == 0
+        _finish(stage, name)
+        if not crashed:
+            break
+    assert crashes >= 2, "at least the status and the pod are written"
+
+
+def _settled(stage: Stage, name: str) -> bool:
+    return stage.phase(name) == "Starting" and f"{name}-1-0" in stage.pod_names()
+
+
+def _finish(stage: Stage, name: str) -> None:
+    """Takes the job away, so that the next one finds the card free."""
+    stage.client.delete(f"{stage.jobs_path}/{name}")
+    # No kubelet ends the pod here; without grace it goes at once.
+    for pod in stage.pod_names():
+        path = f"{stage.pods_path}/{pod}"
+        stage.client.request("DELETE", path, {"gracePeriodSeconds": 0})
+    stage.wait(lambda: stage.pods() == [], "the pods are gone")
+
+
+def _token(stage: Stage, pod: dict[str, Any], audience: str = "gpujob") -> str:
+    reference = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "name": pod["metadata"]["name"],
+        "uid": pod["metadata"]["uid"],
+    }
+    spec = {"audiences": [audience], "boundObjectRef": reference}
+    path = f"/api/v1/namespaces/{stage.namespace}/serviceaccounts/default/token"
+    return stage.client.create(path, {"spec": spec})["status"]["token"]
+
+
+def _report(url: str, token: str, report: Report) -> tuple[int, dict[str, Any]]:
+    request = urllib.request.Request(
+        url,
+        data=report.to_text().encode(),
+        headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=5) as response:
+            return response.status, json.loads(response.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+def test_a_worker_reports_with_its_own_token_and_nobody_elses(stage: Stage) -> None:
+    operator = stage.operator()
+    url = operator.wait_for("started")["reports"]
+    stage.apply_job()
+    stage.wait(lambda: stage.pod_names() == ["job-1-0"], "the pod exists")
+    stage.run_pod("job-1-0")
+    stage.wait_phase("Running")
+    pod = stage.pods()[0]
+    report = Report(1, WorkerPhase.TRAINING, sequence=1, step=3)
+    token = _token(stage, pod)
+    assert _report(url, token, report) == (200, {"intervalSeconds": 2.0})
+    assert _report(url, _token(stage, pod, "https://kubernetes.default.svc"), report)[0] == 401
+    assert _report(url, stage.kubeconfig.name, report)[0] == 401
+    assert _report(url, token, Report(2, WorkerPhase.TRAINING))[0] == 403
+    assert _report(url, token, Report(1, WorkerPhase.TRAINING, rank=1))[0] == 403
+    finished = Report(1, WorkerPhase.CHECKPOINTING, sequence=2, step=9)
+    assert _report(url, token, finished)[0] == 200
+    stage.client.merge(f"{stage.jobs_path}/job", {"spec": {"suspend": True}})
+    stage.wait_phase("Stopping")
+    stage.wait(lambda: "stop" in _report(url, token, finished)[1], "the reply says stop")
+
+
+def test_bad_input_harms_nobody(stage: Stage) -> None:
+    """I10: readings that make no sense, and a stranger who claims to be a worker."""
+    operator = stage.operator()
+    metrics = operator.wait_for("started")["metrics"]
+    impostor = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "impostor", "labels": {"gpujob.dev/job-uid": "x"}},
+        "spec": {"containers": [{"name": "c", "image": "image:1"}]},
+    }
+    stage.client.create(stage.pods_path, impostor)
+    stage.apply_job()
+    stage.wait_phase("Starting")
+    assert "impostor" in stage.pod_names()
+    assert operator.alive
+    assert _get(f"{metrics}/healthz")[0] == 200
+
+
+def test_dump_on_a_signal_and_replay(stage: Stage) -> None:
+    folder = stage.folder / "dumps"
+    operator = stage.operator(f"--dump-directory={folder}")
+    operator.wait_for("leadership changed", leads=True)
+    stage.apply_job()
+    stage.wait_phase("Starting")
+    operator.send(signal.SIGUSR1)
+    path = operator.wait_for("cycle dumped")["path"]
+    replay = Process("replay", stage.folder, "gpujob_operator", "replay", str(path))
+    assert replay.wait(60) == 0
+    assert replay.lines()[0]["message"].startswith("same")
+    data = json.loads(Path(path).read_text())
+    data["snapshot"]["jobs"][0]["status"] = {}
+    Path(path).write_text(json.dumps(data))
+    changed = Process("replay", stage.folder, "gpujob_operator", "replay", str(path))
+    assert changed.wait(60) == 1
+
+
+def test_the_agents_rules_suffice(stage: Stage) -> None:
+    """Without NVML here the agent has nothing to read, and says so in its own node's status."""
+    kubeconfig = account_kubeconfig(stage.plane, "agent", stage.folder)
+    name = f"{stage.node}-x"
+    agent = start_agent(kubeconfig, stage.folder, f"--node={name}", "--interval-seconds=0.2")
+    stage.processes.append(agent)
+    agent.wait_for("nvml failed")
+    stage.wait(lambda: _agent_reason(stage, name) == "NVMLFailed", "the condition says why")
+    assert agent.stop() == 0
+    assert _agent_reason(stage, name) == "AgentStopped"
+    assert "orbidden" not in agent.log_path.read_text()
+    stage.client.delete(f"{OURS}/gpunodes/{name}")
+
+
+def _agent_reason(stage: Stage, name: str) -> str:
+    nodes = stage.client.get(f"{OURS}/gpunodes")["items"]
+    for node in nodes:
+        if node["metadata"]["name"] == name and node.get("status"):
+            return node["status"]["conditions"][0]["reason"]
+    return ""
