@@ -266,6 +266,16 @@ class LocalCluster:
     def stop_stranger(self, name: str) -> None:
         self._kill(name)
 
+    def kill_part(self, name: str) -> None:
+        """SIGKILL to any part by its name. Raises `ClusterError` naming those that there are."""
+        if name in self.control_plane.children:
+            self.control_plane.stop_component(name)
+        elif name in self.children:
+            self._kill(name)
+        else:
+            known = ", ".join([*self.control_plane.children, *self.children])
+            raise ClusterError(f"no part {name!r}; there are: {known}")
+
     # The operator
 
     def start_operator(self, *arguments: str) -> Child:

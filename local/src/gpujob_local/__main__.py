@@ -1,0 +1,261 @@
+"""`gpujob-local`: Kubernetes clusters of processes on this machine, with CPU cards for GPUs."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from gpujob_api.codec import FieldError
+from gpujob_api.quantities import Memory, format_memory
+from gpujob_local.cluster_options import DEFAULT_IMAGES, ClusterOptions, NodeOptions
+from gpujob_local.control_plane import ControlPlaneOptions
+from gpujob_local.owner import options_to_text
+from gpujob_local.processes import marked_processes
+from gpujob_local.state import (
+    LOG_NAME,
+    STATE_NAME,
+    ClusterState,
+    StateError,
+    ask_owner,
+    cluster_directory,
+    in_use,
+)
+from gpujob_local.watchdog import kill_marked
+
+UP_LIMIT_SECONDS = 1800.0  # a first start builds the tools
+DOWN_LIMIT_SECONDS = 30.0
+POLL_SECONDS = 0.1
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
+console = Console(highlight=False)
+
+Name = Annotated[str, typer.Option(help="Several clusters may run side by side.")]
+
+
+@app.command()
+def up(
+    name: Name = "default",
+    nodes: Annotated[int, typer.Option(min=1, max=64, help="Nodes in all.")] = 3,
+    spot: Annotated[int, typer.Option(min=0, help="How many of them are spot nodes.")] = 1,
+    cards: Annotated[int, typer.Option(min=0, max=64, help="CPU cards of each node.")] = 2,
+    card_memory: Annotated[str, typer.Option(help="Memory of each card.")] = "2Gi",
+    operator: Annotated[bool, typer.Option(help="Start the operator.")] = True,
+    agents: Annotated[bool, typer.Option(help="Start an agent on every node.")] = True,
+    audit: Annotated[bool, typer.Option(help="Keep the API server's audit log.")] = False,
+    image: Annotated[
+        list[str] | None, typer.Option(help="NAME=FOLDER: where an image's process starts.")
+    ] = None,
+) -> None:
+    """Start a cluster; it stays until `down`."""
+    if spot > nodes:
+        raise typer.BadParameter(f"--spot {spot} is more than --nodes {nodes}")
+    options = ClusterOptions(
+        nodes=_nodes(nodes, spot, cards),
+        card_bytes=_memory("--card-memory", card_memory),
+        images=DEFAULT_IMAGES | _images(image or []),
+        operator=operator,
+        agents=agents,
+        control_plane=ControlPlaneOptions(audit=audit),
+    )
+    directory = _fresh_directory(name)
+    began = time.monotonic()
+    _start_owner(directory, options)
+    console.print(f"cluster {name} is up after {time.monotonic() - began:.1f} s; in your shell:")
+    console.print(f'  eval "$(gpujob-local env{"" if name == "default" else f" --name {name}"})"')
+
+
+def _nodes(total: int, spot: int, cards: int) -> tuple[NodeOptions, ...]:
+    plain = [NodeOptions(f"node-{number}", cards) for number in range(1, total - spot + 1)]
+    return (*plain, *(NodeOptions(f"spot-{n}", cards, spot=True) for n in range(1, spot + 1)))
+
+
+def _memory(option: str, text: str) -> int:
+    try:
+        return Memory.from_json(text, option).bytes
+    except FieldError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _images(pairs: list[str]) -> dict[str, Path]:
+    result: dict[str, Path] = {}
+    for pair in pairs:
+        name, separator, folder = pair.partition("=")
+        if not separator or not Path(folder).is_dir():
+            raise typer.BadParameter(f"--image must be NAME=FOLDER with a folder; got {pair!r}")
+        result[name] = Path(folder).resolve()
+    return result
+
+
+def _fresh_directory(name: str) -> Path:
+    directory = cluster_directory(name)
+    if (directory / STATE_NAME).exists():
+        state = ClusterState.read(name)
+        if state.alive():
+            raise StateError(f"cluster {name!r} is up already; `gpujob-local down --name {name}`")
+        kill_marked(state.marker)
+        shutil.rmtree(directory)
+    if directory.exists():
+        if in_use(directory):
+            raise StateError(f"cluster {name!r} is just starting or ending ({directory})")
+        shutil.rmtree(directory)
+    directory.mkdir(mode=0o700)
+    return directory
+
+
+def _start_owner(directory: Path, options: ClusterOptions) -> None:
+    """Starts the owning process and retells what it says until the cluster is up."""
+    (directory / "options.json").write_text(options_to_text(options))
+    log = directory / LOG_NAME
+    command = [sys.executable, "-m", "gpujob_local.owner", str(directory)]
+    with log.open("wb") as output:
+        owner = subprocess.Popen(
+            [*command, str(directory / "options.json")],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    # Held open: the log is still readable when a failed cluster has removed its folder.
+    with log.open() as text:
+        try:
+            _retell(owner, text.read, directory / STATE_NAME)
+        except BaseException:
+            owner.terminate()
+            owner.wait(DOWN_LIMIT_SECONDS)
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+
+
+def _retell(owner: "subprocess.Popen[bytes]", read: Callable[[], str], done: Path) -> None:
+    deadline = time.monotonic() + UP_LIMIT_SECONDS
+    while not done.exists():
+        ended = owner.poll() is not None
+        for line in read().splitlines():
+            console.print(line, markup=False)
+        if ended:
+            raise StateError("the cluster did not start")
+        if time.monotonic() > deadline:
+            raise StateError(f"the cluster did not start within {UP_LIMIT_SECONDS / 60:.0f} min")
+        time.sleep(POLL_SECONDS)
+
+
+@app.command()
+def down(name: Name = "default") -> None:
+    """End a cluster and remove all that it kept."""
+    state = ClusterState.read(name)
+    if state.alive():
+        # The owner may be gone before its answer is out.
+        with contextlib.suppress(StateError):
+            ask_owner(name, "down")
+    deadline = time.monotonic() + DOWN_LIMIT_SECONDS
+    while Path(state.directory).exists() or marked_processes(state.marker):
+        if time.monotonic() > deadline:
+            _end_by_force(state)
+            break
+        time.sleep(POLL_SECONDS)
+    console.print(f"cluster {name} is gone")
+
+
+def _end_by_force(state: ClusterState) -> None:
+    if state.alive():
+        os.kill(state.owner_pid, signal.SIGKILL)
+    kill_marked(state.marker)
+    shutil.rmtree(state.directory, ignore_errors=True)
+
+
+@app.command()
+def status(name: Name = "default") -> None:
+    """Show parts, nodes and what is in use on the cards."""
+    answer = ask_owner(name, "status")
+    table = Table("node", "state", "card", "memory", "busy", "processes", box=None, pad_edge=False)
+    for card in answer["cards"]:
+        used, total = card["memoryUsedBytes"], card["memoryTotalBytes"]
+        table.add_row(
+            card["node"],
+            card["state"],
+            card["uuid"],
+            f"{format_memory(used)} of {format_memory(total)}",
+            f"{card['utilizationPercent']:.0f} %",
+            str(card["processes"]),
+        )
+    console.print(table)
+    ended = [part for part, pid in answer["parts"].items() if pid is None]
+    running = len(answer["parts"]) - len(ended)
+    console.print(f"{running} parts run; ended: {', '.join(ended) or '-'}")
+
+
+@app.command()
+def reclaim(
+    node: str,
+    notice: Annotated[float, typer.Option(min=0, max=3600, help="Seconds to SIGTERM.")] = 2.0,
+    grace: Annotated[float, typer.Option(min=0, max=3600, help="Seconds to SIGKILL.")] = 10.0,
+    name: Name = "default",
+) -> None:
+    """Take a node away as a cloud takes a spot node: notice, grace, gone."""
+    limit = notice + grace + 60
+    ask_owner(name, "reclaim", limit, node=node, notice_seconds=notice, grace_seconds=grace)
+    console.print(f"{node} is gone")
+
+
+@app.command()
+def stranger(
+    card: Annotated[str, typer.Argument(help="UUID, its beginning, or NODE/INDEX.")],
+    memory: Annotated[str, typer.Option(help="How much it takes.")] = "800Mi",
+    name: Name = "default",
+) -> None:
+    """Start a process of nobody's that takes memory on a card; end it with `kill`."""
+    amount = _memory("--memory", memory)
+    part = ask_owner(name, "stranger", 120, card=card, memory_bytes=amount)
+    console.print(part)
+
+
+@app.command()
+def kill(part: str, name: Name = "default") -> None:
+    """End a part with SIGKILL: a stranger, an agent, the operator, a node."""
+    ask_owner(name, "kill", part=part)
+
+
+@app.command()
+def logs(
+    part: Annotated[str | None, typer.Argument(help="Without it: what parts there are.")] = None,
+    name: Name = "default",
+) -> None:
+    """Print what a part has logged."""
+    directory = Path(ClusterState.read(name).directory)
+    files = {path.stem: path for path in sorted(directory.glob("*/*.log"))}
+    if part is None:
+        console.print("\n".join(files))
+    elif part not in files:
+        raise StateError(f"no part {part!r}; there are: {', '.join(files)}")
+    else:
+        sys.stdout.write(files[part].read_text(errors="replace"))
+
+
+@app.command()
+def env(name: Name = "default") -> None:
+    """Print what to set in a shell so that kubectl talks to the cluster."""
+    for variable, value in ClusterState.read(name).environment.items():
+        sys.stdout.write(f"export {variable}='{value}'\n")
+
+
+def main() -> None:
+    """Errors for people are one line and exit code 1."""
+    try:
+        app()
+    except StateError as error:
+        sys.stderr.write(f"gpujob-local: {error}\n")
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()
