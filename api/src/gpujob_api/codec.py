@@ -143,6 +143,7 @@ def _encode_value(value: Any) -> Any:
     return value
 
 
+@cache
 def _inner(hint: Any) -> Any:
     """The type of an optional field's value."""
     if get_origin(hint) in (types.UnionType, typing.Union):
@@ -151,6 +152,7 @@ def _inner(hint: Any) -> Any:
     return hint
 
 
+@cache
 def _bounds(hint: Any) -> tuple[Any, tuple[Bound, ...]]:
     """The bare type and the bounds on it."""
     if get_origin(hint) is Annotated:
