@@ -41,8 +41,11 @@ COPY --from=wheel /wheel /wheel
 RUN /opt/gpujob/bin/pip install --no-cache-dir --no-deps /wheel/*.whl
 
 FROM ${BASE} AS worker
-# torch.compile builds kernels with the C compiler at run time.
-RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/* && \
+# torch.compile builds kernels at run time, for which it needs a compiler and Python's headers; the
+# Python images have the headers, Debian's and Ubuntu's Python has them in a package.
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ && \
+    { python3 -c 'import sysconfig; open(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null || \
+      apt-get install --yes --no-install-recommends python3-dev; } && rm -rf /var/lib/apt/lists/* && \
     mkdir /workspace && chown 65532:65532 /workspace
 COPY --from=worker-packages /opt/gpujob /opt/gpujob
 COPY --chown=65532:65532 examples /workspace

@@ -11,6 +11,8 @@
 #   worker.txt    the worker image: torch.txt and a few more
 set -euo pipefail
 cd "$(dirname "$0")/.."
+# As in scripts/setup.sh: a company's proxy is known to the system's certificates only.
+[[ -s /etc/ssl/certs/ca-certificates.crt ]] && export UV_SYSTEM_CERTS=${UV_SYSTEM_CERTS:-true}
 compile=(.venv/bin/uv pip compile --quiet --generate-hashes --no-header --no-emit-index-url
   --no-emit-find-links --universal --python-version 3.11
   --exclude-newer "${EXCLUDE_NEWER:-$(date -u -d '7 days ago' +%FT%TZ)}")

@@ -16,6 +16,11 @@ wanted=$({ cat requirements/*.txt pyproject.toml scripts/setup.sh; echo "backend
 stamp=$venv/.gpujob-setup
 [[ -f $stamp && $(<"$stamp") == "$wanted" ]] && exit 0
 
+# uv brings certificates of its own; a company's proxy is known only to the system's.
+for bundle in /etc/ssl/certs/ca-certificates.crt /etc/pki/tls/certs/ca-bundle.crt /etc/ssl/ca-bundle.pem; do
+  [[ -s $bundle ]] && export UV_SYSTEM_CERTS=${UV_SYSTEM_CERTS:-true}
+done
+
 say() { printf '\033[1m==> %s\033[0m\n' "$*"; }
 
 usable() { # 3.11 or newer, and able to make a virtual environment (Debian splits that off)
