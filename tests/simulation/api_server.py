@@ -1,0 +1,180 @@
+"""A model of the Kubernetes API server: versions, preconditions, deletion with grace, no more.
+
+What it stores is JSON that went through text, as on a real one. Every commit is one revision: the
+recorder sees them all in order, the watches of the operators later.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, cast
+
+from gpujob_api.codec import format_time
+from gpujob_operator.observe.cache import Kind
+from tests.simulation.clock import Clock
+
+Manifest = dict[str, Any]
+Watcher = Callable[[Kind, str, Manifest], None]
+
+
+class ApiFault(Exception):  # noqa: N818 - what a client gets to see, not a fault of the program
+    """A request was answered with an error."""
+
+
+class Conflict(ApiFault):
+    pass
+
+
+class AlreadyExists(ApiFault):
+    pass
+
+
+class NotFound(ApiFault):
+    pass
+
+
+class Unavailable(ApiFault):
+    """No answer: the write may have been committed or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """One commit. `by` is who wrote: an operator's name, or a part of the cluster."""
+
+    version: int
+    at: float
+    kind: Kind
+    type: str
+    object: Manifest
+    before: Manifest | None
+    by: str
+
+
+class ApiServer:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._version = 0
+        self._uids = 0
+        self._objects: dict[Kind, dict[str, Manifest]] = {kind: {} for kind in Kind}
+        self._names: dict[tuple[Kind, str], str] = {}
+        self.watchers: list[Watcher] = []
+        self.recorders: list[Callable[[Revision], None]] = []
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    def list(self, kind: Kind) -> list[Manifest]:
+        return list(self._objects[kind].values())
+
+    def find(self, kind: Kind, uid: str) -> Manifest | None:
+        return self._objects[kind].get(uid)
+
+    def get(self, kind: Kind, namespace: str, name: str) -> Manifest:
+        uid = self._names.get((kind, f"{namespace}/{name}"))
+        if uid is None:
+            raise NotFound(f"{kind.value} {name}")
+        return self._objects[kind][uid]
+
+    def create(self, kind: Kind, manifest: Mapping[str, Any], by: str) -> Manifest:
+        stored = cast(Manifest, json.loads(json.dumps(manifest)))
+        metadata = stored["metadata"]
+        key = (kind, f"{metadata.get('namespace', '')}/{metadata['name']}")
+        if key in self._names:
+            raise AlreadyExists(metadata["name"])
+        self._uids += 1
+        metadata["uid"] = f"uid-{self._uids:05d}"
+        metadata["generation"] = 1
+        metadata["creationTimestamp"] = format_time(self._clock.moment.replace(microsecond=0))
+        if kind is Kind.POD:
+            stored["status"] = {"phase": "Pending"}
+        self._names[key] = metadata["uid"]
+        return self._commit(kind, "ADDED", stored, None, by)
+
+    def patch(
+        self,
+        kind: Kind,
+        namespace: str,
+        name: str,
+        patch: Mapping[str, Any],
+        by: str,
+        *,
+        spec: bool = False,
+    ) -> Manifest:
+        """A merge patch of the status, or of anything else with `spec` (a new generation then)."""
+        before = self.get(kind, namespace, name)
+        change = cast(Manifest, json.loads(json.dumps(patch)))
+        precondition = (change.get("metadata") or {}).pop("resourceVersion", None)
+        if precondition not in (None, before["metadata"]["resourceVersion"]):
+            raise Conflict(f"{name}: {precondition}")
+        change = change if spec else {"status": change.get("status") or {}}
+        after = cast(Manifest, _merged(before, change))
+        if after == before:
+            return before
+        if spec and after.get("spec") != before.get("spec"):
+            generation = before["metadata"]["generation"] + 1
+            after["metadata"] = {**after["metadata"], "generation": generation}
+        return self._commit(kind, "MODIFIED", after, before, by)
+
+    def delete(
+        self, kind: Kind, namespace: str, name: str, by: str, *, uid: str = "", grace: float = 30
+    ) -> Manifest:
+        """Pods that run are marked and stay until their kubelet removes them; others go at once."""
+        before = self.get(kind, namespace, name)
+        if uid and before["metadata"]["uid"] != uid:
+            raise Conflict(f"{name} is another object")
+        if kind is not Kind.POD or not _has_processes(before) or grace == 0:
+            return self.remove(kind, before["metadata"]["uid"], by)
+        deadline = format_time(_seconds_from(self._clock, grace))
+        known = before["metadata"].get("deletionTimestamp")
+        if known is not None and known <= deadline:
+            return before
+        metadata = {**before["metadata"], "deletionTimestamp": deadline}
+        return self._commit(kind, "MODIFIED", {**before, "metadata": metadata}, before, by)
+
+    def remove(self, kind: Kind, uid: str, by: str) -> Manifest:
+        before = self._objects[kind].pop(uid)
+        metadata = before["metadata"]
+        del self._names[(kind, f"{metadata.get('namespace', '')}/{metadata['name']}")]
+        return self._commit(kind, "DELETED", dict(before), before, by)
+
+    def _commit(
+        self, kind: Kind, event_type: str, after: Manifest, before: Manifest | None, by: str
+    ) -> Manifest:
+        self._version += 1
+        after["metadata"] = {**after["metadata"], "resourceVersion": str(self._version)}
+        if event_type != "DELETED":
+            self._objects[kind][after["metadata"]["uid"]] = after
+        revision = Revision(
+            self._version, self._clock.now, kind, event_type, after, before, by
+        )
+        for recorder in self.recorders:
+            recorder(revision)
+        for watcher in list(self.watchers):
+            watcher(kind, event_type, after)
+        return after
+
+
+def _has_processes(pod: Manifest) -> bool:
+    bound = bool(pod["spec"].get("nodeName"))
+    return bound and pod["status"]["phase"] not in ("Succeeded", "Failed")
+
+
+def _seconds_from(clock: Clock, seconds: float) -> datetime:
+
+
+    return (clock.moment + timedelta(seconds=seconds)).replace(microsecond=0)
+
+
+def _merged(before: Any, patch: Any) -> Any:
+    """RFC 7386."""
+    if not isinstance(patch, dict):
+        return patch
+    result: Manifest = dict(before) if isinstance(before, dict) else {}
+    for name, value in cast(Manifest, patch).items():
+        if value is None:
+            result.pop(name, None)
+        else:
+            result[name] = _merged(result.get(name), value)
+    return result

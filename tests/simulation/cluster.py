@@ -1,0 +1,386 @@
+"""Nodes, kubelets, scheduler, garbage collection and agents of the simulated cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from gpujob_api.codec import encode, format_time, parse_time
+from gpujob_api.gpunode import GPU, GPUProcess
+from gpujob_api.meta import API_VERSION, LABEL_SPOT, TAINT_RECLAIM
+from gpujob_api.quantities import GIB
+from gpujob_operator.observe.cache import Kind
+from tests.harness.builders import MODEL
+from tests.simulation.api_server import ApiServer, Conflict, Manifest, NotFound
+
+if TYPE_CHECKING:
+    from tests.simulation.clock import Clock
+    from tests.simulation.worker import Worker
+    from tests.simulation.workloads import NodePlan
+
+AGENT_SECONDS = 6.0
+NOT_READY_AFTER_SECONDS = 10.0
+EVICTED_AFTER_SECONDS = 60.0
+MISSING_CARD = "missing"
+ABSURD_CARD = "absurd"
+
+
+@dataclass(slots=True)
+class PhysicalCard:
+    uuid: str
+    total_bytes: int
+    driver_bytes: int
+    stranger_bytes: int = 0
+    healthy: bool = True
+    # "", MISSING_CARD or ABSURD_CARD: how the agent's readings of it are wrong.
+    misread: str = ""
+
+
+@dataclass(slots=True)
+class Machine:
+    """A node's hardware and its kubelet. `powered` and `connected` are not known to the API."""
+
+    name: str
+    plan: NodePlan
+    cards: dict[str, PhysicalCard]
+    powered: bool = True
+    connected: bool = True
+    agent_runs: bool = True
+    workers: dict[str, Worker] = field(default_factory=dict["str", "Worker"])
+    gone: bool = False
+
+    def used_bytes(self, uuid: str) -> int:
+        ours = sum(w.memory_on(uuid) for w in self.workers.values())
+        return self.cards[uuid].stranger_bytes + ours
+
+    def room_bytes(self, uuid: str) -> int:
+        card = self.cards[uuid]
+        return card.total_bytes - card.driver_bytes - self.used_bytes(uuid)
+
+
+class Cluster:
+    """Everything of the cluster but the operator; its controllers see the API without delay."""
+
+    def __init__(self, clock: Clock, api: ApiServer, start_worker: Any) -> None:
+        self.clock = clock
+        self.api = api
+        self.machines: dict[str, Machine] = {}
+        self._start_worker = start_worker
+        api.watchers.append(self._watch)
+
+    def join(self, plan: NodePlan) -> Machine:
+        """A node with its agent. A node of the same name that comes later has other cards."""
+        count = sum(1 for m in self.machines if m.split("~")[0] == plan.name)
+        if plan.name in self.machines:
+            self.machines[f"{plan.name}~{count}"] = self.machines.pop(plan.name)
+        cards = {
+            f"GPU-{plan.name}-{count}-{n}": PhysicalCard(
+                f"GPU-{plan.name}-{count}-{n}", plan.card_bytes, plan.driver_bytes
+            )
+            for n in range(plan.cards)
+        }
+        machine = Machine(plan.name, plan, cards)
+        self.machines[plan.name] = machine
+        labels = {"gpujob.dev/managed": "true", LABEL_SPOT: "true" if plan.spot else "false"}
+        node = {
+            "metadata": {"name": plan.name, "labels": labels},
+            "spec": {},
+            "status": {
+                "allocatable": {"cpu": str(plan.cpu), "memory": "256Gi"},
+                "conditions": [self._ready(True)],
+            },
+        }
+        self.api.create(Kind.NODE, node, "cloud")
+        gpu_node = {"apiVersion": API_VERSION, "kind": "GPUNode", "metadata": {"name": plan.name}}
+        self.api.create(Kind.GPU_NODE, gpu_node, "agent")
+        self._publish(machine)
+        self.clock.every(AGENT_SECONDS, lambda: self._agent(machine))
+        return machine
+
+    # -- the watch of scheduler, kubelets and garbage collector
+
+    def _watch(self, kind: Kind, event_type: str, manifest: Manifest) -> None:
+        random = self.clock.random
+        metadata = manifest["metadata"]
+        if kind is Kind.POD and event_type == "ADDED":
+            self.clock.after(random.uniform(0.1, 1.0), lambda: self._bind(metadata["uid"]))
+        elif kind is Kind.POD and event_type == "MODIFIED" and "deletionTimestamp" in metadata:
+            self.clock.after(random.uniform(0.0, 0.3), lambda: self._terminate(metadata["uid"]))
+        elif kind is Kind.POD and event_type == "DELETED":
+            self._kill_removed(manifest)
+        elif kind is Kind.JOB and event_type == "DELETED":
+            delay = random.uniform(0.2, 5.0)
+            self.clock.after(delay, lambda: self._collect(metadata["uid"]))
+
+    def _collect(self, job_uid: str) -> None:
+        """Background deletion of what the job owned; looks again for what was created late."""
+        for pod in self.api.list(Kind.POD):
+            owners = pod["metadata"].get("ownerReferences") or ()
+            if any(owner["uid"] == job_uid for owner in owners):
+                self.delete_pod(pod, "garbage-collector")
+                self.clock.after(20.0, lambda: self._collect(job_uid))
+
+    def delete_pod(self, pod: Manifest, by: str, grace: float = 30) -> None:
+        metadata = pod["metadata"]
+        try:
+            self.api.delete(
+                Kind.POD, metadata["namespace"], metadata["name"], by, uid=metadata["uid"],
+                grace=grace,
+            )  # fmt: skip
+        except (NotFound, Conflict):
+            return
+
+    # -- scheduler
+
+    def _bind(self, uid: str) -> None:
+        pod = self.api.find(Kind.POD, uid)
+        if pod is None or "deletionTimestamp" in pod["metadata"]:
+            return
+        refusal = self._unschedulable(pod)
+        if refusal:
+            condition = {
+                "type": "PodScheduled",
+                "status": "False",
+                "reason": "Unschedulable",
+                "message": refusal,
+            }
+            self._pod_status(pod, {"conditions": [condition]})
+            self.clock.after(5.0, lambda: self._bind(uid))
+            return
+        name = _wanted_node(pod)
+        bound = self._patch_pod(pod, {"spec": {"nodeName": name}}, spec=True)
+        if bound is not None:
+            seconds = self.clock.random.uniform(0.3, 3.0)
+            self.clock.after(seconds, lambda: self._start(uid))
+
+    def _unschedulable(self, pod: Manifest) -> str:
+        try:
+            node = self.api.get(Kind.NODE, "", _wanted_node(pod))
+        except NotFound:
+            return "node not found"
+        if any(taint["effect"] == "NoSchedule" for taint in node["spec"].get("taints") or ()):
+            return "untolerated taint"
+        ready = node["status"]["conditions"][0]["status"] == "True"
+        return "" if ready else "node is not ready"
+
+    # -- kubelet
+
+    def _start(self, uid: str) -> None:
+        pod = self.api.find(Kind.POD, uid)
+        if pod is None or pod["status"]["phase"] != "Pending":
+            return
+        machine = self.machines.get(pod["spec"]["nodeName"])
+        if machine is None or machine.gone:
+            return
+        if not (machine.powered and machine.connected):
+            self.clock.after(5.0, lambda: self._start(uid))
+            return
+        if "deletionTimestamp" in pod["metadata"]:
+            self.api.remove(Kind.POD, uid, "kubelet")
+            return
+        machine.workers[uid] = self._start_worker(self, machine, pod)
+        started = {"running": {"startedAt": format_time(self.clock.moment)}}
+        self._pod_status(pod, {"phase": "Running", "containerStatuses": [_worker_status(started)]})
+
+    def _terminate(self, uid: str) -> None:
+        """SIGTERM now, SIGKILL at the deadline; the object goes when the process is gone."""
+        pod = self.api.find(Kind.POD, uid)
+        if pod is None:
+            return
+        machine = self.machines.get(pod["spec"].get("nodeName", ""))
+        if machine is None or machine.gone or not (machine.powered and machine.connected):
+            return
+        worker = machine.workers.get(uid)
+        if worker is None:
+            if pod["status"]["phase"] == "Pending":
+                self.clock.after(0.5, lambda: self._start(uid))
+            else:
+                self.api.remove(Kind.POD, uid, "kubelet")
+            return
+        deadline = parse_time(pod["metadata"]["deletionTimestamp"])
+        left = (deadline - self.clock.moment).total_seconds()
+        worker.terminate()
+        self.clock.after(left, lambda: worker.kill_if_asked(deadline))
+
+    def ended(self, worker: Worker, status: dict[str, Any], phase: str) -> None:
+        """The kubelet reports the end of a process, when it is connected again at the latest."""
+        machine = worker.machine
+        machine.workers.pop(worker.pod_uid, None)
+        if machine.gone or not machine.powered:
+            return
+        if not machine.connected:
+            self.clock.after(3.0, lambda: self.ended(worker, status, phase))
+            return
+        pod = self.api.find(Kind.POD, worker.pod_uid)
+        if pod is None:
+            return
+        ended = {**status, "finishedAt": format_time(self.clock.moment)}
+        containers = [_worker_status({"terminated": ended})]
+        pod = self._pod_status(pod, {"phase": phase, "containerStatuses": containers})
+        if pod is not None and "deletionTimestamp" in pod["metadata"]:
+            uid = worker.pod_uid
+            self.clock.after(self.clock.random.uniform(0.0, 0.5), lambda: self._remove(uid))
+
+    def _remove(self, uid: str) -> None:
+        if self.api.find(Kind.POD, uid) is not None:
+            self.api.remove(Kind.POD, uid, "kubelet")
+
+    def _kill_removed(self, pod: Manifest) -> None:
+        """A pod that was removed by force: its kubelet kills it as soon as it hears of that."""
+        machine = self.machines.get(pod["spec"].get("nodeName", ""))
+        if machine is not None and machine.connected:
+            worker = machine.workers.pop(pod["metadata"]["uid"], None)
+            if worker is not None:
+                worker.vanish()
+
+    def _pod_status(self, pod: Manifest, status: dict[str, Any]) -> Manifest | None:
+        return self._patch_pod(pod, {"status": status}, spec=False)
+
+    def _patch_pod(self, pod: Manifest, patch: dict[str, Any], *, spec: bool) -> Manifest | None:
+        metadata = pod["metadata"]
+        current = self.api.find(Kind.POD, metadata["uid"])
+        if current is None:
+            return None
+        return self.api.patch(
+            Kind.POD, metadata["namespace"], metadata["name"], patch, "kubelet", spec=spec
+        )
+
+    # -- nodes that come and go
+
+    def disconnect(self, machine: Machine, seconds: float, *, power_off: bool) -> None:
+        """No word from the node for a while; without power its processes are gone as well."""
+        machine.connected = False
+        if power_off:
+            machine.powered = False
+            for worker in list(machine.workers.values()):
+                worker.vanish()
+            machine.workers.clear()
+        self.clock.after(NOT_READY_AFTER_SECONDS, lambda: self._not_ready(machine))
+        self.clock.after(EVICTED_AFTER_SECONDS, lambda: self._evict(machine))
+        self.clock.after(seconds, lambda: self._reconnect(machine))
+
+    def _reconnect(self, machine: Machine) -> None:
+        if machine.gone:
+            return
+        machine.connected = machine.powered = True
+        self._patch_node(machine, {"status": {"conditions": [self._ready(True)]}})
+        for pod in self.api.list(Kind.POD):
+            if pod["spec"].get("nodeName") != machine.name:
+                continue
+            uid = pod["metadata"]["uid"]
+            if uid in machine.workers:
+                if "deletionTimestamp" in pod["metadata"]:
+                    self._terminate(uid)
+            elif "deletionTimestamp" in pod["metadata"]:
+                self.api.remove(Kind.POD, uid, "kubelet")
+            elif pod["status"]["phase"] == "Running":
+                lost = {"exitCode": 137, "reason": "ContainerStatusUnknown"}
+                containers = [_worker_status({"terminated": lost})]
+                self._pod_status(pod, {"phase": "Failed", "containerStatuses": containers})
+        known = {pod["metadata"]["uid"] for pod in self.api.list(Kind.POD)}
+        for uid in machine.workers.keys() - known:
+            machine.workers.pop(uid).vanish()
+
+    def _not_ready(self, machine: Machine) -> None:
+        if not machine.connected and not machine.gone:
+            self._patch_node(machine, {"status": {"conditions": [self._ready(False)]}})
+
+    def _evict(self, machine: Machine) -> None:
+        if machine.connected or machine.gone:
+            return
+        for pod in self.api.list(Kind.POD):
+            if pod["spec"].get("nodeName") == machine.name:
+                self.delete_pod(pod, "taint-manager")
+
+    def reclaim(self, machine: Machine, notice_seconds: float) -> None:
+        """A taint with the deadline, SIGTERM shortly before it, then the node is no more."""
+        deadline = int((self.clock.moment + timedelta(seconds=notice_seconds)).timestamp())
+        taint = {"key": TAINT_RECLAIM, "effect": "NoSchedule", "value": str(deadline)}
+        self._patch_node(machine, {"spec": {"taints": [taint]}}, spec=True)
+        self.clock.after(notice_seconds - 2, lambda: self._sigterm_all(machine))
+        self.clock.after(notice_seconds, lambda: self.destroy(machine))
+
+    def _sigterm_all(self, machine: Machine) -> None:
+        for worker in list(machine.workers.values()):
+            worker.terminate()
+
+    def destroy(self, machine: Machine) -> None:
+        if machine.gone:
+            return
+        machine.gone, machine.connected, machine.powered = True, False, False
+        for worker in list(machine.workers.values()):
+            worker.vanish()
+        machine.workers.clear()
+        for kind in (Kind.NODE, Kind.GPU_NODE):
+            self.api.remove(kind, self.api.get(kind, "", machine.name)["metadata"]["uid"], "cloud")
+        self.clock.after(self.clock.random.uniform(2, 20), lambda: self._collect_pods_of(machine))
+
+    def _collect_pods_of(self, machine: Machine) -> None:
+        for pod in self.api.list(Kind.POD):
+            if pod["spec"].get("nodeName") == machine.name and machine.gone:
+                self.api.remove(Kind.POD, pod["metadata"]["uid"], "pod-gc")
+
+    def _ready(self, ready: bool) -> dict[str, Any]:
+        return {
+            "type": "Ready",
+            "status": "True" if ready else "Unknown",
+            "lastTransitionTime": format_time(self.clock.moment),
+        }
+
+    def _patch_node(self, machine: Machine, patch: dict[str, Any], *, spec: bool = False) -> None:
+        self.api.patch(Kind.NODE, "", machine.name, patch, "node-controller", spec=spec)
+
+    # -- agent
+
+    def _agent(self, machine: Machine) -> bool:
+        if machine.agent_runs and machine.connected and not machine.gone:
+            self._publish(machine)
+        return not machine.gone
+
+    def _publish(self, machine: Machine) -> None:
+        gpus = [
+            self._reading(machine, card, index)
+            for index, card in enumerate(machine.cards.values())
+            if card.misread != MISSING_CARD
+        ]
+        status = {
+            "observedAt": format_time(self.clock.moment),
+            "sampleIntervalSeconds": AGENT_SECONDS,
+            "gpus": gpus,
+        }
+        self.api.patch(Kind.GPU_NODE, "", machine.name, {"status": status}, "agent")
+
+    def _reading(self, machine: Machine, card: PhysicalCard, index: int) -> dict[str, Any]:
+        processes = [
+            GPUProcess(1000 + n, worker.memory_on(card.uuid), worker.pod_uid, worker.utilization)
+            for n, worker in enumerate(machine.workers.values())
+            if card.uuid in worker.gpus
+        ]
+        if card.stranger_bytes:
+            processes.append(GPUProcess(99, card.stranger_bytes))
+        reading = encode(
+            GPU(
+                uuid=card.uuid,
+                index=index,
+                model=MODEL,
+                memory_total_bytes=card.total_bytes,
+                memory_used_bytes=min(sum(p.memory_bytes for p in processes), card.total_bytes),
+                memory_reserved_bytes=card.driver_bytes,
+                utilization_percent=min(100.0, sum(p.utilization_percent or 0 for p in processes)),
+                healthy=card.healthy,
+                health_message="" if card.healthy else "XID 79",
+                processes=tuple(processes),
+            )
+        )
+        return {**reading, "memoryUsedBytes": 900 * GIB} if card.misread == ABSURD_CARD else reading
+
+
+def _wanted_node(pod: Manifest) -> str:
+    affinity = pod["spec"]["affinity"]["nodeAffinity"]
+    required = affinity["requiredDuringSchedulingIgnoredDuringExecution"]
+    return required["nodeSelectorTerms"][0]["matchFields"][0]["values"][0]
+
+
+def _worker_status(state: dict[str, Any]) -> dict[str, Any]:
+    return {"name": "worker", "state": state}

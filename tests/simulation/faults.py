@@ -1,0 +1,115 @@
+"""What goes wrong in a seed, and when it stops going wrong."""
+
+from dataclasses import dataclass, field
+from random import Random
+
+from tests.simulation.api_server import Unavailable
+
+FAULTS_END_SECONDS = 300.0
+
+
+@dataclass(slots=True)
+class Faults:
+    """Probabilities and delays. All of them are 0 once `stop` was called."""
+
+    watch_delay_max: float = 0.02
+    watch_break: float = 0.0
+    watch_break_seconds: float = 20.0
+    repeat: float = 0.0
+    write_error: float = 0.0
+    lost_answer: float = 0.0
+    slow_write: float = 0.0
+    report_loss: float = 0.0
+    # Crash after so many writes; then again after the next number.
+    crashes: list[int] = field(default_factory=list[int])
+    # Both operators believe that they lead: only to show that the checks notice it.
+    split_brain: bool = False
+    writes: int = 0
+
+    def stop(self) -> None:
+        self.watch_delay_max = 0.02
+        self.watch_break = self.repeat = self.write_error = self.lost_answer = 0.0
+        self.slow_write = self.report_loss = 0.0
+        self.crashes = []
+
+    def watch_delay(self, random: Random) -> float:
+        return random.uniform(0.001, self.watch_delay_max)
+
+    def breaks_watch(self, random: Random) -> bool:
+        return random.random() < self.watch_break
+
+    def repeats_event(self, random: Random) -> bool:
+        return random.random() < self.repeat
+
+    def loses_answer(self, random: Random) -> bool:
+        return random.random() < self.lost_answer
+
+    def write_delay(self, random: Random) -> float:
+        if random.random() < self.slow_write:
+            return random.uniform(0.5, 4.0)
+        return random.uniform(0.001, 0.02)
+
+    def before_write(self, random: Random) -> None:
+        if random.random() < self.write_error:
+            raise Unavailable("500")
+
+    def after_write(self, random: Random) -> None:
+        self.writes += 1
+
+    def counts_down_to_crash(self) -> bool:
+        if self.crashes and self.writes >= self.crashes[0]:
+            self.crashes.pop(0)
+            return True
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """Something that happens to the cluster at a time. `what` names it in reports."""
+
+    at: float
+    what: str
+    node: str
+    seconds: float
+
+
+def make_faults(seed: int) -> Faults:
+    """The weather of a seed: usually some of everything, sometimes calm."""
+    random = Random(seed * 104_729 + 2)
+
+    def sometimes(value: float) -> float:
+        return value if random.random() < 0.4 else 0.0
+
+    crashes: list[int] = []
+    for _ in range(random.choice([0, 0, 1, 2, 4])):
+        crashes.append((crashes[-1] if crashes else 0) + random.randint(1, 25))
+    return Faults(
+        watch_delay_max=random.choice([0.02, 0.02, 1.0, 5.0]),
+        watch_break=sometimes(0.03),
+        repeat=sometimes(0.2),
+        write_error=sometimes(0.2),
+        lost_answer=sometimes(0.2),
+        slow_write=sometimes(0.1),
+        report_loss=sometimes(0.5),
+        crashes=crashes,
+    )
+
+
+INCIDENTS = (
+    *("power", "partition", "reclaim", "destroy", "agent", "missing", "absurd", "unhealthy"),
+    *("stranger", "pod-deleted", "pause", "operator-killed"),
+)
+
+
+def make_incidents(seed: int, nodes: list[str]) -> list[Incident]:
+    random = Random(seed * 15_485_863 + 3)
+    return [
+        Incident(
+            random.uniform(1, FAULTS_END_SECONDS - 100),
+            random.choice(INCIDENTS),
+            random.choice(nodes),
+            random.uniform(5, 95),
+        )
+        for _ in range(random.choice([0, 1, 2, 3, 5]))
+    ]
+

@@ -1,0 +1,332 @@
+"""One seed: a cluster, its jobs, operators and incidents; what came of it, checked."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from gpujob_api.gpujob import GPUJob, StopReason
+from gpujob_api.manifest import gpujob_from_manifest
+from gpujob_api.meta import API_VERSION
+from gpujob_api.report import Report
+from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.plan import Plan
+from gpujob_operator.decide.planner import plan as real_plan
+from gpujob_operator.decide.snapshot import Snapshot
+from gpujob_operator.observe.cache import Kind
+from tests.harness.builders import NAMESPACE
+from tests.simulation.api_server import ApiServer, Manifest, NotFound
+from tests.simulation.clock import Clock
+from tests.simulation.cluster import ABSURD_CARD, MISSING_CARD, Cluster, Machine
+from tests.simulation.faults import (
+    FAULTS_END_SECONDS,
+    Faults,
+    Incident,
+    make_faults,
+    make_incidents,
+)
+from tests.simulation.operator_shell import Lease, OperatorShell
+from tests.simulation.recorder import FINAL, Recorder, Violation
+from tests.simulation.worker import Disk, Worker
+from tests.simulation.workloads import Scenario, Submission, make_scenario
+
+PlanFunction = Callable[[Snapshot, datetime], Plan]
+END_SECONDS = 6000.0
+QUIET_SECONDS = 150.0
+RESTART_SECONDS = 3.0
+CONFIGURATION = Configuration(report_url="http://operator/report")
+
+
+@dataclass(slots=True)
+class Result:
+    """How a seed ended. `ends` is the final phase by job name."""
+
+    seed: int
+    violations: list[Violation] = field(default_factory=list[Violation])
+    ends: dict[str, str] = field(default_factory=dict[str, str])
+    attempts: dict[str, int] = field(default_factory=dict[str, int])
+    writes: int = 0
+    cycles: int = 0
+    revisions: int = 0
+    seconds: float = 0.0
+
+
+class Simulation:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        scenario: Scenario | None = None,
+        faults: Faults | None = None,
+        incidents: list[Incident] | None = None,
+        operators: int | None = None,
+        plan: PlanFunction = real_plan,
+    ) -> None:
+        self.seed = seed
+        self.clock = Clock(seed)
+        self.api = ApiServer(self.clock)
+        self.scenario = scenario or make_scenario(seed)
+        self.faults = make_faults(seed) if faults is None else faults
+        names = [node.name for node in self.scenario.nodes]
+        self.incidents = make_incidents(seed, names) if incidents is None else incidents
+        self.operator_names: set[str] = set()
+        self.recorder = Recorder(self.api, self.operator_names)
+        self.cluster = Cluster(self.clock, self.api, self._start_worker)
+        self.disks: dict[str, Disk] = {}
+        self.shells: list[OperatorShell] = []
+        self.cycles = 0
+        self._plan = plan
+        self._lease = Lease()
+        self._count = (2 if seed % 3 == 0 else 1) if operators is None else operators
+
+    def run(self) -> Result:
+        self.api.create(Kind.QUEUE, _queue(), "admin")
+        for node in self.scenario.nodes:
+            self.cluster.join(node)
+        for _ in range(self._count):
+            self._start_operator()
+        for submission in self.scenario.submissions:
+            self._submit(submission)
+        for incident in self.incidents:
+            self.clock.after(incident.at, lambda incident=incident: self._happen(incident))
+        self.clock.every(1.0, self._supervise)
+        self.clock.run_until(FAULTS_END_SECONDS)
+        self.faults.stop()
+        self._settle()
+        return self._result()
+
+    def _settle(self) -> None:
+        """Until every job is where it belongs and nothing was written for a while."""
+        while self.clock.now < END_SECONDS and not self.recorder.violations:
+            self.clock.run_until(self.clock.now + 50)
+            quiet = self.clock.now - self.recorder.last_operator_write
+            if quiet > QUIET_SECONDS and all(map(self._is_where_it_belongs, self._jobs())):
+                return
+
+    def _is_where_it_belongs(self, job: GPUJob) -> bool:
+        return job.finished or self._expected(job) == "Pending"
+
+    def _expected(self, job: GPUJob) -> str:
+        return next(
+            one.workload.expected
+            for one in self.scenario.submissions
+            if one.name == job.metadata.name
+        )
+
+    # -- operators
+
+    def _start_operator(self) -> None:
+        name = f"operator-{len(self.operator_names)}"
+        self.operator_names.add(name)
+        self.shells.append(
+            OperatorShell(
+                name, self.clock, self.api, self._lease, self.faults, self._plan, CONFIGURATION
+            )
+        )
+
+    def _supervise(self) -> bool:
+        """Starts an operator for each that died, as its Deployment does."""
+        for shell in [shell for shell in self.shells if not shell.alive]:
+            self.shells.remove(shell)
+            self.cycles += shell.cycles
+            self.clock.after(RESTART_SECONDS, self._start_operator)
+        return True
+
+    # -- users
+
+    def _submit(self, submission: Submission) -> None:
+        job = {
+            "apiVersion": API_VERSION,
+            "kind": "GPUJob",
+            "metadata": {"name": submission.name, "namespace": NAMESPACE},
+            "spec": submission.spec,
+        }
+        name = submission.name
+        self.clock.after(submission.at, lambda: self.api.create(Kind.JOB, job, "user"))
+        if submission.delete_at is not None:
+            self.clock.after(submission.delete_at, lambda: self._recreate(name, job))
+        for at, suspend in ((submission.suspend_at, True), (submission.resume_at, False)):
+            if at is not None:
+                self.clock.after(at, lambda suspend=suspend: self._suspend(name, suspend))
+
+    def _recreate(self, name: str, job: Manifest) -> None:
+        """The same name at once again: another job."""
+        self.api.delete(Kind.JOB, NAMESPACE, name, "user")
+        self.api.create(Kind.JOB, job, "user")
+
+    def _suspend(self, name: str, suspend: bool) -> None:
+        self.api.patch(Kind.JOB, NAMESPACE, name, {"spec": {"suspend": suspend}}, "user", spec=True)
+
+    # -- workers
+
+    def _start_worker(self, cluster: Cluster, machine: Machine, pod: Manifest) -> Worker:
+        labels = pod["metadata"]["labels"]
+        name = labels["gpujob.dev/job"]
+        workload = next(o.workload for o in self.scenario.submissions if o.name == name)
+        disk = self.disks.setdefault(labels["gpujob.dev/job-uid"], Disk())
+        return Worker(cluster, machine, pod, workload, disk, self._peers_run, self._tell)
+
+    def _peers_run(self, worker: Worker) -> bool:
+        job = self.api.find(Kind.JOB, worker.job_uid)
+        wanted = job["spec"].get("workers", 1) if job is not None else 1
+        if wanted == 1:
+            return True
+        running = {
+            other.rank
+            for machine in self.cluster.machines.values()
+            for other in machine.workers.values()
+            if other.job_uid == worker.job_uid and other.attempt == worker.attempt
+        }
+        done = {
+            int(pod["metadata"]["labels"]["gpujob.dev/rank"])
+            for pod in self.api.list(Kind.POD)
+            if pod["status"]["phase"] == "Succeeded"
+            and pod["metadata"]["labels"]["gpujob.dev/job-uid"] == worker.job_uid
+            and pod["metadata"]["labels"]["gpujob.dev/attempt"] == str(worker.attempt)
+        }
+        return len(running | done) == wanted
+
+    def _tell(self, worker: Worker, report: Report) -> StopReason | None:
+        if self.clock.random.random() < self.faults.report_loss:
+            return None
+        answers = [shell.receive(worker, report) for shell in self.shells if shell.alive]
+        return next((answer for answer in answers if answer is not None), None)
+
+    # -- incidents
+
+    def _happen(self, incident: Incident) -> None:
+        machine = self.cluster.machines[incident.node]
+        if incident.what == "pause":
+            self.shells[0].pause(min(incident.seconds, 40.0)) if self.shells else None
+        elif incident.what == "operator-killed":
+            for shell in self.shells:
+                shell.crash()
+        elif incident.what == "pod-deleted":
+            pods = self.api.list(Kind.POD)
+            if pods:
+                self.cluster.delete_pod(self.clock.random.choice(pods), "user")
+        elif not machine.gone:
+            self._happen_to(machine, incident)
+
+    def _happen_to(self, machine: Machine, incident: Incident) -> None:
+        seconds = incident.seconds
+        match incident.what:
+            case "power" | "partition":
+                if machine.connected:
+                    power_off = incident.what == "power"
+                    self.cluster.disconnect(machine, seconds, power_off=power_off)
+            case "reclaim" | "destroy":
+                if incident.what == "reclaim":
+                    self.cluster.reclaim(machine, seconds)
+                else:
+                    self.cluster.destroy(machine)
+                # Another machine of that name comes after it.
+                plan = machine.plan
+                self.clock.after(seconds + 40, lambda: self.cluster.join(plan))
+            case "agent":
+                machine.agent_runs = False
+                self.clock.after(seconds, lambda: setattr(machine, "agent_runs", True))
+            case _:
+                self._happen_to_card(machine, incident)
+
+    def _happen_to_card(self, machine: Machine, incident: Incident) -> None:
+        card = self.clock.random.choice(list(machine.cards.values()))
+        if incident.what == "stranger":
+            card.stranger_bytes = min(8 * 1024**3, max(0, machine.room_bytes(card.uuid)))
+        elif incident.what == "unhealthy":
+            card.healthy = False
+        else:
+            card.misread = MISSING_CARD if incident.what == "missing" else ABSURD_CARD
+
+        def mend() -> None:
+            card.stranger_bytes, card.healthy, card.misread = 0, True, ""
+
+        self.clock.after(incident.seconds, mend)
+
+    # -- the end
+
+    def _jobs(self) -> list[GPUJob]:
+        return [gpujob_from_manifest(job) for job in self.api.list(Kind.JOB)]
+
+    def _result(self) -> Result:
+        violations = list(self.recorder.violations)
+        if not violations:
+            violations = [
+                *self._check_ends(),
+                *self._check_rest(),
+                *self._check_orphans(),
+            ]
+        return Result(
+            self.seed,
+            violations,
+            {job.metadata.name: job.status.phase.value for job in self._jobs()},
+            dict(self.recorder.attempts),
+            self.recorder.operator_writes,
+            self.cycles + sum(shell.cycles for shell in self.shells),
+            self.api.version,
+            self.clock.now,
+        )
+
+    def _violation(self, invariant: str, message: str) -> Violation:
+        return Violation(invariant, self.clock.now, message)
+
+    def _check_ends(self) -> list[Violation]:
+        """I4, I9: every job is where it would be without faults, and those that wait know why."""
+        found: list[Violation] = []
+        for submission in self.scenario.submissions:
+            try:
+                manifest = self.api.get(Kind.JOB, NAMESPACE, submission.name)
+            except NotFound:
+                found.append(self._violation("I4", f"{submission.name} is gone"))
+                continue
+            job = gpujob_from_manifest(manifest)
+            found += self._check_end(job, submission)
+        return found
+
+    def _check_end(self, job: GPUJob, submission: Submission) -> list[Violation]:
+        name, status = job.metadata.name, job.status
+        wanted = submission.workload.expected
+        reasons = {c.type: f"{c.reason}: {c.message}" for c in status.conditions}
+        found: list[Violation] = []
+        if status.phase.value != wanted:
+            invariant = "I9" if job.finished else "I11"
+            text = f"{name} is {status.phase.value} after {self.clock.now:.0f} s, not {wanted}"
+            found.append(self._violation(invariant, f"{text}; {reasons} {status.counters}"))
+        elif status.phase.value not in FINAL and not reasons.get("Scheduled", ": ").strip(": "):
+            found.append(self._violation("I4", f"{name} waits without a reason"))
+        if status.observed_generation != job.metadata.generation:
+            text = f"{name}: observed {status.observed_generation} of {job.metadata.generation}"
+            found.append(self._violation("I8", text))
+        return found
+
+    def _check_rest(self) -> list[Violation]:
+        quiet = self.clock.now - self.recorder.last_operator_write
+        if quiet >= QUIET_SECONDS:
+            return []
+        return [self._violation("I8", f"an operator wrote {quiet:.0f} s before the end")]
+
+    def _check_orphans(self) -> list[Violation]:
+        jobs = {job["metadata"]["uid"] for job in self.api.list(Kind.JOB)}
+        pods = [
+            pod["metadata"]["name"]
+            for pod in self.api.list(Kind.POD)
+            if pod["metadata"]["labels"]["gpujob.dev/job-uid"] not in jobs
+        ]
+        return [self._violation("I7", f"pods of no job: {pods}")] if pods else []
+
+
+def run_seed(seed: int, plan: PlanFunction = real_plan) -> Result:
+    """The seed with its faults; then without any, and both must end alike (I9)."""
+    result = Simulation(seed, plan=plan).run()
+    return result
+
+
+def run_calm(seed: int) -> Result:
+    """The jobs of the seed without any fault."""
+    return Simulation(seed, faults=Faults(), incidents=[], operators=1).run()
+
+
+def _queue() -> Manifest:
+    return {"apiVersion": API_VERSION, "kind": "GPUQueue", "metadata": {"name": "default"}}
+
+
+__all__ = ["Result", "Simulation", "replace", "run_calm", "run_seed"]

@@ -1,0 +1,226 @@
+"""A worker process of the simulated cluster: it computes, reports, checkpoints, and ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from gpujob_api import settings as names
+from gpujob_api.gpujob import StopReason
+from gpujob_api.report import (
+    CheckpointReport,
+    Failure,
+    FailureClass,
+    Report,
+    Timing,
+    WorkerPhase,
+)
+from gpujob_api.settings import (
+    EXIT_DONE,
+    EXIT_INTERRUPTED_SAVED,
+    EXIT_INTERRUPTED_UNSAVED,
+    TunedSettings,
+)
+
+if TYPE_CHECKING:
+    from tests.simulation.api_server import Manifest
+    from tests.simulation.cluster import Cluster, Machine
+    from tests.simulation.workloads import Workload
+
+TICK_SECONDS = 2.0
+# Loading the model before the first step.
+WARM_UP_SECONDS = 2.0
+START_BYTES = 300 * 1024**2
+
+
+@dataclass(slots=True)
+class Disk:
+    """The checkpoint store of one job. An attempt that was overtaken cannot commit any more."""
+
+    step: int = 0
+    attempt: int = 0
+    bytes: int = 1000
+
+    def open(self, attempt: int) -> int:
+        self.attempt = max(self.attempt, attempt)
+        return self.step
+
+    def commit(self, attempt: int, step: int) -> bool:
+        if attempt < self.attempt:
+            return False
+        self.step = max(self.step, step)
+        return True
+
+
+# Gives the report to whoever leads; the answer is a request to stop, or None.
+Tell = Callable[["Worker", Report], StopReason | None]
+
+
+class Worker:
+    """One process. Ranks of a gang take steps only while all of them run."""
+
+    def __init__(
+        self, cluster: Cluster, machine: Machine, pod: Manifest, workload: Workload, disk: Disk,
+        peers: Callable[[Worker], bool], tell: Tell,
+    ) -> None:  # fmt: skip
+        self.machine = machine
+        self.pod_uid: str = pod["metadata"]["uid"]
+        labels = pod["metadata"]["labels"]
+        self.job_uid: str = labels["gpujob.dev/job-uid"]
+        self.attempt = int(labels["gpujob.dev/attempt"])
+        self.rank = int(labels["gpujob.dev/rank"])
+        self.gpus = tuple(pod["metadata"]["annotations"]["gpujob.dev/gpus"].split(","))
+        environment = {
+            entry["name"]: entry.get("value", "")
+            for entry in pod["spec"]["containers"][0]["env"]
+        }
+        self._limit_bytes = int(environment.get(names.ENV_MEMORY_LIMIT_BYTES, 0))
+        self._cluster = cluster
+        self._clock = cluster.clock
+        self._workload = workload
+        self._disk = disk
+        self._peers = peers
+        self._tell = tell
+        self._started = self._clock.now
+        self._used_bytes = START_BYTES
+        self._resumed = disk.open(self.attempt)
+        self._step = float(self._resumed)
+        self._sequence = 0
+        self._draining = False
+        self.ended = False
+        self.sigterm_at: float | None = None
+        self._clock.after(WARM_UP_SECONDS, self._tick)
+
+    @property
+    def utilization(self) -> float:
+        return 0.0 if self._stands_still else self._workload.utilization_percent
+
+    @property
+    def _stands_still(self) -> bool:
+        hangs = self.attempt <= self._workload.hanging_attempts
+        return hangs and self._step >= self._workload.hang_at_step
+
+    def memory_on(self, uuid: str) -> int:
+        return self._used_bytes if uuid in self.gpus else 0
+
+    # -- the work
+
+    def _tick(self) -> None:
+        if self.ended or self._draining:
+            return
+        if not self._take_memory():
+            self._fail(FailureClass.OUT_OF_MEMORY)
+            return
+        if self._fails_now():
+            self._fail(self._workload.failure or FailureClass.UNKNOWN)
+            return
+        if not self._stands_still and self._peers(self):
+            self._advance()
+        if self._step >= self._workload.steps:
+            self._commit(self._workload.steps)
+            self._end(EXIT_DONE)
+            return
+        self._report(WorkerPhase.TRAINING)
+        self._clock.after(TICK_SECONDS, self._tick)
+
+    def _take_memory(self) -> bool:
+        """False when neither the limit nor the card has room for what the job needs now."""
+        leak = self._workload.leak_bytes_per_second * (self._clock.now - self._started)
+        wanted = int(self._workload.memory_bytes + leak)
+        more = wanted - self._used_bytes
+        if self._limit_bytes and wanted > self._limit_bytes:
+            return False
+        if any(self.machine.room_bytes(uuid) < more for uuid in self.gpus):
+            return False
+        self._used_bytes = wanted
+        return True
+
+    def _fails_now(self) -> bool:
+        failing = self.attempt <= self._workload.failing_attempts
+        return bool(
+            failing and self._workload.failure and self._step >= self._workload.fail_at_step
+        )
+
+    def _advance(self) -> None:
+        before, self._step = self._step, self._step + TICK_SECONDS / self._workload.step_seconds
+        if self._workload.failing_attempts >= self.attempt:
+            self._step = min(self._step, max(before, float(self._workload.fail_at_step)))
+        every = self._workload.checkpoint_steps
+        due = int(self._step) // every * every
+        if due > int(before):
+            self._commit(due)
+
+    def _commit(self, step: int) -> bool:
+        return self.rank != 0 or self._disk.commit(self.attempt, step)
+
+    # -- what is said
+
+    def report_now(self, phase: WorkerPhase, failure: Failure | None = None) -> Report:
+        self._sequence += 1
+        saved = CheckpointReport(self._disk.step, self._disk.bytes) if self._disk.step else None
+        return Report(
+            attempt=self.attempt,
+            phase=phase,
+            rank=self.rank,
+            sequence=self._sequence,
+            step=int(self._step),
+            steps_total=self._workload.steps,
+            current=Timing(self._workload.step_seconds, self._used_bytes),
+            baseline=Timing(self._workload.step_seconds * 2, self._used_bytes),
+            tuned=TunedSettings(compile=self.pod_uid[-1] in "02468"),
+            resumed_from_step=self._resumed or None,
+            checkpoint=saved,
+            failure=failure,
+            torch_version="2.9",
+        )
+
+    def _report(self, phase: WorkerPhase) -> None:
+        if self._workload.is_silent or not self.machine.connected:
+            return
+        stop = self._tell(self, self.report_now(phase))
+        if stop is not None and not self._workload.ignores_sigterm:
+            self._drain()
+
+    # -- the end
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self.sigterm_at = self._clock.now if self.sigterm_at is None else self.sigterm_at
+        if not self._workload.ignores_sigterm and not self._stands_still:
+            self._drain()
+
+    def _drain(self) -> None:
+        if not self._draining and not self.ended:
+            self._draining = True
+            self._clock.after(self._workload.checkpoint_seconds, self._drained)
+
+    def _drained(self) -> None:
+        if self.ended:
+            return
+        saved = self._step > 0 and self._commit(int(self._step))
+        self._end(EXIT_INTERRUPTED_SAVED if saved else EXIT_INTERRUPTED_UNSAVED)
+
+    def kill_if_asked(self, deadline: datetime) -> None:
+        """SIGKILL at the end of the grace; a later request may have shortened it."""
+        if not self.ended and self._clock.moment >= deadline:
+            self.ended = True
+            self._cluster.ended(self, {"exitCode": 137, "reason": "Error"}, "Failed")
+
+    def vanish(self) -> None:
+        """The machine lost power, or nobody will ever hear of this process."""
+        self.ended = True
+
+    def _fail(self, failure_class: FailureClass) -> None:
+        self._end(1, Failure(failure_class, f"failed at step {int(self._step)}"))
+
+    def _end(self, exit_code: int, failure: Failure | None = None) -> None:
+        if self.ended:
+            return
+        self.ended = True
+        status: dict[str, object] = {"exitCode": exit_code, "reason": "Error" if exit_code else "Completed"}
+        if not self._workload.is_silent:
+            status["message"] = self.report_now(WorkerPhase.FINISHED, failure).termination_message()
+        phase = "Succeeded" if exit_code == EXIT_DONE else "Failed"
+        self._cluster.ended(self, status, phase)

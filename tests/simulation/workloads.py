@@ -1,0 +1,160 @@
+"""What jobs really do, which the operator can only find out by measuring; and a seed's jobs."""
+
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from gpujob_api.quantities import GIB, MIB
+from gpujob_api.report import FailureClass
+
+ANY_END = "any"
+FIRST_ATTEMPTS = 1
+EVERY_ATTEMPT = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The truth about a job. `expected` is how it ends without time-dependent luck."""
+
+    memory_bytes: int = 4 * GIB
+    utilization_percent: float = 20.0
+    step_seconds: float = 1.0
+    steps: int = 40
+    checkpoint_steps: int = 10
+    checkpoint_seconds: float = 1.0
+    failure: FailureClass | None = None
+    fail_at_step: int = 0
+    failing_attempts: int = 0
+    hang_at_step: int = 0
+    hanging_attempts: int = 0
+    leak_bytes_per_second: int = 0
+    ignores_sigterm: bool = False
+    is_silent: bool = False
+    expected: str = "Succeeded"
+
+    @property
+    def is_healthy(self) -> bool:
+        return not (self.failing_attempts or self.hanging_attempts or self.leak_bytes_per_second)
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A job that a user submits at a time, and what the user does to it later."""
+
+    name: str
+    at: float
+    spec: dict[str, Any]
+    workload: Workload
+    delete_at: float | None = None
+    suspend_at: float | None = None
+    resume_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    nodes: tuple["NodePlan", ...]
+    submissions: tuple[Submission, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    name: str
+    cards: int
+    spot: bool = False
+    card_bytes: int = 24 * GIB
+    driver_bytes: int = 300 * MIB
+    cpu: int = 32
+
+
+def make_spec(workload_name: str, **fields: Any) -> dict[str, Any]:
+    """The spec as a user writes it. Jobs of the same workload have the same command."""
+    worker = {
+        "name": "worker",
+        "image": "image:1",
+        "command": ["train", workload_name],
+        "resources": {"requests": {"cpu": "1", "memory": "1Gi"}},
+    }
+    return {
+        "template": {"spec": {"containers": [worker]}},
+        "checkpoint": {"volumeClaimName": "checkpoints"},
+        "retry": {"limit": 3, "hangTimeoutSeconds": 120},
+        **fields,
+    }
+
+
+def _healthy(random: Random) -> Workload:
+    return Workload(
+        memory_bytes=random.choice([2, 3, 5, 8]) * GIB,
+        utilization_percent=random.choice([10.0, 20.0, 35.0, 60.0]),
+        step_seconds=random.choice([0.5, 1.0, 2.0]),
+        steps=random.randint(15, 60),
+        checkpoint_steps=random.choice([5, 10, 1000]),
+        checkpoint_seconds=random.choice([0.5, 3.0, 20.0]),
+        ignores_sigterm=random.random() < 0.1,
+        is_silent=random.random() < 0.1,
+    )
+
+
+def _failing(random: Random, **changes: Any) -> Workload:
+    defaults = {"failing_attempts": EVERY_ATTEMPT, "expected": "Failed"}
+    return Workload(steps=random.randint(20, 50), **{**defaults, **changes})
+
+
+def _kinds(random: Random) -> list[tuple[int, dict[str, Any], Workload]]:
+    """(weight, spec fields, truth) of the kinds of job."""
+    user, unknown = FailureClass.USER_ERROR, FailureClass.UNKNOWN
+    out_of_memory = FailureClass.OUT_OF_MEMORY
+    once = {"failing_attempts": FIRST_ATTEMPTS, "expected": "Succeeded"}
+    hint = {"gpu": {"memory": "4Gi"}, "sharing": {"mode": "Shared"}}
+    return [
+        (8, {}, _healthy(random)),
+        (2, {"priority": random.choice([-5, 5])}, _healthy(random)),
+        (2, {"workers": 2}, _healthy(random)),
+        (1, {"gpusPerWorker": 2}, _healthy(random)),
+        (2, {"sharing": {"mode": "Exclusive"}}, _healthy(random)),
+        (2, hint, Workload(memory_bytes=3 * GIB, steps=30)),
+        (1, hint, _failing(random, memory_bytes=6 * GIB, failing_attempts=0)),
+        (1, {"spot": {"policy": random.choice(["Never", "Prefer"])}}, _healthy(random)),
+        (1, {}, _failing(random, failure=user, fail_at_step=0)),
+        (1, {}, _failing(random, failure=unknown, fail_at_step=7)),
+        (1, {}, _failing(random, failure=unknown, fail_at_step=5, **once)),
+        (1, {}, _failing(random, failure=out_of_memory, fail_at_step=6, **once)),
+        (1, {}, Workload(hang_at_step=5, hanging_attempts=FIRST_ATTEMPTS)),
+        (1, {"gpu": {"models": ["none-such"]}}, Workload(expected="Pending")),
+        (1, {"gpu": {"memory": "90Gi"}}, Workload(expected="Pending")),
+        (1, {"gpusPerWorker": 9}, Workload(expected="Pending")),
+        (1, {}, Workload(memory_bytes=23 * GIB, steps=25)),
+    ]
+
+
+def _later(random: Random, at: float, workload: Workload) -> tuple[Workload, dict[str, Any]]:
+    """What the user does to the job afterwards."""
+    luck = random.random()
+    if luck < 0.08:
+        return workload, {"delete_at": at + random.uniform(0, 150)}
+    if luck < 0.16:
+        start = at + random.uniform(0, 60)
+        return workload, {"suspend_at": start, "resume_at": start + random.uniform(1, 120)}
+    return workload, {}
+
+
+def make_scenario(seed: int) -> Scenario:
+    """Two to three nodes and four to eight jobs."""
+    random = Random(seed * 7919 + 1)
+    nodes = [NodePlan("n0", random.choice([1, 2])), NodePlan("n1", 2)]
+    if random.random() < 0.6:
+        nodes.append(NodePlan("spot0", random.choice([1, 2]), spot=True))
+    submissions: list[Submission] = []
+    for number in range(random.randint(4, 8)):
+        kinds = _kinds(random)
+        weights = [weight for weight, _, _ in kinds]
+        _, fields, workload = random.choices(kinds, weights)[0]
+        at = random.choice([0.0, 0.0, random.uniform(0, 120)])
+        workload, later = _later(random, at, workload)
+        name = f"job{number}"
+        spec = make_spec(name, **fields)
+        submissions.append(Submission(name, at, spec, workload, **later))
+        if random.random() < 0.15:
+            twin = Submission(f"{name}b", at + 40, spec, workload)
+            submissions.append(twin)
+    return Scenario(tuple(nodes), tuple(submissions))
