@@ -63,6 +63,16 @@ def test_profile_then_measurement() -> None:
     assert own == Reservation(11 * GIB, 20.0, ReservationSource.MEASURED)
 
 
+def test_an_attempt_that_ended_early_was_not_measured() -> None:
+    """I9: what a job used while it was still loading is no limit for its next attempt."""
+    early = replace(measured(GIB), samples=CONFIGURATION.measurement_samples_min - 1)
+    silent = replace(measured(GIB), current=None)
+    for measurement in (early, silent):
+        assert wanted(with_status(make_job(), measurement=measurement)) is None
+    longer = replace(silent, samples=CONFIGURATION.measurement_samples_without_reports_min)
+    assert wanted(with_status(make_job(), measurement=longer)) is not None
+
+
 def test_profile_is_of_one_card_model() -> None:
     profile = GPUProfile(
         Metadata("w"), GPUProfileSpec("f", "i"), GPUProfileStatus(entries=(ENTRY,))

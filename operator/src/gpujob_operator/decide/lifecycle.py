@@ -33,6 +33,8 @@ from gpujob_operator.decide.tuning import settings_for
 
 # Finished pods of this many attempts are kept for their logs.
 ATTEMPTS_KEPT = 3
+# A worker that does not report is at work while it uses its card at least this much.
+BUSY_PERCENT_MIN = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +200,8 @@ def _timed_out(
             "StartTimeout", f"did not start within {limit:.0f} s{detail}", now + grace
         )
     limit_seconds = job.spec.retry.hang_timeout_seconds
+    if _works_silently(job, seen):
+        return None
     # The status is written now and then; the last report may be newer.
     status = with_report(job.status, seen.report)
     idle_seconds = is_hung(status, limit_seconds, now, seen.listening_since)
@@ -205,6 +209,15 @@ def _timed_out(
         return None
     message = f"no progress for {idle_seconds:.0f} s (retry.hangTimeoutSeconds is {limit_seconds})"
     return StopReason("Hung", message, now + grace)
+
+
+def _works_silently(job: GPUJob, seen: Seen) -> bool:
+    """A worker of another framework reports nothing; that its card is busy is sign enough."""
+    measurement = job.status.measurement
+    spoke = measurement is not None and measurement.current is not None
+    speaks = seen.report is not None and seen.report.report.attempt == job.status.attempt
+    busy = seen.usage is not None and seen.usage.utilization_percent >= BUSY_PERCENT_MIN
+    return busy and not (spoke or speaks)
 
 
 def _stop(

@@ -35,8 +35,10 @@ def updated_profile(job: GPUJob, profile: GPUProfile | None, now: datetime) -> G
         return None
     before = profile.status.entries if profile is not None else ()
     same = next((e for e in before if _key(e) == _key(entry)), None)
-    if same is not None and not _differs(same, entry):
-        return None
+    if same is not None:
+        entry = _joined(same, entry)
+        if not _differs(same, entry):
+            return None
     others = tuple(e for e in before if _key(e) != _key(entry))
     entries = (entry, *others)[:ENTRIES_MAX]
     if profile is not None:
@@ -73,11 +75,28 @@ def _key(entry: ProfileEntry) -> tuple[str, str]:
     return entry.gpu_model, entry.torch_version
 
 
+def _joined(before: ProfileEntry, after: ProfileEntry) -> ProfileEntry:
+    """What both know. Only more memory and faster settings replace what is there, so that several
+    jobs of one workload come to the same entry and then stop writing.
+    """
+    memory_bytes = max(before.memory_bytes, after.memory_bytes)
+    if before.current is not None and not _is_faster(after, before):
+        return replace(before, memory_bytes=memory_bytes, updated_at=after.updated_at)
+    return replace(after, memory_bytes=memory_bytes)
+
+
+def _is_faster(one: ProfileEntry, other: ProfileEntry) -> bool:
+    assert one.current is not None, "an entry is made of a timing"
+    assert other.current is not None, "asked only of entries with a timing"
+    if (one.tuned is None) != (other.tuned is None):
+        return one.tuned is not None
+    return one.current.step_seconds < other.current.step_seconds * 0.95
+
+
 def _differs(before: ProfileEntry, after: ProfileEntry) -> bool:
-    """More memory by 5 %, other settings, or a first timing: worth a write."""
+    """More memory by 5 %, faster settings, or a first timing: worth a write."""
     grown = after.memory_bytes > before.memory_bytes * 1.05
-    timed = (before.current is None) != (after.current is None)
-    return grown or timed or before.tuned != after.tuned
+    return grown or (before.current, before.tuned) != (after.current, after.tuned)
 
 
 def _spec(job: GPUJob) -> GPUProfileSpec:

@@ -38,7 +38,7 @@ def wanted_reservation(
         known = measurement or entry
         utilization_percent = known.utilization_percent if known is not None else 100.0
         return Reservation(hint.bytes, utilization_percent, ReservationSource.HINT)
-    if measurement is not None:
+    if measurement is not None and is_settled(measurement, configuration):
         return _from_measurement(job, measurement, configuration)
     if entry is not None:
         return Reservation(
@@ -47,6 +47,13 @@ def wanted_reservation(
             source=ReservationSource.PROFILE,
         )
     return None
+
+
+def is_settled(measurement: Measurement, configuration: Configuration) -> bool:
+    """Whether it says what the job needs: an attempt that ended early only began to use memory."""
+    if measurement.current is None:
+        return measurement.samples >= configuration.measurement_samples_without_reports_min
+    return measurement.samples >= configuration.measurement_samples_min
 
 
 def _from_measurement(
