@@ -129,11 +129,11 @@ def test_memory_is_free_again_when_the_process_ends(cards: tuple[str, str], star
 
 def test_a_busy_process_shows_as_utilization(cards: tuple[str, str], start: Start) -> None:
     process = start(BURN, cards[1])
-    until(lambda: cpu_nvml.nvmlDeviceGetUtilizationRates(handle(cards[1])).gpu > 30)
+    until(lambda: cpu_nvml.nvmlDeviceGetUtilizationRates(handle(cards[1])).gpu > 5)
     assert cpu_nvml.nvmlDeviceGetUtilizationRates(handle(cards[0])).gpu == 0
     samples = cpu_nvml.nvmlDeviceGetProcessUtilization(handle(cards[1]), 0)
     assert [sample.pid for sample in samples] == [process.pid]
-    assert samples[0].smUtil > 30
+    assert samples[0].smUtil > 5
     with pytest.raises(pynvml.NVMLError):
         cpu_nvml.nvmlDeviceGetProcessUtilization(handle(cards[1]), samples[0].timeStamp + 10**12)
 
