@@ -1,7 +1,7 @@
 """Trains a small GPT on text that it makes up. The lines marked with (1) to (4) make it resumable.
 
-    python examples/train_gpt.py --steps 60
-    gpujob-run -- python examples/train_gpt.py --steps 60 --result result.json
+python examples/train_gpt.py --steps 60
+gpujob-run -- python examples/train_gpt.py --steps 60 --result result.json
 """
 
 import argparse

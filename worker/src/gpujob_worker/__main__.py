@@ -12,7 +12,13 @@ from gpujob_api.settings import ENV_SETTINGS
 from gpujob_worker.arguments import adapt
 from gpujob_worker.environment import read_environment
 from gpujob_worker.explanation import Explanation
-from gpujob_worker.launch import PythonCommand, clean_traceback, flush_streams, parse_python, run_python
+from gpujob_worker.launch import (
+    PythonCommand,
+    clean_traceback,
+    flush_streams,
+    parse_python,
+    run_python,
+)
 from gpujob_worker.session import TUNING_SECONDS_DEFAULT, Session
 from gpujob_worker.switches import Switches
 from gpujob_worker.torch_import import when_torch_is_imported

@@ -43,6 +43,7 @@ class Injection:
         self._user_compiles = False
         self._inside = False
         self._tuner: Tuner | None = None
+        self._fit: MemoryFit | None = None
         self._applied = Applied()
         self._compile_due: float | None = None
         self._prepared = False
@@ -131,7 +132,8 @@ class Injection:
         elif session.environment.memory_limit_bytes is not None:
             limit = session.environment.memory_limit_bytes
             self._tuner = self._new_tuner()
-            MemoryFit(session.meter.memory, self._explain, self._tuner).fit(root, recorded, limit)
+            self._fit = MemoryFit(session.meter.memory, self._explain, self._tuner)
+            self._fit.fit(root, recorded, limit)
             self._put_in_force(root, None)
 
     def _apply_known(self, root: Root, recorded: RecordedCall, tuned: TunedSettings) -> None:
@@ -238,6 +240,10 @@ class Injection:
         assert recorded is not None and tuner is not None
         root.recording = False
         settings = self._session.environment.settings
+        limit = self._session.environment.memory_limit_bytes
+        peak = self._session.baseline.peak_memory_bytes if self._session.baseline else 0
+        if self._fit is not None and limit is not None:
+            self._fit.correct(root, recorded, peak, limit)
         if settings.batch_per_step is not None and tuner.applied.plan.rows_per_step is None:
             tuner.split(root, recorded, settings.batch_per_step, "as asked for")
         elif tuner.applied.plan.rows_per_step is None:
@@ -329,4 +335,3 @@ class Injection:
         self._put_in_force(root, optimizer)
         self._session.tuned = self._tuner.applied.tuned()
         self._session.meter.new_window()
-

@@ -78,14 +78,15 @@ def _run_script(command: PythonCommand) -> None:
             f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n"
         )
         raise SystemExit(2) from None
+    filename = os.path.abspath(path)  # as the interpreter does
     module = _new_main()
     module.__dict__.update(
-        __file__=path,
+        __file__=filename,
         __cached__=None,
         __spec__=None,
-        __loader__=importlib.machinery.SourceFileLoader("__main__", path),
+        __loader__=importlib.machinery.SourceFileLoader("__main__", filename),
     )
-    exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)  # noqa: S102
+    exec(compile(source, filename, "exec", dont_inherit=True), module.__dict__)  # noqa: S102
 
 
 def _run_module(command: PythonCommand) -> None:

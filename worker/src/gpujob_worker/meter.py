@@ -43,7 +43,9 @@ class Window:
 class Meter:
     """Counts optimizer steps and measures them. `synchronize` waits for the device where asked."""
 
-    def __init__(self, memory: DeviceMemory, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, memory: DeviceMemory, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self.memory = memory
         self.steps = 0
         self.window = Window()

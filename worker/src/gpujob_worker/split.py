@@ -101,9 +101,7 @@ class SplitStep:
             total = loss.detach() if len(pieces) == 1 else total.to(loss.device) + loss.detach()
         return total
 
-    def _backward_tokens(
-        self, pieces: list[Any], loss_of: Callable[[Any], Any]
-    ) -> torch.Tensor:
+    def _backward_tokens(self, pieces: list[Any], loss_of: Callable[[Any], Any]) -> torch.Tensor:
         total: torch.Tensor | None = None
         tokens: Any = 0
         for piece in pieces:

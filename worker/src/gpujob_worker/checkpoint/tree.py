@@ -17,16 +17,17 @@ class _Writer:
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         self._names: dict[tuple[Any, ...], str] = {}
+        self._alive: list[torch.Tensor] = []
 
     def encode(self, value: Any, path: str) -> Any:
         if value is None or isinstance(value, (bool, str)) or type(value) is int:
             return value
-        if isinstance(value, float):
-            return self._float(float(value))
         if isinstance(value, torch.Tensor):
             return {_TAG: "tensor", "name": self._store(value)}
         if isinstance(value, (np.ndarray, np.generic)):
             return self._array(np.asarray(value), path, scalar=isinstance(value, np.generic))
+        if isinstance(value, float):
+            return self._float(float(value))
         if isinstance(value, dict):
             items = cast("dict[Any, Any]", value).items()
             pairs = [[self.encode(k, path), self.encode(v, f"{path}.{k}")] for k, v in items]
@@ -56,6 +57,8 @@ class _Writer:
         key = (tensor.data_ptr(), *layout) if tensor.numel() else (id(tensor), *layout)
         if key not in self._names:
             self._names[key] = name = f"t{len(self.tensors)}"
+            # An address is an identity only as long as nobody else can get it.
+            self._alive.append(tensor)
             self.tensors[name] = tensor.detach().to("cpu", copy=True).contiguous()
         return self._names[key]
 

@@ -42,7 +42,9 @@ def recompute_refusal(module: torch.nn.Module) -> str | None:
         return statistics
     for name, layer in module.named_modules():
         if any(vars(layer).get(hooks) for hooks in _HOOKS):
-            return f"module {name or type(layer).__name__} has hooks, which would run more than once"
+            return (
+                f"module {name or type(layer).__name__} has hooks, which would run more than once"
+            )
     for name, parameter in module.named_parameters():
         if parameter._backward_hooks:
             return f"parameter {name} has hooks, which would run more than once"
@@ -90,7 +92,11 @@ class _NoDropout(TorchDispatchMode):
     """Runs dropout as if nothing were dropped, so that two runs can be compared."""
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         del types
         name = str(func)

@@ -3,7 +3,13 @@
 from typing import Any
 
 from gpujob_api.settings import OptimizeMode, Toggle
-from gpujob_worker.inject.loaders import add_workers, loader_refusal, pin_memory, redraw_seed, workers_wanted
+from gpujob_worker.inject.loaders import (
+    add_workers,
+    loader_refusal,
+    pin_memory,
+    redraw_seed,
+    workers_wanted,
+)
 from gpujob_worker.session import Session
 from gpujob_worker.tune.tuner import Applied
 
@@ -59,7 +65,8 @@ class LoaderPolicy:
         elif wait is None or wait < WAIT_PERCENT_NEEDED:
             share = 0.0 if wait is None else wait
             session.explanation.refused(
-                _ITEM, f"{share:.1f} % of the step is spent waiting, below {WAIT_PERCENT_NEEDED:.0f}"
+                _ITEM,
+                f"{share:.1f} % of the step is spent waiting, below {WAIT_PERCENT_NEEDED:.0f}",
             )
         else:
             self._workers = applied.loader_workers = max(0, workers_wanted()) or None

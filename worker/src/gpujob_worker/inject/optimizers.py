@@ -25,7 +25,9 @@ def fused_refusal(optimizer: torch.optim.Optimizer) -> str | None:
         for parameter in group["params"]:
             if not parameter.is_floating_point() or parameter.is_sparse:
                 return "it has parameters that are not dense floating point"
-    if any(parameter.grad is not None and parameter.grad.is_sparse for parameter in _all(optimizer)):
+    if any(
+        parameter.grad is not None and parameter.grad.is_sparse for parameter in _all(optimizer)
+    ):
         return "it has sparse gradients"
     return None
 

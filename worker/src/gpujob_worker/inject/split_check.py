@@ -66,7 +66,9 @@ def _difference(root: Root, few: CallInputs) -> str | None:
     tolerance = _TOLERANCE.get(parameters[0].dtype, _TOLERANCE_OTHER)
     worst = max(outputs.relative_error, gradients.relative_error)
     if worst > tolerance:
-        return f"samples influence each other: split differs by {worst:.1e}, allowed {tolerance:.0e}"
+        return (
+            f"samples influence each other: split differs by {worst:.1e}, allowed {tolerance:.0e}"
+        )
     return _outside(root, few, parameters)
 
 

@@ -1,6 +1,7 @@
 """Fits a job into its memory limit before its first step: at most three small probes, no guess."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -27,13 +28,16 @@ class MemoryFit:
         self._memory = memory
         self._explain = explanation
         self._tuner = tuner
+        self._model: MemoryModel | None = None
 
     def fit(self, root: Root, recorded: RecordedCall, limit_bytes: int) -> None:
         total = recorded.inputs.rows
-        if total is None or total < 2:
-            self._explain.refused("memory limit", "the call has no batch to measure")
+        if total is None or total < 4:
+            self._explain.refused(
+                "memory limit", "the call has no batch of four samples to measure"
+            )
             return
-        model = self.model(root, recorded, total)
+        self._model = model = self.model(root, recorded, total)
         needed = int(model.predict(total))
         text = f"{format_memory(needed)} predicted for {total} samples, limit "
         text += format_memory(limit_bytes)
@@ -48,6 +52,31 @@ class MemoryFit:
             self._with_checkpointing(root, recorded, total, limit_bytes)
             return
         self._explain.refused("memory limit", f"cannot be kept: {text}")
+
+    def correct(
+        self, root: Root, recorded: RecordedCall, observed_bytes: int, limit_bytes: int
+    ) -> None:
+        """After real steps: the loss and the libraries took memory too, which no probe could see.
+
+        The model is raised by what it fell short of, and the rows are chosen again.
+        """
+        total = recorded.inputs.rows
+        if self._model is None or total is None or observed_bytes <= limit_bytes:
+            return
+        present = self._tuner.applied.plan.rows_per_step or total
+        short = max(0.0, observed_bytes - self._model.predict(present))
+        self._model = replace(
+            self._model,
+            fixed_bytes=self._model.fixed_bytes + short,
+            optimizer_bytes=self._model.optimizer_bytes + short,
+        )
+        text = f"{format_memory(observed_bytes)} measured, limit {format_memory(limit_bytes)}"
+        rows = rows_within(self._model, total, limit_bytes)
+        if rows is None or rows >= present:
+            self._explain.refused("memory limit", f"cannot be kept: {text}")
+            return
+        self._explain.note("memory limit", text)
+        self._tuner.split(root, recorded, rows, f"so that the limit holds: {text}")
 
     def _with_checkpointing(
         self, root: Root, recorded: RecordedCall, total: int, limit_bytes: int
@@ -76,7 +105,7 @@ class MemoryFit:
             RootProbe(root, narrow).run(RootPlan())
 
         with no_trace(root.module):
-            run(1)
+            run(2)
             resident = self._memory.current_bytes() + (1 + _OPTIMIZER_STATE_FACTOR) * size
             probes = measure(run, self._peak_above_resident, total)
         optimizer = resident + _OPTIMIZER_TEMPORARIES_FACTOR * size

@@ -53,12 +53,14 @@ def rows_within(model: MemoryModel, total: int, limit_bytes: int) -> int | None:
 
 def probe_rows(total: int) -> list[int]:
     """At most three small batch sizes that are far enough apart to see a slope."""
-    first = max(1, total // 16)
+    first = max(2, total // 16)  # one sample alone is no batch for a BatchNorm
     return sorted({min(total, first * factor) for factor in (1, 2, 4)})
 
 
 def measure(
-    run: Callable[[int], None], peak_above_resident: Callable[[Callable[[], None]], float], total: int
+    run: Callable[[int], None],
+    peak_above_resident: Callable[[Callable[[], None]], float],
+    total: int,
 ) -> list[tuple[int, float]]:
     """Runs `run(rows)` at each probe size; returns (rows, peak bytes above resident)."""
     probes: list[tuple[int, float]] = []

@@ -9,9 +9,7 @@ from typing import Any
 
 import torch
 
-_INTERNAL = frozenset(
-    ("_parameters", "_buffers", "_modules", "training", "_compiled_call_impl")
-)
+_INTERNAL = frozenset(("_parameters", "_buffers", "_modules", "training", "_compiled_call_impl"))
 
 
 class RandomStates:

@@ -53,9 +53,7 @@ class RootProbe:
 
     def run(self, plan: RootPlan) -> ProbeResult:
         self._states.restore()
-        return probe(
-            lambda inputs: self._root.run(plan, inputs), self._parameters, self._recorded
-        )
+        return probe(lambda inputs: self._root.run(plan, inputs), self._parameters, self._recorded)
 
     def seconds(self, plan: RootPlan) -> float:
         self._synchronize()

@@ -198,7 +198,7 @@ class Tuner:
     def _times_slower(self, root: Root, recorded: RecordedCall, plan: RootPlan) -> float:
         """A first look at few samples, so that a hopeless candidate costs no full step."""
         rows = recorded.inputs.rows or 1
-        few = recorded.inputs.narrow(0, max(1, rows // 16), recorded.inputs.batched())
+        few = recorded.inputs.narrow(0, min(rows, max(2, rows // 16)), recorded.inputs.batched())
         probe = RootProbe(root, RecordedCall(few))
         plain = min(probe.seconds(self.applied.plan) for _ in range(3))
         return probe.seconds(plan) / max(plain, 1e-9)
@@ -326,4 +326,6 @@ def put_in_force(root: Root, optimizer: torch.optim.Optimizer | None, applied: A
 
 
 def _short(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"[:160]
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"[
+        :160
+    ]

@@ -1,0 +1,315 @@
+"""Unmodified scripts of many shapes: injected runs print what plain runs print, within tolerance."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.worker_process import run_worker
+
+pytestmark = pytest.mark.timeout(240)
+
+HEAD = """
+import copy, io, math, sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(5)
+x = torch.randn(32, 8); y = x.sum(1, keepdim=True).tanh()
+loader = DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True)
+class Block(nn.Module):
+    def __init__(self, w=16):
+        super().__init__()
+        self.a = nn.Linear(w, w); self.n = nn.LayerNorm(w)
+    def forward(self, h): return h + torch.tanh(self.a(self.n(h)))
+class Net(nn.Module):
+    def __init__(self, bad=False):
+        super().__init__()
+        self.stem = nn.Linear(8, 16); self.bad = bad
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.head = nn.Linear(16, 1)
+    def forward(self, v):
+        h = self.stem(v)
+        for b in self.blocks: h = b(h)
+        return self.head(h)
+mse = nn.MSELoss()
+"""
+
+SHAPES: dict[str, str] = {
+    "plain loop": """
+net = Net(); opt = torch.optim.AdamW(net.parameters(), lr=0.01)
+for epoch in range(5):
+    for a, b in loader:
+        opt.zero_grad(); loss = mse(net(a), b); loss.backward(); opt.step()
+    net.eval()
+    with torch.no_grad(): print("eval", mse(net(x), y).item())
+    net.train()
+print("loss", loss.item())
+""",
+    "class, clipping, scheduler, copies": """
+class Trainer:
+    def __init__(self):
+        self.net = Net(); self.opt = torch.optim.SGD(self.net.parameters(), lr=0.05, momentum=0.9)
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.opt, 2)
+        self.ema = copy.deepcopy(self.net)
+    def step(self, a, b):
+        self.opt.zero_grad(set_to_none=False)
+        loss = mse(self.net(a), b); loss.backward()
+        nn.utils.clip_grad_norm_(self.net.parameters(), 0.5)
+        self.opt.step()
+        with torch.no_grad():
+            for e, p in zip(self.ema.parameters(), self.net.parameters()): e.lerp_(p, 0.1)
+        return loss.item()
+t = Trainer()
+for epoch in range(5):
+    for a, b in loader: last = t.step(a, b)
+    t.schedule.step()
+late = copy.deepcopy(t.net)
+file = io.BytesIO(); torch.save(t.net, file); file.seek(0)
+loaded = torch.load(file, weights_only=False)
+print("loss", last, mse(t.ema(x), y).item(), mse(late(x), y).item(), mse(loaded(x), y).item())
+print(sorted(t.net.state_dict())[:2], repr(t.net)[:4])
+""",
+    "gan with two optimizers": """
+g, d = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 8)), nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+og, od = torch.optim.Adam(g.parameters(), lr=1e-3), torch.optim.Adam(d.parameters(), lr=1e-3)
+bce = nn.BCEWithLogitsLoss()
+for epoch in range(4):
+    for a, _ in loader:
+        od.zero_grad(); fake = g(torch.randn(len(a), 4))
+        ld = bce(d(a), torch.ones(len(a), 1)) + bce(d(fake.detach()), torch.zeros(len(a), 1))
+        ld.backward(); od.step()
+        og.zero_grad(); lg = bce(d(fake), torch.ones(len(a), 1)); lg.backward(); og.step()
+print("loss", ld.item(), lg.item())
+""",
+    "lbfgs with a closure": """
+net = nn.Linear(8, 1); opt = torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=4)
+for i in range(30):
+    def closure():
+        opt.zero_grad(); loss = mse(net(x), y); loss.backward(); return loss
+    loss = opt.step(closure)
+print("loss", loss.item())
+""",
+    "no optimizer, no loader": """
+net = nn.Linear(8, 1)
+for i in range(12):
+    loss = mse(net(x), y); loss.backward()
+    with torch.no_grad():
+        for p in net.parameters(): p.sub_(0.1 * p.grad); p.grad = None
+print("loss", loss.item())
+""",
+    "accumulation and own autocast": """
+net = Net(); opt = torch.optim.AdamW(net.parameters(), lr=0.01)
+for i in range(24):
+    a, b = x[:8], y[:8]
+    with torch.autocast("cpu", dtype=torch.bfloat16): out = net(a)
+    (mse(out.float(), b) / 2).backward()
+    if i % 2: opt.step(); opt.zero_grad()
+print("loss", mse(net(x), y).item())
+""",
+    "own compile": """
+net = Net(); fast = torch.compile(net, backend="eager"); opt = torch.optim.Adam(net.parameters())
+for i in range(10):
+    opt.zero_grad(); loss = mse(fast(x), y); loss.backward(); opt.step()
+print("loss", loss.item())
+""",
+    "batch norm and loader workers": """
+net = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 1))
+loader = DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True, num_workers=1)
+opt = torch.optim.RMSprop(net.parameters())
+for epoch in range(4):
+    for a, b in loader:
+        opt.zero_grad(); loss = mse(net(a), b); loss.backward(); opt.step()
+print("loss", loss.item(), net[1].running_mean.sum().item(), net[1].num_batches_tracked.item())
+""",
+    "gradients by autograd.grad": """
+net = Net(); params = list(net.parameters()); opt = torch.optim.SGD(params, lr=0.1)
+for i in range(14):
+    grads = torch.autograd.grad(mse(net(x), y), params)
+    for p, g in zip(params, grads): p.grad = g
+    opt.step()
+print("loss", mse(net(x), y).item())
+""",
+}
+
+EXPECTED = {
+    "plain loop": [
+        "batch split applied: 8 samples in steps of 4",
+        "activation checkpointing applied",
+    ],
+    "class, clipping, scheduler, copies": [
+        "batch split applied",
+        "activation checkpointing applied",
+    ],
+    "gan with two optimizers": ["batch split refused: 2 modules are trained from outside"],
+    "lbfgs with a closure": ["fused optimizer refused: LBFGS has no fused kernel"],
+    "no optimizer, no loader": [],
+    "accumulation and own autocast": ["batch split applied: 8 samples in steps of 4"],
+    "own compile": ["compile refused: the script compiles its model itself"],
+    "batch norm and loader workers": [
+        "batch split refused: BatchNorm1d 1 learns from the whole batch",
+        "activation checkpointing refused: no list",
+    ],
+    "gradients by autograd.grad": ["batch split applied: 32 samples in steps of 4"],
+}
+SETTINGS = {"batchPerStep": 4, "activationCheckpointing": "On", "precision": "float32"}
+_NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What every script prints when nothing is injected: one process, mode Off."""
+    folder = tmp_path_factory.mktemp("plain")
+    driver = folder / "driver.py"
+    driver.write_text(
+        "import contextlib, io, json, runpy, sys\n"
+        "printed = {}\n"
+        "for name, path in json.load(open(sys.argv[1])).items():\n"
+        "    with contextlib.redirect_stdout(io.StringIO()) as out:\n"
+        "        runpy.run_path(path)\n"
+        "    printed[name] = out.getvalue()\n"
+        "print(json.dumps(printed))\n"
+    )
+    paths: dict[str, str] = {}
+    for number, (name, body) in enumerate(SHAPES.items()):
+        path = folder / f"script_{number}.py"
+        path.write_text(HEAD + body)
+        paths[name] = str(path)
+    (folder / "paths.json").write_text(json.dumps(paths))
+    code, run = run_worker(
+        folder, ["python", str(driver), str(folder / "paths.json")], settings={"mode": "Off"}
+    )
+    assert code == 0, run.errors
+    return json.loads(run.output)
+
+
+def same_text(left: str, right: str, relative: float) -> bool:
+    numbers = [[float(n) for n in _NUMBER.findall(text)] for text in (left, right)]
+    if _NUMBER.sub("#", left) != _NUMBER.sub("#", right):
+        return False
+    return all(abs(a - b) <= relative * max(abs(a), 1e-3) for a, b in zip(*numbers, strict=True))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_script_learns_the_same(name: str, plain: dict[str, str], tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(HEAD + SHAPES[name])
+    code, run = run_worker(tmp_path, ["python", str(script)], settings=SETTINGS)
+    assert code == 0, run.errors
+    assert same_text(run.output, plain[name], 1e-3), f"{run.output}\n{plain[name]}"
+    report = run.report
+    said = "\n".join(report["explain"])
+    for line in EXPECTED[name]:
+        assert line in said, said
+    assert report["phase"] == "finished"
+    if name == "plain loop":
+        assert report["step"] == 20
+        assert report["baseline"]["stepSeconds"] > 0
+        assert report["current"]["peakMemoryBytes"] > 0
+        assert report["tuned"] == {
+            "activationCheckpointing": True,
+            "batchPerStep": 4,
+            "compile": False,
+            "precision": "float32",
+        }
+        assert report["loss"] == pytest.approx(float(run.output.split()[-1]))
+
+
+def explain_of(folder: Path, options: tuple[str, ...], **settings: Any) -> list[str]:
+    script = folder / "train.py"
+    script.parent.mkdir(exist_ok=True)
+    script.write_text(HEAD + SHAPES["plain loop"])
+    code, run = run_worker(folder, ["python", str(script)], settings=settings, options=options)
+    assert code == 0, run.errors
+    return run.report["explain"]
+
+
+def test_every_item_can_be_switched_off(tmp_path: Path) -> None:
+    names = ("precision", "compile", "optimizer", "activation-checkpointing", "data-loader")
+    options = tuple(f"--no-{name}" for name in (*names, "batch-split"))
+    said = explain_of(tmp_path, options, **{**SETTINGS, "compile": "On", "precision": "Auto"})
+    items = ("batch split", "activation checkpointing", "precision", "compile", "fused optimizer")
+    assert [line for line in said if line.endswith("refused: switched off")] == [
+        f"{item} refused: switched off" for item in (*items, "data loading")
+    ]
+
+
+def test_tuned_settings_are_in_force_at_once(tmp_path: Path) -> None:
+    tuned = {"precision": "float32", "batchPerStep": 2, "activationCheckpointing": True}
+    said = explain_of(tmp_path, (), tuned=tuned)
+    assert "batch split applied: 8 samples in steps of 2, from an earlier run" in said
+    assert "tuning settings of an earlier run are known; nothing was probed" in said
+
+
+def test_recommend_changes_nothing(plain: dict[str, str], tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(HEAD + SHAPES["plain loop"])
+    settings = {**SETTINGS, "mode": "Recommend"}
+    _, run = run_worker(tmp_path, ["python", str(script)], settings=settings)
+    assert run.output == plain["plain loop"]
+    assert any("batch split recommended" in line for line in run.report["explain"])
+
+
+def test_errors_show_the_users_frames_only(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        HEAD.replace("h = self.stem(v)", "h = self.stem(v); calls.append(1); check()")
+        + "calls = []\n"
+        "def check():\n    if len(calls) > 30: raise IndexError('label 12 is out of range')\n"
+        + SHAPES["plain loop"].replace("range(5)", "range(50)")
+    )
+    code, run = run_worker(tmp_path, ["python", str(script)], settings=SETTINGS, options=())
+    assert code == 1
+    assert "gpujob_worker" not in run.errors
+    assert run.errors.rstrip().endswith("IndexError: label 12 is out of range")
+    frames = re.findall(r'File "(.*?)", line \d+, in (\S+)', run.errors)
+    assert frames[0] == (str(script), "<module>")
+    assert frames[-1] == (str(script), "check")
+    failure = run.report["failure"]
+    assert failure["failureClass"] == "UserError"
+    assert failure["message"] == "IndexError: label 12 is out of range"
+
+
+def test_running_out_of_memory_is_reported_with_what_was_needed(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    body = SHAPES["plain loop"].replace("opt.zero_grad();", "opt.zero_grad(); torch.empty(10**15);")
+    script.write_text(HEAD + body)
+    code, run = run_worker(tmp_path, ["python", str(script)])
+    assert code == 1
+    assert run.report["failure"]["failureClass"] == "OutOfMemory"
+    assert run.report["failure"]["neededBytes"] >= 4 * 10**15
+
+
+def test_exit_codes_of_the_script_stay(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(HEAD + "sys.exit(3)\n")
+    code, run = run_worker(tmp_path, ["python", str(script)])
+    assert code == 3
+    assert run.report["failure"]["message"] == "the script ended with exit code 3"
+
+
+def test_a_memory_limit_is_kept_by_splitting(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\nfrom torch import nn\n"
+        "net = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(6)))\n"
+        "opt = torch.optim.SGD(net.parameters(), lr=0.01)\n"
+        "x = torch.randn(8192, 256)\n"
+        "for i in range(30):\n"
+        "    opt.zero_grad(); net(x).square().mean().backward(); opt.step()\n"
+    )
+    _, free = run_worker(tmp_path / "free", ["python", str(script)])
+    peak = free.report["baseline"]["peakMemoryBytes"]
+    limit = peak - 60 * 2**20
+    _, run = run_worker(
+        tmp_path / "tight",
+        ["python", str(script)],
+        environment={"GPUJOB_MEMORY_LIMIT_BYTES": str(limit)},
+    )
+    report = run.report
+    said = "\n".join(report["explain"])
+    assert "batch split applied: 8192 samples in steps of" in said, said
+    assert report["tuned"]["batchPerStep"] < 8192
+    assert report["current"]["peakMemoryBytes"] <= limit

@@ -1,0 +1,343 @@
+"""The tuner: measured choices that leave no trace, refusals with reasons, the memory model."""
+
+import math
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from gpujob_api.settings import OptimizeMode, Precision, Settings, Toggle, TunedSettings
+from gpujob_worker.explanation import Explanation
+from gpujob_worker.inject.activation import ActivationCheckpointing, repeated_blocks
+from gpujob_worker.inject.optimizers import OptimizerCopy, fused_refusal, use_fused
+from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
+from gpujob_worker.inject.trees import CallInputs
+from gpujob_worker.memory import CpuMemory
+from gpujob_worker.switches import Switches
+from gpujob_worker.tune.compare import closeness, measure_speedup, speedup
+from gpujob_worker.tune.memory_fit import MemoryFit
+from gpujob_worker.tune.memory_model import MemoryModel, divisors, fit, probe_rows, rows_within
+from gpujob_worker.tune.tuner import Tuner, put_in_force
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = 16, normalize: bool = False) -> None:
+        super().__init__()
+        self.layer = nn.Linear(width, width)
+        self.norm = nn.BatchNorm1d(width) if normalize else nn.LayerNorm(width)
+        self.dropout = nn.Dropout(0.2)
+
+    def forward(self, x: Any) -> Any:
+        return x + self.dropout(torch.tanh(self.layer(self.norm(x))))
+
+
+class Model(nn.Module):
+    def __init__(self, normalize: bool = False) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(normalize=normalize) for _ in range(3))
+        self.head = nn.Linear(16, 2)
+
+    def forward(self, x: Any) -> Any:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def root_and_call(model: nn.Module, rows: int = 12) -> tuple[Root, RecordedCall]:
+    root = Root(model, lambda _: None)
+    root.install()
+    return root, RecordedCall(CallInputs.of((torch.randn(rows, 16),), {}))
+
+
+def tuner(explanation: Explanation, settings: Settings | None = None, **off: bool) -> Tuner:
+    return Tuner(settings or Settings(), Switches(**off), explanation, 5.0)
+
+
+def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Any]:
+    tensors = [*model.state_dict().values()]
+    tensors += [p.grad for p in model.parameters() if p.grad is not None]
+    for state in optimizer.state.values():
+        tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
+    names = [
+        (n, sorted(k for k in vars(m) if k != "_compiled_call_impl"))
+        for n, m in model.named_modules()
+    ]
+    numpy_state = np.random.get_state()
+    return [
+        [tensor.clone().view(-1).view(torch.uint8).tolist() for tensor in tensors],
+        torch.get_rng_state().tolist(),
+        random.getstate(),
+        [str(numpy_state[0]), list(map(int, numpy_state[1])), int(numpy_state[2])],
+        names,
+        repr(optimizer.param_groups),
+    ]
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_probing_leaves_no_trace(normalize: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(1)
+    model = Model(normalize)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    root, call = root_and_call(model)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(call.inputs.leaves[0]).square().mean().backward()
+        optimizer.step()
+    before = snapshot(model, optimizer)
+    settings = Settings(mode=OptimizeMode.RECOMMEND, precision=Precision.BFLOAT16)
+    probing = tuner(Explanation(), settings)
+    probing.split(root, call, 4, "")
+    probing.activation_checkpointing(root, call, "")
+    probing.precision(root, call)
+    probing.fused_optimizer(optimizer)
+    MemoryFit(CpuMemory(), Explanation(), tuner(Explanation())).fit(root, call, 1)
+    assert snapshot(model, optimizer) == before
+    assert capfd.readouterr().out == ""
+
+
+def test_bfloat16_is_refused_where_slow_and_applied_where_asked_for() -> None:
+    torch.manual_seed(2)
+    root, call = root_and_call(Model())
+    explanation = Explanation()
+    forced = tuner(explanation, Settings(precision=Precision.BFLOAT16))
+    forced.precision(root, call)
+    assert forced.applied.plan.autocast is torch.bfloat16
+    assert "precision applied: asked for" in explanation.lines[0]
+    put_in_force(root, None, forced.applied)
+    output = root.module(call.inputs.leaves[0])
+    assert output.dtype is torch.float32
+    exact = root.run(RootPlan(), call.inputs)
+    assert not torch.equal(output, exact)
+    root.remove()
+
+
+@pytest.mark.parametrize(
+    ("settings", "switches", "reason"),
+    [
+        (Settings(precision=Precision.FLOAT32), {}, "float32 was asked for"),
+        (Settings(precision=Precision.FLOAT16), {}, "float16 needs loss scaling"),
+        (Settings(precision=Precision.TF32), {}, "tf32 exists on CUDA cards"),
+        (Settings(), {"precision": False}, "switched off"),
+    ],
+)
+def test_precision_refusals(settings: Settings, switches: dict[str, bool], reason: str) -> None:
+    root, call = root_and_call(Model())
+    explanation = Explanation()
+    tuner(explanation, settings, **switches).precision(root, call)
+    assert explanation.lines[0].startswith("precision refused")
+    assert reason in explanation.lines[0]
+
+
+def test_the_users_own_types_and_autocast_stay() -> None:
+    explanation = Explanation()
+    root, call = root_and_call(Model().double())
+    tuner(explanation).precision(root, call)
+    assert "chose the parameters' type itself" in explanation.lines[0]
+    root, call = root_and_call(Model())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        root.module(call.inputs.leaves[0])
+    tuner(explanation).precision(root, call)
+    assert "uses autocast itself" in explanation.lines[0]
+
+
+def test_compile_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.delenv("CXX", raising=False)
+    explanation = Explanation()
+    root, call = root_and_call(Model())
+    tuner(explanation, Settings(compile=Toggle.ON)).compile(root, call)
+    assert "no C++ compiler" in explanation.lines[0]
+    tuner(explanation, Settings(compile=Toggle.OFF)).compile(root, call)
+    assert "compile: Off" in explanation.lines[0]
+
+
+def test_a_compiled_call_is_used_for_its_own_shape_only() -> None:
+    model = nn.Linear(4, 4)
+    root = Root(model, lambda _: None)
+    calls: list[int] = []
+
+    def compiled(x: Any) -> Any:
+        calls.append(len(x))
+        return model._call_impl(x)
+
+    inputs = CallInputs.of((torch.randn(6, 4),), {})
+    plan = RootPlan(compiled=compiled, compiled_signature=inputs.signature)
+    root.run(plan, inputs)
+    root.run(plan, CallInputs.of((torch.randn(5, 4),), {}))
+    assert calls == [6]
+
+
+def test_activation_checkpointing_gives_the_same_bits() -> None:
+    torch.manual_seed(3)
+    model = Model()
+    root, call = root_and_call(model)
+    blocks = ActivationCheckpointing(root)
+    assert blocks.refusal(call) is None
+    assert len(blocks.blocks) == 3
+    gradients: list[list[torch.Tensor]] = []
+    for enable in (False, True):
+        (blocks.enable if enable else blocks.disable)()
+        model.zero_grad()
+        torch.manual_seed(4)
+        model(call.inputs.leaves[0]).square().mean().backward()
+        gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_activation_checkpointing_is_refused() -> None:
+    root, call = root_and_call(Model(normalize=True))
+    assert "BatchNorm1d" in (ActivationCheckpointing(root).refusal(call) or "")
+    root, call = root_and_call(nn.Sequential(nn.Linear(16, 4), nn.Tanh(), nn.Linear(4, 1)))
+    assert "no list of two or more like blocks" in (
+        ActivationCheckpointing(root).refusal(call) or ""
+    )
+    assert repeated_blocks(nn.Linear(2, 2)) == []
+
+
+def test_known_settings_are_adopted_without_timing() -> None:
+    root, call = root_and_call(Model())
+    explanation = Explanation()
+    adopting = tuner(explanation)
+    tuned = TunedSettings(Precision.BFLOAT16, 4, activation_checkpointing=True)
+    adopting.adopt(root, call, tuned)
+    assert adopting.applied.tuned() == tuned
+    assert len([line for line in explanation.lines if "from an earlier run" in line]) == 3
+    unsafe, call = root_and_call(Model(normalize=True))
+    adopting = tuner(explanation)
+    adopting.adopt(unsafe, call, tuned)
+    assert adopting.applied.tuned() == TunedSettings(Precision.BFLOAT16)
+
+
+@pytest.mark.parametrize("kind", ["Adam", "AdamW", "SGD", "Adagrad"])
+def test_a_fused_optimizer_takes_the_same_step(kind: str) -> None:
+    torch.manual_seed(5)
+    model = Model()
+    optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.01)
+    for _ in range(3):
+        model(torch.randn(4, 16)).sum().backward()
+        optimizer.step()
+    assert fused_refusal(optimizer) is None
+    plain, fused = OptimizerCopy(optimizer), OptimizerCopy(optimizer)
+    use_fused(fused.optimizer, True)
+    plain.step_seconds()
+    fused.step_seconds()
+    assert plain.closeness(fused).relative_error < 1e-6
+    before = [p.clone() for p in model.parameters()]
+    use_fused(optimizer, True)
+    optimizer.step()
+    for ours, expected, old in zip(model.parameters(), plain.parameters, before, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-7)
+        assert not torch.equal(ours, old)
+
+
+def test_fused_refusals() -> None:
+    model = Model()
+    refused = {
+        "Adadelta has no fused kernel": torch.optim.Adadelta(model.parameters()),
+        "chose the kernel itself": torch.optim.Adam(model.parameters(), foreach=False),
+        "differentiable or capturable": torch.optim.Adam(model.parameters(), capturable=True),
+    }
+    for reason, optimizer in refused.items():
+        assert reason in (fused_refusal(optimizer) or "")
+
+    class Mine(torch.optim.SGD):
+        pass
+
+    assert "Mine has no fused kernel" in (fused_refusal(Mine(model.parameters(), lr=1.0)) or "")
+
+
+def test_speedups_have_bounds() -> None:
+    found = speedup([2.0, 2.2, 1.8, 2.0, 2.1], [1.0, 1.1, 0.91, 1.0, 1.04])
+    assert found.ratio == pytest.approx(2.0, rel=0.01)
+    assert 1.9 < found.low < 2.0 < found.high < 2.1
+    noisy = speedup([1.0, 3.0, 0.5, 2.0, 1.0], [1.0, 0.6, 2.0, 1.0, 1.5])
+    assert noisy.low < 1.0 < noisy.high
+    alone = speedup([2.0], [1.0])
+    assert (alone.low, alone.high) == (0.0, math.inf)
+
+
+def test_measuring_alternates_and_stops_early() -> None:
+    order: list[str] = []
+
+    def run(name: str, seconds: float) -> float:
+        order.append(name)
+        return seconds * (1 + 0.001 * len(order))
+
+    found = measure_speedup(lambda: run("a", 2.0), lambda: run("b", 1.0), lambda: True, needed=1.02)
+    assert found.low > 1.9
+    assert "".join(order) == "abbaabbaab"
+    order.clear()
+    measure_speedup(lambda: run("a", 1.0), lambda: run("b", 1.0), lambda: False, needed=1.02)
+    assert len(order) == 4
+
+
+def test_closeness_sees_every_difference() -> None:
+    a = [torch.tensor([1.0, 2.0]), None]
+    assert closeness(a, a).relative_error == 0.0
+    assert closeness(a, [torch.tensor([1.0, 2.1]), None]).relative_error == pytest.approx(
+        0.0447, 0.01
+    )
+    assert closeness(a, [torch.tensor([1.0, math.nan]), None]).relative_error == math.inf
+    assert closeness(a, [torch.tensor([1.0, 2.0]), torch.ones(1)]).relative_error == math.inf
+    assert closeness([torch.zeros(2)], [torch.zeros(2)]).cosine == 1.0
+
+
+@given(
+    st.floats(0, 1e9),
+    st.floats(0, 1e7),
+    st.floats(0, 1e9),
+    st.floats(0, 1e10),
+    st.integers(8, 4096),
+)
+def test_the_memory_model_is_exact_on_its_own_lines(
+    fixed: float, slope: float, resident: float, optimizer: float, total: int
+) -> None:
+    probes = [(rows, fixed + slope * rows) for rows in probe_rows(total)]
+    model = fit(probes, resident, optimizer)
+    for rows in (1, total // 2, total):
+        expected = max(optimizer, resident + fixed + slope * rows)
+        assert model.predict(rows) == pytest.approx(expected, rel=1e-6, abs=1e-3 * total)
+
+
+@given(st.integers(1, 5000), st.integers(1, 10**9))
+def test_rows_divide_the_batch_and_fit(total: int, limit: int) -> None:
+    model = MemoryModel(1000.0, 500.0, 100.0)
+    rows = rows_within(model, total, limit)
+    assert all(total % n == 0 for n in divisors(total))
+    if rows is None:
+        assert model.predict(1) > limit * 0.95
+    else:
+        assert total % rows == 0
+        assert model.predict(rows) <= limit * 0.95
+        larger = [n for n in divisors(total) if n > rows]
+        assert all(model.predict(n) > limit * 0.95 for n in larger)
+
+
+def test_probes_at_one_size_are_an_error() -> None:
+    with pytest.raises(ValueError, match="different batch sizes"):
+        fit([(4, 1.0), (4, 2.0)], 0.0, 0.0)
+
+
+def test_a_binding_limit_splits_a_real_model() -> None:
+    torch.manual_seed(6)
+    wide = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(6)))
+    root = Root(wide, lambda _: None)
+    call = RecordedCall(CallInputs.of((torch.randn(8192, 256),), {}))
+    memory = CpuMemory()
+    explanation = Explanation()
+    fitting = tuner(explanation)
+    whole = MemoryFit(memory, explanation, fitting)
+    model = whole.model(root, call, 8192)
+    # 13 activations of 256 floats a row, at least; allocator and temporaries come on top.
+    assert 10 * 1024 < model.bytes_per_row < 40 * 1024
+    limit = int(model.predict(2048) / 0.94)
+    whole.fit(root, call, limit)
+    rows = fitting.applied.plan.rows_per_step
+    assert rows is not None
+    assert 512 <= rows <= 4096
+    assert 8192 % rows == 0
