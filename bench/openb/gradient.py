@@ -51,21 +51,42 @@ class FragmentationGradientDescent:
         self._milli = np.array([pod.gpu_milli for pod, _ in typical])
         self._access = np.array(
             [
-                [pod.num_gpu > 0 and (not pod.models or model in pod.models) for pod, _ in typical]
+                [not pod.models or model in pod.models for pod, _ in typical]
                 for model in nodes_models
             ]
         )
 
     def _fragmented(self, rows: Integers, cpu: Integers, gpus: Integers) -> NDArray[np.float64]:
-        """F of node states: `cpu` [..., row], `gpus` [..., row, card]; milli of cards."""
-        enough = gpus[..., None, :] >= self._milli[:, None]
-        fits = (
-            self._access[rows] & (cpu[..., None] >= self._cpu) & (enough.sum(axis=-1) >= self._num)
-        )
+        """F of node states: `cpu` [row], `gpus` [row, card]; milli of cards.
+
+        Sums run class by class within each reason, and over reasons at the end, as in the
+        artifact: scores lie on floor boundaries often enough for rounding to decide ties.
+        """
+        enough = gpus >= self._milli[:, None, None]
+        hosts = enough.sum(axis=-1) >= self._num[:, None]
+        served = cpu >= self._cpu[:, None]
         idle = np.maximum(gpus, 0)
         total = idle.sum(axis=-1)
-        too_small = np.where(enough, 0, idle[..., None, :]).sum(axis=-1)
-        return (np.where(fits, too_small, total[..., None]) * self._weight).sum(axis=-1)
+        too_small = np.where(enough, 0, idle).sum(axis=-1)
+        weight = self._weight[:, None]
+        whole, part = weight * total, weight * too_small
+        access = self._access[rows].T
+        asks = (self._num > 0)[:, None]
+        reasons = (
+            (asks & access & ~hosts & ~served, whole),
+            (asks & access & hosts & served, part),
+            (asks & access & hosts & ~served, whole),
+            (~asks & served, whole),
+            (~asks & ~served, whole),
+            (asks & ~access, whole),
+        )
+        lacks_gpu = asks & access & ~hosts & served
+        sums = [np.where(mask, amount, 0.0) for mask, amount in reasons]
+        sums[1] = np.where(lacks_gpu, whole, sums[1])
+        result = np.zeros(cpu.shape)
+        for amounts in sums:
+            result += np.cumsum(amounts, axis=0)[-1]
+        return result
 
     def scores(self, cluster: Cluster, rows: Integers, class_number: int) -> Integers:
         pod = self._classes[class_number]
@@ -82,15 +103,16 @@ class FragmentationGradientDescent:
     def _card_scores(
         self, cluster: Cluster, rows: Integers, pod: PodClass, before: NDArray[np.float64]
     ) -> Integers:
-        """Scores [card, row] of a share pod on every card; -1 where the card is too full."""
+        """Scores [card, row] of a share pod; -1 where the card is too full or like one before."""
         free = cluster.gpu_free[rows]
-        cards = free.shape[1]
-        tried = np.repeat(free[None], cards, axis=0)
-        every = np.arange(cards)
-        tried[every, :, every] -= pod.gpu_milli
-        cpu = np.broadcast_to(cluster.cpu_free[rows] - pod.cpu_milli, tried.shape[:2])
-        after = self._fragmented(rows, cpu, tried)
-        return np.where(pod.gpu_milli <= free.T, _score(before, after), -1)
+        like_before = np.tril(free[:, :, None] == free[:, None, :], -1).any(axis=2)
+        at, card = np.nonzero((free >= pod.gpu_milli) & ~like_before)
+        tried = free[at]
+        tried[np.arange(len(at)), card] -= pod.gpu_milli
+        cpu = cluster.cpu_free[rows[at]] - pod.cpu_milli
+        scores = np.full(free.T.shape, -1, dtype=np.int64)
+        scores[card, at] = _score(before[at], self._fragmented(rows[at], cpu, tried))
+        return scores
 
     def cards(self, cluster: Cluster, row: int, class_number: int) -> Sequence[int]:
         pod = self._classes[class_number]
@@ -102,4 +124,4 @@ class FragmentationGradientDescent:
 
 
 def _score(before: NDArray[np.float64], after: NDArray[np.float64]) -> Integers:
-    return np.floor(100 / (1 + np.exp(-(before - after) / 1000))).astype(np.int64)
+    return np.floor(100.0 * (1.0 / (1.0 + np.exp(-(before - after) / 1000)))).astype(np.int64)

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpujob_operator.decide.cutting_stock import Size, request_prices, room_worth
 from gpujob_operator.decide.fleet import Floats, Integers
@@ -143,11 +142,11 @@ class Tables:
     base: Integers
     idle: Integers
     worth: Floats
-    slots: NDArray[np.int32]
+    slots: Floats
     # Per typical class.
-    cards_per_worker: Floats
-    cpu_milli: Floats
-    memory_bytes: Floats
+    workers_per_card: Floats
+    workers_per_cpu_milli: Floats
+    workers_per_byte: Floats
     value: Floats
     # Host resources that one card's worth of requests takes on average; 0: none.
     cpu_milli_per_card: float
@@ -165,11 +164,18 @@ class Tables:
         base = 1 + np.arange(len(kinds), dtype=np.int64) * per_kind
         largest = max((kind[1] for kind in kinds), default=1)
         worth = np.zeros(1 + len(kinds) * per_kind)
-        slots = np.zeros((len(worth), len(mix.typical)), dtype=np.int32)
+        with_cards = [
+            (demand, weight)
+            for demand, weight in zip(mix.typical, mix.typical_weights, strict=True)
+            if demand.cards
+        ]
+        typical = [demand for demand, _ in with_cards]
+        weights = [weight for _, weight in with_cards]
+        slots = np.zeros((len(worth), len(typical)))
         for number, kind in enumerate(kinds):
             rows = slice(int(base[number]), int(base[number]) + per_kind)
             worth[rows] = _worth_of_kind(mix, kind, steps) * kind[1] / largest
-            slots[rows] = _slots_of_kind(mix, kind, steps)
+            slots[rows] = _slots_of_kind(typical, kind, steps)
         models = tuple(sorted({model for model, _ in kinds}))
         cards, cpu, memory = _host_per_card(mix, kinds)
         access, share = _restricted(mix, kinds, models)
@@ -181,16 +187,13 @@ class Tables:
             idle=base + per_kind - 1,
             worth=worth,
             slots=slots,
-            cards_per_worker=np.array([max(d.cards, 1) for d in mix.typical], dtype=np.float64),
-            cpu_milli=np.array(
-                [max(d.cpu_milli, CPU_MILLI_MIN) for d in mix.typical], dtype=np.float64
-            ),
-            memory_bytes=np.array([max(d.memory_bytes, 1) for d in mix.typical], dtype=np.float64),
+            workers_per_card=1.0 / np.array([d.cards for d in typical], dtype=np.float64),
+            workers_per_cpu_milli=1.0
+            / np.array([max(d.cpu_milli, CPU_MILLI_MIN) for d in typical], dtype=np.float64),
+            workers_per_byte=1.0
+            / np.array([max(d.memory_bytes, 1) for d in typical], dtype=np.float64),
             value=np.array(
-                [
-                    weight * _cards_worth(demand, kinds)
-                    for demand, weight in zip(mix.typical, mix.typical_weights, strict=True)
-                ]
+                [w * _cards_worth(d, kinds) for d, w in zip(typical, weights, strict=True)]
             ),
             cpu_milli_per_card=cpu / cards if cards else 0.0,
             memory_bytes_per_card=memory / cards if cards else 0.0,
@@ -236,12 +239,12 @@ def _worth_of_kind(mix: Mix, kind: tuple[str, int], steps: int) -> Floats:
     return np.append(worth.ravel(), 1.0)
 
 
-def _slots_of_kind(mix: Mix, kind: tuple[str, int], steps: int) -> NDArray[np.int32]:
+def _slots_of_kind(typical: Sequence[Demand], kind: tuple[str, int], steps: int) -> Floats:
     """How many requests of every typical class fit, by state as in `_worth_of_kind`."""
     memory, utilization = np.indices((MEMORY_STEPS + 1, steps + 1))
-    table = np.zeros(((MEMORY_STEPS + 1) * (steps + 1) + 1, len(mix.typical)), dtype=np.int32)
-    for column, demand in enumerate(mix.typical):
-        size = demand.steps(kind[1], steps) if demand.cards and _allowed(demand, kind) else None
+    table = np.zeros(((MEMORY_STEPS + 1) * (steps + 1) + 1, len(typical)))
+    for column, demand in enumerate(typical):
+        size = demand.steps(kind[1], steps) if _allowed(demand, kind) else None
         if size is None:
             continue
         if demand.exclusive:

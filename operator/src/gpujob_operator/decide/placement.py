@@ -9,7 +9,6 @@ steps of 0.02 of a card (near-ties are ties, on purpose: the first row fills up 
 price; the first row. Among a node's cards: the lower cost, then the first.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -18,7 +17,7 @@ import numpy as np
 from gpujob_operator.decide.feasibility import Refusal, explain, free_cards, host_fits
 from gpujob_operator.decide.fleet import Booleans, Fleet, Floats, Integers, Take
 from gpujob_operator.decide.fragmentation import Demand, Mix
-from gpujob_operator.decide.valuation import STRANDED_WEIGHT, USABLE_WEIGHT, Valuation
+from gpujob_operator.decide.valuation import STRANDED_WEIGHT, USABLE_WEIGHT, Parts, Valuation
 
 STEP_CARDS = 0.02
 # Different requests whose scores are kept at a time.
@@ -84,11 +83,26 @@ class Choice:
 
 @dataclass(slots=True)
 class _Scores:
-    """Per row: the cost without scarcity, and the card of a request for one shared card."""
+    """Per row: the cost without scarcity and its parts, and the card of one shared card."""
 
     cost: Floats
+    worth: Floats
+    usable: Floats
+    stranded: Floats
     card: Integers
-    seen: int
+    seen: int = 0
+
+    @classmethod
+    def none_fits(cls, rows: int) -> "_Scores":
+        parts = (np.full(rows, np.inf) for _ in range(4))
+        return cls(*parts, card=np.full(rows, -1, dtype=np.int64))
+
+    def put(self, rows: Integers, parts: Parts, at: Integers | slice) -> None:
+        """Takes over the parts at these places of a longer evaluation."""
+        self.worth[rows] = parts.worth[at]
+        self.usable[rows] = USABLE_WEIGHT * parts.usable[at]
+        self.stranded[rows] = STRANDED_WEIGHT * parts.stranded[at]
+        self.cost[rows] = self.worth[rows] + self.usable[rows] + self.stranded[rows]
 
 
 @dataclass(slots=True)
@@ -135,24 +149,13 @@ def choose(fleet: Fleet, request: Request, mix: Mix, ledger: Ledger) -> Choice |
         cards = _linked(fleet, row, free[0], cards, demand)
     candidates = int(np.isfinite(cost).sum())
     price = 0.0 if scarcity is None else float(cost[row] - scores.cost[row])
-    return Choice(row, cards, _score(fleet, valuation, row, cards, demand, price), candidates)
+    return Choice(row, cards, _score(scores, row, price), candidates)
 
 
-def _score(
-    fleet: Fleet,
-    valuation: Valuation,
-    row: int,
-    cards: Sequence[int],
-    demand: Demand,
-    scarcity: float,
-) -> Score:
-    columns = np.array([cards], dtype=np.int64).reshape(1, len(cards))
-    parts = valuation.costs(fleet, np.array([row]), columns, demand)
-    usable = USABLE_WEIGHT * float(parts.usable[0])
-    stranded = STRANDED_WEIGHT * float(parts.stranded[0])
-    worth = float(parts.worth[0])
-    total = worth + usable + stranded + scarcity
-    return Score(total, worth, usable, stranded, scarcity)
+def _score(scores: _Scores, row: int, scarcity: float) -> Score:
+    worth, usable = float(scores.worth[row]), float(scores.usable[row])
+    stranded = float(scores.stranded[row])
+    return Score(worth + usable + stranded + scarcity, worth, usable, stranded, scarcity)
 
 
 def _first_best(fleet: Fleet, request: Request, steps: Floats) -> int | None:
@@ -182,7 +185,7 @@ def _renewed(fleet: Fleet, request: Request, valuation: Valuation, ledger: Ledge
     scores = ledger.scores.get(request)
     if scores is None:
         rows = len(fleet.names)
-        scores = _Scores(np.full(rows, np.inf), np.full(rows, -1, dtype=np.int64), 0)
+        scores = _Scores.none_fits(rows)
         while len(ledger.scores) >= REQUESTS_MAX:
             del ledger.scores[next(iter(ledger.scores))]
         ledger.scores[request] = scores
@@ -209,7 +212,7 @@ def _evaluate(
         _evaluate_cards(fleet, valuation, rows, free, demand, scores)
         return
     cards = _cards_of_worker(fleet, valuation, rows, free, demand)
-    scores.cost[rows] = valuation.costs(fleet, rows, cards, demand).total
+    scores.put(rows, valuation.costs(fleet, rows, cards, demand), slice(None))
 
 
 def _evaluate_cards(
@@ -224,12 +227,14 @@ def _evaluate_cards(
     state = np.where(free, valuation.state[rows], -1)
     same_before = np.tril(state[:, :, None] == state[:, None, :], -1).any(axis=2)
     at, column = np.nonzero(free & ~same_before)
-    cost = valuation.costs(fleet, rows[at], column[:, None], demand).total
+    parts = valuation.costs(fleet, rows[at], column[:, None], demand)
     table = np.full(free.shape, np.inf)
-    table[at, column] = cost
+    table[at, column] = parts.total
     best = np.argmin(table, axis=1)
+    number = np.zeros(free.shape, dtype=np.int64)
+    number[at, column] = np.arange(len(at))
     scores.card[rows] = best
-    scores.cost[rows] = table[np.arange(len(rows)), best]
+    scores.put(rows, parts, number[np.arange(len(rows)), best])
 
 
 def _cards_of_worker(

@@ -9,7 +9,6 @@ from the first two and adds to the third.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpujob_operator.decide.fleet import Booleans, Fleet, Floats, Integers
 from gpujob_operator.decide.fragmentation import MEMORY_STEPS, Demand, Mix, Tables
@@ -23,6 +22,7 @@ SERVED_SHARE = 0.75
 # share of what is idle); 1 is exactly enough.
 SCARCE_FROM = 0.5
 NO_ROOM = 0
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Valuation:
         self.state = np.zeros((rows, columns), dtype=np.int64)
         self.worth = np.zeros(rows)
         self.usable = np.zeros(rows)
-        self.slots = np.zeros((rows, len(mix.typical)))
+        self.slots = np.zeros((rows, self.tables.slots.shape[1]))
         self.model = np.zeros(rows, dtype=np.int64)
         self._seen = 0
         self.renew(fleet)
@@ -76,14 +76,15 @@ class Valuation:
     def _usable(self, slots: Floats, cpu_milli: Integers, memory_bytes: Integers) -> Floats:
         """Expected cards that the typical classes, each alone, can use: [row]."""
         tables = self.tables
-        workers = np.minimum(
-            np.floor_divide(slots, tables.cards_per_worker),
-            np.minimum(
-                np.floor(cpu_milli[:, None] / tables.cpu_milli),
-                np.floor(memory_bytes[:, None] / tables.memory_bytes),
-            ),
-        )
-        return np.maximum(workers, 0.0) @ tables.value
+        workers = np.floor(slots * tables.workers_per_card + ROUNDING)
+        for free, per_milli in (
+            (cpu_milli, tables.workers_per_cpu_milli),
+            (memory_bytes, tables.workers_per_byte),
+        ):
+            served = np.maximum(free, 0)[:, None] * per_milli
+            served += ROUNDING
+            np.minimum(workers, np.floor(served, out=served), out=workers)
+        return workers @ tables.value
 
     def _stranded(self, worth: Floats, cpu_milli: Integers, memory_bytes: Integers) -> Floats:
         """Cards' worth beyond what free processor and free memory serve: [row]."""
@@ -102,7 +103,10 @@ class Valuation:
         before, after = self._states(fleet, rows, cards, demand)
         worth_before = self.worth[rows]
         worth_after = worth_before + (tables.worth[after] - tables.worth[before]).sum(axis=1)
-        slots = self.slots[rows] + (tables.slots[after] - tables.slots[before]).sum(axis=1)
+        slots = self.slots[rows]
+        for card in range(cards.shape[1]):
+            slots += tables.slots[after[:, card]]
+            slots -= tables.slots[before[:, card]]
         cpu, memory = fleet.cpu_milli_free[rows], fleet.memory_bytes_free[rows]
         cpu_after, memory_after = cpu - demand.cpu_milli, memory - demand.memory_bytes
         return Parts(
@@ -184,9 +188,10 @@ def _shared_state(
     if not len(tables.base):
         return np.zeros_like(kind)
     steps = tables.utilization_steps
-    memory = np.clip(memory_free * MEMORY_STEPS // np.maximum(memory_total, 1), 0, MEMORY_STEPS)
+    memory = memory_free * MEMORY_STEPS // np.maximum(memory_total, 1)
+    memory = np.minimum(np.maximum(memory, 0), MEMORY_STEPS)
     state = tables.base[kind] + memory * (steps + 1)
     if steps:
-        room: NDArray[np.float64] = np.floor(utilization_free / 100 * steps + 1e-9)
-        state = state + np.clip(room, 0, steps).astype(np.int64)
+        room = np.floor(utilization_free * (steps / 100) + ROUNDING)
+        state = state + np.minimum(np.maximum(room, 0), steps).astype(np.int64)
     return state
