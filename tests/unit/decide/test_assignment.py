@@ -12,10 +12,12 @@ from gpujob_operator.decide.assignment import (
     Assignment,
     Refusal,
     assign,
-    predicted_slowdown_percent,
 )
+from gpujob_operator.decide.board import Board
 from gpujob_operator.decide.capacity import build_capacity
 from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.interference import summed_utilization_limit_percent
+from gpujob_operator.decide.mix import mix_of
 from gpujob_operator.decide.needs import needs_of
 from gpujob_operator.decide.snapshot import Snapshot, Taint
 from tests.harness.builders import (
@@ -37,8 +39,11 @@ CONFIGURATION = Configuration()
 
 
 def result(job: GPUJob, snapshot: Snapshot, claimed: tuple[str, ...] = ()) -> Any:
-    seen = build_capacity(snapshot, T0, {})
-    return assign(needs_of(job, None), seen, frozenset(claimed), CONFIGURATION)
+    capacity = build_capacity(snapshot, T0, {})
+    mix = mix_of((*snapshot.jobs, job), {}, capacity, CONFIGURATION)
+    board = Board.of(capacity, mix)
+    board.claim(claimed)
+    return assign(needs_of(job, None), board, CONFIGURATION)
 
 
 def cards_of(job: GPUJob, snapshot: Snapshot, claimed: tuple[str, ...] = ()) -> list[str]:
@@ -93,9 +98,11 @@ def test_a_job_without_measurement_starts_alone_and_holds_all_that_is_free() -> 
     assert "starts alone" in why(make_job(), make_snapshot(of("a", GIB))).message
 
 
-def test_measured_jobs_share_the_fullest_card_that_does() -> None:
+def test_measured_jobs_join_others_where_somebody_may_need_a_whole_card() -> None:
     jobs = [of("a", 6 * GIB, "GPU-1"), of("b", 12 * GIB, "GPU-2"), of("c", 22 * GIB, "GPU-3")]
-    assert cards_of(sized(4 * GIB), make_snapshot(*jobs, cards=cards(4))) == ["GPU-2"]
+    unmeasured = [make_job(f"new-{n}") for n in range(3)]
+    chosen = cards_of(sized(4 * GIB), make_snapshot(*jobs, *unmeasured, cards=cards(4)))
+    assert chosen in (["GPU-1"], ["GPU-2"])
 
 
 def test_an_unmeasured_job_takes_an_empty_card() -> None:
@@ -239,10 +246,11 @@ def test_neighbours_that_would_slow_each_other_are_kept_apart() -> None:
     assert "over 2 %" in why(sized(GIB), make_snapshot(touchy)).message
 
 
-def test_predicted_slowdown_only_grows() -> None:
-    values = [predicted_slowdown_percent(percent) for percent in range(0, 400)]
-    assert values == sorted(values)
-    assert (values[0], values[79], values[300]) == (0.0, 3.5, 200.0)
+def test_the_limit_of_summed_utilization_follows_the_law() -> None:
+    limits = [summed_utilization_limit_percent(percent) for percent in range(0, 200)]
+    assert limits == sorted(limits)
+    rounded = {percent: round(limits[percent]) for percent in (0, 3, 4, 10, 12, 26, 27, 100)}
+    assert rounded == {0: 50, 3: 50, 4: 80, 10: 80, 12: 95, 26: 95, 27: 127, 100: 200}
 
 
 def test_claimed_cards_are_not_for_later_jobs() -> None:

@@ -9,7 +9,7 @@ from gpujob_api.gpuprofile import GPUProfile
 from gpujob_api.quantities import format_memory
 from gpujob_operator.decide import conditions
 from gpujob_operator.decide.assignment import Assignment, Refusal, assign
-from gpujob_operator.decide.capacity import Capacity
+from gpujob_operator.decide.board import Board
 from gpujob_operator.decide.conditions import ConditionWriter
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.lifecycle import Step
@@ -39,13 +39,12 @@ class _Wait:
 
 def admit(
     waiting: list[Pending],
-    capacity: Capacity,
+    board: Board,
     queues: Queues,
     configuration: Configuration,
     now: datetime,
 ) -> Iterator[tuple[str, Step]]:
     """Yields the next step of every waiting job, in order (I11). All workers or none."""
-    claimed: frozenset[str] = frozenset()
     position = 0
     for entry in waiting:
         wait = _not_eligible(entry, queues, now)
@@ -54,41 +53,39 @@ def admit(
             continue
         position += 1
         needs = needs_of(entry.job, entry.profile)
-        found = _place(needs, capacity, queues, claimed, configuration)
+        found = _place(needs, board, queues, configuration)
         if isinstance(found, Assignment):
-            capacity = found.capacity
+            found.take_on(board)
             step = _placed(entry.job, found, now)
             queues.add(entry.job, step.status)
             position -= 1
             yield entry.job.metadata.uid, step
             continue
         if _patience_over(entry.job, configuration, now):
-            claimed |= _kept_free(found, needs, capacity, queues, configuration)
+            _keep_free(found, needs, board, queues, configuration)
         message = f"{found.message}; position {position} of those waiting for room"
         yield entry.job.metadata.uid, _wait(entry.job, replace(found, message=message), now)
 
 
 def _place(
-    needs: Needs,
-    capacity: Capacity,
-    queues: Queues,
-    claimed: frozenset[str],
-    configuration: Configuration,
+    needs: Needs, board: Board, queues: Queues, configuration: Configuration
 ) -> Assignment | _Wait:
-    found = assign(needs, capacity, claimed, configuration)
+    found = assign(needs, board, configuration)
     if isinstance(found, Refusal):
         return _Wait("NoRoom" if found.possible else "Impossible", found.message)
-    over = queues.over(needs.job, found.reservation.memory_bytes)
-    return _Wait("OverQuota", over, memory_bytes=found.reservation.memory_bytes) if over else found
+    memory_bytes = found.reservation.memory_bytes
+    over = queues.over(needs.job, memory_bytes)
+    return _Wait("OverQuota", over, memory_bytes=memory_bytes) if over else found
 
 
-def _kept_free(
-    found: _Wait, needs: Needs, capacity: Capacity, queues: Queues, configuration: Configuration
-) -> frozenset[str]:
+def _keep_free(
+    found: _Wait, needs: Needs, board: Board, queues: Queues, configuration: Configuration
+) -> None:
     """What a job that has waited for long keeps from later ones: cards, or its queue's quota."""
     if found.reason == "OverQuota":
         queues.keep(needs.job, found.memory_bytes)
-    return claim(needs, capacity, configuration) if found.reason == "NoRoom" else frozenset()
+    if found.reason == "NoRoom":
+        board.claim(claim(needs, board.capacity, configuration))
 
 
 def _not_eligible(entry: Pending, queues: Queues, now: datetime) -> _Wait | None:

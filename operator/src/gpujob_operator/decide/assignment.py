@@ -1,13 +1,13 @@
-"""Cards for one job, all its workers or none, on a trial copy of the ledger.
+"""Cards for one job, all its workers or none, and for one that fits nowhere the reasons.
 
-Order of preference: the spot policy, then a card that is already shared and is left fullest (so
-that whole cards stay whole), then the cheaper node, then the node with fewer free cards, then
-names: stable, so that the same snapshot always gives the same answer.
+The order of preference is that of `placement.choose`: the spot policy, then what costs the jobs
+still to come the least, then the cheaper node, then the first name. Stable: the same snapshot
+always gives the same answer.
 """
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from gpujob_api.gpujob import (
     Placement,
@@ -16,20 +16,34 @@ from gpujob_api.gpujob import (
     SpotPolicy,
     WorkerPlacement,
 )
-from gpujob_api.quantities import MIB, format_memory
+from gpujob_api.quantities import format_memory
+from gpujob_operator.decide.board import Board, Place, disturbed
 from gpujob_operator.decide.capacity import Capacity, Card, NodeCapacity, Tenant
 from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.interference import summed_utilization_limit_percent
 from gpujob_operator.decide.needs import Needs, node_refusal
+from gpujob_operator.decide.placement import Request, SpotPreference
 
-# A stranger below this is the desktop or a monitoring tool, not a tenant.
-STRANGER_NOISE_BYTES = 64 * MIB
+_SPOT = {
+    SpotPolicy.PREFER: SpotPreference.PREFER,
+    SpotPolicy.REQUIRE: SpotPreference.REQUIRE,
+    SpotPolicy.NEVER: SpotPreference.NEVER,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
+    """Where the job goes and what it holds; `take_on` makes it so for the rest of the cycle."""
+
     placement: Placement
     reservation: Reservation
-    capacity: Capacity
+    request: Request
+    places: tuple[Place, ...]
+    tenant: Tenant
+
+    def take_on(self, board: Board) -> None:
+        for place in self.places:
+            board.take(place, self.request, self.tenant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +56,6 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class _Fit:
-    key: tuple[object, ...]
-    node: str
-    cards: tuple[Card, ...]
-    reservation: Reservation
-
-
-@dataclass(frozen=True, slots=True)
 class _Misfit:
     """A card that does not do: the finding, and what is missing in bytes where that is it."""
 
@@ -58,24 +64,24 @@ class _Misfit:
     possible: bool = True
 
 
-def assign(
-    needs: Needs, capacity: Capacity, claimed: frozenset[str], configuration: Configuration
-) -> Assignment | Refusal:
-    """Places every worker of the job, or says with numbers why not. `claimed` cards are not free.
+def assign(needs: Needs, board: Board, configuration: Configuration) -> Assignment | Refusal:
+    """A place for every worker of the job, or with numbers why not. Leaves the board as it was.
 
     All cards of a gang are of one model, so that its workers run at one speed.
     """
     best: Assignment | None = None
     refusal: Refusal | None = None
-    for model in _models(needs, capacity):
-        found = _assign_on_model(needs, model, capacity, claimed, configuration)
+    start = board.mark()
+    for model in _models(needs, board.capacity):
+        found = _assign_on_model(needs, model, board, configuration)
+        board.back(start)
         if isinstance(found, Refusal):
             refusal = refusal or found
         elif best is None or _better(found, best, needs):
             best = found
     if best is not None:
         return best
-    return refusal or _no_model(needs, capacity)
+    return refusal or _no_model(needs, board.capacity)
 
 
 def _models(needs: Needs, capacity: Capacity) -> list[str]:
@@ -103,79 +109,67 @@ def _better(one: Assignment, other: Assignment, needs: Needs) -> bool:
 
 
 def _assign_on_model(
-    needs: Needs,
-    model: str,
-    capacity: Capacity,
-    claimed: frozenset[str],
-    configuration: Configuration,
+    needs: Needs, model: str, board: Board, configuration: Configuration
 ) -> Assignment | Refusal:
-    wanted = needs.reservation(model, capacity.largest_bytes(model), configuration)
-    trial = capacity
-    workers: list[WorkerPlacement] = []
-    held: Reservation | None = None
-    spot = True
+    wanted = needs.reservation(model, board.capacity.largest_bytes(model), configuration)
+    request = _request(needs, model, wanted, board)
+    places: list[Place] = []
+    held = wanted
     for rank in range(needs.job.spec.workers):
-        fit = _best_fit(needs, model, wanted, trial, claimed)
-        if fit is None:
-            return _explain(needs, model, wanted, trial, claimed, rank)
-        trial = _take(trial, fit, needs)
-        workers.append(WorkerPlacement(rank, fit.node, tuple(c.uuid for c in fit.cards)))
-        held = fit.reservation if held is None else _smaller(held, fit.reservation)
-        spot = spot and capacity.nodes[fit.node].node.spot
+        place = board.choose(request, undisturbed=needs.exclusive)
+        if place is None:
+            return _explain(needs, model, wanted, board, rank)
+        if wanted is None:
+            held = _smaller(held, _whole(needs, place.cards))
+        assert held is not None, "known, or the whole card"
+        board.take(place, request, _tenant(needs, held))
+        places.append(place)
     assert held is not None, "a job has at least one worker"
-    return Assignment(Placement(tuple(workers), spot, model), held, trial)
-
-
-def _smaller(one: Reservation, other: Reservation) -> Reservation:
-    """Whole cards of one model can differ by what the driver keeps; the gang holds the least."""
-    return one if one.memory_bytes <= other.memory_bytes else other
-
-
-def _best_fit(
-    needs: Needs,
-    model: str,
-    wanted: Reservation | None,
-    capacity: Capacity,
-    claimed: frozenset[str],
-) -> _Fit | None:
-    fits = [
-        fit
-        for node in capacity.nodes.values()
-        if (fit := _fit_on_node(needs, model, wanted, node, claimed)) is not None
-    ]
-    return min(fits, key=lambda fit: fit.key, default=None)
-
-
-def _fit_on_node(
-    needs: Needs,
-    model: str,
-    wanted: Reservation | None,
-    node: NodeCapacity,
-    claimed: frozenset[str],
-) -> _Fit | None:
-    if _node_misfit(needs, node) is not None:
-        return None
-    fitting = [
-        card
-        for card in node.cards
-        if card.model == model and _card_misfit(needs, wanted, card, claimed) is None
-    ]
-    count = needs.job.spec.gpus_per_worker
-    if len(fitting) < count:
-        return None
-    cards = tuple(sorted(fitting, key=lambda card: (card.free_bytes, card.uuid))[:count])
-    reservation = wanted if wanted is not None else _whole(needs, cards)
-    idle = sum(1 for card in node.cards if not card.tenants)
-    prefer = needs.job.spec.spot.policy is SpotPolicy.PREFER
-    key = (
-        prefer and not node.node.spot,
-        wanted is not None and not any(card.tenants for card in cards),
-        node.price_per_gpu_hour if node.price_per_gpu_hour is not None else float("inf"),
-        sum(card.free_bytes for card in cards),
-        idle,
-        node.node.name,
+    return Assignment(
+        placement=Placement(
+            workers=tuple(
+                WorkerPlacement(rank, place.node, tuple(card.uuid for card in place.cards))
+                for rank, place in enumerate(places)
+            ),
+            spot=all(board.capacity.nodes[place.node].node.spot for place in places),
+            gpu_model=model,
+        ),
+        reservation=held,
+        request=request,
+        places=tuple(places),
+        tenant=_tenant(needs, held),
     )
-    return _Fit(key, node.node.name, cards, reservation)
+
+
+def _request(needs: Needs, model: str, wanted: Reservation | None, board: Board) -> Request:
+    demand = needs.demand(model, wanted)
+    allowed = [
+        name for name, node in board.capacity.nodes.items() if not node_refusal(needs, node.node)
+    ]
+    everywhere = len(allowed) == len(board.capacity.nodes)
+    return Request(
+        demand=demand,
+        nodes=None if everywhere else board.mask(allowed),
+        spot=_SPOT[needs.job.spec.spot.policy],
+        utilization_limit_percent=summed_utilization_limit_percent(
+            needs.job.spec.sharing.max_slowdown_percent
+        ),
+    )
+
+
+def _tenant(needs: Needs, held: Reservation) -> Tenant:
+    return Tenant(
+        job_uid=needs.job.metadata.uid,
+        memory_bytes=held.memory_bytes,
+        utilization_percent=held.utilization_percent,
+        whole_card=held.source is ReservationSource.WHOLE_CARD,
+        max_slowdown_percent=needs.job.spec.sharing.max_slowdown_percent,
+    )
+
+
+def _smaller(one: Reservation | None, other: Reservation) -> Reservation:
+    """Whole cards of one model can differ by what the driver keeps; the gang holds the least."""
+    return one if one is not None and one.memory_bytes <= other.memory_bytes else other
 
 
 def _whole(needs: Needs, cards: tuple[Card, ...]) -> Reservation:
@@ -220,10 +214,10 @@ def _card_misfit(
         return _Misfit("held whole by another job")
     if wanted is None and card.tenants:
         return _Misfit("shared already, and this job starts alone until it is measured")
-    if needs.exclusive and card.others_bytes > STRANGER_NOISE_BYTES:
+    if needs.exclusive and disturbed(card):
         return _Misfit(f"used by strangers ({format_memory(card.others_bytes)})")
     if card.free_bytes < least:
-        stranger = card.others_bytes > STRANGER_NOISE_BYTES
+        stranger = disturbed(card)
         finding = "too full, strangers included" if stranger else "too full"
         return _Misfit(finding, least - card.free_bytes)
     return _slowed(needs, wanted, card) if wanted is not None else None
@@ -233,71 +227,27 @@ def _slowed(needs: Needs, wanted: Reservation, card: Card) -> _Misfit | None:
     if not card.tenants:
         return None
     total = card.utilization_percent + wanted.utilization_percent
-    slowdown = predicted_slowdown_percent(total)
     limits = [tenant.max_slowdown_percent for tenant in card.tenants]
     limit = min(*limits, needs.job.spec.sharing.max_slowdown_percent)
-    if slowdown <= limit:
+    if total <= summed_utilization_limit_percent(limit):
         return None
     return _Misfit(f"busy: {total:.0f} % together would slow a job by over {limit} %")
 
 
-def predicted_slowdown_percent(utilization_percent: float) -> float:
-    """Slowdown of one of two neighbours by their summed utilization.
-
-    Published means of 1,388 measured pairs (Lucid, ASPLOS'23): the relative speeds of both add up
-    to 2.00 below 50 %, 1.93 below 80 %, 1.79 below 95 %. Above, time is shared in proportion.
-    """
-    if utilization_percent < 50:
-        return 0.0
-    if utilization_percent < 80:
-        return 3.5
-    if utilization_percent < 95:
-        return 10.5
-    return max(21.0, utilization_percent - 100.0)
-
-
-def _take(capacity: Capacity, fit: _Fit, needs: Needs) -> Capacity:
-    tenant = Tenant(
-        job_uid=needs.job.metadata.uid,
-        memory_bytes=fit.reservation.memory_bytes,
-        utilization_percent=fit.reservation.utilization_percent,
-        whole_card=fit.reservation.source is ReservationSource.WHOLE_CARD,
-        max_slowdown_percent=needs.job.spec.sharing.max_slowdown_percent,
-    )
-    node = capacity.nodes[fit.node]
-    taken = {card.uuid for card in fit.cards}
-    cards = tuple(
-        replace(card, tenants=(*card.tenants, tenant)) if card.uuid in taken else card
-        for card in node.cards
-    )
-    node = replace(
-        node,
-        cards=cards,
-        cpu_milli_free=node.cpu_milli_free - needs.cpu_milli,
-        memory_bytes_free=node.memory_bytes_free - needs.memory_bytes,
-    )
-    return Capacity({**capacity.nodes, fit.node: node})
-
-
 def _explain(
-    needs: Needs,
-    model: str,
-    wanted: Reservation | None,
-    capacity: Capacity,
-    claimed: frozenset[str],
-    placed: int,
+    needs: Needs, model: str, wanted: Reservation | None, board: Board, placed: int
 ) -> Refusal:
     """Counts the cards by what keeps the job off them, and names the nearest fit."""
     counts: Counter[str] = Counter()
     nearest: tuple[int, str] | None = None
     places = 0
-    for node in capacity.nodes.values():
+    for node in board.capacity.nodes.values():
         on_node = _node_misfit(needs, node)
         possible = 0
         for card in node.cards:
             if card.model != model:
                 continue
-            misfit = on_node or _card_misfit(needs, wanted, card, claimed)
+            misfit = on_node or _card_misfit(needs, wanted, card, board.claimed)
             counts[misfit.finding if misfit else "free, but too few on one node"] += 1
             possible += misfit is None or misfit.possible
             if misfit is not None and misfit.missing_bytes:

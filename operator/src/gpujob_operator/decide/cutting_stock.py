@@ -57,7 +57,7 @@ def room_worth(sizes: Sequence[Size], prices: Sequence[float] | Floats, shape: S
         rows, columns = shape[0] + 1 - memory, shape[1] + 1 - utilization
         for _ in range(_copies_max((memory, utilization), shape)):
             with_one = worth[:rows, :columns] + price
-            np.maximum(worth[memory:, utilization:], with_one, worth[memory:, utilization:])
+            np.maximum(worth[memory:, utilization:], with_one, out=worth[memory:, utilization:])
     return worth
 
 

@@ -63,6 +63,8 @@ class Take:
     card_memory_bytes: int
     utilization_percent: float
     whole_card: bool
+    # Up to which sum of utilizations others may join it.
+    utilization_limit_percent: float = UTILIZATION_FULL_PERCENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ class Undo:
     memory_bytes_free: int
     memory_free: Integers
     utilization_used: Floats
+    utilization_limit: Floats
     idle: Booleans
     taken: Booleans
 
@@ -157,6 +160,7 @@ class Fleet:
             int(self.memory_bytes_free[row]),
             self.memory_free[row].copy(),
             self.utilization_used[row].copy(),
+            self.utilization_limit[row].copy(),
             self.idle[row].copy(),
             self.taken[row].copy(),
         )
@@ -165,6 +169,9 @@ class Fleet:
         for card in cards:
             self.memory_free[row, card] -= take.card_memory_bytes
             self.utilization_used[row, card] += take.utilization_percent
+            alone = self.idle[row, card]
+            present = np.inf if alone else self.utilization_limit[row, card]
+            self.utilization_limit[row, card] = min(present, take.utilization_limit_percent)
             self.idle[row, card] = False
             self.taken[row, card] |= take.whole_card
         self._touch(row)
@@ -177,6 +184,7 @@ class Fleet:
         self.memory_bytes_free[row] = undo.memory_bytes_free
         self.memory_free[row] = undo.memory_free
         self.utilization_used[row] = undo.utilization_used
+        self.utilization_limit[row] = undo.utilization_limit
         self.idle[row] = undo.idle
         self.taken[row] = undo.taken
         self._touch(row)

@@ -142,6 +142,21 @@ def law_speed(summed_percent: float) -> float:
     return PUBLISHED_LAW_ABOVE / 2
 
 
+def summed_utilization_limit_percent(max_slowdown_percent: float) -> float:
+    """The summed utilization up to which a pair is not slowed by more than this, by the law.
+
+    Above full use time is shared in proportion, so that 100 % + s slow each by s %.
+    """
+    limit = 0.0
+    for summed, _ in PUBLISHED_LAW:
+        below = math.nextafter(summed, 0.0)
+        if slowdown_percent(law_speed(below)) <= max_slowdown_percent:
+            limit = below
+    if slowdown_percent(PUBLISHED_LAW_ABOVE / 2) <= max_slowdown_percent:
+        limit = 100.0 + max_slowdown_percent
+    return limit
+
+
 def _pair_speed(own: Use, other: Use, calibration: Calibration) -> float:
     prior = _prior_speed(own, other, calibration)
     weight, total = _PRIOR_WEIGHT, _PRIOR_WEIGHT * prior

@@ -7,6 +7,7 @@ from typing import Any
 from gpujob_api.gpujob import GPUJob, Reservation, ReservationSource, SharingMode, SpotPolicy
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.fragmentation import Demand
 from gpujob_operator.decide.reservation import profile_entry, wanted_reservation
 from gpujob_operator.decide.snapshot import NodeView, Taint
 from gpujob_operator.decide.workload import host_requests, pod_spec, tolerations
@@ -49,6 +50,18 @@ class Needs:
     def least_bytes(self, gpu_model: str, wanted: Reservation | None) -> int:
         """What a card must offer for this reservation; at least 1."""
         return max(1, self.known_bytes(gpu_model) if wanted is None else wanted.memory_bytes)
+
+    def demand(self, gpu_model: str, wanted: Reservation | None) -> Demand:
+        """What one worker asks of placement. A whole card counts as fully used."""
+        return Demand(
+            cpu_milli=self.cpu_milli,
+            memory_bytes=self.memory_bytes,
+            cards=self.job.spec.gpus_per_worker,
+            card_memory_bytes=self.least_bytes(gpu_model, wanted),
+            utilization_percent=100.0 if wanted is None else wanted.utilization_percent,
+            exclusive=wanted is None,
+            models=frozenset({gpu_model}),
+        )
 
 
 def needs_of(job: GPUJob, profile: GPUProfile | None) -> Needs:

@@ -13,10 +13,12 @@ from gpujob_api.gpuprofile import GPUProfile
 from gpujob_api.gpuqueue import GPUQueueStatus
 from gpujob_operator.decide import conditions, lifecycle, trouble
 from gpujob_operator.decide.admission import Pending, admit
+from gpujob_operator.decide.board import Board
 from gpujob_operator.decide.capacity import Capacity, build_capacity
 from gpujob_operator.decide.conditions import ConditionWriter
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.lifecycle import Seen, Step
+from gpujob_operator.decide.mix import mix_of
 from gpujob_operator.decide.plan import (
     DeletePod,
     Plan,
@@ -46,8 +48,11 @@ def plan(snapshot: Snapshot, now: datetime) -> Plan:
         and job.metadata.deletion_timestamp is None
     ]
     queues = queues_of(snapshot.queues, jobs)
-    for uid, step in admit(waiting, cycle.capacity, queues, snapshot.configuration, now):
-        steps[uid] = replace(step, deletes=steps[uid].deletes)
+    if waiting:
+        mix = mix_of(jobs, cycle.profiles, cycle.capacity, snapshot.configuration)
+        board = Board.of(cycle.capacity, mix)
+        for uid, step in admit(waiting, board, queues, snapshot.configuration, now):
+            steps[uid] = replace(step, deletes=steps[uid].deletes)
     items: list[PlanItem] = [
         RejectJob(job)
         for job in snapshot.invalid_jobs

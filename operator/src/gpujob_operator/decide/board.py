@@ -1,0 +1,196 @@
+"""The board of one cycle: the ledger of cards twice, to choose on and to explain from.
+
+`Capacity` says in words what is on each card; the `Fleet` holds the same as arrays, on which
+`placement.choose` finds the best place among thousands. Every placement of the cycle is taken on
+both, and a gang that does not fit as a whole is taken back on both.
+"""
+
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from gpujob_api.quantities import MIB
+from gpujob_operator.decide import placement
+from gpujob_operator.decide.capacity import Capacity, Card, NodeCapacity, Tenant
+from gpujob_operator.decide.fleet import CardState, Fleet, NodeState, Undo
+from gpujob_operator.decide.fragmentation import Mix
+from gpujob_operator.decide.interference import summed_utilization_limit_percent
+from gpujob_operator.decide.placement import Ledger, NodeMask, Request
+
+# A stranger below this is the desktop or a monitoring tool, not a tenant.
+STRANGER_NOISE_BYTES = 64 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A node and its cards for one worker."""
+
+    node: str
+    cards: tuple[Card, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Where the board was before a trial."""
+
+    capacity: Capacity
+    undos: tuple[tuple["_Side", Undo], ...] = ()
+
+
+@dataclass(slots=True)
+class _Side:
+    """One fleet with the figures kept for it."""
+
+    fleet: Fleet
+    ledger: Ledger = field(default_factory=Ledger)
+
+
+@dataclass(slots=True)
+class Board:
+    capacity: Capacity
+    mix: Mix
+    claimed: frozenset[str] = frozenset()
+    _rows: Mapping[str, int] = field(default_factory=dict[str, int])
+    _main: _Side = field(default_factory=lambda: _Side(Fleet.of(())))
+    # For jobs that share with nobody: the same without cards on which strangers are.
+    _clean: _Side | None = None
+    _masks: dict[tuple[str, ...], NodeMask] = field(default_factory=dict[tuple[str, ...], NodeMask])
+    _undos: list[tuple[_Side, Undo]] = field(default_factory=list[tuple[_Side, Undo]])
+
+    @classmethod
+    def of(cls, capacity: Capacity, mix: Mix | None = None) -> "Board":
+        # Of equals the first wins: what is in use before what is idle and could be left so, small
+        # nodes before large ones, which larger jobs may need.
+        ordered = sorted(capacity.nodes.values(), key=_node_order)
+        states = [_node_state(node) for node in ordered]
+        rows = {node.node.name: row for row, node in enumerate(ordered)}
+        return cls(capacity, mix or Mix(), _rows=rows, _main=_Side(Fleet.of(states)))
+
+    def choose(self, request: Request, *, undisturbed: bool = False) -> Place | None:
+        """The best place for one worker; `undisturbed` avoids cards that strangers use."""
+        side = self._without_strangers() if undisturbed else self._main
+        choice = placement.choose(side.fleet, request, self.mix, side.ledger)
+        if not isinstance(choice, placement.Choice):
+            return None
+        node = self.capacity.nodes[side.fleet.names[choice.row]]
+        uuids = {side.fleet.uuids[choice.row][column] for column in choice.cards}
+        return Place(node.node.name, tuple(card for card in node.cards if card.uuid in uuids))
+
+    def take(self, place: Place, request: Request, tenant: Tenant) -> None:
+        """Gives a worker its place for the rest of the cycle."""
+        row = self._rows[place.node]
+        node = self.capacity.nodes[place.node]
+        taken = {card.uuid for card in place.cards}
+        columns = self._columns(place.node, taken)
+        amount = replace(
+            request.take,
+            card_memory_bytes=tenant.memory_bytes,
+            whole_card=tenant.whole_card,
+            utilization_limit_percent=request.utilization_limit_percent,
+        )
+        for side in self._sides():
+            self._undos.append((side, side.fleet.place(row, columns, amount)))
+        self.capacity = _with_tenant(self.capacity, node, taken, tenant, request)
+
+    def mark(self) -> Mark:
+        """Remembers the board; `back` returns to it. Marks do not nest."""
+        self._undos.clear()
+        return Mark(self.capacity)
+
+    def back(self, mark: Mark) -> None:
+        for side, undo in reversed(self._undos):
+            side.fleet.undo(undo)
+        self._undos.clear()
+        self.capacity = mark.capacity
+
+    def claim(self, uuids: Iterable[str]) -> None:
+        """Keeps cards for a job that has waited: nothing later is placed there this cycle."""
+        new = frozenset(uuids) - self.claimed
+        self.claimed |= new
+        for name, node in self.capacity.nodes.items():
+            columns = self._columns(name, {card.uuid for card in node.cards} & new)
+            for side in self._sides() if columns else ():
+                side.fleet.close(self._rows[name], columns)
+
+    def mask(self, nodes: Iterable[str]) -> NodeMask:
+        """The mask of these nodes, the same object for the same nodes: choices are kept by it."""
+        names = tuple(sorted(nodes))
+        if names not in self._masks:
+            allowed = np.zeros(len(self._rows), dtype=np.bool_)
+            allowed[[self._rows[name] for name in names]] = True
+            self._masks[names] = NodeMask(allowed)
+        return self._masks[names]
+
+    def _sides(self) -> tuple[_Side, ...]:
+        return (self._main,) if self._clean is None else (self._main, self._clean)
+
+    def _without_strangers(self) -> _Side:
+        if self._clean is None:
+            self._clean = _Side(self._main.fleet.copy())
+            for name, node in self.capacity.nodes.items():
+                used = {card.uuid for card in node.cards if disturbed(card)}
+                if used:
+                    self._clean.fleet.close(self._rows[name], self._columns(name, used))
+        return self._clean
+
+    def _columns(self, node: str, uuids: Set[str]) -> list[int]:
+        row = self._main.fleet.uuids[self._rows[node]]
+        return [column for column, uuid in enumerate(row) if uuid in uuids]
+
+
+def disturbed(card: Card) -> bool:
+    """True when a stranger uses more of the card than noise."""
+    return card.others_bytes > STRANGER_NOISE_BYTES
+
+
+def _node_order(node: NodeCapacity) -> tuple[bool, int, str]:
+    return not any(card.tenants for card in node.cards), len(node.cards), node.node.name
+
+
+def _card_order(card: Card) -> tuple[bool, int]:
+    """Cards in use first, the fullest first; the idle ones stay as they were (sorted is stable)."""
+    return not card.tenants, card.free_bytes if card.tenants else 0
+
+
+def _node_state(node: NodeCapacity) -> NodeState:
+    return NodeState(
+        name=node.node.name,
+        cpu_milli_free=node.cpu_milli_free,
+        memory_bytes_free=node.memory_bytes_free,
+        cards=tuple(_card_state(card) for card in sorted(node.cards, key=_card_order)),
+        spot=node.node.spot,
+        price_per_gpu_hour=node.price_per_gpu_hour,
+        eligible=not node.closed,
+    )
+
+
+def _card_state(card: Card) -> CardState:
+    limits = [summed_utilization_limit_percent(t.max_slowdown_percent) for t in card.tenants]
+    return CardState(
+        uuid=card.uuid,
+        model=card.model,
+        memory_total_bytes=max(card.total_bytes - card.driver_bytes, 0),
+        memory_free_bytes=card.free_bytes,
+        utilization_used_percent=card.utilization_percent,
+        utilization_limit_percent=min(limits, default=100.0),
+        idle=not card.tenants,
+        taken=card.taken,
+        usable=not card.blocked,
+    )
+
+
+def _with_tenant(
+    capacity: Capacity, node: NodeCapacity, taken: set[str], tenant: Tenant, request: Request
+) -> Capacity:
+    cards = tuple(
+        replace(card, tenants=(*card.tenants, tenant)) if card.uuid in taken else card
+        for card in node.cards
+    )
+    after = replace(
+        node,
+        cards=cards,
+        cpu_milli_free=node.cpu_milli_free - request.demand.cpu_milli,
+        memory_bytes_free=node.memory_bytes_free - request.demand.memory_bytes,
+    )
+    return Capacity({**capacity.nodes, node.node.name: after})
