@@ -19,6 +19,7 @@ from gpujob_operator.decide.workload import tolerations
 
 TOKEN_DIRECTORY = "/var/run/gpujob"  # noqa: S105 - a path, not a secret
 TOKEN_SECONDS = 3600
+WORKER_GROUP = 65532
 TERMINATION_FILE = "/dev/termination-log"
 MASTER_PORT = 29400
 _LABEL_CHARACTERS_MAX = 63
@@ -94,6 +95,8 @@ def _complete_spec(
         spec.setdefault("runtimeClassName", configuration.runtime_class_name)
     security = spec.setdefault("securityContext", {})
     security.setdefault("runAsNonRoot", True)
+    # A volume is then writable to a worker that is not root.
+    security.setdefault("fsGroup", WORKER_GROUP)
     security.setdefault("seccompProfile", {"type": "RuntimeDefault"})
     spec["volumes"] = [*(spec.get("volumes") or ()), _token_volume(), _checkpoint_volume(job)]
 
