@@ -1,4 +1,4 @@
-"""Runs gpujob-run in fresh processes that start with torch imported, so that many runs are cheap."""
+"""Runs gpujob-run in fresh processes that start with torch imported: many runs are cheap."""
 
 import contextlib
 import json

@@ -78,7 +78,7 @@ def test_every_tree_comes_back(tree: Any) -> None:
 
 def test_every_bit_comes_back() -> None:
     shared = torch.randn(6)
-    tree = {
+    tree: dict[str, Any] = {
         "nan": math.nan,
         "inf": -math.inf,
         "zero": -0.0,
@@ -109,7 +109,7 @@ def test_every_bit_comes_back() -> None:
 
 
 def test_temporary_arrays_are_not_taken_for_each_other() -> None:
-    states = [np.random.RandomState(seed).get_state(legacy=True) for seed in range(20)]
+    states: list[Any] = [np.random.RandomState(seed).get_state() for seed in range(20)]
     text, tensors = encode_tree(states)
     for original, back in zip(states, decode_tree(text, tensors), strict=True):
         assert np.array_equal(original[1], back[1])

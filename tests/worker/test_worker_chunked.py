@@ -218,12 +218,20 @@ def test_what_is_not_safe_is_refused(make: Callable[[], nn.Module], reason: str)
     assert float(getattr(module, "seen", torch.zeros(()))) == 0
 
 
+def _forward_hook(module: nn.Module, inputs: Any, output: Any) -> None:
+    del module, inputs, output
+
+
+def _gradient_hook(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient
+
+
 def test_hooks_small_batches_and_batch_norm_in_evaluation() -> None:
     hooked = nn.Sequential(nn.Linear(4, 4))
-    hooked[0].register_forward_hook(lambda *_: None)
+    hooked[0].register_forward_hook(_forward_hook)
     assert "hooks" in (refusal(hooked, torch.randn(8, 4)) or "")
     gradient = nn.Linear(4, 4)
-    gradient.weight.register_hook(lambda g: g)
+    gradient.weight.register_hook(_gradient_hook)
     assert "parameter weight has hooks" in (refusal(gradient, torch.randn(8, 4)) or "")
     assert "at least 2" in (refusal(nn.Linear(4, 4), torch.randn(1, 4)) or "")
     frozen = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))

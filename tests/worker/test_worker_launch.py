@@ -12,7 +12,10 @@ import pytest
 from gpujob_worker.launch import PythonCommand, parse_python
 
 SCRIPTS = {
-    "plain": "import sys; print(sys.argv, __name__, __file__, sys.path[0]); print('e', file=sys.stderr)",
+    "plain": """
+        import sys
+        print(sys.argv, __name__, __file__, sys.path[0]); print('e', file=sys.stderr)
+        """,
     "exit code": "import sys; sys.exit(7)",
     "exit none": "import sys; sys.exit()",
     "exit text": "import sys; print('before'); sys.exit('it broke')",

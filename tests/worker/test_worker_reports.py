@@ -41,7 +41,7 @@ class Operator:
                 self.end_headers()
                 self.wfile.write(answer)
 
-            def log_message(self, format: str, *args: Any) -> None:
+            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
                 del format, args
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

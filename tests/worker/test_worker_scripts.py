@@ -1,4 +1,4 @@
-"""Unmodified scripts of many shapes: injected runs print what plain runs print, within tolerance."""
+"""Unmodified scripts of many shapes: injected runs print what plain runs print, nearly."""
 
 import json
 import re
@@ -73,7 +73,8 @@ print("loss", last, mse(t.ema(x), y).item(), mse(late(x), y).item(), mse(loaded(
 print(sorted(t.net.state_dict())[:2], repr(t.net)[:4])
 """,
     "gan with two optimizers": """
-g, d = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 8)), nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+g = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 8))
+d = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
 og, od = torch.optim.Adam(g.parameters(), lr=1e-3), torch.optim.Adam(d.parameters(), lr=1e-3)
 bce = nn.BCEWithLogitsLoss()
 for epoch in range(4):

@@ -99,7 +99,11 @@ def test_the_norm_is_clipped_over_the_whole_batch() -> None:
 def test_rows_that_do_not_fit_together_stay_whole() -> None:
     model = nn.Linear(3, 1)
     batch = (torch.randn(8, 3), torch.randn(5))
-    _, _, session = gradients(model, "mean", batch, lambda b: model(b[0]).mean(), 2)
+
+    def loss_of(piece: Any) -> Any:
+        return model(piece[0]).mean()
+
+    _, _, session = gradients(model, "mean", batch, loss_of, 2)
     assert "tensors have [5, 8] rows" in session.explanation.lines[-1]
 
 

@@ -67,7 +67,7 @@ def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Any]:
         (n, sorted(k for k in vars(m) if k != "_compiled_call_impl"))
         for n, m in model.named_modules()
     ]
-    numpy_state = np.random.get_state()
+    numpy_state: Any = np.random.get_state()
     return [
         [tensor.clone().view(-1).view(torch.uint8).tolist() for tensor in tensors],
         torch.get_rng_state().tolist(),

@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from gpujob_api.codec import FieldError
 from gpujob_api.settings import ENV_SETTINGS
@@ -41,9 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     python = parse_python(command)
     if python is None:
-        return _run_other(command, parsed.settings)
+        _run_other(command, parsed.settings)
     if python.options:
-        return _run_with_options(python, options)
+        _run_with_options(python, options)
     explanation = Explanation(verbose=parsed.explain)
     python = adapt(python, environment.settings.batch_per_step, explanation, parsed.argument_table)
     off = {name for name in Switches.names() if getattr(parsed, f"no_{name}")}
@@ -125,26 +126,26 @@ def _exit_code(error: BaseException | None) -> int:
     return 1
 
 
-def _run_with_options(command: PythonCommand, options: list[str]) -> int:
+def _run_with_options(command: PythonCommand, options: list[str]) -> NoReturn:
     """Interpreter options need a fresh interpreter: the same command again, below them."""
     target = ["-m", command.target] if command.is_module else [command.target]
     again = [sys.executable, *command.options, "-m", "gpujob_worker", *options, "--", "python"]
     flush_streams()
-    os.execv(sys.executable, [*again, *target, *command.arguments])
+    os.execv(sys.executable, [*again, *target, *command.arguments])  # noqa: S606 - by design
 
 
-def _run_other(command: list[str], settings: str | None) -> int:
+def _run_other(command: list[str], settings: str | None) -> NoReturn:
     """torchrun starts its workers under this launcher; anything else runs as it is."""
     program = shutil.which(command[0])
     if program is None:
         sys.stderr.write(f"gpujob-run: {command[0]}: command not found\n")
-        return EXIT_NOT_FOUND
+        raise SystemExit(EXIT_NOT_FOUND)
     if settings is not None:
         os.environ[ENV_SETTINGS] = settings
     if Path(command[0]).name == "torchrun":
         command = _torchrun(command)
     flush_streams()
-    os.execv(program, command)
+    os.execv(program, command)  # noqa: S606 - by design
 
 
 def _torchrun(command: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""A data loader that can come back to its place: same order, same random numbers, no data read twice.
+"""A data loader that can come back to its place: same order, same random numbers, nothing twice.
 
 An epoch's order is drawn from the random state at its start. That state is kept with the position:
 on resume the order is drawn again, the finished batches are skipped in the sampler without loading

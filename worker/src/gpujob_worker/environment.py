@@ -1,4 +1,4 @@
-"""The environment contract, read once at the start; every bad value is an error naming its variable."""
+"""The environment contract, read once; every bad value is an error naming its variable."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What went wrong, as a class the operator can act on: out of memory, data, checkpoint, user error."""
+"""What went wrong, as a class: out of memory, data, checkpoint, user error."""
 
 import re
 
@@ -11,7 +11,8 @@ _OUT_OF_MEMORY = re.compile(
     r"out of memory|out_of_memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
     r"|CUSOLVER_STATUS_ALLOC_FAILED|CUSPARSE_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED"
     r"|DefaultCPUAllocator: (?:can't|not enough)|[Cc]annot allocate memory|[Ff]ailed to allocate"
-    r"|unable to allocate|not enough memory|std::bad_alloc|NCCL.*(?:[Cc]uda failure 2\b|alloc failed)"
+    r"|unable to allocate|not enough memory|std::bad_alloc"
+    r"|NCCL.*(?:[Cc]uda failure 2\b|alloc failed)"
     r"|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|HIP out of memory|OutOfResources",
     re.IGNORECASE,
 )

@@ -237,7 +237,8 @@ class Injection:
     def _tune_root(self, root: Root) -> None:
         recorded = root.recorded
         tuner = self._tuner
-        assert recorded is not None and tuner is not None
+        assert recorded is not None
+        assert tuner is not None
         root.recording = False
         settings = self._session.environment.settings
         limit = self._session.environment.memory_limit_bytes

@@ -20,7 +20,7 @@ _OPTIONS_WITH_VALUE = ("-W", "-X")
 
 @dataclass(frozen=True, slots=True)
 class PythonCommand:
-    """A python command line: options of the interpreter, then a script or `-m module`, then args."""
+    """A python command line: interpreter options, then a script or `-m module`, then args."""
 
     options: tuple[str, ...]
     target: str

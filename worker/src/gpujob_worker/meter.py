@@ -7,7 +7,7 @@ A step lasts from the end of one optimizer step to the end of the next. Our own 
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from gpujob_api.report import Timing
@@ -86,7 +86,7 @@ class Meter:
         self._wait += seconds
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> Generator[None]:
         """Time in here is ours, not the step's."""
         start = self._clock()
         try:

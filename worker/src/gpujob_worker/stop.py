@@ -52,7 +52,7 @@ class Stop:
         self._wake.set()
 
     def listen(self) -> bool:
-        """Takes over SIGTERM where the script has not; False when it has, or off the main thread."""
+        """Takes over SIGTERM; False where the script has done so, or off the main thread."""
         if threading.current_thread() is not threading.main_thread():
             return False
         if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:

@@ -1,13 +1,13 @@
 """A real micro-batch split inside an unmodified loop: the module's forward, chunk by chunk.
 
-The call runs without a graph on one chunk of rows after the other, and its outputs are put together;
+The call runs without a graph on one chunk of rows after another, and its outputs are put together;
 in backward every chunk is run again with a graph, with the random numbers it had, and its parameter
 gradients are summed. Memory is that of one chunk, the loss never knows, and the sum of the chunks'
 gradients is the gradient of the whole, as long as every sample is treated by itself. The last
 chunk's graph is kept from the forward, so that only the others are paid for twice.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -221,7 +221,7 @@ def _autocast_state(device_type: str) -> tuple[bool, torch.dtype]:
 
 
 @contextmanager
-def _autocast_as(device_type: str, state: tuple[bool, torch.dtype]) -> Iterator[None]:
+def _autocast_as(device_type: str, state: tuple[bool, torch.dtype]) -> Generator[None]:
     enabled, dtype = state
     with torch.autocast(device_type, dtype=dtype, enabled=enabled, cache_enabled=False):
         yield

@@ -1,13 +1,13 @@
 """Why a module must not be split or recomputed: what its forward does beyond its return value."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
+from torch.nn.modules.instancenorm import _InstanceNorm  # pyright: ignore[reportPrivateUsage]
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _HOOKS = (
@@ -109,7 +109,7 @@ class _NoDropout(TorchDispatchMode):
 
 
 @contextmanager
-def without_dropout() -> Iterator[None]:
+def without_dropout() -> Generator[None]:
     with _NoDropout():
         yield
 

@@ -78,7 +78,10 @@ def differentiable_leaves(output: Any) -> list[Tensor]:
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
-    return pytree.tree_map(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, tree)
+    def apply(leaf: Any) -> Any:
+        return function(leaf) if isinstance(leaf, Tensor) else leaf
+
+    return pytree.tree_map(apply, tree)
 
 
 def trainable(module: torch.nn.Module) -> list[Tensor]:

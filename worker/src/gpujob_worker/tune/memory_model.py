@@ -46,7 +46,7 @@ def divisors(total: int) -> list[int]:
 
 
 def rows_within(model: MemoryModel, total: int, limit_bytes: int) -> int | None:
-    """The largest divisor of `total` that fits with the reserve; None when not even one row does."""
+    """The largest divisor of `total` that fits with the reserve; None when no row does."""
     budget = limit_bytes * (1 - RESERVE_FRACTION)
     return next((rows for rows in divisors(total) if model.predict(rows) <= budget), None)
 
@@ -63,7 +63,4 @@ def measure(
     total: int,
 ) -> list[tuple[int, float]]:
     """Runs `run(rows)` at each probe size; returns (rows, peak bytes above resident)."""
-    probes: list[tuple[int, float]] = []
-    for rows in probe_rows(total):
-        probes.append((rows, peak_above_resident(lambda rows=rows: run(rows))))
-    return probes
+    return [(n, peak_above_resident(lambda n=n: run(n))) for n in probe_rows(total)]

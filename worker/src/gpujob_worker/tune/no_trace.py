@@ -4,7 +4,7 @@ import contextlib
 import io
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ class RandomStates:
 
 
 @contextlib.contextmanager
-def no_trace(module: torch.nn.Module) -> Iterator[None]:
+def no_trace(module: torch.nn.Module) -> Generator[None]:
     """Forward and backward runs inside leave the process as it was, also when they raise.
 
     Gradients must be taken with `torch.autograd.grad`; `.grad` is not looked after here.
@@ -54,7 +54,8 @@ def no_trace(module: torch.nn.Module) -> Iterator[None]:
 
 
 def _put_back(buffer: torch.Tensor, value: torch.Tensor) -> None:
-    with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter((buffer,)):  # pyright: ignore[reportPrivateUsage, reportArgumentType]
+    preserve: Any = torch.autograd._unsafe_preserve_version_counter  # pyright: ignore
+    with torch.no_grad(), preserve((buffer,)):
         buffer.copy_(value)
 
 

@@ -253,7 +253,8 @@ class Tuner:
         try:
             plain, fused = OptimizerCopy(optimizer), OptimizerCopy(optimizer)
             use_fused(fused.optimizer, True)
-            plain.step_seconds(), fused.step_seconds()
+            plain.step_seconds()
+            fused.step_seconds()
             close = plain.closeness(fused).relative_error
             found = measure_speedup(
                 plain.step_seconds, fused.step_seconds, self.has_time, needed=SPEEDUP_NEEDED
