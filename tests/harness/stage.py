@@ -39,9 +39,12 @@ class Stage:
         self.client.create(f"{OURS}/gpunodes", self._gpu_node())
         self.measure()
 
-    def tear_down(self) -> None:
+    def end_processes(self) -> None:
         for process in self.processes:
             process.kill()
+
+    def tear_down(self) -> None:
+        self.end_processes()
         for path in (f"{OURS}/gpunodes/{self.node}", f"/api/v1/nodes/{self.node}"):
             self.client.delete(path)
         for job in self.client.get(self.jobs_path)["items"]:

@@ -70,3 +70,5 @@ def configure_logs(form: str = "json", level: str = "info") -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for quiet in ("kopf", "aiohttp.access", "asyncio"):
         logging.getLogger(quiet).setLevel(logging.WARNING)
+    # It warns that signals are not its own; they are ours by design.
+    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)

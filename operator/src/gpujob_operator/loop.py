@@ -5,13 +5,11 @@ logged with the cycle dumped, counted, and followed by a pause; the loop never e
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 
-from gpujob_api.gpujob import JobPhase
 from gpujob_operator.act.executor import Executor
 from gpujob_operator.cycle import CycleDumps, PlanFunction
 from gpujob_operator.decide.plan import Plan
@@ -19,6 +17,7 @@ from gpujob_operator.decide.snapshot import Snapshot
 from gpujob_operator.logs import Log
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.dirty import Dirty
+from gpujob_operator.observe.gauges import Gauges
 
 log = Log(__name__)
 
@@ -55,6 +54,7 @@ class SchedulingLoop:
         self._executor = executor
         self._dirty = dirty
         self._metrics = metrics
+        self._gauges = Gauges(metrics, time.monotonic)
         self._clock = clock
         self._may_act = may_act
         self._dumps = dumps
@@ -105,7 +105,7 @@ class SchedulingLoop:
         snapshot, now = self._snapshot(), self._clock()
         plan = self._decide(snapshot, now)
         outcome = await self._executor.execute(plan)
-        self._measure(snapshot, started)
+        self._measure(snapshot, now, started)
         if plan.items:
             results = {result.value: count for result, count in outcome.results.items()}
             log.info("cycle", items=len(plan.items), postponed=outcome.postponed, **results)
@@ -134,10 +134,8 @@ class SchedulingLoop:
         with suppress(OSError):
             log.info("cycle dumped", path=str(self._dumps.write(snapshot, now, plan)))
 
-    def _measure(self, snapshot: Snapshot, started: float) -> None:
+    def _measure(self, snapshot: Snapshot, now: datetime, started: float) -> None:
         self.last_cycle_at = time.monotonic()
         self._metrics.cycle_seconds.observe(self.last_cycle_at - started)
         self._metrics.last_cycle.set(time.time())
-        phases = Counter(job.status.phase for job in snapshot.jobs)
-        for phase in JobPhase:
-            self._metrics.jobs.labels(phase.value).set(phases[phase])
+        self._gauges.update(snapshot, now)

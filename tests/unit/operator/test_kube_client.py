@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from gpujob_operator.act.kube import (
     ResourceType,
     Throttled,
     Unavailable,
+    load_configuration,
 )
 
 
@@ -207,3 +209,38 @@ async def test_after_write_is_called_for_writes_that_worked(server: _Server, kub
     with pytest.raises(Conflict):
         await kube.create(JOBS, {}, "team")
     assert written == ["pods"]
+
+
+KUBECONFIG = """
+apiVersion: v1
+kind: Config
+current-context: here
+contexts: [{name: here, context: {cluster: here, user: me}}]
+clusters: [{name: here, cluster: {server: "https://kube.example:6443"}}]
+users: [{name: me, user: {token: abc}}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("environment", "proxy"),
+    [
+        ({}, None),
+        ({"HTTPS_PROXY": "http://proxy:3128"}, "http://proxy:3128"),
+        ({"HTTPS_PROXY": "http://proxy:3128", "NO_PROXY": "kube.example"}, None),
+        ({"HTTP_PROXY": "http://proxy:3128"}, None),
+    ],
+)
+async def test_proxies_are_looked_up_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], proxy: str | None
+) -> None:
+    for name in ("HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    path = tmp_path / "kubeconfig"
+    path.write_text(KUBECONFIG)
+    configuration = await load_configuration(str(path))
+    assert configuration.host == "https://kube.example:6443"
+    assert configuration.proxy == proxy
+    assert configuration.client_session_kwargs == {"trust_env": False}

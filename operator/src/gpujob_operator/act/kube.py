@@ -9,7 +9,8 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from kubernetes.aio import client, config
@@ -275,7 +276,19 @@ async def load_configuration(kubeconfig: str | None) -> client.Configuration:
     else:
         await config.load_kube_config(config_file=kubeconfig, client_configuration=configuration)
     configuration.retries = None
+    configuration.proxy = configuration.proxy or _proxy_for(configuration.host)
+    # Or else aiohttp looks for proxies and a .netrc again, in a thread and for every request: that
+    # doubles the processor time of a write (0.6 ms without).
+    configuration.client_session_kwargs = {"trust_env": False}
     return configuration
+
+
+def _proxy_for(server: str) -> str | None:
+    """HTTPS_PROXY and its like, unless NO_PROXY names the server."""
+    address = urlsplit(server)
+    if address.hostname is None or proxy_bypass(address.netloc):
+        return None
+    return getproxies().get(address.scheme)
 
 
 def _selectors(label_selector: str, field_selector: str) -> dict[str, str]:

@@ -43,7 +43,10 @@ class CardReader:
     def read(self) -> tuple[GPU, ...]:
         """All cards now. Raises the module's NVMLError when NVML itself does not work."""
         count = self._nvml.nvmlDeviceGetCount()
-        cards = [self._read_guarded(index) for index in range(min(GPUS_MAX, max(count, len(self._known))))]
+        cards = [
+            self._read_guarded(index)
+            for index in range(min(GPUS_MAX, max(count, len(self._known))))
+        ]
         return tuple(card for card in cards if card is not None)
 
     def _read_guarded(self, index: int) -> GPU | None:

@@ -69,7 +69,6 @@ class FrontEnd:
         self._stop = threading.Event()
         self._stop_kopf: Callable[[], None] = lambda: None
         self._thread = threading.Thread(target=self._run, name="kopf", daemon=True)
-        self.alive_at = time.monotonic()
 
     def start(self) -> None:
         self._thread.start()
@@ -130,7 +129,6 @@ class FrontEnd:
         counter = self._metrics.watch_events.labels(kind)
 
         async def event_came(event: Mapping[str, Any], **_: Any) -> None:
-            self.alive_at = time.monotonic()
             counter.inc()
             self._deliver(kind, event["type"], event["object"])
 

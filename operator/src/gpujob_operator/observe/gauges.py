@@ -1,0 +1,57 @@
+"""What the snapshot says, as gauges: jobs by phase, memory reserved and measured by card."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from datetime import datetime
+
+from gpujob_api.gpujob import GPUJob, JobPhase
+from gpujob_operator.decide.snapshot import Snapshot
+from gpujob_operator.metrics import Metrics
+
+# Thousands of cards are not worth setting anew in every cycle; scrapes are slower anyway.
+PERIOD_SECONDS = 10.0
+
+
+class Gauges:
+    def __init__(self, metrics: Metrics, monotonic: Callable[[], float]) -> None:
+        self._metrics = metrics
+        self._monotonic = monotonic
+        self._updated_at = float("-inf")
+
+    def update(self, snapshot: Snapshot, now: datetime) -> None:
+        """Jobs at once, cards at most every ten seconds. Cards that are gone leave no series."""
+        phases = Counter(job.status.phase for job in snapshot.jobs)
+        for phase in JobPhase:
+            self._metrics.jobs.labels(phase.value).set(phases[phase])
+        moment = self._monotonic()
+        if moment - self._updated_at < PERIOD_SECONDS:
+            return
+        self._updated_at = moment
+        self._update_cards(snapshot)
+        limit = snapshot.configuration.telemetry_stale_seconds
+        seen = [node.status.observed_at for node in snapshot.gpu_nodes]
+        stale = [at for at in seen if at is None or (now - at).total_seconds() > limit]
+        self._metrics.stale_nodes.set(len(stale))
+
+    def _update_cards(self, snapshot: Snapshot) -> None:
+        reserved = reserved_by_card(snapshot.jobs)
+        self._metrics.card_reserved.clear()
+        self._metrics.card_used.clear()
+        for node in snapshot.gpu_nodes:
+            name = node.metadata.name
+            for gpu in node.status.gpus:
+                self._metrics.card_reserved.labels(name, gpu.uuid).set(reserved[name, gpu.uuid])
+                self._metrics.card_used.labels(name, gpu.uuid).set(gpu.memory_used_bytes)
+
+
+def reserved_by_card(jobs: tuple[GPUJob, ...]) -> defaultdict[tuple[str, str], int]:
+    """Bytes that the attempts hold, by node and card UUID; 0 for any other card."""
+    reserved: defaultdict[tuple[str, str], int] = defaultdict(int)
+    for job in jobs:
+        placement, reservation = job.status.placement, job.status.reservation
+        if placement is None or reservation is None or job.finished:
+            continue
+        for worker in placement.workers:
+            for uuid in worker.gpus:
+                reserved[worker.node, uuid] += reservation.memory_bytes
+    return reserved
