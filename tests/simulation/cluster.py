@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpujob_api.codec import encode, format_time, parse_time
 from gpujob_api.gpunode import GPU, GPUProcess
-from gpujob_api.meta import API_VERSION, LABEL_SPOT, TAINT_RECLAIM
+from gpujob_api.meta import ANNOTATION_GPUS, API_VERSION, LABEL_SPOT, TAINT_RECLAIM
 from gpujob_api.quantities import GIB
 from gpujob_operator.observe.cache import Kind
 from tests.harness.builders import MODEL
@@ -178,6 +178,10 @@ class Cluster:
             return
         if "deletionTimestamp" in pod["metadata"]:
             self.api.remove(Kind.POD, uid, "kubelet")
+            return
+        if not set(_cards(pod)) <= machine.cards.keys():
+            waiting = {"waiting": {"reason": "CreateContainerError", "message": "unknown device"}}
+            self._pod_status(pod, {"containerStatuses": [_worker_status(waiting)]})
             return
         machine.workers[uid] = self._start_worker(self, machine, pod)
         started = {"running": {"startedAt": format_time(self.clock.moment)}}
@@ -380,6 +384,10 @@ def _wanted_node(pod: Manifest) -> str:
     affinity = pod["spec"]["affinity"]["nodeAffinity"]
     required = affinity["requiredDuringSchedulingIgnoredDuringExecution"]
     return required["nodeSelectorTerms"][0]["matchFields"][0]["values"][0]
+
+
+def _cards(pod: Manifest) -> list[str]:
+    return pod["metadata"]["annotations"][ANNOTATION_GPUS].split(",")
 
 
 def _worker_status(state: dict[str, Any]) -> dict[str, Any]:

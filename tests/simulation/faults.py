@@ -53,9 +53,6 @@ class Faults:
         if random.random() < self.write_error:
             raise Unavailable("500")
 
-    def after_write(self, random: Random) -> None:
-        self.writes += 1
-
     def counts_down_to_crash(self) -> bool:
         if self.crashes and self.writes >= self.crashes[0]:
             self.crashes.pop(0)
@@ -84,7 +81,7 @@ def make_faults(seed: int) -> Faults:
     for _ in range(random.choice([0, 0, 1, 2, 4])):
         crashes.append((crashes[-1] if crashes else 0) + random.randint(1, 25))
     return Faults(
-        watch_delay_max=random.choice([0.02, 0.02, 1.0, 5.0]),
+        watch_delay_max=random.choice([0.02, 1.0, 5.0, 15.0]),
         watch_break=sometimes(0.03),
         repeat=sometimes(0.2),
         write_error=sometimes(0.2),
@@ -96,8 +93,9 @@ def make_faults(seed: int) -> Faults:
 
 
 INCIDENTS = (
-    *("power", "partition", "reclaim", "destroy", "agent", "missing", "absurd", "unhealthy"),
-    *("stranger", "pod-deleted", "pause", "operator-killed"),
+    *("power", "power", "partition", "partition", "reclaim", "reclaim", "destroy", "agent"),
+    *("missing", "absurd", "unhealthy", "stranger", "stranger"),
+    *("pod-deleted", "pod-deleted", "pause", "pause", "operator-killed", "operator-killed"),
 )
 
 
@@ -105,11 +103,11 @@ def make_incidents(seed: int, nodes: list[str]) -> list[Incident]:
     random = Random(seed * 15_485_863 + 3)
     return [
         Incident(
-            random.uniform(1, FAULTS_END_SECONDS - 100),
+            random.choice([random.uniform(1, 60), random.uniform(1, FAULTS_END_SECONDS - 100)]),
             random.choice(INCIDENTS),
             random.choice(nodes),
             random.uniform(5, 95),
         )
-        for _ in range(random.choice([0, 1, 2, 3, 5]))
+        for _ in range(random.choice([0, 2, 3, 5, 8]))
     ]
 

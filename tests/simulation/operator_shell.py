@@ -44,12 +44,17 @@ from tests.simulation.worker import Worker
 
 PlanFunction = Callable[[Snapshot, Any], Plan]
 LEASE_SECONDS = 15.0
+TRIES_MAX = 4
 RENEW_SECONDS = 5.0
 HOLD_SECONDS = 10.0
 RESYNC_SECONDS = 30.0
 METRICS = Metrics()
 # Jobs first, pods last: see `handlers.relist`.
 LISTED = (Kind.JOB, Kind.GPU_NODE, Kind.QUEUE, Kind.PROFILE, Kind.NODE, Kind.POD)
+
+
+class NotLeader(ApiFault):
+    """The lease was lost between the decision and the write."""
 
 
 @dataclass(slots=True)
@@ -147,15 +152,15 @@ class OperatorShell:
             self._seen_lease = (self._lease.version, started)
             self._held_until = started + HOLD_SECONDS
             if not held:
-                self._take_lead()
+                self._listening_since = self._clock.moment
+                self._refresh_all()
         else:
             self._held_until = float("-inf")
         self._later(RENEW_SECONDS, self._try_lease)
 
-    def _take_lead(self) -> None:
-        """Everything is listed anew: the leader before us wrote until a moment ago."""
+    def _refresh_all(self) -> None:
+        """Everything is listed anew: somebody wrote what our streams have not told yet."""
         self._fresh = False
-        self._listening_since = self._clock.moment
         delay = 0.0
         for kind in LISTED:
             delay += self._clock.random.uniform(0.0, 0.1)
@@ -259,28 +264,41 @@ class OperatorShell:
         lane = self._clock.random.choice(lanes)
         item = lane.pop(0)
 
-        def written() -> None:
-            done = self._write(item)
+        def written(done: bool) -> None:
             left = [one for one in lanes if one and (done or one is not lane)]
             if self.alive:
                 self._write_next(left, next_seconds, complete=complete and done)
 
-        self._later(self._faults.write_delay(self._clock.random), written)
+        delay = self._faults.write_delay(self._clock.random)
+        self._later(delay, lambda: self._try(item, 1, written))
 
-    def _write(self, item: PlanItem) -> bool:
-        """True if it is as if it had been written; else the lane ends here."""
+    def _try(self, item: PlanItem, attempt: int, done: Callable[[bool], None]) -> None:
+        """Repeats a write without an answer. If there is none at all, nothing more is decided
+        before everything has been listed anew: it may have been written.
+        """
+        try:
+            if not (self.leads and self._fresh):
+                raise NotLeader("the lease is lost")
+            self._write(item)
+        except Unavailable:
+            if attempt < TRIES_MAX:
+                self._later(0.1 * 2**attempt, lambda: self._try(item, attempt + 1, done))
+                return
+            self._refresh_all()
+            done(False)
+        except ApiFault:
+            done(False)
+        else:
+            done(True)
+
+    def _write(self, item: PlanItem) -> None:
         try:
             self._faults.before_write(self._clock.random)
             self._write_item(item)
-            self._faults.after_write(self._clock.random)
-        except (Conflict, AlreadyExists):
-            return False
-        except ApiFault:
-            return False
         finally:
+            self._faults.writes += 1
             if self._faults.counts_down_to_crash():
                 self.crash()
-        return True
 
     def _write_item(self, item: PlanItem) -> None:
         match item:

@@ -219,14 +219,17 @@ class Simulation:
                     self.cluster.reclaim(machine, seconds)
                 else:
                     self.cluster.destroy(machine)
-                # Another machine of that name comes after it.
-                plan = machine.plan
-                self.clock.after(seconds + 40, lambda: self.cluster.join(plan))
+                self.clock.after(seconds + 40, lambda: self._replace(machine))
             case "agent":
                 machine.agent_runs = False
                 self.clock.after(seconds, lambda: setattr(machine, "agent_runs", True))
             case _:
                 self._happen_to_card(machine, incident)
+
+    def _replace(self, machine: Machine) -> None:
+        """Another machine of that name, with other cards."""
+        if self.cluster.machines[machine.name] is machine and machine.gone:
+            self.cluster.join(machine.plan)
 
     def _happen_to_card(self, machine: Machine, incident: Incident) -> None:
         card = self.clock.random.choice(list(machine.cards.values()))

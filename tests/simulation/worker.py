@@ -167,14 +167,20 @@ class Worker:
             sequence=self._sequence,
             step=int(self._step),
             steps_total=self._workload.steps,
-            current=Timing(self._workload.step_seconds, self._used_bytes),
-            baseline=Timing(self._workload.step_seconds * 2, self._used_bytes),
+            current=self._timing(1.0),
+            baseline=self._timing(2.0),
             tuned=TunedSettings(compile=self.pod_uid[-1] in "02468"),
             resumed_from_step=self._resumed or None,
             checkpoint=saved,
             failure=failure,
             torch_version="2.9",
         )
+
+    def _timing(self, slowdown: float) -> Timing | None:
+        """Known once the first steps were taken."""
+        if self._step <= self._resumed:
+            return None
+        return Timing(self._workload.step_seconds * slowdown, self._used_bytes)
 
     def _report(self, phase: WorkerPhase) -> None:
         if self._workload.is_silent or not self.machine.connected:

@@ -145,11 +145,11 @@ def make_scenario(seed: int) -> Scenario:
     if random.random() < 0.6:
         nodes.append(NodePlan("spot0", random.choice([1, 2]), spot=True))
     submissions: list[Submission] = []
-    for number in range(random.randint(4, 8)):
+    for number in range(random.randint(5, 9)):
         kinds = _kinds(random)
         weights = [weight for weight, _, _ in kinds]
         _, fields, workload = random.choices(kinds, weights)[0]
-        at = random.choice([0.0, 0.0, random.uniform(0, 120)])
+        at = random.choice([0.0, random.uniform(0, 20), random.uniform(0, 120)])
         workload, later = _later(random, at, workload)
         name = f"job{number}"
         spec = make_spec(name, **fields)

@@ -1,0 +1,84 @@
+"""`python -m tests.simulation.run --seeds 0-9999`: many seeded fault schedules, checked.
+
+Prints each seed that breaks a promise, with the command that replays it, and ends with the count.
+"""
+
+import argparse
+import subprocess
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+
+from tests.simulation.simulation import Result, run_seed
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The number of seeds that failed, at most 1."""
+    options = _options(arguments)
+    first, _, last = options.seeds.partition("-")
+    seeds = range(int(first), int(last or first) + 1)
+    commit = _commit()
+    failed = 0
+    counts: Counter[str] = Counter()
+    started = time.monotonic()
+    for seed, result in _results(seeds, options.processes):
+        if isinstance(result, str) or result.violations:
+            failed += 1
+            print(_failure(seed, result, commit), flush=True)
+        if isinstance(result, Result):
+            counts.update(revisions=result.revisions, writes=result.writes, cycles=result.cycles)
+            counts.update(seconds=round(result.seconds))
+        if options.every and (seed - seeds.start + 1) % options.every == 0:
+            print(f"... up to seed {seed}: {failed} failed", flush=True)
+    seconds = time.monotonic() - started
+    print(
+        f"{len(seeds)} seeds, {failed} failed; {counts['revisions']} revisions, "
+        f"{counts['writes']} operator writes, {counts['cycles']} cycles, "
+        f"{counts['seconds'] / 3600:.1f} h of virtual time; "
+        f"{seconds:.0f} s, {len(seeds) / seconds:.1f} seeds/s, commit {commit}"
+    )
+    return 1 if failed else 0
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.run", description=__doc__)
+    parser.add_argument("--seeds", default="0-999", help="one seed, or the first and the last")
+    parser.add_argument("--processes", type=int, default=1, help="how many seeds at a time")
+    parser.add_argument("--every", type=int, default=500, help="say how far it is; 0: never")
+    return parser.parse_args(arguments)
+
+
+def _results(seeds: Iterable[int], processes: int) -> Iterable[tuple[int, Result | str]]:
+    if processes == 1:
+        for seed in seeds:
+            yield seed, _guarded(seed)
+        return
+    with ProcessPoolExecutor(processes) as pool:
+        yield from zip(seeds, pool.map(_guarded, seeds, chunksize=4), strict=True)
+
+
+def _guarded(seed: int) -> Result | str:
+    """The result, or the traceback of what the simulation or the plan raised."""
+    try:
+        return run_seed(seed)
+    except Exception:
+        return traceback.format_exc()
+
+
+def _failure(seed: int, result: Result | str, commit: str) -> str:
+    what = result if isinstance(result, str) else "\n".join(map(str, result.violations[:5]))
+    replay = f"python -m tests.simulation.run --seeds {seed}"
+    return f"seed {seed} failed at commit {commit}: {what}\n  replay: {replay}"
+
+
+def _commit() -> str:
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    return answer.stdout.strip() or "unknown"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
