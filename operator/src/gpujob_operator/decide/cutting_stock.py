@@ -10,6 +10,8 @@ Sizes are pairs of whole steps, (memory, utilization), of a card of `shape` step
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
+from math import log2
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +21,34 @@ Size = tuple[int, int]
 
 PATTERNS_MAX = 400
 TOLERANCE = 1e-9
+EIGHTHS = 8
+# A mix nearby has every other size more, the rest less often, by this factor.
+NEARBY = 1.1
+
+
+def worth_of_mix(sizes: tuple[Size, ...], shares: tuple[float, ...], shape: Size) -> Floats:
+    """Worth of room for a mix of sizes with their shares, each above 0; read-only.
+
+    Optimal prices jump where the mix crosses from one best way of packing to the next. So they are
+    means over four mixes nearby, and shares are rounded to eighths of an octave (a mix that moved
+    by a few jobs is the same and costs nothing to look at again).
+    """
+    eighths = tuple(round(log2(share) * EIGHTHS) for share in shares)
+    return _worth_of_rounded(sizes, eighths, shape)
+
+
+@lru_cache(maxsize=64)
+def _worth_of_rounded(sizes: tuple[Size, ...], eighths: tuple[int, ...], shape: Size) -> Floats:
+    if not sizes:
+        return room_worth((), (), shape)
+    shares = 2.0 ** (np.array(eighths) / EIGHTHS)
+    index = np.arange(len(sizes))
+    signs = [1 - 2 * (index >> bit & 1) for bit in (0, 1)]
+    nearby = [shares * NEARBY**sign for both in signs for sign in (both, -both)]
+    prices = np.mean([request_prices(sizes, mix.tolist(), shape) for mix in nearby], axis=0)
+    worth = room_worth(sizes, prices, shape)
+    worth.setflags(write=False)
+    return worth
 
 
 def request_prices(sizes: Sequence[Size], demand: Sequence[float], shape: Size) -> list[float]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpujob_operator.decide.cutting_stock import Size, request_prices, room_worth
+from gpujob_operator.decide.cutting_stock import Size, worth_of_mix
 from gpujob_operator.decide.fleet import Floats, Integers
 
 MEMORY_STEPS = 100
@@ -234,8 +234,7 @@ def _worth_of_kind(mix: Mix, kind: tuple[str, int], steps: int) -> Floats:
         counts[size] = counts.get(size, 0.0) + weight * demand.cards
     heaviest = sorted(counts, key=lambda size: (-counts[size], size))[:SIZES_MAX]
     sizes = sorted(heaviest, reverse=True)
-    prices = request_prices(sizes, [counts[size] for size in sizes], shape)
-    worth = room_worth(sizes, prices, shape)
+    worth = worth_of_mix(tuple(sizes), tuple(counts[size] for size in sizes), shape)
     return np.append(worth.ravel(), 1.0)
 
 
