@@ -150,7 +150,12 @@ class Stage:
             "memoryUsedBytes": used,
             "processes": processes or [],
         }
-        status = {"observedAt": now_text(), "sampleIntervalSeconds": 2, "gpus": [card]}
+        # An agent's time has fractions: two readings within a second are two.
+        status = {
+            "observedAt": format_time(datetime.now(UTC)),
+            "sampleIntervalSeconds": 2,
+            "gpus": [card],
+        }
         self.client.merge(f"{OURS}/gpunodes/{self.node}/status", {"status": status})
 
     def lease_holder(self) -> str:

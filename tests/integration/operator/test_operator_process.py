@@ -45,6 +45,7 @@ def test_a_job_lives_its_life_and_the_operator_leaves_in_order(stage: Stage) -> 
     stage.wait_phase("Running")
     process = {"pid": 7, "memoryBytes": 2 * GIB, "podUid": pod["metadata"]["uid"]}
     stage.measure([process])
+    stage.wait(lambda: "measurement" in stage.job()["status"], "the job is measured")
     stage.end_pod("job-1-0", 0, Report(1, WorkerPhase.FINISHED, step=12).to_text())
     stage.wait_phase("Succeeded")
     assert stage.job()["status"]["measurement"]["step"] == 12
