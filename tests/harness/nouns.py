@@ -14,8 +14,8 @@ from gpujob_api.gpujob import GPU_MEMORY_BYTES_MIN, PerStep
 from gpujob_api.quantities import FLEET_MEMORY_BYTES_MAX, MEMORY_BYTES_MAX, FleetMemory, Memory
 
 TIMES = st.datetimes(
-    min_value=datetime(2000, 1, 1),
-    max_value=datetime(2999, 12, 30),
+    min_value=datetime(1970, 1, 1),
+    max_value=datetime(8999, 12, 30),
     timezones=st.just(UTC),
 )
 _PATTERNED = (

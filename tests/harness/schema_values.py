@@ -1,5 +1,6 @@
 """Good, bad and borderline values for a CRD schema, and putting them into an object."""
 
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +18,7 @@ _JUNK: tuple[Any, ...] = (
     *("0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59Z", "2026-01-01T24:00:00Z"),
     *([], {}, [{}], [[]], ["a", "a"], {"a": "b"}),
 )
+_PATTERNED = ("Auto", "20Gi", "2026-01-01T00:00:00Z", "a", "Ready", "GPU-a")
 _QUANTITIES = (
     "1Mi",
     "20Gi",
@@ -40,6 +42,28 @@ def mutable_paths(schema: Schema, path: Path = ()) -> list[tuple[Path, Schema]]:
     if "items" in schema:
         found += mutable_paths(schema["items"], (*path, ITEM))
     return found
+
+
+def filled(schema: Schema) -> Any:
+    """An object with every field, as small as its bounds allow; without the pod template."""
+    if "properties" in schema:
+        fields = {name: child for name, child in schema["properties"].items() if name != "template"}
+        return {name: filled(child) for name, child in fields.items()}
+    if "items" in schema:
+        return [filled(schema["items"])]
+    if "enum" in schema:
+        return schema["enum"][0]
+    if schema.get("type") in ("integer", "number"):
+        return schema["minimum"]
+    if schema.get("type") == "boolean":
+        return False
+    pattern = re.compile(schema.get("pattern", ""))
+    return next(text for text in _PATTERNED if pattern.fullmatch(text) or not pattern.pattern)
+
+
+def sweep_for(schema: Schema) -> tuple[Any, ...]:
+    """A value of every JSON type, and those around the bounds."""
+    return (*_borderline(schema), [], ["a"], {}, "", "x", 0, 0.5, True, None)
 
 
 def values_for(schema: Schema) -> st.SearchStrategy[Any]:

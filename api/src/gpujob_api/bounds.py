@@ -17,6 +17,8 @@ INTEGER_MAX = 2**53 - 1
 INT32_MAX = 2**31 - 1
 # The API server compares whole numbers as 64-bit integers: bounds of fractions must fit into them.
 FRACTION_MAX = 10**18
+# Times outside these years overflow in some zone or reader.
+YEAR_MIN, YEAR_MAX = 1000, 8999
 CARD_MEMORY_BYTES_MAX = 16 * 1024**4
 
 LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
@@ -38,10 +40,13 @@ class Bound(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A number from `minimum` to `maximum`, both included."""
+    """A number from `minimum` to `maximum`, both included.
 
-    minimum: float
-    maximum: float
+    Bounds are whole: the API server cuts their fraction off when it compares a whole number.
+    """
+
+    minimum: int
+    maximum: int
     clamp: bool = False
 
     def problem(self, value: float) -> str | None:

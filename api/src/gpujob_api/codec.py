@@ -15,7 +15,7 @@ from enum import Enum
 from functools import cache
 from typing import Annotated, Any, ClassVar, Protocol, TypeVar, cast, get_args, get_origin
 
-from gpujob_api.bounds import Bound
+from gpujob_api.bounds import YEAR_MAX, YEAR_MIN, Bound
 
 
 class FieldError(ValueError):
@@ -228,12 +228,7 @@ def _decode_scalar(hint: Any, value: object, path: str) -> Any:
     if isinstance(hint, type) and issubclass(hint, Enum):
         return _decode_enum(hint, value, path)
     if hint is datetime:
-        if not isinstance(value, str):
-            raise FieldError(path, f"must be a time, not {_json_type(value)}")
-        try:
-            return parse_time(value)
-        except ValueError:
-            raise FieldError(path, f"must be an RFC 3339 time, not {value!r}") from None
+        return _decode_time(value, path)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
@@ -241,6 +236,18 @@ def _decode_scalar(hint: Any, value: object, path: str) -> Any:
     if isinstance(value, float) and not -1e300 < value < 1e300:
         raise FieldError(path, f"must be a finite number, not {value}")
     return value
+
+
+def _decode_time(value: object, path: str) -> datetime:
+    if not isinstance(value, str):
+        raise FieldError(path, f"must be a time, not {_json_type(value)}")
+    try:
+        moment = parse_time(value)
+    except ValueError:
+        raise FieldError(path, f"must be an RFC 3339 time, not {value!r}") from None
+    if not YEAR_MIN <= moment.year <= YEAR_MAX:
+        raise FieldError(path, f"must be from the year {YEAR_MIN} to {YEAR_MAX}; got {value!r}")
+    return moment
 
 
 def _decode_enum(hint: type[Enum], value: object, path: str) -> Enum:

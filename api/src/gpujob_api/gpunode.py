@@ -113,7 +113,7 @@ class GPUNodeStatus:
     observed_generation: Count = 0
     agent_version: Version = ""
     driver_version: Version = ""
-    sample_interval_seconds: Annotated[float, Range(0.01, 3600)] = 2.0
+    sample_interval_seconds: Annotated[float, Range(0, 3600)] = 2.0
     gpus: Annotated[tuple[GPU, ...], Items(GPUS_MAX, keys=("uuid",))] = ()
     summary: GPUNodeSummary = field(default_factory=GPUNodeSummary)
     conditions: Conditions = ()

@@ -43,6 +43,7 @@ REFUSED: list[tuple[Json, str, str]] = [
     ({"checkpoint.interval": "10"}, "spec.checkpoint.interval", "should match"),
     ({"checkpoint.keep": 1}, "spec.checkpoint.keep", "greater than or equal to 2"),
     ({"retry.limit": 1000}, "spec.retry.limit", "less than or equal to 100"),
+    ({"spot.deadline": []}, "spec.spot.deadline", "expected string"),
     ({"spot.deadline": "tomorrow"}, "spec.spot.deadline", "date-time"),
     ({"sharing.mode": "Shared", "gpusPerWorker": 2}, "spec.sharing.mode", "gpusPerWorker: 1"),
     (

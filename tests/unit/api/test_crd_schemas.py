@@ -25,7 +25,7 @@ from tests.harness.repository import ROOT
 # server), and how server-side apply merges lists, of which `Items.keys` says the essence.
 _PROSE = {"description", "x-kubernetes-validations"}
 _TIME_PATTERN = (
-    r"^2[0-9]{3}-[01][0-9]-[0-3][0-9]T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?"
+    r"^[1-8][0-9]{3}-[01][0-9]-[0-3][0-9]T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?"
     r"(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])$"
 )
 _TIME = {"type": "string", "format": "date-time", "maxLength": 40, "pattern": _TIME_PATTERN}
@@ -185,6 +185,12 @@ def test_every_field_is_described_and_bounded(schema: Schema) -> None:
     if kind in ("integer", "number"):
         # The API server compares whole numbers as 64-bit integers; larger bounds overflow there.
         assert -(2**63) < schema["minimum"] < schema["maximum"] < 2**63
+        # It also cuts the fraction off a bound when it compares it with a whole number.
+        assert isinstance(schema["minimum"], int)
+        assert isinstance(schema["maximum"], int)
+    if schema.get("format") == "date-time":
+        # Without any rule the API server takes a list for a time.
+        assert schema["x-kubernetes-validations"]
     if kind == "array":
         assert schema["maxItems"] >= 1
         assert schema["x-kubernetes-list-type"] in ("atomic", "set", "map")
