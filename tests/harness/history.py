@@ -1,0 +1,267 @@
+"""Folds every revision of a cluster's objects and checks the promises on each. Pure.
+
+It knows only what the API server committed, in the order of resourceVersions; `recorder.py` feeds
+it from a real cluster, unit tests from made histories.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpujob_api.gpujob import GPUJob, JobPhase, SharingMode
+from gpujob_api.gpunode import GPUNode
+from gpujob_api.manifest import gpujob_from_manifest, gpunode_from_manifest
+from gpujob_api.meta import ConditionStatus
+
+Json = dict[str, Any]
+FINAL = ("Succeeded", "Failed")
+# A decision may rest on a reading that was replaced while it was on its way.
+READINGS_KEPT = 3
+# Watches, the cycle and the write itself take time beyond the staleness limit.
+STALE_SLACK_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """`type` is ADDED, MODIFIED or DELETED; `version` the resourceVersion, which orders them."""
+
+    version: int
+    kind: str
+    type: str
+    object: Json
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    promise: str
+    version: int
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.promise} at revision {self.version}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    total_bytes: int
+    driver_bytes: int
+    stranger_bytes: int
+
+
+class History:
+    """Feed it revisions in order; `violations` is what it found."""
+
+    def __init__(self, telemetry_stale_seconds: float = 30.0) -> None:
+        self.violations: list[Violation] = []
+        self.jobs: dict[str, GPUJob] = {}
+        self.pods: dict[str, Json] = {}
+        self.job_revisions: dict[str, int] = defaultdict(int)
+        self._stale_seconds = telemetry_stale_seconds
+        self._nodes: dict[str, GPUNode] = {}
+        self._readings: dict[str, deque[_Reading]] = defaultdict(
+            lambda: deque(maxlen=READINGS_KEPT)
+        )
+
+    def fold(self, revision: Revision) -> None:
+        if revision.kind == "GPUJob":
+            self._fold_job(revision)
+        elif revision.kind == "Pod":
+            self._fold_pod(revision)
+        elif revision.kind == "GPUNode":
+            self._fold_node(revision)
+
+    def orphans(self) -> list[str]:
+        """Live worker pods without a live owner, as of the last revision (I7)."""
+        found: list[str] = []
+        for pod in self.pods.values():
+            job = self.jobs.get(_job_uid(pod))
+            if _live(pod) and (job is None or job.finished):
+                found.append(pod["metadata"]["name"])
+        return sorted(found)
+
+    def _fail(self, promise: str, revision: Revision, message: str) -> None:
+        self.violations.append(Violation(promise, revision.version, message))
+
+    # Cards
+
+    def _fold_node(self, revision: Revision) -> None:
+        node = gpunode_from_manifest(revision.object)
+        if revision.type == "DELETED":
+            self._nodes.pop(node.metadata.name, None)
+            return
+        self._nodes[node.metadata.name] = node
+        for gpu in node.status.gpus:
+            strangers = sum(p.memory_bytes for p in gpu.processes if p.pod_uid is None)
+            reading = _Reading(gpu.memory_total_bytes, gpu.memory_reserved_bytes, strangers)
+            self._readings[gpu.uuid].append(reading)
+
+    # Jobs
+
+    def _fold_job(self, revision: Revision) -> None:
+        uid = revision.object["metadata"]["uid"]
+        if revision.type == "DELETED":
+            self.jobs.pop(uid, None)
+            return
+        job = gpujob_from_manifest(revision.object)
+        before = self.jobs.get(uid)
+        self.jobs[uid] = job
+        self.job_revisions[uid] += 1
+        self._check_said(revision, job)
+        if before is not None:
+            self._check_life(revision, before, job)
+        if _holds(job) and (before is None or _held(job) != _held(before)):
+            self._check_cards(revision, before, job)
+
+    def _check_said(self, revision: Revision, job: GPUJob) -> None:
+        """I4: finished, placed, or waiting with a reason."""
+        status, name = job.status, job.metadata.name
+        if not status.conditions or job.finished:
+            return
+        if status.phase is not JobPhase.PENDING:
+            if status.placement is None or status.reservation is None:
+                self._fail("I4", revision, f"{name} is {status.phase.value} without a place")
+            return
+        wanted = [c for c in status.conditions if c.type in ("Scheduled", "Accepted")]
+        why = [c for c in wanted if c.status is ConditionStatus.FALSE and c.reason and c.message]
+        if not why:
+            self._fail("I4", revision, f"{name} waits without a reason")
+
+    def _check_life(self, revision: Revision, before: GPUJob, job: GPUJob) -> None:
+        name, old, new = job.metadata.name, before.status, job.status
+        if new.attempt < old.attempt or new.attempt > old.attempt + 1:
+            self._fail("I3", revision, f"{name}: attempt {old.attempt} became {new.attempt}")
+        if before.finished and new.phase is not old.phase:
+            self._fail("I5", revision, f"{name}: {old.phase.value} became {new.phase.value}")
+        saved, now = old.checkpoint, new.checkpoint
+        if saved is not None and (now is None or now.step < saved.step):
+            self._fail("I6", revision, f"{name}: durable step {saved.step} became {now}")
+
+    def _check_cards(self, revision: Revision, before: GPUJob | None, job: GPUJob) -> None:
+        placement = job.status.placement
+        assert placement is not None
+        is_new = before is None or not _holds(before) or _attempt(before) != _attempt(job)
+        for worker in placement.workers:
+            for uuid in worker.gpus:
+                self._check_room(revision, before, job, uuid, is_new)
+                self._check_alone(revision, uuid)
+            if is_new:
+                self._check_telemetry(revision, job, worker.node, worker.gpus)
+
+    def _check_room(
+        self, revision: Revision, before: GPUJob | None, job: GPUJob, uuid: str, is_new: bool
+    ) -> None:
+        """I1. Strangers count when something new is placed; the driver's reserve always."""
+        readings = self._readings.get(uuid)
+        if not readings or (not is_new and before is not None and _says_a_leak(before, job)):
+            return
+        held = [tenant.status.reservation for tenant in self._tenants(uuid)]
+        reserved = sum(one.memory_bytes for one in held if one is not None)
+        strangers = min(one.stranger_bytes for one in readings) if is_new else 0
+        newest = readings[-1]
+        if reserved + newest.driver_bytes + strangers > newest.total_bytes:
+            text = f"{reserved} reserved + {newest.driver_bytes} driver + {strangers} strangers"
+            name = job.metadata.name
+            self._fail("I1", revision, f"{uuid}, {name}: {text} > {newest.total_bytes} bytes")
+
+    def _check_alone(self, revision: Revision, uuid: str) -> None:
+        tenants = self._tenants(uuid)
+        if len(tenants) > 1 and any(_wants_all(tenant) for tenant in tenants):
+            names = ", ".join(sorted(tenant.metadata.name for tenant in tenants))
+            self._fail("I2", revision, f"{uuid} is shared by {names}")
+
+    def _check_telemetry(
+        self, revision: Revision, job: GPUJob, node_name: str, gpus: tuple[str, ...]
+    ) -> None:
+        """I14: whatever is placed rests on a recent reading of that very card."""
+        node, started = self._nodes.get(node_name), job.status.attempt_started_at
+        observed = node.status.observed_at if node is not None else None
+        known = {gpu.uuid for gpu in node.status.gpus} if node is not None else set[str]()
+        if observed is None or started is None or not known.issuperset(gpus):
+            self._fail("I14", revision, f"{job.metadata.name} placed on unmeasured {node_name}")
+            return
+        age = (started - observed).total_seconds()
+        if age > self._stale_seconds + STALE_SLACK_SECONDS:
+            text = f"{job.metadata.name} placed on {node_name}, measured {age:.0f} s before"
+            self._fail("I14", revision, text)
+
+    def _tenants(self, uuid: str) -> list[GPUJob]:
+        return [job for job in self.jobs.values() if uuid in _cards(job)]
+
+    # Pods
+
+    def _fold_pod(self, revision: Revision) -> None:
+        pod = revision.object
+        uid, job_uid = pod["metadata"]["uid"], _job_uid(pod)
+        if not job_uid:
+            return
+        is_new = uid not in self.pods
+        self.pods[uid] = pod
+        if revision.type == "DELETED":
+            del self.pods[uid]
+        elif is_new:
+            self._check_new_pod(revision, job_uid)
+
+    def _check_new_pod(self, revision: Revision, job_uid: str) -> None:
+        name = revision.object["metadata"]["name"]
+        pods = [pod for pod in self.pods.values() if _job_uid(pod) == job_uid and _live(pod)]
+        attempts = {_attempt_of(pod) for pod in pods}
+        if len(attempts) > 1:
+            self._fail("I3", revision, f"{name}: live pods of attempts {sorted(attempts)}")
+        job = self.jobs.get(job_uid)
+        if job is None:
+            return
+        if job.finished:
+            self._fail("I5", revision, f"{name}: a pod of a {job.status.phase.value} job")
+        elif not _holds(job) or job.status.attempt != _attempt_of(revision.object):
+            self._fail("I3", revision, f"{name}: the job is at attempt {job.status.attempt}")
+
+
+def _job_uid(pod: Mapping[str, Any]) -> str:
+    return (pod["metadata"].get("labels") or {}).get("gpujob.dev/job-uid", "")
+
+
+def _attempt_of(pod: Mapping[str, Any]) -> int:
+    return int(pod["metadata"]["labels"]["gpujob.dev/attempt"])
+
+
+def _live(pod: Mapping[str, Any]) -> bool:
+    return (pod.get("status") or {}).get("phase") not in FINAL
+
+
+def _holds(job: GPUJob) -> bool:
+    return job.status.placement is not None and not job.finished
+
+
+def _attempt(job: GPUJob) -> int:
+    return job.status.attempt
+
+
+def _held(job: GPUJob) -> tuple[object, ...]:
+    return _holds(job), job.status.attempt, job.status.placement, job.status.reservation
+
+
+def _cards(job: GPUJob) -> set[str]:
+    placement = job.status.placement
+    if placement is None or job.finished:
+        return set()
+    return {uuid for worker in placement.workers for uuid in worker.gpus}
+
+
+def _wants_all(job: GPUJob) -> bool:
+    held = job.status.reservation
+    whole = held is not None and (held.exclusive or held.source.value == "WholeCard")
+    return whole or job.spec.sharing.mode is SharingMode.EXCLUSIVE
+
+
+def _says_a_leak(before: GPUJob, job: GPUJob) -> bool:
+    """The reservation grew to what the job was measured to use already: a fact, not a decision."""
+    held, grown, measured = (
+        before.status.reservation,
+        job.status.reservation,
+        job.status.measurement,
+    )
+    if held is None or grown is None or measured is None:
+        return False
+    shrank = grown.memory_bytes <= held.memory_bytes
+    return shrank or measured.memory_bytes > held.memory_bytes

@@ -1,0 +1,221 @@
+"""A whole local cluster under fault: jobs of small workers, waits, processes, and a recorder."""
+
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gpujob_local import watchdog
+from gpujob_local.api_client import ApiClient, ApiError
+from gpujob_local.cluster import LocalCluster
+from gpujob_local.cluster_options import ClusterOptions, NodeOptions
+from gpujob_local.container_process import CONTAINER_MARKER
+from gpujob_local.control_plane import ControlPlaneOptions
+from gpujob_local.manifests import REPOSITORY
+from tests.harness.recorder import Recorder
+
+Json = dict[str, Any]
+JOBS = "/apis/gpujob.dev/v1alpha1/namespaces/default/gpujobs"
+GPU_NODES = "/apis/gpujob.dev/v1alpha1/gpunodes"
+PODS = "/api/v1/namespaces/default/pods"
+CLAIMS = "/api/v1/namespaces/default/persistentvolumeclaims"
+IMAGE = "chaos-worker:dev"
+# Generous: other work may share the machine. Nothing waits for as long when all is well.
+LIMIT_SECONDS = 90.0
+POLL_SECONDS = 0.05
+STALE_SECONDS = 4.0
+# Short, so that whole lives fit into seconds.
+CONFIGURATION: Mapping[str, Any] = {
+    "memoryMarginBytes": 32 * 1024**2,
+    "measurementSamplesMin": 2,
+    "measurementSamplesWithoutReportsMin": 4,
+    "telemetryStaleSeconds": STALE_SECONDS,
+    "startTimeoutSeconds": 60.0,
+    "nodeLostSeconds": 5.0,
+    "terminationGraceSeconds": 3,
+    "retryBackoffSeconds": 0.2,
+    "reportIntervalSeconds": 0.2,
+}
+
+
+class Scene:
+    def __init__(self, cluster: LocalCluster) -> None:
+        self.cluster = cluster
+        self.client: ApiClient = cluster.client()
+        self.recorder = Recorder(cluster.control_plane, STALE_SECONDS)
+        self._gates = Path(tempfile.mkdtemp(dir=cluster.directory))
+        self._jobs: set[str] = set()
+
+    # Jobs
+
+    def submit(self, name: str, *faults: str, **spec: Any) -> Json:
+        """A job whose worker runs until `finish`; `faults` are ATTEMPT=FAULT for worker.py."""
+        command = ["python", "worker.py", "--gate", str(self.gate(name))]
+        command += [word for fault in faults for word in ("--fault", fault)]
+        return self.submit_command(name, command, **spec)
+
+    def submit_command(self, name: str, command: list[str], **spec: Any) -> Json:
+        pod = spec.pop("pod", {})
+        worker = {"name": "worker", "image": spec.pop("image", IMAGE), "command": command}
+        body: Json = {
+            "apiVersion": "gpujob.dev/v1alpha1",
+            "kind": "GPUJob",
+            "metadata": {"name": name},
+            "spec": {"template": {"spec": {"containers": [worker], **pod}}} | spec,
+        }
+        self._jobs.add(name)
+        return self.client.create(JOBS, body)
+
+    def gate(self, name: str) -> Path:
+        return self._gates / name
+
+    def finish(self, *names: str) -> None:
+        """Lets the jobs' workers end with 0."""
+        for name in names:
+            self.gate(name).touch()
+
+    def finish_and_wait(self, *names: str) -> None:
+        self.finish(*names)
+        for name in names:
+            self.wait_phase(name, "Succeeded")
+
+    def job(self, name: str) -> Json | None:
+        return self._get(f"{JOBS}/{name}")
+
+    def status(self, name: str) -> Json:
+        return (self.job(name) or {}).get("status") or {}
+
+    def phase(self, name: str) -> str:
+        return self.status(name).get("phase", "")
+
+    def condition(self, name: str, kind: str) -> Json:
+        found = [c for c in self.status(name).get("conditions", ()) if c["type"] == kind]
+        return found[0] if found else {"status": "", "reason": "", "message": ""}
+
+    def counters(self, name: str) -> dict[str, int]:
+        """Those that are not zero."""
+        return {key: n for key, n in self.status(name).get("counters", {}).items() if n}
+
+    def place(self, name: str) -> tuple[str, str]:
+        """Node and card of a job's only worker; empty while it has none."""
+        placement = self.status(name).get("placement")
+        if not placement:
+            return "", ""
+        worker = placement["workers"][0]
+        return worker["node"], worker["gpus"][0]
+
+    def step(self, name: str) -> int:
+        return (self.status(name).get("measurement") or {}).get("step", 0)
+
+    def pods(self, name: str) -> list[Json]:
+        return self.client.get(PODS, labelSelector=f"gpujob.dev/job={name}")["items"]
+
+    def pod_names(self, name: str) -> list[str]:
+        return sorted(pod["metadata"]["name"] for pod in self.pods(name))
+
+    def delete(self, name: str) -> None:
+        self.client.delete(f"{JOBS}/{name}")
+
+    def clear(self) -> None:
+        """Takes away all jobs of a test, so that the next one finds the cards free."""
+        for name in sorted(self._jobs):
+            self.gate(name).unlink(missing_ok=True)
+            if self.job(name) is not None:
+                self.delete(name)
+        self.wait(lambda: not self.client.get(PODS)["items"], "all pods are gone")
+        self._jobs.clear()
+
+    # Waits
+
+    def wait(
+        self, condition: Callable[[], bool], what: str, seconds: float = LIMIT_SECONDS
+    ) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{what}: not within {seconds:.0f} s\n{self.describe()}")
+            time.sleep(POLL_SECONDS)
+
+    def wait_phase(self, name: str, *phases: str) -> None:
+        self.wait(lambda: self.phase(name) in phases, f"{name} is {' or '.join(phases)}")
+
+    def wait_steps(self, name: str, above: int = 0) -> None:
+        """Until the worker's steps reached the job's status."""
+        self.wait_phase(name, "Running")
+        self.wait(lambda: self.step(name) > above, f"{name} makes steps beyond {above}")
+
+    def describe(self) -> str:
+        """What a failed test needs to be understood."""
+        jobs = [
+            (job["metadata"]["name"], job.get("status", {}).get("phase"), conditions_of(job))
+            for job in self.client.get(JOBS)["items"]
+        ]
+        pods = [
+            (pod["metadata"]["name"], pod.get("status", {}).get("phase"))
+            for pod in self.client.get(PODS)["items"]
+        ]
+        log = self.cluster.logs().get("operator")
+        tail = log.read_text()[-4000:] if log is not None else ""
+        return f"jobs {jobs}\npods {pods}\n{tail}"
+
+    # Processes
+
+    def worker_pids(self, pod: Json) -> list[int]:
+        """The processes of a pod's worker."""
+        return watchdog.marked_processes(f"{CONTAINER_MARKER}={pod['metadata']['uid']}/worker")
+
+    def signal_worker(self, name: str, number: signal.Signals) -> None:
+        """To all processes of the job's newest pod."""
+        pod = max(self.pods(name), key=lambda pod: int(pod["metadata"]["labels"][ATTEMPT]))
+        pids = self.worker_pids(pod)
+        assert pids, f"{pod['metadata']['name']} has no process"
+        for pid in pids:
+            os.kill(pid, number)
+
+    def _get(self, path: str) -> Json | None:
+        try:
+            return self.client.get(path)
+        except ApiError as error:
+            if error.code != 404:
+                raise
+            return None
+
+
+ATTEMPT = "gpujob.dev/attempt"
+
+
+def conditions_of(job: Json) -> list[str]:
+    found = job.get("status", {}).get("conditions", ())
+    return [f"{c['type']}={c['status']} {c['reason']}: {c['message']}" for c in found]
+
+
+def chaos_options(
+    nodes: tuple[NodeOptions, ...],
+    audit: bool = False,
+    operator: bool = True,
+    node_grace_seconds: int = 6,
+    **configuration: Any,
+) -> ClusterOptions:
+    return ClusterOptions(
+        nodes=nodes,
+        operator=operator,
+        images={IMAGE: REPOSITORY / "tests" / "chaos" / "workers"},
+        agent_interval_seconds=0.5,
+        operator_lease_seconds=2.0,
+        operator_configuration={**CONFIGURATION, **configuration},
+        control_plane=ControlPlaneOptions(audit=audit, node_grace_seconds=node_grace_seconds),
+    )
+
+
+@contextmanager
+def running_scene(options: ClusterOptions) -> Generator[Scene]:
+    with LocalCluster.start(options) as cluster:
+        scene = Scene(cluster)
+        try:
+            yield scene
+        finally:
+            scene.recorder.stop()

@@ -1,0 +1,188 @@
+"""The checks of the recorder can fail: each promise is broken once in a made history."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from gpujob_api.gpujob import GPUJob, JobPhase, ReservationSource, SharingMode
+from gpujob_api.manifest import to_manifest
+from gpujob_api.meta import Condition, ConditionStatus
+from gpujob_api.quantities import GIB
+from gpujob_api.report import CheckpointReport
+from tests.harness.builders import (
+    T0,
+    make_card,
+    make_gpu_node,
+    make_job,
+    measured,
+    placed,
+    reserve,
+    running,
+    with_status,
+)
+from tests.harness.history import History, Revision
+
+Entry = tuple[str, str, dict[str, Any]]
+JOB = make_job()
+
+
+def said(job: GPUJob, reason: str = "NoRoom") -> GPUJob:
+    condition = Condition(
+        "Scheduled", ConditionStatus.FALSE, reason, "needs 2 GiB, 1 GiB are free", T0
+    )
+    return with_status(job, conditions=(condition,))
+
+
+def job(value: GPUJob, type_: str = "MODIFIED") -> Entry:
+    return "GPUJob", type_, to_manifest(value)
+
+
+def node(*cards: Any, at: float = 0.0) -> Entry:
+    return "GPUNode", "MODIFIED", to_manifest(make_gpu_node("n0", *cards, at=at))
+
+
+def pod(
+    attempt: int = 1, phase: str = "Pending", type_: str = "ADDED", owner: str = "job"
+) -> Entry:
+    labels = {"gpujob.dev/job-uid": f"uid-{owner}", "gpujob.dev/attempt": str(attempt)}
+    name = f"{owner}-{attempt}-0"
+    return "Pod", type_, {
+        "metadata": {"name": name, "uid": f"uid-{name}", "labels": labels},
+        "status": {"phase": phase},
+    }  # fmt: skip
+
+
+def fold(*entries: Entry) -> History:
+    history = History(telemetry_stale_seconds=30)
+    for version, (kind, type_, item) in enumerate(entries):
+        history.fold(Revision(version, kind, type_, item))
+    return history
+
+
+def broken(*entries: Entry) -> list[str]:
+    return [violation.promise for violation in fold(*entries).violations]
+
+
+def hold(name: str, gib: int, **spec: Any) -> GPUJob:
+    return placed(make_job(name, **spec), held=reserve(gib * GIB))
+
+
+WHOLE_LIFE = (
+    node(),
+    job(JOB, "ADDED"),
+    job(placed(JOB)),
+    pod(),
+    pod(phase="Running", type_="MODIFIED"),
+    job(running(JOB, held=reserve(2 * GIB))),
+    pod(phase="Failed", type_="MODIFIED"),
+    job(said(with_status(JOB, attempt=1, phase=JobPhase.PENDING), "WaitingForRetry")),
+    job(placed(JOB, attempt=2)),
+    pod(2),
+    pod(2, phase="Succeeded", type_="MODIFIED"),
+    job(placed(JOB, attempt=2, phase=JobPhase.SUCCEEDED)),
+)
+
+
+def test_a_whole_life_breaks_nothing() -> None:
+    history = fold(*WHOLE_LIFE)
+    assert history.violations == []
+    assert history.orphans() == []
+    assert history.job_revisions["uid-job"] == 6
+
+
+def test_two_jobs_may_fill_a_card_exactly() -> None:
+    assert broken(node(), job(hold("a", 12)), job(hold("b", 12))) == []
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        (node(), job(hold("a", 12)), job(hold("b", 13))),
+        (node(make_card(driver=1)), job(hold("a", 24))),
+        (node(make_card(stranger=GIB)), job(hold("a", 24))),
+    ],
+    ids=["two jobs", "the driver", "a stranger"],
+)
+def test_an_over_reserved_card_is_seen(entries: Sequence[Entry]) -> None:
+    assert broken(*entries) == ["I1"]
+
+
+def test_a_decision_may_rest_on_the_reading_before() -> None:
+    grown = node(make_card(stranger=GIB))
+    assert broken(node(), grown, job(hold("a", 24))) == []
+
+
+def test_a_measured_leak_is_no_decision() -> None:
+    first = hold("a", 12)
+    leak = with_status(first, reservation=reserve(14 * GIB), measurement=measured(13 * GIB))
+    assert broken(node(), job(first), job(hold("b", 12)), job(leak)) == []
+    without = with_status(first, reservation=reserve(14 * GIB), measurement=measured(11 * GIB))
+    assert broken(node(), job(first), job(hold("b", 12)), job(without)) == ["I1"]
+
+
+def test_a_finished_job_holds_nothing() -> None:
+    ended = with_status(hold("a", 24), phase=JobPhase.SUCCEEDED)
+    assert broken(node(), job(hold("a", 24)), job(ended), job(hold("b", 24))) == []
+    assert broken(node(), job(hold("a", 24)), job(ended, "DELETED"), job(hold("b", 24))) == []
+
+
+def test_sharing_with_an_exclusive_job_is_seen() -> None:
+    exclusive = hold("a", 2, sharing=SharingMode.EXCLUSIVE)
+    assert broken(node(), job(exclusive), job(hold("b", 2))) == ["I2"]
+    whole = placed(make_job("a"), held=reserve(2 * GIB, ReservationSource.WHOLE_CARD))
+    assert broken(node(), job(hold("b", 2)), job(whole)) == ["I2"]
+
+
+def test_a_second_live_attempt_is_seen() -> None:
+    again = placed(JOB, attempt=2)
+    assert broken(node(), job(placed(JOB)), pod(), job(again), pod(2)) == ["I3"]
+    gone = pod(type_="DELETED")
+    assert broken(node(), job(placed(JOB)), pod(), gone, job(again), pod(2)) == []
+
+
+def test_an_attempt_that_goes_back_or_jumps_is_seen() -> None:
+    second = placed(JOB, attempt=2)
+    assert broken(node(), job(second), job(placed(JOB, attempt=1))) == ["I3"]
+    assert broken(node(), job(placed(JOB)), job(placed(JOB, attempt=3))) == ["I3"]
+
+
+def test_a_pod_before_its_placement_is_seen() -> None:
+    assert broken(node(), job(JOB), pod()) == ["I3"]
+    assert broken(node(), job(placed(JOB)), pod(2)) == ["I3"]
+
+
+def test_waiting_without_a_reason_is_seen() -> None:
+    accepted = Condition("Accepted", ConditionStatus.TRUE, "Valid", "the spec is valid", T0)
+    assert broken(job(with_status(JOB, conditions=(accepted,)))) == ["I4"]
+    assert broken(job(said(JOB))) == []
+    lost = with_status(said(JOB), phase=JobPhase.RUNNING)
+    assert broken(job(lost)) == ["I4"]
+
+
+def test_life_after_the_end_is_seen() -> None:
+    ended = placed(JOB, attempt=2, phase=JobPhase.SUCCEEDED)
+    assert broken(*WHOLE_LIFE, job(with_status(ended, phase=JobPhase.FAILED))) == ["I5"]
+    assert broken(*WHOLE_LIFE, pod(3)) == ["I5"]
+
+
+def test_a_durable_step_that_goes_back_is_seen() -> None:
+    saved = placed(JOB, checkpoint=CheckpointReport(7))
+    assert broken(node(), job(saved), job(placed(JOB, checkpoint=CheckpointReport(6)))) == ["I6"]
+    assert broken(node(), job(saved), job(placed(JOB))) == ["I6"]
+
+
+def test_a_pod_without_a_live_owner_is_an_orphan() -> None:
+    assert fold(*WHOLE_LIFE, pod(3)).orphans() == ["job-3-0"]
+    alone = pod(owner="other")
+    assert fold(alone).orphans() == ["other-1-0"]
+    assert fold(alone, pod(owner="other", phase="Failed", type_="MODIFIED")).orphans() == []
+    assert fold(alone, pod(owner="other", type_="DELETED")).orphans() == []
+
+
+def test_a_placement_on_an_old_or_missing_reading_is_seen() -> None:
+    assert broken(job(placed(JOB))) == ["I14"]
+    assert broken(node(), job(placed(JOB, at=100))) == ["I14"]
+    assert broken(node(at=90), job(placed(JOB, at=100))) == []
+    # An attempt that is there already stays where it is.
+    assert broken(node(), job(placed(JOB)), job(running(JOB, held=reserve(GIB)))) == []
