@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from gpujob_worker.inject.chunked import NotSplittableError, chunked_call
-from gpujob_worker.inject.root import RecordedCall, Root
+from gpujob_worker.inject.discovery import Discovery
+from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
 from gpujob_worker.inject.split_check import split_refusal
 from gpujob_worker.inject.trees import CallInputs
 
@@ -245,3 +246,26 @@ def test_a_call_that_cannot_be_split_leaves_the_random_state() -> None:
     with pytest.raises(NotSplittableError):
         chunked_call(module, module, CallInputs.of((torch.ones(8, 4),), {}), 2)
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_recomputation_in_backward_makes_no_new_roots() -> None:
+    found: list[str] = []
+
+    def on_root(module: nn.Module) -> Root:
+        found.append(type(module).__name__)
+        root = Root(module, lambda _: None)
+        root.plan = RootPlan(rows_per_step=2)
+        root.install()
+        return root
+
+    discovery = Discovery(on_root)
+    module = nn.Sequential(nn.Sequential(nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 1)))
+    discovery.start()
+    try:
+        for _ in range(2):
+            module(torch.randn(8, 4)).sum().backward()
+        nn.MSELoss()(module(torch.randn(8, 4)), torch.zeros(8, 1)).backward()
+    finally:
+        discovery.finish()
+    assert found == ["Sequential"]
+    assert nn.Module._compiled_call_impl is None

@@ -53,7 +53,7 @@ class Injection:
     def install(self) -> None:
         session = self._session
         session.torch_version = torch.__version__
-        self._on_device("cuda" if torch.cuda.is_available() else "cpu")
+        session.device = "cpu"
         register_optimizer_step_post_hook(self._after_step)
         watch_loaders(self._loaders.before_pass, session.meter.waited)
         self._watch_backward()
@@ -64,14 +64,12 @@ class Injection:
         self._discovery.start()
 
     def _on_device(self, device_type: str) -> None:
+        """Once the script has put something on a card; asking earlier would set the card up."""
         meter = self._session.meter
-        if device_type == "cuda":
+        if device_type == "cuda" and not isinstance(meter.memory, CudaMemory):
             self._session.device = torch.cuda.get_device_name()
-            if not isinstance(meter.memory, CudaMemory):
-                meter.memory = device_memory("cuda")
+            meter.memory = device_memory("cuda")
             self._limit_allocator()
-        else:
-            self._session.device = "cpu"
 
     def _limit_allocator(self) -> None:
         limit = self._session.environment.memory_limit_bytes
@@ -126,6 +124,7 @@ class Injection:
 
     def _prepare(self, root: Root, recorded: RecordedCall) -> None:
         session = self._session
+        self._on_device(root.device.type)
         tuned = session.known_tuned
         if tuned is not None:
             self._apply_known(root, recorded, tuned)
@@ -180,6 +179,7 @@ class Injection:
         session = self._session
         steps = session.meter.steps
         if steps == 1:
+            self._on_device(optimizer.param_groups[0]["params"][0].device.type)
             session.phase = WorkerPhase.MEASURING if session.optimizes else WorkerPhase.TRAINING
             session.samples_per_step = self._roots[0].rows if self._roots else None
         if not session.optimizes:

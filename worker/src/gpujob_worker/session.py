@@ -160,8 +160,8 @@ class Session:
             self.failure = classify(error, self.meter.window.peak_memory_bytes or None)
         with contextlib.suppress(Exception):
             self.meter.read_memory()
-        if self.environment.report_url is None:
-            self.report()
+        # Written here too: the reporting thread may be waiting for a network that is gone.
+        self.report()
         remaining = min(LAST_REPORT_SECONDS, self.stop.remaining_seconds() - 0.5)
         self.reporter.close(max(0.1, remaining))
 

@@ -51,6 +51,8 @@ class Discovery:
     def _root(self, module: torch.nn.Module) -> Root | None:
         if id(module) in self._seen or not module.training or not torch.is_grad_enabled():
             return None
+        if torch._C._current_graph_task_id() != -1:  # pyright: ignore[reportPrivateUsage]
+            return None  # a recomputation inside backward, ours or the script's own
         if next(module.parameters(), None) is None:
             return None
         self._seen.add(id(module))

@@ -121,7 +121,7 @@ def add_workers(loader: Any, workers: int) -> None:
 
 def pin_memory(loader: Any) -> bool:
     """Pinned host memory for a loader that feeds a CUDA device. True when it was changed."""
-    if loader.pin_memory or not torch.cuda.is_available():
+    if loader.pin_memory or not torch.cuda.is_initialized():
         return False
     loader.pin_memory = True
     return True

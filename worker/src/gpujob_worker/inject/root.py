@@ -58,6 +58,7 @@ class Root:
         self.user_autocast = False
         self._before_call = before_call
         self.inside = False
+        self._called = False
 
     @property
     def device(self) -> torch.device:
@@ -79,9 +80,13 @@ class Root:
             inputs = CallInputs.of(args, kwargs)
             self.rows = inputs.rows
             self.user_autocast = torch.is_autocast_enabled(self.device.type)
-            if self.recording or self.recorded is None:
+            first, self._called = not self._called, True
+            if self.recording or first:
                 self.recorded = RecordedCall(inputs.detached())
-            self._before_call(self)
+            if first:
+                self._before_call(self)
+                # A batch kept for nothing would count as the script's own memory.
+                self.recorded = self.recorded if self.recording else None
             output = self.run(self.plan, inputs)
             if self.recording:
                 self._record_gradients(output)

@@ -113,7 +113,7 @@ class MemoryFit:
         return fit([(rows, max(0.0, used - size)) for rows, used in probes], resident, optimizer)
 
     def _peak_above_resident(self, run: Callable[[], None]) -> float:
-        if torch.cuda.is_available():
+        if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         self._memory.trim()
         before = self._memory.current_bytes()

@@ -20,8 +20,7 @@ class RandomStates:
         numpy = sys.modules.get("numpy")
         self.numpy: Any = numpy.random.get_state() if numpy is not None else None
         self.torch = torch.get_rng_state()
-        initialized = torch.cuda.is_available() and torch.cuda.is_initialized()
-        self.cuda = torch.cuda.get_rng_state_all() if initialized else []
+        self.cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
 
     def restore(self) -> None:
         random.setstate(self.python)
