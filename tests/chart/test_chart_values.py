@@ -59,7 +59,7 @@ def test_a_value_of_the_wrong_type_is_refused(path: tuple[str, ...]) -> None:
         ({"reports": {"port": 70000}}, "port"),
         ({"reports": {"url": "ftp://here"}}, "url"),
         ({"agent": {"intervalSeconds": 0}}, "intervalSeconds"),
-        ({"configuration": {"utilizationLimitPercent": 101}}, "utilizationLimitPercent"),
+        ({"configuration": {"waitingStretchMax": -1}}, "waitingStretchMax"),
         ({"configuration": {"deviceAccess": "Magic"}}, "deviceAccess"),
         ({"configuration": {"telemetryStaleSeconds": -1}}, "telemetryStaleSeconds"),
         ({"configuration": {"memoryMargin": 1}}, "memoryMargin"),

@@ -36,7 +36,7 @@ ALL_ON: Mapping[str, Any] = {
         "podLabels": {"example.org/team": "ml"},
     },
     "configuration": {
-        "utilizationLimitPercent": 90,
+        "waitingStretchMax": 10,
         "deviceAccess": "DevicePlugin",
         "pricePerGpuHour": {"NVIDIA H100 80GB HBM3": 2.5},
     },

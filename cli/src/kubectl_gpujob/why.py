@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from gpujob_api.codec import encode
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.meta import Condition, ConditionStatus
-from gpujob_operator.decide.queueing import order_key
 from kubectl_gpujob import text
 
 Row = tuple[str, str]
@@ -26,9 +25,14 @@ def position(job: GPUJob, others: Sequence[GPUJob]) -> Position | None:
     """By priority, then age; None when the job does not wait. The operator may let a later job
     fill a gap, so that this says who is ahead, not when it is the job's turn."""
     waiting = [other for other in others if _waits(other) and other.spec.queue == job.spec.queue]
-    order = sorted(waiting, key=order_key)
+    order = sorted(waiting, key=_priority_and_age)
     places = [n for n, other in enumerate(order, 1) if other.metadata.uid == job.metadata.uid]
     return Position(places[0], len(order)) if places else None
+
+
+def _priority_and_age(job: GPUJob) -> tuple[int, datetime, str]:
+    created = job.metadata.creation_timestamp or datetime.max.replace(tzinfo=UTC)
+    return -job.spec.priority, created, job.metadata.uid
 
 
 def headline(job: GPUJob, now: datetime) -> str:

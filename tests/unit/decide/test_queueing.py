@@ -4,13 +4,15 @@ from typing import Any
 
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.quantities import GIB, Memory
+from gpujob_operator.decide.admission import Pending, in_order
 from gpujob_operator.decide.capacity import Capacity, build_capacity
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.needs import needs_of
-from gpujob_operator.decide.queueing import claim, order_key, queues_of
+from gpujob_operator.decide.queueing import claim, queues_of
 from gpujob_operator.decide.snapshot import Snapshot
 from tests.harness.builders import (
     T0,
+    after,
     make_card,
     make_gpu_node,
     make_job,
@@ -50,7 +52,9 @@ def test_order_is_priority_then_arrival_then_uid() -> None:
         make_job("a", created=9, priority=1),
         make_job("e", created=0, priority=-1),
     ]
-    names = [job.metadata.name for job in sorted(jobs, key=order_key)]
+    waiting = [Pending(job, None) for job in jobs]
+    entries = in_order(waiting, queues_of((), jobs), Capacity(), CONFIGURATION, after(20))
+    names = [entry.job.metadata.name for entry in entries]
     assert names == ["a", "b", "c", "d", "e"]
 
 

@@ -10,12 +10,14 @@ from gpujob_api.quantities import format_memory
 from gpujob_operator.decide import conditions
 from gpujob_operator.decide.assignment import Assignment, Refusal, assign
 from gpujob_operator.decide.board import Board
+from gpujob_operator.decide.capacity import Capacity
 from gpujob_operator.decide.conditions import ConditionWriter
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.lifecycle import Step
 from gpujob_operator.decide.needs import Needs, needs_of
+from gpujob_operator.decide.order import OrderRules, order
 from gpujob_operator.decide.plan import EventNote
-from gpujob_operator.decide.queueing import Queues, claim
+from gpujob_operator.decide.queueing import Queues, claim, contender
 from gpujob_operator.decide.snapshot import PodView
 
 
@@ -37,6 +39,25 @@ class _Wait:
     memory_bytes: int = 0
 
 
+def in_order(
+    waiting: list[Pending],
+    queues: Queues,
+    capacity: Capacity,
+    configuration: Configuration,
+    now: datetime,
+) -> list[Pending]:
+    """Who is served first comes first; see `order`."""
+    size = capacity.size
+    rules = OrderRules(
+        policy=configuration.order_policy,
+        waiting_seconds_max=configuration.waiting_seconds_max,
+        stretch_max=configuration.waiting_stretch_max,
+    )
+    by_uid = {entry.job.metadata.uid: entry for entry in waiting}
+    contenders = [contender(entry.job, queues, size, now) for entry in waiting]
+    return [by_uid[uid] for uid in order(contenders, now.timestamp(), rules)]
+
+
 def admit(
     waiting: list[Pending],
     board: Board,
@@ -49,7 +70,7 @@ def admit(
     for entry in waiting:
         wait = _not_eligible(entry, queues, now)
         if wait is not None:
-            yield entry.job.metadata.uid, _wait(entry.job, wait, now)
+            yield entry.job.metadata.uid, _wait(entry.job, wait, configuration, now)
             continue
         position += 1
         needs = needs_of(entry.job, entry.profile)
@@ -64,7 +85,8 @@ def admit(
         if _patience_over(entry.job, configuration, now):
             _keep_free(found, needs, board, queues, configuration)
         message = f"{found.message}; position {position} of those waiting for room"
-        yield entry.job.metadata.uid, _wait(entry.job, replace(found, message=message), now)
+        told = replace(found, message=message)
+        yield entry.job.metadata.uid, _wait(entry.job, told, configuration, now)
 
 
 def _place(
@@ -112,15 +134,25 @@ def _patience_over(job: GPUJob, configuration: Configuration, now: datetime) -> 
     return (now - since).total_seconds() >= configuration.claim_after_seconds
 
 
-def _wait(job: GPUJob, wait: _Wait, now: datetime) -> Step:
+def _wait(job: GPUJob, wait: _Wait, configuration: Configuration, now: datetime) -> Step:
+    before = conditions.find(job.status, conditions.SCHEDULED)
+    news = before is None or before.reason != wait.reason
+    if not news and _told_lately(job, configuration, now):
+        # Thousands of waiting jobs of which nothing new can be said cost next to nothing.
+        return Step(job.status, next_seconds=wait.next_seconds)
     status = replace(job.status, phase=JobPhase.PENDING)
     status = ConditionWriter(job, now).set(
         status, conditions.SCHEDULED, False, wait.reason, wait.message
     )
-    before = conditions.find(job.status, conditions.SCHEDULED)
-    news = before is None or before.reason != wait.reason
     events = (EventNote(wait.reason, wait.message),) if news else ()
     return Step(status, events=events, next_seconds=wait.next_seconds)
+
+
+def _told_lately(job: GPUJob, configuration: Configuration, now: datetime) -> bool:
+    told = job.status.observed_at
+    if told is None or job.status.observed_generation != job.metadata.generation:
+        return False
+    return (now - told).total_seconds() < configuration.pending_write_seconds
 
 
 def _placed(job: GPUJob, found: Assignment, now: datetime) -> Step:

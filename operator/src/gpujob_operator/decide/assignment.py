@@ -69,6 +69,9 @@ def assign(needs: Needs, board: Board, configuration: Configuration) -> Assignme
 
     All cards of a gang are of one model, so that its workers run at one speed.
     """
+    known = board.refusals.get(needs.alike)
+    if isinstance(known, Refusal):
+        return known
     best: Assignment | None = None
     refusal: Refusal | None = None
     start = board.mark()
@@ -81,7 +84,9 @@ def assign(needs: Needs, board: Board, configuration: Configuration) -> Assignme
             best = found
     if best is not None:
         return best
-    return refusal or _no_model(needs, board.capacity)
+    refusal = refusal or _no_model(needs, board.capacity)
+    board.refusals[needs.alike] = refusal
+    return refusal
 
 
 def _models(needs: Needs, capacity: Capacity) -> list[str]:

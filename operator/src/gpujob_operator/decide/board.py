@@ -5,7 +5,7 @@
 both, and a gang that does not fit as a whole is taken back on both.
 """
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Hashable, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -51,6 +51,8 @@ class Board:
     capacity: Capacity
     mix: Mix
     claimed: frozenset[str] = frozenset()
+    # What kinds of jobs fitted nowhere. A board only fills up, so that it holds for the cycle.
+    refusals: dict[Hashable, object] = field(default_factory=dict[Hashable, object])
     _rows: Mapping[str, int] = field(default_factory=dict[str, int])
     _main: _Side = field(default_factory=lambda: _Side(Fleet.of(())))
     # For jobs that share with nobody: the same without cards on which strangers are.
@@ -193,4 +195,4 @@ def _with_tenant(
         cpu_milli_free=node.cpu_milli_free - request.demand.cpu_milli,
         memory_bytes_free=node.memory_bytes_free - request.demand.memory_bytes,
     )
-    return Capacity({**capacity.nodes, node.node.name: after})
+    return replace(capacity, nodes={**capacity.nodes, node.node.name: after})

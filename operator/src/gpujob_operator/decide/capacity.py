@@ -77,21 +77,35 @@ class NodeCapacity:
 
 
 @dataclass(frozen=True, slots=True)
+class FleetSize:
+    """Cards and GPU memory in all."""
+
+    cards: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Capacity:
     """All nodes by name, in stable order."""
 
     nodes: Mapping[str, NodeCapacity] = field(default_factory=dict[str, NodeCapacity])
+    # What a job can have at most of an empty card, by model.
+    largest: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def card(self, node_name: str, uuid: str) -> Card | None:
         node = self.nodes.get(node_name)
         cards = node.cards if node is not None else ()
         return next((card for card in cards if card.uuid == uuid), None)
 
+    @property
+    def size(self) -> FleetSize:
+        """All cards there are, whoever uses them."""
+        totals = [card.total_bytes for node in self.nodes.values() for card in node.cards]
+        return FleetSize(len(totals), sum(totals))
+
     def largest_bytes(self, model: str) -> int:
         """What a job can have at most of an empty card of this model."""
-        cards = (card for node in self.nodes.values() for card in node.cards)
-        sizes = (card.total_bytes - card.driver_bytes for card in cards if card.model == model)
-        return max(sizes, default=0)
+        return self.largest.get(model, 0)
 
 
 def build_capacity(
@@ -123,7 +137,10 @@ def build_capacity(
             memory_bytes_free=view.memory_bytes_free - memory,
             closed=_closed(view, gpu_node, snapshot.configuration, now),
         )
-    return Capacity(nodes)
+    largest: dict[str, int] = {}
+    for card in (card for node in nodes.values() for card in node.cards):
+        largest[card.model] = max(largest.get(card.model, 0), card.total_bytes - card.driver_bytes)
+    return Capacity(nodes, largest)
 
 
 def holds_cards(job: GPUJob) -> bool:

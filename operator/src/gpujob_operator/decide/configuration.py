@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from gpujob_operator.decide.order import OrderPolicy
+
 
 class DeviceAccess(Enum):
     """How a pod is given its card: see docs/guides/install.md."""
@@ -22,8 +24,10 @@ class Configuration:
     # A measurement counts once it covers this many samples of the agent.
     measurement_samples_min: int = 3
     measurement_samples_without_reports_min: int = 30
-    # Pairs below this summed utilization share almost freely (Lucid, ASPLOS'23).
-    utilization_limit_percent: float = 80.0
+    # Who is next: see docs/design/0011-order-and-sharing.md.
+    order_policy: OrderPolicy = OrderPolicy.ARRIVAL
+    waiting_seconds_max: float = 86_400.0
+    waiting_stretch_max: float = 15.0
     # A job that has waited this long claims cards that later jobs may not take (I11).
     claim_after_seconds: float = 60.0
     # Agent readings older than this place nothing new (I14).

@@ -1,6 +1,6 @@
 """What a pending job needs of nodes and cards, in one place for placing and for explaining."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,22 @@ class Needs:
     exclusive: bool
     selector: Mapping[str, str]
     tolerations: tuple[Mapping[str, Any], ...]
+
+    @property
+    def alike(self) -> Hashable:
+        """The same for jobs that fit or do not fit together: thousands of them cost one answer."""
+        job = self.job
+        measured = job.status.measurement
+        return (
+            (self.cpu_milli, self.memory_bytes, self.hint_bytes, self.exclusive),
+            tuple(sorted(self.selector.items())),
+            str(self.tolerations),
+            (job.spec.workers, job.spec.gpus_per_worker, job.spec.gpu.models),
+            (job.spec.spot.policy, job.spec.sharing),
+            self.profile.metadata.name if self.profile is not None else "",
+            (measured.memory_bytes, measured.utilization_percent) if measured else None,
+            job.status.counters.out_of_memory,
+        )
 
     def reservation(
         self, gpu_model: str, largest_bytes: int, configuration: Configuration

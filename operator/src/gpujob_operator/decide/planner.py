@@ -12,7 +12,7 @@ from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, Summary
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_api.gpuqueue import GPUQueueStatus
 from gpujob_operator.decide import conditions, lifecycle, trouble
-from gpujob_operator.decide.admission import Pending, admit
+from gpujob_operator.decide.admission import Pending, admit, in_order
 from gpujob_operator.decide.board import Board
 from gpujob_operator.decide.capacity import Capacity, build_capacity
 from gpujob_operator.decide.conditions import ConditionWriter
@@ -29,7 +29,7 @@ from gpujob_operator.decide.plan import (
     WriteStatus,
 )
 from gpujob_operator.decide.profiles import by_job, updated_profile
-from gpujob_operator.decide.queueing import QueueUse, order_key, queues_of
+from gpujob_operator.decide.queueing import QueueUse, queues_of
 from gpujob_operator.decide.snapshot import PodView, ReceivedReport, Snapshot
 from gpujob_operator.decide.summary import summarize
 from gpujob_operator.decide.workload import host_requests
@@ -38,7 +38,7 @@ from gpujob_operator.decide.workload import host_requests
 def plan(snapshot: Snapshot, now: datetime) -> Plan:
     """Decides what to write. `now` is timezone-aware; nothing else tells the time."""
     cycle = _Cycle.of(snapshot, now)
-    jobs = sorted(snapshot.jobs, key=order_key)
+    jobs = sorted(snapshot.jobs, key=lambda job: job.metadata.uid)
     steps = {job.metadata.uid: _advance(job, cycle) for job in jobs}
     waiting = [
         Pending(job, cycle.profiles.get(job.metadata.uid), cycle.pods.get(job.metadata.uid, ()))
@@ -49,6 +49,7 @@ def plan(snapshot: Snapshot, now: datetime) -> Plan:
     ]
     queues = queues_of(snapshot.queues, jobs)
     if waiting:
+        waiting = in_order(waiting, queues, cycle.capacity, snapshot.configuration, now)
         mix = mix_of(jobs, cycle.profiles, cycle.capacity, snapshot.configuration)
         board = Board.of(cycle.capacity, mix)
         for uid, step in admit(waiting, board, queues, snapshot.configuration, now):
@@ -111,6 +112,8 @@ def _advance(job: GPUJob, cycle: _Cycle) -> Step:
 def _items(job: GPUJob, step: Step, cycle: _Cycle) -> list[PlanItem]:
     """The job's writes in order: its status, then its pods, then what was learned."""
     if job.metadata.deletion_timestamp is not None:
+        return list(step.deletes)
+    if step.status is job.status and job.status.phase is JobPhase.PENDING:
         return list(step.deletes)
     items: list[PlanItem] = []
     status = _finish_status(job, step.status, cycle)

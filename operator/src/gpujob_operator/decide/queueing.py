@@ -1,22 +1,22 @@
 """Who is next: order, quota, and what an earlier job keeps free for itself (I11).
 
-Order is priority, then arrival, then UID. A later job may overtake one that does not fit
-(backfill), until that one has waited `claimAfterSeconds`; from then on it claims the cards on which
-it would fit soonest, and nobody later is placed there.
+Order is that of `order`: priority, overdue waiting, fair share of the queues, arrival. A later job
+may overtake one that does not fit (backfill), until that one has waited `claimAfterSeconds`; from
+then on it claims the cards on which it would fit soonest, and nobody later is placed there.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus
 from gpujob_api.gpuqueue import DEFAULT_QUEUE, GPUQueue
 from gpujob_api.quantities import format_memory
-from gpujob_operator.decide.capacity import Capacity, Card, NodeCapacity, holds_cards
+from gpujob_operator.decide.capacity import Capacity, Card, FleetSize, NodeCapacity, holds_cards
 from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.estimate import remaining_seconds
 from gpujob_operator.decide.needs import Needs, node_refusal
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+from gpujob_operator.decide.order import Contender
 
 
 @dataclass(slots=True)
@@ -45,6 +45,14 @@ class Queues:
         use.jobs += 1
         use.gpus += cards
         use.memory_bytes += cards * status.reservation.memory_bytes
+
+    def share(self, name: str, fleet: FleetSize) -> float:
+        """The queue's dominant share of cards and GPU memory, divided by its weight."""
+        use = self.use.get(name, QueueUse())
+        queue = self.by_name.get(name)
+        weight = queue.spec.weight if queue is not None else 1
+        shares = (use.gpus / max(fleet.cards, 1), use.memory_bytes / max(fleet.memory_bytes, 1))
+        return max(shares) / weight
 
     def missing(self, job: GPUJob) -> str:
         """Why the job's queue does not exist, or ""."""
@@ -94,9 +102,21 @@ def queues_of(queues: Iterable[GPUQueue], jobs: Iterable[GPUJob]) -> Queues:
     return found
 
 
-def order_key(job: GPUJob) -> tuple[int, datetime, str]:
-    created = job.metadata.creation_timestamp or _EPOCH
-    return -job.spec.priority, created, job.metadata.uid
+def contender(job: GPUJob, queues: Queues, fleet: FleetSize, now: datetime) -> Contender:
+    """The job as `order` sees it. Times are seconds since 1970."""
+    status = job.status
+    created = job.metadata.creation_timestamp or now
+    measured = status.measurement
+    pace = measured.current.step_seconds if measured is not None and measured.current else 0.0
+    steps = (measured.step, measured.steps_total) if measured is not None else (0, None)
+    return Contender(
+        uid=job.metadata.uid,
+        arrived_seconds=created.timestamp(),
+        gpus=job.spec.workers * job.spec.gpus_per_worker,
+        priority=job.spec.priority,
+        queue_share=queues.share(job.spec.queue, fleet),
+        remaining_seconds=remaining_seconds(*steps, pace),
+    )
 
 
 def claim(needs: Needs, capacity: Capacity, configuration: Configuration) -> frozenset[str]:
