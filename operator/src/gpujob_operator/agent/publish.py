@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from gpujob_api.codec import encode
-from gpujob_api.gpunode import GPU, GPUNodeStatus
+from gpujob_api.gpunode import GPU, GPUNodeStatus, summarize
 from gpujob_api.manifest import GPUNODE
 from gpujob_api.meta import API_VERSION, Condition, ConditionStatus
 from gpujob_operator.act.kube import GPU_NODES, AlreadyExists, Kube, Manifest, NotFound
@@ -80,6 +80,7 @@ class Publisher:
             driver_version=driver_version,
             sample_interval_seconds=self._interval_seconds,
             gpus=gpus,
+            summary=summarize(gpus),
             conditions=(self._condition(readiness, now),),
         )
         if not self._due(status):

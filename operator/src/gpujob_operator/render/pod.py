@@ -20,6 +20,7 @@ from gpujob_operator.decide.workload import tolerations
 TOKEN_DIRECTORY = "/var/run/gpujob"  # noqa: S105 - a path, not a secret
 TOKEN_SECONDS = 3600
 WORKER_GROUP = 65532
+VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 TERMINATION_FILE = "/dev/termination-log"
 MASTER_PORT = 29400
 _LABEL_CHARACTERS_MAX = 63
@@ -43,6 +44,11 @@ def worker_pod(create: CreatePod, configuration: Configuration) -> dict[str, Any
         _restrict(container)
         if container["name"] == WORKER_CONTAINER:
             _complete_worker(container, create, worker, configuration)
+        else:
+            _without_cards(container)
+    for container in spec.get("initContainers") or ():
+        _restrict(container)
+        _without_cards(container)
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -148,6 +154,12 @@ def _restrict(container: dict[str, Any]) -> None:
     security.setdefault("capabilities", {"drop": ["ALL"]})
 
 
+def _without_cards(container: dict[str, Any]) -> None:
+    """Images made for CUDA ask for all cards; only the worker container gets any (I2)."""
+    entries = [e for e in container.get("env") or () if e["name"] != VISIBLE_DEVICES]
+    container["env"] = [*entries, {"name": VISIBLE_DEVICES, "value": "void"}]
+
+
 def _complete_worker(
     container: dict[str, Any],
     create: CreatePod,
@@ -190,7 +202,7 @@ def _environment(
         **_ranks(job, worker),
     }
     if configuration.device_access is DeviceAccess.ENVIRONMENT:
-        values["NVIDIA_VISIBLE_DEVICES"] = ",".join(worker.gpus)
+        values[VISIBLE_DEVICES] = ",".join(worker.gpus)
     entries: list[dict[str, Any]] = [{"name": k, "value": v} for k, v in values.items()]
     uid = {"fieldRef": {"fieldPath": "metadata.uid"}}
     return [*entries, {"name": names.ENV_POD_UID, "valueFrom": uid}]
