@@ -245,7 +245,8 @@ def logs(
 def env(name: Name = "default") -> None:
     """Print what to set in a shell so that kubectl talks to the cluster."""
     for variable, value in ClusterState.read(name).environment.items():
-        sys.stdout.write(f"export {variable}='{value}'\n")
+        rest = ':"$PATH"' if variable == "PATH" else ""
+        sys.stdout.write(f"export {variable}='{value}'{rest}\n")
 
 
 def main() -> None:

@@ -11,14 +11,13 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import yaml
 
-from gpujob_local.api_client import ApiClient, ApiError, Json, ssl_context
+from gpujob_local.api_client import ApiClient
+from gpujob_local.cluster_checks import lease_holders, nodes_measured, nodes_ready
 from gpujob_local.cluster_nodes import configure_node
 from gpujob_local.cluster_options import ClusterOptions, NodeOptions
 from gpujob_local.cluster_programs import agent_command, operator_command
@@ -33,7 +32,6 @@ from gpujob_local.cluster_setup import (
 from gpujob_local.control_plane import ClusterError, ControlPlane
 from gpujob_local.cpu_cards import read_cards
 from gpujob_local.cpu_nvml import CARDS_VARIABLE
-from gpujob_local.identity import Identity
 from gpujob_local.ports import free_port
 from gpujob_local.processes import (
     MARKER,
@@ -43,12 +41,11 @@ from gpujob_local.processes import (
     start_child,
     stop_child,
 )
+from gpujob_local.reclaim import announce_reclaim, ask_to_shut_down, delete_node
 from gpujob_local.tools import find_tools
 
 __all__ = ["ClusterError", "ClusterOptions", "LocalCluster", "NodeOptions"]
 
-RECLAIM_TAINT = "gpujob.dev/reclaim"
-STOP_GRACE_SECONDS = 3.0
 KUBECTL_LIMIT_SECONDS = 120.0
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -121,9 +118,12 @@ class LocalCluster:
         for node in self.options.nodes:
             self._configure_node(node)
             self.start_node(node.name)
-        self._wait(self._nodes_ready, "nodes")
+        self._wait(lambda: nodes_ready(self.client()) >= len(self.options.nodes), "nodes")
         if self.options.agents and self.options.nodes:
-            self._wait(self._agents_ready, "the agents' first measurements")
+            self._wait(
+                lambda: nodes_measured(self.client()) >= len(self.options.nodes),
+                "the agents' first measurements",
+            )
         if self.options.operator:
             self.start_operator()
         self._say(f"cluster ready after {time.monotonic() - began:.1f} s")
@@ -152,12 +152,13 @@ class LocalCluster:
     ) -> "subprocess.CompletedProcess[str]":
         """The real kubectl. Raises `ClusterError` with what it said, unless check is False."""
         done = subprocess.run(
-            [str(self._binaries["kubectl"]), *arguments],
+            [str(self._binaries["kubectl"]), "--kubeconfig", str(self.kubeconfig), *arguments],
             input=stdin,
             capture_output=True,
             text=True,
             timeout=KUBECTL_LIMIT_SECONDS,
-            env=os.environ | self.user_environment(),
+            # kubectl keeps what it learned of the API; that goes with the cluster.
+            env=os.environ | {"KUBECACHEDIR": str(self.directory / "kubectl-cache")},
             check=False,
         )
         if check and done.returncode != 0:
@@ -165,12 +166,12 @@ class LocalCluster:
         return done
 
     def user_environment(self) -> dict[str, str]:
-        """What a shell needs to work with this cluster."""
-        path = f"{self._binaries['kubectl'].parent}:{Path(sys.executable).parent}"
+        """What a shell needs to work with this cluster; PATH is to come before one's own."""
+        folders = (self._binaries["kubectl"].parent, Path(sys.executable).parent)
         return {
             "KUBECONFIG": str(self.kubeconfig),
             "KUBECACHEDIR": str(self.directory / "kubectl-cache"),
-            "PATH": f"{path}:{os.environ.get('PATH', SYSTEM_PATH)}",
+            "PATH": ":".join(map(str, folders)),
         }
 
     def logs(self) -> dict[str, Path]:
@@ -231,26 +232,14 @@ class LocalCluster:
         The notice is a taint with the deadline, `notice_seconds` before SIGTERM. Blocks until the
         Node object is deleted.
         """
-        options = self._options_of(node)
-        path = f"/api/v1/nodes/{node}"
-        deadline = datetime.now(UTC) + timedelta(seconds=notice_seconds + grace_seconds)
-        taint = {
-            "key": RECLAIM_TAINT,
-            "value": str(int(deadline.timestamp())),
-            "effect": "NoSchedule",
-        }
-        client = self.client()
-        taints = [*client.get(path)["spec"].get("taints", []), taint]
-        client.merge(path, {"spec": {"taints": taints}})
-        self._say(f"{options.name}: reclaim in {notice_seconds:.0f} s")
+        self._options_of(node)
+        announce_reclaim(self.client(), node, notice_seconds + grace_seconds)
+        self._say(f"{node}: reclaim in {notice_seconds:.0f} s")
         time.sleep(notice_seconds)
-        self._ask_node(node, f"/gpujob/reclaim?graceSeconds={grace_seconds}", grace_seconds + 30)
+        if not ask_to_shut_down(self.control_plane, node, grace_seconds):
+            self._say(f"{node}: did not answer")
         self.kill_node(node)
-        try:
-            client.delete(path)
-        except ApiError as error:
-            if error.code != 404:
-                raise
+        delete_node(self.client(), node)
         self._say(f"{node}: gone")
 
     def start_stranger(self, card: str, memory_bytes: int) -> str:
@@ -284,7 +273,8 @@ class LocalCluster:
         Returns when it holds its Lease. Several may run; only the newest is called `operator`.
         """
         child = self.spawn_operator("operator", *arguments)
-        self._wait(lambda: self._holds_lease(child), "the operator's Lease")
+        identity = f"{child.name}-{self._operators}"
+        self._wait(lambda: identity in lease_holders(self.client()), "the operator's Lease")
         return child
 
     def spawn_operator(self, name: str, *arguments: str) -> Child:
@@ -393,21 +383,6 @@ class LocalCluster:
                     return card.core
         raise ClusterError(f"no card {uuid}; `gpujob-local status` lists them")
 
-    def _ask_node(self, node: str, path: str, limit_seconds: float) -> None:
-        """Asks a node as the API server would; a node that is gone already is no error."""
-        certificate, key = self.control_plane.kubelet_client
-        identity = Identity("", self.control_plane.authority_path, certificate=certificate, key=key)
-        status = self.client().get(f"/api/v1/nodes/{node}")["status"]
-        port = status["daemonEndpoints"]["kubeletEndpoint"]["Port"]
-        request = urllib.request.Request(f"https://127.0.0.1:{port}{path}", method="POST")
-        try:
-            with urllib.request.urlopen(  # noqa: S310
-                request, timeout=limit_seconds, context=ssl_context(identity)
-            ):
-                return
-        except OSError as error:
-            self._say(f"{node} does not answer: {error}")
-
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
         def check() -> bool:
             for child in self.children.values():
@@ -416,20 +391,3 @@ class LocalCluster:
             return condition()
 
         self.control_plane.wait_until(check, what)
-
-    def _nodes_ready(self) -> bool:
-        nodes = self.client().get("/api/v1/nodes")["items"]
-        # A new node is tainted until the control plane has seen it ready.
-        usable = [node for node in nodes if not node["spec"].get("taints")]
-        return len(usable) >= len(self.options.nodes)
-
-    def _agents_ready(self) -> bool:
-        nodes = self.client().get("/apis/gpujob.dev/v1alpha1/gpunodes")["items"]
-        measured = [node for node in nodes if node.get("status", {}).get("observedAt")]
-        return len(measured) >= len(self.options.nodes)
-
-    def _holds_lease(self, child: Child) -> bool:
-        path = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM_NAMESPACE}/leases"
-        wanted = f"{child.name}-{self._operators}"
-        leases: list[Json] = self.client().get(path)["items"]
-        return any(lease["spec"].get("holderIdentity") == wanted for lease in leases)

@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import sys
 from collections.abc import Coroutine
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -67,6 +68,10 @@ class PodRunner:
     @property
     def name(self) -> tuple[str, str]:
         return self.pod["metadata"]["namespace"], self.pod["metadata"]["name"]
+
+    @property
+    def address(self) -> str:
+        return self._facts.pod_ip
 
     def container(self, name: str) -> ContainerRunner | None:
         for runner in (*self._main, *self._init):
@@ -224,7 +229,8 @@ class PodRunner:
                 answer = await patiently(
                     lambda: self._api.request("PATCH", path, body, STRATEGIC_PATCH)
                 )
-            except ApiError:
+            except ApiError as error:
+                sys.stderr.write(f"status of {namespace}/{name} refused: {error}\n")
                 return
             self._published = status
             self.pod["status"] = answer["status"]

@@ -32,6 +32,7 @@ LEASE_PATH = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 HEARTBEAT_SECONDS = 3.0
 STATUS_SECONDS = 60.0
 STATUS_WRITE_SECONDS = 3.0
+ADDRESSES_MAX = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +190,8 @@ class ProcessNode:
         for uid, runner in list(self._runners.items()):
             if uid not in present:
                 runner.object_gone()
-        for pod in pods:
+        # Those with an address first, so that no other gets it after a restart of this node.
+        for pod in sorted(pods, key=lambda pod: "podIP" not in pod.get("status", {})):
             self._see(pod)
         await asyncio.to_thread(self._remove_old_folders, present | set(self._runners))
 
@@ -205,7 +207,8 @@ class ProcessNode:
         if runner is not None:
             runner.update(pod)
         elif not self._reclaimed:
-            runner = PodRunner(pod, self._api, self._settings, self._next_address())
+            address = pod.get("status", {}).get("podIP") or self._next_address()
+            runner = PodRunner(pod, self._api, self._settings, address)
             self._runners[uid] = runner
             runner.start()
             assert runner.task is not None
@@ -218,9 +221,14 @@ class ProcessNode:
 
     def _next_address(self) -> str:
         """Every pod has its own address on loopback, so that two may listen on the same port."""
-        self._addresses = self._addresses % 60000 + 1
-        third, fourth = divmod(self._addresses, 250)
-        return f"{self._configuration.pod_network}.{third}.{fourth + 1}"
+        taken = {runner.address for runner in self._runners.values()}
+        for _ in range(ADDRESSES_MAX):
+            self._addresses = self._addresses % ADDRESSES_MAX + 1
+            third, fourth = divmod(self._addresses, 250)
+            address = f"{self._configuration.pod_network}.{third}.{fourth + 1}"
+            if address not in taken:
+                return address
+        raise RuntimeError(f"all {ADDRESSES_MAX} addresses of pods are taken")
 
     def _find_container(self, namespace: str, pod: str, name: str) -> ContainerRunner | None:
         for runner in self._runners.values():

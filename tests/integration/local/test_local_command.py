@@ -100,6 +100,20 @@ def test_two_named_clusters_side_by_side(machine: Machine) -> None:
     assert again.returncode == 1
     assert "'one' is up already" in again.stderr
     first, second = machine.state("one"), machine.state("two")
+    for state in (first, second):
+        kubectl = shutil.which("kubectl", path=state.environment["PATH"]) or ""
+        marked = [kubectl, "create", "namespace", f"only-in-{state.name}"]
+        subprocess.run(marked, check=True, env=os.environ | state.environment)
+        listed = subprocess.run(
+            [kubectl, "get", "namespaces", "-o", "name"],
+            check=True,
+            env=os.environ | state.environment,
+            capture_output=True,
+            text=True,
+        ).stdout
+        assert [line for line in listed.split() if "only-in" in line] == [
+            f"namespace/only-in-{state.name}"
+        ]
     assert machine.run("down", "--name", "one").returncode == 0
     assert marked_processes(first.marker) == []
     assert len(marked_processes(second.marker)) >= 6
@@ -108,7 +122,7 @@ def test_two_named_clusters_side_by_side(machine: Machine) -> None:
     assert nothing_left(machine, second.marker)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_when_the_owner_ends(machine: Machine, number: signal.Signals) -> None:
     assert machine.run("up", *SMALL).returncode == 0
     state = machine.state()

@@ -2,7 +2,6 @@
 
 import base64
 import json
-import os
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 
 from gpujob_local.api_client import ApiClient
 from gpujob_local.cluster import ClusterOptions, LocalCluster, NodeOptions
-from gpujob_local.processes import marked_processes
 from gpujob_local.watchdog import marked_processes as processes_with
 from tests.harness.cluster import StartCluster
 from tests.harness.pods import Pods, phase, pod, state
@@ -314,20 +312,35 @@ def test_active_deadline_ends_the_pod(pods: Pods) -> None:
 
 
 def test_a_node_that_restarts_reports_its_lost_pods(cluster: LocalCluster, pods: Pods) -> None:
+    pods.create(bound_to("node-1", pod("earlier", "")))
+    pods.wait_phase("earlier", "Succeeded")
     pods.create(bound_to("node-1", pod("lost", READY_THEN_WAIT)))
-    pods.wait_phase("lost", "Running")
+    address = pods.wait_phase("lost", "Running")["status"]["podIP"]
     cluster.kill_node("node-1")
     cluster.start_node("node-1")
-    ended = state(pods.wait_phase("lost", "Failed"))["terminated"]
+    item = pods.wait_phase("lost", "Failed")
+    ended = state(item)["terminated"]
     assert (ended["exitCode"], ended["reason"]) == (137, "ContainerStatusUnknown")
+    assert item["status"]["podIP"] == address
 
 
-def test_pods_go_on_while_the_api_server_is_away(cluster: LocalCluster, pods: Pods) -> None:
-    pods.create(pod("goes-on", "import time; print('up'); time.sleep(1.5); print('done')"))
+def test_pods_go_on_while_the_api_server_is_away(
+    cluster: LocalCluster, pods: Pods, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    script = (
+        f"import os, time; print('up')\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)\n"
+        "print('done')"
+    )
+    uid = pods.create(pod("goes-on", script))["metadata"]["uid"]
     wait_log(cluster, "goes-on", "up")
     plane = cluster.control_plane
     plane.stop_component("kube-apiserver")
-    time.sleep(2)  # the outage: the program ends within it
+    gate.touch()
+    deadline = time.monotonic() + 20
+    while processes_with(f"GPUJOB_LOCAL_CONTAINER={uid}/worker"):
+        assert time.monotonic() < deadline, "the program did not end during the outage"
+        time.sleep(0.05)
     plane.start_component("kube-apiserver")
     plane.wait_until(plane.ready, "kube-apiserver")
     assert state(pods.wait_phase("goes-on", "Succeeded"))["terminated"]["exitCode"] == 0
@@ -360,20 +373,3 @@ def test_a_reclaimed_node_gives_notice_grace_and_is_gone(local_cluster: StartClu
     assert state(stubborn)["terminated"]["exitCode"] == 137
     conditions = {entry["type"]: entry for entry in item["status"]["conditions"]}
     assert conditions["DisruptionTarget"]["reason"] == "TerminationByKubelet"
-
-
-def test_two_clusters_side_by_side_know_nothing_of_each_other(
-    cluster: LocalCluster, pods: Pods
-) -> None:
-    nodes = (NodeOptions("node-1"),)
-    with LocalCluster.start(ClusterOptions(nodes=nodes, agents=False, operator=False)) as other:
-        assert other.kubeconfig != cluster.kubeconfig
-        Pods(other.client()).create(pod("only-here", READY_THEN_WAIT))
-        Pods(other.client()).wait_phase("only-here", "Running")
-        assert pods.get("only-here") is None
-        marker, directory = other.marker_value, other.directory
-        assert marked_processes(marker)
-    assert marked_processes(marker) == []
-    assert not directory.exists()
-    assert cluster.control_plane.ready()
-    assert os.path.exists(cluster.kubeconfig)
