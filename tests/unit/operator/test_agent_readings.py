@@ -284,3 +284,12 @@ def test_start_ticks_of_a_real_process() -> None:
     import os
 
     assert (start_ticks()(os.getpid()) or 0) > 0
+
+
+def test_a_process_that_was_nobodys_while_it_started_is_asked_about_again(tmp_path: Path) -> None:
+    """Between fork and exec it has neither environment nor cgroup of its pod."""
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "stat").write_text(f"7 (worker) S {' '.join(map(str, range(1, 60)))}")
+    answers = iter((None, "pod-1", "never asked for"))
+    ask = remembered(lambda pid: next(answers), start_ticks(tmp_path))
+    assert [ask(7), ask(7), ask(7)] == [None, "pod-1", "pod-1"]

@@ -64,19 +64,21 @@ def owner_by_environment(proc: Path = Path("/proc")) -> OwnerOf:
 
 def remembered(owner: OwnerOf, started: Callable[[int], int | None]) -> OwnerOf:
     """Asks once per process: a process does not change pods, and a pid that is used again has
-    another start time."""
-    answers: OrderedDict[tuple[int, int], str | None] = OrderedDict()
+    another start time. That it is nobody's is asked again: a process that is just being started
+    has no environment yet, and is not yet in its pod's cgroup."""
+    answers: OrderedDict[tuple[int, int], str] = OrderedDict()
 
     def ask(pid: int) -> str | None:
         start = started(pid)
         if start is None:
             return owner(pid)
         key = (pid, start)
-        if key not in answers:
-            answers[key] = owner(pid)
+        uid = answers.get(key) or owner(pid)
+        if uid is not None and key not in answers:
+            answers[key] = uid
             if len(answers) > PIDS_REMEMBERED_MAX:
                 answers.popitem(last=False)
-        return answers[key]
+        return uid
 
     return ask
 
