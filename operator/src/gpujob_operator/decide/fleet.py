@@ -216,7 +216,9 @@ class Fleet:
         self.spot[row] = node.spot
         price = node.price_per_gpu_hour
         self.price[row] = np.inf if price is None else price
-        self.usable[row] = False
+        # A card that is gone leaves nothing behind.
+        for array in (self.usable, self.idle, self.taken, self.memory_total, self.memory_free):
+            array[row] = 0
         for column, card in enumerate(node.cards):
             self.kind[row, column] = self._kind_of(card)
             self.memory_total[row, column] = card.memory_total_bytes

@@ -1,0 +1,80 @@
+"""Small fleets for tests of placement: cards of 80 GiB unless a test says otherwise."""
+
+from typing import Any
+
+from gpujob_api.quantities import GIB
+from gpujob_operator.decide.fleet import CardState, Fleet, NodeState
+from gpujob_operator.decide.fragmentation import Demand, Mix
+from gpujob_operator.decide.placement import Choice, Ledger, Request, choose
+
+CARD_BYTES = 80 * GIB
+
+
+def card(
+    uuid: str,
+    *,
+    total: int = CARD_BYTES,
+    held: int = 0,
+    used_percent: float = 0.0,
+    model: str = "A100",
+    **fields: Any,
+) -> CardState:
+    """A card of which `held` bytes are reserved; idle when nothing is."""
+    defaults: dict[str, Any] = {"idle": held == 0, "utilization_limit_percent": 100.0}
+    return CardState(
+        uuid=uuid,
+        model=model,
+        memory_total_bytes=total,
+        memory_free_bytes=total - held,
+        utilization_used_percent=used_percent,
+        **{**defaults, **fields},
+    )
+
+
+def node(
+    name: str, *cards: CardState, cpu: int = 64, memory: int = 512, **fields: Any
+) -> NodeState:
+    """A node with these cards; `cpu` in cores, `memory` in GiB."""
+    return NodeState(name, cpu * 1000, memory * GIB, cards, **fields)
+
+
+def idle_node(name: str, cards: int = 8, *, cpu: int = 64, **fields: Any) -> NodeState:
+    return node(name, *(card(f"{name}-{n}") for n in range(cards)), cpu=cpu, **fields)
+
+
+def shared(memory_gib: float, utilization: float = 0.0, *, cpu: float = 1, **fields: Any) -> Demand:
+    """A request for part of one card."""
+    return Demand(
+        cpu_milli=int(cpu * 1000),
+        memory_bytes=GIB,
+        card_memory_bytes=int(memory_gib * GIB),
+        utilization_percent=utilization,
+        **fields,
+    )
+
+
+def whole(cards: int = 1, *, cpu: float = 1, **fields: Any) -> Demand:
+    """A request for whole cards."""
+    return Demand(
+        cpu_milli=int(cpu * 1000),
+        memory_bytes=GIB,
+        cards=cards,
+        card_memory_bytes=1,
+        exclusive=True,
+        **fields,
+    )
+
+
+def place_all(fleet: Fleet, demands: list[Demand], mix: Mix) -> list[tuple[str, tuple[int, ...]]]:
+    """Places one after the other; where each went, ("", ()) for the refused."""
+    ledger = Ledger()
+    where: list[tuple[str, tuple[int, ...]]] = []
+    for demand in demands:
+        request = Request(demand)
+        choice = choose(fleet, request, mix, ledger)
+        if isinstance(choice, Choice):
+            fleet.place(choice.row, choice.cards, request.take)
+            where.append((fleet.names[choice.row], choice.cards))
+        else:
+            where.append(("", ()))
+    return where

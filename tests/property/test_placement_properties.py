@@ -1,0 +1,186 @@
+"""What must hold of placement for every fleet, mix and sequence of requests."""
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpujob_api.quantities import GIB
+from gpujob_operator.decide.feasibility import Refusal
+from gpujob_operator.decide.fleet import CardState, Fleet, NodeState, Undo
+from gpujob_operator.decide.fragmentation import Demand, Mix
+from gpujob_operator.decide.placement import Choice, Ledger, Request, choose
+
+MODELS = ("A100", "T4")
+SIZES = {"A100": 80 * GIB, "T4": 16 * GIB}
+
+
+@st.composite
+def cards(draw: st.DrawFn, uuid: str) -> CardState:
+    model = draw(st.sampled_from(MODELS))
+    total = SIZES[model]
+    held = draw(st.sampled_from((0, 0, 1, total // 3, total // 2, total - 1, total)))
+    return CardState(
+        uuid=uuid,
+        model=model,
+        memory_total_bytes=total,
+        memory_free_bytes=total - held,
+        utilization_used_percent=draw(st.integers(0, 100)) if held else 0.0,
+        utilization_limit_percent=100.0,
+        idle=held == 0,
+        taken=held > 0 and draw(st.booleans()),
+        usable=draw(st.integers(0, 9)) > 0,
+        link_group=draw(st.integers(0, 1)),
+    )
+
+
+@st.composite
+def nodes(draw: st.DrawFn, number: int) -> NodeState:
+    count = draw(st.integers(0, 4))
+    return NodeState(
+        name=f"n{number}",
+        cpu_milli_free=draw(st.integers(0, 16)) * 1000,
+        memory_bytes_free=draw(st.integers(0, 64)) * GIB,
+        cards=tuple(draw(cards(f"n{number}-{column}")) for column in range(count)),
+        spot=draw(st.booleans()),
+        price_per_gpu_hour=draw(st.sampled_from((None, 1.0, 2.0))),
+        eligible=draw(st.integers(0, 9)) > 0,
+    )
+
+
+@st.composite
+def node_lists(draw: st.DrawFn) -> list[NodeState]:
+    return [draw(nodes(number)) for number in range(draw(st.integers(1, 5)))]
+
+
+@st.composite
+def demands(draw: st.DrawFn) -> Demand:
+    exclusive = draw(st.booleans())
+    return Demand(
+        cpu_milli=draw(st.integers(0, 8)) * 1000,
+        memory_bytes=draw(st.integers(0, 16)) * GIB,
+        cards=draw(st.sampled_from((1, 1, 1, 2, 4))),
+        card_memory_bytes=draw(st.sampled_from((1, GIB, 5 * GIB, 16 * GIB, 33 * GIB, 80 * GIB))),
+        utilization_percent=0.0 if exclusive else float(draw(st.integers(0, 100))),
+        exclusive=exclusive,
+        models=draw(st.sampled_from((frozenset[str](), frozenset({"T4"}), frozenset({"A100"})))),
+    )
+
+
+QUEUES = st.lists(demands(), min_size=1, max_size=12)
+
+
+def check_row(fleet: Fleet, row: int, columns: tuple[int, ...], demand: Demand) -> None:
+    """I1 and I2: nothing below zero, and cards that could take it."""
+    assert len(set(columns)) == demand.cards
+    assert fleet.eligible[row]
+    assert fleet.cpu_milli_free[row] >= demand.cpu_milli
+    assert fleet.memory_bytes_free[row] >= demand.memory_bytes
+    for column in columns:
+        model, _ = fleet.kinds[int(fleet.kind[row, column])]
+        assert fleet.usable[row, column]
+        assert not fleet.taken[row, column]
+        assert not demand.models or model in demand.models
+        assert fleet.memory_free[row, column] >= demand.card_memory_bytes
+        if demand.exclusive:
+            assert fleet.idle[row, column]
+        elif not fleet.idle[row, column]:
+            together = fleet.utilization_used[row, column] + demand.utilization_percent
+            assert together <= fleet.utilization_limit[row, column]
+
+
+def fits_somewhere(fleet: Fleet, demand: Demand) -> bool:
+    """The same question asked card by card."""
+    for row in range(len(fleet.names)):
+        fitting = 0
+        for column in range(len(fleet.uuids[row])):
+            try:
+                check_row(fleet, row, (column,), replace(demand, cards=1))
+            except AssertionError:
+                continue
+            fitting += 1
+        if fitting >= demand.cards:
+            return True
+    return False
+
+
+@given(node_lists(), QUEUES)
+@settings(max_examples=150, deadline=None)
+def test_only_room_that_is_there_is_given_and_room_that_is_there_is_found(
+    states: list[NodeState], queue: list[Demand]
+) -> None:
+    fleet, mix, ledger = Fleet.of(states), Mix.of_demands(queue), Ledger()
+    for demand in queue:
+        request = Request(demand)
+        found = choose(fleet, request, mix, ledger)
+        assert isinstance(found, Choice) is fits_somewhere(fleet, demand)
+        if isinstance(found, Choice):
+            check_row(fleet, found.row, found.cards, demand)
+            fleet.place(found.row, found.cards, request.take)
+        else:
+            assert sum(found.failed.values()) == found.nodes == len(states)
+
+
+@given(node_lists(), QUEUES, st.data())
+@settings(max_examples=100, deadline=None)
+def test_kept_figures_change_no_choice(
+    states: list[NodeState], queue: list[Demand], data: st.DataObject
+) -> None:
+    """Placements, undone trials, closed cards and renewed nodes between choices."""
+    fleet, mix, ledger = Fleet.of(states), Mix.of_demands(queue), Ledger()
+    undos: list[Undo] = []
+    for demand in [*queue, *queue]:
+        request = Request(demand)
+        kept = choose(fleet, request, mix, ledger)
+        fresh = choose(fleet.copy(), request, mix, Ledger())
+        if isinstance(kept, Choice) and isinstance(fresh, Choice):
+            assert (kept.row, kept.cards, kept.candidates) == (
+                fresh.row,
+                fresh.cards,
+                fresh.candidates,
+            )
+            assert np.isclose(kept.score.total, fresh.score.total)
+        else:
+            assert kept == fresh
+        action = data.draw(st.sampled_from(("place", "place", "undo", "close", "renew")))
+        if action == "place" and isinstance(kept, Choice):
+            undos.append(fleet.place(kept.row, kept.cards, request.take))
+        elif action == "undo" and undos:
+            fleet.undo(undos.pop())
+        elif action == "close" and isinstance(kept, Choice) and kept.cards:
+            fleet.close(kept.row, kept.cards[:1])
+        elif action == "renew":
+            row = data.draw(st.integers(0, len(states) - 1))
+            fleet.renew(row, states[row])
+            undos = [undo for undo in undos if undo.row != row]
+
+
+@given(node_lists(), QUEUES)
+@settings(max_examples=60, deadline=None)
+def test_the_same_input_gives_the_same_choices(
+    states: list[NodeState], queue: list[Demand]
+) -> None:
+    def run(mix: Mix) -> list[object]:
+        fleet, ledger, found = Fleet.of(states), Ledger(), list[object]()
+        for demand in queue:
+            choice = choose(fleet, Request(demand), mix, ledger)
+            found.append(choice)
+            if isinstance(choice, Choice):
+                fleet.place(choice.row, choice.cards, Request(demand).take)
+        return found
+
+    assert run(Mix.of_demands(queue)) == run(Mix.of_demands(queue[::-1]))
+
+
+@given(node_lists(), demands(), st.data())
+@settings(max_examples=100, deadline=None)
+def test_more_capacity_never_blocks_what_fitted(
+    states: list[NodeState], demand: Demand, data: st.DataObject
+) -> None:
+    mix = Mix.of_demands([demand])
+    before = choose(Fleet.of(states), Request(demand), mix, Ledger())
+    extra = data.draw(nodes(99))
+    after = choose(Fleet.of([*states, extra]), Request(demand), mix, Ledger())
+    if isinstance(after, Refusal):
+        assert isinstance(before, Refusal)
