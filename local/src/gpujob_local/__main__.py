@@ -29,6 +29,7 @@ from gpujob_local.state import (
     ask_owner,
     cluster_directory,
     in_use,
+    remove_root_if_empty,
 )
 from gpujob_local.watchdog import kill_marked
 
@@ -163,6 +164,7 @@ def down(name: Name = "default") -> None:
             _end_by_force(state)
             break
         time.sleep(POLL_SECONDS)
+    remove_root_if_empty()
     console.print(f"cluster {name} is gone")
 
 

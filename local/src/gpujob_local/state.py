@@ -1,5 +1,6 @@
 """Where named clusters live, and how the command line talks to the process that owns one."""
 
+import contextlib
 import json
 import os
 import socket
@@ -35,6 +36,13 @@ def state_root() -> Path:
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise StateError(f"{root} is not a folder of yours")
     return root
+
+
+def remove_root_if_empty() -> None:
+    """Leaves nothing behind once the last cluster is gone; a folder that was chosen stays."""
+    if "GPUJOB_LOCAL_STATE" not in os.environ:
+        with contextlib.suppress(OSError):
+            state_root().rmdir()
 
 
 def cluster_directory(name: str) -> Path:
