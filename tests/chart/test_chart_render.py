@@ -165,7 +165,7 @@ def test_the_configuration_file_is_read_by_the_operator(
 ) -> None:
     path = tmp_path_factory.mktemp("configuration") / "configuration.yaml"
     path.write_text(one(objects, "ConfigMap")["data"]["configuration.yaml"])
-    assert load_configuration_file(path).utilization_limit_percent in (80.0, 90.0)
+    assert load_configuration_file(path).waiting_stretch_max in (15.0, 10.0)
 
 
 def test_a_changed_configuration_restarts_the_operator() -> None:

@@ -12,8 +12,9 @@ from gpujob_operator.render.patch import merge_patch
 
 
 def status_patch(write: WriteStatus) -> dict[str, Any]:
-    change = merge_patch(encode(write.job.status), encode(write.status))
-    return _with_precondition(write.job.metadata, change)
+    # A job that was never written to has no status at all; what equals a default is still news.
+    known = encode(write.job.status) if write.job.status.observed_at is not None else {}
+    return _with_precondition(write.job.metadata, merge_patch(known, encode(write.status)))
 
 
 def rejection_patch(reject: RejectJob, now: datetime) -> dict[str, Any]:

@@ -1,0 +1,140 @@
+"""The pod of one worker: what it is called, where it goes, what it knows, what it may not do."""
+
+from typing import Any
+
+import pytest
+
+from gpujob_api.gpujob import GPUJob, ReservationSource
+from gpujob_api.quantities import GIB
+from gpujob_api.settings import Settings
+from gpujob_operator.decide.configuration import Configuration, DeviceAccess
+from gpujob_operator.decide.plan import CreatePod
+from gpujob_operator.render.pod import worker_pod
+from tests.harness.builders import make_job, make_template, placed, reserve
+
+CONFIGURATION = Configuration(report_url="http://operator:8080/report")
+
+
+def pod_of(job: GPUJob, rank: int = 0, configuration: Configuration = CONFIGURATION) -> Any:
+    return worker_pod(CreatePod(job, rank, Settings()), configuration)
+
+
+def environment(pod: Any) -> dict[str, Any]:
+    worker = next(c for c in pod["spec"]["containers"] if c["name"] == "worker")
+    return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in worker["env"]}
+
+
+def test_name_labels_and_owner_follow_from_job_attempt_and_rank() -> None:
+    """I3, I7: a second create is refused by name, and the garbage collector knows the owner."""
+    metadata = pod_of(placed(make_job("train"), attempt=3))["metadata"]
+    assert metadata["name"] == "train-3-0"
+    assert metadata["labels"] == {
+        "gpujob.dev/job": "train",
+        "gpujob.dev/job-uid": "uid-train",
+        "gpujob.dev/attempt": "3",
+        "gpujob.dev/rank": "0",
+    }
+    assert metadata["annotations"] == {"gpujob.dev/gpus": "GPU-0"}
+    (owner,) = metadata["ownerReferences"]
+    assert (owner["kind"], owner["uid"], owner["controller"]) == ("GPUJob", "uid-train", True)
+    assert owner["blockOwnerDeletion"] is False
+
+
+def test_the_worker_is_told_its_card_and_all_of_the_contract() -> None:
+    known = environment(pod_of(placed(make_job("train"))))
+    assert known["NVIDIA_VISIBLE_DEVICES"] == "GPU-0"
+    assert known["GPUJOB_ATTEMPT"] == "1"
+    assert known["GPUJOB_REPORT_URL"] == "http://operator:8080/report"
+    assert known["GPUJOB_CHECKPOINT_DIR"].endswith("/train-uid-trai")
+    assert known["GPUJOB_POD_UID"] == {"fieldRef": {"fieldPath": "metadata.uid"}}
+    assert Settings.from_text(known["GPUJOB_SETTINGS"]) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("source", "exclusive", "limited"),
+    [
+        (ReservationSource.WHOLE_CARD, False, False),
+        (ReservationSource.WHOLE_CARD, True, False),
+        (ReservationSource.HINT, False, True),
+        (ReservationSource.PROFILE, False, True),
+        (ReservationSource.MEASURED, False, True),
+    ],
+)
+def test_only_who_shares_a_card_has_a_memory_limit(
+    source: ReservationSource, exclusive: bool, limited: bool
+) -> None:
+    """I1: a worker that shares stays within what it holds; alone it may use all of the card."""
+    job = placed(make_job(), held=reserve(GIB, source, exclusive=exclusive))
+    limit = environment(pod_of(job)).get("GPUJOB_MEMORY_LIMIT_BYTES")
+    assert limit == (str(GIB) if limited else None)
+
+
+def test_other_containers_get_no_card() -> None:
+    """I2: an image made for CUDA asks for all cards; only the worker gets any."""
+    template = make_template()
+    side = {"name": "side", "image": "x", "env": [{"name": "A", "value": "1"}]}
+    template["spec"]["containers"].append(side)
+    template["spec"]["initContainers"] = [{"name": "first", "image": "x"}]
+    spec = pod_of(placed(make_job(template=template)))["spec"]
+    void = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
+    assert spec["containers"][1]["env"] == [{"name": "A", "value": "1"}, void]
+    assert spec["initContainers"][0]["env"] == [void]
+
+
+def test_the_pod_passes_pod_security_restricted_and_has_no_api_token() -> None:
+    """I12."""
+    spec = pod_of(placed(make_job()))["spec"]
+    assert spec["automountServiceAccountToken"] is False
+    security = spec["securityContext"]
+    assert security["runAsNonRoot"] is True
+    assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+    container = spec["containers"][0]["securityContext"]
+    assert container == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    (token,) = [v for v in spec["volumes"] if v["name"] == "gpujob-token"]
+    (source,) = token["projected"]["sources"]
+    assert source["serviceAccountToken"]["audience"] == "gpujob"
+
+
+def test_it_goes_to_the_chosen_node_within_the_users_own_affinity() -> None:
+    wanted = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
+    rule = "requiredDuringSchedulingIgnoredDuringExecution"
+    affinity = {"nodeAffinity": {rule: {"nodeSelectorTerms": [wanted]}}, "podAffinity": {"x": 1}}
+    for given in ({}, affinity):
+        job = placed(make_job(template=make_template(affinity=given)))
+        after = pod_of(job)["spec"]["affinity"]
+        (term,) = after["nodeAffinity"][rule]["nodeSelectorTerms"]
+        assert term["matchFields"] == [{"key": "metadata.name", "operator": "In", "values": ["n0"]}]
+        assert term.get("matchExpressions") == (wanted["matchExpressions"] if given else None)
+        assert after.get("podAffinity") == given.get("podAffinity")
+
+
+def test_the_users_template_is_not_changed() -> None:
+    job = placed(make_job())
+    before = repr(job.spec.template)
+    pod_of(job)
+    assert repr(job.spec.template) == before
+
+
+def test_a_gang_knows_its_ranks_and_master() -> None:
+    job = placed(make_job("gang", workers=2), ("n0", ("GPU-0",)), ("n1", ("GPU-1",)))
+    known = environment(pod_of(job, rank=1))
+    assert (known["RANK"], known["WORLD_SIZE"]) == ("1", "2")
+    assert known["MASTER_ADDR"] == "gang-0.gang"
+    assert "RANK" not in environment(pod_of(placed(make_job())))
+
+
+def test_without_a_claim_checkpoints_stay_with_the_pod() -> None:
+    for claim, source in (
+        (None, {"emptyDir": {}}),
+        ("ckpt", {"persistentVolumeClaim": {"claimName": "ckpt"}}),
+    ):
+        spec = pod_of(placed(make_job(claim=claim)))["spec"]
+        (volume,) = [v for v in spec["volumes"] if v["name"] == "gpujob-checkpoints"]
+        assert volume == {"name": "gpujob-checkpoints", **source}
+
+
+def test_with_the_device_plugin_the_kubelet_picks_the_card() -> None:
+    configuration = Configuration(device_access=DeviceAccess.DEVICE_PLUGIN)
+    pod = pod_of(placed(make_job()), configuration=configuration)
+    assert "NVIDIA_VISIBLE_DEVICES" not in environment(pod)
+    assert pod["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "1"}
