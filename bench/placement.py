@@ -141,7 +141,7 @@ def gains_of(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return gains
 
 
-def _seeds(text: str) -> list[int]:
+def parse_seeds(text: str) -> list[int]:
     seeds: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
@@ -153,7 +153,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench.placement", description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--traces", default="", help="comma list; default: all of the folder")
-    parser.add_argument("--seeds", type=_seeds, default=_seeds("42-51"))
+    parser.add_argument("--seeds", type=parse_seeds, default=parse_seeds("42-51"))
     parser.add_argument("--policies", default=",".join(POLICIES), help="comma list")
     return parser.parse_args(arguments)
 

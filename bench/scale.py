@@ -202,7 +202,7 @@ def time_cycle(cluster: Cluster, pending: int) -> dict[str, float]:
         queue = cluster.draw(pending)
         start, processor_start = time.perf_counter(), time.process_time()
         for number in range(CHANGES):
-            if number % 2:
+            if number % 2 and cluster.held:
                 cluster.end_one()
             else:
                 cluster.renew(int(cluster.random.integers(len(cluster.fleet.names))))
