@@ -16,6 +16,14 @@ class Metrics:
         self.registry = registry
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
+        self._add_timings(registry)
+        self._add_counters(registry)
+        self._add_gauges(registry)
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)
+
+    def _add_timings(self, registry: CollectorRegistry) -> None:
         self.cycle_seconds = Histogram(
             "gpujob_cycle_seconds",
             "One scheduling cycle: snapshot, plan and writes.",
@@ -35,6 +43,8 @@ class Metrics:
             buckets=_SECONDS,
             registry=registry,
         )
+
+    def _add_counters(self, registry: CollectorRegistry) -> None:
         self.writes = Counter(
             "gpujob_writes",
             "Writes by plan item and result (done, conflict, gone, failed, not_leader).",
@@ -70,6 +80,8 @@ class Metrics:
             ["result"],
             registry=registry,
         )
+
+    def _add_gauges(self, registry: CollectorRegistry) -> None:
         self.jobs = Gauge("gpujob_jobs", "Jobs by phase.", ["phase"], registry=registry)
         self.card_reserved = Gauge(
             "gpujob_gpu_memory_reserved_bytes",
@@ -94,6 +106,3 @@ class Metrics:
             "Unix time of the last completed cycle.",
             registry=registry,
         )
-
-    def text(self) -> bytes:
-        return generate_latest(self.registry)

@@ -48,9 +48,9 @@ class Story:
         self._state("classifier", "a measured reservation", _measured, PACKED_LIMIT_SECONDS)
         self._profile_saved()
         self._apply("classifier-again")
-        self._spot_node_goes()
         self.cluster.stop_stranger(stranger)
-        self.teller.say("stranger", "is gone")
+        self.teller.say("stranger", "is gone; the guest may have its card now")
+        self._spot_node_goes()
         self.teller.chapter("All jobs finish")
         for name in JOBS:
             self._state(name, "success", _succeeded, FINISH_LIMIT_SECONDS)
@@ -94,7 +94,11 @@ class Story:
 
     def _check_wait(self) -> None:
         done = self.cluster.kubectl(
-            "wait", "--for=condition=Succeeded", "--timeout=10s", *(f"gpujob/{n}" for n in JOBS)
+            "wait",
+            "--for=condition=Succeeded",
+            "--timeout=10s",
+            *(f"gpujob/{name}" for name in JOBS),
+            check=False,
         )
         met = done.stdout.count("condition met")
         history = self.follower.history
