@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 class Block(nn.Module):
     def __init__(self, width):
         super().__init__()
-        self.norm = nn.GroupNorm(8, width)
+        self.norm = nn.GroupNorm(4, width)
         self.first = nn.Conv2d(width, width, 3, padding=1)
         self.second = nn.Conv2d(width, width, 3, padding=1)
 
@@ -27,7 +27,7 @@ class Block(nn.Module):
 class Classifier(nn.Module):
     def __init__(self, width, depth, classes):
         super().__init__()
-        self.stem = nn.Conv2d(3, width, 3, stride=2, padding=1)
+        self.stem = nn.Conv2d(3, width, 3, padding=1)
         self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
         self.head = nn.Linear(width, classes)
 
@@ -54,18 +54,18 @@ def draw_images(count, size, classes):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--width", type=int, default=32)
-    parser.add_argument("--depth", type=int, default=4)
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--width", type=int, default=8)
+    parser.add_argument("--depth", type=int, default=6)
     parser.add_argument("--image-size", type=int, default=32)
     parser.add_argument("--classes", type=int, default=10)
-    parser.add_argument("--learning-rate", type=float, default=3e-4)
+    parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--result", help="write the final loss here, as JSON")
     args = parser.parse_args()
 
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    images, labels = draw_images(8 * args.batch_size, args.image_size, args.classes)
+    images, labels = draw_images(4 * args.batch_size, args.image_size, args.classes)
     loader = DataLoader(TensorDataset(images, labels), batch_size=args.batch_size, shuffle=True)
     model = Classifier(args.width, args.depth, args.classes).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate)
