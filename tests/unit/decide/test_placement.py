@@ -288,3 +288,23 @@ def test_ties_by_the_thousand_fill_nodes_in_order() -> None:
 def test_scores_are_finite() -> None:
     score = chosen(Fleet.of([idle_node("a", 8, cpu=1)]), whole(8), Mix.of({whole(8): 1.0})).score
     assert math.isfinite(score.total)
+
+
+@pytest.mark.parametrize(
+    ("name", "held_gib", "usable"), [("a", 0, 0.0467), ("b", 40, 0.0467), ("c", 48, 0.0133)]
+)
+def test_the_example_of_the_design_document(name: str, held_gib: int, usable: float) -> None:
+    mix = Mix.of({shared(40): 2.0, shared(32): 1.0})
+    alone = Fleet.of([node(name, card(f"{name}-0", held=held_gib * GIB))])
+    score = chosen(alone, shared(32), mix).score
+    assert score.worth == pytest.approx(0.5)
+    assert score.usable == pytest.approx(usable, abs=1e-4)
+    assert score.stranded == score.scarcity == 0.0
+
+
+def test_the_decision_in_the_example_of_the_design_document() -> None:
+    mix = Mix.of({shared(40): 2.0, shared(32): 1.0})
+    held = {"a": 0, "b": 40, "c": 48}
+    fleet = Fleet.of(node(n, card(f"{n}-0", held=gib * GIB)) for n, gib in held.items())
+    assert fleet.names[chosen(fleet, shared(32), mix).row] == "c"
+    assert fleet.names[chosen(fleet, shared(40), mix).row] == "a"
