@@ -12,6 +12,7 @@ from typing import Annotated
 from gpujob_api.bounds import (
     FRACTION_MAX,
     INT32_MAX,
+    INTEGER_MAX,
     CardMemoryBytes,
     Count,
     Items,
@@ -60,7 +61,8 @@ class FailureClass(Enum):
 class Failure:
     failure_class: FailureClass
     message: Message
-    needed_bytes: Count | None = None
+    # A broken size calculation asks for any number; that must not cost the report either.
+    needed_bytes: Annotated[int, Range(0, INTEGER_MAX, clamp=True)] | None = None
 
 
 @dataclass(frozen=True, slots=True)

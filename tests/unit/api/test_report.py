@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpujob_api.bounds import FRACTION_MAX
+from gpujob_api.bounds import FRACTION_MAX, INTEGER_MAX
 from gpujob_api.codec import FieldError
 from gpujob_api.report import (
     TERMINATION_MESSAGE_BYTES_MAX,
@@ -87,6 +87,13 @@ def test_every_report_fits(report: Report, message: str) -> None:
 )
 def test_a_diverging_loss_does_not_cost_the_report(loss: float, sent: float) -> None:
     assert Report.from_text(_report(loss=loss).to_text()).loss == sent
+
+
+def test_an_absurd_need_of_memory_does_not_cost_the_failure() -> None:
+    """What torch says of `torch.empty(2**60)` after a broken size calculation."""
+    failure = Failure(FailureClass.OUT_OF_MEMORY, "you tried to allocate", 2**60)
+    read = Report.from_text(_report(failure=failure).termination_message()).failure
+    assert read == Failure(FailureClass.OUT_OF_MEMORY, "you tried to allocate", INTEGER_MAX)
 
 
 def test_a_loss_that_is_no_number_is_left_out() -> None:
