@@ -92,7 +92,8 @@ def test_a_diverging_loss_does_not_cost_the_report(loss: float, sent: float) -> 
 def test_an_absurd_need_of_memory_does_not_cost_the_failure() -> None:
     """What torch says of `torch.empty(2**60)` after a broken size calculation."""
     failure = Failure(FailureClass.OUT_OF_MEMORY, "you tried to allocate", 2**60)
-    read = Report.from_text(_report(failure=failure).termination_message()).failure
+    report = Report(1, WorkerPhase.STARTING, failure=failure)
+    read = Report.from_text(report.termination_message()).failure
     assert read == Failure(FailureClass.OUT_OF_MEMORY, "you tried to allocate", INTEGER_MAX)
 
 
