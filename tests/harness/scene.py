@@ -39,6 +39,7 @@ CONFIGURATION: Mapping[str, Any] = {
     "terminationGraceSeconds": 3,
     "retryBackoffSeconds": 0.2,
     "reportIntervalSeconds": 0.2,
+    "progressWriteSeconds": 1.0,
 }
 
 
@@ -49,6 +50,8 @@ class Scene:
         self.recorder = Recorder(cluster.control_plane, STALE_SECONDS)
         self._gates = Path(tempfile.mkdtemp(dir=cluster.directory))
         self._jobs: set[str] = set()
+        # From the end of the API server to its being ready again, in seconds since 1970.
+        self.outages: list[tuple[float, float]] = []
 
     # Jobs
 
@@ -128,6 +131,21 @@ class Scene:
                 self.delete(name)
         self.wait(lambda: not self.client.get(PODS)["items"], "all pods are gone")
         self._jobs.clear()
+
+    # The API server
+
+    @contextmanager
+    def without_api_server(self) -> Generator[None]:
+        """It is killed, and started again afterwards."""
+        plane = self.cluster.control_plane
+        began = time.time()
+        plane.stop_component("kube-apiserver")
+        try:
+            yield
+        finally:
+            plane.start_component("kube-apiserver")
+            plane.wait_until(plane.ready, "the API server again")
+            self.outages.append((began, time.time()))
 
     # Waits
 

@@ -19,6 +19,7 @@ from gpujob_worker.reports import Destination, Reporter, write_termination_messa
 
 STEP_SECONDS = 0.02
 LATE_STEP = 20
+SAVE_STEPS = 10
 
 
 class Worker:
@@ -86,6 +87,8 @@ class Worker:
             time.sleep(STEP_SECONDS)
             self.step += 1
             self.late_faults()
+            if self.step % SAVE_STEPS == 0:
+                self.save()
             if self.stopping:
                 self.save()
                 self.end(143)

@@ -1,0 +1,147 @@
+"""Workers that fail, hang, are killed, will not stop or cannot start; one cluster for all."""
+
+import random
+import signal
+from collections.abc import Generator
+
+import pytest
+
+from gpujob_local.cluster import NodeOptions
+from tests.harness.scene import JOBS, PODS, Scene, chaos_options, running_scene
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def shared_scene() -> Generator[Scene]:
+    with running_scene(chaos_options((NodeOptions("node-1", cards=6),))) as scene:
+        yield scene
+
+
+@pytest.fixture
+def scene(shared_scene: Scene) -> Generator[Scene]:
+    """The shared one without jobs; afterwards no promise may have been broken."""
+    yield shared_scene
+    shared_scene.clear()
+    shared_scene.recorder.verify()
+
+
+def wait_attempt(scene: Scene, name: str, number: int) -> None:
+    scene.wait(lambda: scene.status(name).get("attempt") == number, f"{name}: attempt {number}")
+
+
+@pytest.mark.parametrize("when", ["exit", "late-exit"])
+def test_exit_codes_decide_what_becomes_of_a_job(scene: Scene, when: str) -> None:
+    """Before the first step or after it: 143 and 144 are interruptions, the others errors."""
+    wanted = {
+        1: {"errors": 1},
+        137: {"errors": 1},
+        143: {"interruptions": 1},
+        144: {"interruptions": 1},
+    }
+    for code in wanted:
+        scene.submit(f"code-{code}", f"1={when}:{code}")
+    scene.submit("code-0", f"1={when}:0")
+    scene.wait_phase("code-0", "Succeeded")
+    assert scene.pod_names("code-0") == ["code-0-1-0"]
+    assert scene.counters("code-0") == {}
+    scene.finish_and_wait(*(f"code-{code}" for code in wanted))
+    for code, counters in wanted.items():
+        assert scene.counters(f"code-{code}") == counters, code
+        assert scene.status(f"code-{code}")["attempt"] == 2
+
+
+def test_the_users_error_before_the_first_step_is_not_repeated(scene: Scene) -> None:
+    scene.submit("early", "*=user-error")
+    scene.submit("late", "*=late-error", retry={"limit": 1})
+    scene.wait_phase("early", "Failed")
+    assert scene.pod_names("early") == ["early-1-0"]
+    failed = scene.condition("early", "Succeeded")
+    assert (failed["status"], failed["reason"]) == ("False", "UserError")
+    assert "NameError: name 'modle' is not defined" in failed["message"]
+    scene.wait_phase("late", "Failed")
+    assert scene.pod_names("late") == ["late-1-0", "late-2-0"]
+    assert scene.status("late")["failure"]["failureClass"] == "UserError"
+    assert "failed 2 times, retry.limit is 1" in scene.condition("late", "Succeeded")["message"]
+
+
+def test_torchs_out_of_memory_is_recognised_and_repeated(scene: Scene) -> None:
+    """A real allocation that torch refuses, through the worker's launcher."""
+    command = ["gpujob-run", "--", "python", "out_of_memory.py"]
+    scene.submit_command("hungry", command)
+    scene.wait_phase("hungry", "Succeeded")
+    assert scene.counters("hungry") == {"outOfMemory": 1}
+    assert scene.pod_names("hungry") == ["hungry-1-0", "hungry-2-0"]
+
+
+def test_a_worker_killed_at_any_step_goes_on_behind_its_checkpoint(scene: Scene) -> None:
+    scene.submit("victim")
+    scene.wait_steps("victim", above=random.randrange(40))
+    scene.signal_worker("victim", signal.SIGKILL)
+    wait_attempt(scene, "victim", 2)
+    scene.finish_and_wait("victim")
+    assert scene.counters("victim") == {"errors": 1}
+    (first,) = [pod for pod in scene.pods("victim") if pod["metadata"]["name"] == "victim-1-0"]
+    assert first["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 137
+
+
+def test_a_frozen_worker_is_found_hung_and_repeated_once(scene: Scene) -> None:
+    """SIGTERM does nothing to a stopped process; SIGKILL after the grace does."""
+    scene.submit("frozen", retry={"hangTimeoutSeconds": 5})
+    scene.wait_steps("frozen")
+    scene.signal_worker("frozen", signal.SIGSTOP)
+    scene.wait_phase("frozen", "Stopping")
+    stop = scene.status("frozen").get("stop") or {}
+    assert stop.get("reason", "Hung") == "Hung"
+    wait_attempt(scene, "frozen", 2)
+    scene.finish_and_wait("frozen")
+    assert scene.counters("frozen") == {"hung": 1}
+    assert scene.status("frozen")["attempt"] == 2
+
+
+def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(scene: Scene) -> None:
+    scene.submit("stubborn", "1=ignore-term")
+    scene.wait_steps("stubborn")
+    scene.client.merge(f"{JOBS}/stubborn", {"spec": {"suspend": True}})
+    scene.wait(
+        lambda: scene.condition("stubborn", "Scheduled")["reason"] == "Suspended", "suspended"
+    )
+    assert scene.phase("stubborn") == "Pending"
+    assert not any(scene.worker_pids(pod) for pod in scene.pods("stubborn"))
+    scene.client.merge(f"{JOBS}/stubborn", {"spec": {"suspend": False}})
+    scene.finish_and_wait("stubborn")
+    assert scene.counters("stubborn") == {"interruptions": 1}
+
+
+def test_a_command_that_does_not_exist_fails_within_its_retries(scene: Scene) -> None:
+    scene.submit_command("typo", ["pyhton", "train.py"], retry={"limit": 1})
+    scene.wait_phase("typo", "Failed")
+    assert scene.pod_names("typo") == ["typo-1-0", "typo-2-0"]
+    failed = scene.condition("typo", "Succeeded")
+    assert 'exec: "pyhton": executable file not found' in failed["message"]
+
+
+def test_an_image_that_does_not_exist_is_waited_for_and_said(scene: Scene) -> None:
+    """One attempt that says why it does not start; others are not affected."""
+    scene.submit_command("no-image", ["python"], image="registry.example/typo:1")
+    scene.wait(
+        lambda: scene.condition("no-image", "Running")["reason"] == "ErrImagePull",
+        "the condition says why",
+    )
+    assert "registry.example/typo:1" in scene.condition("no-image", "Running")["message"]
+    revision = scene.recorder.fold().job_revisions
+    scene.submit("beside")
+    scene.finish_and_wait("beside")
+    uid = (scene.job("no-image") or {})["metadata"]["uid"]
+    assert scene.recorder.fold().job_revisions[uid] <= revision[uid] + 1
+    assert scene.pod_names("no-image") == ["no-image-1-0"]
+
+
+def test_a_pod_deleted_by_hand_is_an_interruption(scene: Scene) -> None:
+    scene.submit("evicted")
+    scene.wait_steps("evicted")
+    scene.client.delete(f"{PODS}/evicted-1-0")
+    wait_attempt(scene, "evicted", 2)
+    scene.finish_and_wait("evicted")
+    assert scene.counters("evicted") == {"interruptions": 1}
+    assert scene.pod_names("evicted") == ["evicted-2-0"]

@@ -1,0 +1,28 @@
+"""An agent of a local cluster whose cards say what a file says."""
+
+from pathlib import Path
+
+from gpujob_local.cluster import LocalCluster
+from gpujob_local.cluster_programs import agent_command
+from gpujob_local.cluster_setup import AGENT_ACCOUNT, account_token
+from gpujob_local.processes import MARKER, Child, start_child
+from gpujob_local.scripted_nvml import SCRIPT_VARIABLE
+
+
+def start_scripted_agent(cluster: LocalCluster, node: str, script: Path) -> Child:
+    """In the place of the node's own agent, which must have been killed; `kill_agent` ends it."""
+    kubeconfig = cluster.directory / f"scripted-{node}.kubeconfig"
+    token = account_token(cluster.client(), AGENT_ACCOUNT)
+    cluster.control_plane.token_identity(token).write_kubeconfig(kubeconfig)
+    command = agent_command(node, kubeconfig, cluster.options.agent_interval_seconds)
+    command = [word.replace("cpu_nvml", "scripted_nvml") for word in command]
+    name = f"agent-{node}"
+    child = start_child(
+        name,
+        command,
+        {MARKER: cluster.marker_value, SCRIPT_VARIABLE: str(script)},
+        cluster.directory / "logs" / f"{name}.log",
+        folder=cluster.directory,
+    )
+    cluster.children[name] = child
+    return child
