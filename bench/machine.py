@@ -4,18 +4,20 @@ import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from typing import Any
 
 Row = Mapping[str, Any]
 
 
 def describe_machine() -> dict[str, Any]:
-    """Processor, number of cores this process may use, Python."""
+    """Processor, number of cores this process may use, Python, numpy."""
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
         "system": platform.platform(),
         "python": platform.python_version(),
+        "numpy": version("numpy"),
     }
 
 
