@@ -189,7 +189,7 @@ def test_spot_required_or_refused_says_so() -> None:
 @pytest.mark.parametrize(
     ("template", "node", "finding"),
     [
-        ({"nodeSelector": {"zone": "a"}}, {"labels": {"zone": "b"}}, "nodeSelector does not match"),
+        ({"nodeSelector": {"zone": "a"}}, {"labels": {"zone": "b"}}, "nodeSelector zone=a does not match"),
         ({"nodeSelector": {"zone": "a"}}, {"labels": {"zone": "a"}}, None),
         ({}, {"taints": (Taint("x", "NoSchedule"),)}, "taint x is not tolerated"),
         ({}, {"taints": (Taint("x", "PreferNoSchedule"),)}, None),

@@ -102,8 +102,9 @@ def node_refusal(needs: Needs, node: NodeView) -> str:
         return "not a spot node"
     if policy is SpotPolicy.NEVER and node.spot:
         return "a spot node"
-    if any(node.labels.get(key) != value for key, value in needs.selector.items()):
-        return "nodeSelector does not match"
+    missing = [key for key, value in needs.selector.items() if node.labels.get(key) != value]
+    if missing:
+        return f"nodeSelector {missing[0]}={needs.selector[missing[0]]} does not match"
     untolerated = [t.key for t in node.taints if not _tolerated(t, needs.tolerations)]
     return f"taint {untolerated[0]} is not tolerated" if untolerated else ""
 
