@@ -22,6 +22,18 @@ demo: tools ## Run the story on a real Kubernetes on this machine, no GPU, root 
 test: tools ## Run the tests with coverage (TESTS="tests/unit -k why" for a part)
 	@$(VENV)/python -m pytest --cov --cov-report=term:skip-covered $(or $(TESTS),tests)
 
+.PHONY: simulate
+simulate: setup ## Run the decision core through seeded faults in virtual time (SEEDS=0-9999)
+	@$(VENV)/python -m tests.simulation.run --seeds $(or $(SEEDS),0-9999)
+
+.PHONY: bench
+bench: setup ## Print the benchmarks (DATA=dir with openb, muri, pollux, gavel for those on traces)
+	@$(VENV)/python -m bench.scale
+	@test -z "$(DATA)" || $(VENV)/python -m bench.placement --data "$(DATA)/openb"
+	@test -z "$(DATA)" || $(VENV)/python -m bench.sharing --data "$(DATA)/muri"
+	@test -z "$(DATA)" || $(VENV)/python -m bench.gangs --data "$(DATA)/pollux"
+	@test -z "$(DATA)" || $(VENV)/python -m bench.interference --data "$(DATA)/gavel"
+
 .PHONY: lint
 lint: setup ## Check format, style, types, layers and the project's own rules; says all at once
 	@status=0; check() { echo "==> $$1"; shift; "$$@" || status=1; }; \

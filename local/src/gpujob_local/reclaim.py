@@ -15,7 +15,7 @@ ANSWER_SECONDS = 30.0
 def announce_reclaim(client: ApiClient, node: str, seconds: float) -> None:
     """The notice: a taint whose value is when the node will be gone."""
     deadline = datetime.now(UTC) + timedelta(seconds=seconds)
-    value = f"{deadline:%Y%m%dT%H%M%SZ}"
+    value = str(int(deadline.timestamp()))
     taint = {"key": RECLAIM_TAINT, "value": value, "effect": "NoSchedule"}
     path = f"/api/v1/nodes/{node}"
     before = client.get(path)["spec"].get("taints", [])

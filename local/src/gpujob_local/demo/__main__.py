@@ -34,7 +34,9 @@ def _options() -> ClusterOptions:
         NodeOptions("node-2", cards=1),
         NodeOptions("spot-1", cards=1, spot=True),
     )
-    return ClusterOptions(nodes=nodes, card_bytes=CARD_BYTES)
+    # A newcomer wants to see figures move; a cluster would write them less often.
+    configuration = {"retryBackoffSeconds": 1.0, "progressWriteSeconds": 2.0}
+    return ClusterOptions(nodes=nodes, card_bytes=CARD_BYTES, operator_configuration=configuration)
 
 
 def _run(teller: Teller, logs: Path | None) -> bool:

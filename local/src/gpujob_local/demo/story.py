@@ -21,7 +21,8 @@ STRANGER_BYTES = 1200 * 1024**2
 SPOT_NODE = "spot-1"
 STRANGERS_NODE = "node-2"
 PACKED_LIMIT_SECONDS = 90.0
-FINISH_LIMIT_SECONDS = 120.0
+FINISH_LIMIT_SECONDS = 180.0
+PLAIN_LIMIT_SECONDS = 180.0
 JOBS = ("classifier", "classifier-again", "gpt", "gpt-reference", "guest")
 
 
@@ -155,14 +156,17 @@ class Story:
         result = self.cluster.volume("checkpoints") / "plain.json"
         script[0] = sys.executable
         script[script.index("--result") + 1] = str(result)
-        done = subprocess.run(
-            script,
-            cwd=self.examples.parent,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                script,
+                cwd=self.examples.parent,
+                capture_output=True,
+                text=True,
+                timeout=PLAIN_LIMIT_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise StoryError(f"the plain run took over {PLAIN_LIMIT_SECONDS:.0f} s") from None
         if done.returncode != 0:
             raise StoryError(f"the plain run failed: {done.stderr[-400:]}")
         return claims.read_result(result)
