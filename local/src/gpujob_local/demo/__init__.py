@@ -1,1 +1,1 @@
-"""`make demo`: a story on a local cluster that checks its own claims and fails when one does not hold."""
+"""The story that `make demo` tells on a local cluster, and its claims."""

@@ -1,4 +1,4 @@
-"""`python -m gpujob_local.demo`: starts a local cluster, tells the story, exits 1 if a claim fails."""
+"""`make demo`: a story on a local cluster that checks its own claims; exits 1 when one fails."""
 
 import argparse
 import sys
