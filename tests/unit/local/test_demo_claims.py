@@ -93,8 +93,12 @@ def moved(resumed: int) -> list[GPUJob]:
 
 @pytest.mark.parametrize(
     ("resumed", "weights", "loss", "holds"),
-    [(182, "a" * 64, 0.5, True), (181, "a" * 64, 0.5, False), (182, "b" * 64, 0.5, False)]
-    + [(182, "a" * 64, 0.5000001, False)],
+    [
+        (182, "a" * 64, 0.5, True),
+        (181, "a" * 64, 0.5, False),
+        (182, "b" * 64, 0.5, False),
+        (182, "a" * 64, 0.5000001, False),
+    ],
 )
 def test_nothing_is_lost_only_when_every_bit_is_the_same(
     resumed: int, weights: str, loss: float, holds: bool
