@@ -24,6 +24,8 @@ from gpujob_api.codec import FieldError, check
 from gpujob_api.meta import Conditions, Metadata
 from gpujob_api.quantities import format_memory, is_gpu_uuid
 
+# How the health message of a card begins whose state is not known, as opposed to one that is sick.
+UNREADABLE = "not readable"
 GPUS_MAX = 64
 PROCESSES_MAX = 256
 

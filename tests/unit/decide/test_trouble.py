@@ -1,8 +1,12 @@
 """Why a running attempt has to leave its cards, and why not."""
 
+from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from gpujob_api.gpujob import GPUJob, JobPhase, ReservationSource, StopReason
+from gpujob_api.gpunode import UNREADABLE
 from gpujob_api.meta import TAINT_RECLAIM
 from gpujob_api.quantities import GIB
 from gpujob_operator.decide import trouble
@@ -80,6 +84,15 @@ def test_stale_or_missing_readings_never_stop_a_job() -> None:
     assert found(A, A, B, cards=[overfull], seconds=3600) is None
     assert found(A, cards=[make_card("GPU-7")]) is None
     assert trouble.find(A, Capacity(), CONFIGURATION, T0) is None
+
+
+@pytest.mark.parametrize("why", ["NVML: Unknown Error", "memoryUsedBytes: must be from 0 to 1"])
+def test_a_card_that_cannot_be_read_is_kept_but_takes_nothing_new(why: str) -> None:
+    """I14: what is known of it is old, which says nothing against the job on it."""
+    card = replace(make_card(healthy=False), health_message=f"{UNREADABLE}: {why}")
+    assert found(A, cards=[card]) is None
+    (seen,) = capacity(make_snapshot(A, cards=[card])).nodes["n0"].cards
+    assert seen.blocked == f"not readable: {why}"
 
 
 def test_a_stranger_alone_never_moves_a_job() -> None:

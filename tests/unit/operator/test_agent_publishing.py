@@ -160,6 +160,7 @@ async def test_trouble_leaves_cards_and_their_time(bench: _Bench) -> None:
     status = bench.node.status
     assert status.observed_at == measured_at
     assert [(gpu.uuid, gpu.healthy) for gpu in status.gpus] == [("GPU-0", False)]
+    assert status.gpus[0].health_message == "not readable: driver is restarting"
     assert status.gpus[0].processes == CARD.processes
     assert status.conditions[0].reason == "NVMLFailed"
 

@@ -154,8 +154,11 @@ def test_a_card_that_never_answered_is_not_there() -> None:
     assert [gpu.uuid for gpu in reader.read()] == ["GPU-1"]
 
 
-@pytest.mark.parametrize("change", [{"used": 10**15}, {"total": 0}, {"used": -1}])
-def test_an_absurd_reading_is_not_believed(change: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [{"used": 10**15}, {"total": 0}, {"used": -1}, {"used": float("nan")}, {"total": float("inf")}],
+)
+def test_an_absurd_reading_is_not_believed(change: dict[str, float]) -> None:
     card = FakeCard()
     reader, _ = _reader(card)
     reader.read()
@@ -163,6 +166,7 @@ def test_an_absurd_reading_is_not_believed(change: dict[str, int]) -> None:
         setattr(card, name, value)
     (gpu,) = reader.read()
     assert not gpu.healthy
+    assert gpu.health_message.startswith("not readable: ")
     assert gpu.memory_total_bytes == 24 * GIB
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from gpujob_api.codec import encode
-from gpujob_api.gpunode import GPU, GPUNodeStatus, summarize
+from gpujob_api.gpunode import GPU, UNREADABLE, GPUNodeStatus, summarize
 from gpujob_api.manifest import GPUNODE
 from gpujob_api.meta import API_VERSION, Condition, ConditionStatus
 from gpujob_operator.act.kube import GPU_NODES, AlreadyExists, Kube, Manifest, NotFound
@@ -59,8 +59,11 @@ class Publisher:
         the figures are.
         """
         last = self._published or GPUNodeStatus()
+        message = f"{UNREADABLE}: {readiness.message}"[:256]
+        # Of a card that was sick before, that is still the last that is known.
         gpus = tuple(
-            replace(gpu, healthy=False, health_message=readiness.message[:256]) for gpu in last.gpus
+            replace(gpu, healthy=False, health_message=message) if gpu.healthy else gpu
+            for gpu in last.gpus
         )
         now = self._clock()
         return await self._publish(gpus, last.driver_version, readiness, last.observed_at, now)

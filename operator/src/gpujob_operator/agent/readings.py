@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gpujob_api.codec import FieldError
-from gpujob_api.gpunode import GPU, GPUS_MAX, PROCESSES_MAX, GPUProcess
+from gpujob_api.gpunode import GPU, GPUS_MAX, PROCESSES_MAX, UNREADABLE, GPUProcess
 from gpujob_operator.agent.health import CardHealth
 from gpujob_operator.agent.nvml import Nvml, is_lost, optional, text
 from gpujob_operator.logs import Log
@@ -54,7 +54,7 @@ class CardReader:
             card = self._read_card(index)
         except self._nvml.NVMLError as error:
             return self._lost(index, error)
-        except FieldError as error:
+        except (FieldError, ValueError, OverflowError) as error:
             log.warning("absurd reading ignored", index=index, problem=str(error))
             return self._lost(index, error)
         self._known[index] = card
@@ -66,7 +66,7 @@ class CardReader:
         if known is None:
             log.warning("card not readable", index=index, error=str(error))
             return None
-        word = "lost" if is_lost(self._nvml, error) else "not readable"
+        word = "lost" if is_lost(self._nvml, error) else UNREADABLE
         return GPU(
             uuid=known.uuid,
             index=index,

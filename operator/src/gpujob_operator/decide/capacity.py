@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from gpujob_api.gpujob import GPUJob, ReservationSource
-from gpujob_api.gpunode import GPU, GPUNode
+from gpujob_api.gpunode import GPU, UNREADABLE, GPUNode
 from gpujob_api.meta import TAINT_RECLAIM
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.snapshot import NodeView, PodPhase, Snapshot
@@ -206,7 +206,7 @@ def _measured(gpu: GPU, tenants: tuple[Tenant, ...], ours: Mapping[str, str]) ->
 
 def _card(gpu: GPU, tenants: tuple[Tenant, ...], ours: Mapping[str, str], orphaned: bool) -> Card:
     used = _measured(gpu, tenants, ours)
-    blocked = "" if gpu.healthy else f"unhealthy: {gpu.health_message or 'no reason given'}"
+    blocked = "" if gpu.healthy else _sickness(gpu.health_message)
     return Card(
         uuid=gpu.uuid,
         model=gpu.model,
@@ -218,6 +218,13 @@ def _card(gpu: GPU, tenants: tuple[Tenant, ...], ours: Mapping[str, str], orphan
             for one in tenants
         ),
         blocked=blocked or ("a pod of an ended attempt is still there" if orphaned else ""),
+    )
+
+
+def _sickness(message: str) -> str:
+    """A card that cannot be read takes nothing new, but is no reason to leave it (I14)."""
+    return (
+        message if message.startswith(UNREADABLE) else f"unhealthy: {message or 'no reason given'}"
     )
 
 
