@@ -1,0 +1,269 @@
+"""The operator is killed after every write, frozen, doubled and cut off; its API requests audited.
+
+One cluster for all; every test starts its operators itself and ends with all revisions checked.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Generator, Iterable
+
+import pytest
+
+from gpujob_local.api_client import ApiError
+from gpujob_local.cluster import NodeOptions
+from gpujob_local.processes import Child
+from gpujob_operator.act.crash import CRASH_EXIT_CODE
+from tests.harness.audit import granted, read_audit, refused, used
+from tests.harness.scene import JOBS, Scene, chaos_options, running_scene
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
+# More writes than any life below has.
+WRITES_MAX = 30
+# After a job's last write nothing is left to write; a crash comes at once or never.
+QUIET_SECONDS = 1.0
+OUTAGE_SECONDS = 10.0
+# Long enough that a busy machine alone takes it from nobody.
+CALM = "--lease-seconds=5"
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/gpujob-system/leases"
+QUEUES = "/apis/gpujob.dev/v1alpha1/gpuqueues"
+
+
+@pytest.fixture(scope="module")
+def shared_scene() -> Generator[Scene]:
+    nodes = (NodeOptions("node-1", cards=1), NodeOptions("node-2", cards=1))
+    with running_scene(chaos_options(nodes, audit=True, operator=False)) as scene:
+        yield scene
+
+
+@pytest.fixture
+def scene(shared_scene: Scene) -> Generator[Scene]:
+    """The shared one without operators and jobs; afterwards no promise may have been broken."""
+    yield shared_scene
+    for name in [name for name in shared_scene.cluster.children if name.startswith("operator")]:
+        shared_scene.cluster.kill_operator(name)
+    shared_scene.clear()
+    shared_scene.recorder.verify()
+
+
+def start(scene: Scene, *arguments: str, name: str = "operator", identity: str = "same") -> Child:
+    """With its predecessor's identity an operator need not wait for the Lease to run out."""
+    return scene.cluster.spawn_operator(name, f"--identity={identity}", *arguments)
+
+
+def lease_holder(scene: Scene) -> str:
+    try:
+        return scene.client.get(f"{LEASES}/gpujob-operator")["spec"].get("holderIdentity", "")
+    except ApiError:
+        return ""
+
+
+def end_state(scene: Scene, name: str) -> tuple[object, ...]:
+    """What must not depend on crashes."""
+    status = scene.status(name)
+    conditions = sorted((c["type"], c["status"], c["reason"]) for c in status["conditions"])
+    pods = [pod.removeprefix(name) for pod in scene.pod_names(name)]
+    return status["phase"], status["attempt"], scene.counters(name), conditions, pods
+
+
+# Crashes
+
+
+def crash_after_writes(scene: Scene, life: str, numbers: Iterable[int], *faults: str) -> list[int]:
+    """Lives of one kind, the first without a crash; after which writes there was one."""
+    crashes: list[int] = []
+    wanted: tuple[object, ...] = ()
+    for number in (0, *numbers):
+        name = f"{life}-{number}"
+        crash = (f"--crash-after-writes={number}",) if number else ()
+        operator = start(scene, *crash)
+        scene.submit(name, *faults)
+        crashed = live_through_crash(scene, name, operator)
+        wanted = wanted or end_state(scene, name)
+        assert end_state(scene, name) == wanted, f"after a crash after write {number}"
+        scene.cluster.kill_operator()
+        if crashed:
+            crashes.append(number)
+        elif number:
+            break
+    return crashes
+
+
+def live_through_crash(scene: Scene, name: str, operator: Child) -> bool:
+    """The job's life to its end; True if the operator crashed in it and was started again."""
+    scene.wait(lambda: not operator.alive() or is_settled(scene, name), f"{name} runs or a crash")
+    crashed = not operator.alive()
+    if crashed:
+        start(scene)
+        scene.wait(lambda: is_settled(scene, name), f"{name} runs after the crash")
+    scene.finish(name)
+    scene.wait(
+        lambda: scene.phase(name) == "Succeeded" or not (crashed or operator.alive()),
+        f"{name} ends or a crash",
+    )
+    if not crashed and ends_soon(operator):
+        crashed = True
+        start(scene)
+        scene.wait_phase(name, "Succeeded")
+    assert not crashed or operator.process.wait() == CRASH_EXIT_CODE
+    return crashed
+
+
+def is_settled(scene: Scene, name: str) -> bool:
+    """Measured, so that all of a life's writes but the last are written."""
+    held = scene.status(name).get("reservation") or {}
+    return held.get("source") == "Measured" and scene.step(name) > 0
+
+
+def ends_soon(child: Child) -> bool:
+    try:
+        child.process.wait(QUIET_SECONDS)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def test_a_crash_after_any_write_of_a_life_changes_nothing(scene: Scene) -> None:
+    """I3, I4, I5, I9: placed, pod, running, measured, learned, succeeded."""
+    crashes = crash_after_writes(scene, "plain", range(1, WRITES_MAX))
+    assert crashes == [*range(1, len(crashes) + 1)]
+    assert 6 <= len(crashes) < WRITES_MAX - 1
+
+
+def test_a_crash_after_any_write_of_a_retried_life_changes_nothing(scene: Scene) -> None:
+    """An attempt that fails is counted once, and its successor is started once. The writes before
+    its end and after the second start are those of a plain life.
+    """
+    numbers = range(3, 8)
+    assert crash_after_writes(scene, "retried", numbers, "1=exit:7") == [*numbers]
+
+
+# Two operators
+
+
+def test_the_second_operator_goes_on_when_the_first_is_killed(scene: Scene) -> None:
+    start(scene, CALM, name="operator", identity="first")
+    scene.wait(lambda: lease_holder(scene) == "first", "the first leads")
+    second = start(scene, CALM, name="operator-next", identity="second")
+    scene.submit("before")
+    scene.wait_steps("before")
+    assert "cycle" not in said(second)
+    scene.cluster.kill_operator("operator")
+    scene.submit("after")
+    scene.wait_steps("after")
+    assert lease_holder(scene) == "second"
+    assert "cycle" in said(second)
+    scene.finish_and_wait("before", "after")
+    assert scene.pod_names("before") == ["before-1-0"]
+    assert scene.counters("before") == {}
+
+
+def test_a_frozen_leader_acts_no_more_once_it_wakes(scene: Scene) -> None:
+    """Split brain: the process that lost the Lease asleep must find out before it writes."""
+    first = start(scene, CALM, name="operator", identity="first")
+    scene.wait(lambda: lease_holder(scene) == "first", "the first leads")
+    start(scene, CALM, name="operator-awake", identity="second")
+    scene.submit("before")
+    scene.wait_steps("before")
+    os.kill(first.pid, signal.SIGSTOP)
+    seen = first.log.stat().st_size
+    scene.submit("while-asleep")
+    scene.wait_steps("while-asleep")
+    os.kill(first.pid, signal.SIGCONT)
+    scene.wait(lambda: "leadership changed" in said(first, seen), "the first knows")
+    scene.finish_and_wait("before", "while-asleep")
+    assert lease_holder(scene) == "second"
+    assert "cycle" not in said(first, seen)
+    assert scene.pod_names("while-asleep") == ["while-asleep-1-0"]
+
+
+def said(child: Child, offset: int = 0) -> list[str]:
+    """The messages in an operator's log, from a byte of it on; a cycle says so when it wrote."""
+    lines = child.log.read_bytes()[offset:].splitlines()
+    return [json.loads(line)["message"] for line in lines if line.startswith(b"{")]
+
+
+# The API server
+
+
+def test_workers_go_on_without_an_api_server(scene: Scene) -> None:
+    """One ends during the outage, one after it; neither is started a second time."""
+    operator = start(scene)
+    scene.submit("ends-in-it")
+    scene.submit("outlives-it")
+    for name in ("ends-in-it", "outlives-it"):
+        scene.wait_steps(name)
+    pods = {name: scene.pods(name)[0] for name in ("ends-in-it", "outlives-it")}
+    step = scene.step("outlives-it")
+    with scene.without_api_server():
+        stopped_at = time.monotonic()
+        scene.finish("ends-in-it")
+        scene.wait(lambda: not scene.worker_pids(pods["ends-in-it"]), "a worker ends unseen")
+        scene.wait(
+            lambda: time.monotonic() - stopped_at >= OUTAGE_SECONDS,
+            "an outage several times as long as the Lease",
+        )
+        assert scene.worker_pids(pods["outlives-it"])
+        assert operator.alive()
+    scene.wait_phase("ends-in-it", "Succeeded")
+    scene.finish_and_wait("outlives-it")
+    assert scene.step("outlives-it") > step
+    for name in pods:
+        assert scene.pod_names(name) == [f"{name}-1-0"]
+        assert scene.counters(name) == {}
+
+
+# Deletion
+
+
+def test_a_job_deleted_while_no_operator_runs_leaves_nothing(scene: Scene) -> None:
+    """I7: nothing of ours is needed for it, and nothing of ours is in the way."""
+    start(scene)
+    scene.submit("running")
+    scene.wait_steps("running")
+    scene.cluster.kill_operator()
+    scene.submit("never-seen")
+    for name in ("running", "never-seen"):
+        scene.delete(name)
+        assert scene.job(name) is None
+    scene.wait(lambda: not scene.pods("running"), "its pod is gone without an operator")
+    start(scene)
+    scene.submit("next")
+    scene.wait_steps("next")
+    assert scene.pod_names("never-seen") == []
+
+
+# Rights
+
+# Asked only after a conflict or a lost answer, which a good run need not have.
+AFTER_CONFLICTS = {
+    *(("gpujob.dev", kind, "get") for kind in ("gpujobs", "gpuqueues", "gpuprofiles")),
+    ("", "pods", "get"),
+}
+
+
+def test_every_right_is_used_and_nothing_is_refused(scene: Scene) -> None:
+    """I12, by the API server's audit log."""
+    for name in leases(scene):
+        scene.client.delete(f"{LEASES}/{name}")
+    queue = {"apiVersion": "gpujob.dev/v1alpha1", "kind": "GPUQueue", "metadata": {"name": "team"}}
+    scene.client.create(QUEUES, queue | {"spec": {}})
+    start(scene)
+    scene.submit("audited", queue="team")
+    scene.wait(lambda: is_settled(scene, "audited"), "audited is measured")
+    scene.client.merge(f"{JOBS}/audited", {"spec": {"suspend": True}})
+    scene.wait(lambda: scene.condition("audited", "Scheduled")["reason"] == "Suspended", "stopped")
+    scene.client.delete(f"{QUEUES}/team")
+    log = scene.cluster.control_plane.audit_log
+    for account in ("operator", "agent"):
+        requests = read_audit(log, f"gpujob-{account}")
+        assert refused(requests, scene.outages) == []
+        assert used(requests) <= granted(account), f"{account} asks for more than we say"
+        never = granted(account) - used(requests) - AFTER_CONFLICTS
+        assert never == set(), f"{account} has rights that it never used"
+
+
+def leases(scene: Scene) -> list[str]:
+    return [item["metadata"]["name"] for item in scene.client.get(LEASES)["items"]]
