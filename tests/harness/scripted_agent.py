@@ -1,5 +1,7 @@
 """An agent of a local cluster whose cards say what a file says."""
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from gpujob_local.cluster import LocalCluster
@@ -9,8 +11,10 @@ from gpujob_local.processes import MARKER, Child, start_child
 from gpujob_local.scripted_nvml import SCRIPT_VARIABLE
 
 
-def start_scripted_agent(cluster: LocalCluster, node: str, script: Path) -> Child:
-    """In the place of the node's own agent, which must have been killed; `kill_agent` ends it."""
+@contextmanager
+def scripted_agent(cluster: LocalCluster, node: str, script: Path) -> Generator[Child]:
+    """In the place of the node's own agent, which is started again afterwards."""
+    cluster.kill_agent(node)
     kubeconfig = cluster.directory / f"scripted-{node}.kubeconfig"
     token = account_token(cluster.client(), AGENT_ACCOUNT)
     cluster.control_plane.token_identity(token).write_kubeconfig(kubeconfig)
@@ -25,4 +29,8 @@ def start_scripted_agent(cluster: LocalCluster, node: str, script: Path) -> Chil
         folder=cluster.directory,
     )
     cluster.children[name] = child
-    return child
+    try:
+        yield child
+    finally:
+        cluster.kill_agent(node)
+        cluster.start_agent(node)
