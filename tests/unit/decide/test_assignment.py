@@ -189,7 +189,11 @@ def test_spot_required_or_refused_says_so() -> None:
 @pytest.mark.parametrize(
     ("template", "node", "finding"),
     [
-        ({"nodeSelector": {"zone": "a"}}, {"labels": {"zone": "b"}}, "nodeSelector zone=a does not match"),
+        (
+            {"nodeSelector": {"zone": "a"}},
+            {"labels": {"zone": "b"}},
+            "nodeSelector zone=a does not match",
+        ),
         ({"nodeSelector": {"zone": "a"}}, {"labels": {"zone": "a"}}, None),
         ({}, {"taints": (Taint("x", "NoSchedule"),)}, "taint x is not tolerated"),
         ({}, {"taints": (Taint("x", "PreferNoSchedule"),)}, None),
@@ -247,7 +251,7 @@ def test_neighbours_that_would_slow_each_other_are_kept_apart() -> None:
 
 
 def test_the_limit_of_summed_utilization_follows_the_law() -> None:
-    limits = [summed_utilization_limit_percent(percent) for percent in range(0, 200)]
+    limits = [summed_utilization_limit_percent(percent) for percent in range(200)]
     assert limits == sorted(limits)
     rounded = {percent: round(limits[percent]) for percent in (0, 3, 4, 10, 12, 26, 27, 100)}
     assert rounded == {0: 50, 3: 50, 4: 80, 10: 80, 12: 95, 26: 95, 27: 127, 100: 200}
