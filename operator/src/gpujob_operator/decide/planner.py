@@ -56,7 +56,7 @@ def plan(snapshot: Snapshot, now: datetime) -> Plan:
             steps[uid] = replace(step, deletes=steps[uid].deletes)
     items: list[PlanItem] = [
         RejectJob(job)
-        for job in snapshot.invalid_jobs
+        for job in sorted(snapshot.invalid_jobs, key=lambda job: job.metadata.uid)
         if job.observed_generation != job.metadata.generation
     ]
     for job in jobs:
@@ -115,6 +115,9 @@ def _items(job: GPUJob, step: Step, cycle: _Cycle) -> list[PlanItem]:
         return list(step.deletes)
     if step.status is job.status and job.status.phase is JobPhase.PENDING:
         return list(step.deletes)
+    if job.finished and job.status.observed_generation == job.metadata.generation:
+        # Nothing about it can change any more: thousands of finished jobs cost next to nothing.
+        return list(step.deletes)
     items: list[PlanItem] = []
     status = _finish_status(job, step.status, cycle)
     if _worth_writing(job, status, cycle):
@@ -134,6 +137,7 @@ def _finish_status(job: GPUJob, status: GPUJobStatus, cycle: _Cycle) -> GPUJobSt
     status = writer.set(status, conditions.ACCEPTED, True, "Valid", "the spec is valid")
     if conditions.find(status, conditions.SUCCEEDED) is None:
         status = writer.set(status, conditions.SUCCEEDED, None, "InProgress", "not finished yet")
+    status = _with_reachability(status, writer, cycle)
     card = trouble.pressure(replace(job, status=status), cycle.capacity)
     if card is not None:
         message = trouble.pressure_message(card)
@@ -145,6 +149,20 @@ def _finish_status(job: GPUJob, status: GPUJobStatus, cycle: _Cycle) -> GPUJobSt
         observed_generation=job.metadata.generation,
         summary=summarize(job, status, cycle.capacity),
     )
+
+
+def _with_reachability(
+    status: GPUJobStatus, writer: ConditionWriter, cycle: _Cycle
+) -> GPUJobStatus:
+    if status.phase is not JobPhase.RUNNING or status.placement is None:
+        return status
+    message = trouble.unreachable(status.placement, cycle.capacity, cycle.configuration, cycle.now)
+    if message:
+        return writer.set(status, conditions.RUNNING, None, "NodeUnreachable", message)
+    running = conditions.find(status, conditions.RUNNING)
+    if running is not None and running.reason == "NodeUnreachable":
+        return writer.set(status, conditions.RUNNING, True, "WorkersRunning", "its node is back")
+    return status
 
 
 def _worth_writing(job: GPUJob, status: GPUJobStatus, cycle: _Cycle) -> bool:

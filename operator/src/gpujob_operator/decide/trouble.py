@@ -73,6 +73,25 @@ def _outgrown(
     return None
 
 
+def unreachable(
+    placement: Placement, capacity: Capacity, configuration: Configuration, now: datetime
+) -> str:
+    """That a node of the attempt has not answered for too long, with the numbers; or "".
+
+    It proves nothing: its pods may still run. The job waits until the node is back or gone (I3).
+    """
+    for worker in placement.workers:
+        node = capacity.nodes.get(worker.node)
+        since = node.node.not_ready_since if node is not None else None
+        silent_seconds = (now - since).total_seconds() if since is not None else 0.0
+        if silent_seconds > configuration.node_lost_seconds:
+            return (
+                f"node {worker.node} has not answered for {silent_seconds:.0f} s; the job goes on "
+                "elsewhere once its Node object is removed, or here when it is back"
+            )
+    return ""
+
+
 def pressure_message(card: Card) -> str:
     return (
         f"card {card.uuid}: {format_memory(card.reserved_bytes)} reserved by "
