@@ -35,8 +35,9 @@ def typical_pods(trace: Trace) -> list[tuple[PodClass, float]]:
         if sum(count for _, count in kept) >= TYPICAL_SHARE * total:
             break
         kept.append((PodClass(cpu_milli, 0, num_gpu, gpu_milli, gpu_spec), count))
-    weight = sum(count for _, count in kept)
-    return [(pod, count / weight) for pod, count in kept]
+    covered = sum(count for _, count in kept) / total
+    # Two divisions, as in the artifact: the last bits decide ties.
+    return [(pod, count / total / covered) for pod, count in kept]
 
 
 class FragmentationGradientDescent:
