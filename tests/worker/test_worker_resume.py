@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gpujob_worker.stop import Stop
 from tests.harness.worker_process import WorkerRun, run_worker, start_worker
 
 SCRIPT = """
@@ -202,3 +203,22 @@ def test_without_a_safe_point_it_leaves_before_the_deadline(tmp_path: Path) -> N
     run.send(signal.SIGTERM)
     assert run.wait(30) == 144
     assert "no safe point before the deadline" in " ".join(run.report["explain"])
+
+
+def test_a_finished_run_stays_finished_when_told_to_stop_late(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import atexit, os, signal, time, torch\n"
+        "model = torch.nn.Linear(2, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "model(torch.ones(4, 2)).sum().backward()\n"
+        "optimizer.step()\n"
+    )
+    code, run = run_worker(tmp_path / "run", ["python", str(script)])
+    assert code == 0
+    assert run.report["phase"] == "finished"
+    stop = Stop(0.6, lambda: pytest.fail("the run was over"))
+    stop.watch()
+    stop.end()
+    stop.request("late", 0.6)
+    assert stop.wait_for_watcher(10.0)

@@ -87,7 +87,7 @@ print("loss", ld.item(), lg.item())
 """,
     "lbfgs with a closure": """
 net = nn.Linear(8, 1); opt = torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=4)
-for i in range(30):
+for i in range(24):
     def closure():
         opt.zero_grad(); loss = mse(net(x), y); loss.backward(); return loss
     loss = opt.step(closure)
@@ -295,15 +295,15 @@ def test_a_memory_limit_is_kept_by_splitting(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import torch\nfrom torch import nn\n"
-        "net = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(6)))\n"
+        "net = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(24)))\n"
         "opt = torch.optim.SGD(net.parameters(), lr=0.01)\n"
-        "x = torch.randn(8192, 256)\n"
-        "for i in range(30):\n"
+        "x = torch.randn(16384, 64)\n"
+        "for i in range(24):\n"
         "    opt.zero_grad(); net(x).square().mean().backward(); opt.step()\n"
     )
     _, free = run_worker(tmp_path / "free", ["python", str(script)])
     peak = free.report["baseline"]["peakMemoryBytes"]
-    limit = peak - 60 * 2**20
+    limit = peak - 80 * 2**20
     _, run = run_worker(
         tmp_path / "tight",
         ["python", str(script)],
@@ -311,6 +311,6 @@ def test_a_memory_limit_is_kept_by_splitting(tmp_path: Path) -> None:
     )
     report = run.report
     said = "\n".join(report["explain"])
-    assert "batch split applied: 8192 samples in steps of" in said, said
-    assert report["tuned"]["batchPerStep"] < 8192
+    assert "batch split applied:" in said, said
+    assert report["tuned"]["batchPerStep"] < 16384
     assert report["current"]["peakMemoryBytes"] <= limit

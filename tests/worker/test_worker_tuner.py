@@ -55,7 +55,7 @@ def root_and_call(model: nn.Module, rows: int = 12) -> tuple[Root, RecordedCall]
 
 
 def tuner(explanation: Explanation, settings: Settings | None = None, **off: bool) -> Tuner:
-    return Tuner(settings or Settings(), Switches(**off), explanation, 5.0)
+    return Tuner(settings or Settings(), Switches(**off), explanation, 1.0)
 
 
 def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Any]:

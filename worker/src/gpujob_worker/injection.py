@@ -7,6 +7,7 @@ steps on a recorded batch; what was chosen is in force from the next step on.
 import functools
 import math
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from gpujob_worker.inject.root import RecordedCall, Root
 from gpujob_worker.memory import CudaMemory, device_memory
 from gpujob_worker.session import Session
 from gpujob_worker.tune.memory_fit import MemoryFit
+from gpujob_worker.tune.memory_model import divisors
 from gpujob_worker.tune.tuner import Applied, Tuner, put_in_force
 
 WARM_UP_STEPS = 2
@@ -186,6 +188,8 @@ class Injection:
             return
         if steps == WARM_UP_STEPS:
             self._discovery.finish()
+            for root in self._roots:
+                root.settled = True
             session.meter.memory.trim()
             session.meter.new_window()
         if session.known_tuned is not None:
@@ -280,10 +284,31 @@ class Injection:
         since = steps - WARM_UP_STEPS - BASELINE_STEPS
         if since == CONFIRM_STEPS:
             self._confirm(optimizer)
+        if since % CONFIRM_STEPS == 0:
+            self._keep_limit()
         if since % LOSS_CHECK_STEPS == 0:
             self._check_loss(optimizer)
         if self._compile_due is not None and time.monotonic() >= self._compile_due:
             self._compile_now(optimizer)
+
+    def _keep_limit(self) -> None:
+        """A split that was not fine enough is made finer; it was shown to be safe already."""
+        session = self._session
+        limit, rows = session.environment.memory_limit_bytes, self._applied.plan.rows_per_step
+        session.meter.read_memory()
+        if limit is None or rows is None or session.meter.window.peak_memory_bytes <= limit:
+            return
+        assert self._tuner is not None
+        finer = next((n for n in divisors(rows) if n <= rows // 2), None)
+        if finer is None:
+            self._explain.refused("memory limit", "cannot be kept by splitting")
+            return
+        self._tuner.applied.plan = replace(self._tuner.applied.plan, rows_per_step=finer)
+        self._explain.applied("batch split", f"steps of {finer}: {rows} did not keep the limit")
+        self._put_in_force(self._roots[0], None)
+        session.tuned = self._tuner.applied.tuned()
+        session.meter.memory.trim()
+        session.meter.new_window()
 
     def _confirm(self, optimizer: torch.optim.Optimizer) -> None:
         """What was chosen for speed alone must not make the real steps slower."""

@@ -23,7 +23,7 @@ from gpujob_worker.failure import classify
 from gpujob_worker.memory import CpuMemory
 from gpujob_worker.meter import Meter
 from gpujob_worker.reports import Destination, Reporter, write_termination_message
-from gpujob_worker.stop import Interrupted, Stop
+from gpujob_worker.stop import EXIT_MARGIN_SECONDS, Interrupted, Stop
 from gpujob_worker.switches import Switches
 
 LAST_REPORT_SECONDS = 3.0
@@ -148,11 +148,11 @@ class Session:
         """The last report: the phase for a clean end, the failure's class for any other."""
         if os.getpid() != self._process:
             return
+        self.stop.end()
         if isinstance(error, Interrupted):
             self.phase = WorkerPhase.DRAINING
         elif error is None or (isinstance(error, SystemExit) and not error.code):
             self.phase = WorkerPhase.FINISHED
-            self.stop.ignore()
         elif isinstance(error, SystemExit):
             text = f"the script ended with exit code {error.code}"
             self.failure = Failure(FailureClass.USER_ERROR, text[:1000])
@@ -162,7 +162,7 @@ class Session:
             self.meter.read_memory()
         # Written here too: the reporting thread may be waiting for a network that is gone.
         self.report()
-        remaining = min(LAST_REPORT_SECONDS, self.stop.remaining_seconds() - 0.5)
+        remaining = min(LAST_REPORT_SECONDS, self.stop.remaining_seconds() - EXIT_MARGIN_SECONDS)
         self.reporter.close(max(0.1, remaining))
 
     def start(self) -> None:

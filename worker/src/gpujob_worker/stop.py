@@ -36,7 +36,7 @@ class Stop:
         self._deadline = float("inf")
         self._wake = threading.Event()
         self._watcher: threading.Thread | None = None
-        self._process = os.getpid()
+        self._over = False
         self.interrupt_at_once: Callable[[], bool] = lambda: False
 
     @property
@@ -62,8 +62,12 @@ class Stop:
         self.watch()
         return True
 
-    def ignore(self) -> None:
-        """From here on the run is over; a late SIGTERM must not change its exit code."""
+    def end(self) -> None:
+        """The run is over: neither a late SIGTERM nor the deadline changes its exit code now."""
+        self._over = True
+        self._wake.set()
+        if threading.current_thread() is not threading.main_thread():
+            return
         if signal.getsignal(signal.SIGTERM) == self._on_signal:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
@@ -71,6 +75,12 @@ class Stop:
         if self._watcher is None:
             self._watcher = threading.Thread(target=self._run, name="gpujob-stop", daemon=True)
             self._watcher.start()
+
+    def wait_for_watcher(self, seconds: float) -> bool:
+        """Waits for the watcher to end; True when it has, or never ran."""
+        if self._watcher is not None:
+            self._watcher.join(seconds)
+        return self._watcher is None or not self._watcher.is_alive()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del number, frame
@@ -86,6 +96,10 @@ class Stop:
     def _run(self) -> None:
         self._wake.wait()
         while (remaining := self.remaining_seconds() - EXIT_MARGIN_SECONDS) > 0:
+            if self._over:
+                return
             time.sleep(min(remaining, 0.2))
+        if self._over:
+            return
         self._last_words()
         os._exit(EXIT_INTERRUPTED_UNSAVED)

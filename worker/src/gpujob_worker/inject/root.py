@@ -27,6 +27,9 @@ class RootPlan:
         return replace(self, rows_per_step=None)
 
 
+_PLAIN = RootPlan()
+
+
 @dataclass(slots=True)
 class RecordedCall:
     """One real call of the root: its inputs, and the loss's gradients of its outputs."""
@@ -51,14 +54,23 @@ class Root:
 
     def __init__(self, module: torch.nn.Module, before_call: Callable[["Root"], None]) -> None:
         self.module = module
-        self.plan = RootPlan()
+        self._plan = _PLAIN
         self.rows: int | None = None
         self.recording = False
         self.recorded: RecordedCall | None = None
         self.user_autocast = False
         self._before_call = before_call
         self.inside = False
+        self.settled = False  # no discovery is watching any more what runs inside
         self._called = False
+
+    @property
+    def plan(self) -> RootPlan:
+        return self._plan
+
+    @plan.setter
+    def plan(self, plan: RootPlan) -> None:
+        self._plan = _PLAIN if plan == _PLAIN else plan
 
     @property
     def device(self) -> torch.device:
@@ -73,6 +85,8 @@ class Root:
             vars(self.module).pop("_compiled_call_impl")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.settled and not self.recording and self._plan is _PLAIN:
+            return self.module._call_impl(*args, **kwargs)  # pyright: ignore[reportPrivateUsage]
         if self.inside or not torch.is_grad_enabled() or not self.module.training:
             return self.module._call_impl(*args, **kwargs)  # pyright: ignore[reportPrivateUsage]
         self.inside = True
