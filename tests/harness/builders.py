@@ -148,7 +148,7 @@ def placed(
 
 def running(job: GPUJob, *workers: tuple[str, tuple[str, ...]], **options: Any) -> GPUJob:
     """The job placed and running since T0."""
-    defaults = {"started_at": T0, "progressed_at": T0, "phase": JobPhase.RUNNING}
+    defaults: dict[str, Any] = {"started_at": T0, "progressed_at": T0, "phase": JobPhase.RUNNING}
     return placed(job, *workers, **{**defaults, **options})
 
 

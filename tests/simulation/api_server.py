@@ -146,9 +146,7 @@ class ApiServer:
         after["metadata"] = {**after["metadata"], "resourceVersion": str(self._version)}
         if event_type != "DELETED":
             self._objects[kind][after["metadata"]["uid"]] = after
-        revision = Revision(
-            self._version, self._clock.now, kind, event_type, after, before, by
-        )
+        revision = Revision(self._version, self._clock.now, kind, event_type, after, before, by)
         for recorder in self.recorders:
             recorder(revision)
         for watcher in list(self.watchers):
@@ -162,7 +160,6 @@ def _has_processes(pod: Manifest) -> bool:
 
 
 def _seconds_from(clock: Clock, seconds: float) -> datetime:
-
 
     return (clock.moment + timedelta(seconds=seconds)).replace(microsecond=0)
 

@@ -7,7 +7,7 @@ from random import Random
 
 from tests.harness.builders import T0
 
-Action = Callable[[], None]
+Action = Callable[[], object]
 
 
 class Clock:

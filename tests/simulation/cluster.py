@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from gpujob_api.codec import encode, format_time, parse_time
-from gpujob_api.gpunode import GPU, GPUProcess
+from gpujob_api.codec import format_time, parse_time
 from gpujob_api.meta import ANNOTATION_GPUS, API_VERSION, LABEL_SPOT, TAINT_RECLAIM
 from gpujob_api.quantities import GIB
 from gpujob_operator.observe.cache import Kind
@@ -19,7 +18,10 @@ if TYPE_CHECKING:
     from tests.simulation.worker import Worker
     from tests.simulation.workloads import NodePlan
 
-AGENT_SECONDS = 6.0
+AGENT_SECONDS = 8.0
+SAMPLE_SECONDS = 2.0
+# A picture that did not change is published this often.
+UNCHANGED_SECONDS = 20.0
 NOT_READY_AFTER_SECONDS = 10.0
 EVICTED_AFTER_SECONDS = 60.0
 MISSING_CARD = "missing"
@@ -49,6 +51,7 @@ class Machine:
     agent_runs: bool = True
     workers: dict[str, Worker] = field(default_factory=dict["str", "Worker"])
     gone: bool = False
+    published: tuple[float, object] = (float("-inf"), None)
 
     def used_bytes(self, uuid: str) -> int:
         ours = sum(w.memory_on(uuid) for w in self.workers.values())
@@ -348,36 +351,44 @@ class Cluster:
             for index, card in enumerate(machine.cards.values())
             if card.misread != MISSING_CARD
         ]
+        at, before = machine.published
+        if gpus == before and self.clock.now - at < UNCHANGED_SECONDS:
+            return
+        machine.published = (self.clock.now, gpus)
         status = {
             "observedAt": format_time(self.clock.moment),
-            "sampleIntervalSeconds": AGENT_SECONDS,
+            "sampleIntervalSeconds": SAMPLE_SECONDS,
             "gpus": gpus,
         }
         self.api.patch(Kind.GPU_NODE, "", machine.name, {"status": status}, "agent")
 
     def _reading(self, machine: Machine, card: PhysicalCard, index: int) -> dict[str, Any]:
-        processes = [
-            GPUProcess(1000 + n, worker.memory_on(card.uuid), worker.pod_uid, worker.utilization)
-            for n, worker in enumerate(machine.workers.values())
-            if card.uuid in worker.gpus
+        """As the agent writes it (`GPU` in JSON)."""
+        bound = [worker for worker in machine.workers.values() if card.uuid in worker.gpus]
+        processes: list[dict[str, Any]] = [
+            {
+                "pid": 1000 + number,
+                "memoryBytes": worker.memory_on(card.uuid),
+                "podUid": worker.pod_uid,
+                "utilizationPercent": worker.utilization,
+            }
+            for number, worker in enumerate(bound)
         ]
         if card.stranger_bytes:
-            processes.append(GPUProcess(99, card.stranger_bytes))
-        reading = encode(
-            GPU(
-                uuid=card.uuid,
-                index=index,
-                model=MODEL,
-                memory_total_bytes=card.total_bytes,
-                memory_used_bytes=min(sum(p.memory_bytes for p in processes), card.total_bytes),
-                memory_reserved_bytes=card.driver_bytes,
-                utilization_percent=min(100.0, sum(p.utilization_percent or 0 for p in processes)),
-                healthy=card.healthy,
-                health_message="" if card.healthy else "XID 79",
-                processes=tuple(processes),
-            )
-        )
-        return {**reading, "memoryUsedBytes": 900 * GIB} if card.misread == ABSURD_CARD else reading
+            processes.append({"pid": 99, "memoryBytes": card.stranger_bytes})
+        used = min(sum(p["memoryBytes"] for p in processes), card.total_bytes)
+        return {
+            "uuid": card.uuid,
+            "index": index,
+            "model": MODEL,
+            "memoryTotalBytes": card.total_bytes,
+            "memoryUsedBytes": 900 * GIB if card.misread == ABSURD_CARD else used,
+            "memoryReservedBytes": card.driver_bytes,
+            "utilizationPercent": min(100.0, sum(worker.utilization for worker in bound)),
+            "healthy": card.healthy,
+            "healthMessage": "" if card.healthy else "XID 79",
+            "processes": processes,
+        }
 
 
 def _wanted_node(pod: Manifest) -> str:

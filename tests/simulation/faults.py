@@ -95,6 +95,7 @@ def make_faults(seed: int) -> Faults:
 INCIDENTS = (
     *("power", "power", "partition", "partition", "reclaim", "reclaim", "destroy", "agent"),
     *("missing", "absurd", "unhealthy", "stranger", "stranger"),
+    "owner-lost",
     *("pod-deleted", "pod-deleted", "pause", "pause", "operator-killed", "operator-killed"),
 )
 
@@ -110,4 +111,3 @@ def make_incidents(seed: int, nodes: list[str]) -> list[Incident]:
         )
         for _ in range(random.choice([0, 2, 3, 5, 8]))
     ]
-

@@ -220,7 +220,7 @@ class OperatorShell:
     # -- the loop
 
     def _ring(self, urgent: bool) -> None:
-        self._wake(0.05 if urgent else 1.0)
+        self._wake(0.05 if urgent else 2.0)
 
     def _wake(self, seconds: float) -> None:
         at = self._clock.now + seconds
@@ -237,8 +237,8 @@ class OperatorShell:
             self._wake(RESYNC_SECONDS)
             return
         self.cycles += 1
-        jobs = {job.metadata.uid for job in self._cache.snapshot((), self._configuration).jobs}
-        self._reports = {key: one for key, one in self._reports.items() if key[0] in jobs}
+        known = self._cache.job
+        self._reports = {k: one for k, one in self._reports.items() if known(k[0]) is not None}
         snapshot = self._cache.snapshot(tuple(self._reports.values()), self._configuration)
         snapshot = replace(snapshot, listening_since=self._listening_since)
         plan = self._plan(snapshot, self._clock.moment)

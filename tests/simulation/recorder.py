@@ -3,6 +3,7 @@
 It reads only what was committed and what the machines really did, never what an operator believes.
 """
 
+import re
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,12 +13,14 @@ from gpujob_api.codec import parse_time
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.manifest import gpujob_from_manifest
 from gpujob_operator.decide.capacity import holds_cards
+from gpujob_operator.decide.conditions import SCHEDULED, find
 from gpujob_operator.observe.cache import Kind
 from tests.simulation.api_server import ApiServer, Manifest, Revision
 
 # A decision may rest on a reading this old: staleness limit, watch lag and writes under way.
 READING_WINDOW_SECONDS = 45.0
 FINAL = ("Succeeded", "Failed")
+_NUMBER = re.compile("[0-9]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +85,7 @@ class Recorder:
                 if process.get("podUid") is None
             )
             self._readings[gpu["uuid"]].append(
-                _Reading(
-                    revision.at, gpu["memoryTotalBytes"], gpu["memoryReservedBytes"], stranger
-                )
+                _Reading(revision.at, gpu["memoryTotalBytes"], gpu["memoryReservedBytes"], stranger)
             )
 
     # -- jobs
@@ -106,8 +107,12 @@ class Recorder:
 
     def _check_life(self, revision: Revision, before: GPUJob, job: GPUJob) -> None:
         name = job.metadata.name
-        if job.status.attempt < before.status.attempt:
-            self._fail("I3", revision, f"{name}: attempt went back to {job.status.attempt}")
+        is_new = holds_cards(job) and not holds_cards(before)
+        if job.status.attempt < before.status.attempt + is_new:
+            attempts = f"{before.status.attempt} to {job.status.attempt}"
+            self._fail("I3", revision, f"{name}: attempt went from {attempts}")
+        if not job.finished and job.status.placement is None and not _reason(job):
+            self._fail("I4", revision, f"{name} waits without a reason")
         if before.finished and job.status.phase is not before.status.phase:
             phases = f"{before.status.phase.value} to {job.status.phase.value}"
             self._fail("I5", revision, f"{name}: went from {phases}")
@@ -233,6 +238,16 @@ def _is_leak(before: GPUJob, job: GPUJob) -> bool:
     measured, held = job.status.measurement, before.status.reservation
     same = before.status.placement == job.status.placement
     return same and None not in (measured, held) and measured.memory_bytes > held.memory_bytes  # type: ignore[union-attr]
+
+
+def _reason(job: GPUJob) -> str:
+    """Why the job waits; with a number where room or quota is missing."""
+    found = find(job.status, SCHEDULED)
+    if found is None or (
+        found.reason in ("NoRoom", "OverQuota") and not _NUMBER.search(found.message)
+    ):
+        return ""
+    return found.message
 
 
 def _now_text(revision: Revision) -> str:

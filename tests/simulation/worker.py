@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster, Machine
     from tests.simulation.workloads import Workload
 
-TICK_SECONDS = 2.0
+TICK_SECONDS = 3.0
 # Loading the model before the first step.
 WARM_UP_SECONDS = 2.0
 START_BYTES = 300 * 1024**2
@@ -73,8 +73,7 @@ class Worker:
         self.rank = int(labels["gpujob.dev/rank"])
         self.gpus = tuple(pod["metadata"]["annotations"]["gpujob.dev/gpus"].split(","))
         environment = {
-            entry["name"]: entry.get("value", "")
-            for entry in pod["spec"]["containers"][0]["env"]
+            entry["name"]: entry.get("value", "") for entry in pod["spec"]["containers"][0]["env"]
         }
         self._limit_bytes = int(environment.get(names.ENV_MEMORY_LIMIT_BYTES, 0))
         self._cluster = cluster
@@ -225,7 +224,8 @@ class Worker:
         if self.ended:
             return
         self.ended = True
-        status: dict[str, object] = {"exitCode": exit_code, "reason": "Error" if exit_code else "Completed"}
+        reason = "Error" if exit_code else "Completed"
+        status: dict[str, object] = {"exitCode": exit_code, "reason": reason}
         if not self._workload.is_silent:
             status["message"] = self.report_now(WorkerPhase.FINISHED, failure).termination_message()
         phase = "Succeeded" if exit_code == EXIT_DONE else "Failed"

@@ -96,7 +96,7 @@ def _healthy(random: Random) -> Workload:
 
 
 def _failing(random: Random, **changes: Any) -> Workload:
-    defaults = {"failing_attempts": EVERY_ATTEMPT, "expected": "Failed"}
+    defaults: dict[str, Any] = {"failing_attempts": EVERY_ATTEMPT, "expected": "Failed"}
     return Workload(steps=random.randint(20, 50), **{**defaults, **changes})
 
 
@@ -158,3 +158,33 @@ def make_scenario(seed: int) -> Scenario:
             twin = Submission(f"{name}b", at + 40, spec, workload)
             submissions.append(twin)
     return Scenario(tuple(nodes), tuple(submissions))
+
+
+def make_crowded_scenario(seed: int) -> Scenario:
+    """Many jobs for two cards, stopped and started again all the time."""
+    random = Random(seed * 6_700_417 + 4)
+    submissions: list[Submission] = []
+    for number in range(9):
+        workload = Workload(
+            memory_bytes=random.choice([3, 6, 9]) * GIB,
+            steps=random.randint(15, 40),
+            utilization_percent=10.0,
+            ignores_sigterm=random.random() < 0.4,
+        )
+        fields = {"sharing": {"mode": "Exclusive"}} if number % 3 == 2 else {}
+        at = random.uniform(0, 60)
+        suspend = at + random.uniform(5, 60) if random.random() < 0.4 else None
+        resume = None if suspend is None else suspend + random.uniform(1, 30)
+        spec = make_spec("same" if number % 3 == 0 else f"job{number}", **fields)
+        submissions.append(
+            Submission(
+                f"job{number}",
+                at,
+                spec,
+                workload,
+                delete_at=at + 30 if number == 1 else None,
+                suspend_at=suspend,
+                resume_at=resume,
+            )
+        )
+    return Scenario((NodePlan("n0", 1), NodePlan("n1", 1)), tuple(submissions))
