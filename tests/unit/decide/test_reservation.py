@@ -73,6 +73,11 @@ def test_an_attempt_that_ended_early_was_not_measured() -> None:
     assert wanted(with_status(make_job(), measurement=longer)) is not None
 
 
+def test_after_running_out_of_memory_the_profile_is_not_believed() -> None:
+    """I9: the same command on other data needs more; it gets the whole card."""
+    assert wanted(with_status(make_job(), counters=Counters(out_of_memory=1)), ENTRY) is None
+
+
 def test_profile_is_of_one_card_model() -> None:
     profile = GPUProfile(
         Metadata("w"), GPUProfileSpec("f", "i"), GPUProfileStatus(entries=(ENTRY,))

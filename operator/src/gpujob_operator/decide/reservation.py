@@ -40,7 +40,8 @@ def wanted_reservation(
         return Reservation(hint.bytes, utilization_percent, ReservationSource.HINT)
     if measurement is not None and is_settled(measurement, configuration):
         return _from_measurement(job, measurement, configuration)
-    if entry is not None:
+    if entry is not None and not job.status.counters.out_of_memory:
+        # A job that ran out of what other runs of its workload needed is not like them.
         return Reservation(
             memory_bytes=with_margin(entry.memory_bytes, configuration),
             utilization_percent=entry.utilization_percent,
