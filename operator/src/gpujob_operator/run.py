@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -95,7 +96,8 @@ class Operator:
         self._metrics = Metrics()
         self._dirty = Dirty()
         self._stop = asyncio.Event()
-        self._took_lead = asyncio.Event()
+        self._stale = asyncio.Event()
+        self._listening_since = utc_now()
         self._fresh = False
         self._cache = Cache(self._dirty, self._metrics, utc_now)
         self._configuration: Configuration = options.configuration
@@ -158,14 +160,20 @@ class Operator:
                 part.result()
 
     async def _keep_fresh(self, relist: Relist) -> None:
-        """After taking the lead nothing is decided before everything has been listed anew."""
+        """Lists everything anew after taking the lead and after a write without an answer; nothing
+        is decided before.
+        """
         while True:
-            await self._took_lead.wait()
-            self._took_lead.clear()
+            await self._stale.wait()
+            self._stale.clear()
             await relist.refresh()
-            # Lost and taken again meanwhile: once more.
-            self._fresh = not self._took_lead.is_set()
+            # Stale again meanwhile: once more.
+            self._fresh = not self._stale.is_set()
             self._dirty.mark()
+
+    def _distrust_cache(self) -> None:
+        self._fresh = False
+        self._stale.set()
 
     def _leadership(self, kube: Kube) -> Leadership:
         options = self._options
@@ -175,7 +183,9 @@ class Operator:
             self._metrics.leader.set(leads)
             self._fresh = False
             if leads:
-                self._took_lead.set()
+                # Reports are received by the leader only.
+                self._listening_since = utc_now()
+                self._distrust_cache()
             self._dirty.mark()
 
         return Leadership(kube, settings, monotonic=time.monotonic, changed=changed)
@@ -212,7 +222,8 @@ class Operator:
         directory = self._options.dump_directory
 
         def snapshot() -> Snapshot:
-            return self._cache.snapshot(receiver.newest(), self._configuration)
+            picture = self._cache.snapshot(receiver.newest(), self._configuration)
+            return replace(picture, listening_since=self._listening_since)
 
         return SchedulingLoop(
             snapshot=snapshot,
@@ -237,7 +248,7 @@ class Operator:
         def noted(metadata: Metadata, note: EventNote) -> None:
             poster.post(event(metadata, note, utc_now()))
 
-        return Feedback(written, gone, noted)
+        return Feedback(written, gone, noted, self._distrust_cache)
 
     def _deliver(self) -> Deliver:
         """From kopf's thread into our loop."""

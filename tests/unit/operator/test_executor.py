@@ -51,9 +51,10 @@ class _Bench:
         self.written: list[tuple[str, str]] = []
         self.gone: list[str] = []
         self.notes: list[str] = []
+        self.doubts = 0
         self.executor = Executor(
             self.kube,
-            Feedback(self._wrote, lambda _, uid: self.gone.append(uid), self._noted),
+            Feedback(self._wrote, lambda _, uid: self.gone.append(uid), self._noted, self._doubted),
             self.metrics,
             configuration=Configuration(report_url="http://operator/report"),
             clock=self.clock.now,
@@ -61,6 +62,9 @@ class _Bench:
             may_act=lambda: self.leads,
             retry=Retry(sleep=self.clock.sleep, uniform=lambda low, high: high),
         )
+
+    def _doubted(self) -> None:
+        self.doubts += 1
 
     def _wrote(self, kind: ResourceType, manifest: Manifest) -> None:
         self.written.append((kind.plural, manifest["metadata"]["name"]))
@@ -152,6 +156,16 @@ async def test_a_lost_answer_to_a_status_is_a_conflict_that_refreshes_the_cache(
     bench.kube.fail("patch", "gpujobs", times=1, after_effect=True)
     assert await bench.run(_status(job), _create(job)) == {WriteResult.CONFLICT: 1}
     assert bench.written == [("gpujobs", "job")]
+
+
+async def test_a_write_that_is_never_answered_makes_the_cache_doubtful(bench: _Bench) -> None:
+    """I1: the cards may be taken already; nothing is placed before everything was listed anew."""
+    job = bench.job()
+    bench.kube.fail("patch", "gpujobs", times=1, after_effect=True)
+    bench.kube.fail("get", "gpujobs", times=ATTEMPTS_MAX)
+    assert await bench.run(_status(job)) == {WriteResult.FAILED: 1}
+    assert bench.kube.stored(JOBS, "job", "team")["status"]["phase"] == "Running"
+    assert (bench.written, bench.doubts) == ([], 1)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from gpujob_operator.act.kube import (
     Manifest,
     NotFound,
     ResourceType,
+    Unavailable,
 )
 from gpujob_operator.act.retry import Retry
 from gpujob_operator.decide.configuration import Configuration
@@ -75,6 +76,9 @@ class Feedback:
     written: Callable[[ResourceType, Manifest], None]
     gone: Callable[[ResourceType, str], None]
     noted: Callable[[Metadata, EventNote], None] = lambda metadata, note: None
+    # A write was never answered: it may have happened, and nothing may be decided on the cache
+    # before it was listed anew (I1).
+    unsure: Callable[[], None] = lambda: None
 
 
 @dataclass(slots=True)
@@ -149,6 +153,8 @@ class Executor:
             return WriteResult.GONE
         except (ApiError, NotLeader) as error:
             log.warning("write failed", item=type(item).__name__, error=str(error))
+            if isinstance(error, Unavailable):
+                self._feedback.unsure()
             return WriteResult.NOT_LEADER if isinstance(error, NotLeader) else WriteResult.FAILED
         except Exception as error:
             # A defect in rendering one job must not stop the others.
