@@ -294,19 +294,19 @@ def test_exit_codes_of_the_script_stay(tmp_path: Path) -> None:
 def test_a_memory_limit_is_kept_by_splitting(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
-        "import torch\nfrom torch import nn\n"
+        "import sys, torch\nfrom torch import nn\n"
         "net = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(24)))\n"
         "opt = torch.optim.SGD(net.parameters(), lr=0.01)\n"
         "x = torch.randn(16384, 64)\n"
-        "for i in range(24):\n"
+        "for i in range(int(sys.argv[1])):\n"
         "    opt.zero_grad(); net(x).square().mean().backward(); opt.step()\n"
     )
-    _, free = run_worker(tmp_path / "free", ["python", str(script)])
+    _, free = run_worker(tmp_path / "free", ["python", str(script), "8"])
     peak = free.report["baseline"]["peakMemoryBytes"]
     limit = peak - 80 * 2**20
     _, run = run_worker(
         tmp_path / "tight",
-        ["python", str(script)],
+        ["python", str(script), "20"],
         environment={"GPUJOB_MEMORY_LIMIT_BYTES": str(limit)},
     )
     report = run.report
