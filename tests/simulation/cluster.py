@@ -7,11 +7,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from gpujob_api.codec import format_time, parse_time
-from gpujob_api.meta import ANNOTATION_GPUS, API_VERSION, LABEL_SPOT, TAINT_RECLAIM
+from gpujob_api.meta import API_VERSION, LABEL_SPOT, TAINT_RECLAIM
 from gpujob_api.quantities import GIB
 from gpujob_operator.observe.cache import Kind
 from tests.harness.builders import MODEL
 from tests.simulation.api_server import ApiServer, Conflict, Manifest, NotFound
+from tests.simulation.pods import cards_of, wanted_node, worker_status
 
 if TYPE_CHECKING:
     from tests.simulation.clock import Clock
@@ -151,7 +152,7 @@ class Cluster:
             self._pod_status(pod, {"conditions": [condition]})
             self.clock.after(5.0, lambda: self._bind(uid))
             return
-        name = _wanted_node(pod)
+        name = wanted_node(pod)
         bound = self._patch_pod(pod, {"spec": {"nodeName": name}}, spec=True)
         if bound is not None:
             seconds = self.clock.random.uniform(0.3, 3.0)
@@ -159,7 +160,7 @@ class Cluster:
 
     def _unschedulable(self, pod: Manifest) -> str:
         try:
-            node = self.api.get(Kind.NODE, "", _wanted_node(pod))
+            node = self.api.get(Kind.NODE, "", wanted_node(pod))
         except NotFound:
             return "node not found"
         if any(taint["effect"] == "NoSchedule" for taint in node["spec"].get("taints") or ()):
@@ -182,13 +183,13 @@ class Cluster:
         if "deletionTimestamp" in pod["metadata"]:
             self.api.remove(Kind.POD, uid, "kubelet")
             return
-        if not set(_cards(pod)) <= machine.cards.keys():
+        if not set(cards_of(pod)) <= machine.cards.keys():
             waiting = {"waiting": {"reason": "CreateContainerError", "message": "unknown device"}}
-            self._pod_status(pod, {"containerStatuses": [_worker_status(waiting)]})
+            self._pod_status(pod, {"containerStatuses": [worker_status(waiting)]})
             return
         machine.workers[uid] = self._start_worker(self, machine, pod)
         started = {"running": {"startedAt": format_time(self.clock.moment)}}
-        self._pod_status(pod, {"phase": "Running", "containerStatuses": [_worker_status(started)]})
+        self._pod_status(pod, {"phase": "Running", "containerStatuses": [worker_status(started)]})
 
     def _terminate(self, uid: str) -> None:
         """SIGTERM now, SIGKILL at the deadline; the object goes when the process is gone."""
@@ -223,7 +224,7 @@ class Cluster:
         if pod is None:
             return
         ended = {**status, "finishedAt": format_time(self.clock.moment)}
-        containers = [_worker_status({"terminated": ended})]
+        containers = [worker_status({"terminated": ended})]
         pod = self._pod_status(pod, {"phase": phase, "containerStatuses": containers})
         if pod is not None and "deletionTimestamp" in pod["metadata"]:
             uid = worker.pod_uid
@@ -283,7 +284,7 @@ class Cluster:
                 self.api.remove(Kind.POD, uid, "kubelet")
             elif pod["status"]["phase"] == "Running":
                 lost = {"exitCode": 137, "reason": "ContainerStatusUnknown"}
-                containers = [_worker_status({"terminated": lost})]
+                containers = [worker_status({"terminated": lost})]
                 self._pod_status(pod, {"phase": "Failed", "containerStatuses": containers})
         known = {pod["metadata"]["uid"] for pod in self.api.list(Kind.POD)}
         for uid in machine.workers.keys() - known:
@@ -389,17 +390,3 @@ class Cluster:
             "healthMessage": "" if card.healthy else "XID 79",
             "processes": processes,
         }
-
-
-def _wanted_node(pod: Manifest) -> str:
-    affinity = pod["spec"]["affinity"]["nodeAffinity"]
-    required = affinity["requiredDuringSchedulingIgnoredDuringExecution"]
-    return required["nodeSelectorTerms"][0]["matchFields"][0]["values"][0]
-
-
-def _cards(pod: Manifest) -> list[str]:
-    return pod["metadata"]["annotations"][ANNOTATION_GPUS].split(",")
-
-
-def _worker_status(state: dict[str, Any]) -> dict[str, Any]:
-    return {"name": "worker", "state": state}
