@@ -77,7 +77,11 @@ def test_n_jobs_of_exactly_m_bytes_on_a_card_one_byte_short(count: int) -> None:
     """I1: exactly one of them does not run, and it is told how much is missing."""
     each = 2 * GIB
     card = make_card(total=count * each - 1)
-    shared: dict[str, Any] = {"sharing": SharingMode.SHARED, "memory_bytes": each, "max_slowdown_percent": 100}
+    shared: dict[str, Any] = {
+        "sharing": SharingMode.SHARED,
+        "memory_bytes": each,
+        "max_slowdown_percent": 100,
+    }
     held = reserve(each, ReservationSource.HINT, 0.0)
     jobs: list[GPUJob] = []
     for n in range(count):
