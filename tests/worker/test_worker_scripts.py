@@ -306,11 +306,11 @@ def test_a_memory_limit_is_kept_by_splitting(tmp_path: Path) -> None:
     limit = peak - 80 * 2**20
     _, run = run_worker(
         tmp_path / "tight",
-        ["python", str(script), "20"],
+        ["python", str(script), "40"],
         environment={"GPUJOB_MEMORY_LIMIT_BYTES": str(limit)},
     )
     report = run.report
     said = "\n".join(report["explain"])
     assert "batch split applied:" in said, said
     assert report["tuned"]["batchPerStep"] < 16384
-    assert report["current"]["peakMemoryBytes"] <= limit
+    assert report["current"]["peakMemoryBytes"] <= limit, said
