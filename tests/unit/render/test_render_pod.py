@@ -44,6 +44,7 @@ def test_the_worker_is_told_its_card_and_all_of_the_contract() -> None:
     known = environment(pod_of(placed(make_job("train"))))
     assert known["NVIDIA_VISIBLE_DEVICES"] == "GPU-0"
     assert known["GPUJOB_ATTEMPT"] == "1"
+    assert known["GPUJOB_GRACE_SECONDS"] == "30"
     assert known["GPUJOB_REPORT_URL"] == "http://operator:8080/report"
     assert known["GPUJOB_CHECKPOINT_DIR"].endswith("/train-uid-trai")
     assert known["GPUJOB_POD_UID"] == {"fieldRef": {"fieldPath": "metadata.uid"}}

@@ -44,6 +44,8 @@ def worker_pod(create: CreatePod, configuration: Configuration) -> dict[str, Any
         _restrict(container)
         if container["name"] == WORKER_CONTAINER:
             _complete_worker(container, create, worker, configuration)
+            grace = str(spec["terminationGracePeriodSeconds"])
+            container["env"].append({"name": names.ENV_GRACE_SECONDS, "value": grace})
         else:
             _without_cards(container)
     for container in spec.get("initContainers") or ():
