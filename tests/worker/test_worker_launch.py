@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -106,25 +107,36 @@ def test_interpreter_options_and_other_programs(tmp_path: Path) -> None:
     assert run([*launcher, "sh", "-c", "echo hello; exit 9"], tmp_path) == (9, "hello\n", "")
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Where the tests run in the background, SIGINT is ignored, and children inherit that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_signals_end_it_as_they_end_python(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import time\nprint('ready', flush=True)\nwhile True: time.sleep(1)\n"
     )
+    launcher = ["-m", "gpujob_worker", "--", "python"]
     for number in (signal.SIGTERM, signal.SIGINT):
-        codes: list[int] = []
-        for command in (["train.py"], ["-m", "gpujob_worker", "--", "python", "train.py"]):
-            process = subprocess.Popen(
-                [sys.executable, *command],
-                cwd=tmp_path,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
+        codes = [_code_after(number, [*start, "train.py"], tmp_path) for start in ([], launcher)]
+        assert codes == [-number, -number]
+
+
+def _code_after(number: signal.Signals, command: list[str], folder: Path) -> int:
+    with subprocess.Popen(
+        [sys.executable, *command], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        try:
             assert process.stdout is not None
             assert process.stdout.readline() == b"ready\n"
             process.send_signal(number)
-            codes.append(process.wait(30))
-            process.stdout.close()
-        assert codes[0] == codes[1] == -number
+            return process.wait(30)
+        finally:
+            process.kill()
 
 
 def test_command_lines_are_read() -> None:
