@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -107,15 +106,6 @@ def test_interpreter_options_and_other_programs(tmp_path: Path) -> None:
     assert run([*launcher, "sh", "-c", "echo hello; exit 9"], tmp_path) == (9, "hello\n", "")
 
 
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Where the tests run in the background, SIGINT is ignored, and children inherit that."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("interruptible")
 def test_signals_end_it_as_they_end_python(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import time\nprint('ready', flush=True)\nwhile True: time.sleep(1)\n"
