@@ -1,6 +1,7 @@
 """Small pure pieces of the local cluster: names, options, volumes, log tails, launching."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -167,8 +168,10 @@ def test_launched_commands_keep_to_their_core_and_start_with_default_signals() -
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     affinity, ignored = done.stdout.splitlines()
     assert affinity == f"[{core}]"
-    # This Python ignores SIGPIPE and SIGXFSZ itself; nothing else came from the launcher.
-    assert int(ignored, 16) & ~(1 << 12 | 1 << 24) == 0
+    # This Python ignores SIGPIPE and SIGXFSZ itself. Signals 32 and 33 belong to the C library,
+    # which lets no program set them: whoever started the tests may have left them ignored.
+    of_nobody = {signal.SIGPIPE, signal.SIGXFSZ, 32, 33}
+    assert {number for number in range(1, 65) if int(ignored, 16) >> number - 1 & 1} <= of_nobody
 
 
 def test_a_command_is_not_run_when_its_parent_is_gone_or_it_cannot_be_executed(
