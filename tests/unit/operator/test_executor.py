@@ -16,6 +16,7 @@ from gpujob_operator.act.kube import (
     LEASES,
     PODS,
     QUEUES,
+    SERVICES,
     Manifest,
     ResourceType,
     Throttled,
@@ -137,6 +138,16 @@ async def test_creating_the_same_pod_twice_is_success(bench: _Bench) -> None:
     await bench.run(_create(job))
     assert await bench.run(_create(job)) == {WriteResult.DONE: 1}
     assert bench.kube.names(PODS) == ["job-1-0"]
+
+
+async def test_a_gang_gets_its_service_once_and_before_its_first_pod(bench: _Bench) -> None:
+    gang = placed(make_job("gang", workers=2), ("n0", ("GPU-0",)), ("n1", ("GPU-1",)))
+    await bench.run(_create(gang, 0), _create(gang, 1))
+    service = ("create", "gpujob-uid-gang")
+    assert bench.verbs() == [service, ("create", "gang-1-0"), ("create", "gang-1-1")]
+    bench.kube.remove(PODS, "gang-1-0", "team")
+    assert await bench.run(_create(gang, 0)) == {WriteResult.DONE: 1}
+    assert bench.kube.names(SERVICES) == ["gpujob-uid-gang"]
 
 
 async def test_a_lost_answer_to_create_is_success(bench: _Bench) -> None:

@@ -1,5 +1,7 @@
 """The pod of one worker: what it is called, where it goes, what it knows, what it may not do."""
 
+import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from gpujob_api.settings import Settings
 from gpujob_operator.decide.configuration import Configuration, DeviceAccess
 from gpujob_operator.decide.plan import CreatePod
 from gpujob_operator.render.pod import worker_pod
+from gpujob_operator.render.service import gang_service
 from tests.harness.builders import make_job, make_template, placed, reserve
 
 CONFIGURATION = Configuration(report_url="http://operator:8080/report")
@@ -116,12 +119,38 @@ def test_the_users_template_is_not_changed() -> None:
     assert repr(job.spec.template) == before
 
 
+def gang() -> GPUJob:
+    return placed(make_job("gang", workers=2), ("n0", ("GPU-0",)), ("n1", ("GPU-1",)))
+
+
 def test_a_gang_knows_its_ranks_and_master() -> None:
-    job = placed(make_job("gang", workers=2), ("n0", ("GPU-0",)), ("n1", ("GPU-1",)))
-    known = environment(pod_of(job, rank=1))
-    assert (known["RANK"], known["WORLD_SIZE"]) == ("1", "2")
-    assert known["MASTER_ADDR"] == "gang-0.gang"
+    pods = [pod_of(gang(), rank) for rank in (0, 1)]
+    known = [environment(pod) for pod in pods]
+    assert [(one["RANK"], one["WORLD_SIZE"]) for one in known] == [("0", "2"), ("1", "2")]
     assert "RANK" not in environment(pod_of(placed(make_job())))
+    # The name that a cluster's DNS makes of rank 0's hostname and the Service's name.
+    master = f"{pods[0]['spec']['hostname']}.{pods[0]['spec']['subdomain']}.team.svc"
+    assert {one["MASTER_ADDR"] for one in known} == {master}
+    (port,) = {int(one["MASTER_PORT"]) for one in known}
+    assert 20_000 <= port < 32_768
+    again = replace(gang(), status=replace(gang().status, attempt=2))
+    assert environment(pod_of(again))["MASTER_PORT"] != str(port)
+
+
+def test_a_gangs_service_names_its_pods_and_goes_with_the_job() -> None:
+    service = gang_service(gang())
+    pod = pod_of(gang(), rank=1)
+    assert service["metadata"]["name"] == pod["spec"]["subdomain"]
+    assert service["metadata"]["ownerReferences"] == pod["metadata"]["ownerReferences"]
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+
+
+def test_names_of_a_gang_are_valid_however_long_its_own_is() -> None:
+    job = make_job("a" * 52, uid="01234567-89ab-cdef-0123-456789abcdef", workers=2)
+    spec = pod_of(placed(job, ("n0", ("GPU-0",)), ("n1", ("GPU-1",))), rank=1)["spec"]
+    for label in (spec["hostname"], spec["subdomain"]):
+        assert re.fullmatch(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", label)
 
 
 def test_without_a_claim_checkpoints_stay_with_the_pod() -> None:

@@ -7,6 +7,7 @@ decides again. So a crash between any two writes leaves nothing that a later cyc
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
@@ -18,6 +19,7 @@ from gpujob_operator.act.kube import (
     PODS,
     PROFILES,
     QUEUES,
+    SERVICES,
     AlreadyExists,
     ApiError,
     Conflict,
@@ -44,6 +46,7 @@ from gpujob_operator.logs import Log
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.render.pod import worker_pod
 from gpujob_operator.render.profile import profile_manifest, profile_status_patch
+from gpujob_operator.render.service import gang_service
 from gpujob_operator.render.status import queue_patch, rejection_patch, status_patch
 
 log = Log(__name__)
@@ -214,6 +217,10 @@ class Executor:
     async def _create_pod(self, item: CreatePod) -> None:
         manifest = worker_pod(item, self._configuration)
         namespace = item.job.metadata.namespace
+        if item.job.spec.workers > 1 and item.rank == 0:
+            # Before the first of the pods that look for each other by its names.
+            with suppress(AlreadyExists):
+                await self._kube.create(SERVICES, gang_service(item.job), namespace)
         try:
             answer = await self._kube.create(PODS, manifest, namespace)
         except AlreadyExists:

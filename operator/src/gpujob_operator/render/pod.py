@@ -1,13 +1,13 @@
 """CreatePod to the pod that is created: the user's template plus what one worker needs to know."""
 
 import copy
+import zlib
 from typing import Any
 
 from gpujob_api import settings as names
 from gpujob_api.gpujob import WORKER_CONTAINER, GPUJob, ReservationSource, WorkerPlacement
 from gpujob_api.meta import (
     ANNOTATION_GPUS,
-    API_VERSION,
     LABEL_ATTEMPT,
     LABEL_JOB,
     LABEL_JOB_UID,
@@ -16,14 +16,21 @@ from gpujob_api.meta import (
 from gpujob_operator.decide.configuration import Configuration, DeviceAccess
 from gpujob_operator.decide.plan import CreatePod
 from gpujob_operator.decide.workload import tolerations
+from gpujob_operator.render.service import (
+    LABEL_CHARACTERS_MAX,
+    master_address,
+    owner_reference,
+    service_name,
+    worker_hostname,
+)
 
 TOKEN_DIRECTORY = "/var/run/gpujob"  # noqa: S105 - a path, not a secret
 TOKEN_SECONDS = 3600
 WORKER_GROUP = 65532
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 TERMINATION_FILE = "/dev/termination-log"
-MASTER_PORT = 29400
-_LABEL_CHARACTERS_MAX = 63
+# Below the ports that Linux gives to outgoing connections.
+MASTER_PORT_FIRST, MASTER_PORTS = 20_000, 12_768
 
 
 def pod_name(job: GPUJob, rank: int) -> str:
@@ -62,18 +69,10 @@ def worker_pod(create: CreatePod, configuration: Configuration) -> dict[str, Any
 def _metadata(template: dict[str, Any], job: GPUJob, worker: WorkerPlacement) -> dict[str, Any]:
     labels = {
         **(template.get("labels") or {}),
-        LABEL_JOB: job.metadata.name[:_LABEL_CHARACTERS_MAX],
+        LABEL_JOB: job.metadata.name[:LABEL_CHARACTERS_MAX],
         LABEL_JOB_UID: job.metadata.uid,
         LABEL_ATTEMPT: str(job.status.attempt),
         LABEL_RANK: str(worker.rank),
-    }
-    owner = {
-        "apiVersion": API_VERSION,
-        "kind": "GPUJob",
-        "name": job.metadata.name,
-        "uid": job.metadata.uid,
-        "controller": True,
-        "blockOwnerDeletion": False,
     }
     return {
         "name": pod_name(job, worker.rank),
@@ -83,7 +82,7 @@ def _metadata(template: dict[str, Any], job: GPUJob, worker: WorkerPlacement) ->
             **(template.get("annotations") or {}),
             ANNOTATION_GPUS: ",".join(worker.gpus),
         },
-        "ownerReferences": [owner],
+        "ownerReferences": [owner_reference(job)],
     }
 
 
@@ -97,8 +96,8 @@ def _complete_spec(
     # The worker has no rights in the API: its only token has our audience (I12).
     spec["automountServiceAccountToken"] = False
     if job.spec.workers > 1:
-        spec.setdefault("hostname", f"{job.metadata.name}-{worker.rank}"[:63].rstrip("-."))
-        spec.setdefault("subdomain", job.metadata.name[:63].rstrip("-."))
+        spec["hostname"] = worker_hostname(worker.rank)
+        spec["subdomain"] = service_name(job)
     if configuration.runtime_class_name is not None:
         spec.setdefault("runtimeClassName", configuration.runtime_class_name)
     security = spec.setdefault("securityContext", {})
@@ -219,14 +218,21 @@ def _limits(job: GPUJob) -> dict[str, str]:
 
 
 def _ranks(job: GPUJob, worker: WorkerPlacement) -> dict[str, str]:
-    """What torchrun and torch.distributed read. The master is rank 0 of the job's own subdomain."""
+    """What torchrun and torch.distributed read."""
     if job.spec.workers == 1:
         return {}
-    master = f"{job.metadata.name}-0"[:63].rstrip("-.")
     return {
         "RANK": str(worker.rank),
         "WORLD_SIZE": str(job.spec.workers),
         "LOCAL_RANK": "0",
-        "MASTER_ADDR": f"{master}.{job.metadata.name[:63].rstrip('-.')}",
-        "MASTER_PORT": str(MASTER_PORT),
+        "MASTER_ADDR": master_address(job),
+        "MASTER_PORT": str(_master_port(job)),
     }
+
+
+def _master_port(job: GPUJob) -> int:
+    """Another one for every attempt: where pods share a node's network, as with `hostNetwork`, two
+    gangs or an old attempt's closing connections are hardly ever in the way.
+    """
+    key = f"{job.metadata.uid}/{job.status.attempt}"
+    return MASTER_PORT_FIRST + zlib.crc32(key.encode()) % MASTER_PORTS
