@@ -42,6 +42,15 @@ class Precision(Enum):
     FLOAT8 = "float8"
 
 
+class AttentionKernel(Enum):
+    """The kernel behind `scaled_dot_product_attention`, by torch's names for it."""
+
+    FLASH = "flash"
+    EFFICIENT = "efficient"
+    CUDNN = "cudnn"
+    MATH = "math"
+
+
 class Toggle(Enum):
     AUTO = "Auto"
     ON = "On"
@@ -57,6 +66,14 @@ class TunedSettings:
     activation_checkpointing: bool = False
     compile: bool = False
     data_loader_workers: Annotated[int, Range(0, 1024)] | None = None
+    fused_optimizer: bool = False
+    channels_last: bool = False
+    convolution_autotuning: bool = False
+    attention: AttentionKernel | None = None
+    regional_compile: bool = False
+    cuda_graphs: bool = False
+    activation_offload: bool = False
+    optimizer_offload: bool = False
 
     def __post_init__(self) -> None:
         if self.precision is Precision.AUTO:
