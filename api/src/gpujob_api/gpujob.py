@@ -297,6 +297,8 @@ class Counters:
     hung: SmallCount = 0
     node_lost: SmallCount = 0
     interruptions: SmallCount = 0
+    # Those of the interruptions that another job or a move was the reason for.
+    preemptions: SmallCount = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,6 +344,10 @@ class GPUJobStatus:
     failure: JobFailure | None = None
     profile: Annotated[str, Text(253)] | None = None
     next_attempt_at: datetime | None = None
+    # A job that made room for another one waits as if it had come then.
+    requeued_at: datetime | None = None
+    # Its least utilization when cards are shared: raised when it slowed a neighbour too much.
+    utilization_floor_percent: Percent = 0.0
     attempt_started_at: datetime | None = None
     progressed_at: datetime | None = None
     started_at: datetime | None = None
