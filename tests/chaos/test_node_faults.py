@@ -110,7 +110,7 @@ def test_a_dead_node_is_not_believed_dead_until_it_is_proven(scene: Scene) -> No
     scene.wait(lambda: scene.status("survivor").get("resumedFromStep", 0) >= saved, "it resumes")
     scene.finish_and_wait("survivor")
     assert scene.status("survivor")["attempt"] == 2
-    assert scene.counters("survivor") == {"interruptions": 1}
+    assert scene.counters("survivor") == {"nodeLost": 1}
 
 
 def test_a_node_reclaimed_while_a_job_starts_is_left(scene: Scene) -> None:

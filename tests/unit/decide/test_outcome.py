@@ -29,6 +29,7 @@ from tests.harness.builders import (
 )
 
 CONFIGURATION = Configuration()
+INTERRUPTION = Outcome(End.INTERRUPTED)
 GANG = (("n0", ("GPU-0",)), ("n0", ("GPU-1",)))
 
 
@@ -200,27 +201,65 @@ def test_limit_zero_means_one_attempt() -> None:
 
 def test_an_interruption_is_tried_again_at_once_and_uses_no_retry() -> None:
     job = running(make_job(retries=0))
-    decision = interrupted(job, CONFIGURATION, after(60))
+    decision = interrupted(job, INTERRUPTION, CONFIGURATION, after(60))
     assert decision.retry
     assert decision.next_attempt_at == after(60)
     assert decision.counters == Counters(interruptions=1)
 
 
+LOST = frozenset({"n0"})
+
+
+def test_an_attempt_whose_node_went_away_is_counted_apart_and_uses_no_retry() -> None:
+    job = running(make_job(retries=0))
+    outcome = judge(job, (), LOST)
+    assert (outcome.end, outcome.lost_node) == (End.INTERRUPTED, "n0")
+    decision = interrupted(job, outcome, CONFIGURATION, after(60))
+    assert decision.retry
+    assert decision.counters == Counters(node_lost=1)
+    failed_before = running(make_job(retries=1), counters=Counters(node_lost=5))
+    assert decide(FailureClass.UNKNOWN, failed_before).retry
+
+
+def test_fruitless_attempts_on_nodes_that_go_away_end() -> None:
+    counters = Counters(interruptions=20, node_lost=FRUITLESS_INTERRUPTIONS_MAX - 20)
+    job = running(make_job(), counters=counters)
+    assert not interrupted(job, judge(job, (), LOST), CONFIGURATION, after(60)).retry
+
+
+@pytest.mark.parametrize("reason", ["ContainerStatusUnknown", "NodeLost"])
+def test_a_node_that_restarted_lost_its_attempts(reason: str) -> None:
+    outcome = ended(137, reason=reason)
+    assert (outcome.end, outcome.lost_node) == (End.INTERRUPTED, "n0")
+
+
+@pytest.mark.parametrize("reason", ["NodeReclaimed", "Suspended"])
+def test_a_node_that_goes_after_a_notice_is_an_interruption(reason: str) -> None:
+    assert judge(stopped(reason), (), LOST) == INTERRUPTION
+
+
+def test_only_the_node_of_a_worker_without_an_end_was_lost() -> None:
+    job = running(make_job(workers=2), ("n0", ("GPU-0",)), ("n1", ("GPU-1",)))
+    saved = make_pod(job, 0, exit_code=143)
+    assert judge(job, (saved,), LOST).lost_node == ""
+    assert judge(job, (saved,), frozenset({"n1"})).lost_node == "n1"
+
+
 def test_an_attempt_that_ended_at_once_waits_before_the_next() -> None:
     """I8: a node that refuses its pods is not asked in a tight loop."""
     job = running(make_job(), checkpoint=CheckpointReport(9))
-    decision = interrupted(job, CONFIGURATION, after(1))
+    decision = interrupted(job, INTERRUPTION, CONFIGURATION, after(1))
     assert decision.next_attempt_at == after(1 + CONFIGURATION.retry_backoff_seconds)
 
 
 def test_fruitless_interruptions_end() -> None:
     counters = Counters(interruptions=FRUITLESS_INTERRUPTIONS_MAX)
     job = running(make_job(), counters=counters)
-    decision = interrupted(job, CONFIGURATION, after(60))
+    decision = interrupted(job, INTERRUPTION, CONFIGURATION, after(60))
     assert not decision.retry
     assert str(FRUITLESS_INTERRUPTIONS_MAX + 1) in decision.message
     saved = with_status(job, checkpoint=CheckpointReport(3))
-    assert interrupted(saved, CONFIGURATION, after(60)).retry
+    assert interrupted(saved, INTERRUPTION, CONFIGURATION, after(60)).retry
 
 
 def test_last_step_of_any_worker_counts() -> None:

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, StopReason
 from gpujob_api.gpuprofile import GPUProfile
-from gpujob_api.report import Report
+from gpujob_api.report import FailureClass, Report
 from gpujob_operator.decide import conditions
 from gpujob_operator.decide.conditions import ConditionWriter
 from gpujob_operator.decide.configuration import Configuration
@@ -47,6 +47,8 @@ class Seen:
     profile: GPUProfile | None = None
     # Why the attempt must leave its cards, found by `trouble.find`, or None.
     trouble: StopReason | None = None
+    # Those of the attempt's nodes that are there no more.
+    lost_nodes: frozenset[str] = frozenset()
     listening_since: datetime | None = None
 
 
@@ -273,11 +275,11 @@ def _end(
 ) -> Step:
     """The attempt is proven finished: its cards are free from this write on."""
     job = replace(job, status=_with_last_words(job, seen, pods, now))
-    outcome = judge(job, pods)
+    outcome = judge(job, pods, seen.lost_nodes)
     if outcome.end is End.SUCCEEDED:
         return _succeeded(job, now)
     if outcome.end is End.INTERRUPTED:
-        return _again(job, outcome, interrupted(job, configuration, now), now)
+        return _again(job, outcome, interrupted(job, outcome, configuration, now), now)
     return _again(job, outcome, verdict(job, outcome, configuration, now), now)
 
 
@@ -313,8 +315,8 @@ def _succeeded(job: GPUJob, now: datetime) -> Step:
 
 def _again(job: GPUJob, outcome: Outcome, decision: Verdict, now: datetime) -> Step:
     writer = ConditionWriter(job, now)
-    cause = outcome.failure.message if outcome.failure else _why_interrupted(job)
-    kind = outcome.failure.failure_class.value if outcome.failure else "Interrupted"
+    cause = outcome.failure.message if outcome.failure else _why_interrupted(job, outcome)
+    kind = outcome.failure.failure_class.value if outcome.failure else _kind_of(outcome)
     text = f"attempt {job.status.attempt}: {cause}; {decision.message}"
     status = replace(
         job.status,
@@ -341,11 +343,18 @@ def _again(job: GPUJob, outcome: Outcome, decision: Verdict, now: datetime) -> S
     return Step(status, events=(EventNote(f"Attempt{kind}", text, EventType.WARNING),))
 
 
-def _why_interrupted(job: GPUJob) -> str:
+def _kind_of(interruption: Outcome) -> str:
+    return FailureClass.NODE_LOST.value if interruption.lost_node else "Interrupted"
+
+
+def _why_interrupted(job: GPUJob, outcome: Outcome) -> str:
     stop = job.status.stop
+    what = stop.message if stop else "its pods are gone"
+    if outcome.lost_node:
+        what = f"its node {outcome.lost_node} went away"
     saved = job.status.checkpoint
     step = f", checkpoint of step {saved.step} is kept" if saved is not None else ", no checkpoint"
-    return f"interrupted ({stop.message if stop else 'its pods are gone'}){step}"
+    return f"interrupted ({what}){step}"
 
 
 def _age_seconds(job: GPUJob, now: datetime) -> float:

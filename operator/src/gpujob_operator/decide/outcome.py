@@ -17,11 +17,15 @@ _FAILED_STOPS = {
     "Hung": FailureClass.HUNG,
     "StartTimeout": FailureClass.UNKNOWN,
 }
+# Kubernetes' words for a node that went away, or restarted and found its containers dead.
+_NODE_LOSSES = ("ContainerStatusUnknown", "NodeLost")
 # The kubelet's words for "this node could not run it", which is not the job's fault.
 _NODE_REFUSALS = (
-    *("Evicted", "NodeAffinity", "NodeLost", "NodeShutdown", "OutOf", "Preempting"),
-    *("Terminated", "UnexpectedAdmissionError"),
+    *("Evicted", "NodeAffinity", "NodeShutdown", "OutOf", "Preempting"),
+    *("Terminated", "UnexpectedAdmissionError", *_NODE_LOSSES),
 )
+# Stops that follow from a worker's end; any other was announced, and explains what comes after it.
+_CONSEQUENCES = ("WorkerEnded", "WorkerLost")
 # More interruptions than this without a durable step are treated like errors.
 FRUITLESS_INTERRUPTIONS_MAX = 50
 
@@ -41,6 +45,8 @@ class Outcome:
     end: End
     failure: JobFailure | None = None
     step: int = 0
+    # Of an interruption: the node that went away under it, unannounced; or "".
+    lost_node: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +59,13 @@ class Verdict:
     message: str
 
 
-def judge(job: GPUJob, pods: tuple[PodView, ...]) -> Outcome:
+def judge(
+    job: GPUJob, pods: tuple[PodView, ...], lost_nodes: frozenset[str] = frozenset()
+) -> Outcome:
     """The outcome of an attempt whose pods are all finished or gone.
 
     A pod that is gone without an exit code was taken by its node or by somebody: interrupted.
+    `lost_nodes` are those of its nodes that are there no more.
     """
     workers = job.spec.workers
     if len(pods) == workers and all(pod.exit_code == EXIT_DONE for pod in pods):
@@ -69,7 +78,7 @@ def judge(job: GPUJob, pods: tuple[PodView, ...]) -> Outcome:
     # A worker that ended first was not killed by our stop, even if by the same signal.
     ours = stop is not None and stop.reason != "WorkerEnded"
     if not real or (ours and all(_is_kill(pod) for pod in pods if _failed(pod))):
-        return Outcome(End.INTERRUPTED)
+        return Outcome(End.INTERRUPTED, lost_node=_lost_node(job, pods, lost_nodes))
     steps = [pod.termination.step for pod in pods if pod.termination is not None]
     return Outcome(End.FAILED, real[0], max(steps, default=0))
 
@@ -79,7 +88,7 @@ def verdict(job: GPUJob, outcome: Outcome, configuration: Configuration, now: da
     failure = outcome.failure
     assert failure is not None, "only a failed attempt has a verdict"
     counters = _count(job.status.counters, failure.failure_class)
-    retries = counters.errors + counters.out_of_memory + counters.hung + counters.node_lost
+    retries = counters.errors + counters.out_of_memory + counters.hung
     limit = job.spec.retry.limit
     if failure.failure_class is FailureClass.USER_ERROR and not _made_progress(job, outcome):
         return Verdict(counters, False, None, "failed before its first step: not repeated")
@@ -93,10 +102,18 @@ def verdict(job: GPUJob, outcome: Outcome, configuration: Configuration, now: da
     return Verdict(counters, True, now + timedelta(seconds=delay), message)
 
 
-def interrupted(job: GPUJob, configuration: Configuration, now: datetime) -> Verdict:
+def interrupted(
+    job: GPUJob, outcome: Outcome, configuration: Configuration, now: datetime
+) -> Verdict:
     """An interruption is not the job's fault: tried again at once, but never in a tight loop."""
-    counters = replace(job.status.counters, interruptions=job.status.counters.interruptions + 1)
-    fruitless = 0 if job.status.checkpoint is not None else counters.interruptions
+    before, lost = job.status.counters, outcome.lost_node != ""
+    counters = replace(
+        before,
+        interruptions=before.interruptions + (not lost),
+        node_lost=before.node_lost + lost,
+    )
+    all_in_all = counters.interruptions + counters.node_lost
+    fruitless = 0 if job.status.checkpoint is not None else all_in_all
     if fruitless > FRUITLESS_INTERRUPTIONS_MAX:
         message = f"interrupted {fruitless} times without a checkpoint"
         return Verdict(counters, False, None, message)
@@ -129,6 +146,19 @@ def _pod_failure(pod: PodView) -> JobFailure | None:
     return JobFailure(FailureClass.UNKNOWN, message)
 
 
+def _lost_node(job: GPUJob, pods: tuple[PodView, ...], lost_nodes: frozenset[str]) -> str:
+    stop, placement = job.status.stop, job.status.placement
+    if placement is None or (stop is not None and stop.reason not in _CONSEQUENCES):
+        return ""
+    failed = {pod.rank for pod in pods if pod.reason.startswith(_NODE_LOSSES)}
+    ended = {pod.rank for pod in pods if pod.exit_code is not None}
+    for worker in placement.workers:
+        vanished = worker.node in lost_nodes and worker.rank not in ended
+        if vanished or worker.rank in failed:
+            return worker.node
+    return ""
+
+
 def _with_need(failure: Failure) -> str:
     need = f" (needs {failure.needed_bytes} bytes)" if failure.needed_bytes else ""
     return failure.message[-600:] + need
@@ -155,10 +185,9 @@ def _made_progress(job: GPUJob, outcome: Outcome) -> bool:
 
 
 def _count(counters: Counters, failure_class: FailureClass) -> Counters:
+    """A worker that says itself that its node was lost is one that failed."""
     if failure_class is FailureClass.OUT_OF_MEMORY:
         return replace(counters, out_of_memory=counters.out_of_memory + 1)
     if failure_class is FailureClass.HUNG:
         return replace(counters, hung=counters.hung + 1)
-    if failure_class is FailureClass.NODE_LOST:
-        return replace(counters, node_lost=counters.node_lost + 1)
     return replace(counters, errors=counters.errors + 1)

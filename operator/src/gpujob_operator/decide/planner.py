@@ -77,6 +77,7 @@ class _Cycle:
     pods: Mapping[str, tuple[PodView, ...]]
     reports: Mapping[str, ReceivedReport]
     profiles: Mapping[str, GPUProfile]
+    nodes: frozenset[str]
     snapshot: Snapshot
 
     @classmethod
@@ -92,6 +93,7 @@ class _Cycle:
             pods=pods,
             reports={r.job_uid: r for r in snapshot.reports if r.rank == 0},
             profiles=by_job(snapshot.jobs, snapshot.profiles),
+            nodes=frozenset(node.name for node in snapshot.nodes),
             snapshot=snapshot,
         )
 
@@ -104,9 +106,16 @@ def _advance(job: GPUJob, cycle: _Cycle) -> Step:
         usage=cycle.snapshot.usage.get((uid, job.status.attempt)),
         profile=cycle.profiles.get(uid),
         trouble=trouble.find(job, cycle.capacity, cycle.configuration, cycle.now),
+        lost_nodes=_lost_nodes(job, cycle),
         listening_since=cycle.snapshot.listening_since,
     )
     return lifecycle.advance(job, seen, cycle.configuration, cycle.now)
+
+
+def _lost_nodes(job: GPUJob, cycle: _Cycle) -> frozenset[str]:
+    placement = job.status.placement
+    workers = placement.workers if placement is not None else ()
+    return frozenset(worker.node for worker in workers if worker.node not in cycle.nodes)
 
 
 def _items(job: GPUJob, step: Step, cycle: _Cycle) -> list[PlanItem]:
