@@ -13,6 +13,12 @@ STORAGE_USER = "gpujob-local-storage"
 OPERATOR_ACCOUNT = "gpujob-operator"
 AGENT_ACCOUNT = "gpujob-agent"
 TOKEN_SECONDS = 24 * 3600
+# A cluster's DNS looks into these; here the process nodes do.
+NAMES_ROLE = "gpujob-local-names"
+NAMES_RULES = [
+    {"apiGroups": [""], "resources": ["services"], "verbs": ["get"]},
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]},
+]
 # The chart includes the very same files.
 RULES_FOLDER = REPOSITORY / "charts" / "gpujob" / "files"
 
@@ -26,7 +32,11 @@ def install_objects(client: ApiClient) -> None:
         f"/api/v1/namespaces/{SYSTEM_NAMESPACE}", _head("v1", "Namespace", SYSTEM_NAMESPACE)
     )
     client.apply(f"/apis/storage.k8s.io/v1/storageclasses/{STORAGE_CLASS}", STORAGE_CLASS_OBJECT)
-    _bind_user(client, STORAGE_USER, "system:persistent-volume-provisioner")
+    _bind(
+        client, STORAGE_USER, "system:persistent-volume-provisioner", _subject("User", STORAGE_USER)
+    )
+    _apply_role(client, NAMES_ROLE, NAMES_RULES)
+    _bind(client, NAMES_ROLE, NAMES_ROLE, _subject("Group", "system:nodes"))
     _grant_account(client, OPERATOR_ACCOUNT, RULES_FOLDER / "operator-rules.yaml")
     _grant_account(client, AGENT_ACCOUNT, RULES_FOLDER / "agent-rules.yaml")
 
@@ -42,15 +52,18 @@ def _grant_account(client: ApiClient, name: str, rules_file: Path) -> None:
     rules = yaml.safe_load(rules_file.read_text())
     accounts = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/serviceaccounts"
     client.apply(f"{accounts}/{name}", _head("v1", "ServiceAccount", name))
-    role = _head("rbac.authorization.k8s.io/v1", "ClusterRole", name) | {"rules": rules}
-    client.apply(f"{_RBAC}/clusterroles/{name}", role)
+    _apply_role(client, name, rules)
     subject = {"kind": "ServiceAccount", "name": name, "namespace": SYSTEM_NAMESPACE}
     _bind(client, name, name, subject)
 
 
-def _bind_user(client: ApiClient, user: str, role: str) -> None:
-    subject = {"kind": "User", "name": user, "apiGroup": "rbac.authorization.k8s.io"}
-    _bind(client, user, role, subject)
+def _apply_role(client: ApiClient, name: str, rules: list[Json]) -> None:
+    role = _head("rbac.authorization.k8s.io/v1", "ClusterRole", name) | {"rules": rules}
+    client.apply(f"{_RBAC}/clusterroles/{name}", role)
+
+
+def _subject(kind: str, name: str) -> Json:
+    return {"kind": kind, "name": name, "apiGroup": "rbac.authorization.k8s.io"}
 
 
 def _bind(client: ApiClient, name: str, role: str, subject: Json) -> None:

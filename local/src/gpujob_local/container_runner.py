@@ -23,6 +23,7 @@ from gpujob_local.pod_environment import (
     build_environment,
     referenced_objects,
 )
+from gpujob_local.pod_names import find_addresses
 from gpujob_local.pod_status import (
     ContainerRecord,
     exit_code_of,
@@ -163,15 +164,17 @@ class ContainerRunner:
         mounts = self._volumes.mounts(self._container)
         paths = PathMap({**mounts, path: str(self._termination_file)})
         values = build_environment(self._container, self._facts, await self._objects())
+        words = build_command(self._container, values, paths)
+        names = await find_addresses(self._volumes.api, [*values.values(), *words])
         environment = self._base_environment() | {
-            name: paths.rewrite(value) for name, value in values.items()
+            name: names.rewrite(paths.rewrite(value)) for name, value in values.items()
         }
         cores = self._cores(values.get("NVIDIA_VISIBLE_DEVICES", ""))
         if cores:
             environment.setdefault("OMP_NUM_THREADS", str(len(cores)))
         return ProcessSpecification(
             identity=f"{self._facts.pod['metadata']['uid']}/{self._container['name']}",
-            command=build_command(self._container, values, paths),
+            command=[names.rewrite(word) for word in words],
             environment=environment,
             folder=self._working_folder(folder, paths),
             log=self.log,

@@ -234,6 +234,34 @@ def test_files_from_config_maps_and_the_downward_api(cluster: LocalCluster, pods
     assert text == "from a file | from env | reads-files\n"
 
 
+def test_pods_of_a_headless_service_are_found_by_name(cluster: LocalCluster, pods: Pods) -> None:
+    """As a cluster's DNS would; it is told where the name can be had, and waited for."""
+    name = "worker-0.gang.default.svc"
+    script = "import os, sys; print(os.environ['MASTER'], sys.argv[1])"
+    body = pod("asks", script, container={"env": [{"name": "MASTER", "value": name}]})
+    body["spec"]["containers"][0]["args"] = [f"http://{name}.cluster.local:80/"]
+    pods.create(bound_to("node-2", body))
+
+    def waits_for(message: str) -> Any:
+        def check(item: dict[str, Any]) -> bool:
+            return message in state(item).get("waiting", {}).get("message", "")
+
+        return check
+
+    pods.wait("asks", waits_for('service "gang" not found'), "no service yet")
+    spec = {"clusterIP": "None", "selector": {"app": "gang"}, "publishNotReadyAddresses": True}
+    path = "/api/v1/namespaces/default/services"
+    cluster.client().create(path, {"metadata": {"name": "gang"}, "spec": spec})
+    pods.wait("asks", waits_for("has no address yet"), "no such pod yet")
+    answers = pod("answers", READY_THEN_WAIT, hostname="worker-0", subdomain="gang")
+    answers["metadata"]["labels"] = {"app": "gang"}
+    pods.create(bound_to("node-1", answers))
+    address = pods.wait_phase("answers", "Running")["status"]["podIP"]
+    pods.wait_phase("asks", "Succeeded")
+    assert cluster.kubectl("logs", "asks").stdout.split() == [address, f"http://{address}:80/"]
+    cluster.client().delete(f"{path}/gang")
+
+
 def test_cards_pin_the_process_to_their_core(cluster: LocalCluster, pods: Pods) -> None:
     card = cluster.cards("node-1")[0]
     script = "import os; print(len(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS'])"
