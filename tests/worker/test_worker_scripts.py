@@ -209,12 +209,12 @@ def test_a_script_learns_the_same(name: str, plain: dict[str, str], tmp_path: Pa
         assert report["step"] == 20
         assert report["baseline"]["stepSeconds"] > 0
         assert report["current"]["peakMemoryBytes"] > 0
-        assert report["tuned"] == {
-            "activationCheckpointing": True,
-            "batchPerStep": 4,
-            "compile": False,
-            "precision": "float32",
-        }
+        tuned = report["tuned"]
+        assert tuned["batchPerStep"] == 4
+        assert tuned["precision"] == "float32"
+        # Whether a fused step is faster here is what the run measured.
+        assert tuned.pop("fusedOptimizer") is ("fused optimizer applied" in said)
+        assert [name for name, on in tuned.items() if on is True] == ["activationCheckpointing"]
         assert report["loss"] == pytest.approx(float(run.output.split()[-1]))
 
 

@@ -58,4 +58,19 @@ def settings(tuned: TunedSettings, job: GPUJob) -> str:
     parts.append(f"activation checkpointing {recompute}")
     if tuned.data_loader_workers is not None:
         parts.append(f"{tuned.data_loader_workers} data loader workers")
-    return ", ".join(parts)
+    if tuned.attention is not None:
+        parts.append(f"{tuned.attention.value} attention")
+    return ", ".join(parts + [name for name, on in _switched(tuned) if on])
+
+
+def _switched(tuned: TunedSettings) -> tuple[tuple[str, bool], ...]:
+    """Items that are only worth a word where they are on."""
+    return (
+        ("fused optimizer", tuned.fused_optimizer),
+        ("channels last", tuned.channels_last),
+        ("convolution autotuning", tuned.convolution_autotuning),
+        ("compiled blocks", tuned.regional_compile),
+        ("CUDA graphs", tuned.cuda_graphs),
+        ("activation offload", tuned.activation_offload),
+        ("optimizer offload", tuned.optimizer_offload),
+    )

@@ -11,7 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from gpujob_api.report import WorkerPhase
 from gpujob_api.settings import OptimizeMode, Precision, Toggle, TunedSettings
@@ -22,9 +25,10 @@ from gpujob_worker.inject.optimizers import use_fused
 from gpujob_worker.inject.root import RecordedCall, Root
 from gpujob_worker.memory import CudaMemory, device_memory
 from gpujob_worker.session import Session
+from gpujob_worker.tune.applied import Applied, put_in_force
 from gpujob_worker.tune.memory_fit import MemoryFit
 from gpujob_worker.tune.memory_model import divisors
-from gpujob_worker.tune.tuner import Applied, Tuner, put_in_force
+from gpujob_worker.tune.tuner import Tuner
 
 WARM_UP_STEPS = 2
 BASELINE_STEPS = 5
@@ -32,6 +36,16 @@ CONFIRM_STEPS = 10
 SLOWER_ALLOWED = 1.10
 LOSS_CHECK_STEPS = 20
 COMPILE_AFTER_SECONDS = 120.0
+# Items that need one root module and a recorded call of it.
+ROOT_ITEMS = (
+    "batch split",
+    "activation checkpointing",
+    "precision",
+    "attention kernel",
+    "channels_last",
+    "convolution autotuning",
+    "compile",
+)
 
 
 class Injection:
@@ -56,6 +70,7 @@ class Injection:
         session = self._session
         session.torch_version = torch.__version__
         session.device = "cpu"
+        register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
         watch_loaders(self._loaders.before_pass, session.meter.waited)
         self._watch_backward()
@@ -162,6 +177,15 @@ class Injection:
         self._applied = self._tuner.applied
         put_in_force(root, optimizer, self._applied)
 
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        del args, kwargs
+        session = self._session
+        if self._inside or self._optimizers or session.known_tuned is None or self._tuner is None:
+            return
+        self._tuner.adopt_fused(optimizer, session.known_tuned)
+        self._put_in_force(self._roots[0], optimizer)
+        session.tuned = self._tuner.applied.tuned()
+
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         del args, kwargs
         if optimizer not in self._optimizers:
@@ -214,7 +238,7 @@ class Injection:
         self._tuner = self._tuner or self._new_tuner()
         reason = self._no_single_root()
         if reason is not None:
-            for item in ("batch split", "activation checkpointing", "precision", "compile"):
+            for item in ROOT_ITEMS:
                 self._explain.refused(item, reason)
         else:
             self._tune_root(self._roots[0])
@@ -256,7 +280,7 @@ class Injection:
         self._activation(root, recorded, tuner)
         put_in_force(root, None, tuner.applied)
         try:
-            tuner.precision(root, recorded)
+            tuner.speed(root, recorded)
             if settings.compile is Toggle.ON:
                 tuner.compile(root, recorded)
             elif settings.compile is Toggle.AUTO and self._session.switches.compile:
@@ -336,8 +360,6 @@ class Injection:
     def _roll_back(self, optimizer: torch.optim.Optimizer, why: str) -> None:
         if self._applied.fused:
             use_fused(optimizer, False)
-        if self._applied.precision is Precision.TF32:
-            torch.set_float32_matmul_precision("highest")
         self._applied = Applied(loader_workers=self._applied.loader_workers)
         if self._roots:
             put_in_force(self._roots[0], None, self._applied)

@@ -8,6 +8,9 @@ class Switches:
     """One switch per item; `--no-batch-split` and the like turn one off."""
 
     precision: bool = True
+    attention: bool = True
+    channels_last: bool = True
+    convolution_autotuning: bool = True
     compile: bool = True
     optimizer: bool = True
     activation_checkpointing: bool = True

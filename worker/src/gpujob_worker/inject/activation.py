@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from gpujob_worker.inject.attention import attention_kernel
 from gpujob_worker.inject.guards import observe, parallel_wrapper, recompute_refusal, state_refusal
 from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
 from gpujob_worker.tune.no_trace import no_trace
@@ -35,14 +36,22 @@ def repeated_blocks(module: torch.nn.Module) -> list[torch.nn.Module]:
 class BlockCheckpoint:
     """Stands in for a block's call, as `Root` does for the root's."""
 
-    def __init__(self, block: torch.nn.Module) -> None:
+    def __init__(self, root: Root, block: torch.nn.Module) -> None:
+        self._root = root
         self.block = block
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call = self.block._call_impl  # pyright: ignore[reportPrivateUsage]
         if not torch.is_grad_enabled() or not self.block.training:
             return call(*args, **kwargs)
-        return checkpoint(call, *args, use_reentrant=False, preserve_rng_state=True, **kwargs)
+        # The second run is outside the root's call and must choose the same kernel.
+        kernel = self._root.running.attention
+
+        def run(*inputs: Any, **keywords: Any) -> Any:
+            with attention_kernel(kernel):
+                return call(*inputs, **keywords)
+
+        return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=True, **kwargs)
 
 
 class ActivationCheckpointing:
@@ -54,7 +63,7 @@ class ActivationCheckpointing:
 
     def enable(self) -> None:
         for block in self.blocks:
-            block._compiled_call_impl = BlockCheckpoint(block)  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+            block._compiled_call_impl = BlockCheckpoint(self._root, block)  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
 
     def disable(self) -> None:
         for block in self.blocks:

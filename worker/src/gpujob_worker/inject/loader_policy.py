@@ -11,7 +11,7 @@ from gpujob_worker.inject.loaders import (
     workers_wanted,
 )
 from gpujob_worker.session import Session
-from gpujob_worker.tune.tuner import Applied
+from gpujob_worker.tune.applied import Applied
 
 WAIT_PERCENT_NEEDED = 10.0
 _ITEM = "data loading"

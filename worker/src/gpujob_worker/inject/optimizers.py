@@ -115,3 +115,11 @@ def _states(
         for parameter, state in optimizer.state.items()
         if parameter in twins
     }
+
+
+def fused_in_force(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `use_fused` switched it on, in this run or in the one whose state was loaded."""
+    return all(
+        group.get("fused") is True and group.get("foreach") is False
+        for group in optimizer.param_groups
+    )

@@ -4,14 +4,26 @@ A module's `_compiled_call_impl` is the place where torch itself (`Module.compil
 it is honoured by `__call__` and dropped by pickle and deepcopy, so copies of a model stay plain.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from gpujob_api.settings import AttentionKernel
+from gpujob_worker.inject.attention import attention_kernel
 from gpujob_worker.inject.chunked import NotSplittableError, chunked_call
+from gpujob_worker.inject.memory_format import (
+    SampleShapes,
+    sample_shapes,
+    to_channels_first,
+    to_channels_last,
+)
+from gpujob_worker.inject.process_flags import ProcessFlags, change_flags
 from gpujob_worker.inject.trees import CallInputs, differentiable_leaves, map_tensors
+
+SIGNATURES_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +34,9 @@ class RootPlan:
     rows_per_step: int | None = None
     compiled: Callable[..., Any] | None = None
     compiled_signature: tuple[Any, ...] | None = None
+    channels_last: SampleShapes | None = None
+    attention: AttentionKernel | None = None
+    flags: ProcessFlags = field(default_factory=ProcessFlags)
 
     def without_split(self) -> "RootPlan":
         return replace(self, rows_per_step=None)
@@ -54,7 +69,8 @@ class Root:
 
     def __init__(self, module: torch.nn.Module, before_call: Callable[["Root"], None]) -> None:
         self.module = module
-        self._plan = _PLAIN
+        self._plan = self.running = _PLAIN
+        self.signatures: set[tuple[Any, ...]] = set()
         self.rows: int | None = None
         self.recording = False
         self.recorded: RecordedCall | None = None
@@ -70,6 +86,7 @@ class Root:
 
     @plan.setter
     def plan(self, plan: RootPlan) -> None:
+        change_flags(self._plan.flags, plan.flags)
         self._plan = _PLAIN if plan == _PLAIN else plan
 
     @property
@@ -93,6 +110,8 @@ class Root:
         try:
             inputs = CallInputs.of(args, kwargs)
             self.rows = inputs.rows
+            if not self.settled and len(self.signatures) < SIGNATURES_MAX:
+                self.signatures.add(inputs.signature)
             self.user_autocast = torch.is_autocast_enabled(self.device.type)
             first, self._called = not self._called, True
             if self.recording or first:
@@ -110,29 +129,41 @@ class Root:
 
     def run(self, plan: RootPlan, inputs: CallInputs) -> Any:
         """One call under `plan`, as `__call__` makes it and as probes make it."""
-        single = self._single(plan)
+
+        def single(*args: Any, **kwargs: Any) -> Any:
+            return self._single(plan, CallInputs.of(args, kwargs))
+
         rows = inputs.rows
         if plan.rows_per_step is None or rows is None or rows <= plan.rows_per_step:
-            return inputs.call(single)
+            return self._single(plan, inputs)
         try:
             return chunked_call(single, self.module, inputs, plan.rows_per_step)
         except NotSplittableError:
-            return inputs.call(single)
+            return self._single(plan, inputs)
 
-    def _single(self, plan: RootPlan) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            function: Callable[..., Any] = self.module._call_impl  # pyright: ignore[reportPrivateUsage]
-            if plan.compiled is not None:
-                # Other shapes (a last small batch) run eagerly: a compilation costs more.
-                signature = CallInputs.of(args, kwargs).signature
-                if signature == plan.compiled_signature:
-                    function = plan.compiled
-            if plan.autocast is None:
-                return function(*args, **kwargs)
-            with torch.autocast(self.device.type, dtype=plan.autocast):
-                return map_tensors(_as_float32, function(*args, **kwargs))
+    def _single(self, plan: RootPlan, inputs: CallInputs) -> Any:
+        function: Callable[..., Any] = self.module._call_impl  # pyright: ignore[reportPrivateUsage]
+        if plan.compiled is not None and inputs.signature == plan.compiled_signature:
+            # Other shapes (a last small batch) run eagerly: a compilation costs more.
+            function = plan.compiled
+        last = plan.channels_last is not None and sample_shapes(inputs) == plan.channels_last
+        with ExitStack() as stack:
+            stack.enter_context(self._running(plan))
+            stack.enter_context(attention_kernel(plan.attention))
+            if plan.autocast is not None:
+                stack.enter_context(torch.autocast(self.device.type, dtype=plan.autocast))
+            output = (to_channels_last(inputs) if last else inputs).call(function)
+        if plan.autocast is not None:
+            output = map_tensors(_as_float32, output)
+        return to_channels_first(output) if last else output
 
-        return call
+    @contextmanager
+    def _running(self, plan: RootPlan) -> Generator[None]:
+        before, self.running = self.running, plan
+        try:
+            yield
+        finally:
+            self.running = before
 
     def _record_gradients(self, output: Any) -> None:
         recorded = self.recorded

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from gpujob_worker.inject.process_flags import flags_in_force
 from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
 from gpujob_worker.inject.trees import CallInputs, differentiable_leaves, tensor_leaves, trainable
 from gpujob_worker.tune.compare import Closeness, closeness
@@ -53,7 +54,10 @@ class RootProbe:
 
     def run(self, plan: RootPlan) -> ProbeResult:
         self._states.restore()
-        return probe(lambda inputs: self._root.run(plan, inputs), self._parameters, self._recorded)
+        with flags_in_force(self._root.plan.flags, plan.flags):
+            return probe(
+                lambda inputs: self._root.run(plan, inputs), self._parameters, self._recorded
+            )
 
     def seconds(self, plan: RootPlan) -> float:
         self._synchronize()

@@ -1,0 +1,86 @@
+"""Which kernel computes `scaled_dot_product_attention`: seen in a probe, chosen by measurement."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+
+from gpujob_api.settings import AttentionKernel
+
+_BACKENDS = {
+    AttentionKernel.FLASH: SDPBackend.FLASH_ATTENTION,
+    AttentionKernel.EFFICIENT: SDPBackend.EFFICIENT_ATTENTION,
+    AttentionKernel.CUDNN: SDPBackend.CUDNN_ATTENTION,
+    AttentionKernel.MATH: SDPBackend.MATH,
+}
+_DROPOUT_POSITION = 4
+
+
+class AttentionWatch(TorchFunctionMode):
+    """Sees the calls of a forward: how many, with dropout, and under which kernels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.drops = False
+        self.chosen = False
+        self._outside = _enabled()
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        del types
+        keywords = kwargs or {}
+        if func is scaled_dot_product_attention:
+            self.calls += 1
+            given = args[_DROPOUT_POSITION] if len(args) > _DROPOUT_POSITION else 0.0
+            self.drops = self.drops or float(keywords.get("dropout_p", given)) > 0
+            self.chosen = self.chosen or _enabled() != self._outside
+        return func(*args, **keywords)
+
+    def refusal(self) -> str | None:
+        if self.calls == 0:
+            return "the model does not call scaled_dot_product_attention"
+        if self.chosen or not all(self._outside):
+            return "the script chooses its kernels itself"
+        if self.drops:
+            return "attention drops at random, and another kernel would drop other weights"
+        return None
+
+
+def candidates(device_type: str) -> tuple[AttentionKernel, ...]:
+    """What torch would not choose by itself, the most promising first."""
+    if device_type == "cuda":
+        return (AttentionKernel.CUDNN, AttentionKernel.FLASH, AttentionKernel.EFFICIENT)
+    return (AttentionKernel.MATH,)
+
+
+@contextmanager
+def attention_kernel(kernel: AttentionKernel | None) -> Generator[None]:
+    """`kernel` first; the others stay allowed for inputs that it cannot take."""
+    if kernel is None:
+        yield
+        return
+    backends = [_BACKENDS[kernel]]
+    if kernel is not AttentionKernel.MATH:
+        backends += [backend for backend in _BACKENDS.values() if backend not in backends]
+    with sdpa_kernel(backends, set_priority=True):
+        yield
+
+
+def _enabled() -> tuple[bool, ...]:
+    cuda = torch.backends.cuda
+    return (
+        cuda.flash_sdp_enabled(),
+        cuda.mem_efficient_sdp_enabled(),
+        cuda.math_sdp_enabled(),
+        cuda.cudnn_sdp_enabled(),
+    )

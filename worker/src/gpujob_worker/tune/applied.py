@@ -1,0 +1,50 @@
+"""What is in force in a run, and how it is put in force and taken back."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from gpujob_api.settings import Precision, TunedSettings
+from gpujob_worker.inject.activation import ActivationCheckpointing
+from gpujob_worker.inject.optimizers import use_fused
+from gpujob_worker.inject.root import Root, RootPlan
+
+
+@dataclass(slots=True)
+class Applied:
+    """What is in force; everything that a roll-back has to take back."""
+
+    plan: RootPlan = field(default_factory=RootPlan)
+    activation_checkpointing: bool = False
+    fused: bool = False
+    loader_workers: int | None = None
+
+    @property
+    def precision(self) -> Precision:
+        if self.plan.autocast is torch.bfloat16:
+            return Precision.BFLOAT16
+        if self.plan.autocast is torch.float16:
+            return Precision.FLOAT16
+        return Precision.TF32 if self.plan.flags.tf32 else Precision.FLOAT32
+
+    def tuned(self) -> TunedSettings:
+        return TunedSettings(
+            precision=self.precision,
+            batch_per_step=self.plan.rows_per_step,
+            activation_checkpointing=self.activation_checkpointing,
+            compile=self.plan.compiled is not None,
+            data_loader_workers=self.loader_workers,
+            fused_optimizer=self.fused,
+            channels_last=self.plan.channels_last is not None,
+            convolution_autotuning=self.plan.flags.convolution_autotuning,
+            attention=self.plan.attention,
+        )
+
+
+def put_in_force(root: Root, optimizer: torch.optim.Optimizer | None, applied: Applied) -> None:
+    """Makes the next step run with `applied`; `Applied()` is the script's own way."""
+    root.plan = applied.plan
+    blocks = ActivationCheckpointing(root)
+    (blocks.enable if applied.activation_checkpointing else blocks.disable)()
+    if optimizer is not None and applied.fused:
+        use_fused(optimizer, True)

@@ -1,0 +1,178 @@
+"""The items that make a step faster: what speaks against each before any try, then its trial."""
+
+from dataclasses import replace
+
+import torch
+
+from gpujob_api.settings import AttentionKernel, Precision, Settings, TunedSettings
+from gpujob_worker.inject.attention import AttentionWatch, candidates
+from gpujob_worker.inject.guards import parallel_wrapper
+from gpujob_worker.inject.memory_format import channels_last_refusal, sample_shapes
+from gpujob_worker.inject.process_flags import convolution_autotuning_refusal, tf32_refusal
+from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
+from gpujob_worker.switches import Switches
+from gpujob_worker.tune.applied import Applied
+from gpujob_worker.tune.no_trace import no_trace
+from gpujob_worker.tune.probe import RootProbe
+from gpujob_worker.tune.trial import BFLOAT16, Decision, Trial, few_rows, short, tolerance_of
+
+_EARLIER = "from an earlier run"
+
+
+class SpeedItems:
+    """Tries precision, memory format and kernels one after the other on one recorded batch."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        switches: Switches,
+        decision: Decision,
+        applied: Applied,
+        root: Root,
+        recorded: RecordedCall,
+    ) -> None:
+        self._settings = settings
+        self._switches = switches
+        self._decision = decision
+        self._applied = applied
+        self._root = root
+        self._recorded = recorded
+        self._trial = Trial(decision, root, recorded)
+
+    @property
+    def _plan(self) -> RootPlan:
+        return self._applied.plan
+
+    def precision(self) -> None:
+        wanted = self._settings.precision
+        reason = self._precision_refusal(wanted)
+        if reason is not None:
+            self._decision.refuse("precision", reason)
+            return
+        if wanted in (Precision.AUTO, Precision.TF32) and self._root.device.type == "cuda":
+            self._tf32(forced=wanted is Precision.TF32)
+        if wanted in (Precision.AUTO, Precision.BFLOAT16):
+            plan = replace(self._plan, autocast=torch.bfloat16)
+            forced = wanted is Precision.BFLOAT16
+            what = "bfloat16 autocast"
+            if self._trial.accepts(
+                "precision", self._plan, plan, what=what, tolerance=BFLOAT16, forced=forced
+            ):
+                self._applied.plan = plan
+
+    def _precision_refusal(self, wanted: Precision) -> str | None:
+        root = self._root
+        reason: str | None = None
+        if not self._switches.precision:
+            reason = "switched off"
+        elif wanted is Precision.FLOAT32:
+            reason = "float32 was asked for"
+        elif wanted in (Precision.FLOAT16, Precision.FLOAT8):
+            reason = f"{wanted.value} needs loss scaling, which is not injected; bfloat16 is"
+        elif wanted is Precision.TF32 and root.device.type != "cuda":
+            reason = f"tf32 exists on CUDA cards; this is {root.device.type}"
+        elif root.user_autocast:
+            reason = "the script uses autocast itself"
+        elif any(p.dtype != torch.float32 for p in root.module.parameters()):
+            reason = "the script chose the parameters' type itself"
+        else:
+            wrapper = parallel_wrapper(root.module)
+            reason = f"{wrapper} is left as it is" if wrapper else None
+        return reason
+
+    def _tf32(self, *, forced: bool) -> None:
+        item = "precision tf32"
+        reason = tf32_refusal()
+        if reason is not None:
+            self._decision.refuse(item, reason)
+            return
+        plan = replace(self._plan, flags=replace(self._plan.flags, tf32=True))
+        if self._trial.accepts(item, self._plan, plan, tolerance=BFLOAT16, forced=forced):
+            self._applied.plan = plan
+
+    def attention(self) -> None:
+        item = "attention kernel"
+        reason = "switched off" if not self._switches.attention else self._attention_refusal()
+        if reason is not None:
+            self._decision.refuse(item, reason)
+            return
+        for kernel in candidates(self._root.device.type):
+            plan = replace(self._plan, attention=kernel)
+            tolerance = tolerance_of(plan)
+            what = kernel.value
+            if self._trial.accepts(item, self._plan, plan, what=what, tolerance=tolerance):
+                self._applied.plan = plan
+
+    def _attention_refusal(self) -> str | None:
+        watch = AttentionWatch()
+        probe = RootProbe(self._root, few_rows(self._recorded, 2))
+        try:
+            with no_trace(self._root.module), watch:
+                probe.run(replace(self._plan, compiled=None))
+        except Exception as error:
+            return f"a probe failed: {short(error)}"
+        return watch.refusal()
+
+    def channels_last(self) -> None:
+        item = "channels_last"
+        reason = "switched off" if not self._switches.channels_last else None
+        reason = reason or channels_last_refusal(self._root.module, self._recorded.inputs)
+        if reason is not None:
+            self._decision.refuse(item, reason)
+            return
+        plan = replace(self._plan, channels_last=sample_shapes(self._recorded.inputs))
+        if self._trial.accepts(item, self._plan, plan, tolerance=tolerance_of(plan)):
+            self._applied.plan = plan
+
+    def convolution_autotuning(self) -> None:
+        item = "convolution autotuning"
+        reason = None if self._switches.convolution_autotuning else "switched off"
+        reason = reason or convolution_autotuning_refusal(
+            self._root.module, len(self._root.signatures)
+        )
+        if reason is not None:
+            self._decision.refuse(item, reason)
+            return
+        flags = replace(self._plan.flags, convolution_autotuning=True)
+        plan = replace(self._plan, flags=flags)
+        if self._trial.accepts(item, self._plan, plan, tolerance=tolerance_of(plan)):
+            self._applied.plan = plan
+
+    def adopt(self, tuned: TunedSettings) -> None:
+        """Takes over what an earlier run found; few samples show that it is safe here too."""
+        if tuned.precision is not Precision.FLOAT32:
+            self._adopt_precision(tuned.precision)
+        if tuned.attention is not None:
+            self._adopt_attention(tuned.attention)
+        if tuned.channels_last:
+            reason = "switched off" if not self._switches.channels_last else None
+            reason = reason or channels_last_refusal(self._root.module, self._recorded.inputs)
+            shapes = sample_shapes(self._recorded.inputs)
+            self._adopt("channels_last", reason, replace(self._plan, channels_last=shapes))
+        if tuned.convolution_autotuning:
+            reason = None if self._switches.convolution_autotuning else "switched off"
+            reason = reason or convolution_autotuning_refusal(self._root.module, 1)
+            flags = replace(self._plan.flags, convolution_autotuning=True)
+            self._adopt("convolution autotuning", reason, replace(self._plan, flags=flags))
+
+    def _adopt_precision(self, precision: Precision) -> None:
+        reason = self._precision_refusal(precision)
+        plan = self._plan
+        if precision is Precision.TF32:
+            reason = reason or tf32_refusal()
+            plan = replace(plan, flags=replace(plan.flags, tf32=True))
+        else:
+            plan = replace(plan, autocast=torch.bfloat16)
+        self._adopt("precision", reason, plan, f"{precision.value} ")
+
+    def _adopt_attention(self, kernel: AttentionKernel) -> None:
+        reason = "switched off" if not self._switches.attention else self._attention_refusal()
+        plan = replace(self._plan, attention=kernel)
+        self._adopt("attention kernel", reason, plan, f"{kernel.value} ")
+
+    def _adopt(self, item: str, reason: str | None, plan: RootPlan, what: str = "") -> None:
+        if reason is not None:
+            self._decision.refuse(item, reason)
+        elif self._trial.safe(item, self._plan, plan, tolerance_of(plan)):
+            self._applied.plan = plan
+            self._decision.accept(item, f"{what}{_EARLIER}")

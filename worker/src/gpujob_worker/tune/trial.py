@@ -1,0 +1,170 @@
+"""One candidate against what is in force: is it close, is it faster beyond noise, then is it kept.
+
+A candidate that nobody asked for is kept only when it is faster with 95 % confidence and its
+outputs and gradients agree with those of the plan in force, on a real batch.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpujob_api.settings import OptimizeMode, Settings
+from gpujob_worker.explanation import Explanation
+from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
+from gpujob_worker.tune.compare import Closeness, Speedup, measure_speedup
+from gpujob_worker.tune.no_trace import no_trace
+from gpujob_worker.tune.probe import RootProbe
+
+SPEEDUP_NEEDED = 1.02
+# Libraries set themselves up in a first call; beyond this factor that is no excuse any more.
+HOPELESS = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """How far outputs may differ (relative 2-norm), and the least cosine of the gradients."""
+
+    output_error: float
+    cosine: float
+
+    def holds(self, outputs: Closeness, gradients: Closeness) -> bool:
+        return outputs.relative_error <= self.output_error and gradients.cosine >= self.cosine
+
+
+# bfloat16 has 8 bits of mantissa: outputs within a few percent, gradients in the same direction.
+BFLOAT16 = Tolerance(0.05, 0.98)
+# float16 has 11.
+FLOAT16 = Tolerance(0.01, 0.99)
+# Another order of float32 operations.
+SAME_TYPE = Tolerance(1e-3, 0.9999)
+
+
+class Decision:
+    """The rule by which a measured candidate is kept, the time left, and what is said of it."""
+
+    def __init__(self, settings: Settings, explanation: Explanation, budget_seconds: float) -> None:
+        self._explain = explanation
+        self._recommend = settings.mode is OptimizeMode.RECOMMEND
+        self._ends = time.monotonic() + budget_seconds
+
+    def has_time(self) -> bool:
+        return time.monotonic() < self._ends
+
+    def grant(self, seconds: float) -> None:
+        """At least so many seconds are left from now on."""
+        self._ends = max(self._ends, time.monotonic() + seconds)
+
+    def decide(self, item: str, found: Speedup, numbers: str, close: bool, forced: bool) -> bool:
+        if not close:
+            self.refuse(item, f"numbers disagree: {numbers}")
+            return False
+        if found.low <= SPEEDUP_NEEDED and not forced:
+            self.refuse(item, f"not faster beyond noise: {found}; {numbers}")
+            return False
+        self.accept(item, f"{'asked for, ' if forced else ''}{found}; {numbers}")
+        return True
+
+    def accept(self, item: str, what: str) -> None:
+        (self._explain.recommended if self._recommend else self._explain.applied)(item, what)
+
+    def refuse(self, item: str, why: str) -> None:
+        self._explain.refused(item, why)
+
+
+class Trial:
+    """Plans of one root, run on one recorded batch. Nothing of a run is left behind."""
+
+    def __init__(self, decision: Decision, root: Root, recorded: RecordedCall) -> None:
+        self.decision = decision
+        self.root = root
+        self.recorded = recorded
+        self._probe = RootProbe(root, recorded)
+
+    def accepts(
+        self,
+        item: str,
+        present: RootPlan,
+        plan: RootPlan,
+        *,
+        what: str = "",
+        tolerance: Tolerance = SAME_TYPE,
+        forced: bool = False,
+    ) -> bool:
+        """Whether `plan` is to take the place of `present`; says so under the item's name."""
+        lead = f"{what}, " if what else ""
+        try:
+            with no_trace(self.root.module):
+                slower = self._times_slower(present, plan)
+                if slower > HOPELESS and not forced:
+                    text = f"{what or item} is {slower:.1f} times slower"
+                    self.decision.refuse(item, f"{text} on {self.root.device.type}")
+                    return False
+                outputs, gradients = self._probe.run(present).compare(self._probe.run(plan))
+                found = self.speedup(present, plan)
+        except Exception as error:
+            self.decision.refuse(item, f"{what} failed: {short(error)}".lstrip())
+            return False
+        numbers = f"{lead}{agreement(outputs, gradients)}"
+        close = tolerance.holds(outputs, gradients)
+        return self.decision.decide(item, found, numbers, close, forced)
+
+    def safe(self, item: str, present: RootPlan, plan: RootPlan, tolerance: Tolerance) -> bool:
+        """Whether few samples come out close; without a measurement, for settings known before."""
+        probe = RootProbe(self.root, few_rows(self.recorded, 4))
+        try:
+            with no_trace(self.root.module):
+                outputs, gradients = probe.run(present).compare(probe.run(plan))
+        except Exception as error:
+            self.decision.refuse(item, f"failed: {short(error)}")
+            return False
+        if not tolerance.holds(outputs, gradients):
+            self.decision.refuse(item, f"numbers disagree: {agreement(outputs, gradients)}")
+            return False
+        return True
+
+    def speedup(self, present: RootPlan, plan: RootPlan) -> Speedup:
+        self._probe.seconds(plan)
+        return measure_speedup(
+            lambda: self._probe.seconds(present),
+            lambda: self._probe.seconds(plan),
+            self.decision.has_time,
+            needed=SPEEDUP_NEEDED,
+        )
+
+    def compared(
+        self, present: RootPlan, plan: RootPlan, first: Callable[[], None]
+    ) -> tuple[Closeness, Closeness, Speedup]:
+        """As `accepts`, with `first` called once the plan has run for the first time."""
+        with no_trace(self.root.module):
+            result = self._probe.run(plan)
+            first()
+            outputs, gradients = self._probe.run(present).compare(result)
+            return outputs, gradients, self.speedup(present, plan)
+
+    def _times_slower(self, present: RootPlan, plan: RootPlan) -> float:
+        """A first look at few samples, so that a hopeless candidate costs no full step."""
+        rows = self.recorded.inputs.rows or 1
+        probe = RootProbe(self.root, few_rows(self.recorded, max(2, rows // 16)))
+        plain = min(probe.seconds(present) for _ in range(3))
+        return probe.seconds(plan) / max(plain, 1e-9)
+
+
+def few_rows(recorded: RecordedCall, rows: int) -> RecordedCall:
+    total = recorded.inputs.rows or 1
+    return RecordedCall(recorded.inputs.narrow(0, min(total, rows), recorded.inputs.batched()))
+
+
+def tolerance_of(plan: RootPlan) -> Tolerance:
+    """Under autocast another order of operations shows in every rounding."""
+    return SAME_TYPE if plan.autocast is None and not plan.flags.tf32 else BFLOAT16
+
+
+def agreement(outputs: Closeness, gradients: Closeness) -> str:
+    """How close two runs are, for people."""
+    cosine = f"gradients' cosine {gradients.cosine:.5f}"
+    return f"outputs differ by {100 * outputs.relative_error:.2g} %, {cosine}"
+
+
+def short(error: Exception) -> str:
+    first = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    return f"{type(error).__name__}: {first}"[:160]
