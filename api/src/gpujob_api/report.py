@@ -99,6 +99,8 @@ class Report:
     data_wait_percent: WaitPercent | None = None
     tuned: TunedSettings | None = None
     tuning_seconds: Seconds | None = None
+    # Steps that changed nothing because a float16 gradient overflowed.
+    skipped_steps: Count | None = None
     resumed_from_step: Count | None = None
     checkpoint: CheckpointReport | None = None
     failure: Failure | None = None

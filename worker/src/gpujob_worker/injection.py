@@ -21,8 +21,14 @@ from gpujob_api.settings import OptimizeMode, Precision, Toggle, TunedSettings
 from gpujob_worker.inject.discovery import Discovery
 from gpujob_worker.inject.loader_policy import LoaderPolicy
 from gpujob_worker.inject.loaders import watch_loaders
+from gpujob_worker.inject.loss_scale import LossScale
 from gpujob_worker.inject.optimizers import use_fused
 from gpujob_worker.inject.root import RecordedCall, Root
+from gpujob_worker.inject.script_facts import (
+    ScriptFacts,
+    watch_gradients_of_gradients,
+    watch_scaler,
+)
 from gpujob_worker.memory import CudaMemory, device_memory
 from gpujob_worker.session import Session
 from gpujob_worker.tune.applied import Applied, put_in_force
@@ -55,8 +61,7 @@ class Injection:
         self._session = session
         self._explain = session.explanation
         self._roots: list[Root] = []
-        self._optimizers: list[torch.optim.Optimizer] = []
-        self._user_compiles = False
+        self._facts = ScriptFacts()
         self._inside = False
         self._tuner: Tuner | None = None
         self._fit: MemoryFit | None = None
@@ -78,6 +83,8 @@ class Injection:
             self._explain.refused("everything", "optimize mode is Off")
             return
         self._watch_compile()
+        watch_scaler(self._facts)
+        watch_gradients_of_gradients(self._facts)
         self._discovery.start()
 
     def _on_device(self, device_type: str) -> None:
@@ -114,7 +121,7 @@ class Injection:
             @functools.wraps(plain)
             def compile_(*args: Any, _plain: Any = plain, **kwargs: Any) -> Any:
                 if not self._inside:
-                    self._user_compiles = True
+                    self._facts.compiles = True
                     self._discovery.finish()
                 return _plain(*args, **kwargs)
 
@@ -168,6 +175,7 @@ class Injection:
             session.switches,
             self._explain,
             session.tuning_budget_seconds,
+            self._facts,
         )
 
     def _put_in_force(self, root: Root, optimizer: torch.optim.Optimizer | None) -> None:
@@ -179,18 +187,30 @@ class Injection:
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         del args, kwargs
-        session = self._session
-        if self._inside or self._optimizers or session.known_tuned is None or self._tuner is None:
+        if self._inside:
             return
+        if not self._facts.optimizers:
+            self._before_first_step(optimizer)
+        scale = self._applied.plan.loss_scale
+        if scale is not None:
+            scale.step_starts(optimizer)
+
+    def _before_first_step(self, optimizer: torch.optim.Optimizer) -> None:
+        session = self._session
+        if session.known_tuned is None or self._tuner is None:
+            return
+        self._tuner.adopt_scaling(optimizer)
         self._tuner.adopt_fused(optimizer, session.known_tuned)
         self._put_in_force(self._roots[0], optimizer)
         session.tuned = self._tuner.applied.tuned()
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         del args, kwargs
-        if optimizer not in self._optimizers:
-            self._optimizers.append(optimizer)
-        if optimizer is not self._optimizers[0] or self._inside:
+        if self._applied.plan.loss_scale is not None and not self._inside:
+            self._scaled_step_ends(self._applied.plan.loss_scale)
+        if optimizer not in self._facts.optimizers:
+            self._facts.optimizers.append(optimizer)
+        if optimizer is not self._facts.optimizers[0] or self._inside:
             return
         self._session.meter.step_done()
         self._inside = True
@@ -200,6 +220,15 @@ class Injection:
         finally:
             self._inside = False
         self._session.safe_point()
+
+    def _scaled_step_ends(self, scale: LossScale) -> None:
+        skipped = scale.skipped
+        scale.step_ends()
+        self._session.skipped_steps = scale.skipped
+        if scale.skipped > skipped:
+            self._explain.note("loss scaling", str(scale))
+        if scale.hopeless:
+            self._roll_back(self._facts.optimizers[0], f"gradients overflow, {scale}")
 
     def _advance(self, optimizer: torch.optim.Optimizer) -> None:
         session = self._session
@@ -242,7 +271,7 @@ class Injection:
                 self._explain.refused(item, reason)
         else:
             self._tune_root(self._roots[0])
-        if len(self._optimizers) == 1:
+        if len(self._facts.optimizers) == 1:
             self._tuner.fused_optimizer(optimizer)
         if self._roots:
             self._put_in_force(self._roots[0], optimizer)
@@ -254,7 +283,7 @@ class Injection:
         session.meter.new_window()
 
     def _no_single_root(self) -> str | None:
-        if self._user_compiles:
+        if self._facts.compiles:
             return "the script compiles its model itself; its graph is left as it is"
         if len(self._roots) != 1:
             return f"{len(self._roots)} modules are trained from outside; one is needed"

@@ -63,6 +63,7 @@ class Session:
         self.device = ""
         self.torch_version = ""
         self.loss_tensor: Any = None
+        self.skipped_steps: int | None = None
         self.owns_safe_points = True
         self.stop = Stop(environment.grace_seconds, self._last_words)
         self.stop.interrupt_at_once = self._nothing_to_save
@@ -105,6 +106,7 @@ class Session:
             data_wait_percent=window.data_wait_percent,
             tuned=self.tuned,
             tuning_seconds=self.tuning_seconds,
+            skipped_steps=self.skipped_steps,
             resumed_from_step=self.resumed_from_step,
             checkpoint=self.checkpoint,
             failure=self.failure,

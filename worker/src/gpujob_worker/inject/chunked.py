@@ -12,7 +12,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
 from gpujob_worker.inject.trees import CallInputs, trainable
@@ -191,8 +190,11 @@ class _Chunked(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *output_gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "gradients of gradients do not go through a split batch; run with --no-batch-split"
+            )
         return (None, *ctx.run.backward(output_gradients))
 
 

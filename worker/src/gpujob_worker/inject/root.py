@@ -14,6 +14,7 @@ import torch
 from gpujob_api.settings import AttentionKernel
 from gpujob_worker.inject.attention import attention_kernel
 from gpujob_worker.inject.chunked import NotSplittableError, chunked_call
+from gpujob_worker.inject.loss_scale import LossScale, scaled_call
 from gpujob_worker.inject.memory_format import (
     SampleShapes,
     sample_shapes,
@@ -37,6 +38,7 @@ class RootPlan:
     channels_last: SampleShapes | None = None
     attention: AttentionKernel | None = None
     flags: ProcessFlags = field(default_factory=ProcessFlags)
+    loss_scale: LossScale | None = None
 
     def without_split(self) -> "RootPlan":
         return replace(self, rows_per_step=None)
@@ -129,7 +131,12 @@ class Root:
 
     def run(self, plan: RootPlan, inputs: CallInputs) -> Any:
         """One call under `plan`, as `__call__` makes it and as probes make it."""
+        scale = plan.loss_scale
+        if scale is None:
+            return self._in_chunks(plan, inputs)
+        return scaled_call(lambda inner: self._in_chunks(plan, inner), self.module, inputs, scale)
 
+    def _in_chunks(self, plan: RootPlan, inputs: CallInputs) -> Any:
         def single(*args: Any, **kwargs: Any) -> Any:
             return self._single(plan, CallInputs.of(args, kwargs))
 

@@ -54,10 +54,15 @@ class RootProbe:
 
     def run(self, plan: RootPlan) -> ProbeResult:
         self._states.restore()
-        with flags_in_force(self._root.plan.flags, plan.flags):
-            return probe(
-                lambda inputs: self._root.run(plan, inputs), self._parameters, self._recorded
-            )
+        scaling = plan.loss_scale.state() if plan.loss_scale is not None else None
+        try:
+            with flags_in_force(self._root.plan.flags, plan.flags):
+                return probe(
+                    lambda inputs: self._root.run(plan, inputs), self._parameters, self._recorded
+                )
+        finally:
+            if plan.loss_scale is not None and scaling is not None:
+                plan.loss_scale.restore(scaling)
 
     def seconds(self, plan: RootPlan) -> float:
         self._synchronize()

@@ -6,15 +6,26 @@ import torch
 
 from gpujob_api.settings import AttentionKernel, Precision, Settings, TunedSettings
 from gpujob_worker.inject.attention import AttentionWatch, candidates
-from gpujob_worker.inject.guards import parallel_wrapper
+from gpujob_worker.inject.guards import leaves_outside, parallel_wrapper
+from gpujob_worker.inject.loss_scale import LossScale, scaling_refusal, skip_refusal
 from gpujob_worker.inject.memory_format import channels_last_refusal, sample_shapes
 from gpujob_worker.inject.process_flags import convolution_autotuning_refusal, tf32_refusal
 from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
+from gpujob_worker.inject.script_facts import ScriptFacts
+from gpujob_worker.inject.trees import differentiable_leaves, trainable
 from gpujob_worker.switches import Switches
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.no_trace import no_trace
 from gpujob_worker.tune.probe import RootProbe
-from gpujob_worker.tune.trial import BFLOAT16, Decision, Trial, few_rows, short, tolerance_of
+from gpujob_worker.tune.trial import (
+    BFLOAT16,
+    FLOAT16,
+    Decision,
+    Trial,
+    few_rows,
+    short,
+    tolerance_of,
+)
 
 _EARLIER = "from an earlier run"
 
@@ -30,7 +41,9 @@ class SpeedItems:
         applied: Applied,
         root: Root,
         recorded: RecordedCall,
+        facts: ScriptFacts,
     ) -> None:
+        self._facts = facts
         self._settings = settings
         self._switches = switches
         self._decision = decision
@@ -59,6 +72,53 @@ class SpeedItems:
                 "precision", self._plan, plan, what=what, tolerance=BFLOAT16, forced=forced
             ):
                 self._applied.plan = plan
+        if wanted is Precision.FLOAT16:
+            self._float16("precision", forced=True)
+        elif wanted is Precision.AUTO and self._plan.autocast is None:
+            self._float16("precision float16", forced=False)
+
+    def _float16(self, item: str, *, forced: bool) -> None:
+        reason = self._float16_refusal()
+        if reason is None and not forced and self._root.device.type != "cuda":
+            reason = "tried on cards where bfloat16 is missing or slow"
+        plan = None if reason is not None else self._scaled_plan()
+        if plan is None:
+            self._decision.refuse(item, reason or "gradients overflow at every scale")
+            return
+        assert plan.loss_scale is not None
+        what = f"float16 autocast, losses scaled by {plan.loss_scale.scale:g}"
+        if self._trial.accepts(item, self._plan, plan, what=what, tolerance=FLOAT16, forced=forced):
+            self._applied.plan = plan
+
+    def _float16_refusal(self) -> str | None:
+        module = self._root.module
+        if self._facts.scales_loss:
+            return "the script scales its loss itself"
+        if self._facts.differentiates_gradients:
+            return "the script differentiates gradients (create_graph)"
+        reason = skip_refusal(self._facts.optimizers) or scaling_refusal(module)
+        if reason is not None:
+            return reason
+        inputs = few_rows(self._recorded, 2).inputs.detached()
+        with no_trace(module), torch.enable_grad():
+            leaves = differentiable_leaves(inputs.call(module._call_impl))  # pyright: ignore[reportPrivateUsage]
+        known = [leaf for leaf in inputs.leaves if isinstance(leaf, torch.Tensor)]
+        if leaves_outside(leaves, trainable(module) + known):
+            return "forward uses learning tensors that are not its parameters"
+        return None
+
+    def _scaled_plan(self) -> RootPlan | None:
+        """float16 with the largest scale at which no gradient of this batch overflows."""
+        scale = LossScale()
+        plan = replace(self._plan, autocast=torch.float16, loss_scale=scale)
+        probe = RootProbe(self._root, self._recorded)
+        while scale.scale >= 1.0:
+            with no_trace(self._root.module):
+                gradients = probe.run(plan).gradients
+            if all(bool(torch.isfinite(g).all()) for g in gradients if g is not None):
+                return plan
+            scale.scale /= 2
+        return None
 
     def _precision_refusal(self, wanted: Precision) -> str | None:
         root = self._root
@@ -67,8 +127,8 @@ class SpeedItems:
             reason = "switched off"
         elif wanted is Precision.FLOAT32:
             reason = "float32 was asked for"
-        elif wanted in (Precision.FLOAT16, Precision.FLOAT8):
-            reason = f"{wanted.value} needs loss scaling, which is not injected; bfloat16 is"
+        elif wanted is Precision.FLOAT8:
+            reason = "float8 needs other layers, which are not injected; bfloat16 is"
         elif wanted is Precision.TF32 and root.device.type != "cuda":
             reason = f"tf32 exists on CUDA cards; this is {root.device.type}"
         elif root.user_autocast:
@@ -161,8 +221,13 @@ class SpeedItems:
         if precision is Precision.TF32:
             reason = reason or tf32_refusal()
             plan = replace(plan, flags=replace(plan.flags, tf32=True))
-        else:
+        elif precision is Precision.BFLOAT16:
             plan = replace(plan, autocast=torch.bfloat16)
+        elif reason is None:
+            reason = self._float16_refusal()
+            scaled = self._scaled_plan() if reason is None else None
+            reason = reason or (None if scaled else "gradients overflow at every scale")
+            plan = scaled or plan
         self._adopt("precision", reason, plan, f"{precision.value} ")
 
     def _adopt_attention(self, kernel: AttentionKernel) -> None:

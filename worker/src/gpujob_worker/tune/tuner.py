@@ -13,6 +13,7 @@ from gpujob_api.settings import Settings, Toggle, TunedSettings
 from gpujob_worker.explanation import Explanation
 from gpujob_worker.inject.activation import ActivationCheckpointing
 from gpujob_worker.inject.compiling import compile_refusal, compile_root
+from gpujob_worker.inject.loss_scale import skip_refusal
 from gpujob_worker.inject.optimizers import (
     MEASURE_BYTES_MAX,
     OptimizerCopy,
@@ -22,6 +23,7 @@ from gpujob_worker.inject.optimizers import (
     use_fused,
 )
 from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
+from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.split_check import split_refusal
 from gpujob_worker.switches import Switches
 from gpujob_worker.tune.applied import Applied
@@ -50,10 +52,12 @@ class Tuner:
         switches: Switches,
         explanation: Explanation,
         budget_seconds: float,
+        facts: ScriptFacts | None = None,
     ) -> None:
         self._settings = settings
         self._switches = switches
         self._explain = explanation
+        self._facts = facts or ScriptFacts()
         self._decision = Decision(settings, explanation, budget_seconds)
         self.applied = Applied()
 
@@ -67,6 +71,8 @@ class Tuner:
             self._explain.refused("batch split", f"the batch of {total} goes through at once")
             return False
         reason = split_refusal(root, recorded)
+        if self._facts.differentiates_gradients:
+            reason = "the script differentiates gradients (create_graph)"
         if reason is not None:
             self._explain.refused("batch split", reason)
             return False
@@ -90,7 +96,13 @@ class Tuner:
 
     def speed_items(self, root: Root, recorded: RecordedCall) -> SpeedItems:
         return SpeedItems(
-            self._settings, self._switches, self._decision, self.applied, root, recorded
+            self._settings,
+            self._switches,
+            self._decision,
+            self.applied,
+            root,
+            recorded,
+            self._facts,
         )
 
     def speed(self, root: Root, recorded: RecordedCall) -> None:
@@ -182,6 +194,15 @@ class Tuner:
             else:
                 self.applied.plan = self._compiled_plan(root, recorded)
                 self._decision.accept("compile", "from an earlier run")
+
+    def adopt_scaling(self, optimizer: torch.optim.Optimizer) -> None:
+        """Before the first step: float16 stays only where the optimizer can skip a step."""
+        if self.applied.plan.loss_scale is None:
+            return
+        reason = skip_refusal([optimizer])
+        if reason is not None:
+            self.applied.plan = replace(self.applied.plan, autocast=None, loss_scale=None)
+            self._explain.refused("precision", reason)
 
     def adopt_fused(self, optimizer: torch.optim.Optimizer, tuned: TunedSettings) -> None:
         """Before the first step of a run that knows its settings: the kernel of the earlier run.

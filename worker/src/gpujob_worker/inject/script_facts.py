@@ -1,0 +1,47 @@
+"""What the script was seen to do by itself, which items have to respect."""
+
+import functools
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+@dataclass(slots=True)
+class ScriptFacts:
+    """Filled while the script runs; only ever learns more."""
+
+    optimizers: list[torch.optim.Optimizer] = field(default_factory=list[torch.optim.Optimizer])
+    compiles: bool = False
+    scales_loss: bool = False
+    differentiates_gradients: bool = False
+
+
+def watch_scaler(facts: ScriptFacts) -> None:
+    """Notes that the script makes a GradScaler of its own."""
+    plain = torch.amp.GradScaler.__init__
+
+    @functools.wraps(plain)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        plain(self, *args, **kwargs)
+        facts.scales_loss = facts.scales_loss or self.is_enabled()
+
+    torch.amp.GradScaler.__init__ = __init__
+
+
+def watch_gradients_of_gradients(facts: ScriptFacts) -> None:
+    """Notes `create_graph=True`, which a split or scaled call cannot serve."""
+    for name in ("backward", "grad"):
+        plain = getattr(torch.autograd, name)
+
+        @functools.wraps(plain)
+        def call(*args: Any, _plain: Any = plain, _at: int = _CREATE_GRAPH[name], **kw: Any) -> Any:
+            asked = kw.get("create_graph", args[_at] if len(args) > _at else False)
+            facts.differentiates_gradients = facts.differentiates_gradients or bool(asked)
+            return _plain(*args, **kw)
+
+        setattr(torch.autograd, name, call)
+
+
+# Where the argument stands in torch.autograd.backward and torch.autograd.grad.
+_CREATE_GRAPH = {"backward": 3, "grad": 4}
