@@ -266,10 +266,22 @@ def make_node(name: str = "n0", *, cpu: int = 64, **fields: Any) -> NodeView:
     return NodeView(name=name, **{**defaults, **fields})
 
 
-def make_queue(name: str = "default", **quota: Any) -> GPUQueue:
-    return GPUQueue(
-        Metadata(name, uid=f"queue-{name}", generation=1), GPUQueueSpec(nominal=Quota(**quota))
+def make_queue(
+    name: str = "default",
+    *,
+    borrow: int | None = None,
+    parent: str = "",
+    weight: int = 1,
+    **quota: Any,
+) -> GPUQueue:
+    """A queue with this nominal quota that may borrow so many cards."""
+    spec = GPUQueueSpec(
+        weight=weight,
+        parent=parent or None,
+        nominal=Quota(**quota),
+        borrowing_limit=Quota(gpus=borrow),
     )
+    return GPUQueue(Metadata(name, uid=f"queue-{name}", generation=1), spec)
 
 
 def make_snapshot(

@@ -1,46 +1,29 @@
-"""Order, quota, and what a waiting job keeps free for itself."""
-
-from typing import Any
+"""Order, quota of queues and their parents, borrowing."""
 
 from gpujob_api.gpujob import GPUJob, JobPhase
+from gpujob_api.gpuqueue import GPUQueue
 from gpujob_api.quantities import GIB, Memory
-from gpujob_operator.decide.admission import Pending, in_order
-from gpujob_operator.decide.capacity import Capacity, build_capacity
+from gpujob_operator.decide.capacity import FleetSize
 from gpujob_operator.decide.configuration import Configuration
-from gpujob_operator.decide.needs import needs_of
-from gpujob_operator.decide.queueing import claim, queues_of
-from gpujob_operator.decide.snapshot import Snapshot
+from gpujob_operator.decide.line import Line, Pending
+from gpujob_operator.decide.queueing import queues_of
 from tests.harness.builders import (
-    T0,
     after,
-    make_card,
-    make_gpu_node,
     make_job,
-    make_node,
     make_queue,
-    make_snapshot,
     reserve,
     running,
     with_status,
 )
 
+FLEET = FleetSize(cards=10, memory_bytes=240 * GIB)
 CONFIGURATION = Configuration()
 
 
-def capacity(snapshot: Snapshot) -> Capacity:
-    return build_capacity(snapshot, T0, {})
-
-
-def claimed(job: GPUJob, *jobs: GPUJob, **snapshot: Any) -> frozenset[str]:
-    seen = capacity(make_snapshot(*jobs, **snapshot))
-    return claim(needs_of(job, None), seen, CONFIGURATION)
-
-
-def nodes_of_two(count: int) -> list[Any]:
-    return [
-        make_gpu_node(f"n{n}", make_card(f"GPU-{n}a"), make_card(f"GPU-{n}b", index=1))
-        for n in range(count)
-    ]
+def names_in_line(jobs: list[GPUJob], *queues: GPUQueue, fleet: FleetSize = FLEET) -> list[str]:
+    waiting = [Pending(job, None) for job in jobs if job.status.placement is None]
+    line = Line.of(waiting, queues_of(queues, jobs), fleet, lambda _: GIB, CONFIGURATION, after(20))
+    return [entry.job.metadata.name for entry in line]
 
 
 def test_order_is_priority_then_arrival_then_uid() -> None:
@@ -52,10 +35,7 @@ def test_order_is_priority_then_arrival_then_uid() -> None:
         make_job("a", created=9, priority=1),
         make_job("e", created=0, priority=-1),
     ]
-    waiting = [Pending(job, None) for job in jobs]
-    entries = in_order(waiting, queues_of((), jobs), Capacity(), CONFIGURATION, after(20))
-    names = [entry.job.metadata.name for entry in entries]
-    assert names == ["a", "b", "c", "d", "e"]
+    assert names_in_line(jobs) == ["a", "b", "c", "d", "e"]
 
 
 def test_quota_counts_cards_and_memory_of_attempts_that_are_not_finished() -> None:
@@ -93,52 +73,6 @@ def test_queues_that_do_not_exist_are_named() -> None:
     assert text == "spec.queue: no GPUQueue 'resaerch'; there are: default, research"
 
 
-def test_a_claim_is_on_the_cards_that_are_free_soonest() -> None:
-    cards = [make_card(f"GPU-{n}", index=n) for n in range(3)]
-    busy = [
-        running(make_job("a"), ("n0", ("GPU-0",)), held=reserve(8 * GIB)),
-        running(make_job("b"), ("n0", ("GPU-0",)), held=reserve(8 * GIB)),
-        running(make_job("c"), ("n0", ("GPU-1",)), held=reserve(12 * GIB)),
-        running(make_job("d"), ("n0", ("GPU-2",)), held=reserve(4 * GIB)),
-    ]
-    assert claimed(make_job(), *busy, cards=cards) == {"GPU-2"}
-    assert claimed(make_job(gpus_per_worker=2), *busy, cards=cards) == {"GPU-2", "GPU-1"}
-
-
-def test_a_claim_of_a_worker_with_several_cards_is_on_one_node() -> None:
-    """I11: cards on two nodes would be kept free and never be enough."""
-    one_busy_on_each = [
-        running(make_job(f"j{n}"), (f"n{n}", (f"GPU-{n}b",)), held=reserve(8 * GIB))
-        for n in range(2)
-    ]
-    found = claimed(make_job(gpus_per_worker=2), *one_busy_on_each, gpu_nodes=nodes_of_two(2))
-    assert found == {"GPU-0a", "GPU-0b"}
-
-
-def test_a_claim_is_on_cards_of_one_model() -> None:
-    cards = [make_card("GPU-0"), make_card("GPU-1", model="NVIDIA L4", index=1)]
-    assert claimed(make_job(workers=2), cards=cards) == frozenset()
-    cards.append(make_card("GPU-2", model="NVIDIA L4", index=2))
-    assert claimed(make_job(workers=2), cards=cards) == {"GPU-1", "GPU-2"}
-
-
-def test_what_can_never_fit_claims_nothing() -> None:
-    """I11: an impossible job does not block the possible ones."""
-    assert claimed(make_job(gpus_per_worker=4), gpu_nodes=nodes_of_two(2)) == frozenset()
-    assert claimed(make_job(workers=5), gpu_nodes=nodes_of_two(2)) == frozenset()
-    assert claimed(make_job(memory_bytes=40 * GIB)) == frozenset()
-    assert claimed(make_job(models=("other",))) == frozenset()
-    assert claimed(make_job(), nodes=[make_node(ready=False)]) == frozenset()
-    assert claimed(make_job(), cards=[make_card(healthy=False)]) == frozenset()
-
-
-def test_a_card_full_of_strangers_is_not_claimed() -> None:
-    """I11: they go when they like; until then others may use what is left."""
-    cards = [make_card(stranger=10 * GIB)]
-    assert claimed(make_job(memory_bytes=20 * GIB), cards=cards) == frozenset()
-    assert claimed(make_job(memory_bytes=14 * GIB), cards=cards) == {"GPU-0"}
-
-
 def test_quota_is_kept_for_a_job_that_can_be_within_it() -> None:
     """I11."""
     queues = queues_of([make_queue("default", gpus=4)], [running(make_job("a"))])
@@ -147,3 +81,131 @@ def test_quota_is_kept_for_a_job_that_can_be_within_it() -> None:
     queues.keep(make_job(workers=4), GIB)
     assert "kept for an earlier job" in queues.over(make_job(), GIB)
     assert queues.over(make_job(queue="other"), GIB) == ""
+
+
+# -- the line
+
+
+def test_who_made_room_waits_behind_those_that_were_there() -> None:
+    first = with_status(make_job("first", created=0), requeued_at=after(15))
+    assert names_in_line([first, make_job("second", created=10)]) == ["second", "first"]
+
+
+def test_queues_take_turns_by_their_share() -> None:
+    held = reserve(24 * GIB)
+    jobs = [
+        running(make_job("r", queue="rich"), held=held),
+        *(make_job(f"r{n}", queue="rich", created=n) for n in range(2)),
+        *(make_job(f"p{n}", queue="poor", created=10 + n) for n in range(2)),
+    ]
+    assert names_in_line(jobs, make_queue("rich"), make_queue("poor")) == ["p0", "p1", "r0", "r1"]
+    heavy = make_queue("rich", weight=1000)
+    jobs.append(running(make_job("p", queue="poor"), held=held))
+    assert names_in_line(jobs, heavy, make_queue("poor")) == ["r0", "r1", "p0", "p1"]
+
+
+def test_shares_grow_while_jobs_are_placed() -> None:
+    jobs = [
+        *(make_job(f"a{n}", queue="a", created=n) for n in range(3)),
+        *(make_job(f"b{n}", queue="b", created=10 + n) for n in range(3)),
+    ]
+    queues = queues_of([make_queue("a"), make_queue("b")], jobs)
+    waiting = [Pending(job, None) for job in jobs]
+    line = Line.of(waiting, queues, FLEET, lambda _: GIB, CONFIGURATION, after(20))
+    names: list[str] = []
+    for entry in line:
+        names.append(entry.job.metadata.name)
+        queues.add(entry.job, running(entry.job, held=reserve(GIB)).status)
+    assert names == ["a0", "b0", "a1", "b1", "a2", "b2"]
+
+
+def test_children_of_one_parent_count_together() -> None:
+    held = reserve(24 * GIB)
+    queues = [
+        make_queue("team"),
+        make_queue("x", parent="team"),
+        make_queue("y", parent="team"),
+        make_queue("alone"),
+    ]
+    jobs = [
+        running(make_job("run-x", queue="x"), held=held),
+        running(make_job("run-alone", queue="alone"), held=held),
+        running(make_job("run-x2", queue="x"), held=held),
+        make_job("of-y", queue="y", created=0),
+        make_job("of-x", queue="x", created=1),
+        make_job("of-alone", queue="alone", created=9),
+    ]
+    assert names_in_line(jobs, *queues) == ["of-alone", "of-y", "of-x"]
+
+
+def test_jobs_within_their_quota_come_before_borrowers_of_any_priority() -> None:
+    queues = [make_queue("a", gpus=0, borrow=5), make_queue("b", gpus=1)]
+    jobs = [
+        make_job("borrower", queue="a", priority=9, created=0),
+        make_job("entitled", queue="b", created=5),
+    ]
+    assert names_in_line(jobs, *queues) == ["entitled", "borrower"]
+
+
+def test_the_longest_overdue_comes_first_whatever_its_queues_share() -> None:
+    held = reserve(24 * GIB)
+    jobs = [
+        running(make_job("r", queue="rich"), held=held),
+        make_job("overdue", queue="rich", created=-2 * 86_400),
+        make_job("poor", queue="poor", created=-100),
+    ]
+    assert names_in_line(jobs, make_queue("rich"), make_queue("poor")) == ["overdue", "poor"]
+
+
+# -- borrowing
+
+
+def test_borrowing_has_a_limit() -> None:
+    jobs = [running(make_job(f"j{n}"), held=reserve(GIB)) for n in range(3)]
+    queues = queues_of([make_queue("default", gpus=2, borrow=2)], jobs)
+    assert queues.over(make_job(), GIB) == ""
+    assert queues.over(make_job(workers=2), GIB) == "queue default holds 3 of 4 cards, needs 2"
+    assert queues.would_borrow(make_job(), GIB)
+    assert not queues.entitled(make_job(), GIB)
+    assert queues.borrows("default", "other")
+    assert not queues.borrows("default", "default")
+
+
+def test_without_a_nominal_quota_nobody_is_entitled_and_nobody_borrows() -> None:
+    queues = queues_of([make_queue("default")], [running(make_job("a"))])
+    assert not queues.entitled(make_job(), GIB)
+    assert not queues.would_borrow(make_job(), GIB)
+    assert not queues.borrows("default", "other")
+
+
+def test_a_child_within_its_own_is_entitled_while_its_sibling_has_all() -> None:
+    queues = queues_of(
+        [
+            make_queue("team", gpus=2),
+            make_queue("x", gpus=1, parent="team"),
+            make_queue("y", gpus=1, parent="team"),
+            make_queue("far", gpus=1),
+        ],
+        [running(make_job(f"x{n}", queue="x"), held=reserve(GIB)) for n in range(2)],
+    )
+    child = make_job("y0", queue="y")
+    assert queues.over(child, GIB) == "queue team holds 2 of 2 cards, needs 1"
+    assert queues.entitled(child, GIB)
+    assert queues.borrows("x", "y")
+    # The team as a whole is within its quota: that is no business of others.
+    assert not queues.borrows("x", "far")
+    assert not queues.entitled(make_job("y1", queue="y", workers=2), GIB)
+
+
+def test_a_parent_that_does_not_exist_is_none() -> None:
+    queues = queues_of([make_queue("x", gpus=1, parent="gone")], [])
+    assert queues.root("x") == "x"
+    assert queues.over(make_job(queue="x", workers=2), GIB)
+
+
+def test_as_if_some_were_gone_and_back_again() -> None:
+    jobs = [running(make_job(f"j{n}"), held=reserve(GIB)) for n in range(2)]
+    queues = queues_of([make_queue("default", gpus=2)], jobs)
+    with queues.without(jobs[:1]):
+        assert queues.over(make_job(), GIB) == ""
+    assert queues.over(make_job(), GIB)

@@ -1,8 +1,14 @@
-"""The pass over waiting jobs: who gets cards this cycle, and what the others are told."""
+"""The pass over waiting jobs: who gets cards this cycle, who makes room, what the others are told.
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+In the order of `line`. A job that does not fit first looks whether room comes by itself, then
+whether it may make some (`room`), and once it has waited for long keeps cards from later ones
+(`claims`), which only jobs that are gone in time may still use.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from math import inf
 
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.gpuprofile import GPUProfile
@@ -10,24 +16,26 @@ from gpujob_api.quantities import format_memory
 from gpujob_operator.decide import conditions
 from gpujob_operator.decide.assignment import Assignment, Refusal, assign
 from gpujob_operator.decide.board import Board
-from gpujob_operator.decide.capacity import Capacity
+from gpujob_operator.decide.claims import Claim, describe, soonest
 from gpujob_operator.decide.conditions import ConditionWriter
 from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.interruption import (
+    Interruptions,
+    held_bytes,
+    told_lately,
+    waited_seconds,
+    waits_for,
+)
 from gpujob_operator.decide.lifecycle import Step
+from gpujob_operator.decide.line import Line, Pending
 from gpujob_operator.decide.needs import Needs, needs_of
-from gpujob_operator.decide.order import OrderRules, order
 from gpujob_operator.decide.plan import EventNote
-from gpujob_operator.decide.queueing import Queues, claim, contender
-from gpujob_operator.decide.snapshot import PodView
+from gpujob_operator.decide.queueing import Queues
+from gpujob_operator.decide.releases import Releases
 
-
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """A job without cards. Its pods, if any, are remains of an earlier attempt."""
-
-    job: GPUJob
-    profile: GPUProfile | None
-    pods: tuple[PodView, ...] = ()
+# Looking for the soonest cards reads every card: so often a cycle.
+CLAIMS_MAX = 8
+ESTIMATES_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,75 +47,179 @@ class _Wait:
     memory_bytes: int = 0
 
 
-def in_order(
-    waiting: list[Pending],
-    queues: Queues,
-    capacity: Capacity,
-    configuration: Configuration,
-    now: datetime,
-) -> list[Pending]:
-    """Who is served first comes first; see `order`."""
-    size = capacity.size
-    rules = OrderRules(
-        policy=configuration.order_policy,
-        waiting_seconds_max=configuration.waiting_seconds_max,
-        stretch_max=configuration.waiting_stretch_max,
-    )
-    by_uid = {entry.job.metadata.uid: entry for entry in waiting}
-    contenders = [contender(entry.job, queues, size, now) for entry in waiting]
-    return [by_uid[uid] for uid in order(contenders, now.timestamp(), rules)]
+@dataclass(slots=True)
+class Admission:
+    """One pass. `steps` are the waiting jobs' next steps; `interruptions.stops` says who makes
+    room for them."""
 
+    board: Board
+    queues: Queues
+    releases: Releases
+    configuration: Configuration
+    now: datetime
+    # Jobs that run, as they are after this cycle's step.
+    running: Mapping[str, GPUJob]
+    profiles: Mapping[str, GPUProfile]
+    steps: dict[str, Step] = field(default_factory=dict[str, Step])
+    interruptions: Interruptions = field(init=False)
+    _needs: dict[str, Needs] = field(default_factory=dict[str, Needs])
+    _claims: int = 0
+    _estimates: dict[object, Claim | None] = field(default_factory=dict[object, Claim | None])
+    _position: int = 0
 
-def admit(
-    waiting: list[Pending],
-    board: Board,
-    queues: Queues,
-    configuration: Configuration,
-    now: datetime,
-) -> Iterator[tuple[str, Step]]:
-    """Yields the next step of every waiting job, in order (I11). All workers or none."""
-    position = 0
-    for entry in waiting:
-        wait = _not_eligible(entry, queues, now)
+    def __post_init__(self) -> None:
+        self.interruptions = Interruptions(
+            self.board, self.queues, self.configuration, self.now, self.running, self._needs_of
+        )
+
+    def admit(self, waiting: Iterable[Pending]) -> None:
+        """Gives every waiting job its step, in order. All workers of a job or none (I11)."""
+        line = Line.of(
+            waiting,
+            self.queues,
+            self.board.capacity.size,
+            self._memory_bytes,
+            self.configuration,
+            self.now,
+        )
+        for entry in line:
+            self.steps[entry.job.metadata.uid] = self._step(entry)
+
+    def _step(self, entry: Pending) -> Step:
+        wait = _not_eligible(entry, self.queues, self.now)
         if wait is not None:
-            yield entry.job.metadata.uid, _wait(entry.job, wait, configuration, now)
-            continue
-        position += 1
-        needs = needs_of(entry.job, entry.profile)
-        found = _place(needs, board, queues, configuration)
+            return self._wait(entry.job, wait)
+        needs = self._needs_of(entry.job)
+        found = self._place(needs)
         if isinstance(found, Assignment):
-            found.take_on(board)
-            step = _placed(entry.job, found, now)
-            queues.add(entry.job, step.status)
-            position -= 1
-            yield entry.job.metadata.uid, step
-            continue
-        if _patience_over(entry.job, configuration, now):
-            _keep_free(found, needs, board, queues, configuration)
-        message = f"{found.message}; position {position} of those waiting for room"
-        told = replace(found, message=message)
-        yield entry.job.metadata.uid, _wait(entry.job, told, configuration, now)
+            found.take_on(self.board)
+            step = _placed(entry.job, found, self.now)
+            self.queues.add(entry.job, step.status)
+            return step
+        self._position += 1
+        return self._wait(entry.job, self._without_room(needs, found))
 
+    def _place(self, needs: Needs) -> Assignment | _Wait:
+        length = self.releases.length_seconds(needs.job) if self.board.claimed else inf
+        found = assign(needs, self.board, self.configuration, length)
+        if isinstance(found, Refusal) and not found.possible:
+            return _Wait("Impossible", found.message)
+        fits = isinstance(found, Assignment)
+        memory_bytes = (
+            found.reservation.memory_bytes
+            if fits
+            else held_bytes(needs, self.board, self.configuration)
+        )
+        over = self.queues.over(needs.job, memory_bytes)
+        if over:
+            return _Wait("OverQuota", over, memory_bytes=memory_bytes)
+        return found if fits else _Wait("NoRoom", found.message)
 
-def _place(
-    needs: Needs, board: Board, queues: Queues, configuration: Configuration
-) -> Assignment | _Wait:
-    found = assign(needs, board, configuration)
-    if isinstance(found, Refusal):
-        return _Wait("NoRoom" if found.possible else "Impossible", found.message)
-    memory_bytes = found.reservation.memory_bytes
-    over = queues.over(needs.job, memory_bytes)
-    return _Wait("OverQuota", over, memory_bytes=memory_bytes) if over else found
+    # -- a job that does not fit now
 
+    def _without_room(self, needs: Needs, wait: _Wait) -> _Wait:
+        """What is done for it, and what it is told."""
+        if wait.reason == "OverQuota":
+            making = self._room_in_quota(needs, wait)
+        elif wait.reason == "NoRoom":
+            making = self._room_on_cards(needs)
+        else:
+            making = ""
+        told = wait if not making else replace(wait, reason="MakingRoom", message=making)
+        return replace(
+            told, message=f"{told.message}; position {self._position} of those waiting for room"
+        )
 
-def _keep_free(
-    found: _Wait, needs: Needs, board: Board, queues: Queues, configuration: Configuration
-) -> None:
-    """What a job that has waited for long keeps from later ones: cards, or its queue's quota."""
-    if found.reason == "OverQuota":
-        queues.keep(needs.job, found.memory_bytes)
-    if found.reason == "NoRoom":
-        board.claim(claim(needs, board.capacity, configuration))
+    def _room_in_quota(self, needs: Needs, wait: _Wait) -> str:
+        """Interrupts jobs whose share of the quota this one may have; says so."""
+        leaving = self.interruptions.leaving(self.queues.root(needs.job.spec.queue))
+        with self.queues.without(leaving):
+            if not self.queues.over(needs.job, wait.memory_bytes):
+                return waits_for(leaving)
+            room = self.interruptions.in_quota(needs, wait.memory_bytes)
+        if room:
+            return self.interruptions.interrupt(needs, room)
+        if self._patience_over(needs.job):
+            self.queues.keep(needs.job, wait.memory_bytes)
+        return ""
+
+    def _room_on_cards(self, needs: Needs) -> str:
+        claim = self._soonest(needs)
+        if claim is None:
+            return ""
+        grace = self.configuration.termination_grace_seconds
+        if claim.making_room and claim.start_seconds <= grace:
+            self._keep(claim)
+            jobs = [self.releases.jobs[uid] for uid in claim.making_room]
+            return waits_for(jobs)
+        if claim.start_seconds > self.configuration.preemption_wait_seconds:
+            room = self.interruptions.find_room(needs, claim)
+            if room is not None:
+                self.board.claim(room.claim, grace)
+                return self.interruptions.interrupt(needs, room.victims)
+        if self._patience_over(needs.job):
+            self._keep(claim)
+        return ""
+
+    def _soonest(self, needs: Needs) -> Claim | None:
+        """The earliest start, looked for when something may follow from it."""
+        acts = (
+            self._patience_over(needs.job)
+            or self.interruptions.possible(needs)
+            or self.interruptions.under_way()
+        )
+        if acts and self._claims < CLAIMS_MAX:
+            self._claims += 1
+            claim = soonest(
+                needs, self.board.capacity, self.releases, self.configuration, self.board.claimed
+            )
+            self._estimates[needs.alike] = claim
+            return claim
+        return None
+
+    def _keep(self, claim: Claim) -> None:
+        self.board.claim(claim.uuids, claim.start_seconds)
+
+    # -- what is known of a job
+
+    def _needs_of(self, job: GPUJob) -> Needs:
+        uid = job.metadata.uid
+        if uid not in self._needs:
+            self._needs[uid] = needs_of(job, self.profiles.get(uid))
+        return self._needs[uid]
+
+    def _memory_bytes(self, entry: Pending) -> int:
+        return held_bytes(self._needs_of(entry.job), self.board, self.configuration)
+
+    def _patience_over(self, job: GPUJob) -> bool:
+        return waited_seconds(job, self.now) >= self.configuration.claim_after_seconds
+
+    def _wait(self, job: GPUJob, wait: _Wait) -> Step:
+        before = conditions.find(job.status, conditions.SCHEDULED)
+        news = before is None or before.reason != wait.reason
+        if not news and told_lately(job, self.configuration, self.now):
+            # Thousands of waiting jobs of which nothing new can be said cost next to nothing.
+            return Step(job.status, next_seconds=wait.next_seconds)
+        message = wait.message + self._estimate(job, wait)
+        status = replace(job.status, phase=JobPhase.PENDING)
+        status = ConditionWriter(job, self.now).set(
+            status, conditions.SCHEDULED, False, wait.reason, message
+        )
+        events = (EventNote(wait.reason, message),) if news else ()
+        return Step(status, events=events, next_seconds=wait.next_seconds)
+
+    def _estimate(self, job: GPUJob, wait: _Wait) -> str:
+        """When it could start, for a job that waits for cards."""
+        if wait.reason != "NoRoom":
+            return ""
+        needs = self._needs_of(job)
+        if needs.alike not in self._estimates and len(self._estimates) < ESTIMATES_MAX:
+            self._estimates[needs.alike] = soonest(
+                needs, self.board.capacity, self.releases, self.configuration
+            )
+        claim = self._estimates.get(needs.alike)
+        text = describe(claim) if claim is not None else ""
+        return f"; {text}" if text else ""
 
 
 def _not_eligible(entry: Pending, queues: Queues, now: datetime) -> _Wait | None:
@@ -127,32 +239,6 @@ def _not_eligible(entry: Pending, queues: Queues, now: datetime) -> _Wait | None
         message = before.message if before is not None else f"tried again in {left:.0f} s"
         return _Wait("WaitingForRetry", message, next_seconds=left)
     return None
-
-
-def _patience_over(job: GPUJob, configuration: Configuration, now: datetime) -> bool:
-    since = job.status.next_attempt_at or job.metadata.creation_timestamp or now
-    return (now - since).total_seconds() >= configuration.claim_after_seconds
-
-
-def _wait(job: GPUJob, wait: _Wait, configuration: Configuration, now: datetime) -> Step:
-    before = conditions.find(job.status, conditions.SCHEDULED)
-    news = before is None or before.reason != wait.reason
-    if not news and _told_lately(job, configuration, now):
-        # Thousands of waiting jobs of which nothing new can be said cost next to nothing.
-        return Step(job.status, next_seconds=wait.next_seconds)
-    status = replace(job.status, phase=JobPhase.PENDING)
-    status = ConditionWriter(job, now).set(
-        status, conditions.SCHEDULED, False, wait.reason, wait.message
-    )
-    events = (EventNote(wait.reason, wait.message),) if news else ()
-    return Step(status, events=events, next_seconds=wait.next_seconds)
-
-
-def _told_lately(job: GPUJob, configuration: Configuration, now: datetime) -> bool:
-    told = job.status.observed_at
-    if told is None or job.status.observed_generation != job.metadata.generation:
-        return False
-    return (now - told).total_seconds() < configuration.pending_write_seconds
 
 
 def _placed(job: GPUJob, found: Assignment, now: datetime) -> Step:

@@ -8,6 +8,7 @@ always gives the same answer.
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from gpujob_api.gpujob import (
     Placement,
@@ -64,19 +65,24 @@ class _Misfit:
     possible: bool = True
 
 
-def assign(needs: Needs, board: Board, configuration: Configuration) -> Assignment | Refusal:
+def assign(
+    needs: Needs, board: Board, configuration: Configuration, length_seconds: float = inf
+) -> Assignment | Refusal:
     """A place for every worker of the job, or with numbers why not. Leaves the board as it was.
 
-    All cards of a gang are of one model, so that its workers run at one speed.
+    All cards of a gang are of one model, so that its workers run at one speed. `length_seconds` is
+    how long the job will run, as far as known: short ones may use cards that wait for a long one.
     """
-    known = board.refusals.get(needs.alike)
+    filler = board.may_fill(length_seconds)
+    alike = (needs.alike, filler)
+    known = board.refusals.get(alike)
     if isinstance(known, Refusal):
         return known
     best: Assignment | None = None
     refusal: Refusal | None = None
     start = board.mark()
     for model in _models(needs, board.capacity):
-        found = _assign_on_model(needs, model, board, configuration)
+        found = _assign_on_model(needs, model, board, configuration, filler=filler)
         board.back(start)
         if isinstance(found, Refusal):
             refusal = refusal or found
@@ -85,7 +91,7 @@ def assign(needs: Needs, board: Board, configuration: Configuration) -> Assignme
     if best is not None:
         return best
     refusal = refusal or _no_model(needs, board.capacity)
-    board.refusals[needs.alike] = refusal
+    board.refusals[alike] = refusal
     return refusal
 
 
@@ -114,14 +120,14 @@ def _better(one: Assignment, other: Assignment, needs: Needs) -> bool:
 
 
 def _assign_on_model(
-    needs: Needs, model: str, board: Board, configuration: Configuration
+    needs: Needs, model: str, board: Board, configuration: Configuration, *, filler: bool
 ) -> Assignment | Refusal:
     wanted = needs.reservation(model, board.capacity.largest_bytes(model), configuration)
     request = _request(needs, model, wanted, board)
     places: list[Place] = []
     held = wanted
     for rank in range(needs.job.spec.workers):
-        place = board.choose(request, undisturbed=needs.exclusive)
+        place = board.choose(request, undisturbed=needs.exclusive, filler=filler)
         if place is None:
             return _explain(needs, model, wanted, board, rank)
         if wanted is None:

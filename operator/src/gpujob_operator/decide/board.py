@@ -7,6 +7,7 @@ both, and a gang that does not fit as a whole is taken back on both.
 
 from collections.abc import Hashable, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
+from math import inf
 
 import numpy as np
 
@@ -51,12 +52,16 @@ class Board:
     capacity: Capacity
     mix: Mix
     claimed: frozenset[str] = frozenset()
+    # When the first of the claims is expected to be taken up; whoever is gone by then may use them.
+    claimed_from_seconds: float = inf
     # What kinds of jobs fitted nowhere. A board only fills up, so that it holds for the cycle.
     refusals: dict[Hashable, object] = field(default_factory=dict[Hashable, object])
     _rows: Mapping[str, int] = field(default_factory=dict[str, int])
     _main: _Side = field(default_factory=lambda: _Side(Fleet.of(())))
     # For jobs that share with nobody: the same without cards on which strangers are.
     _clean: _Side | None = None
+    # For jobs that are gone before any claim is taken up: the same with claimed cards open.
+    _filler: _Side | None = None
     _masks: dict[tuple[str, ...], NodeMask] = field(default_factory=dict[tuple[str, ...], NodeMask])
     _undos: list[tuple[_Side, Undo]] = field(default_factory=list[tuple[_Side, Undo]])
 
@@ -69,9 +74,13 @@ class Board:
         rows = {node.node.name: row for row, node in enumerate(ordered)}
         return cls(capacity, mix or Mix(), _rows=rows, _main=_Side(Fleet.of(states)))
 
-    def choose(self, request: Request, *, undisturbed: bool = False) -> Place | None:
-        """The best place for one worker; `undisturbed` avoids cards that strangers use."""
-        side = self._without_strangers() if undisturbed else self._main
+    def choose(
+        self, request: Request, *, undisturbed: bool = False, filler: bool = False
+    ) -> Place | None:
+        """The best place for one worker; `undisturbed` avoids cards that strangers use, `filler`
+        may use claimed ones."""
+        side = self._filler if filler and self._filler is not None else self._main
+        side = self._without_strangers() if undisturbed else side
         choice = placement.choose(side.fleet, request, self.mix, side.ledger)
         if not isinstance(choice, placement.Choice):
             return None
@@ -106,14 +115,26 @@ class Board:
         self._undos.clear()
         self.capacity = mark.capacity
 
-    def claim(self, uuids: Iterable[str]) -> None:
-        """Keeps cards for a job that has waited: nothing later is placed there this cycle."""
+    def claim(self, uuids: Iterable[str], start_seconds: float = 0.0) -> None:
+        """Keeps cards for a job that has waited and could start there in `start_seconds`: nothing
+        later is placed there this cycle, except what is gone by then."""
         new = frozenset(uuids) - self.claimed
+        if not new:
+            return
+        if self._filler is None:
+            self._filler = _Side(self._main.fleet.copy())
         self.claimed |= new
+        self.claimed_from_seconds = min(self.claimed_from_seconds, start_seconds)
+        # What was refused before knew nothing of the claim, and stays refused.
         for name, node in self.capacity.nodes.items():
             columns = self._columns(name, {card.uuid for card in node.cards} & new)
-            for side in self._sides() if columns else ():
-                side.fleet.close(self._rows[name], columns)
+            for side in (self._main, self._clean) if columns else ():
+                if side is not None:
+                    side.fleet.close(self._rows[name], columns)
+
+    def may_fill(self, length_seconds: float) -> bool:
+        """Whether a job of this length is gone before the first claim is taken up."""
+        return bool(self.claimed) and length_seconds <= self.claimed_from_seconds
 
     def mask(self, nodes: Iterable[str]) -> NodeMask:
         """The mask of these nodes, the same object for the same nodes: choices are kept by it."""
@@ -125,7 +146,7 @@ class Board:
         return self._masks[names]
 
     def _sides(self) -> tuple[_Side, ...]:
-        return (self._main,) if self._clean is None else (self._main, self._clean)
+        return tuple(s for s in (self._main, self._clean, self._filler) if s is not None)
 
     def _without_strangers(self) -> _Side:
         if self._clean is None:

@@ -30,6 +30,14 @@ class Configuration:
     waiting_stretch_max: float = 15.0
     # A job that has waited this long claims cards that later jobs may not take (I11).
     claim_after_seconds: float = 60.0
+    # Making room for others: see docs/design/0012-making-room.md. A job is interrupted for another
+    # one this often at most (0: never), and not where room comes by itself within the wait.
+    preemptions_max: int = 3
+    preemption_wait_seconds: float = 30.0
+    # Jobs move closer together for one that has waited this long; infinite: never.
+    consolidate_after_seconds: float = 300.0
+    # What starting an attempt again costs, in the weighing of whom to interrupt.
+    restart_seconds: float = 30.0
     # Agent readings older than this place nothing new (I14).
     telemetry_stale_seconds: float = 30.0
     # The cycle's own pace.

@@ -19,7 +19,15 @@ from gpujob_api.report import FailureClass, Report
 from gpujob_operator.decide import conditions
 from gpujob_operator.decide.conditions import ConditionWriter
 from gpujob_operator.decide.configuration import Configuration
-from gpujob_operator.decide.outcome import End, Outcome, Verdict, interrupted, judge, verdict
+from gpujob_operator.decide.outcome import (
+    FOR_OTHERS,
+    End,
+    Outcome,
+    Verdict,
+    interrupted,
+    judge,
+    verdict,
+)
 from gpujob_operator.decide.plan import CreatePod, DeletePod, EventNote, EventType
 from gpujob_operator.decide.progress import (
     is_hung,
@@ -74,6 +82,16 @@ def advance(job: GPUJob, seen: Seen, configuration: Configuration, now: datetime
     return replace(step, deletes=(*strays, *step.deletes))
 
 
+def stopped_for(job: GPUJob, step: Step, stop: StopReason, now: datetime) -> Step:
+    """The step of a running job once another job's sake ends its attempt.
+
+    Pods that this step would have created are not; what it learned stays.
+    """
+    running = replace(job, status=step.status)
+    stopping = _stop(running, stop, job.spec.workers, now)
+    return replace(stopping, deletes=step.deletes, events=(*step.events, *stopping.events))
+
+
 def current_pods(job: GPUJob, pods: tuple[PodView, ...]) -> tuple[PodView, ...]:
     return tuple(pod for pod in pods if pod.attempt == job.status.attempt)
 
@@ -106,7 +124,7 @@ def _advance_placed(job: GPUJob, seen: Seen, configuration: Configuration, now: 
         return _stopping(job, seen, live, configuration, now)
     stop = _reason_to_stop(job, pods, seen, configuration, now)
     if stop is not None:
-        return _stop(job, stop, live, configuration, now)
+        return _stop(job, stop, len(live), now)
     if job.status.phase is JobPhase.STARTING:
         return _starting(job, seen, pods, configuration, now)
     return _running(job, seen, configuration, now)
@@ -222,19 +240,13 @@ def _works_silently(job: GPUJob, seen: Seen) -> bool:
     return busy and not (spoke or speaks)
 
 
-def _stop(
-    job: GPUJob,
-    stop: StopReason,
-    live: tuple[PodView, ...],
-    configuration: Configuration,
-    now: datetime,
-) -> Step:
+def _stop(job: GPUJob, stop: StopReason, live: int, now: datetime) -> Step:
     """First the decision is made durable; the pods are stopped from the next cycle on."""
     status = replace(job.status, phase=JobPhase.STOPPING, stop=stop)
     writer = ConditionWriter(job, now)
     status = writer.set(status, conditions.RUNNING, False, stop.reason, stop.message)
     left = (stop.deadline - now).total_seconds()
-    text = f"attempt {status.attempt}, {len(live)} workers, {left:.0f} s of grace: {stop.message}"
+    text = f"attempt {status.attempt}, {live} workers, {left:.0f} s of grace: {stop.message}"
     note = EventNote(f"Stopping{stop.reason}", text, EventType.WARNING)
     return Step(status, events=(note,), next_seconds=0.0)
 
@@ -330,9 +342,12 @@ def _again(job: GPUJob, outcome: Outcome, decision: Verdict, now: datetime) -> S
         status = replace(status, phase=JobPhase.FAILED, finished_at=now)
         status = writer.set(status, conditions.SUCCEEDED, False, kind, text)
         return Step(status, events=(EventNote("Failed", text, EventType.WARNING),))
+    made_room = job.status.stop is not None and job.status.stop.reason in FOR_OTHERS
     status = replace(
         status,
         phase=JobPhase.PENDING,
+        # Behind those that were there already: else it would take back what it gave.
+        requeued_at=now if made_room else status.requeued_at,
         placement=None,
         reservation=None,
         attempt_started_at=None,

@@ -11,6 +11,12 @@ from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.snapshot import PodPhase, PodView
 
 EXIT_KILLED = 137
+# Stops of one job for the sake of others: see `room`.
+PREEMPTED = "Preempted"
+RECLAIMED = "Reclaimed"
+MOVED = "Moved"
+SLOWED = "Slowed"
+FOR_OTHERS = (PREEMPTED, RECLAIMED, MOVED, SLOWED)
 _INTERRUPTED = (EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED)
 # Stops that are the job's own failure, not an interruption.
 _FAILED_STOPS = {
@@ -106,11 +112,14 @@ def interrupted(
     job: GPUJob, outcome: Outcome, configuration: Configuration, now: datetime
 ) -> Verdict:
     """An interruption is not the job's fault: tried again at once, but never in a tight loop."""
-    before, lost = job.status.counters, outcome.lost_node != ""
+    before, stop = job.status.counters, job.status.stop
+    for_others = stop is not None and stop.reason in FOR_OTHERS
+    lost = outcome.lost_node != ""
     counters = replace(
         before,
         interruptions=before.interruptions + (not lost),
         node_lost=before.node_lost + lost,
+        preemptions=before.preemptions + for_others,
     )
     all_in_all = counters.interruptions + counters.node_lost
     fruitless = 0 if job.status.checkpoint is not None else all_in_all

@@ -12,12 +12,13 @@ from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, Summary
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_api.gpuqueue import GPUQueueStatus
 from gpujob_operator.decide import conditions, lifecycle, trouble
-from gpujob_operator.decide.admission import Pending, admit, in_order
+from gpujob_operator.decide.admission import Admission
 from gpujob_operator.decide.board import Board
-from gpujob_operator.decide.capacity import Capacity, build_capacity
+from gpujob_operator.decide.capacity import Capacity, build_capacity, holds_cards
 from gpujob_operator.decide.conditions import ConditionWriter
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.lifecycle import Seen, Step
+from gpujob_operator.decide.line import Pending
 from gpujob_operator.decide.mix import mix_of
 from gpujob_operator.decide.plan import (
     DeletePod,
@@ -29,7 +30,8 @@ from gpujob_operator.decide.plan import (
     WriteStatus,
 )
 from gpujob_operator.decide.profiles import by_job, updated_profile
-from gpujob_operator.decide.queueing import QueueUse, queues_of
+from gpujob_operator.decide.queueing import Queues, QueueUse, queues_of
+from gpujob_operator.decide.releases import Releases
 from gpujob_operator.decide.snapshot import PodView, ReceivedReport, Snapshot
 from gpujob_operator.decide.summary import summarize
 from gpujob_operator.decide.workload import host_requests
@@ -49,11 +51,7 @@ def plan(snapshot: Snapshot, now: datetime) -> Plan:
     ]
     queues = queues_of(snapshot.queues, jobs)
     if waiting:
-        waiting = in_order(waiting, queues, cycle.capacity, snapshot.configuration, now)
-        mix = mix_of(jobs, cycle.profiles, cycle.capacity, snapshot.configuration)
-        board = Board.of(cycle.capacity, mix)
-        for uid, step in admit(waiting, board, queues, snapshot.configuration, now):
-            steps[uid] = replace(step, deletes=steps[uid].deletes)
+        _admit(waiting, steps, queues, jobs, cycle)
     items: list[PlanItem] = [
         RejectJob(job)
         for job in sorted(snapshot.invalid_jobs, key=lambda job: job.metadata.uid)
@@ -65,6 +63,37 @@ def plan(snapshot: Snapshot, now: datetime) -> Plan:
     items += _queue_items(snapshot, queues.use, waiting)
     times = [step.next_seconds for step in steps.values() if step.next_seconds is not None]
     return Plan(tuple(items), min(times, default=None))
+
+
+def _admit(
+    waiting: list[Pending],
+    steps: dict[str, Step],
+    queues: Queues,
+    jobs: list[GPUJob],
+    cycle: "_Cycle",
+) -> None:
+    """Gives the waiting jobs and those that make room for them their steps."""
+    mix = mix_of(jobs, cycle.profiles, cycle.capacity, cycle.configuration)
+    by_uid = {job.metadata.uid: job for job in jobs}
+    running = {
+        uid: job if step.status is job.status else replace(job, status=step.status)
+        for uid, step in steps.items()
+        if holds_cards(job := by_uid[uid]) and job.metadata.deletion_timestamp is None
+    }
+    admission = Admission(
+        board=Board.of(cycle.capacity, mix),
+        queues=queues,
+        releases=Releases.of(jobs, cycle.now),
+        configuration=cycle.configuration,
+        now=cycle.now,
+        running={uid: job for uid, job in running.items() if holds_cards(job)},
+        profiles=cycle.profiles,
+    )
+    admission.admit(waiting)
+    for uid, step in admission.steps.items():
+        steps[uid] = replace(step, deletes=steps[uid].deletes)
+    for uid, stop in admission.interruptions.stops.items():
+        steps[uid] = lifecycle.stopped_for(by_uid[uid], steps[uid], stop, cycle.now)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,234 @@
+"""Whom to interrupt for a waiting job: who may be asked, and whether it is worth it.
+
+`room` finds the cheapest way for given victims; here is who they are. Kept for one cycle, so that
+thousands of waiting jobs ask the running ones once.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from gpujob_api.gpujob import PRIORITY_MAX, GPUJob, JobPhase, StopReason
+from gpujob_operator.decide.board import Board
+from gpujob_operator.decide.claims import Claim
+from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.needs import Needs
+from gpujob_operator.decide.outcome import FOR_OTHERS, MOVED, PREEMPTED, RECLAIMED
+from gpujob_operator.decide.queueing import Queues
+from gpujob_operator.decide.room import (
+    Room,
+    Victim,
+    elsewhere,
+    interruptible,
+    interruption_gpu_seconds,
+    make_room,
+    worth_moving,
+)
+
+# Looking for whom to interrupt reads every card: so often a cycle.
+SEARCHES_MAX = 4
+
+
+@dataclass(slots=True)
+class Interruptions:
+    """`stops` are the attempts that end for others, by job UID."""
+
+    board: Board
+    queues: Queues
+    configuration: Configuration
+    now: datetime
+    # Jobs that hold cards, as they are after this cycle's step.
+    running: Mapping[str, GPUJob]
+    needs_of: Callable[[GPUJob], Needs]
+    stops: dict[str, StopReason] = field(default_factory=dict[str, StopReason])
+    _costs: dict[str, float] = field(default_factory=dict[str, float])
+    _searches: int = 0
+    # The lowest priority of those that may be interrupted, and their queues.
+    _lowest: int | None = None
+    _made: bool | None = None
+    _lenders: list[str] = field(default_factory=list[str])
+
+    def in_quota(self, needs: Needs, memory_bytes: int) -> tuple[Victim, ...]:
+        """The cheapest jobs without which the job is within its quota; none when none help."""
+        root = self.queues.root(needs.job.spec.queue)
+        candidates = sorted(
+            (
+                victim
+                for victim in self._victims(needs).values()
+                if self.queues.root(victim.job.spec.queue) == root
+            ),
+            key=lambda victim: (victim.cost_gpu_seconds, victim.job.metadata.uid),
+        )
+        for count in range(1, len(candidates) + 1):
+            chosen = candidates[:count]
+            with self.queues.without([victim.job for victim in chosen]):
+                if not self.queues.over(needs.job, memory_bytes):
+                    return tuple(chosen)
+        return ()
+
+    def under_way(self) -> bool:
+        """Whether anybody is ending for another one's sake at the moment."""
+        if self._made is None:
+            stops = (job.status.stop for job in self.running.values())
+            self._made = any(stop is not None and stop.reason in FOR_OTHERS for stop in stops)
+        return self._made
+
+    def find_room(self, needs: Needs, claim: Claim) -> Room | None:
+        """Whom to interrupt so that the job fits on cards; None when nobody should be."""
+        if self._searches >= SEARCHES_MAX:
+            return None
+        victims = self._victims(needs)
+        if victims:
+            self._searches += 1
+            room = make_room(needs, self.board, victims, self.configuration)
+            if room is not None and self._stays_fair(needs, room):
+                return room
+        return self._consolidation(needs, claim)
+
+    def _consolidation(self, needs: Needs, claim: Claim) -> Room | None:
+        """Moving others closer together, when this job is told anew that it waits."""
+        waited = waited_seconds(needs.job, self.now)
+        told = told_lately(needs.job, self.configuration, self.now)
+        if told or waited < self.configuration.consolidate_after_seconds:
+            return None
+        movable = {
+            uid: Victim(job, MOVED, self._cost(job))
+            for uid, job in self.running.items()
+            if job.status.checkpoint is not None and self._is_free_to_interrupt(job)
+        }
+        self._searches += 1
+        room = make_room(needs, self.board, movable, self.configuration) if movable else None
+        if room is None:
+            return None
+        # Who has waited this long is expected to wait as long again.
+        saved = min(claim.start_seconds, waited)
+        gpus = needs.job.spec.workers * needs.job.spec.gpus_per_worker
+        if not worth_moving(room, gpus, saved):
+            return None
+        fits = elsewhere(room, needs, self.board, self.needs_of, self.configuration)
+        return room if fits else None
+
+    def possible(self, needs: Needs) -> bool:
+        """Whether anybody could have to make room for the job; asked of every waiting one."""
+        if self._lowest is None:
+            free = [job for job in self.running.values() if self._is_free_to_interrupt(job)]
+            self._lowest = min((job.spec.priority for job in free), default=PRIORITY_MAX)
+            self._lenders = sorted({job.spec.queue for job in free})
+        job = needs.job
+        if job.spec.priority > self._lowest:
+            return True
+        borrow = any(self.queues.borrows(name, job.spec.queue) for name in self._lenders)
+        return borrow and self.queues.entitled(
+            job, held_bytes(needs, self.board, self.configuration)
+        )
+
+    def _victims(self, needs: Needs) -> dict[str, Victim]:
+        """Who may be interrupted for the job, and why.
+
+        A job that would borrow never takes from those who do not, whatever its priority: they
+        would have the right to take it back.
+        """
+        job = needs.job
+        memory_bytes = held_bytes(needs, self.board, self.configuration)
+        entitled = self.queues.entitled(job, memory_bytes)
+        would_borrow = self.queues.would_borrow(job, memory_bytes)
+        found: dict[str, Victim] = {}
+        for uid, other in self.running.items():
+            queue = other.spec.queue
+            ours = queue == job.spec.queue
+            if other.spec.priority < job.spec.priority and (
+                ours or not would_borrow or self.queues.beyond_nominal(queue)
+            ):
+                reason = PREEMPTED
+            elif entitled and self.queues.borrows(queue, job.spec.queue):
+                reason = RECLAIMED
+            else:
+                continue
+            if self._is_free_to_interrupt(other):
+                found[uid] = Victim(other, reason, self._cost(other))
+        return found
+
+    def _stays_fair(self, needs: Needs, room: Room) -> bool:
+        """No queue gives back more than it borrowed."""
+        taken: list[GPUJob] = []
+        for victim in room.victims:
+            with self.queues.without(taken):
+                borrows = self.queues.borrows(victim.job.spec.queue, needs.job.spec.queue)
+            if victim.reason == RECLAIMED and not borrows:
+                return False
+            taken.append(victim.job)
+        return True
+
+    def interrupt(self, needs: Needs, victims: Iterable[Victim]) -> str:
+        """Ends the victims' attempts from this cycle on; says for whom the job waits."""
+        grace = self.configuration.termination_grace_seconds
+        deadline = self.now + timedelta(seconds=grace)
+        chosen = list(victims)
+        for victim in chosen:
+            text = (
+                f"makes room for {needs.job.metadata.namespace}/{needs.job.metadata.name} "
+                f"({_why(victim, needs.job)}); loses {victim.cost_gpu_seconds:.0f} card-seconds"
+            )
+            self.stops[victim.job.metadata.uid] = StopReason(victim.reason, text, deadline)
+        return waits_for([victim.job for victim in chosen])
+
+    def _is_free_to_interrupt(self, job: GPUJob) -> bool:
+        return job.metadata.uid not in self.stops and interruptible(job, self.configuration)
+
+    def _is_leaving(self, job: GPUJob) -> bool:
+        return job.status.phase is JobPhase.STOPPING or job.metadata.uid in self.stops
+
+    def _cost(self, job: GPUJob) -> float:
+        uid = job.metadata.uid
+        if uid not in self._costs:
+            started = job.status.attempt_started_at or self.now
+            age = max((self.now - started).total_seconds(), 0.0)
+            self._costs[uid] = interruption_gpu_seconds(job, self.configuration, age)
+        return self._costs[uid]
+
+    def leaving(self, root: str) -> list[GPUJob]:
+        """Jobs of a parent's queues whose attempts are ending."""
+        return [
+            job
+            for job in self.running.values()
+            if self._is_leaving(job) and self.queues.root(job.spec.queue) == root
+        ]
+
+
+def held_bytes(needs: Needs, board: Board, configuration: Configuration) -> int:
+    """What the job would hold of a card: the least over the models it may run on."""
+    capacity = board.capacity
+    wanted_models = needs.job.spec.gpu.models
+    held: list[int] = []
+    for model, largest in capacity.largest.items():
+        if not wanted_models or model in wanted_models:
+            wanted = needs.reservation(model, largest, configuration)
+            held.append(largest if wanted is None else wanted.memory_bytes)
+    return min(held, default=0)
+
+
+def waits_for(jobs: Iterable[GPUJob]) -> str:
+    names = sorted(f"{job.metadata.namespace}/{job.metadata.name}" for job in jobs)
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"waits for {', '.join(names[:3])}{more} to end, which make room"
+
+
+def _why(victim: Victim, job: GPUJob) -> str:
+    if victim.reason == PREEMPTED:
+        return f"priority {job.spec.priority} over {victim.job.spec.priority}"
+    if victim.reason == RECLAIMED:
+        return f"queue {victim.job.spec.queue} borrows what is queue {job.spec.queue}'s"
+    return "it fits elsewhere"
+
+
+def waited_seconds(job: GPUJob, now: datetime) -> float:
+    since = job.status.next_attempt_at or job.status.requeued_at
+    since = since or job.metadata.creation_timestamp or now
+    return (now - since).total_seconds()
+
+
+def told_lately(job: GPUJob, configuration: Configuration, now: datetime) -> bool:
+    told = job.status.observed_at
+    if told is None or job.status.observed_generation != job.metadata.generation:
+        return False
+    return (now - told).total_seconds() < configuration.pending_write_seconds
