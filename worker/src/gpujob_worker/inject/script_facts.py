@@ -1,6 +1,7 @@
 """What the script was seen to do by itself, which items have to respect."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,31 @@ class ScriptFacts:
     compiles: bool = False
     scales_loss: bool = False
     differentiates_gradients: bool = False
+
+
+def watch_backward(on_loss: Callable[[torch.Tensor], None]) -> None:
+    """Calls `on_loss` with each scalar that the script starts a backward pass from."""
+    plain = torch.Tensor.backward
+
+    @functools.wraps(plain)
+    def backward(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        if self.numel() == 1:
+            on_loss(self.detach())
+        plain(self, *args, **kwargs)
+
+    torch.Tensor.backward = backward  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def watch_compile(on_compile: Callable[[], None]) -> None:
+    for owner in (torch, torch.nn.Module):
+        plain = owner.compile
+
+        @functools.wraps(plain)
+        def compile_(*args: Any, _plain: Any = plain, **kwargs: Any) -> Any:
+            on_compile()
+            return _plain(*args, **kwargs)
+
+        owner.compile = compile_  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def watch_scaler(facts: ScriptFacts) -> None:

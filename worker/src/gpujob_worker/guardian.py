@@ -1,0 +1,123 @@
+"""Watches a run after its settings were put in force: speed, memory, loss. Takes them back."""
+
+import math
+from dataclasses import dataclass, field, replace
+
+from gpujob_api.settings import Precision, Toggle
+from gpujob_worker.in_force import InForce
+from gpujob_worker.inject.loss_scale import LossScale
+from gpujob_worker.inject.root import RootPlan
+from gpujob_worker.session import Session
+from gpujob_worker.tune.applied import Applied
+from gpujob_worker.tune.memory_model import divisors
+
+CONFIRM_STEPS = 10
+SLOWER_ALLOWED = 1.10
+LOSS_CHECK_STEPS = 20
+# A loss this many times its own first size above the first losses, so many checks in a row.
+DIVERGED_FACTOR = 2.0
+DIVERGED_CHECKS = 3
+
+
+@dataclass(slots=True)
+class LossWatch:
+    """Says when a loss is lost: not finite, or far above where it began and staying there."""
+
+    first: list[float] = field(default_factory=list[float])
+    _above: int = 0
+
+    def starts(self, loss: float) -> None:
+        if math.isfinite(loss):
+            self.first.append(loss)
+
+    def verdict(self, loss: float) -> str | None:
+        if not math.isfinite(loss):
+            return "the loss is not finite any more"
+        if not self.first:
+            return None
+        worst = max(self.first)
+        scale = max(abs(worst), worst - min(self.first))
+        self._above = self._above + 1 if loss > worst + DIVERGED_FACTOR * scale else 0
+        if self._above < DIVERGED_CHECKS:
+            return None
+        return f"the loss diverges: {loss:.4g} after {worst:.4g} in the first steps"
+
+
+class Guardian:
+    """The checks between steps. Cheap: the loss is read every `LOSS_CHECK_STEPS` steps only."""
+
+    def __init__(self, session: Session, in_force: InForce) -> None:
+        self._session = session
+        self._in_force = in_force
+        self._explain = session.explanation
+        self._loss = LossWatch()
+
+    @property
+    def _applied(self) -> Applied:
+        return self._in_force.applied
+
+    def first_steps(self) -> None:
+        """Losses of the steps that later ones are compared with."""
+        if self._session.loss_tensor is not None:
+            self._loss.starts(float(self._session.loss_tensor))
+
+    def step(self, since: int) -> None:
+        """`since` counts the steps after the settings were put in force."""
+        if since == CONFIRM_STEPS:
+            self._confirm()
+        if since % CONFIRM_STEPS == 0:
+            self._keep_limit()
+        if since % LOSS_CHECK_STEPS == 0:
+            self._check_loss()
+
+    def scaled_step_ends(self, scale: LossScale) -> None:
+        skipped = scale.skipped
+        scale.step_ends()
+        self._session.skipped_steps = scale.skipped
+        if scale.skipped > skipped:
+            self._explain.note("loss scaling", str(scale))
+        if scale.hopeless:
+            self._in_force.roll_back(f"gradients overflow, {scale}")
+
+    def _keep_limit(self) -> None:
+        """A split that was not fine enough is made finer; it was shown to be safe already."""
+        session, tuner = self._session, self._in_force.tuner
+        limit, rows = session.environment.memory_limit_bytes, self._applied.plan.rows_per_step
+        session.meter.read_memory()
+        if limit is None or rows is None or session.meter.window.peak_memory_bytes <= limit:
+            return
+        assert tuner is not None
+        finer = next((n for n in divisors(rows) if n <= rows // 2), None)
+        if finer is None:
+            self._explain.refused("memory limit", "cannot be kept by splitting")
+            return
+        tuner.applied.plan = replace(tuner.applied.plan, rows_per_step=finer)
+        self._explain.applied("batch split", f"steps of {finer}: {rows} did not keep the limit")
+        self._in_force.put()
+        session.tuned = tuner.applied.tuned()
+        session.meter.memory.trim()
+        session.meter.new_window()
+
+    def _confirm(self) -> None:
+        """What was chosen for speed alone must not make the real steps slower."""
+        now = self._session.meter.window.timing(None)
+        before = self._session.baseline
+        if now is None or before is None or self._asked_for():
+            return
+        if now.step_seconds > before.step_seconds * SLOWER_ALLOWED:
+            what = f"steps took {now.step_seconds:.4f} s after {before.step_seconds:.4f} s"
+            self._in_force.roll_back(what)
+
+    def _asked_for(self) -> bool:
+        settings, plan = self._session.environment.settings, self._applied.plan
+        forced = settings.compile is Toggle.ON or settings.precision is not Precision.AUTO
+        trades = plan.rows_per_step is not None or self._applied.activation_checkpointing
+        sped_up = replace(plan, rows_per_step=None) != RootPlan()
+        return forced or trades or not sped_up
+
+    def _check_loss(self) -> None:
+        if self._applied == Applied() or self._session.loss_tensor is None:
+            return
+        verdict = self._loss.verdict(float(self._session.loss_tensor))
+        if verdict is not None:
+            self._in_force.roll_back(verdict)

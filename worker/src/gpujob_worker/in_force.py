@@ -1,0 +1,55 @@
+"""The settings in force in this process: put there, reported, and taken back as a whole."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from gpujob_api.settings import OptimizeMode
+from gpujob_worker.inject.optimizers import use_fused
+from gpujob_worker.inject.root import Root
+from gpujob_worker.inject.script_facts import ScriptFacts
+from gpujob_worker.session import Session
+from gpujob_worker.tune.applied import Applied, put_in_force
+from gpujob_worker.tune.tuner import Tuner
+
+
+@dataclass(slots=True)
+class InForce:
+    """What was applied to the roots and the first optimizer of the script."""
+
+    session: Session
+    facts: ScriptFacts
+    roots: list[Root] = field(default_factory=list[Root])
+    applied: Applied = field(default_factory=Applied)
+    tuner: Tuner | None = None
+    rolled_back: bool = False
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        return self.facts.optimizers[0] if self.facts.optimizers else None
+
+    def put(self, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """What the tuner chose is in force from the next step on, unless it only recommends."""
+        assert self.tuner is not None
+        if self.session.environment.settings.mode is OptimizeMode.RECOMMEND:
+            return
+        self.applied = self.tuner.applied
+        optimizer = optimizer or self.optimizer
+        if self.roots:
+            put_in_force(self.roots[0], optimizer, self.applied)
+        elif optimizer is not None and self.applied.fused:
+            use_fused(optimizer, True)
+
+    def roll_back(self, why: str) -> None:
+        """Plain settings for the rest of the run; nothing is tried again."""
+        if self.applied.fused and self.optimizer is not None:
+            use_fused(self.optimizer, False)
+        self.applied = Applied(loader_workers=self.applied.loader_workers)
+        self.rolled_back = True
+        if self.tuner is not None:
+            self.tuner.applied = self.applied
+        if self.roots:
+            put_in_force(self.roots[0], None, self.applied)
+        self.session.explanation.note("roll-back", f"to plain settings: {why}")
+        self.session.tuned = self.applied.tuned()
+        self.session.meter.new_window()
