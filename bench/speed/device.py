@@ -1,0 +1,69 @@
+"""On what device a figure was taken, and whether it is there at all."""
+
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from bench.speed.ways import Scale
+
+PACKAGES = ("torch", "triton", "accelerate", "pytorch-lightning", "transformers")
+
+
+def device_refusal(device: str) -> str | None:
+    """Why nothing can be measured on `device`; None when it can."""
+    if device == "cpu":
+        return None
+    import torch
+
+    if not torch.cuda.is_available():
+        return (
+            "no CUDA device is available here; nothing was measured (--device cpu runs on the CPU)"
+        )
+    return None
+
+
+def describe_device(scale: Scale) -> dict[str, Any]:
+    """Name, driver and versions, as they are published with every figure."""
+    found: dict[str, Any] = {
+        "device": scale.device,
+        "size": scale.size,
+        "threads": scale.threads,
+        "versions": {name: _version(name) for name in PACKAGES},
+    }
+    if scale.device == "cuda":
+        found |= _card()
+    return found
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _card() -> dict[str, Any]:
+    import torch
+
+    properties: Any = torch.cuda.get_device_properties(0)
+    return {
+        "device_name": torch.cuda.get_device_name(0),
+        "device_memory_bytes": int(properties.total_memory),
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "driver": _driver(),
+    }
+
+
+def _driver() -> str:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        try:
+            return str(pynvml.nvmlSystemGetDriverVersion())
+        finally:
+            pynvml.nvmlShutdown()
+    except Exception as error:
+        print(f"the driver's version cannot be read: {error}", file=sys.stderr)
+        return "unknown"

@@ -1,0 +1,123 @@
+"""How each way of training a workload is started: as written, injected, by hand, by a finder."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from bench.turns.conductor import ROOT, Entry
+from gpujob_worker.switches import Switches
+
+WORKLOADS = ("resnet50", "gpt2", "bert", "vit", "recommender")
+PLAIN, AGAIN, AUTO, COMPILED, BY_HAND = "plain", "plain again", "auto", "auto, compiled", "by hand"
+ACCELERATE, LIGHTNING = "accelerate", "lightning"
+STEPS_MANY = 1_000_000
+# 2 to warm up, 5 as baseline, 10 to confirm, and a pass over the data must have ended.
+FREE_STEPS = 36
+FREE_STEPS_TIGHT = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How large a run is: the workloads' size, blocks of steps, and limits on time."""
+
+    device: str
+    size: str
+    block_steps: int
+    rounds: int
+    hand_seconds: float
+    compile: bool
+    tuning_seconds: float = 12.0
+    batch_factor_when_tight: int = 1
+    threads: int | None = None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """One thread on the CPU: more of them wait for each other when others use the cores."""
+        values = {} if self.device == "cuda" else {"CUDA_VISIBLE_DEVICES": ""}
+        if self.threads is not None:
+            values |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self.threads))
+        return values
+
+
+SCALES = {
+    ("cpu", True): Scale("cpu", "tiny", 4, 8, 6.0, False, batch_factor_when_tight=8, threads=1),
+    ("cpu", False): Scale("cpu", "small", 4, 16, 60.0, True, batch_factor_when_tight=8, threads=1),
+    ("cuda", True): Scale("cuda", "small", 8, 8, 6.0, False),
+    ("cuda", False): Scale("cuda", "full", 8, 10, 15.0, True),
+}
+
+
+def scale_of(device: str, *, quick: bool) -> Scale:
+    return SCALES[device, quick]
+
+
+def workload_module(name: str) -> Any:
+    """The script as a module, for those who train it by hand."""
+    return import_module(f"bench.workloads.{name}")
+
+
+def batch_size(name: str, scale: Scale) -> int:
+    return int(workload_module(name).SIZES[scale.size]["batch"])
+
+
+def script(name: str, scale: Scale, batch: int | None = None) -> list[str]:
+    """The script and its arguments, as a user gives them."""
+    arguments = ["--size", scale.size, "--steps", str(STEPS_MANY)]
+    if batch is not None:
+        arguments += ["--batch-size", str(batch)]
+    return [str(ROOT / "bench" / "workloads" / f"{name}.py"), *arguments]
+
+
+def plain(label: str, workload: str, scale: Scale, batch: int | None = None) -> Entry:
+    command = [sys.executable, *script(workload, scale, batch)]
+    return Entry(
+        label, command, scale.environment, FREE_STEPS if batch is None else FREE_STEPS_TIGHT
+    )
+
+
+def injected(
+    label: str,
+    workload: str,
+    scale: Scale,
+    *,
+    url: str | None,
+    settings: Mapping[str, Any] | None = None,
+    only: str | None = None,
+    without: Sequence[str] = (),
+    batch: int | None = None,
+    limit_bytes: int | None = None,
+) -> Entry:
+    """Through the real launcher; `only` names the one item that is left on."""
+    off = set(Switches.names()) - {only} if only is not None else set(without)
+    options = [f"--no-{name.replace('_', '-')}" for name in sorted(off)]
+    options += ["--explain", "--tuning-seconds", str(scale.tuning_seconds)]
+    environment = {
+        **scale.environment,
+        "GPUJOB_SETTINGS": json.dumps(dict(settings or {})),
+    }
+    if url is not None:
+        environment["GPUJOB_REPORT_URL"] = url
+    if limit_bytes is not None:
+        environment["GPUJOB_MEMORY_LIMIT_BYTES"] = str(limit_bytes)
+    command = [sys.executable, "-m", "gpujob_worker", *options, "--", "python"]
+    command += script(workload, scale, batch)
+    free_steps = FREE_STEPS if limit_bytes is None else FREE_STEPS_TIGHT
+    return Entry(label, command, environment, free_steps, limit_bytes)
+
+
+def by_hand(workload: str, scale: Scale) -> Entry:
+    command = [sys.executable, "-m", "bench.speed.hand", workload, "--size", scale.size]
+    command += ["--seconds", str(scale.hand_seconds), "--steps", str(scale.block_steps)]
+    if scale.compile:
+        command.append("--compile")
+    return Entry(BY_HAND, command, scale.environment, None)
+
+
+def finder(label: str, workload: str, scale: Scale, batch: int, limit_bytes: int) -> Entry:
+    command = [sys.executable, "-m", "bench.speed.finders", label, workload]
+    command += ["--size", scale.size, "--batch-size", str(batch)]
+    command += ["--limit-bytes", str(limit_bytes)]
+    return Entry(label, command, scale.environment, None, limit_bytes)

@@ -1,0 +1,232 @@
+"""Starts the programs, gives them turns, and collects what their blocks took."""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from bench.turns.participant import VARIABLE, Assignment
+
+ROOT = Path(__file__).resolve().parents[2]
+_SOURCES = (ROOT / "bench/turns/started", ROOT, ROOT / "api/src", ROOT / "worker/src")
+ERROR_CHARACTERS_MAX = 300
+ENDED = "ended"
+OUT_OF_TIME = "not run: out of time"
+
+
+class EndedError(Exception):
+    """A program ended, or said nothing, when it should have run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A program to take part: how it is started, and how it is to behave."""
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    free_steps: int | None = 20
+    fence_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One block of steps: seconds by the clock, of the processor, and the peak so far."""
+
+    seconds: float
+    processor_seconds: float
+    peak_bytes: int
+
+
+class Program:
+    """One process group that runs only when it is its turn."""
+
+    def __init__(self, entry: Entry, block_steps: int) -> None:
+        self.entry = entry
+        self.blocks: list[Block] = []
+        self.ready: dict[str, Any] = {}
+        self.failure: str | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="gpujob-bench-")
+        self.folder = Path(self._folder.name)
+        self._buffer = b""
+        to_child, from_child = os.pipe(), os.pipe()
+        part = Assignment(
+            to_child[0], from_child[1], entry.free_steps, block_steps, entry.fence_bytes
+        )
+        self._to, self._from = to_child[1], from_child[0]
+        with self._open("stdout") as output, self._open("stderr") as errors:
+            self._process = subprocess.Popen(
+                entry.command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                env=environment(entry.environment, part),
+                pass_fds=(to_child[0], from_child[1]),
+                start_new_session=True,
+                cwd=ROOT,
+            )
+        os.close(to_child[0])
+        os.close(from_child[1])
+
+    def _open(self, name: str) -> IO[bytes]:
+        return (self.folder / name).open("wb")
+
+    @property
+    def output(self) -> str:
+        return (self.folder / "stdout").read_text(errors="replace")
+
+    @property
+    def errors(self) -> str:
+        return (self.folder / "stderr").read_text(errors="replace")
+
+    def expect(self, event: str, seconds: float) -> dict[str, Any]:
+        """The next message, which must be `event`. Raises `EndedError`."""
+        deadline = time.monotonic() + seconds
+        while b"\n" not in self._buffer:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([self._from], [], [], left)[0]:
+                raise EndedError(f"nothing was heard for {seconds:.0f} s")
+            data = os.read(self._from, 65536)
+            if not data:
+                raise EndedError(self._how_it_ended())
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        message: dict[str, Any] = json.loads(line)
+        if message["event"] != event:
+            raise EndedError(f"said {message['event']!r} in place of {event!r}")
+        return message
+
+    def _how_it_ended(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(10)
+        lines = [line for line in self.errors.splitlines() if line.strip()]
+        last = lines[-1][:ERROR_CHARACTERS_MAX] if lines else "no message"
+        return f"exit code {self._process.returncode}: {last}"
+
+    def go(self) -> None:
+        self._signal(signal.SIGCONT)
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._to, b"\n")
+
+    def stop(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def end(self) -> None:
+        """Lets the script leave as by `sys.exit(0)`, so that its last report is written."""
+        os.close(self._to)
+        self._signal(signal.SIGCONT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(20)
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        os.close(self._from)
+
+    def remove(self) -> None:
+        self._folder.cleanup()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+
+def environment(more: Mapping[str, str], part: Assignment) -> dict[str, str]:
+    """Ours, with what a checkout needs to import the packages, and the assignment."""
+    paths = [str(path) for path in _SOURCES]
+    if os.environ.get("PYTHONPATH"):
+        paths.append(os.environ["PYTHONPATH"])
+    own = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+    return {**os.environ, **own, **more, VARIABLE: part.to_text()}
+
+
+class Conductor:
+    """Up to a handful of programs on one machine, of which one runs at a time."""
+
+    def __init__(self, block_steps: int, ready_seconds: float = 300.0) -> None:
+        self.block_steps = block_steps
+        self.programs: dict[str, Program] = {}
+        self._ready_seconds = ready_seconds
+        self._rounds = 0
+
+    def __enter__(self) -> "Conductor":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.end()
+        for program in self.programs.values():
+            program.remove()
+
+    def end(self) -> None:
+        """Ends what still runs; what was printed can be read until the context is left."""
+        for program in self.programs.values():
+            if program.failure is None:
+                program.end()
+                program.failure = ENDED
+
+    def start(
+        self, entries: Sequence[Entry], has_time: Callable[[Entry], bool] | None = None
+    ) -> None:
+        """Starts all at once up to the import of torch, then one after the other until ready.
+
+        What `has_time` says no to when its turn comes is not run, and says so.
+        """
+        started = [Program(entry, self.block_steps) for entry in entries]
+        self.programs.update({program.entry.name: program for program in started})
+        for program in started:
+            self._attempt(program, self._import)
+        for program in started:
+            if program.failure is None and has_time is not None and not has_time(program.entry):
+                program.end()
+                program.failure = OUT_OF_TIME
+            elif program.failure is None:
+                self._attempt(program, self._make_ready)
+
+    def round(self) -> None:
+        """One block of each; who is first changes from round to round."""
+        running = self.running()
+        if not running:
+            return
+        first = self._rounds % len(running)
+        self._rounds += 1
+        order = running[first:] + running[:first]
+        for program in order if self._rounds % 2 else reversed(order):
+            self._attempt(program, self._block)
+
+    def running(self) -> list[Program]:
+        return [program for program in self.programs.values() if program.failure is None]
+
+    def _attempt(self, program: Program, what: Callable[[Program], None]) -> None:
+        try:
+            what(program)
+        except EndedError as error:
+            program.end()
+            program.failure = str(error)
+
+    def _import(self, program: Program) -> None:
+        program.ready = program.expect("imported", self._ready_seconds)
+        program.stop()
+
+    def _make_ready(self, program: Program) -> None:
+        program.go()
+        program.ready |= program.expect("ready", self._ready_seconds)
+        program.stop()
+
+    def _block(self, program: Program) -> None:
+        program.go()
+        told = program.expect("block", self._ready_seconds)
+        program.stop()
+        block = Block(told["seconds"], told["processor_seconds"], told["peak_bytes"])
+        program.blocks.append(block)
