@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from gpujob_api.codec import FieldError
-from gpujob_api.settings import ENV_SETTINGS
+from gpujob_api.settings import ENV_SETTINGS, OptimizeMode
+from gpujob_worker.adapters import huggingface, lightning, others
+from gpujob_worker.adapters.wishes import Wishes
 from gpujob_worker.arguments import adapt
 from gpujob_worker.environment import read_environment
 from gpujob_worker.explanation import Explanation
@@ -20,9 +22,9 @@ from gpujob_worker.launch import (
     parse_python,
     run_python,
 )
+from gpujob_worker.module_import import when_imported
 from gpujob_worker.session import TUNING_SECONDS_DEFAULT, Session
 from gpujob_worker.switches import Switches
-from gpujob_worker.torch_import import when_torch_is_imported
 
 EXIT_USAGE = 2
 EXIT_NOT_FOUND = 127
@@ -89,7 +91,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(session: Session, command: PythonCommand) -> int:
     session.start()
-    when_torch_is_imported(lambda: _inject(session))
+    when_imported("torch", lambda: _inject(session))
+    if session.optimizes:
+        _adapt_trainers(session)
     error: BaseException | None = None
     try:
         run_python(command)
@@ -97,6 +101,16 @@ def _run(session: Session, command: PythonCommand) -> int:
         error = raised
     session.finish(error)
     return _exit_code(error)
+
+
+def _adapt_trainers(session: Session) -> None:
+    settings, explanation = session.environment.settings, session.explanation
+    if settings.mode is OptimizeMode.RECOMMEND or not session.switches.trainers:
+        return
+    wishes = Wishes.of(settings, session.switches)
+    huggingface.watch(wishes, explanation)
+    lightning.watch(wishes, explanation)
+    others.watch(settings, explanation)
 
 
 def _inject(session: Session) -> None:

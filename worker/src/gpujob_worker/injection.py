@@ -157,9 +157,10 @@ class Injection:
         )
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        del args, kwargs
         if self._inside:
             return
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        self._facts.steps_with_closure = self._facts.steps_with_closure or closure is not None
         if not self._facts.optimizers:
             self._before_first_step(optimizer)
         scale = self._in_force.applied.plan.loss_scale

@@ -16,6 +16,7 @@ class Switches:
     activation_checkpointing: bool = True
     data_loader: bool = True
     batch_split: bool = True
+    trainers: bool = True
     resume: bool = True
 
     @classmethod

@@ -8,8 +8,8 @@ from gpujob_worker.inject.loaders import (
     loader_refusal,
     pin_memory,
     redraw_seed,
-    workers_wanted,
 )
+from gpujob_worker.inject.workers import workers_wanted
 from gpujob_worker.session import Session
 from gpujob_worker.tune.applied import Applied
 

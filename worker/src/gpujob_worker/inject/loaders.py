@@ -6,7 +6,6 @@ other samples.
 """
 
 import multiprocessing
-import os
 import pickle
 import time
 from collections.abc import Callable
@@ -19,7 +18,6 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter  # pyright: ignore[r
 
 from gpujob_worker.tune.no_trace import RandomStates
 
-WORKERS_MAX = 4
 PREFETCH_FACTOR = 2
 
 
@@ -53,11 +51,6 @@ def watch_loaders(
         _BaseDataLoaderIter.__next__ = plain_next
 
     return undo
-
-
-def workers_wanted() -> int:
-    """As many as there are cores to spare beside the training process, at most `WORKERS_MAX`."""
-    return min(WORKERS_MAX, len(os.sched_getaffinity(0)) - 1)
 
 
 def loader_refusal(loader: Any) -> str | None:

@@ -16,6 +16,8 @@ class ScriptFacts:
     compiles: bool = False
     scales_loss: bool = False
     differentiates_gradients: bool = False
+    # The model is called inside the optimizer's step, as LBFGS and Lightning do.
+    steps_with_closure: bool = False
 
 
 def watch_backward(on_loss: Callable[[torch.Tensor], None]) -> None:

@@ -96,6 +96,8 @@ class SpeedItems:
             return "the script scales its loss itself"
         if self._facts.differentiates_gradients:
             return "the script differentiates gradients (create_graph)"
+        if self._facts.steps_with_closure:
+            return "gradients are computed inside the optimizer's step, too late to skip it"
         reason = skip_refusal(self._facts.optimizers) or scaling_refusal(module)
         if reason is not None:
             return reason
@@ -131,7 +133,8 @@ class SpeedItems:
             reason = "float8 needs other layers, which are not injected; bfloat16 is"
         elif wanted is Precision.TF32 and root.device.type != "cuda":
             reason = f"tf32 exists on CUDA cards; this is {root.device.type}"
-        elif root.user_autocast:
+        elif root.user_autocast or "_original_forward" in vars(root.module):
+            # Accelerate keeps a model's own forward under that name and calls it under autocast.
             reason = "the script uses autocast itself"
         elif any(p.dtype != torch.float32 for p in root.module.parameters()):
             reason = "the script chose the parameters' type itself"

@@ -200,6 +200,8 @@ class Tuner:
         if self.applied.plan.loss_scale is None:
             return
         reason = skip_refusal([optimizer])
+        if self._facts.steps_with_closure:
+            reason = "gradients are computed inside the optimizer's step, too late to skip it"
         if reason is not None:
             self.applied.plan = replace(self.applied.plan, autocast=None, loss_scale=None)
             self._explain.refused("precision", reason)

@@ -1,0 +1,202 @@
+"""Trainers are told what was asked for in their own arguments; the real libraries run here."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpujob_api.settings import Precision, Settings, Toggle
+from gpujob_worker.adapters import huggingface, lightning, others
+from gpujob_worker.adapters.wishes import Wishes
+from gpujob_worker.explanation import Explanation
+from gpujob_worker.switches import Switches
+from tests.harness.worker_process import run_worker
+
+pytestmark = pytest.mark.timeout(240)
+
+HUGGING_FACE = """
+import sys, torch
+from torch import nn
+from transformers import Seq2SeqTrainingArguments, Trainer
+torch.manual_seed(1)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__(); self.a = nn.Linear(8, 16); self.b = nn.Linear(16, 1)
+    def forward(self, x=None, labels=None):
+        out = self.b(torch.tanh(self.a(x)))
+        return {"loss": (out.squeeze(-1) - labels).square().mean(), "logits": out}
+x = torch.randn(64, 8)
+data = [{"x": r, "labels": r.sum().tanh()} for r in x]
+args = Seq2SeqTrainingArguments(output_dir=sys.argv[1], per_device_train_batch_size=8, max_steps=12,
+    report_to=[], save_strategy="no", logging_strategy="no", disable_tqdm=True, use_cpu=True,
+    learning_rate=0.01)
+net = Net()
+Trainer(model=net, args=args, train_dataset=data).train()
+print("batch", args.per_device_train_batch_size, args.gradient_accumulation_steps, args.bf16)
+with torch.no_grad(): print("loss", net(x=x, labels=x.sum(1).tanh())["loss"].item())
+"""
+LIGHTNING = """
+import torch, warnings
+warnings.simplefilter("ignore")
+from torch import nn
+import pytorch_lightning as lightning
+x = torch.randn(64, 8); y = x.sum(1, keepdim=True).tanh()
+class Module(lightning.LightningModule):
+    def __init__(self): super().__init__(); self.net = nn.Linear(8, 1)
+    def training_step(self, batch, index): return (self.net(batch[0]) - batch[1]).square().mean()
+    def configure_optimizers(self): return torch.optim.Adam(self.parameters(), lr=0.01)
+trainer = lightning.Trainer(max_epochs=2, accelerator="cpu", logger=False,
+    enable_progress_bar=False, enable_checkpointing=False, enable_model_summary=False)
+trainer.fit(Module(), torch.utils.data.DataLoader(
+    torch.utils.data.TensorDataset(x, y), batch_size=8))
+print("precision", trainer.precision)
+"""
+ACCELERATE = """
+import torch
+from torch import nn
+from accelerate import Accelerator
+accelerator = Accelerator(cpu=True)
+net = nn.Linear(8, 1); opt = torch.optim.Adam(net.parameters(), lr=0.01)
+x = torch.randn(64, 8); y = x.sum(1, keepdim=True).tanh()
+data = torch.utils.data.TensorDataset(x, y)
+loader = torch.utils.data.DataLoader(data, batch_size=8)
+net, opt, loader = accelerator.prepare(net, opt, loader)
+for a, b in loader:
+    opt.zero_grad(); loss = (net(a) - b).square().mean(); accelerator.backward(loss); opt.step()
+print("precision", accelerator.mixed_precision)
+"""
+
+
+def run(folder: Path, source: str, settings: dict[str, Any]) -> tuple[str, str]:
+    folder.mkdir(exist_ok=True)
+    script = folder / "train.py"
+    script.write_text(source)
+    command = ["python", str(script), str(folder / "out")]
+    code, done = run_worker(folder, command, settings=settings)
+    assert code == 0, done.errors
+    return done.output, "\n".join(done.report["explain"])
+
+
+def test_hugging_faces_trainer_splits_its_batch(tmp_path: Path) -> None:
+    plain, _ = run(tmp_path / "plain", HUGGING_FACE, {"mode": "Off"})
+    settings = {"batchPerStep": 2, "precision": "float32"}
+    split, said = run(tmp_path / "split", HUGGING_FACE, settings)
+    assert "batch 8 1 False" in plain
+    assert "batch 2 4 False" in split
+    losses = [float(text.splitlines()[-1].split()[1]) for text in (plain, split)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert "hugging face trainer batch split applied: 8 samples in steps of 2" in said
+
+
+def test_hugging_faces_trainer_uses_what_was_asked_for(tmp_path: Path) -> None:
+    output, said = run(tmp_path, HUGGING_FACE, {"precision": "bfloat16"})
+    assert "batch 8 1 True" in output
+    assert "hugging face trainer applied: bf16=True" in said
+    assert "precision refused: the script uses autocast itself" in said
+
+
+def test_lightnings_trainer_uses_what_was_asked_for(tmp_path: Path) -> None:
+    output, said = run(tmp_path, LIGHTNING, {"precision": "bfloat16", "batchPerStep": 4})
+    assert "precision bf16-mixed" in output
+    assert "lightning precision applied: bf16-mixed, as asked for" in said
+    assert "batch split applied: 8 samples in steps of 4" in said
+
+
+def test_accelerate_uses_what_was_asked_for(tmp_path: Path) -> None:
+    output, said = run(tmp_path, ACCELERATE, {"precision": "bfloat16"})
+    assert output == "precision bf16\n"
+    assert "accelerate ACCELERATE_MIXED_PRECISION applied: bf16" in said
+
+
+def arguments(**values: Any) -> Any:
+    plain = {
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 2,
+        "auto_find_batch_size": False,
+    }
+    return SimpleNamespace(**{**plain, **values})
+
+
+@pytest.mark.parametrize(
+    ("values", "rows", "changes", "line"),
+    [
+        ({}, 4, (4, 4), "applied: 16 samples in steps of 4"),
+        ({}, 8, None, "refused: steps of 8 do not split 8, 16 in all"),
+        ({}, 3, None, "refused: steps of 3 do not split 8, 16 in all"),
+        ({"auto_find_batch_size": True}, 4, None, "refused: auto_find_batch_size"),
+    ],
+)
+def test_the_batch_keeps_its_total(
+    values: dict[str, Any], rows: int, changes: tuple[int, int] | None, line: str
+) -> None:
+    explanation = Explanation()
+    found = huggingface.changed_arguments(
+        arguments(**values), set(), Wishes(batch_per_step=rows), explanation
+    )
+    names = ("per_device_train_batch_size", "gradient_accumulation_steps")
+    assert found == ({} if changes is None else dict(zip(names, changes, strict=True)))
+    assert explanation.lines[0].startswith(f"hugging face trainer batch split {line}")
+
+
+def test_what_the_script_chose_stays() -> None:
+    wishes = Wishes(mixed_precision="fp16", compile=True, loader_workers=2)
+    explanation = Explanation()
+    chosen = {"tf32", "torch_compile_backend", "dataloader_num_workers"}
+    assert huggingface.changed_arguments(arguments(), chosen, wishes, explanation) == {}
+    assert huggingface.changed_arguments(arguments(), set(), wishes, explanation) == {
+        "fp16": True,
+        "torch_compile": True,
+        "dataloader_num_workers": 2,
+        "dataloader_persistent_workers": True,
+    }
+    for keywords in ({"precision": "64-true"}, {"plugins": [object()]}):
+        assert lightning.chosen_precision(keywords, wishes, explanation) is None
+    assert explanation.lines[-1] == "lightning precision refused: the script chooses it itself"
+    assert lightning.chosen_precision({}, wishes, explanation) == "16-mixed"
+
+
+def test_variables_that_are_set_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+    monkeypatch.delenv("ACCELERATE_DYNAMO_BACKEND", raising=False)
+    explanation = Explanation()
+    huggingface.set_variables(Wishes("bf16", compile=True), explanation)
+    assert os.environ["ACCELERATE_MIXED_PRECISION"] == "no"
+    assert os.environ.pop("ACCELERATE_DYNAMO_BACKEND") == "inductor"
+    assert "refused: it is 'no' already" in explanation.lines[0]
+
+
+def test_wishes_follow_settings_and_switches() -> None:
+    settings = Settings(precision=Precision.BFLOAT16, batch_per_step=4, compile=Toggle.ON)
+    assert Wishes.of(settings, Switches()) == Wishes("bf16", 4, True, None)
+    off = Switches(precision=False, batch_split=False, compile=False)
+    assert Wishes.of(settings, off) == Wishes()
+    assert Wishes.of(Settings(precision=Precision.AUTO), Switches()) == Wishes()
+
+
+def test_other_frameworks_get_variables_and_are_measured_from_outside(tmp_path: Path) -> None:
+    for name in ("tensorflow", "jax"):
+        (tmp_path / f"{name}.py").write_text("import os\nseen = dict(os.environ)\n")
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os\nbefore = set(os.environ)\nimport jax, tensorflow\n"
+        "print(sorted(set(tensorflow.seen) - before), jax.seen['XLA_PYTHON_CLIENT_PREALLOCATE'])\n"
+    )
+    command = ["python", str(script)]
+    settings = {"compile": "On", "precision": "bfloat16"}
+    _, done = run_worker(tmp_path, command, settings=settings, environment={"TF_XLA_FLAGS": "mine"})
+    names = ["JAX_DEFAULT_MATMUL_PRECISION", "TF_FORCE_GPU_ALLOW_GROWTH"]
+    assert done.output == f"{[*names, 'XLA_PYTHON_CLIENT_PREALLOCATE']} false\n"
+    said = done.report["explain"]
+    assert all(line.endswith("the card is measured from outside") for line in said), said
+    _, off = run_worker(tmp_path / "off", command, settings={"mode": "Off"})
+    assert "KeyError: 'XLA_PYTHON_CLIENT_PREALLOCATE'" in off.errors
+
+
+def test_precisions_of_other_frameworks() -> None:
+    exact = others.tensorflow_variables(Settings(precision=Precision.FLOAT32))
+    assert exact["NVIDIA_TF32_OVERRIDE"] == "0"
+    assert others.jax_variables(Settings(precision=Precision.TF32))[
+        "JAX_DEFAULT_MATMUL_PRECISION"
+    ] == ("tensorfloat32")

@@ -1,0 +1,1 @@
+"""Trainers and frameworks that are told what to do in their own words, a module for each."""
