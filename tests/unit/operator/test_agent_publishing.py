@@ -165,6 +165,32 @@ async def test_trouble_leaves_cards_and_their_time(bench: _Bench) -> None:
     assert status.conditions[0].reason == "NVMLFailed"
 
 
+async def test_a_restarted_agent_knows_the_cards_of_the_one_before(bench: _Bench) -> None:
+    """Their jobs run on, whether or not NVML answers the new agent."""
+    await bench.publish(CARD)
+    again = Publisher(
+        bench.kube,
+        "n0",
+        interval_seconds=2.0,
+        agent_version="1",
+        clock=bench.clock.now,
+        monotonic=bench.clock.monotonic,
+    )
+    await again.recall()
+    assert again.last.gpus == (CARD,)
+    await again.publish_trouble(Readiness(False, "NVMLFailed", "no driver"))
+    (card,) = bench.node.status.gpus
+    assert (card.uuid, card.healthy) == (CARD.uuid, False)
+
+
+async def test_there_may_have_been_no_agent_before(bench: _Bench) -> None:
+    await bench.publisher.recall()
+    assert bench.publisher.last.gpus == ()
+    bench.kube.put(GPU_NODES, {"metadata": {"name": "n0"}, "spec": {}, "status": {"gpus": "?"}})
+    await bench.publisher.recall()
+    assert bench.publisher.last.gpus == ()
+
+
 class _Running:
     """An agent at work, fast."""
 

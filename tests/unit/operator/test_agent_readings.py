@@ -134,6 +134,28 @@ def test_a_lost_card_keeps_its_place_and_says_so() -> None:
     assert (well.uuid, well.healthy) == ("GPU-1", True)
 
 
+def test_a_card_that_was_lost_before_the_agent_restarted_keeps_its_place() -> None:
+    card, other = FakeCard(), FakeCard("GPU-1")
+    earlier = _reader(card, other)[0].read()
+    card.errors["*"] = GPU_IS_LOST
+    nvml = FakeNvml(card, other)
+    reader = CardReader(nvml, OWNERS.get, CardHealth(nvml), earlier)
+    lost, well = reader.read()
+    assert (lost.uuid, lost.healthy, lost.memory_total_bytes) == ("GPU-0", False, 24 * GIB)
+    assert well == earlier[1]
+    card.errors.clear()
+    assert reader.read() == earlier
+
+
+def test_a_card_is_not_recalled_that_was_taken_out_or_has_another_place() -> None:
+    earlier = _reader(FakeCard(), FakeCard("GPU-1"))[0].read()
+    broken = FakeCard("GPU-2", errors={"*": GPU_IS_LOST})
+    for cards in ((FakeCard("GPU-1"),), (broken, FakeCard())):
+        nvml = FakeNvml(*cards)
+        found = CardReader(nvml, OWNERS.get, CardHealth(nvml), earlier).read()
+        assert [gpu.uuid for gpu in found] == [cards[-1].uuid]
+
+
 def test_a_card_lost_amid_optional_readings_is_lost() -> None:
     card = FakeCard()
     reader, _ = _reader(card)

@@ -48,6 +48,11 @@ class Agent:
     async def step(self) -> None:
         """One reading and, if there is reason, one write. Raises nothing that can pass."""
         try:
+            await self._publisher.recall()
+        except ApiError as error:
+            log.warning("earlier readings not known", error=str(error))
+            return
+        try:
             gpus = await asyncio.to_thread(self._read)
         except self._nvml.NVMLError as error:
             # The driver may be restarting; next time everything is set up anew.
@@ -61,7 +66,8 @@ class Agent:
         """In a thread: NVML calls block, and a broken driver may block for long."""
         if self._reader is None:
             self._nvml.nvmlInit()
-            self._reader = CardReader(self._nvml, self._owner, CardHealth(self._nvml))
+            known = self._publisher.last.gpus
+            self._reader = CardReader(self._nvml, self._owner, CardHealth(self._nvml), known)
             self._driver_version = self._reader.driver_version()
         return self._reader.read()
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from gpujob_api.codec import encode
+from gpujob_api.codec import FieldError, encode
 from gpujob_api.gpunode import GPU, UNREADABLE, GPUNodeStatus, summarize
-from gpujob_api.manifest import GPUNODE
+from gpujob_api.manifest import GPUNODE, gpunode_from_manifest
 from gpujob_api.meta import API_VERSION, Condition, ConditionStatus
 from gpujob_operator.act.kube import GPU_NODES, AlreadyExists, Kube, Manifest, NotFound
 
@@ -42,8 +42,27 @@ class Publisher:
         self._clock = clock
         self._monotonic = monotonic
         self._published: GPUNodeStatus | None = None
+        self._recalled: GPUNodeStatus | None = None
         self._published_at = float("-inf")
         self._generation = 0
+
+    @property
+    def last(self) -> GPUNodeStatus:
+        """What was written last, by an earlier agent if not by this one."""
+        return self._published or self._recalled or GPUNodeStatus()
+
+    async def recall(self) -> None:
+        """Learns what an earlier agent of this node wrote: its jobs may run on cards that do not
+        answer now. Raises `ApiError`.
+        """
+        if self._published is not None or self._recalled is not None:
+            return
+        try:
+            # A patch that changes nothing is answered with the object, and needs no right to read.
+            answer = await self._kube.patch(GPU_NODES, self._node, {}, subresource="status")
+            self._recalled = gpunode_from_manifest(answer).status
+        except (NotFound, FieldError):
+            self._recalled = GPUNodeStatus()
 
     async def publish(
         self, gpus: tuple[GPU, ...], driver_version: str, readiness: Readiness
@@ -58,7 +77,7 @@ class Publisher:
         They do not vanish, because their jobs run on; their time stays, because it tells how old
         the figures are.
         """
-        last = self._published or GPUNodeStatus()
+        last = self.last
         message = f"{UNREADABLE}: {readiness.message}"[:256]
         # Of a card that was sick before, that is still the last that is known.
         gpus = tuple(

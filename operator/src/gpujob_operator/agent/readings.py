@@ -5,7 +5,7 @@ and critical XIDs make a card unhealthy. An unhealthy card keeps its UUID and sa
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 
 from gpujob_api.codec import FieldError
@@ -28,13 +28,19 @@ class _Memory:
 
 
 class CardReader:
-    """Reads every card; remembers identities, so that a card that is lost keeps its place."""
+    """Reads every card; remembers identities, so that a card that is lost keeps its place.
 
-    def __init__(self, nvml: Nvml, owner: Owner, health: CardHealth) -> None:
+    `recalled` are cards as an earlier reader, or an earlier agent, knew them.
+    """
+
+    def __init__(
+        self, nvml: Nvml, owner: Owner, health: CardHealth, recalled: Iterable[GPU] = ()
+    ) -> None:
         self._nvml = nvml
         self._owner = owner
         self._health = health
         self._known: dict[int, GPU] = {}
+        self._recalled = {gpu.index: gpu for gpu in recalled}
         self._utilization_since: dict[str, int] = {}
 
     def driver_version(self) -> str:
@@ -43,27 +49,37 @@ class CardReader:
     def read(self) -> tuple[GPU, ...]:
         """All cards now. Raises the module's NVMLError when NVML itself does not work."""
         count = self._nvml.nvmlDeviceGetCount()
-        cards = [
+        # What is not there any more was taken out, if only an earlier agent saw it.
+        self._recalled = {i: gpu for i, gpu in self._recalled.items() if i < count}
+        results = [
             self._read_guarded(index)
             for index in range(min(GPUS_MAX, max(count, len(self._known))))
         ]
+        read = {card.uuid for card in results if isinstance(card, GPU)}
+        cards = [
+            result if isinstance(result, GPU) else self._lost(index, result, read)
+            for index, result in enumerate(results)
+        ]
         return tuple(card for card in cards if card is not None)
 
-    def _read_guarded(self, index: int) -> GPU | None:
+    def _read_guarded(self, index: int) -> GPU | Exception:
         try:
             card = self._read_card(index)
         except self._nvml.NVMLError as error:
-            return self._lost(index, error)
+            return error
         except (FieldError, ValueError, OverflowError) as error:
             log.warning("absurd reading ignored", index=index, problem=str(error))
-            return self._lost(index, error)
+            return error
         self._known[index] = card
         return card
 
-    def _lost(self, index: int, error: Exception) -> GPU | None:
-        """What was known of a card that does not answer; unhealthy, with nothing running on it."""
-        known = self._known.get(index)
-        if known is None:
+    def _lost(self, index: int, error: Exception, read: Set[str]) -> GPU | None:
+        """What was known of a card that does not answer; unhealthy, with nothing running on it.
+
+        Unless it is among those that were read: cards may be counted anew.
+        """
+        known = self._known.get(index) or self._recalled.get(index)
+        if known is None or known.uuid in read:
             log.warning("card not readable", index=index, error=str(error))
             return None
         word = "lost" if is_lost(self._nvml, error) else UNREADABLE
