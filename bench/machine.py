@@ -4,7 +4,7 @@ import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 Row = Mapping[str, Any]
@@ -17,7 +17,7 @@ def describe_machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "system": platform.platform(),
         "python": platform.python_version(),
-        "numpy": version("numpy"),
+        "numpy": _numpy(),
     }
 
 
@@ -30,6 +30,13 @@ def _processor() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
+
+
+def _numpy() -> str:
+    try:
+        return version("numpy")
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def print_result(results: Sequence[Row], **more: Any) -> None:

@@ -15,6 +15,7 @@ every thread of ours is contained, because others use the cores.
 """
 
 import argparse
+import statistics
 import sys
 import tempfile
 import time
@@ -28,7 +29,7 @@ from bench.speed.device import describe_device, device_refusal
 from bench.speed.receiver import Receiver, receiving
 from bench.speed.ways import Scale, injected, plain, scale_of
 from bench.table import format_table
-from bench.turns.conductor import ENDED, Conductor, Entry, Program
+from bench.turns.conductor import ENDED, Conductor, Entry, Program, pairs
 from bench.turns.ratios import paired_ratio, quiet_ratio
 from gpujob_worker.switches import Switches
 
@@ -112,28 +113,26 @@ def _rows(name: str, scale: Scale, conductor: Conductor) -> list[dict[str, Any]]
 
 
 def _row(program: Program, off: Program, scale: Scale, block_steps: int) -> dict[str, Any]:
-    rounds = min(len(program.blocks), len(off.blocks))
-    if not rounds:
+    paired = pairs(program, off)
+    if not paired:
         return {"note": program.failure or "no block was run"}
-    own, others = program.blocks[:rounds], off.blocks[:rounds]
-    clock = quiet_ratio([b.seconds for b in own], [b.seconds for b in others])
-    ratio = clock
-    seconds, others_seconds = [b.seconds for b in own], [b.seconds for b in others]
+    seconds, others = [b.seconds for b, _ in paired], [b.seconds for _, b in paired]
+    clock = ratio = quiet_ratio(seconds, others)
     if scale.device == "cpu":
-        seconds = [b.processor_seconds for b in own]
-        others_seconds = [b.processor_seconds for b in others]
-        ratio = quiet_ratio(seconds, others_seconds)
-    pairs = paired_ratio(seconds, others_seconds)
+        seconds = [b.processor_seconds for b, _ in paired]
+        others = [b.processor_seconds for _, b in paired]
+        ratio = quiet_ratio(seconds, others)
+    median = paired_ratio(seconds, others)
     return {
         "ratio": ratio.median,
         "low": ratio.low,
         "high": ratio.high,
-        "median": pairs.median,
-        "median_low": pairs.low,
-        "median_high": pairs.high,
+        "median": median.median,
+        "median_low": median.low,
+        "median_high": median.high,
         "by_clock": clock.median,
-        "rounds": rounds,
-        "step_milliseconds": 1e3 * sorted(seconds)[rounds // 2] / block_steps,
+        "rounds": ratio.pairs,
+        "step_milliseconds": 1e3 * statistics.median(seconds) / block_steps,
         "note": None if program.failure == ENDED else program.failure,
     }
 

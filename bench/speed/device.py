@@ -6,7 +6,7 @@ from typing import Any
 
 from bench.speed.ways import Scale
 
-PACKAGES = ("torch", "triton", "accelerate", "pytorch-lightning", "transformers")
+PACKAGES = ("triton", "accelerate", "pytorch-lightning", "transformers")
 
 
 def device_refusal(device: str) -> str | None:
@@ -24,11 +24,16 @@ def device_refusal(device: str) -> str | None:
 
 def describe_device(scale: Scale) -> dict[str, Any]:
     """Name, driver and versions, as they are published with every figure."""
+    import torch
+
     found: dict[str, Any] = {
         "device": scale.device,
         "size": scale.size,
         "threads": scale.threads,
-        "versions": {name: _version(name) for name in PACKAGES},
+        "versions": {
+            "torch": str(torch.__version__),
+            **{name: _version(name) for name in PACKAGES},
+        },
     }
     if scale.device == "cuda":
         found |= _card()

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from bench.turns.conductor import ENDED, Program
+from bench.turns.conductor import ENDED, Program, pairs
 from bench.turns.ratios import paired_ratio
 from gpujob_api.report import Report
 
@@ -59,26 +59,25 @@ def speed_row(
     With `processor`, by processor seconds in place of the clock's: the measure on the CPU, where
     others use the cores as well. Loader workers are processes of their own and not in it.
     """
-    if not program.blocks or not plain.blocks:
+    paired = pairs(plain, program)
+    if not paired:
         return {"note": program.failure or "no block was run"}
-    rounds = min(len(program.blocks), len(plain.blocks))
     size = int(program.ready.get("batch", batch))
-    per_block = size * block_steps
-    own, others = program.blocks[:rounds], plain.blocks[:rounds]
-    clock = paired_ratio([b.seconds for b in others], [b.seconds for b in own])
+    clock = paired_ratio([b.seconds for b, _ in paired], [b.seconds for _, b in paired])
     ratio = clock
     if processor:
         ratio = paired_ratio(
-            [b.processor_seconds for b in others], [b.processor_seconds for b in own]
+            [b.processor_seconds for b, _ in paired], [b.processor_seconds for _, b in paired]
         )
+    step_seconds = statistics.median(b.seconds for _, b in paired) / block_steps
     factor = size / batch
     row: dict[str, Any] = {
         "speedup": ratio.median * factor,
         "low": ratio.low * factor,
         "high": ratio.high * factor,
         "by_clock": clock.median * factor,
-        "rounds": rounds,
-        "samples_per_second": per_block / statistics.median(block.seconds for block in own),
+        "rounds": ratio.pairs,
+        "samples_per_second": size / step_seconds,
         "peak_mib": program.blocks[-1].peak_bytes / 2**20,
         "batch": size,
         "loss": loss_at(program.output, steps),

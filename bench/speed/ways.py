@@ -46,7 +46,7 @@ SCALES = {
     ("cpu", True): Scale("cpu", "tiny", 4, 8, 6.0, False, batch_factor_when_tight=8, threads=1),
     ("cpu", False): Scale("cpu", "small", 4, 16, 60.0, True, batch_factor_when_tight=8, threads=1),
     ("cuda", True): Scale("cuda", "small", 8, 8, 6.0, False),
-    ("cuda", False): Scale("cuda", "full", 8, 10, 15.0, True),
+    ("cuda", False): Scale("cuda", "full", 4, 10, 8.0, True),
 }
 
 

@@ -19,6 +19,7 @@ from bench.turns.participant import VARIABLE, Assignment
 ROOT = Path(__file__).resolve().parents[2]
 _SOURCES = (ROOT / "bench/turns/started", ROOT, ROOT / "api/src", ROOT / "worker/src")
 ERROR_CHARACTERS_MAX = 300
+GRACE_SECONDS = 20.0
 ENDED = "ended"
 OUT_OF_TIME = "not run: out of time"
 
@@ -36,12 +37,15 @@ class Entry:
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     free_steps: int | None = 20
     fence_bytes: int | None = None
+    # Gets ready at the same time as the entry before it: both mostly wait for a compiler.
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One block of steps: seconds by the clock, of the processor, and the peak so far."""
+    """One block of steps: its round, seconds by the clock and the processor's, the peak so far."""
 
+    round: int
     seconds: float
     processor_seconds: float
     peak_bytes: int
@@ -120,12 +124,12 @@ class Program:
     def stop(self) -> None:
         self._signal(signal.SIGSTOP)
 
-    def end(self) -> None:
+    def end(self, grace_seconds: float = GRACE_SECONDS) -> None:
         """Lets the script leave as by `sys.exit(0)`, so that its last report is written."""
         os.close(self._to)
         self._signal(signal.SIGCONT)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(20)
+            self._process.wait(grace_seconds)
         self._signal(signal.SIGKILL)
         self._process.wait()
         os.close(self._from)
@@ -187,12 +191,15 @@ class Conductor:
         self.programs.update({program.entry.name: program for program in started})
         for program in started:
             self._attempt(program, self._import)
-        for program in started:
-            if program.failure is None and has_time is not None and not has_time(program.entry):
+        for group in _groups(started):
+            self._make_ready([p for p in group if p.failure is None], has_time)
+
+    def end_all_but(self, name: str) -> None:
+        """Makes room; what was printed and measured stays."""
+        for program in self.running():
+            if program.entry.name != name:
                 program.end()
-                program.failure = OUT_OF_TIME
-            elif program.failure is None:
-                self._attempt(program, self._make_ready)
+                program.failure = ENDED
 
     def round(self) -> None:
         """One block of each; who is first changes from round to round."""
@@ -212,15 +219,28 @@ class Conductor:
         try:
             what(program)
         except EndedError as error:
-            program.end()
+            program.end(grace_seconds=0.5)
             program.failure = str(error)
 
     def _import(self, program: Program) -> None:
         program.ready = program.expect("imported", self._ready_seconds)
         program.stop()
 
-    def _make_ready(self, program: Program) -> None:
-        program.go()
+    def _make_ready(
+        self, group: Sequence[Program], has_time: Callable[[Entry], bool] | None
+    ) -> None:
+        going: list[Program] = []
+        for program in group:
+            if has_time is None or has_time(program.entry):
+                program.go()
+                going.append(program)
+            else:
+                program.end()
+                program.failure = OUT_OF_TIME
+        for program in going:
+            self._attempt(program, self._await_ready)
+
+    def _await_ready(self, program: Program) -> None:
         program.ready |= program.expect("ready", self._ready_seconds)
         program.stop()
 
@@ -228,5 +248,22 @@ class Conductor:
         program.go()
         told = program.expect("block", self._ready_seconds)
         program.stop()
-        block = Block(told["seconds"], told["processor_seconds"], told["peak_bytes"])
-        program.blocks.append(block)
+        program.blocks.append(
+            Block(self._rounds, told["seconds"], told["processor_seconds"], told["peak_bytes"])
+        )
+
+
+def pairs(first: Program, second: Program) -> list[tuple[Block, Block]]:
+    """Their blocks of the same rounds."""
+    others = {block.round: block for block in second.blocks}
+    return [(block, others[block.round]) for block in first.blocks if block.round in others]
+
+
+def _groups(programs: Sequence[Program]) -> list[list[Program]]:
+    groups: list[list[Program]] = []
+    for program in programs:
+        if program.entry.beside and groups:
+            groups[-1].append(program)
+        else:
+            groups.append([program])
+    return groups

@@ -4,6 +4,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import runpy
 import signal
 import sys
 import time
@@ -68,7 +69,9 @@ class WorkerRun:
         return json.loads((self.folder / "termination").read_text())
 
 
-def _child(arguments: list[str], folder: str, environment: dict[str, str]) -> None:
+def _child(
+    arguments: list[str], folder: str, environment: dict[str, str], alone: bool = False
+) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     multiprocessing.set_start_method("fork", force=True)  # as in a process of its own
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
@@ -85,12 +88,27 @@ def _child(arguments: list[str], folder: str, environment: dict[str, str]) -> No
 
     code: Any = 70
     try:
-        code = main(arguments)
+        code = _without_launcher(arguments) if alone else main(arguments)
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
     finally:
         sys.stdout.flush()
         os._exit(code)
+
+
+def _without_launcher(command: list[str]) -> int:
+    sys.argv = command
+    runpy.run_path(command[0], run_name="__main__")
+    return 0
+
+
+def run_alone(folder: Path, command: list[str]) -> tuple[int, WorkerRun]:
+    """Runs a script as Python would, without `gpujob-run`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    process = _context.Process(target=_child, args=(command, str(folder), {}, True))
+    process.start()
+    run = WorkerRun(process, folder)
+    return run.wait(), run
 
 
 def start_worker(

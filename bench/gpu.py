@@ -1,0 +1,127 @@
+"""Everything about the worker that needs a GPU, in one go of at most eight minutes.
+
+    python -m bench.gpu [--minutes 8] [--workloads gpt2,vit] [--parts worker,overhead,tight]
+    python -m bench.gpu --device cpu --quick      # the same code on the CPU, to try it out
+
+Needs torch from a checkout, nothing installed and no network; what is not installed is named. The
+parts share the time; what no longer fits is left out and said. Writes bench/results/<device>.json
+and .txt with the tables, the device's name, its driver and versions.
+
+Exits with 1 when there is no CUDA device.
+"""
+
+import argparse
+import contextlib
+import datetime
+import io
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench import overhead, worker
+from bench.machine import describe_machine
+from bench.speed.device import describe_device, device_refusal
+from bench.speed.race import Deadline
+from bench.speed.ways import WORKLOADS, Scale, scale_of
+from bench.turns.conductor import ROOT
+
+RESULTS = ROOT / "bench" / "results"
+MINUTES_DEFAULT = 8.0
+PARTS = ("worker", "overhead", "tight")
+# What is kept for the parts that come after the first, of the whole time.
+OVERHEAD_FRACTION, TIGHT_FRACTION = 0.1, 0.15
+TIGHT_SECONDS_NEEDED = 40.0
+OVERHEAD_WORKLOADS = ("gpt2",)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="bench.gpu", description=__doc__)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("--quick", action="store_true", help="small models, nothing compiled")
+    parser.add_argument("--minutes", type=float, default=MINUTES_DEFAULT)
+    parser.add_argument("--workloads", default=",".join(WORKLOADS))
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args(arguments)
+    refusal = device_refusal(options.device)
+    if refusal is not None:
+        print(f"bench.gpu: {refusal}", file=sys.stderr)
+        return 1
+    scale = scale_of(options.device, quick=options.quick)
+    names, parts = options.workloads.split(","), options.parts.split(",")
+    found = measure(names, parts, scale, options.minutes * 60)
+    result = {**found, **about(scale), "bench": "gpu"}
+    text = tables(result)
+    path = write(result, text, options.results)
+    print(f"{text}\nwritten to {path} and its .txt")
+    print(json.dumps(result))
+    return 0
+
+
+def measure(
+    names: Sequence[str], parts: Sequence[str], scale: Scale, seconds: float
+) -> dict[str, Any]:
+    """The parts, in the order of their weight, within `seconds`."""
+    start = time.monotonic()
+    deadline = Deadline.after(seconds)
+    kept = {"overhead": OVERHEAD_FRACTION * seconds, "tight": TIGHT_FRACTION * seconds}
+    later = sum(kept[part] for part in parts if part in kept)
+    found: dict[str, Any] = {"results": [], "overhead": [], "tight": [], "left_out": []}
+    if "worker" in parts:
+        found["results"] = worker.measure(names, scale, seconds - later)
+    if "overhead" in parts:
+        turns = max(10.0, kept["overhead"] - 15.0)  # less what starting takes
+        found["overhead"] = overhead.measure(OVERHEAD_WORKLOADS, scale, turns)
+    for name in names if "tight" in parts else ():
+        if deadline.has(TIGHT_SECONDS_NEEDED):
+            found["tight"] += worker.measure_tight([name], scale)
+        else:
+            found["left_out"].append(f"{name} with limited memory: out of time")
+    found["summary"] = worker.summary(found["results"])
+    found["seconds"] = time.monotonic() - start
+    return found
+
+
+def about(scale: Scale) -> dict[str, Any]:
+    day = datetime.datetime.now(datetime.UTC).date().isoformat()
+    return {"date": day, "machine": describe_machine(), **describe_device(scale)}
+
+
+def tables(result: dict[str, Any]) -> str:
+    """What people read: the device first, then the tables."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        name = result.get("device_name", result["machine"]["processor"])
+        print(f"{name}, {result['date']}, size {result['size']}, {result['seconds']:.0f} s")
+        versions = (f"{package} {version}" for package, version in result["versions"].items())
+        print(f"driver {result.get('driver', '-')}, {', '.join(versions)}\n")
+        parts: dict[str, Callable[[], None]] = {
+            "results": lambda: worker.print_tables(result["results"], result["tight"]),
+            "overhead": lambda: overhead.print_table(result["overhead"]),
+        }
+        for part, show in parts.items():
+            if result[part]:
+                show()
+                print()
+        for line in result["left_out"]:
+            print(f"left out: {line}")
+    return printed.getvalue().rstrip()
+
+
+def write(result: dict[str, Any], text: str, folder: Path) -> Path:
+    """The JSON object and the tables, named after the device."""
+    name = result.get("device_name") or result["device"]
+    stem = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{stem}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    path.with_suffix(".txt").write_text(text + "\n")
+    return path
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""Cycles of `plan` on a large cluster that changes a little from one to the next.
+
+What an API server would do to the objects is done here in a few lines: statuses are written,
+created pods run. Between cycles running jobs end and nodes are read again.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from random import Random
+
+from bench.scale_nouns import NOW
+from gpujob_api.gpujob import GPUJob, JobPhase
+from gpujob_api.gpuprofile import GPUProfile
+from gpujob_operator.decide.memory import Memory
+from gpujob_operator.decide.plan import CreatePod, DeletePod, Plan, SaveProfile, WriteStatus
+from gpujob_operator.decide.planner import plan
+from gpujob_operator.decide.snapshot import PodPhase, PodView, Snapshot
+
+CYCLE_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class Cycles:
+    """A snapshot that lives on, and the memory of the operator that plans for it."""
+
+    snapshot: Snapshot
+    pod_of: Callable[[GPUJob], PodView]
+    now: datetime = NOW
+    memory: Memory = field(default_factory=Memory)
+    random: Random = field(default_factory=lambda: Random(1))
+
+    def step(self) -> tuple[Plan, float, float]:
+        """One cycle: the plan, its milliseconds by the clock and of the processor."""
+        start, processor = time.perf_counter(), time.process_time()
+        decided = plan(self.snapshot, self.now, self.memory)
+        taken = 1000 * (time.perf_counter() - start), 1000 * (time.process_time() - processor)
+        self._apply(decided)
+        return decided, *taken
+
+    def settle(self, cycles: int = 6) -> None:
+        """The first cycles, in which every object is new and every status is written."""
+        for _ in range(cycles):
+            self.step()
+            self.now += timedelta(seconds=CYCLE_SECONDS)
+
+    def change(self, count: int) -> None:
+        """Half of the changes are jobs that end, half nodes that are read again."""
+        self.now += timedelta(seconds=CYCLE_SECONDS)
+        running = [job for job in self.snapshot.jobs if job.status.phase is JobPhase.RUNNING]
+        ended = {
+            job.metadata.uid for job in self.random.sample(running, min(count // 2, len(running)))
+        }
+        pods = tuple(_done(pod) if pod.job_uid in ended else pod for pod in self.snapshot.pods)
+        nodes = list(self.snapshot.gpu_nodes)
+        for row in self.random.sample(range(len(nodes)), min(count - count // 2, len(nodes))):
+            status = replace(nodes[row].status, observed_at=self.now)
+            nodes[row] = replace(nodes[row], status=status)
+        self.snapshot = replace(self.snapshot, pods=pods, gpu_nodes=tuple(nodes))
+
+    def _apply(self, decided: Plan) -> None:
+        jobs = {job.metadata.uid: job for job in self.snapshot.jobs}
+        pods = {pod.uid: pod for pod in self.snapshot.pods}
+        profiles: dict[str, GPUProfile] = {p.metadata.name: p for p in self.snapshot.profiles}
+        for item in decided.items:
+            if isinstance(item, WriteStatus):
+                uid = item.job.metadata.uid
+                jobs[uid] = replace(jobs[uid], status=item.status)
+            elif isinstance(item, CreatePod):
+                pod = self.pod_of(jobs[item.job.metadata.uid])
+                pods[pod.uid] = pod
+            elif isinstance(item, DeletePod):
+                pods.pop(item.pod.uid, None)
+            elif isinstance(item, SaveProfile):
+                profiles[item.profile.metadata.name] = item.profile
+        self.snapshot = replace(
+            self.snapshot,
+            jobs=tuple(jobs.values()),
+            pods=tuple(pods.values()),
+            profiles=tuple(profiles.values()),
+        )
+
+
+def _done(pod: PodView) -> PodView:
+    return replace(pod, phase=PodPhase.SUCCEEDED, exit_code=0)

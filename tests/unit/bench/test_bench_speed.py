@@ -1,0 +1,117 @@
+"""From what scripts print and workers report to rows of figures."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.speed.race import Deadline
+from bench.speed.receiver import receiving
+from bench.speed.results import applied_items, loss_at, losses, switch_of
+from bench.speed.tight import predicted_bytes
+from bench.speed.ways import WORKLOADS, batch_size, injected, plain, scale_of
+from bench.worker import summary
+from gpujob_api.report import Report, WorkerPhase
+from gpujob_worker.reports import Destination, post
+from gpujob_worker.switches import Switches
+
+OUTPUT = "noise\n" + "".join(f"step {n} loss {10.0 - n:.6f}\n" for n in range(1, 9))
+LINES = (
+    "precision applied: 2.10x (95 % 2.00 to 2.20, 5 pairs); bfloat16 autocast",
+    "fused optimizer applied: 1.20x; parameters differ by 1e-9",
+    "data loading refused: 1.0 % of the step is spent waiting",
+    "memory limit 1.5 GiB predicted for 64 samples, limit 1 GiB",
+)
+
+
+def report(lines: tuple[str, ...] = LINES) -> Report:
+    return Report(attempt=1, phase=WorkerPhase.TRAINING, explain=lines)
+
+
+def test_losses_are_read_from_what_a_script_prints() -> None:
+    assert losses(OUTPUT)[:2] == [9.0, 8.0]
+    assert loss_at(OUTPUT, 6) == pytest.approx((8 + 7 + 6 + 5 + 4) / 5)
+    assert loss_at(OUTPUT, 9) is None
+    assert loss_at(OUTPUT, 4) is None
+
+
+def test_applied_items_are_those_that_the_worker_says() -> None:
+    assert list(applied_items(report())) == ["precision", "fused optimizer"]
+    assert applied_items(None) == {}
+
+
+def test_every_item_that_speaks_for_itself_has_a_switch() -> None:
+    for item in ("precision tf32", "fused optimizer", "data loading", "compile", "batch split"):
+        assert switch_of(item) in Switches.names()
+
+
+def test_predicted_memory_is_read_from_the_reason() -> None:
+    assert predicted_bytes(report()) == 1.5 * 2**30
+    assert predicted_bytes(report(LINES[:2])) is None
+
+
+def test_one_item_alone_switches_all_others_off() -> None:
+    scale = scale_of("cpu", quick=True)
+    entry = injected("x", "vit", scale, url=None, only="precision")
+    off = {part for part in entry.command if part.startswith("--no-")}
+    assert off == {f"--no-{n.replace('_', '-')}" for n in Switches.names()} - {"--no-precision"}
+    assert "GPUJOB_REPORT_URL" not in entry.environment
+    at = entry.command.index("--")
+    assert list(entry.command[at + 1 :])[1:] == list(plain("p", "vit", scale).command[1:])
+
+
+def test_a_limit_is_told_to_the_worker_and_fenced() -> None:
+    entry = injected("x", "vit", scale_of("cpu", quick=True), url="http://h/", limit_bytes=5)
+    assert entry.environment["GPUJOB_MEMORY_LIMIT_BYTES"] == "5"
+    assert entry.fence_bytes == 5
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_pass_over_the_data_ends_while_settings_are_chosen(
+    name: str, quick: bool, device: str
+) -> None:
+    """A loader gets workers from its next pass on; that must lie before the first block."""
+    from bench.speed.ways import FREE_STEPS, workload_module
+
+    scale = scale_of(device, quick=quick)
+    samples = workload_module(name).SIZES[scale.size]["samples"]
+    batch = batch_size(name, scale)
+    assert 8 <= samples // batch < FREE_STEPS
+    assert batch * scale.batch_factor_when_tight <= samples
+
+
+def test_reports_arrive_under_the_name_of_their_program() -> None:
+    with receiving() as receiver:
+        post(Destination(receiver.url("gpt2/auto, compiled")), report())
+        assert receiver.reports["gpt2/auto, compiled"] == report()
+
+
+def test_deadlines_end() -> None:
+    assert Deadline.after(None).has(1e9)
+    assert Deadline.after(60).has(50)
+    assert not Deadline.after(60).has(70)
+    assert Deadline.after(-1).left() == 0
+
+
+def test_summary_compares_the_better_injected_way_with_the_best_by_hand() -> None:
+    rows = [
+        {"workload": "a", "way": "auto", "speedup": 2.0},
+        {"workload": "a", "way": "auto, compiled", "speedup": 3.0},
+        {"workload": "a", "way": "by hand", "speedup": 3.0},
+        {"workload": "b", "way": "auto", "speedup": 8.0},
+        {"workload": "b", "way": "auto, compiled", "note": "failed"},
+        {"workload": "b", "way": "by hand", "speedup": 16.0},
+    ]
+    found = summary(rows)
+    assert found["auto: geometric mean of speedups"] == pytest.approx(4.0)
+    assert "auto, compiled: geometric mean of speedups" not in found
+    share = found["injected, the better of both, of the best by hand"]
+    assert share == pytest.approx(0.5**0.5)
+
+
+def test_workloads_are_scripts_that_know_nothing_of_us() -> None:
+    for name in WORKLOADS:
+        text = (Path("bench/workloads") / f"{name}.py").read_text()
+        assert "gpujob" not in text.lower()
+        assert "autocast" not in text

@@ -1,0 +1,48 @@
+"""The benchmark's training scripts: they run by themselves, and mode Off changes not a digit."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.speed.results import losses
+from bench.speed.ways import WORKLOADS
+from tests.harness.worker_process import run_alone, run_worker
+
+FOLDER = Path(__file__).resolve().parents[2] / "bench" / "workloads"
+STEPS = 12
+
+
+def command(name: str, steps: int = STEPS) -> list[str]:
+    return [str(FOLDER / f"{name}.py"), "--size", "tiny", "--steps", str(steps)]
+
+
+def test_there_are_five_and_each_is_one_of_the_benchmark() -> None:
+    found = {path.stem for path in FOLDER.glob("*.py")} - {"__init__"}
+    assert found == set(WORKLOADS)
+    assert len(found) == 5
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_mode_off_prints_what_the_script_alone_prints(name: str, tmp_path: Path) -> None:
+    code, alone = run_alone(tmp_path / "alone", command(name))
+    assert (code, alone.errors) == (0, "")
+    assert len(losses(alone.output)) == STEPS
+    code, under = run_worker(
+        tmp_path / "under", command(name), settings={"mode": "Off"}, options=()
+    )
+    assert (code, under.errors) == (0, "")
+    assert under.output == alone.output
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_learning_stays_what_it_is_when_settings_are_injected(name: str, tmp_path: Path) -> None:
+    steps = 24
+    _, alone = run_alone(tmp_path / "alone", command(name, steps))
+    code, under = run_worker(
+        tmp_path / "under", command(name, steps), options=("--tuning-seconds", "2")
+    )
+    assert code == 0, under.errors
+    # Dropout draws other masks when batches are split; a step in bfloat16 is another rounding.
+    expected = pytest.approx(losses(alone.output), rel=0.05, abs=0.02)
+    assert losses(under.output) == expected
+    assert under.report["tuned"] is not None
