@@ -18,6 +18,7 @@ from gpujob_api.bounds import (
     Items,
     Message,
     Model,
+    Percent,
     Range,
     Text,
     Version,
@@ -33,6 +34,7 @@ Seconds = Annotated[float, Range(0, 10_000_000)]
 # Diverging training and rounding must not cost the report that tells of them: clamped, not refused.
 Loss = Annotated[float, Range(-FRACTION_MAX, FRACTION_MAX, clamp=True)]
 WaitPercent = Annotated[float, Range(0, 100, clamp=True)]
+Flop = Annotated[float, Range(0, 10**21)]
 Explanations = Annotated[tuple[Annotated[str, Text(512, clip=True)], ...], Items(64, clip=True)]
 
 
@@ -75,6 +77,29 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryPeaks:
+    """Peaks of what was allocated, apart: each of them can be the one that a card must hold."""
+
+    forward_backward_bytes: CardMemoryBytes
+    optimizer_bytes: CardMemoryBytes
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """What a step makes of its card, with the settings in force.
+
+    FLOP are those of the model's products, forward and backward, without what is computed twice.
+    Utilization and joules are the card's, whoever else runs on it.
+    """
+
+    step_flop: Flop | None = None
+    flop_per_second: Flop | None = None
+    card_flop_per_second: Flop | None = None
+    card_utilization_percent: Percent | None = None
+    joules_per_step: Annotated[float, Range(0, 10**9)] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointReport:
     """The newest committed checkpoint of this attempt's directory."""
 
@@ -96,6 +121,8 @@ class Report:
     loss: Loss | None = None
     baseline: Timing | None = None
     current: Timing | None = None
+    peaks: MemoryPeaks | None = None
+    efficiency: Efficiency | None = None
     data_wait_percent: WaitPercent | None = None
     tuned: TunedSettings | None = None
     tuning_seconds: Seconds | None = None

@@ -11,15 +11,17 @@ from gpujob_api.bounds import FRACTION_MAX, INTEGER_MAX
 from gpujob_api.codec import FieldError
 from gpujob_api.report import (
     TERMINATION_MESSAGE_BYTES_MAX,
+    Efficiency,
     Failure,
     FailureClass,
+    MemoryPeaks,
     Reply,
     Report,
     StopRequest,
     Timing,
     WorkerPhase,
 )
-from gpujob_api.settings import Precision, TunedSettings
+from gpujob_api.settings import AttentionKernel, Precision, TunedSettings
 from tests.harness.nouns import nouns
 
 
@@ -48,7 +50,9 @@ def test_without_a_failure_only_the_explanations_go() -> None:
 @pytest.mark.parametrize("character", ["x", "\u00e9", "\u8eca", "\U0001f697", "\x00", '"'])
 def test_the_termination_message_fits_whatever_the_alphabet(character: str) -> None:
     timing = Timing(999999.123456789, 2**44, 999999999999.123)
-    tuned = TunedSettings(Precision.BFLOAT16, 2**31 - 1, True, True, 1024)
+    tuned = TunedSettings(
+        Precision.BFLOAT16, 2**31 - 1, True, True, 1024, attention=AttentionKernel.EFFICIENT
+    )
     report = _report(
         character * 5000,
         explain=(character * 500,) * 64,
@@ -57,6 +61,8 @@ def test_the_termination_message_fits_whatever_the_alphabet(character: str) -> N
         loss=-1.2345678901234567e17,
         baseline=timing,
         current=timing,
+        peaks=MemoryPeaks(2**44, 2**44),
+        efficiency=Efficiency(1.23456789e20, 1.23456789e15, 1.23456789e15, 99.123456, 123456.789),
         tuned=tuned,
         tuning_seconds=1234567.123456789,
         device=character * 128,

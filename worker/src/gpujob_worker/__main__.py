@@ -23,10 +23,18 @@ from gpujob_worker.launch import (
     run_python,
 )
 from gpujob_worker.module_import import when_imported
+from gpujob_worker.profiling import (
+    FIRST_STEP,
+    ProfileRequest,
+    ProfileWith,
+    StepProfiler,
+    nsys_command,
+)
 from gpujob_worker.session import TUNING_SECONDS_DEFAULT, Session
 from gpujob_worker.switches import Switches
 
 EXIT_USAGE = 2
+PROFILE_STEPS_DEFAULT = 5
 EXIT_NOT_FOUND = 127
 
 
@@ -42,6 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FieldError as error:
         sys.stderr.write(f"gpujob-run: {error}\n")
         return EXIT_USAGE
+    if parsed.nsys:
+        sys.stdout.write(nsys_command(_profile_request(parsed), _kept(options), command) + "\n")
+        return 0
     python = parse_python(command)
     if python is None:
         _run_other(command, parsed.settings)
@@ -51,7 +62,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     python = adapt(python, environment.settings.batch_per_step, explanation, parsed.argument_table)
     off = {name for name in Switches.names() if getattr(parsed, f"no_{name}")}
     session = Session(environment, Switches.without(off), explanation, parsed.tuning_seconds)
+    session.report_directory = parsed.report_directory
+    if parsed.profile_steps:
+        session.profiler = StepProfiler(_profile_request(parsed))
     return _run(session, python)
+
+
+def _profile_request(parsed: argparse.Namespace) -> ProfileRequest:
+    steps = parsed.profile_steps or PROFILE_STEPS_DEFAULT
+    return ProfileRequest(steps, parsed.profile_directory, ProfileWith(parsed.profile_with))
+
+
+def _kept(options: list[str]) -> list[str]:
+    """The launcher's options without those that the nsys command line sets itself."""
+    kept: list[str] = []
+    skip = False
+    for option in options:
+        name = option.partition("=")[0]
+        if skip:
+            skip = False
+        elif name in ("--profile-steps", "--profile-with"):
+            skip = name == option
+        elif name != "--nsys":
+            kept.append(option)
+    return kept
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -81,12 +115,51 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="JSON list of [batch flag, accumulation flag] for scripts that split by themselves",
     )
+    _add_measuring(parser)
     for name in Switches.names():
         flag = "--no-" + name.replace("_", "-")
         parser.add_argument(flag, dest=f"no_{name}", action="store_true", help=argparse.SUPPRESS)
     names = ", ".join("--no-" + name.replace("_", "-") for name in Switches.names())
     parser.epilog = f"{parser.epilog}; switch items off with {names}"
     return parser
+
+
+def _add_measuring(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--report-directory",
+        type=Path,
+        metavar="DIR",
+        help="write report.md and report.json there at the end: before, after, and why",
+    )
+    parser.add_argument(
+        "--profile-steps",
+        type=_positive,
+        metavar="N",
+        help=f"profile N steps after step {FIRST_STEP}, for TensorBoard",
+    )
+    parser.add_argument(
+        "--profile-directory",
+        type=Path,
+        metavar="DIR",
+        default=Path("gpujob-profile"),
+        help="where profiles go (default %(default)s)",
+    )
+    parser.add_argument(
+        "--profile-with",
+        choices=[tool.value for tool in ProfileWith],
+        default=ProfileWith.TORCH.value,
+        help="cuda: mark the steps for a profiler that runs around this process",
+    )
+    parser.add_argument(
+        "--nsys", action="store_true", help="print the nsys command line and run nothing"
+    )
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1; got {number}")
+    return number
 
 
 def _run(session: Session, command: PythonCommand) -> int:

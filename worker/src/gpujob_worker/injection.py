@@ -15,6 +15,7 @@ from torch.optim.optimizer import (
 
 from gpujob_api.report import WorkerPhase
 from gpujob_api.settings import Toggle, TunedSettings
+from gpujob_worker.card import card_meter
 from gpujob_worker.guardian import Guardian
 from gpujob_worker.in_force import InForce
 from gpujob_worker.inject.discovery import Discovery
@@ -31,6 +32,7 @@ from gpujob_worker.inject.script_facts import (
 from gpujob_worker.memory import CudaMemory, device_memory
 from gpujob_worker.session import Session
 from gpujob_worker.tune.applied import put_in_force
+from gpujob_worker.tune.flop import forced_float32, step_flop
 from gpujob_worker.tune.memory_fit import MemoryFit
 from gpujob_worker.tune.tuner import Tuner
 
@@ -88,6 +90,10 @@ class Injection:
         if device_type == "cuda" and not isinstance(meter.memory, CudaMemory):
             self._session.device = torch.cuda.get_device_name()
             meter.memory = device_memory("cuda")
+            uuid = getattr(
+                torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", ""
+            )
+            meter.card = card_meter(str(uuid))
             self._limit_allocator()
 
     def _limit_allocator(self) -> None:
@@ -140,6 +146,7 @@ class Injection:
     def _apply_known(self, root: Root, recorded: RecordedCall, tuned: TunedSettings) -> None:
         """Settings of an earlier run: checked for safety, not measured again."""
         self._in_force.tuner = tuner = self._new_tuner()
+        self._session.step_flop = step_flop(root, recorded)
         tuner.adopt(root, recorded, tuned)
         self._explain.note("tuning", "settings of an earlier run are known; nothing was probed")
         self._in_force.put()
@@ -166,6 +173,9 @@ class Injection:
         scale = self._in_force.applied.plan.loss_scale
         if scale is not None:
             scale.step_starts(optimizer)
+        if optimizer in self._facts.optimizers[:1] and not self._facts.steps_with_closure:
+            with self._session.meter.paused():
+                self._session.meter.optimizer_starts()
 
     def _before_first_step(self, optimizer: torch.optim.Optimizer) -> None:
         session = self._session
@@ -185,13 +195,23 @@ class Injection:
         if optimizer is not self._facts.optimizers[0] or self._inside:
             return
         self._session.meter.step_done()
+        if not self._facts.steps_with_closure:
+            self._session.meter.optimizer_ends()
         self._inside = True
         try:
             with self._session.meter.paused():
                 self._advance(optimizer)
         finally:
             self._inside = False
+        self._profile()
         self._session.safe_point()
+
+    def _profile(self) -> None:
+        """Last of all, so that none of our own work is in the profile."""
+        profiler = self._session.profiler
+        said = profiler.step_done(self._session.meter.steps) if profiler is not None else None
+        if said is not None:
+            self._explain.note("profile", said)
 
     def _advance(self, optimizer: torch.optim.Optimizer) -> None:
         session = self._session
@@ -263,6 +283,8 @@ class Injection:
         assert recorded is not None
         assert tuner is not None
         root.recording = False
+        self._session.plain_float32 = forced_float32(root)
+        self._session.step_flop = step_flop(root, recorded)
         settings = self._session.environment.settings
         limit = self._session.environment.memory_limit_bytes
         peak = self._session.baseline.peak_memory_bytes if self._session.baseline else 0

@@ -18,6 +18,7 @@ class DeviceMemory(Protocol):
 
     def current_bytes(self) -> int: ...
     def peak_bytes(self) -> int: ...
+    def allocated_peak_bytes(self) -> int: ...
     def reset_peak(self) -> None: ...
     def trim(self) -> None: ...
 
@@ -41,6 +42,9 @@ class CpuMemory:
         high = fields.get("VmHWM", 0) - fields.get("RssFile", 0) if self._resettable else 0
         self._peak = max(self._peak, now)
         return max(high, self._peak)
+
+    def allocated_peak_bytes(self) -> int:
+        return self.peak_bytes()
 
     def reset_peak(self) -> None:
         try:
@@ -67,6 +71,10 @@ class CudaMemory:
 
     def peak_bytes(self) -> int:
         return int(self._cuda.max_memory_reserved()) + self.context_bytes
+
+    def allocated_peak_bytes(self) -> int:
+        """Without the cached blocks, which stay reserved from the larger part of a step."""
+        return int(self._cuda.max_memory_allocated()) + self.context_bytes
 
     def reset_peak(self) -> None:
         self._cuda.reset_peak_memory_stats()

@@ -10,11 +10,14 @@ from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-from gpujob_api.report import Timing
+from gpujob_api.report import MemoryPeaks, Timing
+from gpujob_worker.card import CardMeter
 from gpujob_worker.memory import DeviceMemory
 
 WINDOW_STEPS_MAX = 200
 MEMORY_SECONDS = 0.25
+# Steps of a window in which the peaks of its two parts are told apart.
+APART_STEPS = 5
 
 
 class Window:
@@ -25,6 +28,15 @@ class Window:
         self.peak_memory_bytes = 0
         self.wait_seconds = 0.0
         self.total_seconds = 0.0
+        self.forward_backward_bytes = 0
+        self.optimizer_bytes = 0
+        self.apart = 0
+
+    @property
+    def peaks(self) -> MemoryPeaks | None:
+        if not self.apart:
+            return None
+        return MemoryPeaks(self.forward_backward_bytes, self.optimizer_bytes)
 
     def timing(self, samples_per_step: int | None) -> Timing | None:
         if not self.seconds:
@@ -49,6 +61,7 @@ class Meter:
         self.memory = memory
         self.steps = 0
         self.window = Window()
+        self.card: CardMeter | None = None
         self._clock = clock
         self._last: float | None = None
         self._paused = 0.0
@@ -61,8 +74,28 @@ class Meter:
         ended = self.window
         self.window = Window()
         self.memory.reset_peak()
+        if self.card is not None:
+            self.card.restart()
         self._last = None
         return ended
+
+    def optimizer_starts(self) -> None:
+        """Forward and backward are over: the peak so far is theirs."""
+        if self.window.apart >= APART_STEPS:
+            return
+        self.read_memory()
+        peak = self.memory.allocated_peak_bytes()
+        self.window.forward_backward_bytes = max(self.window.forward_backward_bytes, peak)
+        self.memory.reset_peak()
+
+    def optimizer_ends(self) -> None:
+        if self.window.apart >= APART_STEPS:
+            return
+        self.read_memory()
+        peak = self.memory.allocated_peak_bytes()
+        self.window.optimizer_bytes = max(self.window.optimizer_bytes, peak)
+        self.window.apart += 1
+        self.memory.reset_peak()
 
     def step_done(self) -> None:
         now = self._clock()
@@ -79,6 +112,8 @@ class Meter:
 
     def read_memory(self) -> None:
         self._memory_read = self._clock()
+        if self.card is not None:
+            self.card.sample()
         self.window.peak_memory_bytes = max(self.window.peak_memory_bytes, self.memory.peak_bytes())
 
     def waited(self, seconds: float) -> None:

@@ -4,11 +4,13 @@ import contextlib
 import os
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 from gpujob_api.codec import FieldError
 from gpujob_api.report import (
     CheckpointReport,
+    Efficiency,
     Failure,
     FailureClass,
     Reply,
@@ -17,13 +19,16 @@ from gpujob_api.report import (
     WorkerPhase,
 )
 from gpujob_api.settings import OptimizeMode, TunedSettings
+from gpujob_worker.efficiency import efficiency
 from gpujob_worker.environment import Environment, read_environment
 from gpujob_worker.explanation import Explanation
 from gpujob_worker.failure import classify
 from gpujob_worker.memory import CpuMemory
 from gpujob_worker.meter import Meter
+from gpujob_worker.profiling import StepProfiler
 from gpujob_worker.reports import Destination, Reporter, write_termination_message
 from gpujob_worker.stop import EXIT_MARGIN_SECONDS, Interrupted, Stop
+from gpujob_worker.summary import Facts, write
 from gpujob_worker.switches import Switches
 
 LAST_REPORT_SECONDS = 3.0
@@ -64,6 +69,10 @@ class Session:
         self.torch_version = ""
         self.loss_tensor: Any = None
         self.skipped_steps: int | None = None
+        self.step_flop: float | None = None
+        self.plain_float32 = False
+        self.profiler: StepProfiler | None = None
+        self.report_directory: Path | None = None
         self.owns_safe_points = True
         self.stop = Stop(environment.grace_seconds, self._last_words)
         self.stop.interrupt_at_once = self._nothing_to_save
@@ -103,6 +112,8 @@ class Session:
             loss=self.loss(),
             baseline=self.baseline,
             current=window.timing(self.samples_per_step),
+            peaks=window.peaks,
+            efficiency=self._efficiency(),
             data_wait_percent=window.data_wait_percent,
             tuned=self.tuned,
             tuning_seconds=self.tuning_seconds,
@@ -114,6 +125,10 @@ class Session:
             torch_version=self.torch_version,
             explain=self.explanation.lines,
         )
+
+    def _efficiency(self) -> Efficiency | None:
+        tuned = self.tuned or TunedSettings()
+        return efficiency(self.meter, self.step_flop, self.device, tuned.precision)
 
     def loss(self) -> float | None:
         """The loss last seen by `backward`; None before the first, or when it is not finite."""
@@ -162,10 +177,26 @@ class Session:
             self.failure = classify(error, self.meter.window.peak_memory_bytes or None)
         with contextlib.suppress(Exception):
             self.meter.read_memory()
+        self._close_profile()
         # Written here too: the reporting thread may be waiting for a network that is gone.
-        self.report()
+        self._write_summary(self.report())
         remaining = min(LAST_REPORT_SECONDS, self.stop.remaining_seconds() - EXIT_MARGIN_SECONDS)
         self.reporter.close(max(0.1, remaining))
+
+    def _close_profile(self) -> None:
+        said = self.profiler.close() if self.profiler is not None else None
+        if said is not None:
+            self.explanation.note("profile", f"the run ended first; {said}")
+
+    def _write_summary(self, report: Report) -> None:
+        """The script's own end is not to suffer from a page that cannot be written."""
+        if self.report_directory is None:
+            return
+        facts = Facts(self.baseline_wait_percent, self.plain_float32)
+        try:
+            write(self.report_directory, report, facts)
+        except OSError as error:
+            sys.stderr.write(f"gpujob-run: --report-directory: {error}\n")
 
     def start(self) -> None:
         global _current

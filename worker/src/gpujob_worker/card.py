@@ -1,0 +1,89 @@
+"""The card a process runs on: its peak rates, its energy counter, how busy it is.
+
+Energy and utilization are the card's own, through NVML where that is installed; on a shared card
+the neighbours are in them.
+"""
+
+import contextlib
+import importlib
+from typing import Any
+
+from gpujob_api.settings import Precision
+
+_TERA = 10**12
+# Dense rates in TFLOP/s, from NVIDIA's data sheets of these products (tensor cores with 32-bit
+# accumulation; the sheets print sparse rates, twice these, for the newer ones). The first name
+# that is part of the device's name counts, so the longer names come first.
+_PEAKS: tuple[tuple[str, dict[Precision, float]], ...] = (
+    ("B200", {Precision.FLOAT32: 75.0, Precision.TF32: 1125.0, Precision.BFLOAT16: 2250.0}),
+    ("H200 NVL", {Precision.FLOAT32: 60.0, Precision.TF32: 417.5, Precision.BFLOAT16: 835.5}),
+    ("H200", {Precision.FLOAT32: 67.0, Precision.TF32: 494.5, Precision.BFLOAT16: 989.5}),
+    ("H100 PCIe", {Precision.FLOAT32: 51.0, Precision.TF32: 378.0, Precision.BFLOAT16: 756.5}),
+    ("H100 NVL", {Precision.FLOAT32: 60.0, Precision.TF32: 417.5, Precision.BFLOAT16: 835.5}),
+    ("H100", {Precision.FLOAT32: 67.0, Precision.TF32: 494.5, Precision.BFLOAT16: 989.5}),
+    ("A100", {Precision.FLOAT32: 19.5, Precision.TF32: 156.0, Precision.BFLOAT16: 312.0}),
+    ("L40S", {Precision.FLOAT32: 91.6, Precision.TF32: 183.0, Precision.BFLOAT16: 362.0}),
+    ("L4", {Precision.FLOAT32: 30.3, Precision.TF32: 60.0, Precision.BFLOAT16: 121.0}),
+    ("T4", {Precision.FLOAT32: 8.1, Precision.FLOAT16: 65.0}),
+    ("V100", {Precision.FLOAT32: 15.7, Precision.FLOAT16: 125.0}),
+)
+
+
+def peak_flop_per_second(device: str, precision: Precision) -> float | None:
+    """The card's peak for matrix products in `precision`; None where it is not known."""
+    words = f" {device.replace('-', ' ')} "
+    rates = next((rates for name, rates in _PEAKS if f" {name} " in words), None)
+    if rates is None:
+        return None
+    half = precision is Precision.FLOAT16
+    rate = rates.get(precision, rates.get(Precision.BFLOAT16) if half else None)
+    return rate * _TERA if rate is not None else None
+
+
+class CardMeter:
+    """Energy and utilization since `restart`; None where the card does not tell."""
+
+    def __init__(self, nvml: Any, uuid: str) -> None:
+        self._nvml = nvml
+        self._handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        self._energy_start: float | None = None
+        self._samples = 0
+        self._busy_percent = 0.0
+        self.restart()
+
+    def restart(self) -> None:
+        self._samples, self._busy_percent = 0, 0.0
+        self._energy_start = self._joules_since_driver_start()
+
+    def sample(self) -> None:
+        with contextlib.suppress(Exception):
+            rates = self._nvml.nvmlDeviceGetUtilizationRates(self._handle)
+            self._busy_percent += float(rates.gpu)
+            self._samples += 1
+
+    @property
+    def utilization_percent(self) -> float | None:
+        return self._busy_percent / self._samples if self._samples else None
+
+    @property
+    def joules(self) -> float | None:
+        now = self._joules_since_driver_start()
+        if now is None or self._energy_start is None or now < self._energy_start:
+            return None
+        return now - self._energy_start
+
+    def _joules_since_driver_start(self) -> float | None:
+        try:
+            return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) / 1000
+        except Exception:
+            return None
+
+
+def card_meter(uuid: str) -> CardMeter | None:
+    """The meter of a card by its UUID as CUDA gives it; None without NVML."""
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+        return CardMeter(nvml, uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
+    except Exception:
+        return None

@@ -1,0 +1,34 @@
+"""How many floating point operations a step of the root is, counted by torch on a few samples."""
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
+from gpujob_worker.tune.no_trace import no_trace
+from gpujob_worker.tune.probe import RootProbe
+from gpujob_worker.tune.trial import few_rows
+
+_ROWS = 2
+
+
+def step_flop(root: Root, recorded: RecordedCall) -> float | None:
+    """FLOP of forward and backward over the whole batch, matrix products and convolutions only.
+
+    None when the count fails or finds nothing, as for a model of element-wise operations.
+    """
+    few = few_rows(recorded, _ROWS)
+    counter = FlopCounterMode(display=False)
+    try:
+        with no_trace(root.module), counter:
+            RootProbe(root, few).run(RootPlan())
+    except Exception:
+        return None
+    rows, counted = recorded.inputs.rows or 1, few.inputs.rows or 1
+    total = float(counter.get_total_flops()) * rows / counted
+    return total or None
+
+
+def forced_float32(root: Root) -> bool:
+    """Whether the script's products run in plain float32: no autocast, no TF32, no other types."""
+    plain = torch.get_float32_matmul_precision() == "highest" and not root.user_autocast
+    return plain and all(p.dtype is torch.float32 for p in root.module.parameters())
