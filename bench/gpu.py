@@ -75,7 +75,7 @@ def measure(
         found["results"] = worker.measure(names, scale, seconds - later)
     if "overhead" in parts:
         turns = max(10.0, kept["overhead"] - 15.0)  # less what starting takes
-        found["overhead"] = overhead.measure(OVERHEAD_WORKLOADS, scale, turns)
+        found["overhead"] = overhead.measure(OVERHEAD_WORKLOADS, scale, turns, heats=1)
     for name in names if "tight" in parts else ():
         if deadline.has(TIGHT_SECONDS_NEEDED):
             found["tight"] += worker.measure_tight([name], scale)

@@ -9,9 +9,11 @@ Four processes of one script take turns in blocks of steps (see bench/turns):
 - measuring: the same, with a report to an endpoint every two seconds and the termination message.
   The two seconds go by during others' turns, so it reports four times as often as it would.
 
-`ratio` compares the quietest quarter of blocks, with a 95 % interval; `median` is over the pairs.
-On a card they are of the clock's seconds, on the CPU of the processor's at one thread, in which
-every thread of ours is contained, because others use the cores.
+Two processes of one program differ by a percent from where their memory lies alone, so all are
+started afresh several times. `ratio` compares the quietest quarter of blocks and is the geometric
+mean over these heats, `lowest` and `highest` are of single heats; `median` is over all pairs of
+blocks with a 95 % interval. On a card they are of the clock's seconds, on the CPU of the
+processor's at one thread, in which every thread of ours is contained: others use the cores.
 """
 
 import argparse
@@ -20,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +32,28 @@ from bench.speed.receiver import Receiver, receiving
 from bench.speed.ways import Scale, injected, plain, scale_of
 from bench.table import format_table
 from bench.turns.conductor import ENDED, Conductor, Entry, Program, pairs
-from bench.turns.ratios import paired_ratio, quiet_ratio
+from bench.turns.ratios import geometric_mean, paired_ratio, quiet_ratio
 from gpujob_worker.switches import Switches
 
-OFF, AGAIN, NOTHING, MEASURING = "off", "off again", "on, nothing applied", "measuring"
+WAYS = OFF, AGAIN, NOTHING, MEASURING = "off", "off again", "on, nothing applied", "measuring"
 RATIO_MAX = 1.01
 ROUNDS_MIN, ROUNDS_MAX = 8, 5000
-SECONDS_DEFAULT = {True: 30.0, False: 300.0}
-BLOCK_STEPS = {"tiny": 10, "small": 3, "full": 4}
+SECONDS_DEFAULT = {True: 20.0, False: 240.0}
+BLOCK_STEPS = {"tiny": 20, "small": 6, "full": 4}
+HEATS = {True: 2, False: 4}
 COLUMNS = (
-    "workload", "way", "ratio", "low", "high", "median", "median_low", "median_high", "by_clock",
-    "rounds", "step_milliseconds", "note",
+    "workload", "way", "ratio", "lowest", "highest", "median", "median_low", "median_high",
+    "by_clock", "rounds", "step_milliseconds", "note",
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Heat:
+    """Pairs of seconds, of a way's block and of the script's in the same round."""
+
+    blocks: list[tuple[float, float]]
+    clock: list[tuple[float, float]]
+    failure: str | None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,23 +69,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     scale = scale_of(options.device, quick=options.quick)
     seconds = options.seconds or SECONDS_DEFAULT[options.quick]
-    rows = measure(options.workloads.split(","), scale, seconds)
+    rows = measure(options.workloads.split(","), scale, seconds, HEATS[options.quick])
     print_table(rows)
     print_result(rows, bench="overhead", ratio_max=RATIO_MAX, **describe_device(scale))
     return 0
 
 
-def measure(names: Sequence[str], scale: Scale, seconds: float) -> list[dict[str, Any]]:
-    """Rows of all workloads; `seconds` for each."""
+def measure(names: Sequence[str], scale: Scale, seconds: float, heats: int) -> list[dict[str, Any]]:
+    """Rows of all workloads; `seconds` of turns for each, shared among the heats."""
     rows: list[dict[str, Any]] = []
     with receiving() as receiver, tempfile.TemporaryDirectory() as folder:
         for name in names:
-            with Conductor(BLOCK_STEPS[scale.size]) as conductor:
-                conductor.start(_entries(name, scale, receiver, Path(folder)))
-                _take_turns(conductor, seconds)
-                conductor.end()
-                rows += _rows(name, scale, conductor)
-            print(f"{name}: {len(rows)} rows", file=sys.stderr)
+            found: dict[str, list[Heat]] = {way: [] for way in WAYS}
+            for _ in range(heats):
+                with Conductor(BLOCK_STEPS[scale.size]) as conductor:
+                    conductor.start(_entries(name, scale, receiver, Path(folder)))
+                    _take_turns(conductor, seconds / heats)
+                    conductor.end()
+                    for way, program in conductor.programs.items():
+                        found[way].append(_heat(program, conductor.programs[OFF], scale))
+            rows += [{"workload": name, "way": way, **_row(found[way], scale)} for way in WAYS]
+            print(f"{name}: done", file=sys.stderr)
     return rows
 
 
@@ -104,36 +120,38 @@ def _take_turns(conductor: Conductor, seconds: float) -> None:
         conductor.round()
 
 
-def _rows(name: str, scale: Scale, conductor: Conductor) -> list[dict[str, Any]]:
-    off = conductor.programs[OFF]
-    return [
-        {"workload": name, "way": way, **_row(program, off, scale, conductor.block_steps)}
-        for way, program in conductor.programs.items()
-    ]
-
-
-def _row(program: Program, off: Program, scale: Scale, block_steps: int) -> dict[str, Any]:
+def _heat(program: Program, off: Program, scale: Scale) -> Heat:
+    """Seconds of the way and of the script alone, and the same by the clock."""
     paired = pairs(program, off)
-    if not paired:
-        return {"note": program.failure or "no block was run"}
-    seconds, others = [b.seconds for b, _ in paired], [b.seconds for _, b in paired]
-    clock = ratio = quiet_ratio(seconds, others)
+    clock = [(b.seconds, o.seconds) for b, o in paired]
     if scale.device == "cpu":
-        seconds = [b.processor_seconds for b, _ in paired]
-        others = [b.processor_seconds for _, b in paired]
-        ratio = quiet_ratio(seconds, others)
-    median = paired_ratio(seconds, others)
+        return Heat(
+            [(b.processor_seconds, o.processor_seconds) for b, o in paired], clock, program.failure
+        )
+    return Heat(clock, clock, program.failure)
+
+
+def _row(heats: Sequence[Heat], scale: Scale) -> dict[str, Any]:
+    failures = {heat.failure for heat in heats} - {ENDED, None}
+    run = [heat for heat in heats if heat.blocks]
+    if not run:
+        return {"note": "; ".join(map(str, failures)) or "no block was run"}
+    quiet = [quiet_ratio(*zip(*heat.blocks, strict=True)).median for heat in run]
+    clock = [quiet_ratio(*zip(*heat.clock, strict=True)).median for heat in run]
+    every = [block for heat in run for block in heat.blocks]
+    median = paired_ratio(*zip(*every, strict=True))
     return {
-        "ratio": ratio.median,
-        "low": ratio.low,
-        "high": ratio.high,
+        "ratio": geometric_mean(quiet),
+        "lowest": min(quiet),
+        "highest": max(quiet),
         "median": median.median,
         "median_low": median.low,
         "median_high": median.high,
-        "by_clock": clock.median,
-        "rounds": ratio.pairs,
-        "step_milliseconds": 1e3 * statistics.median(seconds) / block_steps,
-        "note": None if program.failure == ENDED else program.failure,
+        "by_clock": geometric_mean(clock),
+        "rounds": median.pairs,
+        "heats": quiet,
+        "step_milliseconds": 1e3 * statistics.median(b for b, _ in every) / BLOCK_STEPS[scale.size],
+        "note": "; ".join(map(str, failures)) or None,
     }
 
 
