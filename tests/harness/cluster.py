@@ -81,9 +81,7 @@ def running_control_plane(
     watchdog = Watchdog(marker, directory)
     plane = ControlPlane(directory, binaries, marker, options)
     try:
-        plane.start()
-        if crds:
-            install_crds(plane.client())
+        plane.start(install_crds if crds else None)
         yield RunningControlPlane(plane, binaries)
     finally:
         plane.stop()

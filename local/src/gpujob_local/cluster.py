@@ -111,9 +111,8 @@ class LocalCluster:
             self.marker_value,
             self.options.control_plane,
         )
-        self.control_plane.start()
+        self.control_plane.start(install_objects)
         self._say(f"control plane ready after {time.monotonic() - began:.1f} s")
-        install_objects(self.client())
         self._start_storage()
         for node in self.options.nodes:
             self._configure_node(node)

@@ -75,8 +75,12 @@ class ControlPlane:
     def server(self) -> str:
         return f"https://127.0.0.1:{self._port}"
 
-    def start(self) -> None:
-        """Returns when the API server is ready. Raises `ClusterError`."""
+    def start(self, prepare: Callable[[ApiClient], object] | None = None) -> None:
+        """Returns when the API server is ready. Raises `ClusterError`.
+
+        `prepare` creates what is to be there before the controllers: the garbage collector learns
+        of a kind that is defined later only after up to 30 s.
+        """
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._authority = Authority(self.directory)
         self.kubelet_client = self._authority.issue("kubelet-client", KUBELET_CLIENT)
@@ -85,6 +89,8 @@ class ControlPlane:
         self._write_tokens()
         self.start_component("etcd")
         self._start_api_server()
+        if prepare is not None:
+            prepare(self.client())
         if self.options.controllers:
             self.start_component("kube-controller-manager")
             self.start_component("kube-scheduler")
