@@ -16,7 +16,6 @@ from gpujob_api.codec import parse_time
 from gpujob_api.quantities import GIB, MIB
 from gpujob_local.cluster import NodeOptions
 from tests.harness.scene import (
-    CLAIMS,
     GPU_NODES,
     STALE_SECONDS,
     Scene,
@@ -35,16 +34,7 @@ Json = dict[str, Any]
 def shared_scene() -> Generator[Scene]:
     nodes = tuple(NodeOptions(name, cards=2) for name in NODES)
     with running_scene(chaos_options(nodes)) as scene:
-        claim = {
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
-            "metadata": {"name": "checkpoints"},
-            "spec": {
-                "accessModes": ["ReadWriteMany"],
-                "resources": {"requests": {"storage": "1Gi"}},
-            },
-        }
-        scene.client.create(CLAIMS, claim)
+        scene.create_claim("checkpoints")
         yield scene
 
 
@@ -220,6 +210,19 @@ def test_a_job_leaves_a_card_that_fails(scene: Scene, script: Path, fault: Json)
         scene.wait(lambda: scene.place("patient")[1] not in ("", card), "it has another card")
         scene.finish_and_wait("patient")
     assert scene.counters("patient") == {"interruptions": 1}
+
+
+def test_an_agent_that_starts_while_a_card_is_lost_still_lists_it(
+    scene: Scene, script: Path
+) -> None:
+    """The one before it knew the card; whoever is on it must not seem to be nowhere."""
+    node = NODES[0]
+    lost, well = scene.cluster.cards(node)
+    script.write_text(json.dumps({"cards": scripted(scene, node, **{lost: {"errors": {"*": 15}}})}))
+    with scripted_agent(scene.cluster, node, script):
+        scene.wait(lambda: is_scripted(scene, node), "the new agent publishes")
+        found = {card["uuid"]: is_healthy(card) for card in gpus(scene, node)}
+        assert found == {lost: False, well: True}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from typing import Any
 
 import yaml
 
-from gpujob_api.codec import parse_time
 from tests.harness.repository import ROOT
 
 RULES_FOLDER = ROOT / "charts" / "gpujob" / "files"
@@ -19,7 +18,6 @@ Right = tuple[str, str, str]
 class Request:
     """One answered request of an account of ours; `right` None is one for no resource."""
 
-    at: float
     right: Right | None
     uri: str
     code: int
@@ -51,16 +49,8 @@ def granted(account: str) -> set[Right]:
     }
 
 
-def refused(requests: list[Request], outages: list[tuple[float, float]]) -> list[Request]:
-    """Not counting answers of an API server that has just started and knows no rules yet.
-
-    `outages` are the times (seconds since 1970) from its end to its being ready again.
-    """
-    return [
-        request
-        for request in requests
-        if request.code == 403 and not any(a <= request.at <= b for a, b in outages)
-    ]
+def refused(requests: list[Request]) -> list[Request]:
+    return [request for request in requests if request.code == 403]
 
 
 def used(requests: list[Request]) -> set[Right]:
@@ -74,6 +64,5 @@ def _request(entry: dict[str, Any]) -> Request:
         parts = (reference["resource"], reference.get("subresource"))
         resource = "/".join(part for part in parts if part)
         right = (reference.get("apiGroup", ""), resource, entry["verb"])
-    at = parse_time(entry["requestReceivedTimestamp"]).timestamp()
     code = (entry.get("responseStatus") or {}).get("code", 0)
-    return Request(at, right, entry["requestURI"], code)
+    return Request(right, entry["requestURI"], code)

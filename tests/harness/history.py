@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpujob_api.gpujob import GPUJob, JobPhase, SharingMode
+from gpujob_api.gpujob import GPUJob, JobPhase, Reservation, SharingMode, StopReason
 from gpujob_api.gpunode import GPUNode
 from gpujob_api.manifest import gpujob_from_manifest, gpunode_from_manifest
 from gpujob_api.meta import ConditionStatus
@@ -57,6 +57,10 @@ class History:
         self.jobs: dict[str, GPUJob] = {}
         self.pods: dict[str, Json] = {}
         self.job_revisions: dict[str, int] = defaultdict(int)
+        # What each job began with, by UID.
+        self.first_reservations: dict[str, Reservation] = {}
+        # Why its attempts were ended, by UID.
+        self.stops: dict[str, list[StopReason]] = defaultdict(list)
         self._stale_seconds = telemetry_stale_seconds
         self._nodes: dict[str, GPUNode] = {}
         self._readings: dict[str, deque[_Reading]] = defaultdict(
@@ -107,6 +111,11 @@ class History:
         before = self.jobs.get(uid)
         self.jobs[uid] = job
         self.job_revisions[uid] += 1
+        if job.status.reservation is not None:
+            self.first_reservations.setdefault(uid, job.status.reservation)
+        stop = job.status.stop
+        if stop is not None and (before is None or before.status.stop != stop):
+            self.stops[uid].append(stop)
         self._check_said(revision, job)
         if before is not None:
             self._check_life(revision, before, job)

@@ -1,5 +1,6 @@
 """A whole local cluster under fault: jobs of small workers, waits, processes, and a recorder."""
 
+import copy
 import os
 import signal
 import tempfile
@@ -19,10 +20,11 @@ from gpujob_local.manifests import REPOSITORY
 from tests.harness.recorder import Recorder
 
 Json = dict[str, Any]
-JOBS = "/apis/gpujob.dev/v1alpha1/namespaces/default/gpujobs"
+OURS = "/apis/gpujob.dev/v1alpha1"
+JOBS = f"{OURS}/namespaces/default/gpujobs"
 GPU_NODES = "/apis/gpujob.dev/v1alpha1/gpunodes"
 PODS = "/api/v1/namespaces/default/pods"
-CLAIMS = "/api/v1/namespaces/default/persistentvolumeclaims"
+CONTROL_PLANE = ("kube-apiserver", "kube-scheduler", "kube-controller-manager")
 IMAGE = "chaos-worker:dev"
 # Generous: other work may share the machine. Nothing waits for as long when all is well.
 LIMIT_SECONDS = 90.0
@@ -44,14 +46,15 @@ CONFIGURATION: Mapping[str, Any] = {
 
 
 class Scene:
+    """Jobs are those of one namespace; all else is the whole cluster's."""
+
     def __init__(self, cluster: LocalCluster) -> None:
         self.cluster = cluster
+        self.namespace = "default"
         self.client: ApiClient = cluster.client()
         self.recorder = Recorder(cluster.control_plane, STALE_SECONDS)
         self._gates = Path(tempfile.mkdtemp(dir=cluster.directory))
         self._jobs: set[str] = set()
-        # From the end of the API server to its being ready again, in seconds since 1970.
-        self.outages: list[tuple[float, float]] = []
 
     # Jobs
 
@@ -70,11 +73,41 @@ class Scene:
             "metadata": {"name": name},
             "spec": {"template": {"spec": {"containers": [worker], **pod}}} | spec,
         }
-        self._jobs.add(name)
-        return self.client.create(JOBS, body)
+        return self.create_job(body)
+
+    def create_job(self, body: Json) -> Json:
+        self._jobs.add(body["metadata"]["name"])
+        return self.client.create(self._jobs_path, body)
+
+    def create_claim(self, name: str) -> None:
+        resources = {"requests": {"storage": "1Gi"}}
+        spec = {"accessModes": ["ReadWriteMany"], "resources": resources}
+        path = f"/api/v1/namespaces/{self.namespace}/persistentvolumeclaims"
+        self.client.create(path, {"metadata": {"name": name}, "spec": spec})
+
+    def in_namespace(self, namespace: str) -> "Scene":
+        """The same scene for jobs of another namespace; `clear` leaves those alone."""
+        other = copy.copy(self)
+        other.namespace, other._jobs = namespace, set()
+        return other
+
+    @property
+    def _jobs_path(self) -> str:
+        return f"{OURS}/namespaces/{self.namespace}/gpujobs"
+
+    @property
+    def _pods_path(self) -> str:
+        return f"/api/v1/namespaces/{self.namespace}/pods"
 
     def gate(self, name: str) -> Path:
         return self._gates / name
+
+    def take_memory(self, name: str, amount_mebibytes: int) -> None:
+        """Has the job's workers take that much more memory; once, in this and later attempts."""
+        file = self.gate(name).with_suffix(".take")
+        temporary = file.with_suffix(".new")
+        temporary.write_text(str(amount_mebibytes))
+        temporary.rename(file)
 
     def finish(self, *names: str) -> None:
         """Lets the jobs' workers end with 0."""
@@ -87,7 +120,10 @@ class Scene:
             self.wait_phase(name, "Succeeded")
 
     def job(self, name: str) -> Json | None:
-        return self._get(f"{JOBS}/{name}")
+        return self.get(f"{self._jobs_path}/{name}")
+
+    def uid(self, name: str) -> str:
+        return (self.job(name) or {})["metadata"]["uid"]
 
     def status(self, name: str) -> Json:
         return (self.job(name) or {}).get("status") or {}
@@ -115,37 +151,41 @@ class Scene:
         return (self.status(name).get("measurement") or {}).get("step", 0)
 
     def pods(self, name: str) -> list[Json]:
-        return self.client.get(PODS, labelSelector=f"gpujob.dev/job={name}")["items"]
+        return self.client.get(self._pods_path, labelSelector=f"gpujob.dev/job={name}")["items"]
 
     def pod_names(self, name: str) -> list[str]:
         return sorted(pod["metadata"]["name"] for pod in self.pods(name))
 
     def delete(self, name: str) -> None:
-        self.client.delete(f"{JOBS}/{name}")
+        self.client.delete(f"{self._jobs_path}/{name}")
 
     def clear(self) -> None:
         """Takes away all jobs of a test, so that the next one finds the cards free."""
         for name in sorted(self._jobs):
             self.gate(name).unlink(missing_ok=True)
+            self.gate(name).with_suffix(".take").unlink(missing_ok=True)
             if self.job(name) is not None:
                 self.delete(name)
-        self.wait(lambda: not self.client.get(PODS)["items"], "all pods are gone")
+        self.wait(lambda: not self.client.get(self._pods_path)["items"], "all pods are gone")
         self._jobs.clear()
 
     # The API server
 
     @contextmanager
     def without_api_server(self) -> Generator[None]:
-        """It is killed, and started again afterwards."""
+        """It is killed, and started again afterwards; scheduler and controllers with it, as they
+        are on one machine, and because alone they take up to a minute to find it again.
+        """
         plane = self.cluster.control_plane
-        began = time.time()
-        plane.stop_component("kube-apiserver")
+        for name in CONTROL_PLANE:
+            plane.stop_component(name)
         try:
             yield
         finally:
-            plane.start_component("kube-apiserver")
+            plane.start_component(CONTROL_PLANE[0])
             plane.wait_until(plane.ready, "the API server again")
-            self.outages.append((began, time.time()))
+            for name in CONTROL_PLANE[1:]:
+                plane.start_component(name)
 
     # Waits
 
@@ -170,11 +210,11 @@ class Scene:
         """What a failed test needs to be understood."""
         jobs = [
             (job["metadata"]["name"], job.get("status", {}).get("phase"), conditions_of(job))
-            for job in self.client.get(JOBS)["items"]
+            for job in self.client.get(f"{OURS}/gpujobs")["items"]
         ]
         pods = [
             (pod["metadata"]["name"], pod.get("status", {}).get("phase"))
-            for pod in self.client.get(PODS)["items"]
+            for pod in self.client.get("/api/v1/pods")["items"]
         ]
         log = self.cluster.logs().get("operator")
         tail = log.read_text()[-4000:] if log is not None else ""
@@ -186,15 +226,17 @@ class Scene:
         """The processes of a pod's worker."""
         return watchdog.marked_processes(f"{CONTAINER_MARKER}={pod['metadata']['uid']}/worker")
 
-    def signal_worker(self, name: str, number: signal.Signals) -> None:
-        """To all processes of the job's newest pod."""
-        pod = max(self.pods(name), key=lambda pod: int(pod["metadata"]["labels"][ATTEMPT]))
+    def signal_worker(self, name: str, number: signal.Signals, rank: int = 0) -> None:
+        """To all processes of the newest pod of this rank."""
+        pods = [p for p in self.pods(name) if p["metadata"]["labels"][RANK] == str(rank)]
+        pod = max(pods, key=lambda pod: int(pod["metadata"]["labels"][ATTEMPT]))
         pids = self.worker_pids(pod)
         assert pids, f"{pod['metadata']['name']} has no process"
         for pid in pids:
             os.kill(pid, number)
 
-    def _get(self, path: str) -> Json | None:
+    def get(self, path: str) -> Json | None:
+        """Any object; None when there is none."""
         try:
             return self.client.get(path)
         except ApiError as error:
@@ -204,6 +246,7 @@ class Scene:
 
 
 ATTEMPT = "gpujob.dev/attempt"
+RANK = "gpujob.dev/rank"
 
 
 def conditions_of(job: Json) -> list[str]:
@@ -216,12 +259,13 @@ def chaos_options(
     audit: bool = False,
     operator: bool = True,
     node_grace_seconds: int = 6,
+    images: Mapping[str, Path] | None = None,
     **configuration: Any,
 ) -> ClusterOptions:
     return ClusterOptions(
         nodes=nodes,
         operator=operator,
-        images={IMAGE: REPOSITORY / "tests" / "chaos" / "workers"},
+        images={IMAGE: REPOSITORY / "tests" / "chaos" / "workers", **(images or {})},
         agent_interval_seconds=0.5,
         operator_lease_seconds=2.0,
         operator_configuration={**CONFIGURATION, **configuration},

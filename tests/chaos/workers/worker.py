@@ -2,7 +2,8 @@
 
 It makes steps until the gate file appears; then it ends with 0. It starts after the step in its
 checkpoint directory, reports through the worker package's own reporter, and on SIGTERM keeps a
-checkpoint and exits with 143. Faults are given per attempt: `--fault 1=exit:7`.
+checkpoint and exits with 143; of a gang only rank 0 keeps any. Faults are given per attempt:
+`--fault 1=exit:7`. It takes as many MiB of memory as the file beside the gate, GATE.take, says.
 """
 
 import argparse
@@ -28,6 +29,7 @@ class Worker:
         self.gate = gate
         self.fault, _, self.value = fault.partition(":")
         self.stopping = False
+        self.taken = bytearray()
         directory = self.environment.checkpoint_directory
         assert directory is not None
         directory.mkdir(parents=True, exist_ok=True)
@@ -37,6 +39,7 @@ class Worker:
         checkpoint = None if saved is None else CheckpointReport(saved)
         self.report = Report(
             attempt=self.environment.attempt,
+            rank=self.environment.rank,
             phase=WorkerPhase.STARTING,
             resumed_from_step=saved,
             checkpoint=checkpoint,
@@ -47,10 +50,18 @@ class Worker:
         return self.report
 
     def save(self) -> None:
+        if self.environment.rank > 0:
+            return
         temporary = self.file.with_suffix(".new")
         temporary.write_text(str(self.step))
         os.replace(temporary, self.file)
         self.report = replace(self.report, checkpoint=CheckpointReport(self.step))
+
+    def take_memory(self) -> None:
+        file = self.gate.with_suffix(".take")
+        if not self.taken and file.exists():
+            # A byte other than 0 writes every page, so that the memory is really in use.
+            self.taken = bytearray(b"\x01") * (int(file.read_text()) * 1024**2)
 
     def early_faults(self) -> None:
         if self.fault == "exit":
@@ -86,6 +97,7 @@ class Worker:
         while not self.gate.exists():
             time.sleep(STEP_SECONDS)
             self.step += 1
+            self.take_memory()
             self.late_faults()
             if self.step % SAVE_STEPS == 0:
                 self.save()
