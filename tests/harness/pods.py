@@ -5,11 +5,15 @@ from collections.abc import Callable
 from typing import Any
 
 from gpujob_local.api_client import ApiClient, ApiError
+from gpujob_local.cluster import LocalCluster
 
 Json = dict[str, Any]
 
 IMAGE = "gpujob-worker:dev"
 LIMIT_SECONDS = 30.0
+IGNORE_TERM = (
+    "import signal; signal.signal(15, signal.SIG_IGN); print('up')\nwhile True: signal.pause()"
+)
 
 
 def pod(name: str, script: str, **spec: Any) -> Json:
@@ -71,3 +75,10 @@ def state(item: Json, index: int = 0) -> Json:
     """The state of a container: {"running": ...}, {"waiting": ...} or {"terminated": ...}."""
     statuses = item.get("status", {}).get("containerStatuses", [])
     return statuses[index]["state"] if len(statuses) > index else {}
+
+
+def wait_log(cluster: LocalCluster, name: str, text: str) -> None:
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while text not in cluster.kubectl("logs", name, check=False).stdout:
+        assert time.monotonic() < deadline, f"{name} never printed {text!r}"
+        time.sleep(0.05)

@@ -13,14 +13,11 @@ from gpujob_local.api_client import ApiClient
 from gpujob_local.cluster import ClusterOptions, LocalCluster, NodeOptions
 from gpujob_local.watchdog import marked_processes as processes_with
 from tests.harness.cluster import StartCluster
-from tests.harness.pods import Pods, phase, pod, state
+from tests.harness.pods import IGNORE_TERM, Pods, phase, pod, state, wait_log
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
 READY_THEN_WAIT = "print('up'); import signal; signal.pause()"
-IGNORE_TERM = (
-    "import signal; signal.signal(15, signal.SIG_IGN); print('up')\nwhile True: signal.pause()"
-)
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +36,6 @@ def pods(cluster: LocalCluster) -> Generator[Pods]:
 def bound_to(node: str, body: dict[str, Any]) -> dict[str, Any]:
     body["spec"]["nodeName"] = node
     return body
-
-
-def wait_log(cluster: LocalCluster, name: str, text: str) -> None:
-    deadline = time.monotonic() + 30
-    while text not in cluster.kubectl("logs", name, check=False).stdout:
-        assert time.monotonic() < deadline, f"{name} never printed {text!r}"
-        time.sleep(0.05)
 
 
 def claim(client: ApiClient, name: str) -> None:
@@ -373,31 +363,3 @@ def test_pods_go_on_while_the_api_server_is_away(
     plane.wait_until(plane.ready, "kube-apiserver")
     assert state(pods.wait_phase("goes-on", "Succeeded"))["terminated"]["exitCode"] == 0
     assert cluster.kubectl("logs", "goes-on").stdout == "up\ndone\n"
-
-
-def test_a_reclaimed_node_gives_notice_grace_and_is_gone(local_cluster: StartCluster) -> None:
-    nodes = (NodeOptions("spot-1", spot=True),)
-    cluster = local_cluster(ClusterOptions(nodes=nodes, agents=False, operator=False))
-    own = Pods(cluster.client())
-    script = (
-        "import signal, sys, time\n"
-        "def stop(*_):\n"
-        "    open('/dev/termination-log', 'w').write('checkpoint 7'); sys.exit(143)\n"
-        "signal.signal(15, stop); print('up')\nwhile True: signal.pause()"
-    )
-    own.create(pod("moves", script))
-    wait_log(cluster, "moves", "up")
-    own.create(pod("stubborn", IGNORE_TERM))
-    wait_log(cluster, "stubborn", "up")
-    cluster.reclaim("spot-1", notice_seconds=0.5, grace_seconds=2)
-    assert cluster.client().get("/api/v1/nodes")["items"] == []
-    item = own.get("moves")
-    assert item is not None
-    ended = state(item)["terminated"]
-    assert (ended["exitCode"], ended["message"]) == (143, "checkpoint 7")
-    assert item["status"]["reason"] == "Terminated"
-    stubborn = own.get("stubborn")
-    assert stubborn is not None
-    assert state(stubborn)["terminated"]["exitCode"] == 137
-    conditions = {entry["type"]: entry for entry in item["status"]["conditions"]}
-    assert conditions["DisruptionTarget"]["reason"] == "TerminationByKubelet"
