@@ -20,7 +20,8 @@ demo: tools ## Run the story on a real Kubernetes on this machine, no GPU, root 
 
 .PHONY: test
 test: tools ## Run the tests with coverage (TESTS="tests/unit -k why" for a part)
-	@$(VENV)/python -m pytest --cov --cov-report=term:skip-covered $(or $(TESTS),tests)
+	@$(VENV)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
+	  --cov --cov-report=term:skip-covered $(or $(TESTS),tests)
 
 .PHONY: simulate
 simulate: setup ## Run the decision core through seeded faults in virtual time (SEEDS=0-9999)

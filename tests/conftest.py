@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 pytest_plugins = ["tests.harness.cluster"]
 
+TESTS = Path(__file__).parent
+# Files are given to whichever process is free, so those that take long must not come last.
+LONG = ("chaos", "simulation", "worker", "integration", "property", "chart")
+# Tracing lines makes these take three times as long, and says nothing that unit tests do not.
+UNTRACED = ("simulation", "property")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before Python 3.14 pytest-asyncio's look for a current event loop makes one, never closed.
@@ -19,3 +26,12 @@ def pytest_configure(config: pytest.Config) -> None:
     Saying that there is none prevents it; the warning would fail the first test after it.
     """
     asyncio.set_event_loop(None)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with long tests first; apart from that the order stays random."""
+    folders = {item: item.path.relative_to(TESTS).parts[0] for item in items}
+    for item, folder in folders.items():
+        if folder in UNTRACED:
+            item.add_marker("no_cover")
+    items.sort(key=lambda item: folders[item] not in LONG)
