@@ -22,6 +22,7 @@ allocations failing at that limit. They look for another total batch; ours split
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -29,7 +30,7 @@ from bench.machine import print_result
 from bench.speed.device import describe_device, device_refusal
 from bench.speed.race import Deadline, race
 from bench.speed.receiver import receiving
-from bench.speed.tight import race_tight
+from bench.speed.tight import COMPARED, race_tight
 from bench.speed.ways import AUTO, BY_HAND, COMPILED, WORKLOADS, Scale, scale_of
 from bench.table import format_table
 from bench.turns.ratios import geometric_mean
@@ -43,13 +44,15 @@ TIGHT_COLUMNS = (
     "workload", "way", "total_batch", "rows_per_step", "speedup", "limit_mib", "peak_mib",
     "predicted_mib", "tried", "found_seconds", "out_of_memory", "note",
 )  # fmt: skip
-COMPARED = {"accelerate": "accelerate", "lightning": "pytorch_lightning"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench.worker", description=__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--quick", action="store_true", help="tiny models, nothing compiled")
+    parser.add_argument(
+        "--no-compile", action="store_true", help="compiling takes most of the time"
+    )
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
     parser.add_argument("--tight", help="those of the second table (default: all, quick: vit)")
     options = parser.parse_args(arguments)
@@ -58,6 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"bench.worker: {refusal}", file=sys.stderr)
         return 1
     scale = scale_of(options.device, quick=options.quick)
+    if options.no_compile:
+        scale = replace(scale, compile=False)
     names = options.workloads.split(",")
     tight = ["vit"] if options.quick else names
     if options.tight is not None:

@@ -128,7 +128,8 @@ class Bench:
             self.model.to(memory_format=torch.channels_last if last else torch.contiguous_format)
         if not point.compiled:
             return self.model
-        self._compiled = self._compiled or torch.compile(self.model)
+        if self._compiled is None:
+            self._compiled = torch.compile(self.model)
         return self._compiled
 
     def _autocast(self, point: Point) -> Any:

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 from bench.speed.receiver import Receiver
@@ -20,6 +21,7 @@ from bench.speed.ways import (
 from bench.turns.conductor import ENDED, Conductor, Program
 from gpujob_api.report import Report
 
+COMPARED = {ACCELERATE: "accelerate", LIGHTNING: "pytorch_lightning"}
 # Of what the script as written takes above what every process has after importing torch.
 LIMIT_FRACTION = 0.6
 ROUNDS = 6
@@ -50,7 +52,8 @@ def race_tight(workload: str, scale: Scale, receiver: Receiver) -> list[dict[str
             batch=batch,
             limit_bytes=limit,
         )
-        finders = [finder(f, workload, scale, batch, limit) for f in (ACCELERATE, LIGHTNING)]
+        installed = [name for name, module in COMPARED.items() if find_spec(module) is not None]
+        finders = [finder(name, workload, scale, batch, limit) for name in installed]
         whole.blocks.clear()
         conductor.start([ours, *finders])
         for _ in range(ROUNDS):

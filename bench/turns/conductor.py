@@ -85,6 +85,10 @@ class Program:
         return (self.folder / name).open("wb")
 
     @property
+    def process_id(self) -> int:
+        return self._process.pid
+
+    @property
     def output(self) -> str:
         return (self.folder / "stdout").read_text(errors="replace")
 

@@ -5,12 +5,14 @@ free steps in which a program warms up and chooses, `block` after every block. E
 line back. When the pipe closes, the program is ended as by `sys.exit(0)`.
 """
 
+import ctypes
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import json
 import os
 import resource
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +21,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 VARIABLE = "BENCH_TURNS"
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +141,14 @@ def participant() -> Participant:
 def take_part() -> None:
     """Reads the variable, takes it away from processes started later, and waits for torch."""
     global _participant
+    _end_with_parent()
     _participant = present = Participant(Assignment(**json.loads(os.environ.pop(VARIABLE))))
     sys.meta_path.insert(0, _Finder(present.torch_imported))
+
+
+def _end_with_parent() -> None:
+    """A stopped process would outlive a conductor that was killed."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class _Finder(importlib.abc.MetaPathFinder):

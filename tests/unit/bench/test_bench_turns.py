@@ -1,7 +1,9 @@
 """Programs that take turns: real processes, a torch of a few lines in place of the real one."""
 
+import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -157,3 +159,29 @@ def test_probes_are_counted(script: Path) -> None:
         conductor.start([entry(probing, "a"), entry(script, "b")])
         assert conductor.programs["a"].ready["probes"] == 3
         assert conductor.programs["b"].ready["probes"] == 0
+
+
+def test_no_stopped_program_outlives_a_conductor_that_is_killed(script: Path) -> None:
+    code = f"""
+        import os, signal
+        from bench.turns.conductor import Conductor, Entry
+        conductor = Conductor(block_steps=2)
+        command = {entry(script, "a").command!r}
+        conductor.start([Entry("a", command, {{}}, free_steps=3)])
+        print(conductor.programs["a"].process_id, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    found = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60
+    )
+    child = int(found.stdout)
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{child}").exists() and _state(child) != "Z":
+        assert time.monotonic() < deadline, "the stopped program is still there"
+
+
+def _state(process_id: int) -> str:
+    try:
+        return Path(f"/proc/{process_id}/stat").read_text().rpartition(") ")[2][0]
+    except OSError:
+        return "Z"
