@@ -231,8 +231,8 @@ def _ranks(job: GPUJob, worker: WorkerPlacement) -> dict[str, str]:
 
 
 def _master_port(job: GPUJob) -> int:
-    """Another one for every attempt: where pods share a node's network, as with `hostNetwork`, two
-    gangs or an old attempt's closing connections are hardly ever in the way.
+    """Another one for every attempt: where pods share a network, as on process nodes, two gangs or
+    an old attempt's closing connections are hardly ever in the way.
     """
     key = f"{job.metadata.uid}/{job.status.attempt}"
     return MASTER_PORT_FIRST + zlib.crc32(key.encode()) % MASTER_PORTS
