@@ -103,6 +103,20 @@ def test_a_dead_node_is_not_believed_dead_until_it_is_proven(scene: Scene) -> No
     assert scene.counters("survivor") == {"nodeLost": 1}
 
 
+def test_a_node_that_restarts_has_lost_its_jobs_attempt(scene: Scene) -> None:
+    """Nobody saw how its processes ended; it was not the job's fault, and uses no retry."""
+    claim = {"volumeClaimName": "checkpoints"}
+    scene.submit("rebooted", checkpoint=claim, retry={"limit": 0})
+    scene.wait_steps("rebooted", above=20)
+    node, _card = scene.place("rebooted")
+    scene.cluster.kill_node(node)
+    scene.cluster.start_node(node)
+    scene.wait(lambda: scene.status("rebooted").get("resumedFromStep", 0) > 0, "it resumes")
+    scene.finish_and_wait("rebooted")
+    assert scene.status("rebooted")["attempt"] == 2
+    assert scene.counters("rebooted") == {"nodeLost": 1}
+
+
 def test_a_node_reclaimed_while_a_job_starts_is_left(scene: Scene) -> None:
     """The pod waits for an image, so that the attempt is Starting when the notice comes."""
     scene.submit_command("starting", ["python"], image="registry.example/none:1")
