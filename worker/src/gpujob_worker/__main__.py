@@ -22,6 +22,7 @@ from gpujob_worker.launch import (
     parse_python,
     run_python,
 )
+from gpujob_worker.launchers import LAUNCHER_MODULES, under_launcher
 from gpujob_worker.module_import import when_imported
 from gpujob_worker.profiling import (
     FIRST_STEP,
@@ -54,8 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.write(nsys_command(_profile_request(parsed), _kept(options), command) + "\n")
         return 0
     python = parse_python(command)
-    if python is None:
-        _run_other(command, parsed.settings)
+    if python is None or (python.is_module and python.target in LAUNCHER_MODULES):
+        _run_other(command, options, parsed.settings)
     if python.options:
         _run_with_options(python, options)
     explanation = Explanation(verbose=parsed.explain)
@@ -115,6 +116,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="JSON list of [batch flag, accumulation flag] for scripts that split by themselves",
     )
+    parser.add_argument("--launched", action="store_true", help=argparse.SUPPRESS)
     _add_measuring(parser)
     for name in Switches.names():
         flag = "--no-" + name.replace("_", "-")
@@ -221,30 +223,17 @@ def _run_with_options(command: PythonCommand, options: list[str]) -> NoReturn:
     os.execv(sys.executable, [*again, *target, *command.arguments])  # noqa: S606 - by design
 
 
-def _run_other(command: list[str], settings: str | None) -> NoReturn:
-    """torchrun starts its workers under this launcher; anything else runs as it is."""
+def _run_other(command: list[str], options: list[str], settings: str | None) -> NoReturn:
+    """Launchers start their workers under this one; anything else runs as it is."""
     program = shutil.which(command[0])
     if program is None:
         sys.stderr.write(f"gpujob-run: {command[0]}: command not found\n")
         raise SystemExit(EXIT_NOT_FOUND)
     if settings is not None:
         os.environ[ENV_SETTINGS] = settings
-    if Path(command[0]).name == "torchrun":
-        command = _torchrun(command)
+    command = under_launcher(command, options)
     flush_streams()
     os.execv(program, command)  # noqa: S606 - by design
-
-
-def _torchrun(command: list[str]) -> list[str]:
-    """`torchrun options script args` with the script under this launcher."""
-    from torch.distributed.run import get_args_parser
-
-    parsed = get_args_parser().parse_args(command[1:])
-    if parsed.module or parsed.no_python:
-        return command
-    script = [parsed.training_script, *parsed.training_script_args]
-    head = command[: len(command) - len(script)]
-    return [*head, "-m", "gpujob_worker", "--", "python", *script]
 
 
 if __name__ == "__main__":

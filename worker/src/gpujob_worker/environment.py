@@ -31,6 +31,7 @@ class Environment:
     attempt: int = 1
     rank: int = 0
     world_size: int = 1
+    local_rank: int = 0
     checkpoint_directory: Path | None = None
     report_url: str | None = None
     token_file: Path | None = None
@@ -48,6 +49,7 @@ def read_environment(environ: Mapping[str, str], settings_text: str | None = Non
         attempt=_integer(environ, ENV_ATTEMPT, minimum=1) or 1,
         rank=_integer(environ, "RANK", minimum=0) or 0,
         world_size=_integer(environ, "WORLD_SIZE", minimum=1) or 1,
+        local_rank=_integer(environ, "LOCAL_RANK", minimum=0) or 0,
         checkpoint_directory=_path(environ, ENV_CHECKPOINT_DIRECTORY),
         report_url=_url(environ, ENV_REPORT_URL),
         token_file=_path(environ, ENV_TOKEN_FILE),

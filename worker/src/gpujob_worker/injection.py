@@ -57,7 +57,7 @@ class Injection:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._explain = session.explanation
-        self._facts = ScriptFacts()
+        self._facts = ScriptFacts(processes=session.environment.world_size)
         self._in_force = InForce(session, self._facts)
         self._roots = self._in_force.roots
         self._guardian = Guardian(session, self._in_force)
@@ -72,6 +72,7 @@ class Injection:
         session = self._session
         session.torch_version = torch.__version__
         session.device = "cpu"
+        session.release = self._release
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
         watch_loaders(self._loaders.before_pass, session.meter.waited)
@@ -83,6 +84,21 @@ class Injection:
         watch_scaler(self._facts)
         watch_gradients_of_gradients(self._facts)
         self._discovery.start()
+
+    def _release(self) -> None:
+        """The interpreter's end takes the script's objects apart in the script's order.
+
+        What is kept here would outlive process groups, whose threads then end the process by abort.
+        """
+        self._discovery.finish()
+        self._discovery.forget()
+        for root in self._roots:
+            root.remove()
+            root.recorded = None
+        self._roots.clear()
+        self._facts.optimizers.clear()
+        self._in_force.tuner = None
+        self._fit = None
 
     def _on_device(self, device_type: str) -> None:
         """Once the script has put something on a card; asking earlier would set the card up."""

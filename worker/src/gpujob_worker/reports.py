@@ -118,7 +118,17 @@ def post(destination: Destination, report: Report) -> Reply:
 
 def write_termination_message(path: Path | None, report: Report) -> None:
     """Leaves the last report where the kubelet reads it; failing to is not the job's failure."""
-    if path is None:
+    if path is None or _another_failed(path, report):
         return
     with contextlib.suppress(OSError):
         path.write_text(report.termination_message())
+
+
+def _another_failed(path: Path, report: Report) -> bool:
+    """Where one process fails the others do too; the first one's reason must outlive theirs."""
+    try:
+        written = Report.from_text(path.read_text())
+    except (OSError, ValueError, FieldError):
+        return False
+    other = written.rank != report.rank and written.attempt == report.attempt
+    return other and written.failure is not None

@@ -4,6 +4,7 @@ import contextlib
 import os
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,7 @@ class Session:
         self.step_flop: float | None = None
         self.plain_float32 = False
         self.profiler: StepProfiler | None = None
+        self.release: Callable[[], None] = lambda: None
         self.report_directory: Path | None = None
         self.owns_safe_points = True
         self.stop = Stop(environment.grace_seconds, self._last_words)
@@ -80,8 +82,15 @@ class Session:
         self._lock = threading.Lock()
         self._process = os.getpid()
         url = environment.report_url
-        destination = Destination(url, environment.token_file) if url else None
+        speaks = url and environment.local_rank == 0
+        destination = Destination(url, environment.token_file) if url and speaks else None
         self.reporter = Reporter(destination, self.report, self._on_reply)
+
+    @property
+    def _speaks(self) -> bool:
+        """One process speaks for a pod: the first that a launcher started, or one that failed."""
+        own = os.getpid() == self._process
+        return own and (self.environment.local_rank == 0 or self.failure is not None)
 
     @property
     def optimizes(self) -> bool:
@@ -96,7 +105,7 @@ class Session:
         with self._lock:
             self._sequence += 1
             report = self._build()
-            if os.getpid() == self._process:
+            if self._speaks:
                 write_termination_message(self.environment.termination_file, report)
             return report
 
@@ -182,6 +191,8 @@ class Session:
         self._write_summary(self.report())
         remaining = min(LAST_REPORT_SECONDS, self.stop.remaining_seconds() - EXIT_MARGIN_SECONDS)
         self.reporter.close(max(0.1, remaining))
+        self.loss_tensor = None
+        self.release()
 
     def _close_profile(self) -> None:
         said = self.profiler.close() if self.profiler is not None else None
@@ -190,7 +201,7 @@ class Session:
 
     def _write_summary(self, report: Report) -> None:
         """The script's own end is not to suffer from a page that cannot be written."""
-        if self.report_directory is None:
+        if self.report_directory is None or not self._speaks:
             return
         facts = Facts(self.baseline_wait_percent, self.plain_float32)
         try:

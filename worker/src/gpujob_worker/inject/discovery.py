@@ -36,6 +36,9 @@ class Discovery:
             self._active = False
             torch.nn.Module._compiled_call_impl = None  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
 
+    def forget(self) -> None:
+        self._roots.clear()
+
     def call(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # A root found earlier is called past this class; what runs inside it is no root.
         outermost = self._depth == 0 and not any(root.inside for root in self._roots)

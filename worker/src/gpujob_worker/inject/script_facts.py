@@ -13,6 +13,8 @@ class ScriptFacts:
     """Filled while the script runs; only ever learns more."""
 
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list[torch.optim.Optimizer])
+    # Processes that train together; they must decide alike.
+    processes: int = 1
     compiles: bool = False
     scales_loss: bool = False
     differentiates_gradients: bool = False

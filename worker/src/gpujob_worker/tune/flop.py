@@ -3,6 +3,7 @@
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from gpujob_worker.inject.guards import parallel_wrapper
 from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
 from gpujob_worker.tune.no_trace import no_trace
 from gpujob_worker.tune.probe import RootProbe
@@ -16,6 +17,8 @@ def step_flop(root: Root, recorded: RecordedCall) -> float | None:
 
     None when the count fails or finds nothing, as for a model of element-wise operations.
     """
+    if parallel_wrapper(root.module) is not None:
+        return None
     few = few_rows(recorded, _ROWS)
     counter = FlopCounterMode(display=False)
     try:

@@ -122,6 +122,13 @@ class SpeedItems:
             scale.scale /= 2
         return None
 
+    def _refusal(self, switch: bool) -> str | None:
+        """What speaks against every item: the switch, a wrapper whose calls must not be run."""
+        if not switch:
+            return "switched off"
+        wrapper = parallel_wrapper(self._root.module)
+        return f"{wrapper} is left as it is" if wrapper else None
+
     def _precision_refusal(self, wanted: Precision) -> str | None:
         root = self._root
         reason: str | None = None
@@ -139,8 +146,7 @@ class SpeedItems:
         elif any(p.dtype != torch.float32 for p in root.module.parameters()):
             reason = "the script chose the parameters' type itself"
         else:
-            wrapper = parallel_wrapper(root.module)
-            reason = f"{wrapper} is left as it is" if wrapper else None
+            reason = self._refusal(True)
         return reason
 
     def _tf32(self, *, forced: bool) -> None:
@@ -155,7 +161,7 @@ class SpeedItems:
 
     def attention(self) -> None:
         item = "attention kernel"
-        reason = "switched off" if not self._switches.attention else self._attention_refusal()
+        reason = self._refusal(self._switches.attention) or self._attention_refusal()
         if reason is not None:
             self._decision.refuse(item, reason)
             return
@@ -178,7 +184,7 @@ class SpeedItems:
 
     def channels_last(self) -> None:
         item = "channels_last"
-        reason = "switched off" if not self._switches.channels_last else None
+        reason = self._refusal(self._switches.channels_last)
         reason = reason or channels_last_refusal(self._root.module, self._recorded.inputs)
         if reason is not None:
             self._decision.refuse(item, reason)
@@ -189,7 +195,7 @@ class SpeedItems:
 
     def convolution_autotuning(self) -> None:
         item = "convolution autotuning"
-        reason = None if self._switches.convolution_autotuning else "switched off"
+        reason = self._refusal(self._switches.convolution_autotuning)
         reason = reason or convolution_autotuning_refusal(
             self._root.module, len(self._root.signatures)
         )
@@ -208,12 +214,12 @@ class SpeedItems:
         if tuned.attention is not None:
             self._adopt_attention(tuned.attention)
         if tuned.channels_last:
-            reason = "switched off" if not self._switches.channels_last else None
+            reason = self._refusal(self._switches.channels_last)
             reason = reason or channels_last_refusal(self._root.module, self._recorded.inputs)
             shapes = sample_shapes(self._recorded.inputs)
             self._adopt("channels_last", reason, replace(self._plan, channels_last=shapes))
         if tuned.convolution_autotuning:
-            reason = None if self._switches.convolution_autotuning else "switched off"
+            reason = self._refusal(self._switches.convolution_autotuning)
             reason = reason or convolution_autotuning_refusal(self._root.module, 1)
             flags = replace(self._plan.flags, convolution_autotuning=True)
             self._adopt("convolution autotuning", reason, replace(self._plan, flags=flags))
@@ -234,7 +240,7 @@ class SpeedItems:
         self._adopt("precision", reason, plan, f"{precision.value} ")
 
     def _adopt_attention(self, kernel: AttentionKernel) -> None:
-        reason = "switched off" if not self._switches.attention else self._attention_refusal()
+        reason = self._refusal(self._switches.attention) or self._attention_refusal()
         plan = replace(self._plan, attention=kernel)
         self._adopt("attention kernel", reason, plan, f"{kernel.value} ")
 

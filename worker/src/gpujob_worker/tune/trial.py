@@ -42,10 +42,24 @@ SAME_TYPE = Tolerance(1e-3, 0.9999)
 class Decision:
     """The rule by which a measured candidate is kept, the time left, and what is said of it."""
 
-    def __init__(self, settings: Settings, explanation: Explanation, budget_seconds: float) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        explanation: Explanation,
+        budget_seconds: float,
+        processes: int = 1,
+    ) -> None:
+        self._processes = processes
         self._explain = explanation
         self._recommend = settings.mode is OptimizeMode.RECOMMEND
         self._ends = time.monotonic() + budget_seconds
+
+    def measures(self, item: str, forced: bool) -> bool:
+        """Whether a measurement may decide here; says so where it may not."""
+        if self._processes > 1 and not forced:
+            self.refuse(item, f"{self._processes} processes could measure and decide differently")
+            return False
+        return True
 
     def has_time(self) -> bool:
         return time.monotonic() < self._ends
@@ -91,6 +105,8 @@ class Trial:
         forced: bool = False,
     ) -> bool:
         """Whether `plan` is to take the place of `present`; says so under the item's name."""
+        if not self.decision.measures(item, forced):
+            return False
         lead = f"{what}, " if what else ""
         try:
             with no_trace(self.root.module):

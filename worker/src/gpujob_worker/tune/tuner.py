@@ -58,7 +58,7 @@ class Tuner:
         self._switches = switches
         self._explain = explanation
         self._facts = facts or ScriptFacts()
-        self._decision = Decision(settings, explanation, budget_seconds)
+        self._decision = Decision(settings, explanation, budget_seconds, self._facts.processes)
         self.applied = Applied()
 
     def split(self, root: Root, recorded: RecordedCall, rows: int, why: str) -> bool:
@@ -120,6 +120,9 @@ class Tuner:
         if reason is not None:
             self._explain.refused("compile", reason)
             return
+        forced = self._settings.compile is Toggle.ON
+        if not self._decision.measures("compile", forced):
+            return
         plan = self._compiled_plan(root, recorded)
         start = time.monotonic()
         took: list[float] = []
@@ -136,7 +139,6 @@ class Tuner:
             return
         close = tolerance_of(plan).holds(outputs, gradients)
         numbers = f"after {took[0]:.1f} s, {agreement(outputs, gradients)}"
-        forced = self._settings.compile is Toggle.ON
         if self._decision.decide("compile", found, numbers, close, forced):
             self.applied.plan = plan
 
@@ -151,6 +153,8 @@ class Tuner:
 
     def fused_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         reason = None if self._switches.optimizer else "switched off"
+        if not self._decision.measures(_FUSED, forced=False):
+            return
         reason = reason or fused_refusal(optimizer)
         needed = 0 if reason else 2 * copies_bytes(optimizer)
         if needed > MEASURE_BYTES_MAX:
