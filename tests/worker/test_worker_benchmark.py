@@ -1,6 +1,5 @@
-"""The benchmark's ways of training, for real on tiny models: by hand, with finders, and in a race."""
+"""The ways of training, for real on tiny models: by hand, with finders, and in a race."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -61,7 +60,7 @@ def test_the_fastest_point_is_found_and_one_that_fails_is_left_out() -> None:
 
 
 @pytest.fixture
-def small_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Training]:
+def small_memory(monkeypatch: pytest.MonkeyPatch) -> Training:
     """A workload whose batches above `FITS` do not fit, as the CPU's allocator says it."""
     training = Training("gpt2", "tiny")
     plain = training.workload.compute_loss
@@ -72,7 +71,7 @@ def small_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Training]:
         return plain(model, batch, device)
 
     monkeypatch.setattr(training.workload, "compute_loss", compute_loss)
-    yield training
+    return training
 
 
 def test_accelerates_finder_is_run_and_counted(

@@ -5,6 +5,10 @@ import json
 import pytest
 
 from bench import scale
+from bench.scale_cycle import Cycles
+from bench.scale_nouns import NOW
+from gpujob_api.gpujob import JobPhase
+from gpujob_operator.decide.plan import CreatePod, WriteStatus
 from gpujob_operator.decide.planner import plan
 
 
@@ -47,4 +51,23 @@ def test_the_snapshot_is_the_same_cluster() -> None:
     placements = [job.status.placement for job in snapshot.jobs if job.status.placement]
     cards = [uuid for placed in placements for worker in placed.workers for uuid in worker.gpus]
     assert len(cards) == sum(len(held.cards) for held in cluster.held)
-    assert plan(snapshot, scale.NOW).items
+    assert plan(snapshot, NOW).items
+
+
+def test_cycles_carry_out_what_was_decided() -> None:
+    cluster = scale.Cluster.of(2)
+    scale.offer(cluster, cluster.draw(30))
+    cycles = Cycles(scale.snapshot_of(cluster, cluster.draw(20)), scale.running_pod)
+    cycles.settle()
+    assert cycles.step()[0].items == ()
+    running = {j.metadata.uid for j in cycles.snapshot.jobs if j.status.phase is JobPhase.RUNNING}
+    cycles.change(8)
+    decided, _, processor_milliseconds = cycles.step()
+    ended = {item.job.metadata.uid for item in decided.items if isinstance(item, WriteStatus)}
+    assert len(ended & running) == 4
+    assert processor_milliseconds > 0
+    # Whoever waits gets the room in one of the next cycles.
+    placed = 0
+    for _ in range(3):
+        placed += sum(isinstance(item, CreatePod) for item in cycles.step()[0].items)
+    assert placed > 0

@@ -1,0 +1,140 @@
+"""The benchmarks' commands: no card is said, time is shared, figures are kept."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bench import gpu, overhead, worker
+from bench.overhead import Heat
+from bench.speed.device import describe_device
+from bench.speed.ways import WORKLOADS, Scale, scale_of
+from bench.turns.conductor import ENDED
+
+CPU = scale_of("cpu", quick=True)
+
+
+@pytest.mark.parametrize("command", [worker, overhead, gpu])
+def test_without_a_card_that_is_said_and_nothing_is_measured(
+    command: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    arguments = ["--device", "cuda"]
+    if command is gpu:
+        arguments += ["--results", str(tmp_path / "results")]
+    assert command.main(arguments) == 1
+    printed = capsys.readouterr()
+    assert "no CUDA device is available here; nothing was measured" in printed.err
+    assert printed.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+class Recorded:
+    """Stands in for the parts: keeps what time each was given."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float | None] = {}
+        self.tight: list[str] = []
+
+    def worker(self, names: Any, scale: Scale, seconds: float | None) -> list[dict[str, Any]]:
+        self.seconds["worker"] = seconds
+        return [{"workload": name, "way": "auto", "speedup": 2.0} for name in names]
+
+    def overhead(self, names: Any, scale: Scale, seconds: float, heats: int) -> list[Any]:
+        self.seconds["overhead"] = seconds
+        return [{"workload": name, "way": "off", "ratio": 1.0} for name in names]
+
+    def limited(self, names: Any, scale: Scale) -> list[dict[str, Any]]:
+        self.tight += names
+        return [{"workload": name, "way": "auto"} for name in names]
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
+    found = Recorded()
+    monkeypatch.setattr(worker, "measure", found.worker)
+    monkeypatch.setattr(overhead, "measure", found.overhead)
+    monkeypatch.setattr(worker, "measure_tight", found.limited)
+    return found
+
+
+def test_the_parts_share_the_time(recorded: Recorded) -> None:
+    found = gpu.measure(["gpt2"], gpu.PARTS, CPU, 480.0)
+    given = recorded.seconds["worker"], recorded.seconds["overhead"]
+    assert given == (pytest.approx(360.0), pytest.approx(33.0))
+    assert found["left_out"] == []
+    assert recorded.tight == ["gpt2"]
+
+
+def test_a_part_alone_has_all_the_time(recorded: Recorded) -> None:
+    gpu.measure(["gpt2"], ["worker"], CPU, 480.0)
+    assert recorded.seconds == {"worker": 480.0}
+    assert recorded.tight == []
+
+
+def test_what_no_longer_fits_is_named(recorded: Recorded) -> None:
+    found = gpu.measure(["gpt2", "vit"], ["tight"], CPU, 20.0)
+    assert recorded.tight == []
+    assert found["left_out"] == [
+        "gpt2 with limited memory: out of time",
+        "vit with limited memory: out of time",
+    ]
+
+
+def test_figures_are_kept_with_the_device_and_its_versions(
+    recorded: Recorded, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--device", "cpu", "--quick", "--results", str(tmp_path), "--workloads", "gpt2"]
+    assert gpu.main(arguments) == 0
+    kept = json.loads((tmp_path / "cpu.json").read_text())
+    assert kept == json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert kept["results"][0]["speedup"] == 2.0
+    assert kept["versions"]["torch"] == torch.__version__
+    assert kept["size"] == "tiny"
+    text = (tmp_path / "cpu.txt").read_text()
+    assert "Step time against the script alone" in text
+    assert torch.__version__ in text
+
+
+def test_a_cards_name_names_its_files(tmp_path: Path) -> None:
+    result = {"device": "cuda", "device_name": "NVIDIA H100 80GB HBM3"}
+    assert gpu.write(result, "text", tmp_path).name == "nvidia-h100-80gb-hbm3.json"
+
+
+def test_every_workload_is_measured_by_default(recorded: Recorded) -> None:
+    assert worker.main(["--quick"]) == 0
+    assert set(recorded.tight) <= set(WORKLOADS)
+
+
+def test_devices_are_described() -> None:
+    found = describe_device(CPU)
+    assert found["device"] == "cpu"
+    assert found["threads"] == 1
+    assert "accelerate" in found["versions"]
+
+
+def heat(slower: float, failure: str | None = ENDED) -> Heat:
+    alone = [1.0 + index / 100 for index in range(20)]
+    return Heat([(slower * s, s) for s in alone], [(2 * s, s) for s in alone], failure)
+
+
+def test_overhead_is_the_mean_of_heats_and_shows_their_range() -> None:
+    row = overhead._row([heat(1.00), heat(1.02)], CPU)  # pyright: ignore[reportPrivateUsage]
+    assert row["ratio"] == pytest.approx(1.01, abs=1e-3)
+    assert (row["lowest"], row["highest"]) == (pytest.approx(1.0), pytest.approx(1.02))
+    assert row["by_clock"] == pytest.approx(2.0)
+    assert row["rounds"] == 40
+    assert row["note"] is None
+
+
+def test_a_heat_that_failed_is_noted() -> None:
+    row = overhead._row([heat(1.0), Heat([], [], "exit code 1: why")], CPU)  # pyright: ignore[reportPrivateUsage]
+    assert row["note"] == "exit code 1: why"
+    assert row["ratio"] == pytest.approx(1.0)
+    row = overhead._row([Heat([], [], "exit code 1: why")], CPU)  # pyright: ignore[reportPrivateUsage]
+    assert row == {"note": "exit code 1: why"}
