@@ -86,10 +86,13 @@ class World:
 
     def step(self) -> Plan:
         """One cycle, and what pods do at once."""
-        decided = plan(self.snapshot, self.now)
+        decided = self.decide(self.snapshot, self.now)
         self.snapshot = applied(self.snapshot, decided, self.now)
         self._pods(self._moved(pod) for pod in self._live())
         return decided
+
+    def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
+        return plan(snapshot, now)
 
     def _moved(self, pod: PodView) -> PodView:
         names = {job.metadata.uid: job.metadata.name for job in self.snapshot.jobs}

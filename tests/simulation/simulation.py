@@ -10,7 +10,7 @@ from gpujob_api.meta import API_VERSION
 from gpujob_api.report import Report
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.plan import Plan
-from gpujob_operator.decide.planner import plan as real_plan
+from gpujob_operator.decide.planner import Planner
 from gpujob_operator.decide.snapshot import Snapshot
 from gpujob_operator.observe.cache import Kind
 from tests.harness.builders import NAMESPACE
@@ -59,7 +59,7 @@ class Simulation:
         faults: Faults | None = None,
         incidents: list[Incident] | None = None,
         operators: int | None = None,
-        plan: PlanFunction = real_plan,
+        plan: PlanFunction | None = None,
         end_seconds: float = END_SECONDS,
     ) -> None:
         self._end_seconds = end_seconds
@@ -124,9 +124,13 @@ class Simulation:
         self.operator_names.add(name)
         self.shells.append(
             OperatorShell(
-                name, self.clock, self.api, self._lease, self.faults, self._plan, CONFIGURATION
+                name, self.clock, self.api, self._lease, self.faults, self._planner(), CONFIGURATION
             )
         )
+
+    def _planner(self) -> PlanFunction:
+        """The real one remembers, as in the operator; a process that starts remembers nothing."""
+        return self._plan if self._plan is not None else Planner()
 
     def _supervise(self) -> bool:
         """Starts an operator for each that died, as its Deployment does."""
@@ -331,7 +335,7 @@ class Simulation:
         return [self._violation("I7", f"pods of no job: {pods}")] if pods else []
 
 
-def run_seed(seed: int, plan: PlanFunction = real_plan) -> Result:
+def run_seed(seed: int, plan: PlanFunction | None = None) -> Result:
     """The jobs of the seed with its faults."""
     return Simulation(seed, plan=plan).run()
 

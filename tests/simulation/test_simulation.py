@@ -4,10 +4,13 @@
 """
 
 import subprocess
+from datetime import datetime
 
 import pytest
 
-from gpujob_operator.decide.planner import plan as real_plan
+from gpujob_operator.decide.plan import Plan
+from gpujob_operator.decide.planner import Planner, plan
+from gpujob_operator.decide.snapshot import Snapshot
 from tests.simulation.api_server import Revision
 from tests.simulation.faults import Faults, Incident
 from tests.simulation.mutants import MUTANTS, PlanFunction
@@ -41,6 +44,24 @@ def test_no_promise_is_broken_under_faults(first: int) -> None:
     for seed in range(first, first + SEEDS_A_TEST):
         result = run_seed(seed)
         assert not result.violations, explain(result)
+
+
+@pytest.mark.parametrize("seed", [1, 5])
+def test_what_planning_remembers_changes_no_plan(seed: int) -> None:
+    """I9: decided anew from nothing in every cycle, every plan is the same."""
+    remembering: dict[int, Planner] = {}
+    cycles: list[int] = []
+
+    def both(snapshot: Snapshot, now: datetime) -> Plan:
+        fresh = plan(snapshot, now)
+        planner = remembering.setdefault(id(snapshot.configuration), Planner())
+        assert planner(snapshot, now).items == fresh.items
+        cycles.append(len(fresh.items))
+        return fresh
+
+    result = run_seed(seed, plan=both)
+    assert not result.violations, explain(result)
+    assert len(cycles) > 50
 
 
 @pytest.mark.parametrize("seed", [3, 11, 24])
@@ -128,7 +149,7 @@ def run_crowded(seed: int, plan: PlanFunction | None = None) -> Result:
         incidents=crowded_incidents(seed),
         operators=1,
         end_seconds=600.0 if plan is None else 420.0,
-        plan=plan or real_plan,
+        plan=plan,
     ).run()
 
 

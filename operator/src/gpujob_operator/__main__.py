@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpujob_api.codec import FieldError
 from gpujob_operator.cycle import cycle_from_text, replay
-from gpujob_operator.decide.planner import plan
+from gpujob_operator.decide.planner import Planner, plan
 from gpujob_operator.logs import configure_logs
 from gpujob_operator.options import parse_arguments, run_options
 
@@ -31,7 +31,7 @@ def main() -> int:
     from gpujob_operator.run import Operator
 
     async def run() -> None:
-        await Operator(options, plan).run()
+        await Operator(options, Planner()).run()
 
     asyncio.run(run())
     return 0

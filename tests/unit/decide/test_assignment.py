@@ -10,14 +10,15 @@ from gpujob_api.gpujob import GPUJob, ReservationSource, SharingMode, SpotPolicy
 from gpujob_api.quantities import GIB
 from gpujob_operator.decide.assignment import (
     Assignment,
-    Refusal,
     assign,
 )
 from gpujob_operator.decide.board import Board
 from gpujob_operator.decide.capacity import build_capacity
 from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.explain import Refusal
+from gpujob_operator.decide.fragmentation import Mix
 from gpujob_operator.decide.interference import summed_utilization_limit_percent
-from gpujob_operator.decide.mix import mix_of
+from gpujob_operator.decide.mix import demand_of
 from gpujob_operator.decide.needs import needs_of
 from gpujob_operator.decide.snapshot import Snapshot, Taint
 from tests.harness.builders import (
@@ -40,8 +41,10 @@ CONFIGURATION = Configuration()
 
 def result(job: GPUJob, snapshot: Snapshot, claimed: tuple[str, ...] = ()) -> Any:
     capacity = build_capacity(snapshot, T0, {})
-    mix = mix_of((*snapshot.jobs, job), {}, capacity, CONFIGURATION)
-    board = Board.of(capacity, mix)
+    models = sorted(capacity.largest)
+    jobs = (*snapshot.jobs, job)
+    demands = [demand_of(needs_of(j, None), models, capacity, CONFIGURATION) for j in jobs]
+    board = Board.of(capacity, Mix.of_demands(demands))
     board.claim(claimed)
     return assign(needs_of(job, None), board, CONFIGURATION)
 

@@ -5,6 +5,7 @@ import pytest
 
 from gpujob_api.quantities import GIB
 from gpujob_operator.decide.fragmentation import MEMORY_STEPS, Demand, Mix, Tables
+from gpujob_operator.decide.mix import steady_mix
 from tests.harness.fleets import CARD_BYTES, shared, whole
 
 KIND = ("A100", CARD_BYTES)
@@ -35,11 +36,18 @@ def test_nothing_seen_is_an_empty_mix() -> None:
     assert Mix.of({shared(10): 0.0}).typical == ()
 
 
-def test_distance_is_total_variation() -> None:
+def test_mixes_are_equal_when_the_same_is_computed_from_them() -> None:
     one = Mix.of({shared(10): 1.0, shared(20): 1.0})
-    assert one.distance(Mix.of({shared(20): 2.0, shared(10): 2.0})) == 0.0
-    assert one.distance(Mix.of({shared(10): 1.0})) == pytest.approx(0.5)
-    assert one.distance(Mix.of({shared(30): 1.0})) == pytest.approx(1.0)
+    assert one.equals(Mix.of({shared(20): 2.0, shared(10): 2.0}))
+    assert not one.equals(Mix.of({shared(10): 1.0}))
+    assert not one.equals(Mix.of({shared(10): 1.0, shared(20): 2.0}))
+
+
+def test_a_job_more_changes_no_mix_of_many() -> None:
+    many = steady_mix({shared(10): 100.0, shared(20): 50.0})
+    assert steady_mix({shared(10): 103.0, shared(20): 49.0}).equals(many)
+    assert not steady_mix({shared(10): 160.0, shared(20): 50.0}).equals(many)
+    assert steady_mix({shared(10): 0.0}).demands == ()
 
 
 @pytest.mark.parametrize(

@@ -5,20 +5,20 @@ whether it may make some (`room`), and once it has waited for long keeps cards f
 (`claims`), which only jobs that are gone in time may still use.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from math import inf
 
 from gpujob_api.gpujob import GPUJob, JobPhase
-from gpujob_api.gpuprofile import GPUProfile
 from gpujob_api.quantities import format_memory
 from gpujob_operator.decide import conditions
-from gpujob_operator.decide.assignment import Assignment, Refusal, assign
+from gpujob_operator.decide.assignment import Assignment, assign
 from gpujob_operator.decide.board import Board
-from gpujob_operator.decide.claims import Claim, describe, soonest
+from gpujob_operator.decide.claims import Claim, Places, describe, find_places, soonest
 from gpujob_operator.decide.conditions import ConditionWriter
 from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.explain import Refusal
 from gpujob_operator.decide.interruption import (
     Interruptions,
     held_bytes,
@@ -28,21 +28,30 @@ from gpujob_operator.decide.interruption import (
 )
 from gpujob_operator.decide.lifecycle import Step
 from gpujob_operator.decide.line import Line, Pending
-from gpujob_operator.decide.needs import Needs, needs_of
+from gpujob_operator.decide.needs import Needs
 from gpujob_operator.decide.plan import EventNote
 from gpujob_operator.decide.queueing import Queues
 from gpujob_operator.decide.releases import Releases
 
-# Looking for the soonest cards reads every card: so often a cycle.
+# How many jobs of the line keep cards for themselves.
 CLAIMS_MAX = 8
-ESTIMATES_MAX = 8
+# Looking for the soonest cards reads every card: for so many kinds of jobs a cycle.
+PLACES_MAX = 2
+# So many kinds are told again a cycle why they wait; the others in the next, this much later.
+EXPLANATIONS_MAX = 16
+LATER_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Wait:
     reason: str
-    message: str
+    # Found when it is asked for: most jobs were told already.
+    tell: Callable[[], str]
     next_seconds: float | None = None
+    # Among those that wait for room; 0: it waits for something else.
+    position: int = 0
+    # Where it could start first, if that was looked for.
+    claim: Claim | None = None
     # What it would hold on a card, where only the quota is in the way.
     memory_bytes: int = 0
 
@@ -57,19 +66,29 @@ class Admission:
     releases: Releases
     configuration: Configuration
     now: datetime
-    # Jobs that run, as they are after this cycle's step.
-    running: Mapping[str, GPUJob]
-    profiles: Mapping[str, GPUProfile]
+    # Jobs that hold cards, as they are after this cycle's step; asked for when it matters.
+    running: Callable[[], Mapping[str, GPUJob]]
+    lowest_priority: int
+    room_is_made: bool
+    needs_of: Callable[[str], Needs]
     steps: dict[str, Step] = field(default_factory=dict[str, Step])
     interruptions: Interruptions = field(init=False)
-    _needs: dict[str, Needs] = field(default_factory=dict[str, Needs])
     _claims: int = 0
-    _estimates: dict[object, Claim | None] = field(default_factory=dict[object, Claim | None])
+    _explained: set[Hashable] = field(default_factory=set[Hashable])
+    _held: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
+    _places: dict[Hashable, Places] = field(default_factory=dict[Hashable, Places])
     _position: int = 0
 
     def __post_init__(self) -> None:
         self.interruptions = Interruptions(
-            self.board, self.queues, self.configuration, self.now, self.running, self._needs_of
+            board=self.board,
+            queues=self.queues,
+            configuration=self.configuration,
+            now=self.now,
+            find_running=self.running,
+            lowest_priority=self.lowest_priority,
+            under_way=self.room_is_made,
+            needs_of=self._needs_of,
         )
 
     def admit(self, waiting: Iterable[Pending]) -> None:
@@ -103,32 +122,28 @@ class Admission:
         length = self.releases.length_seconds(needs.job) if self.board.claimed else inf
         found = assign(needs, self.board, self.configuration, length)
         if isinstance(found, Refusal) and not found.possible:
-            return _Wait("Impossible", found.message)
-        fits = isinstance(found, Assignment)
-        memory_bytes = (
-            found.reservation.memory_bytes
-            if fits
-            else held_bytes(needs, self.board, self.configuration)
-        )
-        over = self.queues.over(needs.job, memory_bytes)
-        if over:
-            return _Wait("OverQuota", over, memory_bytes=memory_bytes)
-        return found if fits else _Wait("NoRoom", found.message)
+            return _Wait("Impossible", lambda: found.message)
+        if self.queues.by_name:
+            fits = isinstance(found, Assignment)
+            held = found.reservation.memory_bytes if fits else self._held_bytes(needs)
+            over = self.queues.over(needs.job, held)
+            if over:
+                return _Wait("OverQuota", lambda: over, memory_bytes=held)
+        return found if isinstance(found, Assignment) else _Wait("NoRoom", lambda: found.message)
 
     # -- a job that does not fit now
 
     def _without_room(self, needs: Needs, wait: _Wait) -> _Wait:
         """What is done for it, and what it is told."""
+        claim = None
+        making = ""
         if wait.reason == "OverQuota":
             making = self._room_in_quota(needs, wait)
         elif wait.reason == "NoRoom":
-            making = self._room_on_cards(needs)
-        else:
-            making = ""
-        told = wait if not making else replace(wait, reason="MakingRoom", message=making)
-        return replace(
-            told, message=f"{told.message}; position {self._position} of those waiting for room"
-        )
+            claim = self._soonest(needs)
+            making = self._room_on_cards(needs, claim) if claim is not None else ""
+        told = replace(wait, reason="MakingRoom", tell=lambda: making) if making else wait
+        return replace(told, position=self._position, claim=claim)
 
     def _room_in_quota(self, needs: Needs, wait: _Wait) -> str:
         """Interrupts jobs whose share of the quota this one may have; says so."""
@@ -143,10 +158,8 @@ class Admission:
             self.queues.keep(needs.job, wait.memory_bytes)
         return ""
 
-    def _room_on_cards(self, needs: Needs) -> str:
-        claim = self._soonest(needs)
-        if claim is None:
-            return ""
+    def _room_on_cards(self, needs: Needs, claim: Claim) -> str:
+        """Interrupts jobs where this one may, or keeps cards for it; says for whom it waits."""
         grace = self.configuration.termination_grace_seconds
         if claim.making_room and claim.start_seconds <= grace:
             self._keep(claim)
@@ -166,16 +179,23 @@ class Admission:
         acts = (
             self._patience_over(needs.job)
             or self.interruptions.possible(needs)
-            or self.interruptions.under_way()
+            or self.interruptions.under_way
         )
-        if acts and self._claims < CLAIMS_MAX:
-            self._claims += 1
-            claim = soonest(
-                needs, self.board.capacity, self.releases, self.configuration, self.board.claimed
+        if not acts or self._claims >= CLAIMS_MAX:
+            return None
+        self._claims += 1
+        return self._claim(needs)
+
+    def _claim(self, needs: Needs) -> Claim | None:
+        """Kinds of jobs are looked at once a cycle, and not more than some of them."""
+        if needs.alike not in self._places:
+            if len(self._places) >= PLACES_MAX:
+                return None
+            self._places[needs.alike] = find_places(
+                needs, self.board.capacity, self.releases, self.configuration
             )
-            self._estimates[needs.alike] = claim
-            return claim
-        return None
+        places = self._places[needs.alike]
+        return soonest(needs, places, self.releases, self.board.claimed)
 
     def _keep(self, claim: Claim) -> None:
         self.board.claim(claim.uuids, claim.start_seconds)
@@ -183,13 +203,15 @@ class Admission:
     # -- what is known of a job
 
     def _needs_of(self, job: GPUJob) -> Needs:
-        uid = job.metadata.uid
-        if uid not in self._needs:
-            self._needs[uid] = needs_of(job, self.profiles.get(uid))
-        return self._needs[uid]
+        return self.needs_of(job.metadata.uid)
 
     def _memory_bytes(self, entry: Pending) -> int:
-        return held_bytes(self._needs_of(entry.job), self.board, self.configuration)
+        return self._held_bytes(self._needs_of(entry.job)) if self.queues.by_name else 0
+
+    def _held_bytes(self, needs: Needs) -> int:
+        if needs.alike not in self._held:
+            self._held[needs.alike] = held_bytes(needs, self.board, self.configuration)
+        return self._held[needs.alike]
 
     def _patience_over(self, job: GPUJob) -> bool:
         return waited_seconds(job, self.now) >= self.configuration.claim_after_seconds
@@ -200,7 +222,12 @@ class Admission:
         if not news and told_lately(job, self.configuration, self.now):
             # Thousands of waiting jobs of which nothing new can be said cost next to nothing.
             return Step(job.status, next_seconds=wait.next_seconds)
-        message = wait.message + self._estimate(job, wait)
+        if not news and not self._may_explain(job):
+            return Step(job.status, next_seconds=LATER_SECONDS)
+        message = wait.tell()
+        if wait.position:
+            message += f"; position {wait.position} of those waiting for room"
+        message += self._estimate(job, wait)
         status = replace(job.status, phase=JobPhase.PENDING)
         status = ConditionWriter(job, self.now).set(
             status, conditions.SCHEDULED, False, wait.reason, message
@@ -208,16 +235,18 @@ class Admission:
         events = (EventNote(wait.reason, message),) if news else ()
         return Step(status, events=events, next_seconds=wait.next_seconds)
 
+    def _may_explain(self, job: GPUJob) -> bool:
+        """Whether the job's kind is one of those that are told again in this cycle."""
+        alike = self._needs_of(job).alike
+        if alike not in self._explained and len(self._explained) < EXPLANATIONS_MAX:
+            self._explained.add(alike)
+        return alike in self._explained
+
     def _estimate(self, job: GPUJob, wait: _Wait) -> str:
         """When it could start, for a job that waits for cards."""
         if wait.reason != "NoRoom":
             return ""
-        needs = self._needs_of(job)
-        if needs.alike not in self._estimates and len(self._estimates) < ESTIMATES_MAX:
-            self._estimates[needs.alike] = soonest(
-                needs, self.board.capacity, self.releases, self.configuration
-            )
-        claim = self._estimates.get(needs.alike)
+        claim = wait.claim or self._claim(self._needs_of(job))
         text = describe(claim) if claim is not None else ""
         return f"; {text}" if text else ""
 
@@ -225,19 +254,19 @@ class Admission:
 def _not_eligible(entry: Pending, queues: Queues, now: datetime) -> _Wait | None:
     job = entry.job
     if job.spec.suspend:
-        return _Wait("Suspended", "spec.suspend is true")
+        return _Wait("Suspended", lambda: "spec.suspend is true")
     missing = queues.missing(job)
     if missing:
-        return _Wait("QueueNotFound", missing)
+        return _Wait("QueueNotFound", lambda: missing)
     live = [pod.name for pod in entry.pods if not pod.finished]
     if live:
-        return _Wait("OldAttemptEnding", f"waits for {', '.join(live[:3])} to end")
+        return _Wait("OldAttemptEnding", lambda: f"waits for {', '.join(live[:3])} to end")
     at = job.status.next_attempt_at
     if at is not None and at > now:
         left = (at - now).total_seconds()
         before = conditions.find(job.status, conditions.SCHEDULED)
         message = before.message if before is not None else f"tried again in {left:.0f} s"
-        return _Wait("WaitingForRetry", message, next_seconds=left)
+        return _Wait("WaitingForRetry", lambda: message, next_seconds=left)
     return None
 
 

@@ -5,7 +5,7 @@
 both, and a gang that does not fit as a whole is taken back on both.
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Set
+from collections.abc import Callable, Hashable, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -18,6 +18,7 @@ from gpujob_operator.decide.fleet import CardState, Fleet, NodeState, Undo
 from gpujob_operator.decide.fragmentation import Mix
 from gpujob_operator.decide.interference import summed_utilization_limit_percent
 from gpujob_operator.decide.placement import Ledger, NodeMask, Request
+from gpujob_operator.decide.snapshot import NodeView
 
 # A stranger below this is the desktop or a monitoring tool, not a tenant.
 STRANGER_NOISE_BYTES = 64 * MIB
@@ -48,6 +49,68 @@ class _Side:
 
 
 @dataclass(slots=True)
+class Kept:
+    """The arrays of the last cycle's board, taken up again where nodes are the same objects."""
+
+    side: _Side | None = None
+    nodes: list[NodeCapacity] = field(default_factory=list[NodeCapacity])
+    # The fleet's clock when it was last true to `nodes`; what changed later was only planned.
+    clock: int = 0
+    # What can ever fit, while nodes and cards are of the same size and marks.
+    facts: dict[Hashable, bool] = field(default_factory=dict[Hashable, bool])
+    # What keeps jobs of a kind off a node, by kind and node; see `explain`.
+    findings: dict[Hashable, dict[str, object]] = field(
+        default_factory=dict[Hashable, dict[str, object]]
+    )
+    # Which rows a request may use, by what it asks of nodes; None: all.
+    masks: dict[Hashable, NodeMask | None] = field(default_factory=dict[Hashable, NodeMask | None])
+
+    def renew(self, ordered: list[NodeCapacity]) -> _Side:
+        """The side that is true to these nodes, in this order."""
+        side = self._renewed(ordered)
+        if side is None:
+            side = _Side(Fleet.of([_node_state(node) for node in ordered]))
+            self._forget()
+        self.side, self.nodes, self.clock = side, ordered, side.fleet.clock
+        return side
+
+    def _forget(self) -> None:
+        self.masks.clear()
+        self.facts.clear()
+
+    def _renewed(self, ordered: list[NodeCapacity]) -> _Side | None:
+        """The kept side brought up to date; None where it has to be built anew."""
+        if self.side is None or not self._in_order(ordered):
+            return None
+        fleet = self.side.fleet
+        columns = fleet.usable.shape[1]
+        for row, (before, node) in enumerate(zip(self.nodes, ordered, strict=True)):
+            if before is node and fleet.changed[row] <= self.clock:
+                continue
+            if len(node.cards) > columns:
+                return None
+            if before is not node and _lasting(before) != _lasting(node):
+                self._forget()
+            fleet.renew(row, _node_state(node))
+        return self.side if fleet.kinds == fleet.kinds_in_order() else None
+
+    def _in_order(self, ordered: list[NodeCapacity]) -> bool:
+        """Brings the kept rows into this order, if they are the same nodes."""
+        assert self.side is not None, "asked only of a side that is kept"
+        names = tuple(node.node.name for node in ordered)
+        if names == self.side.fleet.names:
+            return True
+        rows = {name: row for row, name in enumerate(self.side.fleet.names)}
+        if rows.keys() != set(names):
+            return False
+        order = np.array([rows[name] for name in names], dtype=np.int64)
+        self.side = _Side(self.side.fleet.reordered(order), self.side.ledger.reordered(order))
+        self.nodes = [self.nodes[row] for row in order.tolist()]
+        self.masks.clear()
+        return True
+
+
+@dataclass(slots=True)
 class Board:
     capacity: Capacity
     mix: Mix
@@ -55,24 +118,27 @@ class Board:
     # When the first of the claims is expected to be taken up; whoever is gone by then may use them.
     claimed_from_seconds: float = inf
     # What kinds of jobs fitted nowhere. A board only fills up, so that it holds for the cycle.
+    # The claimed cards by node; never changed, but replaced.
+    claimed_on: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
     refusals: dict[Hashable, object] = field(default_factory=dict[Hashable, object])
-    _rows: Mapping[str, int] = field(default_factory=dict[str, int])
+    _rows: dict[str, int] = field(default_factory=dict[str, int])
     _main: _Side = field(default_factory=lambda: _Side(Fleet.of(())))
     # For jobs that share with nobody: the same without cards on which strangers are.
     _clean: _Side | None = None
     # For jobs that are gone before any claim is taken up: the same with claimed cards open.
     _filler: _Side | None = None
-    _masks: dict[tuple[str, ...], NodeMask] = field(default_factory=dict[tuple[str, ...], NodeMask])
+    kept: Kept = field(default_factory=Kept)
     _undos: list[tuple[_Side, Undo]] = field(default_factory=list[tuple[_Side, Undo]])
 
     @classmethod
-    def of(cls, capacity: Capacity, mix: Mix | None = None) -> "Board":
+    def of(cls, capacity: Capacity, mix: Mix | None = None, kept: Kept | None = None) -> "Board":
         # Of equals the first wins: what is in use before what is idle and could be left so, small
         # nodes before large ones, which larger jobs may need.
         ordered = sorted(capacity.nodes.values(), key=_node_order)
-        states = [_node_state(node) for node in ordered]
+        kept = kept if kept is not None else Kept()
+        side = kept.renew(ordered)
         rows = {node.node.name: row for row, node in enumerate(ordered)}
-        return cls(capacity, mix or Mix(), _rows=rows, _main=_Side(Fleet.of(states)))
+        return cls(capacity, mix or Mix(), _rows=rows, _main=side, kept=kept)
 
     def choose(
         self, request: Request, *, undisturbed: bool = False, filler: bool = False
@@ -127,7 +193,11 @@ class Board:
         self.claimed_from_seconds = min(self.claimed_from_seconds, start_seconds)
         # What was refused before knew nothing of the claim, and stays refused.
         for name, node in self.capacity.nodes.items():
-            columns = self._columns(name, {card.uuid for card in node.cards} & new)
+            here = new & {card.uuid for card in node.cards}
+            if here:
+                before = self.claimed_on.get(name, frozenset())
+                self.claimed_on = {**self.claimed_on, name: before | here}
+            columns = self._columns(name, here)
             for side in (self._main, self._clean) if columns else ():
                 if side is not None:
                     side.fleet.close(self._rows[name], columns)
@@ -136,14 +206,15 @@ class Board:
         """Whether a job of this length is gone before the first claim is taken up."""
         return bool(self.claimed) and length_seconds <= self.claimed_from_seconds
 
-    def mask(self, nodes: Iterable[str]) -> NodeMask:
-        """The mask of these nodes, the same object for the same nodes: choices are kept by it."""
-        names = tuple(sorted(nodes))
-        if names not in self._masks:
-            allowed = np.zeros(len(self._rows), dtype=np.bool_)
-            allowed[[self._rows[name] for name in names]] = True
-            self._masks[names] = NodeMask(allowed)
-        return self._masks[names]
+    def mask(self, key: Hashable, allows: Callable[[NodeView], bool]) -> NodeMask | None:
+        """The nodes that are allowed; None: all. `key` stands for `allows`, which looks at labels,
+        taints and spot alone; the same key gives the same object: choices are kept by it."""
+        masks = self.kept.masks
+        if key not in masks:
+            nodes = self.capacity.nodes
+            allowed = np.array([allows(nodes[name].node) for name in self._rows], dtype=np.bool_)
+            masks[key] = None if allowed.all() else NodeMask(allowed)
+        return masks[key]
 
     def _sides(self) -> tuple[_Side, ...]:
         return tuple(s for s in (self._main, self._clean, self._filler) if s is not None)
@@ -165,6 +236,14 @@ class Board:
 def disturbed(card: Card) -> bool:
     """True when a stranger uses more of the card than noise."""
     return card.others_bytes > STRANGER_NOISE_BYTES
+
+
+def _lasting(node: NodeCapacity) -> tuple[object, ...]:
+    """What tells whether a request could ever be on the node: marks and sizes."""
+    view = node.node
+    sizes = tuple((card.model, card.total_bytes - card.driver_bytes) for card in node.cards)
+    allocatable = view.cpu_milli_allocatable, view.memory_bytes_allocatable
+    return view.labels, view.taints, view.spot, allocatable, sizes
 
 
 def _node_order(node: NodeCapacity) -> tuple[bool, int, str]:

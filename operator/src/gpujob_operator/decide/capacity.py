@@ -135,12 +135,20 @@ def build_capacity(
             ),
             cpu_milli_free=view.cpu_milli_free - cpu,
             memory_bytes_free=view.memory_bytes_free - memory,
-            closed=_closed(view, gpu_node, snapshot.configuration, now),
+            closed=closed_reason(view, gpu_node, snapshot.configuration, now),
         )
+    return capacity_of(nodes)
+
+
+def capacity_of(nodes: Mapping[str, NodeCapacity]) -> Capacity:
+    """The ledger of these nodes."""
     largest: dict[str, int] = {}
-    for card in (card for node in nodes.values() for card in node.cards):
-        largest[card.model] = max(largest.get(card.model, 0), card.total_bytes - card.driver_bytes)
-    return Capacity(nodes, largest)
+    for node in nodes.values():
+        for card in node.cards:
+            room_bytes = card.total_bytes - card.driver_bytes
+            if room_bytes > largest.get(card.model, -1):
+                largest[card.model] = room_bytes
+    return Capacity({name: nodes[name] for name in sorted(nodes)}, largest)
 
 
 def holds_cards(job: GPUJob) -> bool:
@@ -213,12 +221,15 @@ def _card(gpu: GPU, tenants: tuple[Tenant, ...], ours: Mapping[str, str], orphan
         total_bytes=gpu.memory_total_bytes,
         driver_bytes=gpu.memory_reserved_bytes,
         others_bytes=max(0, gpu.memory_used_bytes - sum(used.values())),
-        tenants=tuple(
-            replace(one, excess_bytes=max(0, used[one.job_uid] - one.memory_bytes))
-            for one in tenants
-        ),
+        tenants=tuple(_with_excess(one, used[one.job_uid]) for one in tenants),
         blocked=blocked or ("a pod of an ended attempt is still there" if orphaned else ""),
     )
+
+
+def _with_excess(tenant: Tenant, used_bytes: int) -> Tenant:
+    excess_bytes = max(0, used_bytes - tenant.memory_bytes)
+    same = excess_bytes == tenant.excess_bytes
+    return tenant if same else replace(tenant, excess_bytes=excess_bytes)
 
 
 def _sickness(message: str) -> str:
@@ -258,7 +269,10 @@ def _price(gpu_node: GPUNode, view: NodeView, configuration: Configuration) -> f
     return prices[0] if prices else None
 
 
-def _closed(view: NodeView, gpu_node: GPUNode, configuration: Configuration, now: datetime) -> str:
+def closed_reason(
+    view: NodeView, gpu_node: GPUNode, configuration: Configuration, now: datetime
+) -> str:
+    """Why nothing new may be placed on the node, or ""."""
     if any(taint.key == TAINT_RECLAIM for taint in view.taints):
         return "the node is being reclaimed"
     if not view.ready:

@@ -6,6 +6,7 @@ kept for the rest of the cycle; who is sure to be gone before it starts may stil
 """
 
 from dataclasses import dataclass
+from itertools import islice
 from math import inf
 
 from gpujob_api.gpujob import Reservation
@@ -34,29 +35,40 @@ _Soon = tuple[float, int, int, str]
 _Place = tuple[_Soon, tuple[str, ...], tuple[str, ...]]
 
 
+# The places of each model, soonest first.
+Places = tuple[tuple[_Place, ...], ...]
+
+
+def find_places(
+    needs: Needs, capacity: Capacity, releases: Releases, configuration: Configuration
+) -> Places:
+    """Where a worker could be, and when, on every model that the job accepts."""
+    wanted = needs.job.spec.gpu.models
+    return tuple(
+        _on_model(needs, model, capacity, releases, configuration)
+        for model in sorted(capacity.largest)
+        if not wanted or model in wanted
+    )
+
+
 def soonest(
-    needs: Needs,
-    capacity: Capacity,
-    releases: Releases,
-    configuration: Configuration,
-    claimed: frozenset[str] = frozenset(),
+    needs: Needs, places: Places, releases: Releases, claimed: frozenset[str] = frozenset()
 ) -> Claim | None:
     """The claim with the earliest start; None when the job would not even fit were all our jobs
     gone. Cards in `claimed` are an earlier job's."""
-    models = {card.model for node in capacity.nodes.values() for card in node.cards}
-    wanted = set(needs.job.spec.gpu.models) or models
-    claims = [
-        found
-        for model in sorted(models & wanted)
-        if (found := _on_model(needs, model, capacity, releases, configuration, claimed))
-    ]
-    if not claims:
+    workers = needs.job.spec.workers
+    best: list[_Place] | None = None
+    for of_model in places:
+        free = (place for place in of_model if claimed.isdisjoint(place[1]))
+        chosen = list(islice(free, workers))
+        if len(chosen) == workers and (best is None or chosen[-1] < best[-1]):
+            best = chosen
+    if best is None:
         return None
-    latest, places = min(claims)
-    stopping = {uid for _, _, tenants in places for uid in tenants if releases.stopping(uid)}
+    stopping = {uid for _, _, tenants in best for uid in tenants if releases.stopping(uid)}
     return Claim(
-        uuids=frozenset(uuid for _, uuids, _ in places for uuid in uuids),
-        start_seconds=latest[0],
+        uuids=frozenset(uuid for _, uuids, _ in best for uuid in uuids),
+        start_seconds=best[-1][0][0],
         making_room=tuple(sorted(stopping)),
     )
 
@@ -67,24 +79,17 @@ def _on_model(
     capacity: Capacity,
     releases: Releases,
     configuration: Configuration,
-    claimed: frozenset[str],
-) -> tuple[_Soon, list[_Place]] | None:
-    """The soonest places of one model, with how soon the last is ready; None if too few."""
+) -> tuple[_Place, ...]:
     wanted = needs.reservation(model, capacity.largest_bytes(model), configuration)
     places: list[_Place] = []
     for node in nodes_for(needs, capacity):
         ready = [
             soon
             for card in node.cards
-            if card.model == model
-            and card.uuid not in claimed
-            and (soon := _ready(needs, wanted, card, releases)) is not None
+            if card.model == model and (soon := _ready(needs, wanted, card, releases)) is not None
         ]
         places += _groups(needs, sorted(ready))
-    chosen = sorted(places)[: needs.job.spec.workers]
-    if len(chosen) < needs.job.spec.workers:
-        return None
-    return chosen[-1][0], chosen
+    return tuple(sorted(places))
 
 
 def _groups(needs: Needs, ready: list[tuple[_Soon, tuple[str, ...]]]) -> list[_Place]:

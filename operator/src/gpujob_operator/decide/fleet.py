@@ -152,6 +152,18 @@ class Fleet:
             changed=self.changed.copy(),
         )
 
+    def reordered(self, order: Integers) -> "Fleet":
+        """The same nodes with row `order[n]` of this fleet as row n."""
+        rows = order.tolist()
+        arrays = {
+            column.name: value[order]
+            for column in fields(self)
+            if isinstance(value := getattr(self, column.name), np.ndarray)
+        }
+        names = tuple(self.names[row] for row in rows)
+        uuids = [self.uuids[row] for row in rows]
+        return replace(self, names=names, uuids=uuids, kinds=list(self.kinds), **arrays)
+
     def place(self, row: int, cards: Sequence[int], take: Take) -> Undo:
         """Takes a worker's resources. The caller has checked that they are free."""
         undo = Undo(
@@ -203,6 +215,13 @@ class Fleet:
     @property
     def card_count(self) -> int:
         return sum(len(uuids) for uuids in self.uuids)
+
+    def kinds_in_order(self) -> list[tuple[str, int]]:
+        """The kinds of cards that there are, in the order in which a new fleet would find them."""
+        counts = np.array([len(uuids) for uuids in self.uuids], dtype=np.int64)
+        present = np.arange(self.kind.shape[1]) < counts[:, None]
+        numbers, first = np.unique(self.kind[present], return_index=True)
+        return [self.kinds[number] for number in numbers[np.argsort(first)]]
 
     def _touch(self, row: int) -> None:
         self.clock += 1

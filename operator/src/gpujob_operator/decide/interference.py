@@ -8,6 +8,7 @@ observations it is the published law, with them it leans on the pairs that were 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 # Sum of both jobs' relative speeds by the pair's summed GPU utilization in percent: 1,388 pairs
 # measured on one GPU model (Hu et al., Lucid, ASPLOS'23).
@@ -142,6 +143,7 @@ def law_speed(summed_percent: float) -> float:
     return PUBLISHED_LAW_ABOVE / 2
 
 
+@lru_cache(maxsize=1024)
 def summed_utilization_limit_percent(max_slowdown_percent: float) -> float:
     """The summed utilization up to which a pair is not slowed by more than this, by the law.
 

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from gpujob_api.gpujob import PRIORITY_MAX, GPUJob, JobPhase, StopReason
+from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
 from gpujob_operator.decide.board import Board
 from gpujob_operator.decide.claims import Claim
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.needs import Needs
-from gpujob_operator.decide.outcome import FOR_OTHERS, MOVED, PREEMPTED, RECLAIMED
+from gpujob_operator.decide.outcome import MOVED, PREEMPTED, RECLAIMED
 from gpujob_operator.decide.queueing import Queues
 from gpujob_operator.decide.room import (
     Room,
@@ -37,16 +37,22 @@ class Interruptions:
     queues: Queues
     configuration: Configuration
     now: datetime
-    # Jobs that hold cards, as they are after this cycle's step.
-    running: Mapping[str, GPUJob]
+    # Jobs that hold cards, as they are after this cycle's step: asked for when it matters.
+    find_running: Callable[[], Mapping[str, GPUJob]]
+    # The lowest priority of jobs that hold cards, and whether any makes room for others already.
+    lowest_priority: int
+    under_way: bool
     needs_of: Callable[[GPUJob], Needs]
     stops: dict[str, StopReason] = field(default_factory=dict[str, StopReason])
     _costs: dict[str, float] = field(default_factory=dict[str, float])
     _searches: int = 0
-    # The lowest priority of those that may be interrupted, and their queues.
-    _lowest: int | None = None
-    _made: bool | None = None
-    _lenders: list[str] = field(default_factory=list[str])
+    _running: Mapping[str, GPUJob] | None = None
+
+    @property
+    def running(self) -> Mapping[str, GPUJob]:
+        if self._running is None:
+            self._running = self.find_running()
+        return self._running
 
     def in_quota(self, needs: Needs, memory_bytes: int) -> tuple[Victim, ...]:
         """The cheapest jobs without which the job is within its quota; none when none help."""
@@ -65,13 +71,6 @@ class Interruptions:
                 if not self.queues.over(needs.job, memory_bytes):
                     return tuple(chosen)
         return ()
-
-    def under_way(self) -> bool:
-        """Whether anybody is ending for another one's sake at the moment."""
-        if self._made is None:
-            stops = (job.status.stop for job in self.running.values())
-            self._made = any(stop is not None and stop.reason in FOR_OTHERS for stop in stops)
-        return self._made
 
     def find_room(self, needs: Needs, claim: Claim) -> Room | None:
         """Whom to interrupt so that the job fits on cards; None when nobody should be."""
@@ -110,17 +109,16 @@ class Interruptions:
 
     def possible(self, needs: Needs) -> bool:
         """Whether anybody could have to make room for the job; asked of every waiting one."""
-        if self._lowest is None:
-            free = [job for job in self.running.values() if self._is_free_to_interrupt(job)]
-            self._lowest = min((job.spec.priority for job in free), default=PRIORITY_MAX)
-            self._lenders = sorted({job.spec.queue for job in free})
         job = needs.job
-        if job.spec.priority > self._lowest:
+        if job.spec.priority > self.lowest_priority:
             return True
-        borrow = any(self.queues.borrows(name, job.spec.queue) for name in self._lenders)
-        return borrow and self.queues.entitled(
-            job, held_bytes(needs, self.board, self.configuration)
-        )
+        if not self.queues.by_name:
+            return False
+        lenders = (name for name, use in self.queues.use.items() if use.jobs)
+        borrow = any(self.queues.borrows(name, job.spec.queue) for name in lenders)
+        if not borrow:
+            return False
+        return self.queues.entitled(job, held_bytes(needs, self.board, self.configuration))
 
     def _victims(self, needs: Needs) -> dict[str, Victim]:
         """Who may be interrupted for the job, and why.

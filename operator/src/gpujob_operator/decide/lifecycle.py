@@ -144,7 +144,11 @@ def _starting(
     now: datetime,
 ) -> Step:
     present = {pod.rank for pod in pods}
-    missing = [rank for rank in range(job.spec.workers) if rank not in present]
+    placement = job.status.placement
+    # A rank without a place (somebody edited the status) never gets a pod; the attempt then ends
+    # for want of workers.
+    placed = sorted(worker.rank for worker in placement.workers) if placement is not None else []
+    missing = [rank for rank in placed if rank not in present]
     settings = settings_for(job, seen.profile)
     creates = tuple(CreatePod(job, rank, settings) for rank in missing)
     writer = ConditionWriter(job, now)

@@ -69,6 +69,12 @@ class Line:
         return cls(queues, fleet, memory_of, lines)
 
     def __iter__(self) -> Iterator[Pending]:
+        if len(self._queue_lines) == 1:
+            # Nobody to take turns with.
+            (line,) = self._queue_lines.values()
+            while line:
+                yield line.pop()[1]
+            return
         heap = [(self._key(name), name, self.queues.version) for name in self._queue_lines]
         heapq.heapify(heap)
         while heap:

@@ -1,14 +1,14 @@
 """What a pending job needs of nodes and cards, in one place for placing and for explaining."""
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gpujob_api.gpujob import GPUJob, Reservation, ReservationSource, SharingMode, SpotPolicy
-from gpujob_api.gpuprofile import GPUProfile
+from gpujob_api.gpuprofile import GPUProfile, ProfileEntry
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.fragmentation import Demand
-from gpujob_operator.decide.reservation import profile_entry, wanted_reservation
+from gpujob_operator.decide.reservation import is_settled, profile_entry, wanted_reservation
 from gpujob_operator.decide.snapshot import NodeView, Taint
 from gpujob_operator.decide.workload import host_requests, pod_spec, tolerations
 
@@ -25,12 +25,18 @@ class Needs:
     memory_bytes: int
     hint_bytes: int
     exclusive: bool
+    # Whether its own measurement says what it needs.
+    settled: bool
     selector: Mapping[str, str]
     tolerations: tuple[Mapping[str, Any], ...]
 
-    @property
-    def alike(self) -> Hashable:
-        """The same for jobs that fit or do not fit together: thousands of them cost one answer."""
+    # The same for jobs that fit or do not fit together: thousands of them cost one answer.
+    alike: Hashable = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "alike", self._alike())
+
+    def _alike(self) -> Hashable:
         job = self.job
         measured = job.status.measurement
         return (
@@ -39,10 +45,18 @@ class Needs:
             str(self.tolerations),
             (job.spec.workers, job.spec.gpus_per_worker, job.spec.gpu.models),
             (job.spec.spot.policy, job.spec.sharing),
-            self.profile.metadata.name if self.profile is not None else "",
-            (measured.memory_bytes, measured.utilization_percent) if measured else None,
+            _known(self.profile.status.entries) if self.profile is not None else None,
+            (measured.memory_bytes, measured.utilization_percent, self.settled)
+            if measured
+            else None,
             job.status.counters.out_of_memory,
         )
+
+    @property
+    def node_wishes(self) -> Hashable:
+        """What `node_refusal` looks at."""
+        selector = tuple(sorted(self.selector.items()))
+        return selector, str(self.tolerations), self.job.spec.spot.policy
 
     def reservation(
         self, gpu_model: str, largest_bytes: int, configuration: Configuration
@@ -80,9 +94,19 @@ class Needs:
         )
 
 
-def needs_of(job: GPUJob, profile: GPUProfile | None) -> Needs:
+def _known(entries: tuple[ProfileEntry, ...]) -> Hashable:
+    """What placement reads of a profile."""
+    return tuple((e.gpu_model, e.memory_bytes, e.utilization_percent) for e in entries)
+
+
+def needs_of(
+    job: GPUJob, profile: GPUProfile | None, configuration: Configuration | None = None
+) -> Needs:
+    """What the job needs; without a configuration by the default one."""
     cpu, memory = host_requests(job)
     hint = job.spec.gpu.memory
+    measured = job.status.measurement
+    settled = measured is not None and is_settled(measured, configuration or Configuration())
     return Needs(
         job=job,
         profile=profile,
@@ -90,6 +114,7 @@ def needs_of(job: GPUJob, profile: GPUProfile | None) -> Needs:
         memory_bytes=memory,
         hint_bytes=hint.bytes if hint is not None else 0,
         exclusive=job.spec.sharing.mode is SharingMode.EXCLUSIVE,
+        settled=settled,
         selector=pod_spec(job).get("nodeSelector") or {},
         tolerations=tolerations(job),
     )

@@ -9,7 +9,7 @@ steps of 0.02 of a card (near-ties are ties, on purpose: the first row fills up 
 price; the first row. Among a node's cards: the lower cost, then the first.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import numpy as np
@@ -97,6 +97,16 @@ class _Scores:
         parts = (np.full(rows, np.inf) for _ in range(4))
         return cls(*parts, card=np.full(rows, -1, dtype=np.int64))
 
+    def reordered(self, order: Integers) -> "_Scores":
+        return replace(
+            self,
+            cost=self.cost[order],
+            worth=self.worth[order],
+            usable=self.usable[order],
+            stranded=self.stranded[order],
+            card=self.card[order],
+        )
+
     def put(self, rows: Integers, parts: Parts, at: Integers | slice) -> None:
         """Takes over the parts at these places of a longer evaluation."""
         self.worth[rows] = parts.worth[at]
@@ -111,6 +121,18 @@ class Ledger:
 
     valuation: Valuation | None = None
     scores: dict[Request, _Scores] = field(default_factory=dict[Request, _Scores])
+
+    def reordered(self, order: Integers) -> "Ledger":
+        """The figures of the fleet with its rows in this order. A mask names rows, so that what
+        was kept for masks is dropped."""
+        return Ledger(
+            self.valuation.reordered(order) if self.valuation is not None else None,
+            {
+                request: scores.reordered(order)
+                for request, scores in self.scores.items()
+                if request.nodes is None
+            },
+        )
 
     def of(self, fleet: Fleet, mix: Mix) -> Valuation:
         if self.valuation is None or self.valuation.tables.mix is not mix:

@@ -4,22 +4,22 @@ Total and deterministic: the same snapshot and time always give the same plan, w
 of the snapshot's tuples; applying a plan and planning again gives an empty plan.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from datetime import datetime
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, Summary
-from gpujob_api.gpuprofile import GPUProfile
 from gpujob_api.gpuqueue import GPUQueueStatus
 from gpujob_operator.decide import conditions, lifecycle, trouble
 from gpujob_operator.decide.admission import Admission
 from gpujob_operator.decide.board import Board
-from gpujob_operator.decide.capacity import Capacity, build_capacity, holds_cards
+from gpujob_operator.decide.capacity import Capacity, holds_cards
 from gpujob_operator.decide.conditions import ConditionWriter
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.lifecycle import Seen, Step
 from gpujob_operator.decide.line import Pending
-from gpujob_operator.decide.mix import mix_of
+from gpujob_operator.decide.memory import Inputs, Known, Memory, around
 from gpujob_operator.decide.plan import (
     DeletePod,
     Plan,
@@ -29,126 +29,225 @@ from gpujob_operator.decide.plan import (
     WriteQueueStatus,
     WriteStatus,
 )
-from gpujob_operator.decide.profiles import by_job, updated_profile
-from gpujob_operator.decide.queueing import Queues, QueueUse, queues_of
+from gpujob_operator.decide.profiles import updated_profile
+from gpujob_operator.decide.queueing import Queues, QueueUse
 from gpujob_operator.decide.releases import Releases
-from gpujob_operator.decide.snapshot import PodView, ReceivedReport, Snapshot
+from gpujob_operator.decide.snapshot import CardUsage, ReceivedReport, Snapshot
 from gpujob_operator.decide.summary import summarize
-from gpujob_operator.decide.workload import host_requests
+
+# After every deadline.
+FAR = datetime(9000, 1, 1, tzinfo=UTC)
 
 
-def plan(snapshot: Snapshot, now: datetime) -> Plan:
-    """Decides what to write. `now` is timezone-aware; nothing else tells the time."""
-    cycle = _Cycle.of(snapshot, now)
-    jobs = sorted(snapshot.jobs, key=lambda job: job.metadata.uid)
-    steps = {job.metadata.uid: _advance(job, cycle) for job in jobs}
+def plan(snapshot: Snapshot, now: datetime, memory: Memory | None = None) -> Plan:
+    """Decides what to write. `now` is timezone-aware; nothing else tells the time.
+
+    `memory` of earlier cycles makes it fast and changes nothing in the plan.
+    """
+    memory = memory if memory is not None else Memory()
+    memory.take_in(snapshot, now)
+    cycle = _Cycle(snapshot, now, memory)
+    steps = cycle.steps()
+    queues = memory.queues(snapshot)
     waiting = [
-        Pending(job, cycle.profiles.get(job.metadata.uid), cycle.pods.get(job.metadata.uid, ()))
-        for job in jobs
-        if not job.finished
-        and job.status.placement is None
-        and job.metadata.deletion_timestamp is None
+        Pending(known.job, known.profile, known.pods)
+        for known in memory.known.values()
+        if not known.held
+        and known.job.metadata.deletion_timestamp is None
+        and not known.job.finished
     ]
-    queues = queues_of(snapshot.queues, jobs)
     if waiting:
-        _admit(waiting, steps, queues, jobs, cycle)
+        _admit(waiting, steps, queues, cycle)
     items: list[PlanItem] = [
         RejectJob(job)
         for job in sorted(snapshot.invalid_jobs, key=lambda job: job.metadata.uid)
         if job.observed_generation != job.metadata.generation
     ]
-    for job in jobs:
-        items += _items(job, steps[job.metadata.uid], cycle)
-    items += _orphans(snapshot)
+    for uid in sorted(uid for uid, step in steps.items() if cycle.matters(uid, step)):
+        written = _items(memory.known[uid], steps[uid], cycle)
+        cycle.remember(uid, steps[uid], written)
+        items += written
+    items += _orphans(snapshot, memory.known.keys())
     items += _queue_items(snapshot, queues.use, waiting)
-    times = [step.next_seconds for step in steps.values() if step.next_seconds is not None]
-    return Plan(tuple(items), min(times, default=None))
+    return Plan(tuple(items), cycle.next_seconds(steps))
 
 
-def _admit(
-    waiting: list[Pending],
-    steps: dict[str, Step],
-    queues: Queues,
-    jobs: list[GPUJob],
-    cycle: "_Cycle",
-) -> None:
+class Planner:
+    """`plan` with a memory of its own, which a cycle that fails does not spoil."""
+
+    def __init__(self) -> None:
+        self._memory = Memory()
+
+    def __call__(self, snapshot: Snapshot, now: datetime) -> Plan:
+        memory, self._memory = self._memory, Memory()
+        decided = plan(snapshot, now, memory)
+        self._memory = memory
+        return decided
+
+
+def _admit(waiting: list[Pending], steps: dict[str, Step], queues: Queues, cycle: "_Cycle") -> None:
     """Gives the waiting jobs and those that make room for them their steps."""
-    mix = mix_of(jobs, cycle.profiles, cycle.capacity, cycle.configuration)
-    by_uid = {job.metadata.uid: job for job in jobs}
-    running = {
-        uid: job if step.status is job.status else replace(job, status=step.status)
-        for uid, step in steps.items()
-        if holds_cards(job := by_uid[uid]) and job.metadata.deletion_timestamp is None
-    }
+    memory = cycle.memory
     admission = Admission(
-        board=Board.of(cycle.capacity, mix),
+        board=Board.of(memory.capacity, memory.mix, memory.board),
         queues=queues,
-        releases=Releases.of(jobs, cycle.now),
+        releases=Releases(
+            cycle.now,
+            {uid: known.job for uid, known in memory.known.items()},
+            lambda job: memory.known[job.metadata.uid].profile_key,
+        ),
         configuration=cycle.configuration,
         now=cycle.now,
-        running={uid: job for uid, job in running.items() if holds_cards(job)},
-        profiles=cycle.profiles,
+        running=lambda: cycle.running(steps),
+        lowest_priority=memory.lowest_priority,
+        room_is_made=memory.room_is_made,
+        needs_of=memory.needs,
     )
     admission.admit(waiting)
     for uid, step in admission.steps.items():
-        steps[uid] = replace(step, deletes=steps[uid].deletes)
+        steps[uid] = replace(step, deletes=steps[uid].deletes) if steps[uid].deletes else step
     for uid, stop in admission.interruptions.stops.items():
-        steps[uid] = lifecycle.stopped_for(by_uid[uid], steps[uid], stop, cycle.now)
+        cycle.quiet.discard(uid)
+        steps[uid] = lifecycle.stopped_for(memory.known[uid].job, steps[uid], stop, cycle.now)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Cycle:
-    """The snapshot, indexed once."""
+    """One cycle: what is known, and which jobs need no second look."""
 
-    now: datetime
-    configuration: Configuration
-    capacity: Capacity
-    pods: Mapping[str, tuple[PodView, ...]]
-    reports: Mapping[str, ReceivedReport]
-    profiles: Mapping[str, GPUProfile]
-    nodes: frozenset[str]
     snapshot: Snapshot
+    now: datetime
+    memory: Memory
+    # Jobs of which nothing that matters changed since they last needed no write.
+    quiet: set[str] = field(default_factory=set[str])
+    # Jobs whose figures moved and are to be written later.
+    held_back: set[str] = field(default_factory=set[str])
+    _inputs: dict[str, Inputs] = field(default_factory=dict[str, Inputs])
 
-    @classmethod
-    def of(cls, snapshot: Snapshot, now: datetime) -> "_Cycle":
-        pods: dict[str, tuple[PodView, ...]] = {}
-        for pod in sorted(snapshot.pods, key=lambda p: (p.job_uid, p.attempt, p.rank, p.uid)):
-            pods[pod.job_uid] = (*pods.get(pod.job_uid, ()), pod)
-        requests = {job.metadata.uid: host_requests(job) for job in snapshot.jobs}
-        return cls(
-            now=now,
-            configuration=snapshot.configuration,
-            capacity=build_capacity(snapshot, now, requests),
-            pods=pods,
-            reports={r.job_uid: r for r in snapshot.reports if r.rank == 0},
-            profiles=by_job(snapshot.jobs, snapshot.profiles),
-            nodes=frozenset(node.name for node in snapshot.nodes),
-            snapshot=snapshot,
+    @property
+    def configuration(self) -> Configuration:
+        return self.snapshot.configuration
+
+    @property
+    def capacity(self) -> Capacity:
+        return self.memory.capacity
+
+    def steps(self) -> dict[str, Step]:
+        """The next step of every job's own life, by UID."""
+        reports = {r.job_uid: r for r in self.snapshot.reports if r.rank == 0}
+        usage = self.snapshot.usage
+        found: dict[str, Step] = {}
+        for uid, known in self.memory.known.items():
+            if not known.held and not known.pods:
+                found[uid] = Step(known.job.status)
+                continue
+            report = reports.get(uid)
+            used = usage.get((uid, known.job.status.attempt)) if usage else None
+            kept = self._kept(known, report, used)
+            if kept is not None:
+                self.quiet.add(uid)
+                found[uid] = kept
+            else:
+                inputs = Inputs(report, used, around(known.job, self.capacity))
+                self._inputs[uid] = inputs
+                found[uid] = self._advance(known, inputs)
+        return found
+
+    def _kept(
+        self, known: Known, report: ReceivedReport | None, used: CardUsage | None
+    ) -> Step | None:
+        """The last step where it still holds."""
+        inputs, until = known.inputs, known.quiet_until
+        if inputs is None or until is None or self.now >= until:
+            return None
+        if inputs.report is not report or inputs.usage != used:
+            return None
+        same_nodes = known.nodes.isdisjoint(self.memory.changed_nodes)
+        if same_nodes or inputs.around == around(known.job, self.capacity):
+            return known.step
+        return None
+
+    def _advance(self, known: Known, inputs: Inputs) -> Step:
+        seen = Seen(
+            pods=known.pods,
+            report=inputs.report,
+            usage=inputs.usage,
+            profile=known.profile,
+            trouble=trouble.find(known.job, self.capacity, self.configuration, self.now),
+            listening_since=self.snapshot.listening_since,
         )
+        return lifecycle.advance(known.job, seen, self.configuration, self.now)
+
+    def matters(self, uid: str, step: Step) -> bool:
+        """Whether anything could have to be written for the job."""
+        if uid in self.quiet:
+            return False
+        job = self.memory.known[uid].job
+        waits = job.status.phase is JobPhase.PENDING and step.status is job.status
+        return not waits or bool(step.deletes)
+
+    def remember(self, uid: str, step: Step, written: list[PlanItem]) -> None:
+        """Keeps a step that led to nothing, as long as nothing else can follow from the same."""
+        known, inputs = self.memory.known[uid], self._inputs.get(uid)
+        known.forget_step()
+        if written or inputs is None or not self._is_steady(known):
+            return
+        known.inputs, known.step = inputs, step
+        known.quiet_until = FAR
+        if step.next_seconds is not None:
+            known.next_at = self.now + timedelta(seconds=step.next_seconds)
+            # Deadlines closer than a second are told as one second.
+            known.quiet_until = known.next_at - timedelta(seconds=1)
+        told = known.job.status.observed_at
+        if told is not None and uid in self.held_back:
+            due = told + timedelta(seconds=self.configuration.progress_write_seconds)
+            known.quiet_until = min(known.quiet_until, due)
+
+    def _is_steady(self, known: Known) -> bool:
+        """Whether time alone brings nothing new before the next deadline: a job that runs on
+        nodes that are well, or has finished."""
+        job = known.job
+        placement = job.status.placement
+        if job.finished or placement is None:
+            return job.finished
+        if job.status.phase is not JobPhase.RUNNING:
+            return False
+        for worker in placement.workers:
+            node = self.capacity.nodes.get(worker.node)
+            if node is None or node.closed or node.node.not_ready_since is not None:
+                return False
+        return trouble.pressure(job, self.capacity) is None
+
+    def running(self, steps: Mapping[str, Step]) -> dict[str, GPUJob]:
+        """Jobs that hold cards, as they are after their step."""
+        found: dict[str, GPUJob] = {}
+        for uid, known in self.memory.known.items():
+            if not known.held or known.job.metadata.deletion_timestamp is not None:
+                continue
+            status = steps[uid].status
+            job = known.job if status is known.job.status else replace(known.job, status=status)
+            if holds_cards(job):
+                found[uid] = job
+        return found
+
+    def next_seconds(self, steps: Mapping[str, Step]) -> float | None:
+        """When the first deadline of any job is."""
+        fresh = [
+            step.next_seconds
+            for uid, step in steps.items()
+            if step.next_seconds is not None and uid not in self.quiet
+        ]
+        known = self.memory.known
+        kept = (known[uid].next_at for uid in self.quiet)
+        first = min((at for at in kept if at is not None), default=None)
+        if first is not None:
+            fresh.append((first - self.now).total_seconds())
+        return min(fresh, default=None)
 
 
-def _advance(job: GPUJob, cycle: _Cycle) -> Step:
-    uid = job.metadata.uid
-    seen = Seen(
-        pods=cycle.pods.get(uid, ()),
-        report=cycle.reports.get(uid),
-        usage=cycle.snapshot.usage.get((uid, job.status.attempt)),
-        profile=cycle.profiles.get(uid),
-        trouble=trouble.find(job, cycle.capacity, cycle.configuration, cycle.now),
-        lost_nodes=_lost_nodes(job, cycle),
-        listening_since=cycle.snapshot.listening_since,
-    )
-    return lifecycle.advance(job, seen, cycle.configuration, cycle.now)
-
-
-def _lost_nodes(job: GPUJob, cycle: _Cycle) -> frozenset[str]:
-    placement = job.status.placement
-    workers = placement.workers if placement is not None else ()
-    return frozenset(worker.node for worker in workers if worker.node not in cycle.nodes)
-
-
-def _items(job: GPUJob, step: Step, cycle: _Cycle) -> list[PlanItem]:
+def _items(known: Known, step: Step, cycle: _Cycle) -> list[PlanItem]:
     """The job's writes in order: its status, then its pods, then what was learned."""
+    job = known.job
     if job.metadata.deletion_timestamp is not None:
         return list(step.deletes)
     if step.status is job.status and job.status.phase is JobPhase.PENDING:
@@ -160,10 +259,12 @@ def _items(job: GPUJob, step: Step, cycle: _Cycle) -> list[PlanItem]:
     status = _finish_status(job, step.status, cycle)
     if _worth_writing(job, status, cycle):
         items.append(WriteStatus(job, replace(status, observed_at=cycle.now), step.events))
+    elif status != job.status:
+        cycle.held_back.add(job.metadata.uid)
     items += step.deletes
     items += step.creates
-    known = replace(job, status=status)
-    profile = updated_profile(known, cycle.profiles.get(job.metadata.uid), cycle.now)
+    after = replace(job, status=status)
+    profile = updated_profile(after, known.profile, cycle.now)
     if profile is not None:
         items.append(SaveProfile(profile))
     return items
@@ -240,16 +341,17 @@ def _essence(status: GPUJobStatus) -> tuple[object, ...]:
     return still, findings, measured is not None, timed, status.checkpoint is not None
 
 
-def _orphans(snapshot: Snapshot) -> list[PlanItem]:
+def _orphans(snapshot: Snapshot, known: Collection[str]) -> list[PlanItem]:
     """Pods whose job is gone, should the garbage collector not have seen them (I7)."""
-    known = {job.metadata.uid for job in snapshot.jobs}
-    known |= {job.metadata.uid for job in snapshot.invalid_jobs}
+    invalid = {job.metadata.uid for job in snapshot.invalid_jobs}
     grace = snapshot.configuration.termination_grace_seconds
-    return [
-        DeletePod(pod, grace, "its GPUJob is gone")
-        for pod in sorted(snapshot.pods, key=lambda p: p.uid)
-        if pod.job_uid not in known and pod.deletion_at is None
+    orphans = [
+        pod
+        for pod in snapshot.pods
+        if pod.job_uid not in known and pod.deletion_at is None and pod.job_uid not in invalid
     ]
+    orphans.sort(key=lambda pod: pod.uid)
+    return [DeletePod(pod, grace, "its GPUJob is gone") for pod in orphans]
 
 
 def _queue_items(
@@ -257,10 +359,11 @@ def _queue_items(
 ) -> list[PlanItem]:
     """Written when counts of jobs or cards changed; reserved memory alone follows with them."""
     items: list[PlanItem] = []
+    counts = Counter(entry.job.spec.queue for entry in waiting) if snapshot.queues else {}
     for queue in sorted(snapshot.queues, key=lambda q: q.metadata.name):
         name = queue.metadata.name
         held = use.get(name, QueueUse())
-        pending = sum(1 for entry in waiting if entry.job.spec.queue == name)
+        pending = counts.get(name, 0)
         status = GPUQueueStatus(
             observed_generation=queue.metadata.generation,
             pending_jobs=pending,

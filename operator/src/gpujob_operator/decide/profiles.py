@@ -1,6 +1,5 @@
 """GPUProfile: finding what is known about a workload, and saving what was measured."""
 
-from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 
@@ -15,17 +14,6 @@ ENTRIES_MAX = 32
 
 def profile_name(job: GPUJob) -> str:
     return f"workload-{fingerprint(job.spec)}"
-
-
-def by_job(jobs: Iterable[GPUJob], profiles: Iterable[GPUProfile]) -> Mapping[str, GPUProfile]:
-    """The profile of each job's workload, by job UID; only within the job's namespace."""
-    known = {(p.metadata.namespace, p.metadata.name): p for p in profiles}
-    found: dict[str, GPUProfile] = {}
-    for job in jobs:
-        profile = known.get((job.metadata.namespace, profile_name(job)))
-        if profile is not None:
-            found[job.metadata.uid] = profile
-    return found
 
 
 def updated_profile(job: GPUJob, profile: GPUProfile | None, now: datetime) -> GPUProfile | None:

@@ -27,6 +27,15 @@ class QueueUse:
     gpus: int = 0
     memory_bytes: int = 0
 
+    def count(self, job: GPUJob, status: GPUJobStatus, sign: int = 1) -> None:
+        """Adds what the job holds by this status; with `sign` -1 takes it away."""
+        if status.placement is None or status.reservation is None:
+            return
+        cards = sum(len(worker.gpus) for worker in status.placement.workers)
+        self.jobs += sign
+        self.gpus += sign * cards
+        self.memory_bytes += sign * cards * status.reservation.memory_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class _Limit:
@@ -61,19 +70,20 @@ class Queues:
     # Grows with every change of use: whoever keeps a share knows when to ask again.
     version: int = 0
 
+    @classmethod
+    def of(cls, by_name: Mapping[str, GPUQueue], use: dict[str, QueueUse]) -> "Queues":
+        """Queues with what each holds by itself."""
+        found = cls(by_name, use)
+        for name, held in use.items():
+            root = found.root(name)
+            found.group_use[root] = _sum_of(found.group_use.get(root, QueueUse()), held)
+        return found
+
     def add(self, job: GPUJob, status: GPUJobStatus, sign: int = 1) -> None:
         """Counts what the job holds by this status; with `sign` -1 no longer."""
-        if status.placement is None or status.reservation is None:
-            return
-        cards = sum(len(worker.gpus) for worker in status.placement.workers)
         name = job.spec.queue
-        for use in (
-            self.use.setdefault(name, QueueUse()),
-            self.group_use.setdefault(self.root(name), QueueUse()),
-        ):
-            use.jobs += sign
-            use.gpus += sign * cards
-            use.memory_bytes += sign * cards * status.reservation.memory_bytes
+        self.use.setdefault(name, QueueUse()).count(job, status, sign)
+        self.group_use.setdefault(self.root(name), QueueUse()).count(job, status, sign)
         self.version += 1
 
     @contextmanager

@@ -4,18 +4,21 @@ From a job's own measured pace where it says how many steps it has, else from ru
 workload that succeeded. Nothing known is infinite: nobody counts on it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from math import inf
 from statistics import median
 
 from gpujob_api.gpujob import GPUJob, JobPhase
-from gpujob_operator.decide.capacity import holds_cards
 from gpujob_operator.decide.estimate import RUNS_MAX, remaining_seconds
 from gpujob_operator.decide.profiles import profile_name
 
 _Workload = tuple[str, str]
+
+
+def _workload(job: GPUJob) -> _Workload:
+    return job.metadata.namespace, profile_name(job)
 
 
 @dataclass(slots=True)
@@ -24,6 +27,7 @@ class Releases:
 
     now: datetime
     jobs: Mapping[str, GPUJob] = field(default_factory=dict[str, GPUJob])
+    workload_of: Callable[[GPUJob], _Workload] = _workload
     _history: dict[_Workload, float] | None = None
     _known: dict[str, float] = field(default_factory=dict[str, float])
 
@@ -64,9 +68,25 @@ class Releases:
 
     def _expected(self, job: GPUJob) -> float:
         if self._history is None:
-            self._history = _history(self.jobs.values())
-        # The fingerprint costs more than all the rest; without history nobody asks for it.
-        return self._history.get(_workload(job), inf) if self._history else inf
+            self._history = self._lengths()
+        return self._history.get(self.workload_of(job), inf) if self._history else inf
+
+    def _lengths(self) -> dict[_Workload, float]:
+        """The median length of the newest succeeded runs of each workload, in seconds."""
+        ended = [
+            (job.status.finished_at, job.status.started_at, job)
+            for job in self.jobs.values()
+            if job.status.phase is JobPhase.SUCCEEDED
+            and job.status.finished_at is not None
+            and job.status.started_at is not None
+        ]
+        ended.sort(key=lambda run: (run[0], run[2].metadata.uid), reverse=True)
+        runs: dict[_Workload, list[float]] = {}
+        for finished_at, started_at, job in ended:
+            found = runs.setdefault(self.workload_of(job), [])
+            if len(found) < RUNS_MAX:
+                found.append(max((finished_at - started_at).total_seconds(), 0.0))
+        return {workload: median(lengths) for workload, lengths in runs.items()}
 
 
 def _own_remaining(job: GPUJob) -> float | None:
@@ -74,31 +94,3 @@ def _own_remaining(job: GPUJob) -> float | None:
     if measured is None or measured.current is None:
         return None
     return remaining_seconds(measured.step, measured.steps_total, measured.current.step_seconds)
-
-
-def _workload(job: GPUJob) -> _Workload:
-    return job.metadata.namespace, profile_name(job)
-
-
-def _history(jobs: Iterable[GPUJob]) -> dict[_Workload, float]:
-    """The median length of the newest succeeded runs of each workload, in seconds."""
-    ended = [
-        (job.status.finished_at, job.status.started_at, job)
-        for job in jobs
-        if job.status.phase is JobPhase.SUCCEEDED
-        and job.status.finished_at is not None
-        and job.status.started_at is not None
-    ]
-    ended.sort(key=lambda run: (run[0], run[2].metadata.uid), reverse=True)
-    runs: dict[_Workload, list[float]] = {}
-    for finished_at, started_at, job in ended:
-        found = runs.setdefault(_workload(job), [])
-        if len(found) < RUNS_MAX:
-            found.append(max((finished_at - started_at).total_seconds(), 0.0))
-    return {workload: median(lengths) for workload, lengths in runs.items()}
-
-
-def running(jobs: Iterable[GPUJob]) -> list[GPUJob]:
-    """Jobs that hold cards and are not being stopped, in order of their UIDs."""
-    held = [job for job in jobs if holds_cards(job) and job.status.phase is not JobPhase.STOPPING]
-    return sorted(held, key=lambda job: job.metadata.uid)

@@ -6,6 +6,7 @@ cards beyond what the node's free processor or memory can serve. A placement's c
 from the first two and adds to the third.
 """
 
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,6 +52,17 @@ class Valuation:
         self.model = np.zeros(rows, dtype=np.int64)
         self._seen = 0
         self.renew(fleet)
+
+    def reordered(self, order: Integers) -> "Valuation":
+        """The same figures for the fleet with its rows in this order."""
+        other = copy(self)
+        other.state, other.worth, other.usable = (
+            self.state[order],
+            self.worth[order],
+            self.usable[order],
+        )
+        other.slots, other.model = self.slots[order], self.model[order]
+        return other
 
     def renew(self, fleet: Fleet) -> None:
         """Brings the rows that changed up to date."""

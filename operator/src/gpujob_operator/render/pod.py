@@ -43,7 +43,7 @@ def worker_pod(create: CreatePod, configuration: Configuration) -> dict[str, Any
     job = create.job
     placement = job.status.placement
     assert placement is not None, "a pod is created only for a placed job"
-    worker = placement.workers[create.rank]
+    worker = next(worker for worker in placement.workers if worker.rank == create.rank)
     template = copy.deepcopy(dict(job.spec.template))
     spec: dict[str, Any] = template.get("spec") or {}
     _complete_spec(spec, job, worker, configuration)

@@ -1,0 +1,217 @@
+"""Why a job fits nowhere now, with numbers: the cards counted by what keeps it off them.
+
+What is found on a node holds as long as the node is the same object, and is kept for the next
+cycle: thousands of waiting jobs are told again and again.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from gpujob_api.gpujob import Reservation
+from gpujob_api.quantities import format_memory
+from gpujob_operator.decide.board import Board, Kept, disturbed
+from gpujob_operator.decide.capacity import Capacity, Card, NodeCapacity
+from gpujob_operator.decide.interference import summed_utilization_limit_percent
+from gpujob_operator.decide.needs import Needs, node_refusal
+
+# Kinds of jobs whose findings are kept.
+KINDS_MAX = 64
+
+
+@dataclass(slots=True)
+class Refusal:
+    """`possible` is False when the job never fits on these cards. The message is found when it is
+    asked for: most are not."""
+
+    possible: bool
+    describe: Callable[[], str]
+    _message: str | None = None
+
+    @property
+    def message(self) -> str:
+        if self._message is None:
+            self._message = self.describe()
+        return self._message
+
+
+@dataclass(frozen=True, slots=True)
+class _Findings:
+    """Of one node: how many cards for each reason, and the nearest fit."""
+
+    node: NodeCapacity
+    claimed: frozenset[str]
+    counts: Counter[str] = field(default_factory=Counter[str])
+    nearest: tuple[int, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Misfit:
+    """A card that does not do: the finding, and what is missing in bytes where that is it."""
+
+    finding: str
+    missing_bytes: int = 0
+
+
+def refuse(
+    needs: Needs, model: str, wanted: Reservation | None, board: Board, placed: int
+) -> Refusal:
+    """The refusal on cards of one model; `placed` workers of the gang found a place."""
+    # As it was when the job was refused: its own claim is not in its way.
+    capacity, claimed_on = board.capacity, board.claimed_on
+    return Refusal(
+        _possible(needs, model, wanted, board),
+        lambda: _explain(needs, model, wanted, capacity, claimed_on, board.kept, placed),
+    )
+
+
+def no_model(needs: Needs, board: Board) -> Refusal:
+    """There is no card of a model that the job accepts."""
+    present = sorted(board.capacity.largest)
+    wanted = ", ".join(needs.job.spec.gpu.models) or "any"
+    have = ", ".join(present) or "none: no node with an agent has joined"
+    message = f"no card of model {wanted}; models in the cluster: {have}"
+    return Refusal(False, lambda: message)
+
+
+def _possible(needs: Needs, model: str, wanted: Reservation | None, board: Board) -> bool:
+    """Whether the workers would fit were all cards well and none of our jobs there."""
+    key = (needs.alike, model)
+    found = board.kept.facts.get(key)
+    if found is None:
+        least = needs.least_bytes(model, wanted)
+        count = needs.job.spec.gpus_per_worker
+        places = 0
+        for node in board.capacity.nodes.values():
+            misfit = _node_never(needs, node)
+            large = (
+                c.total_bytes - c.driver_bytes >= least for c in node.cards if c.model == model
+            )
+            places += 0 if misfit else sum(large) // count
+        found = board.kept.facts[key] = places >= needs.job.spec.workers
+    return found
+
+
+def _node_never(needs: Needs, node: NodeCapacity) -> bool:
+    """Whether the job can never be on this node, whatever else is there."""
+    if needs.cpu_milli > node.node.cpu_milli_allocatable:
+        return True
+    if needs.memory_bytes > node.node.memory_bytes_allocatable:
+        return True
+    return bool(node_refusal(needs, node.node))
+
+
+def _explain(
+    needs: Needs,
+    model: str,
+    wanted: Reservation | None,
+    capacity: Capacity,
+    claimed_on: Mapping[str, frozenset[str]],
+    kept: Kept,
+    placed: int,
+) -> str:
+    """Counts the cards by what keeps the job off them, and names the nearest fit."""
+    key = (needs.alike, model)
+    findings = kept.findings.setdefault(key, {})
+    while len(kept.findings) > KINDS_MAX:
+        del kept.findings[next(iter(kept.findings))]
+    counts: Counter[str] = Counter()
+    nearest: tuple[int, str] | None = None
+    for name, node in capacity.nodes.items():
+        known = findings.get(name)
+        claimed = claimed_on.get(name, frozenset())
+        if not isinstance(known, _Findings) or known.node is not node or known.claimed != claimed:
+            known = findings[name] = _look(needs, model, wanted, node, claimed)
+        counts.update(known.counts)
+        if known.nearest is not None:
+            nearest = min(nearest or (2**63, ""), known.nearest)
+    total = sum(counts.values())
+    asked = needs.job.spec.workers * needs.job.spec.gpus_per_worker
+    what = _what(needs, wanted)
+    text = "; ".join(f"{n} {finding}" for finding, n in sorted(counts.items()))
+    gang = f" (room for {placed} of {needs.job.spec.workers} workers)" if placed else ""
+    message = f"needs {asked} x {what}{gang}; of {total} cards: {text}"
+    if nearest is not None:
+        message += f"; nearest: {nearest[1]}, {format_memory(nearest[0])} are missing"
+    return message
+
+
+def _look(
+    needs: Needs,
+    model: str,
+    wanted: Reservation | None,
+    node: NodeCapacity,
+    claimed: frozenset[str],
+) -> _Findings:
+    counts: Counter[str] = Counter()
+    nearest: tuple[int, str] | None = None
+    on_node = _node_misfit(needs, node)
+    for card in node.cards:
+        if card.model != model:
+            continue
+        misfit = on_node or _card_misfit(needs, wanted, card, claimed)
+        counts[misfit.finding if misfit else "free, but too few on one node"] += 1
+        if misfit is not None and misfit.missing_bytes:
+            nearest = min(nearest or (2**63, ""), (misfit.missing_bytes, _place(node, card)))
+    return _Findings(node, claimed, counts, nearest)
+
+
+def _node_misfit(needs: Needs, node: NodeCapacity) -> _Misfit | None:
+    if node.closed:
+        return _Misfit(node.closed)
+    refusal = node_refusal(needs, node.node)
+    if refusal:
+        return _Misfit(refusal)
+    if node.cpu_milli_free < needs.cpu_milli:
+        return _Misfit(f"{needs.cpu_milli - node.cpu_milli_free} milli-CPU short")
+    if node.memory_bytes_free < needs.memory_bytes:
+        short = needs.memory_bytes - node.memory_bytes_free
+        return _Misfit(f"{format_memory(short)} host memory short")
+    return None
+
+
+def _card_misfit(
+    needs: Needs, wanted: Reservation | None, card: Card, claimed: frozenset[str]
+) -> _Misfit | None:
+    if card.blocked:
+        return _Misfit(f"blocked ({card.blocked.split(':')[0]})")
+    room = card.total_bytes - card.driver_bytes
+    least = needs.least_bytes(card.model, wanted)
+    if least > room:
+        return _Misfit("too small", least - room)
+    if card.uuid in claimed:
+        return _Misfit("kept for an earlier job")
+    if card.taken:
+        return _Misfit("held whole by another job")
+    if wanted is None and card.tenants:
+        return _Misfit("shared already, and this job starts alone until it is measured")
+    if needs.exclusive and disturbed(card):
+        return _Misfit(f"used by strangers ({format_memory(card.others_bytes)})")
+    if card.free_bytes < least:
+        stranger = disturbed(card)
+        finding = "too full, strangers included" if stranger else "too full"
+        return _Misfit(finding, least - card.free_bytes)
+    return _slowed(needs, wanted, card) if wanted is not None else None
+
+
+def _slowed(needs: Needs, wanted: Reservation, card: Card) -> _Misfit | None:
+    if not card.tenants:
+        return None
+    total = card.utilization_percent + wanted.utilization_percent
+    limits = [tenant.max_slowdown_percent for tenant in card.tenants]
+    limit = min(*limits, needs.job.spec.sharing.max_slowdown_percent)
+    if total <= summed_utilization_limit_percent(limit):
+        return None
+    return _Misfit(f"busy: {total:.0f} % together would slow a job by over {limit} %")
+
+
+def _what(needs: Needs, wanted: Reservation | None) -> str:
+    if wanted is not None:
+        return f"{format_memory(wanted.memory_bytes)} at {wanted.utilization_percent:.0f} %"
+    hint = f" of at least {format_memory(needs.hint_bytes)}" if needs.hint_bytes else ""
+    return f"a whole card{hint}"
+
+
+def _place(node: NodeCapacity, card: Card) -> str:
+    free = format_memory(max(card.free_bytes, 0))
+    return f"{card.uuid} on {node.node.name} with {free} free of {format_memory(card.total_bytes)}"

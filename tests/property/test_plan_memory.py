@@ -1,0 +1,152 @@
+"""What planning remembers changes no plan, whatever was there before."""
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpujob_api.gpujob import GPUJob, JobPhase, SharingMode
+from gpujob_api.quantities import GIB
+from gpujob_operator.decide.memory import Memory
+from gpujob_operator.decide.plan import Plan
+from gpujob_operator.decide.planner import Planner, plan
+from gpujob_operator.decide.snapshot import Snapshot
+from tests.harness.builders import (
+    make_card,
+    make_gpu_node,
+    make_job,
+    make_queue,
+    make_report,
+    measured,
+    received,
+    used,
+    with_status,
+)
+from tests.harness.world import World
+from tests.property.plan_snapshots import NOW, fresh_clusters, odd_snapshots
+
+slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
+some = settings(max_examples=60, deadline=None, suppress_health_check=slow)
+
+
+def assert_same(remembered: Plan, fresh: Plan) -> None:
+    assert remembered.items == fresh.items
+    # Deadlines are kept as moments: their distance is the same but for the last digits.
+    if fresh.next_seconds is None or remembered.next_seconds is None:
+        assert remembered.next_seconds == fresh.next_seconds
+    else:
+        assert remembered.next_seconds == pytest.approx(fresh.next_seconds, abs=1e-3)
+
+
+def some_of(one: tuple[Any, ...], other: tuple[Any, ...], random: Random) -> tuple[Any, ...]:
+    """Objects of both, each once, by UID or name."""
+    mixed: dict[str, Any] = {}
+    for item in random.sample((*one, *other), len(one) + len(other)):
+        if random.random() < 0.8:
+            name = getattr(item, "uid", "") or getattr(item, "name", "")
+            mixed.setdefault(name or item.metadata.uid or item.metadata.name, item)
+    return tuple(mixed.values())
+
+
+def between(one: Snapshot, other: Snapshot, random: Random) -> Snapshot:
+    """A picture in which some is of the one, some of the other, and some is gone."""
+    return replace(
+        one,
+        jobs=some_of(one.jobs, other.jobs, random),
+        pods=some_of(one.pods, other.pods, random),
+        nodes=some_of(one.nodes, other.nodes, random),
+        gpu_nodes=one.gpu_nodes if random.random() < 0.5 else other.gpu_nodes,
+        queues=some_of(one.queues, other.queues, random),
+        profiles=some_of(one.profiles, other.profiles, random),
+        reports=one.reports if random.random() < 0.5 else other.reports,
+        usage=one.usage if random.random() < 0.5 else other.usage,
+    )
+
+
+@some
+@given(odd_snapshots() | fresh_clusters(), odd_snapshots() | fresh_clusters(), st.integers(0, 999))
+def test_a_memory_of_another_picture_changes_nothing(
+    one: Snapshot, other: Snapshot, seed: int
+) -> None:
+    random = Random(seed)
+    memory = Memory()
+    pictures = (one, between(one, other, random), other, between(other, one, random), one, one)
+    for number, snapshot in enumerate(pictures):
+        now = NOW + timedelta(seconds=number * 7)
+        assert_same(plan(snapshot, now, memory), plan(snapshot, now))
+
+
+# -- a cluster that lives
+
+
+def any_job(random: Random, number: int, seconds: float) -> GPUJob:
+    fields: dict[str, Any] = {
+        "created": seconds,
+        "priority": random.choice([0, 0, 0, 2]),
+        "queue": random.choice(["default", "a", "b"]),
+        "workers": random.choice([1, 1, 2]),
+    }
+    kind = f"kind{random.randrange(3)}"
+    if random.random() < 0.3:
+        fields["sharing"] = SharingMode.EXCLUSIVE
+    job = make_job(f"job{number}", **fields)
+    if random.random() < 0.5:
+        known = measured(random.choice([2, 5, 9]) * GIB, utilization_percent=10.0)
+        job = with_status(job, measurement=replace(known, steps_total=random.choice([None, 400])))
+    return replace(job, spec=replace(job.spec, template=make_job(kind).spec.template))
+
+
+class Living(World):
+    """A world that plans with a memory, and asserts in every cycle that it does not matter."""
+
+    def __init__(self, *jobs: GPUJob, **snapshot: Any) -> None:
+        super().__init__(*jobs, **snapshot)
+        self.planner = Planner()
+        self.cycles = 0
+
+    def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
+        fresh = plan(snapshot, now)
+        assert_same(self.planner(snapshot, now), fresh)
+        self.cycles += 1
+        return fresh
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_life_with_a_memory_is_the_life_without(seed: int) -> None:
+    random = Random(seed)
+    nodes = [
+        make_gpu_node(f"n{n}", *(make_card(f"GPU-{n}{k}", index=k) for k in range(2)))
+        for n in range(3)
+    ]
+    queues = [make_queue("a", gpus=2, borrow=3), make_queue("b", gpus=3)]
+    world = Living(gpu_nodes=nodes, queues=queues)
+    for number in range(25):
+        world.submit(any_job(random, number, world.seconds))
+        running = sorted(world.running())
+        if running and random.random() < 0.6:
+            world.end(random.choice(running), random.choice([0, 0, 1]))
+        reports, usage = [], {}
+        for job in world.snapshot.jobs:
+            if job.status.phase is JobPhase.RUNNING and random.random() < 0.7:
+                step = int(world.seconds)
+                report = make_report(job.status.attempt, step=step, checkpoint_step=step // 2)
+                reports.append(received(job, report, world.seconds))
+                usage[job.metadata.uid, job.status.attempt] = used(random.choice([3, 6]) * GIB)
+        world.snapshot = replace(world.snapshot, reports=tuple(reports), usage=usage)
+        world.tick(random.choice([0.5, 3.0, 20.0, 90.0]))
+    assert world.cycles > 50
+
+
+def test_a_cycle_that_fails_leaves_no_half_memory() -> None:
+    planner = Planner()
+    world = World(make_job("a"))
+    good = world.snapshot
+    planner(good, NOW)
+    broken = replace(good, pods=(None,))  # type: ignore[arg-type]
+    with pytest.raises(AttributeError):
+        planner(broken, NOW)
+    assert planner(good, NOW) == plan(good, NOW)
