@@ -30,10 +30,16 @@ simulate: setup ## Run the decision core through seeded faults in virtual time (
 .PHONY: bench
 bench: setup ## Print the benchmarks (DATA=dir with openb, muri, pollux, gavel for those on traces)
 	@$(VENV)/python -m bench.scale
+	@$(VENV)/python -m bench.worker --quick
+	@$(VENV)/python -m bench.overhead --quick
 	@test -z "$(DATA)" || $(VENV)/python -m bench.placement --data "$(DATA)/openb"
 	@test -z "$(DATA)" || $(VENV)/python -m bench.sharing --data "$(DATA)/muri"
 	@test -z "$(DATA)" || $(VENV)/python -m bench.gangs --data "$(DATA)/pollux"
 	@test -z "$(DATA)" || $(VENV)/python -m bench.interference --data "$(DATA)/gavel"
+
+.PHONY: bench-gpu
+bench-gpu: setup ## Measure the worker on this machine's GPU, 8 minutes (writes bench/results/)
+	@$(VENV)/python -m bench.gpu
 
 .PHONY: lint
 lint: setup ## Check format, style, types, layers and the project's own rules; says all at once

@@ -1,5 +1,6 @@
 """Programs that take turns: real processes, a torch of a few lines in place of the real one."""
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -172,7 +173,11 @@ def test_no_stopped_program_outlives_a_conductor_that_is_killed(script: Path) ->
         os.kill(os.getpid(), signal.SIGKILL)
     """
     found = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "TMPDIR": str(script.parent)},
     )
     child = int(found.stdout)
     deadline = time.monotonic() + 20
