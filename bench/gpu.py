@@ -4,7 +4,8 @@
     python -m bench.gpu --device cpu --quick      # the same code on the CPU, to try it out
 
 Needs torch from a checkout, nothing installed and no network; what is not installed is named. The
-parts share the time; what no longer fits is left out and said. Writes bench/results/<device>.json
+parts share the time; what no longer fits is left out and said. Compilation is most of it: for all
+ways of all workloads give two runs of three and two workloads. Writes bench/results/<device>.json
 and .txt with the tables, the device's name, its driver and versions.
 
 Exits with 1 when there is no CUDA device.
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = measure(names, parts, scale, options.minutes * 60)
     result = {**found, **about(scale), "bench": "gpu"}
     text = tables(result)
-    path = write(result, text, options.results)
+    path = write(result, text, options.results, () if tuple(names) == WORKLOADS else names)
     print(f"{text}\nwritten to {path} and its .txt")
     print(json.dumps(result))
     return 0
@@ -112,9 +113,9 @@ def tables(result: dict[str, Any]) -> str:
     return printed.getvalue().rstrip()
 
 
-def write(result: dict[str, Any], text: str, folder: Path) -> Path:
-    """The JSON object and the tables, named after the device."""
-    name = result.get("device_name") or result["device"]
+def write(result: dict[str, Any], text: str, folder: Path, only: Sequence[str] = ()) -> Path:
+    """The JSON object and the tables, named after the device, and the workloads if not all."""
+    name = "-".join([result.get("device_name") or result["device"], *only])
     stem = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{stem}.json"

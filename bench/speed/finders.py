@@ -146,6 +146,7 @@ def main() -> None:
     batch, errors = FINDERS[options.finder](training, options.batch_size)
     facts = {"found_seconds": time.perf_counter() - start, "tried": training.trials}
     gc.collect()  # what the search has left is not held against it
+    torch.cuda.empty_cache()
     steps = training.steps(batch)
     next(steps)
     participant().begin(batch=batch, out_of_memory=errors, **facts)

@@ -76,9 +76,22 @@ class Bench:
             (1,) if nn.BatchNorm2d in kinds else (1, 2),
             sorted({min(count, len(os.sched_getaffinity(0)) - 1) for count in WORKERS}),
         )
-        # Compiling for parts as well would double the longest part of the search.
-        points = [Point(*choice) for choice in choices]
-        return [p for p in points if not (p.compiled and (p.parts > 1 or p.precision == "tf32"))]
+        return [point for point in (Point(*c) for c in choices) if self._sensible(point)]
+
+    def _sensible(self, point: Point) -> bool:
+        """Leaves out what nobody would try, above all where it costs another compilation."""
+        if point.compiled and (point.parts > 1 or point.precision == "tf32"):
+            return False
+        if self.device == "cpu":
+            return True
+        if point.compiled and (point.precision != "bfloat16" or not self._last_if_images(point)):
+            return False
+        if point.precision == "tf32" and (point.fused or point.channels_last):
+            return False
+        return point.parts == 1 or (point.precision == "bfloat16" and point.fused)
+
+    def _last_if_images(self, point: Point) -> bool:
+        return point.channels_last or nn.Conv2d not in map(type, self.model.modules())
 
     def seconds(self, point: Point, steps: int) -> float:
         """Time of `steps` steps from a fresh pass over the data on."""

@@ -15,7 +15,7 @@ PLAIN, AGAIN, AUTO, COMPILED, BY_HAND = "plain", "plain again", "auto", "auto, c
 ACCELERATE, LIGHTNING = "accelerate", "lightning"
 STEPS_MANY = 1_000_000
 # 2 to warm up, 5 as baseline, 10 to confirm, and a pass over the data must have ended.
-FREE_STEPS = 36
+FREE_STEPS = 28
 FREE_STEPS_TIGHT = 20
 
 

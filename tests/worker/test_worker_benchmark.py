@@ -26,6 +26,17 @@ def test_every_point_by_hand_makes_sense(name: str) -> None:
     assert any(point.parts > 1 for point in points) != convolutions
 
 
+@pytest.mark.parametrize("name", ["resnet50", "gpt2"])
+def test_on_a_card_each_workload_is_compiled_once(name: str) -> None:
+    bench = Bench(name, "tiny")
+    bench.device = "cuda"
+    points = bench.points(compiled=True)
+    compiled = {(p.precision, p.channels_last) for p in points if p.compiled}
+    assert compiled == {("bfloat16", name == "resnet50")}
+    assert {p.precision for p in points} == {"float32", "tf32", "bfloat16"}
+    assert len(points) <= 24
+
+
 @pytest.mark.parametrize("point", [Point(parts=2), Point(fused=True), Point(workers=1)])
 def test_a_point_learns_what_the_script_learns(point: Point) -> None:
     def loss_after_steps(point: Point) -> float:

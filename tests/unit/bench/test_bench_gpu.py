@@ -91,12 +91,12 @@ def test_figures_are_kept_with_the_device_and_its_versions(
 ) -> None:
     arguments = ["--device", "cpu", "--quick", "--results", str(tmp_path), "--workloads", "gpt2"]
     assert gpu.main(arguments) == 0
-    kept = json.loads((tmp_path / "cpu.json").read_text())
+    kept = json.loads((tmp_path / "cpu-gpt2.json").read_text())
     assert kept == json.loads(capsys.readouterr().out.splitlines()[-1])
     assert kept["results"][0]["speedup"] == 2.0
     assert kept["versions"]["torch"] == torch.__version__
     assert kept["size"] == "tiny"
-    text = (tmp_path / "cpu.txt").read_text()
+    text = (tmp_path / "cpu-gpt2.txt").read_text()
     assert "Step time against the script alone" in text
     assert torch.__version__ in text
 
@@ -104,6 +104,8 @@ def test_figures_are_kept_with_the_device_and_its_versions(
 def test_a_cards_name_names_its_files(tmp_path: Path) -> None:
     result = {"device": "cuda", "device_name": "NVIDIA H100 80GB HBM3"}
     assert gpu.write(result, "text", tmp_path).name == "nvidia-h100-80gb-hbm3.json"
+    part = gpu.write(result, "text", tmp_path, ["vit", "bert"])
+    assert part.name == "nvidia-h100-80gb-hbm3-vit-bert.json"
 
 
 def test_every_workload_is_measured_by_default(recorded: Recorded) -> None:
