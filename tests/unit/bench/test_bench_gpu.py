@@ -120,6 +120,26 @@ def test_devices_are_described() -> None:
     assert "accelerate" in found["versions"]
 
 
+def test_a_card_is_described_by_name_memory_driver_and_versions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Properties:
+        total_memory = 80 * 2**30
+
+    def name(_: int) -> str:
+        return "NVIDIA H100"
+
+    def properties(_: int) -> Properties:
+        return Properties()
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    monkeypatch.setattr(torch.cuda, "get_device_name", name)
+    found = describe_device(scale_of("cuda", quick=False))
+    assert found["device_name"] == "NVIDIA H100"
+    assert found["device_memory_bytes"] == 80 * 2**30
+    assert {"cuda", "cudnn", "driver", "versions"} <= set(found)
+
+
 def heat(slower: float, failure: str | None = ENDED) -> Heat:
     alone = [1.0 + index / 100 for index in range(20)]
     return Heat([(slower * s, s) for s in alone], [(2 * s, s) for s in alone], failure)

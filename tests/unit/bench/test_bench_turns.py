@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from bench.turns.conductor import (
     ENDED,
@@ -30,6 +31,20 @@ TORCH = {
         register_optimizer_step_post_hook = hooks.append
     """,
 }
+CARD = """
+    from types import SimpleNamespace
+    from torch import optim
+    waits = []
+    cuda = SimpleNamespace(
+        is_initialized=lambda: True,
+        is_available=lambda: True,
+        synchronize=lambda: waits.append(1),
+        reset_peak_memory_stats=lambda: waits.clear(),
+        max_memory_reserved=lambda: len(waits),
+        memory_stats=lambda: {"num_ooms": 2},
+    )
+    autograd = SimpleNamespace(grad=lambda: None)
+"""
 SCRIPT = """
     import os, sys
     import torch
@@ -152,6 +167,25 @@ def test_allocations_beyond_the_fence_fail(script: Path) -> None:
         assert conductor.programs["a"].failure == "exit code 1: MemoryError"
         assert conductor.programs["b"].failure is None
         assert conductor.programs["b"].blocks[-1].peak_bytes > limit
+
+
+def test_on_a_card_blocks_wait_for_it_and_its_allocator_is_asked(script: Path) -> None:
+    (script.parent / "torch" / "__init__.py").write_text(textwrap.dedent(CARD))
+    with Conductor(block_steps=2) as conductor:
+        # The card's memory is not the host's: no fence is put around the latter.
+        conductor.start([entry(script, "a", fence_bytes=1)])
+        for _ in range(3):
+            conductor.round()
+        program = conductor.programs["a"]
+        assert program.ready["out_of_memory"] == 2
+        assert [block.peak_bytes for block in program.blocks] == [1, 2, 3]
+
+
+def test_torch_has_what_is_asked_of_it_on_a_card() -> None:
+    for line in CARD.splitlines():
+        name = line.strip().partition("=lambda")[0]
+        if "=lambda" in line and "autograd" not in line:
+            assert hasattr(torch.cuda, name)
 
 
 def test_probes_are_counted(script: Path) -> None:
