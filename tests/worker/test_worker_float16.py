@@ -268,3 +268,58 @@ def test_a_script_in_float16(kind: str, tmp_path: Path) -> None:
     assert report["tuned"]["precision"] == "float16"
     assert report["skippedSteps"] == (1 if kind == "huge" else 0)
     assert ("loss scaling 1 of 14 steps skipped, scale 32768" in said) is (kind == "huge")
+
+
+RESUMED = """
+import hashlib, sys, torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from gpujob_worker import prepare
+torch.manual_seed(5)
+net = nn.Sequential(nn.Linear(8, 32), nn.Dropout(0.1), nn.Tanh(), nn.Linear(32, 1))
+opt = torch.optim.AdamW(net.parameters(), lr=0.01)
+x = torch.randn(64, 8); y = x.sum(1, keepdim=True).tanh()
+job = prepare(net, opt, DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True))
+steps = 0
+for epoch in range(4):
+    for a, b in job.loader:
+        # Gradients so large that the scale of the start does not hold.
+        opt.zero_grad(); loss = 3e3 * (net(a) - b).square().mean(); loss.backward(); opt.step()
+        steps += 1
+        if steps == int(sys.argv[1]): __import__("os").kill(__import__("os").getpid(), 15)
+print(hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in net.parameters())).hexdigest())
+"""
+
+
+def test_a_resumed_run_scales_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(RESUMED)
+    outputs: list[str] = []
+    for name, attempts in (("whole", ("0",)), ("stopped", ("13", "0"))):
+        for attempt, stop in enumerate(attempts, 1):
+            environment = {
+                "GPUJOB_CHECKPOINT_DIR": str(tmp_path / name / "kept"),
+                "GPUJOB_ATTEMPT": str(attempt),
+            }
+            code, run = run_worker(
+                tmp_path / name / str(attempt),
+                ["python", str(script), stop],
+                settings={"tuned": {"precision": "float16"}},
+                environment=environment,
+            )
+            assert code == (143 if stop != "0" else 0), run.errors
+            assert run.report["tuned"]["precision"] == "float16"
+        outputs.append(run.output)
+    assert outputs[0] == outputs[1]
+
+
+def test_a_scale_is_saved_and_resumed() -> None:
+    scale, parameter = LossScale(8.0), torch.ones(2)
+    for _ in range(3):
+        scale.unscale([parameter])
+        scale.step_ends()
+    again = LossScale()
+    again.resume(scale.saved())
+    assert again.saved() == [8.0, 3.0]
+    with pytest.raises(ValueError, match="unpack"):
+        again.resume([1.0])

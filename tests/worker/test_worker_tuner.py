@@ -13,7 +13,8 @@ from torch import nn
 
 from gpujob_api.settings import OptimizeMode, Precision, Settings, Toggle, TunedSettings
 from gpujob_worker.explanation import Explanation
-from gpujob_worker.inject.activation import ActivationCheckpointing, repeated_blocks
+from gpujob_worker.inject.activation import ActivationCheckpointing
+from gpujob_worker.inject.blocks import repeated_blocks
 from gpujob_worker.inject.optimizers import OptimizerCopy, fused_refusal, use_fused
 from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
 from gpujob_worker.inject.trees import CallInputs

@@ -62,7 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     explanation = Explanation(verbose=parsed.explain)
     python = adapt(python, environment.settings.batch_per_step, explanation, parsed.argument_table)
     off = {name for name in Switches.names() if getattr(parsed, f"no_{name}")}
-    session = Session(environment, Switches.without(off), explanation, parsed.tuning_seconds)
+    switches = Switches.without(off, cuda_graphs=parsed.cuda_graphs)
+    session = Session(environment, switches, explanation, parsed.tuning_seconds)
     session.report_directory = parsed.report_directory
     if parsed.profile_steps:
         session.profiler = StepProfiler(_profile_request(parsed))
@@ -115,6 +116,9 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="FILE",
         help="JSON list of [batch flag, accumulation flag] for scripts that split by themselves",
+    )
+    parser.add_argument(
+        "--cuda-graphs", action="store_true", help="try to replay compiled steps as CUDA graphs"
     )
     parser.add_argument("--launched", action="store_true", help=argparse.SUPPRESS)
     _add_measuring(parser)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import torch
 
 from gpujob_api.settings import OptimizeMode
+from gpujob_worker.inject.offload import OptimizerOffload
 from gpujob_worker.inject.optimizers import use_fused
 from gpujob_worker.inject.root import Root
 from gpujob_worker.inject.script_facts import ScriptFacts
@@ -23,6 +24,7 @@ class InForce:
     applied: Applied = field(default_factory=Applied)
     tuner: Tuner | None = None
     rolled_back: bool = False
+    optimizer_offload: OptimizerOffload | None = None
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
@@ -34,17 +36,37 @@ class InForce:
         if self.session.environment.settings.mode is OptimizeMode.RECOMMEND:
             return
         self.applied = self.tuner.applied
+        self.session.loss_scale = self.applied.plan.loss_scale
         optimizer = optimizer or self.optimizer
         if self.roots:
             put_in_force(self.roots[0], optimizer, self.applied)
         elif optimizer is not None and self.applied.fused:
             use_fused(optimizer, True)
+        if self.applied.optimizer_offload and optimizer is not None:
+            self.optimizer_offload = self.optimizer_offload or OptimizerOffload(optimizer)
+
+    def step_starts(self, optimizer: torch.optim.Optimizer) -> None:
+        """Just before the script's optimizer steps, with its gradients in place."""
+        scale, offload = self.applied.plan.loss_scale, self.optimizer_offload
+        if scale is not None:
+            scale.step_starts(optimizer)
+        if offload is not None and offload.optimizer is optimizer:
+            offload.step_starts()
+
+    def step_ends(self, optimizer: torch.optim.Optimizer) -> None:
+        offload = self.optimizer_offload
+        if offload is not None and offload.optimizer is optimizer:
+            offload.step_ends()
 
     def roll_back(self, why: str) -> None:
         """Plain settings for the rest of the run; nothing is tried again."""
         if self.applied.fused and self.optimizer is not None:
             use_fused(self.optimizer, False)
+        if self.optimizer_offload is not None:
+            self.optimizer_offload.undo()
+            self.optimizer_offload = None
         self.applied = Applied(loader_workers=self.applied.loader_workers)
+        self.session.loss_scale = None
         self.rolled_back = True
         if self.tuner is not None:
             self.tuner.applied = self.applied

@@ -18,6 +18,7 @@ from gpujob_api.settings import Toggle, TunedSettings
 from gpujob_worker.card import card_meter
 from gpujob_worker.guardian import Guardian
 from gpujob_worker.in_force import InForce
+from gpujob_worker.inject.compiling import keep_compiled_in
 from gpujob_worker.inject.discovery import Discovery
 from gpujob_worker.inject.loader_policy import LoaderPolicy
 from gpujob_worker.inject.loaders import watch_loaders
@@ -57,7 +58,10 @@ class Injection:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._explain = session.explanation
-        self._facts = ScriptFacts(processes=session.environment.world_size)
+        self._facts = ScriptFacts(
+            processes=session.environment.world_size,
+            memory_limited=session.environment.memory_limit_bytes is not None,
+        )
         self._in_force = InForce(session, self._facts)
         self._roots = self._in_force.roots
         self._guardian = Guardian(session, self._in_force)
@@ -69,7 +73,7 @@ class Injection:
         self._loaders = LoaderPolicy(session)
 
     def install(self) -> None:
-        session = self._session
+        session, settings = self._session, self._session.environment.settings
         session.torch_version = torch.__version__
         session.device = "cpu"
         session.release = self._release
@@ -80,6 +84,9 @@ class Injection:
         if not session.optimizes:
             self._explain.refused("everything", "optimize mode is Off")
             return
+        if session.switches.compile and settings.compile is not Toggle.OFF:
+            # Before torch's compiler is imported, which settles on a place of its own.
+            keep_compiled_in(session.environment.checkpoint_directory)
         watch_compile(self._on_compile)
         watch_scaler(self._facts)
         watch_gradients_of_gradients(self._facts)
@@ -164,6 +171,9 @@ class Injection:
         self._in_force.tuner = tuner = self._new_tuner()
         self._session.step_flop = step_flop(root, recorded)
         tuner.adopt(root, recorded, tuned)
+        scale = tuner.applied.plan.loss_scale
+        if scale is not None and self._session.known_scale is not None:
+            scale.resume(self._session.known_scale)
         self._explain.note("tuning", "settings of an earlier run are known; nothing was probed")
         self._in_force.put()
         self._session.tuned = tuner.applied.tuned()
@@ -186,9 +196,7 @@ class Injection:
         self._facts.steps_with_closure = self._facts.steps_with_closure or closure is not None
         if not self._facts.optimizers:
             self._before_first_step(optimizer)
-        scale = self._in_force.applied.plan.loss_scale
-        if scale is not None:
-            scale.step_starts(optimizer)
+        self._in_force.step_starts(optimizer)
         if optimizer in self._facts.optimizers[:1] and not self._facts.steps_with_closure:
             with self._session.meter.paused():
                 self._session.meter.optimizer_starts()
@@ -206,6 +214,8 @@ class Injection:
         del args, kwargs
         if self._in_force.applied.plan.loss_scale is not None and not self._inside:
             self._guardian.scaled_step_ends(self._in_force.applied.plan.loss_scale)
+        if not self._inside:
+            self._in_force.step_ends(optimizer)
         if optimizer not in self._facts.optimizers:
             self._facts.optimizers.append(optimizer)
         if optimizer is not self._facts.optimizers[0] or self._inside:
@@ -311,6 +321,8 @@ class Injection:
         elif tuner.applied.plan.rows_per_step is None:
             self._explain.refused("batch split", "memory does not ask for it")
         self._activation(root, recorded, tuner)
+        if limit is None:
+            self._explain.refused("offload", "memory does not ask for it")
         put_in_force(root, None, tuner.applied)
         try:
             tuner.speed(root, recorded)

@@ -141,13 +141,14 @@ class Job:
         return {"name": environment.name, "settings": encode(environment.settings)}
 
     def _state(self) -> dict[str, Any]:
-        tuned = self._session.tuned
+        tuned, scale = self._session.tuned, self._session.loss_scale
         return {
             "parts": {name: part.state_dict() for name, part in self._parts.items()},
             "values": dict(self._values),
             "loader": self.loader.state() if self.loader is not None else None,
             "random": random_state(),
             "tuned": encode(tuned) if tuned is not None else None,
+            "scale": scale.saved() if scale is not None else None,
         }
 
     def _open_store(self) -> Store | None:
@@ -181,6 +182,7 @@ class Job:
         except (KeyError, TypeError, FieldError) as error:
             raise MismatchError(f"step-{loaded.step} has another layout: {error}") from None
         session.known_tuned = known
+        session.known_scale = loaded.state.get("scale")
         if self.loader is not None and loader_state is not None:
             self.loader.resume_from(loader_state, self._restore_now)
         session.explanation.note("resume", f"from step {loaded.step}")

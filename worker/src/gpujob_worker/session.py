@@ -70,6 +70,9 @@ class Session:
         self.torch_version = ""
         self.loss_tensor: Any = None
         self.skipped_steps: int | None = None
+        # The loss scale in force, and the one of the checkpoint that is resumed.
+        self.loss_scale: Any = None
+        self.known_scale: Any = None
         self.step_flop: float | None = None
         self.plain_float32 = False
         self.profiler: StepProfiler | None = None

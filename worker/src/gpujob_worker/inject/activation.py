@@ -10,27 +10,13 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from gpujob_worker.inject.attention import attention_kernel
+from gpujob_worker.inject.blocks import repeated_blocks
 from gpujob_worker.inject.guards import observe, parallel_wrapper, recompute_refusal, state_refusal
 from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
 from gpujob_worker.tune.no_trace import no_trace
 from gpujob_worker.tune.probe import RootProbe
 
 _TOLERANCE = 1e-6
-
-
-def repeated_blocks(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """The children of the list of like modules that holds most parameters; empty without one."""
-    best: list[torch.nn.Module] = []
-    best_size = 0
-    for container in module.modules():
-        if not isinstance(container, (torch.nn.ModuleList, torch.nn.Sequential)):
-            continue
-        children = list(container.children())
-        kinds = {type(child) for child in children}
-        size = sum(parameter.numel() for parameter in container.parameters())
-        if len(children) > 1 and len(kinds) == 1 and size > best_size:
-            best, best_size = children, size
-    return best
 
 
 class BlockCheckpoint:

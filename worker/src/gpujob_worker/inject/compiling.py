@@ -1,36 +1,124 @@
-"""torch.compile of the root: whether it can be, and the compiled call for one batch shape."""
+"""torch.compile of the root, whole or block by block, for one batch shape.
+
+What was compiled is kept in a directory beside the checkpoints, where the next attempt finds it.
+"""
 
 import shutil
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, nullcontext
 from os import environ
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from gpujob_worker.inject.blocks import repeated_blocks
 from gpujob_worker.inject.guards import parallel_wrapper
-from gpujob_worker.inject.root import Root
+
+ENV_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+CACHE_FOLDER = "compiled"
 
 
-def compile_refusal(root: Root) -> str | None:
+def compile_refusal(module: torch.nn.Module, device: torch.device) -> str | None:
     """Why compiling is out of the question, before any try."""
-    wrapper = parallel_wrapper(root.module)
+    wrapper = parallel_wrapper(module)
     if wrapper is not None:
         return f"{wrapper} is left as it is"
     if not sys.platform.startswith("linux"):
         return f"not tried on {sys.platform}"
-    if root.device.type == "cpu":
+    if device.type == "cpu":
         compiler = environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
         if not compiler or shutil.which(compiler) is None:
             return "no C++ compiler (g++, clang++ or CXX) on PATH"
-    elif root.device.type == "cuda" and not _has_triton():
+    elif device.type == "cuda" and not _has_triton():
         return "triton is not installed"
     return None
 
 
-def compile_root(root: Root) -> Callable[..., Any]:
+def blocks_refusal(module: torch.nn.Module) -> str | None:
+    """Why compiling block by block is out of the question."""
+    blocks = repeated_blocks(module)
+    if not blocks:
+        return "no list of two or more like blocks with parameters"
+    if any("_compiled_call_impl" in vars(block) for block in blocks):
+        return "the blocks are called in another way already"
+    return None
+
+
+def graphs_refusal(device: torch.device, rows_per_step: int | None, limit: bool) -> str | None:
+    """Why compiled steps must not be replayed as CUDA graphs."""
+    if device.type != "cuda":
+        return f"they exist on CUDA cards; this is {device.type}"
+    if rows_per_step is not None:
+        return "a split batch runs the graph again before its outputs are used"
+    return "their memory pools are not counted in the memory limit" if limit else None
+
+
+def compile_module(module: torch.nn.Module, *, graphs: bool = False) -> Callable[..., Any]:
     """The compiled call. Compilation itself happens at its first run, and may raise anything."""
-    return torch.compile(root.module._call_impl, dynamic=False)  # pyright: ignore[reportPrivateUsage]
+    call: Callable[..., Any] = module._call_impl  # pyright: ignore[reportPrivateUsage]
+    if not graphs:
+        return torch.compile(call, dynamic=False)
+    compiled = torch.compile(call, dynamic=False, mode="reduce-overhead")
+
+    def replay(*args: Any, **kwargs: Any) -> Any:
+        torch.compiler.cudagraph_mark_step_begin()
+        return compiled(*args, **kwargs)
+
+    return replay
+
+
+class CompiledBlocks:
+    """Compiled calls of like blocks, in their places while the root's call runs.
+
+    Like blocks share one graph, so that compilation takes a fraction of the whole model's.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        blocks = repeated_blocks(module)
+        self._calls = [(block, compile_module(block)) for block in blocks]
+        self._traced = False
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    @contextmanager
+    def in_force(self) -> Generator[None]:
+        for block, call in self._calls:
+            block._compiled_call_impl = call  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        try:
+            with nullcontext() if self._traced else _without_leaf_warning():
+                yield
+            self._traced = True
+        finally:
+            for block, _ in self._calls:
+                vars(block).pop("_compiled_call_impl", None)
+
+
+@contextmanager
+def _without_leaf_warning() -> Generator[None]:
+    """Tracing a block looks at `.grad` of its input, which is no leaf; not the script's fault."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a")
+        yield
+
+
+def keep_compiled_in(folder: Path | None) -> str | None:
+    """Lets the next attempt find what is compiled now; what the user has set stays.
+
+    The folder holds code and is made for this user alone. Returns where, or None.
+    """
+    if folder is None or ENV_CACHE in environ:
+        return None
+    place = folder / CACHE_FOLDER
+    try:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        return None
+    environ[ENV_CACHE] = str(place)
+    return str(place)
 
 
 def _has_triton() -> bool:

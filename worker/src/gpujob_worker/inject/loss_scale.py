@@ -63,6 +63,15 @@ class LossScale:
         """Forgets what a probe found."""
         self.scale, self._found, self._stepped = state.scale, state.found, state.stepped
 
+    def saved(self) -> list[float]:
+        """For a checkpoint; `resume` puts it in force again."""
+        return [self.scale, float(self._clean)]
+
+    def resume(self, saved: Sequence[float]) -> None:
+        """Raises `ValueError` where `saved` is not what `saved()` gave."""
+        scale, clean = saved
+        self.scale, self._clean = float(scale), int(clean)
+
     def unscale(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """True gradients; notes whether one of them is not finite."""
         if self._stepped:

@@ -14,6 +14,7 @@ import torch
 from gpujob_api.settings import AttentionKernel
 from gpujob_worker.inject.attention import attention_kernel
 from gpujob_worker.inject.chunked import NotSplittableError, chunked_call
+from gpujob_worker.inject.compiling import CompiledBlocks
 from gpujob_worker.inject.loss_scale import LossScale, scaled_call
 from gpujob_worker.inject.memory_format import (
     SampleShapes,
@@ -21,6 +22,7 @@ from gpujob_worker.inject.memory_format import (
     to_channels_first,
     to_channels_last,
 )
+from gpujob_worker.inject.offload import activations_on_host
 from gpujob_worker.inject.process_flags import ProcessFlags, change_flags
 from gpujob_worker.inject.trees import CallInputs, differentiable_leaves, map_tensors
 
@@ -34,11 +36,18 @@ class RootPlan:
     autocast: torch.dtype | None = None
     rows_per_step: int | None = None
     compiled: Callable[..., Any] | None = None
+    compiled_blocks: CompiledBlocks | None = None
     compiled_signature: tuple[Any, ...] | None = None
+    cuda_graphs: bool = False
     channels_last: SampleShapes | None = None
     attention: AttentionKernel | None = None
     flags: ProcessFlags = field(default_factory=ProcessFlags)
     loss_scale: LossScale | None = None
+    activations_on_host: bool = False
+
+    @property
+    def compiles(self) -> bool:
+        return self.compiled is not None or self.compiled_blocks is not None
 
     def without_split(self) -> "RootPlan":
         return replace(self, rows_per_step=None)
@@ -150,16 +159,24 @@ class Root:
 
     def _single(self, plan: RootPlan, inputs: CallInputs) -> Any:
         function: Callable[..., Any] = self.module._call_impl  # pyright: ignore[reportPrivateUsage]
-        if plan.compiled is not None and inputs.signature == plan.compiled_signature:
-            # Other shapes (a last small batch) run eagerly: a compilation costs more.
+        # Other shapes (a last small batch) run eagerly: a compilation costs more.
+        fits = plan.compiles and inputs.signature == plan.compiled_signature
+        if fits and plan.compiled is not None:
             function = plan.compiled
         last = plan.channels_last is not None and sample_shapes(inputs) == plan.channels_last
         with ExitStack() as stack:
             stack.enter_context(self._running(plan))
             stack.enter_context(attention_kernel(plan.attention))
+            if plan.activations_on_host:
+                stack.enter_context(activations_on_host(self.module))
+            if fits and plan.compiled_blocks is not None:
+                stack.enter_context(plan.compiled_blocks.in_force())
             if plan.autocast is not None:
                 stack.enter_context(torch.autocast(self.device.type, dtype=plan.autocast))
             output = (to_channels_last(inputs) if last else inputs).call(function)
+        if fits and plan.cuda_graphs:
+            # The next replay writes where this one's outputs lie.
+            output = map_tensors(torch.clone, output)
         if plan.autocast is not None:
             output = map_tensors(_as_float32, output)
         return to_channels_first(output) if last else output

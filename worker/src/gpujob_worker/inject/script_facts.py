@@ -15,6 +15,7 @@ class ScriptFacts:
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list[torch.optim.Optimizer])
     # Processes that train together; they must decide alike.
     processes: int = 1
+    memory_limited: bool = False
     compiles: bool = False
     scales_loss: bool = False
     differentiates_gradients: bool = False

@@ -17,6 +17,7 @@ class Applied:
     plan: RootPlan = field(default_factory=RootPlan)
     activation_checkpointing: bool = False
     fused: bool = False
+    optimizer_offload: bool = False
     loader_workers: int | None = None
 
     @property
@@ -32,12 +33,16 @@ class Applied:
             precision=self.precision,
             batch_per_step=self.plan.rows_per_step,
             activation_checkpointing=self.activation_checkpointing,
-            compile=self.plan.compiled is not None,
+            compile=self.plan.compiles,
+            regional_compile=self.plan.compiled_blocks is not None,
+            cuda_graphs=self.plan.cuda_graphs,
             data_loader_workers=self.loader_workers,
             fused_optimizer=self.fused,
             channels_last=self.plan.channels_last is not None,
             convolution_autotuning=self.plan.flags.convolution_autotuning,
             attention=self.plan.attention,
+            activation_offload=self.plan.activations_on_host,
+            optimizer_offload=self.optimizer_offload,
         )
 
 

@@ -51,7 +51,8 @@ class MemoryFit:
         if self._tuner.activation_checkpointing(root, recorded, why):
             self._with_checkpointing(root, recorded, total, limit_bytes)
             return
-        self._explain.refused("memory limit", f"cannot be kept: {text}")
+        if not self._tuner.offload(root, recorded, why):
+            self._explain.refused("memory limit", f"cannot be kept: {text}")
 
     def correct(
         self, root: Root, recorded: RecordedCall, observed_bytes: int, limit_bytes: int
@@ -73,7 +74,8 @@ class MemoryFit:
         text = f"{format_memory(observed_bytes)} measured, limit {format_memory(limit_bytes)}"
         rows = rows_within(self._model, total, limit_bytes)
         if rows is None or rows >= present:
-            self._explain.refused("memory limit", f"cannot be kept: {text}")
+            if not self._tuner.offload(root, recorded, f"so that the limit holds: {text}"):
+                self._explain.refused("memory limit", f"cannot be kept: {text}")
             return
         self._explain.note("memory limit", text)
         self._tuner.split(root, recorded, rows, f"so that the limit holds: {text}")
@@ -90,7 +92,8 @@ class MemoryFit:
         rows = rows_within(model, total, limit_bytes)
         if rows is None:
             needed = format_memory(int(model.predict(1)))
-            self._explain.refused("memory limit", f"one sample alone needs {needed}")
+            if not self._tuner.offload(root, recorded, "one sample alone is too much"):
+                self._explain.refused("memory limit", f"one sample alone needs {needed}")
         elif rows < total:
             self._tuner.split(root, recorded, rows, "beside activation checkpointing")
 

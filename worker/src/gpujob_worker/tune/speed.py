@@ -177,7 +177,7 @@ class SpeedItems:
         probe = RootProbe(self._root, few_rows(self._recorded, 2))
         try:
             with no_trace(self._root.module), watch:
-                probe.run(replace(self._plan, compiled=None))
+                probe.run(replace(self._plan, compiled=None, compiled_blocks=None))
         except Exception as error:
             return f"a probe failed: {short(error)}"
         return watch.refusal()

@@ -48,8 +48,11 @@ class Decision:
         explanation: Explanation,
         budget_seconds: float,
         processes: int = 1,
+        *,
+        limited: bool = False,
     ) -> None:
         self._processes = processes
+        self.limited = limited
         self._explain = explanation
         self._recommend = settings.mode is OptimizeMode.RECOMMEND
         self._ends = time.monotonic() + budget_seconds

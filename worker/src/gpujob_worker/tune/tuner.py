@@ -4,16 +4,15 @@ Order: memory first (split, then activation checkpointing), then speed (precisio
 memory format, convolutions, compile, the optimizer's kernel).
 """
 
-import time
 from dataclasses import replace
 
 import torch
 
-from gpujob_api.settings import Settings, Toggle, TunedSettings
+from gpujob_api.settings import Settings, TunedSettings
 from gpujob_worker.explanation import Explanation
 from gpujob_worker.inject.activation import ActivationCheckpointing
-from gpujob_worker.inject.compiling import compile_refusal, compile_root
 from gpujob_worker.inject.loss_scale import skip_refusal
+from gpujob_worker.inject.offload import offload_refusal
 from gpujob_worker.inject.optimizers import (
     MEASURE_BYTES_MAX,
     OptimizerCopy,
@@ -22,24 +21,23 @@ from gpujob_worker.inject.optimizers import (
     fused_refusal,
     use_fused,
 )
-from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
+from gpujob_worker.inject.root import RecordedCall, Root
 from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.split_check import split_refusal
 from gpujob_worker.switches import Switches
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.compare import measure_speedup
+from gpujob_worker.tune.compile import CompileItems
 from gpujob_worker.tune.speed import SpeedItems
 from gpujob_worker.tune.trial import (
     SPEEDUP_NEEDED,
     Decision,
     Trial,
-    agreement,
     short,
     tolerance_of,
 )
 
 FUSED_ERROR_MAX = 1e-5
-COMPARE_COMPILED_SECONDS = 3.0
 _FUSED = "fused optimizer"
 
 
@@ -58,7 +56,13 @@ class Tuner:
         self._switches = switches
         self._explain = explanation
         self._facts = facts or ScriptFacts()
-        self._decision = Decision(settings, explanation, budget_seconds, self._facts.processes)
+        self._decision = Decision(
+            settings,
+            explanation,
+            budget_seconds,
+            self._facts.processes,
+            limited=self._facts.memory_limited,
+        )
         self.applied = Applied()
 
     def split(self, root: Root, recorded: RecordedCall, rows: int, why: str) -> bool:
@@ -94,6 +98,38 @@ class Tuner:
         self.applied.activation_checkpointing = True
         return True
 
+    def offload(self, root: Root, recorded: RecordedCall, why: str) -> bool:
+        """The last resort for memory: activations and the optimizer's state wait on the host."""
+        activations = self._activation_offload(root, recorded, why)
+        return self._optimizer_offload(root, why) or activations
+
+    def _activation_offload(self, root: Root, recorded: RecordedCall, why: str) -> bool:
+        item, present = "activation offload", self.applied.plan
+        plan = replace(present, activations_on_host=True)
+        reason = self._offload_refusal(root)
+        if reason is not None:
+            self._explain.refused(item, reason)
+            return False
+        if not Trial(self._decision, root, recorded).safe(item, present, plan, tolerance_of(plan)):
+            return False
+        self._decision.accept(item, why)
+        self.applied.plan = plan
+        return True
+
+    def _optimizer_offload(self, root: Root, why: str) -> bool:
+        item, reason = "optimizer offload", self._offload_refusal(root)
+        if reason is not None:
+            self._explain.refused(item, reason)
+            return False
+        self._decision.accept(item, why)
+        self.applied.optimizer_offload = True
+        return True
+
+    def _offload_refusal(self, root: Root) -> str | None:
+        if not self._switches.offload:
+            return "switched off"
+        return offload_refusal(root.device, compiled=self.applied.plan.compiles)
+
     def speed_items(self, root: Root, recorded: RecordedCall) -> SpeedItems:
         return SpeedItems(
             self._settings,
@@ -114,41 +150,11 @@ class Tuner:
         items.convolution_autotuning()
 
     def compile(self, root: Root, recorded: RecordedCall) -> None:
-        reason = "switched off" if not self._switches.compile else compile_refusal(root)
-        if self._settings.compile is Toggle.OFF:
-            reason = "not asked for (compile: Off)"
-        if reason is not None:
-            self._explain.refused("compile", reason)
-            return
-        forced = self._settings.compile is Toggle.ON
-        if not self._decision.measures("compile", forced):
-            return
-        plan = self._compiled_plan(root, recorded)
-        start = time.monotonic()
-        took: list[float] = []
+        self._compile_items(root, recorded).choose()
 
-        def compiled() -> None:
-            took.append(time.monotonic() - start)
-            self._decision.grant(COMPARE_COMPILED_SECONDS)
-
-        try:
-            trial = Trial(self._decision, root, recorded)
-            outputs, gradients, found = trial.compared(self.applied.plan, plan, compiled)
-        except Exception as error:
-            self._explain.refused("compile", f"failed: {short(error)}")
-            return
-        close = tolerance_of(plan).holds(outputs, gradients)
-        numbers = f"after {took[0]:.1f} s, {agreement(outputs, gradients)}"
-        if self._decision.decide("compile", found, numbers, close, forced):
-            self.applied.plan = plan
-
-    def _compiled_plan(self, root: Root, recorded: RecordedCall) -> RootPlan:
-        inputs = recorded.inputs
-        rows = self.applied.plan.rows_per_step
-        if rows is not None and inputs.rows is not None and rows < inputs.rows:
-            inputs = inputs.narrow(0, rows, inputs.batched())
-        return replace(
-            self.applied.plan, compiled=compile_root(root), compiled_signature=inputs.signature
+    def _compile_items(self, root: Root, recorded: RecordedCall) -> CompileItems:
+        return CompileItems(
+            self._settings, self._switches, self._decision, self.applied, root, recorded
         )
 
     def fused_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
@@ -190,14 +196,12 @@ class Tuner:
             self.split(root, recorded, tuned.batch_per_step, "from an earlier run")
         if tuned.activation_checkpointing:
             self.activation_checkpointing(root, recorded, "from an earlier run")
+        if tuned.activation_offload:
+            self._activation_offload(root, recorded, "from an earlier run")
+        if tuned.optimizer_offload:
+            self._optimizer_offload(root, "from an earlier run")
         self.speed_items(root, recorded).adopt(tuned)
-        if tuned.compile:
-            reason = compile_refusal(root) if self._switches.compile else "switched off"
-            if reason is not None:
-                self._explain.refused("compile", reason)
-            else:
-                self.applied.plan = self._compiled_plan(root, recorded)
-                self._decision.accept("compile", "from an earlier run")
+        self._compile_items(root, recorded).adopt(tuned)
 
     def adopt_scaling(self, optimizer: torch.optim.Optimizer) -> None:
         """Before the first step: float16 stays only where the optimizer can skip a step."""

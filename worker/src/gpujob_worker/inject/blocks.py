@@ -1,0 +1,18 @@
+"""The repeated blocks of a model: layers of a transformer, stages of a network."""
+
+import torch
+
+
+def repeated_blocks(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """The children of the list of like modules that holds most parameters; empty without one."""
+    best: list[torch.nn.Module] = []
+    best_size = 0
+    for container in module.modules():
+        if not isinstance(container, (torch.nn.ModuleList, torch.nn.Sequential)):
+            continue
+        children = list(container.children())
+        kinds = {type(child) for child in children}
+        size = sum(parameter.numel() for parameter in container.parameters())
+        if len(children) > 1 and len(kinds) == 1 and size > best_size:
+            best, best_size = children, size
+    return best

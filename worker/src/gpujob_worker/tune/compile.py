@@ -1,0 +1,154 @@
+"""Compilation: the whole root, its repeated blocks, or with CUDA graphs; compared like any item."""
+
+import time
+from dataclasses import replace
+
+from gpujob_api.settings import Settings, Toggle, TunedSettings
+from gpujob_worker.inject.blocks import repeated_blocks
+from gpujob_worker.inject.compiling import (
+    CompiledBlocks,
+    blocks_refusal,
+    compile_module,
+    compile_refusal,
+    graphs_refusal,
+)
+from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
+from gpujob_worker.switches import Switches
+from gpujob_worker.tune.applied import Applied
+from gpujob_worker.tune.trial import Decision, Trial, agreement, short, tolerance_of
+
+COMPARE_COMPILED_SECONDS = 3.0
+# From so many blocks on, compiling the whole model takes minutes and the blocks go first.
+MANY_BLOCKS = 16
+WHOLE, BLOCKS, GRAPHS = "compile", "compile blocks", "CUDA graphs"
+
+
+class CompileItems:
+    """Tries ways to compile one root until one is kept."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        switches: Switches,
+        decision: Decision,
+        applied: Applied,
+        root: Root,
+        recorded: RecordedCall,
+    ) -> None:
+        self._settings = settings
+        self._switches = switches
+        self._decision = decision
+        self._applied = applied
+        self._root = root
+        self._recorded = recorded
+        self._forced = settings.compile is Toggle.ON
+
+    def choose(self) -> None:
+        reason = self._refusal()
+        if self._settings.compile is Toggle.OFF:
+            reason = "not asked for (compile: Off)"
+        if reason is not None:
+            self._decision.refuse(WHOLE, reason)
+            return
+        if not self._decision.measures(WHOLE, self._forced):
+            return
+        if len(repeated_blocks(self._root.module)) >= MANY_BLOCKS:
+            kept = self._blocks() or self._whole()
+        else:
+            kept = self._whole() or self._blocks()
+        if kept:
+            self._graphs()
+
+    def _refusal(self) -> str | None:
+        if not self._switches.compile:
+            return "switched off"
+        return compile_refusal(self._root.module, self._root.device)
+
+    def _whole(self) -> bool:
+        plan = replace(self._applied.plan, compiled=compile_module(self._root.module))
+        return self._try(WHOLE, plan, forced=self._forced)
+
+    def _blocks(self) -> bool:
+        reason = self._blocks_refusal()
+        if reason is not None:
+            self._decision.refuse(BLOCKS, reason)
+            return False
+        plan = replace(self._applied.plan, compiled_blocks=CompiledBlocks(self._root.module))
+        return self._try(BLOCKS, plan, forced=self._forced)
+
+    def _blocks_refusal(self) -> str | None:
+        if not self._switches.regional_compile:
+            return "switched off"
+        if self._applied.activation_checkpointing:
+            return "the blocks are computed again in backward"
+        return blocks_refusal(self._root.module)
+
+    def _graphs(self) -> None:
+        """Only where asked for: replayed steps were not measured on any card yet."""
+        if not self._switches.cuda_graphs:
+            self._decision.refuse(GRAPHS, "not asked for (--cuda-graphs)")
+            return
+        reason = self._graphs_refusal()
+        if reason is not None:
+            self._decision.refuse(GRAPHS, reason)
+            return
+        self._try(GRAPHS, self._graphs_plan(), forced=False)
+
+    def _graphs_refusal(self) -> str | None:
+        plan = self._applied.plan
+        if plan.compiled is None:
+            return "the model is not compiled as a whole"
+        return graphs_refusal(self._root.device, plan.rows_per_step, self._decision.limited)
+
+    def _graphs_plan(self) -> RootPlan:
+        compiled = compile_module(self._root.module, graphs=True)
+        return replace(self._applied.plan, compiled=compiled, cuda_graphs=True)
+
+    def _with_signature(self, plan: RootPlan) -> RootPlan:
+        inputs, rows = self._recorded.inputs, plan.rows_per_step
+        if rows is not None and inputs.rows is not None and rows < inputs.rows:
+            inputs = inputs.narrow(0, rows, inputs.batched())
+        return replace(plan, compiled_signature=inputs.signature)
+
+    def _try(self, item: str, plan: RootPlan, *, forced: bool) -> bool:
+        plan = self._with_signature(plan)
+        start = time.monotonic()
+        took: list[float] = []
+
+        def compiled() -> None:
+            took.append(time.monotonic() - start)
+            self._decision.grant(COMPARE_COMPILED_SECONDS)
+
+        try:
+            trial = Trial(self._decision, self._root, self._recorded)
+            outputs, gradients, found = trial.compared(self._applied.plan, plan, compiled)
+        except Exception as error:
+            self._decision.refuse(item, f"failed: {short(error)}")
+            return False
+        close = tolerance_of(plan).holds(outputs, gradients)
+        numbers = f"after {took[0]:.1f} s, {agreement(outputs, gradients)}"
+        kept = self._decision.decide(item, found, numbers, close, forced)
+        if kept:
+            self._applied.plan = plan
+        return kept
+
+    def adopt(self, tuned: TunedSettings) -> None:
+        """The way of an earlier run; compilation happens in the first step, or comes from disk."""
+        if not tuned.compile:
+            return
+        item, plan = (BLOCKS if tuned.regional_compile else WHOLE), self._applied.plan
+        reason = self._refusal()
+        if reason is None and tuned.regional_compile:
+            reason = self._blocks_refusal()
+        if reason is not None:
+            self._decision.refuse(item, reason)
+            return
+        if tuned.regional_compile:
+            plan = replace(plan, compiled_blocks=CompiledBlocks(self._root.module))
+        else:
+            plan = replace(plan, compiled=compile_module(self._root.module))
+        self._applied.plan = self._with_signature(plan)
+        self._decision.accept(item, "from an earlier run")
+        if tuned.cuda_graphs and self._graphs_refusal() is None:
+            self._applied.plan = self._with_signature(self._graphs_plan())
+            self._decision.accept(GRAPHS, "from an earlier run")
