@@ -211,7 +211,9 @@ def test_channels_last_refusals(
     assert reason in explanation.lines[0]
 
 
-def test_slow_and_switched_off_candidates_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_and_switched_off_candidates_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def slower(*args: Any) -> float:
         del args
         return 9.0
@@ -219,8 +221,11 @@ def test_slow_and_switched_off_candidates_are_refused(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Trial, "_times_slower", slower)
     root, call = Root(Images(), lambda _: None), recorded(4, 3, 8, 8)
     tuning, explanation = tuner()
+    explanation.verbose = True
     tuning.speed_items(root, call).channels_last()
-    assert explanation.lines == ("channels_last refused: channels_last is 9.0 times slower on cpu",)
+    line = "channels_last refused: channels_last is 9.0 times slower on cpu"
+    assert explanation.lines == (line,)
+    assert capsys.readouterr().err == f"gpujob: {line}\n"
     off = {"channels_last": False, "attention": False, "convolution_autotuning": False}
     tuning, explanation = tuner(precision=False, **off)
     tuning.speed(root, call)

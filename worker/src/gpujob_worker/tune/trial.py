@@ -16,8 +16,8 @@ from gpujob_worker.tune.no_trace import no_trace
 from gpujob_worker.tune.probe import RootProbe
 
 SPEEDUP_NEEDED = 1.02
-# Libraries set themselves up in a first call; beyond this factor that is no excuse any more.
-HOPELESS = 8.0
+# So much slower on few samples, nothing is worth a measurement on all of them.
+HOPELESS = 2.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +112,12 @@ class Trial:
             return False
         lead = f"{what}, " if what else ""
         try:
+            slower = self._times_slower(present, plan)
+            if slower > HOPELESS and not forced:
+                text = f"{what or item} is {slower:.1f} times slower"
+                self.decision.refuse(item, f"{text} on {self.root.device.type}")
+                return False
             with no_trace(self.root.module):
-                slower = self._times_slower(present, plan)
-                if slower > HOPELESS and not forced:
-                    text = f"{what or item} is {slower:.1f} times slower"
-                    self.decision.refuse(item, f"{text} on {self.root.device.type}")
-                    return False
                 outputs, gradients = self._probe.run(present).compare(self._probe.run(plan))
                 found = self.speedup(present, plan)
         except Exception as error:
@@ -164,8 +164,10 @@ class Trial:
         """A first look at few samples, so that a hopeless candidate costs no full step."""
         rows = self.recorded.inputs.rows or 1
         probe = RootProbe(self.root, few_rows(self.recorded, max(2, rows // 16)))
-        plain = min(probe.seconds(present) for _ in range(3))
-        return probe.seconds(plan) / max(plain, 1e-9)
+        with no_trace(self.root.module):
+            plain = min(probe.seconds(present) for _ in range(3))
+            # Libraries set themselves up in a first call.
+            return min(probe.seconds(plan) for _ in range(2)) / max(plain, 1e-9)
 
 
 def few_rows(recorded: RecordedCall, rows: int) -> RecordedCall:
