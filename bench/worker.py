@@ -14,9 +14,10 @@ other. On a card it is the clock's.
 - only X: injected with one item left on, where several were applied: the gain stated apart.
   Of the batch nothing is gained by design: the total never changes, the whole goes through at once.
 
-The second table limits memory to 60 % of what the script takes. `auto` is given the limit;
-Accelerate's find_executable_batch_size and Lightning's scale_batch_size run beside it, with
-allocations failing at that limit. They look for another total batch; ours splits the same one.
+The second table limits memory to 60 % of what the script takes. `auto` is given the limit, and its
+peak shows whether it is kept; Accelerate's find_executable_batch_size and Lightning's
+scale_batch_size run beside it, with allocations failing at that limit (on the CPU of reserved
+pages, which is stricter). They look for another total batch; ours splits the same one.
 """
 
 import argparse

@@ -105,7 +105,9 @@ def injected(
     command = [sys.executable, "-m", "gpujob_worker", *options, "--", "python"]
     command += script(workload, scale, batch)
     free_steps = FREE_STEPS if limit_bytes is None else FREE_STEPS_TIGHT
-    return Entry(label, command, environment, free_steps, limit_bytes)
+    # No fence: the worker keeps to what is resident, as a CPU card measures it, and on a GPU it
+    # limits the allocator itself. Whether the limit is kept is seen in the peak.
+    return Entry(label, command, environment, free_steps)
 
 
 def by_hand(workload: str, scale: Scale) -> Entry:

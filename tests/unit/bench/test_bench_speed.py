@@ -8,7 +8,7 @@ from bench.speed.race import Deadline
 from bench.speed.receiver import receiving
 from bench.speed.results import applied_items, loss_at, losses, switch_of
 from bench.speed.tight import predicted_bytes
-from bench.speed.ways import WORKLOADS, batch_size, injected, plain, scale_of
+from bench.speed.ways import WORKLOADS, batch_size, finder, injected, plain, scale_of
 from bench.worker import summary
 from gpujob_api.report import Report, WorkerPhase
 from gpujob_worker.reports import Destination, post
@@ -59,10 +59,12 @@ def test_one_item_alone_switches_all_others_off() -> None:
     assert list(entry.command[at + 1 :])[1:] == list(plain("p", "vit", scale).command[1:])
 
 
-def test_a_limit_is_told_to_the_worker_and_fenced() -> None:
-    entry = injected("x", "vit", scale_of("cpu", quick=True), url="http://h/", limit_bytes=5)
+def test_a_limit_is_told_to_the_worker_and_fences_the_finders() -> None:
+    scale = scale_of("cpu", quick=True)
+    entry = injected("x", "vit", scale, url="http://h/", limit_bytes=5)
     assert entry.environment["GPUJOB_MEMORY_LIMIT_BYTES"] == "5"
-    assert entry.fence_bytes == 5
+    assert entry.fence_bytes is None
+    assert finder("lightning", "vit", scale, 64, 5).fence_bytes == 5
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
