@@ -99,17 +99,17 @@ def _rows(
             "out_of_memory": program.ready.get("out_of_memory"),
         }
         if name == AUTO and report is not None:
-            row |= _ours(program, programs[PLAIN], report)
+            row |= _ours(program, programs[PLAIN], report, batch)
         if program.failure not in (None, ENDED):
             row["note"] = program.failure
         rows.append(row)
     return rows
 
 
-def _ours(program: Program, whole: Program, report: Report) -> dict[str, Any]:
+def _ours(program: Program, whole: Program, report: Report, batch: int) -> dict[str, Any]:
     tuned = report.tuned
     found: dict[str, Any] = {
-        "rows_per_step": (tuned.batch_per_step if tuned else None) or program.ready.get("batch"),
+        "rows_per_step": (tuned.batch_per_step if tuned else None) or batch,
         "tried": program.ready.get("probes"),
         "found_seconds": _more_seconds(program, whole),
         "explain": list(report.explain),
