@@ -25,7 +25,7 @@ COMPARED = {ACCELERATE: "accelerate", LIGHTNING: "pytorch_lightning"}
 # Of what the script as written takes above what every process has after importing torch.
 LIMIT_FRACTION = 0.6
 ROUNDS = 6
-_PREDICTED = re.compile(r"memory limit (?P<amount>\S+) (?P<unit>[KMGT]iB) predicted for \d+")
+_PREDICTED = re.compile(r"(?P<amount>\S+) (?P<unit>[KMGT]iB) predicted for \d+ samples")
 _UNITS = {"KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4}
 
 
