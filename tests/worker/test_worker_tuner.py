@@ -21,9 +21,10 @@ from gpujob_worker.inject.trees import CallInputs
 from gpujob_worker.memory import CpuMemory
 from gpujob_worker.switches import Switches
 from gpujob_worker.tune.applied import put_in_force
-from gpujob_worker.tune.compare import closeness, measure_speedup, speedup
+from gpujob_worker.tune.compare import PAIRS_FUTILE, closeness, measure_speedup, speedup
 from gpujob_worker.tune.memory_fit import MemoryFit
 from gpujob_worker.tune.memory_model import MemoryModel, divisors, fit, probe_rows, rows_within
+from gpujob_worker.tune.trial import Decision
 from gpujob_worker.tune.tuner import Tuner
 
 
@@ -278,6 +279,26 @@ def test_measuring_alternates_and_stops_early() -> None:
     assert len(order) == 4
 
 
+def test_a_gain_that_does_not_show_is_given_up() -> None:
+    runs: list[float] = []
+
+    def unsteady() -> float:
+        runs.append(0.55 if len(runs) % 2 else 2.0)
+        return runs[-1]
+
+    found = measure_speedup(lambda: 1.0, unsteady, lambda: True, needed=1.02)
+    assert found.low < 1.02 < found.high, "nothing is decided"
+    assert len(runs) == PAIRS_FUTILE
+
+
+def test_an_item_gets_half_of_the_time_that_is_left() -> None:
+    decision = Decision(Settings(), Explanation(), 0.0)
+    assert not decision.has_time()
+    assert not decision.share()()
+    decision.grant(1000.0)
+    assert decision.share()()
+
+
 def test_closeness_sees_every_difference() -> None:
     a = [torch.tensor([1.0, 2.0]), None]
     assert closeness(a, a).relative_error == 0.0
@@ -341,5 +362,6 @@ def test_a_binding_limit_splits_a_real_model() -> None:
     whole.fit(root, call, limit)
     rows = fitting.applied.plan.rows_per_step
     assert rows is not None
-    assert 512 <= rows <= 4096
+    # The heap of a process that ran other tests makes the slope uncertain.
+    assert 128 <= rows <= 4096
     assert 8192 % rows == 0

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 
 PAIRS_MIN = 5
+# A gain that does not show in the mean of so many pairs is not worth more of them.
+PAIRS_FUTILE = 10
 PAIRS_MAX = 40
 # Two-sided 95 % quantiles of Student's t for n - 1 degrees of freedom, n = 2..; 1.96 beyond.
 _STUDENT_T = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179)
@@ -65,6 +67,8 @@ def measure_speedup(
         if len(first) >= PAIRS_MIN:
             found = speedup(first, second)
             if found.low > needed or found.high < needed:
+                break
+            if len(first) >= PAIRS_FUTILE and found.ratio < needed:
                 break
     return speedup(first, second)
 

@@ -177,7 +177,7 @@ class Tuner:
             found = measure_speedup(
                 plain.step_seconds,
                 fused.step_seconds,
-                self._decision.has_time,
+                self._decision.share(),
                 needed=SPEEDUP_NEEDED,
             )
         except Exception as error:
