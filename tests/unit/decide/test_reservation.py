@@ -104,14 +104,11 @@ def test_shared_hint_stays_while_running() -> None:
     assert after_measuring(after, used(6 * GIB, 35.0), sharing=SharingMode.SHARED) is None
 
 
-def test_out_of_memory_asks_for_more() -> None:
+def test_after_running_out_of_memory_the_own_measurement_is_not_believed_either() -> None:
+    """I9: measured while it was loading, and everything after that was too little."""
     job = with_status(make_job(), measurement=measured(10 * GIB))
-    sizes = [wanted(with_status(job, counters=Counters(out_of_memory=count))) for count in range(3)]
-    assert [one.memory_bytes for one in sizes if one] == [
-        11 * GIB,
-        int(16.5 * GIB),
-        int(24.75 * GIB),
-    ]
+    assert wanted(job) == Reservation(11 * GIB, 20.0, ReservationSource.MEASURED)
+    assert wanted(with_status(job, counters=Counters(out_of_memory=1))) is None
 
 
 def test_whole_card_shrinks_to_what_was_measured() -> None:

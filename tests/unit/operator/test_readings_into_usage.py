@@ -10,7 +10,7 @@ import pytest
 from gpujob_api.gpunode import GPU, GPUNode
 from gpujob_api.quantities import GIB
 from gpujob_operator.decide.snapshot import CardUsage, InvalidJob, PodView
-from gpujob_operator.observe.freshness import Freshness
+from gpujob_operator.observe.freshness import DELAYS_MAX, Freshness
 from gpujob_operator.observe.nouns import read_gpu_node, read_job
 from gpujob_operator.observe.usage import READINGS_PER_STATUS_MAX, UsageLedger
 from tests.harness.builders import T0, make_card, make_gpu_node, make_job, make_pod, placed
@@ -182,8 +182,25 @@ def test_a_readings_age_is_told_by_our_own_clock() -> None:
     assert freshness.arrived("n0", ahead, START) == START
     later = START + timedelta(seconds=40)
     assert freshness.arrived("n0", ahead, later) == START, "the same reading grows old"
-    newer = ahead + timedelta(seconds=2)
-    assert freshness.arrived("n0", newer, later) == later
+    newer = ahead + timedelta(seconds=39)
+    assert freshness.arrived("n0", newer, later) == START + timedelta(seconds=39)
+
+
+def test_a_reading_that_was_long_under_way_is_no_newer_for_it() -> None:
+    freshness = Freshness()
+    freshness.arrived("n0", T0, T0 + timedelta(seconds=1))
+    late = freshness.arrived("n0", T0 + timedelta(seconds=30), T0 + timedelta(seconds=90))
+    assert late == T0 + timedelta(seconds=31)
+
+
+def test_a_clock_that_was_set_back_is_believed_again() -> None:
+    freshness = Freshness()
+    moment = None
+    for number in range(DELAYS_MAX + 2):
+        now = T0 + timedelta(seconds=number)
+        set_back = timedelta(hours=1) if number else timedelta(0)
+        moment = freshness.arrived("n0", now - set_back, now)
+    assert moment == T0 + timedelta(seconds=DELAYS_MAX + 1)
 
 
 def test_a_clock_that_is_behind_does_not_make_new_readings_stale() -> None:

@@ -77,6 +77,7 @@ class Kept:
     def _forget(self) -> None:
         self.masks.clear()
         self.facts.clear()
+        self.findings.clear()
 
     def _renewed(self, ordered: list[NodeCapacity]) -> _Side | None:
         """The kept side brought up to date; None where it has to be built anew."""

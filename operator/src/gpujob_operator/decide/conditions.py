@@ -11,6 +11,7 @@ SCHEDULED = "Scheduled"
 RUNNING = "Running"
 SUCCEEDED = "Succeeded"
 CARD_PRESSURE = "CardPressure"
+SLOWED = "Slowed"
 
 _STATUS: dict[bool | None, ConditionStatus] = {
     True: ConditionStatus.TRUE,

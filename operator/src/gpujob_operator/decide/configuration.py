@@ -36,6 +36,8 @@ class Configuration:
     preemption_wait_seconds: float = 30.0
     # Jobs move closer together for one that has waited this long; infinite: never.
     consolidate_after_seconds: float = 300.0
+    # A job that is slowed by its neighbours beyond its limit for this long gets one of them moved.
+    slowed_seconds: float = 120.0
     # What starting an attempt again costs, in the weighing of whom to interrupt.
     restart_seconds: float = 30.0
     # Agent readings older than this place nothing new (I14).

@@ -30,6 +30,7 @@ from gpujob_operator.decide.needs import Needs, needs_of
 from gpujob_operator.decide.outcome import FOR_OTHERS
 from gpujob_operator.decide.profiles import profile_name
 from gpujob_operator.decide.queueing import Queues, QueueUse
+from gpujob_operator.decide.slowdown import is_slowed
 from gpujob_operator.decide.snapshot import CardUsage, NodeView, PodView, ReceivedReport, Snapshot
 from gpujob_operator.decide.workload import host_requests
 
@@ -83,6 +84,8 @@ class Memory:
     # Of jobs that hold cards: how many of each priority, and who makes room for others.
     priorities: Counter[int] = field(default_factory=Counter[int])
     ending: set[str] = field(default_factory=set[str])
+    # Who runs and is slowed by its neighbours.
+    slowed: set[str] = field(default_factory=set[str])
     _configuration: Configuration | None = None
     _listening_since: datetime | None = None
     _pods: dict[str, PodView] = field(default_factory=dict[str, PodView])
@@ -161,7 +164,7 @@ class Memory:
             after[pod.uid] = pod
             known = before.get(pod.uid)
             if known is not pod:
-                changed.add(pod.job_uid)
+                changed |= {pod.job_uid} if known is None else {pod.job_uid, known.job_uid}
                 self._put_pod(known, pod)
         for uid in before.keys() - after.keys():
             changed.add(before[uid].job_uid)
@@ -180,6 +183,15 @@ class Memory:
             known = self.known.get(pod.job_uid) if pod is not None else None
             if known is not None:
                 self._dirty.update(known.nodes)
+
+    def _nodes_of(self, job: GPUJob) -> frozenset[str]:
+        """Nodes on which the job holds cards: those it names, and those where its cards are."""
+        placement = job.status.placement
+        if placement is None or not holds_cards(job):
+            return frozenset()
+        named = {worker.node for worker in placement.workers}
+        uuids = (uuid for worker in placement.workers for uuid in worker.gpus)
+        return frozenset(named | {self._card_node[u] for u in uuids if u in self._card_node})
 
     def _nodes_of_pod(self, pod: PodView) -> set[str]:
         names = {self._card_node[uuid] for uuid in pod.gpus if uuid in self._card_node}
@@ -207,7 +219,7 @@ class Memory:
             requests, key = before.requests, before.profile_key
         else:
             requests, key = host_requests(job), (job.metadata.namespace, profile_name(job))
-        known = Known(job, requests, key, holds_cards(job), _nodes_of(job))
+        known = Known(job, requests, key, holds_cards(job), self._nodes_of(job))
         known.profile = self._profiles.get(key)
         known.pods = before.pods if before is not None else ()
         if known.held:
@@ -216,6 +228,8 @@ class Memory:
             stop = job.status.stop
             if stop is not None and stop.reason in FOR_OTHERS:
                 self.ending.add(job.metadata.uid)
+            if is_slowed(job.status):
+                self.slowed.add(job.metadata.uid)
         for name in known.nodes:
             self._jobs_on.setdefault(name, {})[job.metadata.uid] = None
             self._dirty.add(name)
@@ -227,6 +241,7 @@ class Memory:
             self._use[job.spec.queue].count(job, job.status, -1)
             self.priorities[job.spec.priority] -= 1
             self.ending.discard(job.metadata.uid)
+            self.slowed.discard(job.metadata.uid)
         for name in known.nodes:
             self._jobs_on[name].pop(job.metadata.uid, None)
             self._dirty.add(name)
@@ -328,14 +343,6 @@ class Memory:
         else:
             del self._counts[known.demand]
         known.demand = None
-
-
-def _nodes_of(job: GPUJob) -> frozenset[str]:
-    """Nodes on which the job holds cards."""
-    placement = job.status.placement
-    if placement is None or not holds_cards(job):
-        return frozenset()
-    return frozenset(worker.node for worker in placement.workers)
 
 
 def _kept(before: NodeCapacity | None, after: NodeCapacity) -> NodeCapacity:

@@ -1,17 +1,20 @@
 """What a pending job needs of nodes and cards, in one place for placing and for explaining."""
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpujob_api.gpujob import GPUJob, Reservation, ReservationSource, SharingMode, SpotPolicy
 from gpujob_api.gpuprofile import GPUProfile, ProfileEntry
+from gpujob_api.quantities import MIB
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.fragmentation import Demand
 from gpujob_operator.decide.reservation import is_settled, profile_entry, wanted_reservation
 from gpujob_operator.decide.snapshot import NodeView, Taint
 from gpujob_operator.decide.workload import host_requests, pod_spec, tolerations
 
+# What a job of which nothing is known must find free: a card that strangers have filled is none.
+UNKNOWN_BYTES = 256 * MIB
 _NO_NEW_PODS = ("NoSchedule", "NoExecute")
 
 
@@ -49,7 +52,7 @@ class Needs:
             (measured.memory_bytes, measured.utilization_percent, self.settled)
             if measured
             else None,
-            job.status.counters.out_of_memory,
+            (job.status.counters.out_of_memory, job.status.utilization_floor_percent),
         )
 
     @property
@@ -67,6 +70,9 @@ class Needs:
         """
         entry = profile_entry(self.profile, gpu_model)
         wanted = wanted_reservation(self.job, entry, configuration)
+        floor = self.job.status.utilization_floor_percent
+        if wanted is not None and wanted.utilization_percent < floor:
+            wanted = replace(wanted, utilization_percent=floor)
         if wanted is None or wanted.source is ReservationSource.HINT:
             return wanted
         known = self.known_bytes(gpu_model)
@@ -78,8 +84,10 @@ class Needs:
         return max(self.hint_bytes, known.memory_bytes if known is not None else 0)
 
     def least_bytes(self, gpu_model: str, wanted: Reservation | None) -> int:
-        """What a card must offer for this reservation; at least 1."""
-        return max(1, self.known_bytes(gpu_model) if wanted is None else wanted.memory_bytes)
+        """What a card must offer for this reservation, in bytes."""
+        if wanted is not None:
+            return max(wanted.memory_bytes, 1)
+        return self.known_bytes(gpu_model) or UNKNOWN_BYTES
 
     def demand(self, gpu_model: str, wanted: Reservation | None) -> Demand:
         """What one worker asks of placement. A whole card counts as fully used."""

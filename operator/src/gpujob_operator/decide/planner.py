@@ -9,13 +9,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
-from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, Summary
+from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.gpuqueue import GPUQueueStatus
-from gpujob_operator.decide import conditions, lifecycle, trouble
+from gpujob_operator.decide import lifecycle, trouble
 from gpujob_operator.decide.admission import Admission
 from gpujob_operator.decide.board import Board
 from gpujob_operator.decide.capacity import Capacity, holds_cards
-from gpujob_operator.decide.conditions import ConditionWriter
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.lifecycle import Seen, Step
 from gpujob_operator.decide.line import Pending
@@ -32,8 +31,9 @@ from gpujob_operator.decide.plan import (
 from gpujob_operator.decide.profiles import updated_profile
 from gpujob_operator.decide.queueing import Queues, QueueUse
 from gpujob_operator.decide.releases import Releases
+from gpujob_operator.decide.slowdown import find_move
 from gpujob_operator.decide.snapshot import CardUsage, ReceivedReport, Snapshot
-from gpujob_operator.decide.summary import summarize
+from gpujob_operator.decide.writing import Picture, finish_status, worth_writing
 
 # After every deadline.
 FAR = datetime(9000, 1, 1, tzinfo=UTC)
@@ -56,7 +56,7 @@ def plan(snapshot: Snapshot, now: datetime, memory: Memory | None = None) -> Pla
         and known.job.metadata.deletion_timestamp is None
         and not known.job.finished
     ]
-    if waiting:
+    if waiting or memory.slowed:
         _admit(waiting, steps, queues, cycle)
     items: list[PlanItem] = [
         RejectJob(job)
@@ -109,6 +109,23 @@ def _admit(waiting: list[Pending], steps: dict[str, Step], queues: Queues, cycle
     for uid, stop in admission.interruptions.stops.items():
         cycle.quiet.discard(uid)
         steps[uid] = lifecycle.stopped_for(memory.known[uid].job, steps[uid], stop, cycle.now)
+    if memory.slowed and not admission.interruptions.stops:
+        _separate(steps, admission.board, cycle)
+
+
+def _separate(steps: dict[str, Step], board: Board, cycle: "_Cycle") -> None:
+    """Moves a job away from a neighbour that it slows too much, or that slows it."""
+    memory, running = cycle.memory, cycle.running(steps)
+    slowed = [running[uid] for uid in sorted(memory.slowed) if uid in running]
+    move = find_move(slowed, running, board, memory.needs, cycle.configuration, cycle.now)
+    if move is None:
+        return
+    uid = move.job.metadata.uid
+    cycle.quiet.discard(uid)
+    step = lifecycle.stopped_for(memory.known[uid].job, steps[uid], move.stop, cycle.now)
+    floor = max(step.status.utilization_floor_percent, move.utilization_floor_percent)
+    status = replace(step.status, utilization_floor_percent=floor)
+    steps[uid] = replace(step, status=status)
 
 
 @dataclass(slots=True)
@@ -256,8 +273,9 @@ def _items(known: Known, step: Step, cycle: _Cycle) -> list[PlanItem]:
         # Nothing about it can change any more: thousands of finished jobs cost next to nothing.
         return list(step.deletes)
     items: list[PlanItem] = []
-    status = _finish_status(job, step.status, cycle)
-    if _worth_writing(job, status, cycle):
+    picture = Picture(cycle.capacity, cycle.configuration, cycle.now)
+    status = finish_status(job, step.status, known.profile, picture)
+    if worth_writing(job, status, picture):
         items.append(WriteStatus(job, replace(status, observed_at=cycle.now), step.events))
     elif status != job.status:
         cycle.held_back.add(job.metadata.uid)
@@ -268,77 +286,6 @@ def _items(known: Known, step: Step, cycle: _Cycle) -> list[PlanItem]:
     if profile is not None:
         items.append(SaveProfile(profile))
     return items
-
-
-def _finish_status(job: GPUJob, status: GPUJobStatus, cycle: _Cycle) -> GPUJobStatus:
-    """What every status has, whatever the job's phase."""
-    writer = ConditionWriter(job, cycle.now)
-    status = writer.set(status, conditions.ACCEPTED, True, "Valid", "the spec is valid")
-    if conditions.find(status, conditions.SUCCEEDED) is None:
-        status = writer.set(status, conditions.SUCCEEDED, None, "InProgress", "not finished yet")
-    status = _with_reachability(status, writer, cycle)
-    card = trouble.pressure(replace(job, status=status), cycle.capacity)
-    if card is not None:
-        message = trouble.pressure_message(card)
-        status = writer.set(status, conditions.CARD_PRESSURE, True, "CardOverfull", message)
-    elif conditions.find(status, conditions.CARD_PRESSURE) is not None:
-        status = writer.set(status, conditions.CARD_PRESSURE, False, "Fits", "all of it fits again")
-    return replace(
-        status,
-        observed_generation=job.metadata.generation,
-        summary=summarize(job, status, cycle.capacity),
-    )
-
-
-def _with_reachability(
-    status: GPUJobStatus, writer: ConditionWriter, cycle: _Cycle
-) -> GPUJobStatus:
-    if status.phase is not JobPhase.RUNNING or status.placement is None:
-        return status
-    message = trouble.unreachable(status.placement, cycle.capacity, cycle.configuration, cycle.now)
-    if message:
-        return writer.set(status, conditions.RUNNING, None, "NodeUnreachable", message)
-    running = conditions.find(status, conditions.RUNNING)
-    if running is not None and running.reason == "NodeUnreachable":
-        return writer.set(status, conditions.RUNNING, True, "WorkersRunning", "its node is back")
-    return status
-
-
-def _worth_writing(job: GPUJob, status: GPUJobStatus, cycle: _Cycle) -> bool:
-    """At once when something happened; at a bounded rate when only figures moved."""
-    before = job.status
-    if _essence(status) != _essence(before):
-        return True
-    if replace(status, observed_at=None) == replace(before, observed_at=None):
-        return False
-    if before.observed_at is None:
-        return True
-    pending = status.phase is JobPhase.PENDING
-    interval_seconds = (
-        cycle.configuration.pending_write_seconds
-        if pending
-        else cycle.configuration.progress_write_seconds
-    )
-    return (cycle.now - before.observed_at).total_seconds() >= interval_seconds
-
-
-def _essence(status: GPUJobStatus) -> tuple[object, ...]:
-    """The status without what moves all the time."""
-    measured = status.measurement
-    timed = measured is not None and measured.current is not None
-    findings = tuple((c.type, c.status, c.reason, c.observed_generation) for c in status.conditions)
-    still = replace(
-        status,
-        measurement=None,
-        checkpoint=None,
-        tuning_seconds=None,
-        progressed_at=None,
-        observed_at=None,
-        explain=(),
-        summary=Summary(),
-        conditions=(),
-    )
-    return still, findings, measured is not None, timed, status.checkpoint is not None
 
 
 def _orphans(snapshot: Snapshot, known: Collection[str]) -> list[PlanItem]:

@@ -9,9 +9,6 @@ from gpujob_api.gpuprofile import GPUProfile, ProfileEntry
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.snapshot import CardUsage
 
-# After running out of memory the next attempt gets at least this much more.
-OUT_OF_MEMORY_GROWTH = 1.5
-
 
 def with_margin(memory_bytes: int, configuration: Configuration) -> int:
     fraction = int(memory_bytes * configuration.memory_margin_fraction)
@@ -38,10 +35,13 @@ def wanted_reservation(
         known = measurement or entry
         utilization_percent = known.utilization_percent if known is not None else 100.0
         return Reservation(hint.bytes, utilization_percent, ReservationSource.HINT)
+    if job.status.counters.out_of_memory:
+        # What was known of it was wrong, and how wrong nobody knows: it starts alone, as unknown.
+        return None
     if measurement is not None and is_settled(measurement, configuration):
-        return _from_measurement(job, measurement, configuration)
-    if entry is not None and not job.status.counters.out_of_memory:
-        # A job that ran out of what other runs of its workload needed is not like them.
+        memory = with_margin(measurement.memory_bytes, configuration)
+        return Reservation(memory, measurement.utilization_percent, ReservationSource.MEASURED)
+    if entry is not None:
         return Reservation(
             memory_bytes=with_margin(entry.memory_bytes, configuration),
             utilization_percent=entry.utilization_percent,
@@ -55,15 +55,6 @@ def is_settled(measurement: Measurement, configuration: Configuration) -> bool:
     if measurement.current is None:
         return measurement.samples >= configuration.measurement_samples_without_reports_min
     return measurement.samples >= configuration.measurement_samples_min
-
-
-def _from_measurement(
-    job: GPUJob, measurement: Measurement, configuration: Configuration
-) -> Reservation:
-    memory = with_margin(measurement.memory_bytes, configuration)
-    if job.status.counters.out_of_memory:
-        memory = int(memory * OUT_OF_MEMORY_GROWTH**job.status.counters.out_of_memory)
-    return Reservation(memory, measurement.utilization_percent, ReservationSource.MEASURED)
 
 
 def measured_reservation(
@@ -81,7 +72,9 @@ def measured_reservation(
         return None
     wanted = Reservation(
         memory_bytes=with_margin(usage.memory_peak_bytes, configuration),
-        utilization_percent=round(usage.utilization_percent, 1),
+        utilization_percent=max(
+            round(usage.utilization_percent, 1), job.status.utilization_floor_percent
+        ),
         source=ReservationSource.MEASURED,
     )
     if held.source is ReservationSource.HINT:

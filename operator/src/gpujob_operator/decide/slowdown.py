@@ -1,0 +1,158 @@
+"""The running pair's own measurement: who is slowed by its neighbours more than it allows, and who
+moves.
+
+The reference is the workload's profile: the fastest step measured on this card model with the same
+settings. Who moves counts from then on with so much utilization that the same pair is not put
+together again.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, StopReason
+from gpujob_api.gpuprofile import GPUProfile
+from gpujob_operator.decide import conditions
+from gpujob_operator.decide.assignment import Assignment, assign
+from gpujob_operator.decide.board import Board
+from gpujob_operator.decide.capacity import Capacity, Card
+from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.interference import summed_utilization_limit_percent
+from gpujob_operator.decide.needs import Needs
+from gpujob_operator.decide.outcome import SLOWED
+from gpujob_operator.decide.reservation import profile_entry
+from gpujob_operator.decide.room import interruptible, interruption_gpu_seconds
+
+# Over its limit a job counts as slowed from this many points on: steps vary by themselves.
+SLACK_PERCENT = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """How much longer a step takes beside others. Seconds of a step; percent of the reference."""
+
+    step_seconds: float
+    alone_seconds: float
+    limit_percent: int
+
+    @property
+    def percent(self) -> float:
+        return 100.0 * (self.step_seconds / self.alone_seconds - 1.0)
+
+    @property
+    def too_much(self) -> bool:
+        return self.percent > self.limit_percent + SLACK_PERCENT
+
+    @property
+    def message(self) -> str:
+        return (
+            f"a step takes {self.percent:.0f} % longer than alone ({self.step_seconds:.3g} s "
+            f"against {self.alone_seconds:.3g} s); sharing.maxSlowdownPercent is "
+            f"{self.limit_percent}"
+        )
+
+
+def measured_slowdown(
+    job: GPUJob, status: GPUJobStatus, profile: GPUProfile | None, capacity: Capacity
+) -> Slowdown | None:
+    """The job's slowdown beside others; None when it is alone or nothing to compare is known."""
+    placement, measured = status.placement, status.measurement
+    if placement is None or measured is None or measured.current is None:
+        return None
+    entry = profile_entry(profile, placement.gpu_model)
+    if entry is None or entry.current is None or entry.current.step_seconds <= 0:
+        return None
+    if entry.tuned != status.tuned or entry.torch_version != measured.torch_version:
+        return None
+    if not any(len(card.tenants) > 1 for card in _cards(status, capacity)):
+        return None
+    limit = job.spec.sharing.max_slowdown_percent
+    return Slowdown(measured.current.step_seconds, entry.current.step_seconds, limit)
+
+
+def _cards(status: GPUJobStatus, capacity: Capacity) -> Iterable[Card]:
+    for worker in status.placement.workers if status.placement is not None else ():
+        for uuid in worker.gpus:
+            card = capacity.card(worker.node, uuid)
+            if card is not None:
+                yield card
+
+
+def is_slowed(status: GPUJobStatus) -> bool:
+    found = conditions.find(status, conditions.SLOWED)
+    return found is not None and found.status.value == "True"
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A job that leaves its card for its neighbour's sake, or its own, and what it counts with
+    from then on."""
+
+    job: GPUJob
+    stop: StopReason
+    utilization_floor_percent: float
+
+
+def find_move(
+    slowed: Iterable[GPUJob],
+    running: Mapping[str, GPUJob],
+    board: Board,
+    needs_of: Callable[[str], Needs],
+    configuration: Configuration,
+    now: datetime,
+) -> Move | None:
+    """Of the first card on which a job has been slowed for long enough, the tenant that loses the
+    least and fits elsewhere now."""
+    for job in slowed:
+        found = conditions.find(job.status, conditions.SLOWED)
+        if found is None:
+            continue
+        since_seconds = (now - found.last_transition_time).total_seconds()
+        if since_seconds < configuration.slowed_seconds:
+            continue
+        for card in _cards(job.status, board.capacity):
+            move = _off_card(job, card, running, board, needs_of, configuration, now)
+            if move is not None:
+                return move
+    return None
+
+
+def _off_card(
+    slowed: GPUJob,
+    card: Card,
+    running: Mapping[str, GPUJob],
+    board: Board,
+    needs_of: Callable[[str], Needs],
+    configuration: Configuration,
+    now: datetime,
+) -> Move | None:
+    tenants = [running[t.job_uid] for t in card.tenants if t.job_uid in running]
+    candidates = [job for job in tenants if interruptible(job, configuration)]
+    leaving = any(job.status.phase is JobPhase.STOPPING for job in tenants)
+    if leaving or len(tenants) < 2:
+        return None
+    for job in sorted(candidates, key=lambda job: _cost_key(job, configuration, now)):
+        floor = _floor(job, slowed, card)
+        raised = replace(job, status=replace(job.status, utilization_floor_percent=floor))
+        needs = replace(needs_of(job.metadata.uid), job=raised)
+        if isinstance(assign(needs, board, configuration), Assignment):
+            grace = timedelta(seconds=configuration.termination_grace_seconds)
+            found = conditions.find(slowed.status, conditions.SLOWED)
+            text = found.message if found is not None else ""
+            name = f"{slowed.metadata.namespace}/{slowed.metadata.name}"
+            stop = StopReason(SLOWED, f"moves to another card: of {name} {text}", now + grace)
+            return Move(job, stop, floor)
+    return None
+
+
+def _cost_key(job: GPUJob, configuration: Configuration, now: datetime) -> tuple[float, str]:
+    started = job.status.attempt_started_at or now
+    age = max((now - started).total_seconds(), 0.0)
+    return interruption_gpu_seconds(job, configuration, age), job.metadata.uid
+
+
+def _floor(moved: GPUJob, slowed: GPUJob, card: Card) -> float:
+    """So much that beside the same neighbours the sum is over the slowed job's limit."""
+    others = sum(t.utilization_percent for t in card.tenants if t.job_uid != moved.metadata.uid)
+    limit = summed_utilization_limit_percent(slowed.spec.sharing.max_slowdown_percent)
+    return min(max(limit - others + 1.0, 1.0), 100.0)

@@ -1,0 +1,115 @@
+"""What of a job's next status is written, and when: conditions that every status has, and the rate
+at which figures are updated."""
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, Summary
+from gpujob_api.gpuprofile import GPUProfile
+from gpujob_operator.decide import conditions, trouble
+from gpujob_operator.decide.capacity import Capacity
+from gpujob_operator.decide.conditions import ConditionWriter
+from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.slowdown import measured_slowdown
+from gpujob_operator.decide.summary import summarize
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """What a cycle sees besides the job."""
+
+    capacity: Capacity
+    configuration: Configuration
+    now: datetime
+
+
+def finish_status(
+    job: GPUJob, status: GPUJobStatus, profile: GPUProfile | None, picture: Picture
+) -> GPUJobStatus:
+    """What every status has, whatever the job's phase."""
+    writer = ConditionWriter(job, picture.now)
+    status = writer.set(status, conditions.ACCEPTED, True, "Valid", "the spec is valid")
+    if conditions.find(status, conditions.SUCCEEDED) is None:
+        status = writer.set(status, conditions.SUCCEEDED, None, "InProgress", "not finished yet")
+    status = _with_reachability(status, writer, picture)
+    card = trouble.pressure(replace(job, status=status), picture.capacity)
+    if card is not None:
+        message = trouble.pressure_message(card)
+        status = writer.set(status, conditions.CARD_PRESSURE, True, "CardOverfull", message)
+    elif conditions.find(status, conditions.CARD_PRESSURE) is not None:
+        status = writer.set(status, conditions.CARD_PRESSURE, False, "Fits", "all of it fits again")
+    status = _with_slowdown(job, status, profile, writer, picture.capacity)
+    return replace(
+        status,
+        observed_generation=job.metadata.generation,
+        summary=summarize(job, status, picture.capacity),
+    )
+
+
+def _with_slowdown(
+    job: GPUJob,
+    status: GPUJobStatus,
+    profile: GPUProfile | None,
+    writer: ConditionWriter,
+    capacity: Capacity,
+) -> GPUJobStatus:
+    running = status.phase is JobPhase.RUNNING
+    slowdown = measured_slowdown(job, status, profile, capacity) if running else None
+    if slowdown is not None and slowdown.too_much:
+        return writer.set(status, conditions.SLOWED, True, "Neighbours", slowdown.message)
+    if conditions.find(status, conditions.SLOWED) is not None:
+        return writer.set(status, conditions.SLOWED, False, "WithinLimit", "no longer")
+    return status
+
+
+def _with_reachability(
+    status: GPUJobStatus, writer: ConditionWriter, picture: Picture
+) -> GPUJobStatus:
+    if status.phase is not JobPhase.RUNNING or status.placement is None:
+        return status
+    message = trouble.unreachable(
+        status.placement, picture.capacity, picture.configuration, picture.now
+    )
+    if message:
+        return writer.set(status, conditions.RUNNING, None, "NodeUnreachable", message)
+    running = conditions.find(status, conditions.RUNNING)
+    if running is not None and running.reason == "NodeUnreachable":
+        return writer.set(status, conditions.RUNNING, True, "WorkersRunning", "its node is back")
+    return status
+
+
+def worth_writing(job: GPUJob, status: GPUJobStatus, picture: Picture) -> bool:
+    """At once when something happened; at a bounded rate when only figures moved."""
+    before = job.status
+    if _essence(status) != _essence(before):
+        return True
+    if replace(status, observed_at=None) == replace(before, observed_at=None):
+        return False
+    if before.observed_at is None:
+        return True
+    pending = status.phase is JobPhase.PENDING
+    interval_seconds = (
+        picture.configuration.pending_write_seconds
+        if pending
+        else picture.configuration.progress_write_seconds
+    )
+    return (picture.now - before.observed_at).total_seconds() >= interval_seconds
+
+
+def _essence(status: GPUJobStatus) -> tuple[object, ...]:
+    """The status without what moves all the time."""
+    measured = status.measurement
+    timed = measured is not None and measured.current is not None
+    findings = tuple((c.type, c.status, c.reason, c.observed_generation) for c in status.conditions)
+    still = replace(
+        status,
+        measurement=None,
+        checkpoint=None,
+        tuning_seconds=None,
+        progressed_at=None,
+        observed_at=None,
+        explain=(),
+        summary=Summary(),
+        conditions=(),
+    )
+    return still, findings, measured is not None, timed, status.checkpoint is not None
