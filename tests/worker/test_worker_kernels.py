@@ -12,7 +12,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from gpujob_api.settings import AttentionKernel, Settings, TunedSettings
 from gpujob_worker.explanation import Explanation
 from gpujob_worker.inject.activation import ActivationCheckpointing
-from gpujob_worker.inject.attention import AttentionWatch, attention_kernel, candidates
+from gpujob_worker.inject.attention import (
+    AttentionWatch,
+    attention_kernel,
+    candidates,
+    dropout_of,
+)
 from gpujob_worker.inject.memory_format import sample_shapes
 from gpujob_worker.inject.process_flags import (
     ProcessFlags,
@@ -41,7 +46,7 @@ class Attention(nn.Module):
         if not self.own:
             y = functional.scaled_dot_product_attention(q, k, v, None, self.drop, is_causal=True)
         else:
-            with sdpa_kernel(SDPBackend.MATH):
+            with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
                 y = functional.scaled_dot_product_attention(q, k, v)
         return x + y.squeeze(1)
 
@@ -131,8 +136,8 @@ def test_blocks_computed_again_use_the_kernel_of_the_forward() -> None:
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
-        (nn.Linear(16, 16), "does not call scaled_dot_product_attention"),
-        (Attention(drop=0.1), "drops at random"),
+        (nn.Linear(16, 16), "no kernel of scaled_dot_product_attention"),
+        (Attention(drop=0.1), "no kernel of scaled_dot_product_attention"),
         (Attention(own=True), "chooses its kernels itself"),
     ],
 )
@@ -143,6 +148,26 @@ def test_attention_refusals(module: nn.Module, reason: str, fast: None) -> None:
     assert explanation.lines[0].startswith("attention kernel refused")
     assert reason in explanation.lines[0]
     assert tuning.applied == Applied()
+
+
+def test_kernels_that_drop_are_refused() -> None:
+    """Those of cards, which do not run here; their schemas say where the number stands."""
+    aten, x = torch.ops.aten, torch.zeros(1)
+    flash = aten._scaled_dot_product_flash_attention.default
+    efficient = aten._scaled_dot_product_efficient_attention.default
+    assert dropout_of(flash, (x, x, x, 0.1, True), {}) == 0.1
+    assert dropout_of(efficient, (x, x, x, None, True), {}) == 0.0
+    assert dropout_of(efficient, (x, x, x, None, True), {"dropout_p": 0.2}) == 0.2
+    watch = AttentionWatch()
+    watch.calls, watch.drops = 1, True
+    assert "another kernel would drop other weights" in (watch.refusal() or "")
+
+
+def test_the_attention_of_torchs_own_layers_is_seen(fast: None) -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    tuning, explanation = tuner()
+    tuning.speed_items(Root(layer, lambda _: None), recorded(4, 12, 16)).attention()
+    assert tuning.applied.plan.attention is AttentionKernel.MATH, explanation.lines
 
 
 def test_a_kernel_chosen_around_the_whole_loop_stays() -> None:
@@ -277,7 +302,7 @@ def test_known_kernels_are_adopted_where_they_are_safe() -> None:
     tuning.adopt(Root(module, lambda _: None), call, known)
     assert tuning.applied.tuned() == TunedSettings(channels_last=True, data_loader_workers=3)
     assert explanation.lines == (
-        "attention kernel refused: the model does not call scaled_dot_product_attention",
+        "attention kernel refused: no kernel of scaled_dot_product_attention runs in the model",
         "channels_last applied: from an earlier run",
     )
     assert tuning.applied.plan.channels_last == sample_shapes(call.inputs)

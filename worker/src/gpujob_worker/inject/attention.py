@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
-from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpujob_api.settings import AttentionKernel
 
@@ -17,11 +16,13 @@ _BACKENDS = {
     AttentionKernel.CUDNN: SDPBackend.CUDNN_ATTENTION,
     AttentionKernel.MATH: SDPBackend.MATH,
 }
-_DROPOUT_POSITION = 4
 
 
-class AttentionWatch(TorchFunctionMode):
-    """Sees the calls of a forward: how many, with dropout, and under which kernels."""
+class AttentionWatch(TorchDispatchMode):
+    """Sees the attention kernels that run in a probe: how many, with dropout, freely chosen or not.
+
+    Kernels and not calls, because `nn.MultiheadAttention` hides its call from function modes.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +31,7 @@ class AttentionWatch(TorchFunctionMode):
         self.chosen = False
         self._outside = _enabled()
 
-    def __torch_function__(
+    def __torch_dispatch__(
         self,
         func: Any,
         types: Any,
@@ -39,21 +40,28 @@ class AttentionWatch(TorchFunctionMode):
     ) -> Any:
         del types
         keywords = kwargs or {}
-        if func is scaled_dot_product_attention:
+        name = str(func)
+        if name.startswith("aten._scaled_dot_product_") and "backward" not in name:
             self.calls += 1
-            given = args[_DROPOUT_POSITION] if len(args) > _DROPOUT_POSITION else 0.0
-            self.drops = self.drops or float(keywords.get("dropout_p", given)) > 0
+            self.drops = self.drops or dropout_of(func, args, keywords) > 0
             self.chosen = self.chosen or _enabled() != self._outside
         return func(*args, **keywords)
 
     def refusal(self) -> str | None:
-        if self.calls == 0:
-            return "the model does not call scaled_dot_product_attention"
         if self.chosen or not all(self._outside):
             return "the script chooses its kernels itself"
+        if self.calls == 0:
+            return "no kernel of scaled_dot_product_attention runs in the model"
         if self.drops:
             return "attention drops at random, and another kernel would drop other weights"
         return None
+
+
+def dropout_of(func: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> float:
+    """The probability with which a kernel drops weights; where it stands differs by kernel."""
+    names = [argument.name for argument in func._schema.arguments]
+    at = names.index("dropout_p") if "dropout_p" in names else len(args)
+    return float(keywords.get("dropout_p", args[at] if at < len(args) else 0.0))
 
 
 def candidates(device_type: str) -> tuple[AttentionKernel, ...]:
