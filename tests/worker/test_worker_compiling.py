@@ -59,9 +59,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(len(graph.graph.nodes))
         return graph.forward
 
-    monkeypatch.setattr(
-        compiling.torch, "compile", functools.partial(torch.compile, backend=backend)
-    )
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     monkeypatch.setattr(compiling.shutil, "which", lambda name: f"/usr/bin/{name}")  # pyright: ignore
     return found
 
@@ -112,7 +110,7 @@ def test_blocks_are_compiled_where_the_whole_cannot_be(
     graphs: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = model()
-    plain: Compile = compiling.torch.compile
+    plain: Compile = torch.compile
     whole = module._call_impl
 
     def fails(call: Any, **options: Any) -> Any:
@@ -120,14 +118,14 @@ def test_blocks_are_compiled_where_the_whole_cannot_be(
             raise RuntimeError("too clever a forward")
         return plain(call, **options)
 
-    monkeypatch.setattr(compiling.torch, "compile", fails)
+    monkeypatch.setattr(torch, "compile", fails)
     with pytest.raises(RuntimeError):
         compiling.compile_module(module)
 
     def later(call: Any, **options: Any) -> Any:
         return (lambda *args: fails(call)) if call == whole else plain(call, **options)  # pyright: ignore
 
-    monkeypatch.setattr(compiling.torch, "compile", later)
+    monkeypatch.setattr(torch, "compile", later)
     tuner, explanation = tuned(module)
     assert "compile refused: failed: RuntimeError: too clever a forward" in explanation.lines
     assert tuner.applied.tuned().regional_compile

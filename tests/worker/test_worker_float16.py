@@ -294,7 +294,7 @@ print(hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in net.paramete
 def test_a_resumed_run_scales_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(RESUMED)
-    outputs: list[str] = []
+    outputs: dict[str, str] = {}
     for name, attempts in (("whole", ("0",)), ("stopped", ("13", "0"))):
         for attempt, stop in enumerate(attempts, 1):
             environment = {
@@ -309,8 +309,8 @@ def test_a_resumed_run_scales_on_as_if_it_had_not_stopped(tmp_path: Path) -> Non
             )
             assert code == (143 if stop != "0" else 0), run.errors
             assert run.report["tuned"]["precision"] == "float16"
-        outputs.append(run.output)
-    assert outputs[0] == outputs[1]
+            outputs[name] = run.output
+    assert outputs["whole"] == outputs["stopped"]
 
 
 def test_a_scale_is_saved_and_resumed() -> None:

@@ -200,6 +200,8 @@ def test_activation_checkpointing_is_refused() -> None:
         ActivationCheckpointing(root).refusal(call) or ""
     )
     assert repeated_blocks(nn.Linear(2, 2)) == []
+    # Single layers hold nothing worth computing again.
+    assert repeated_blocks(nn.ModuleList(nn.Embedding(8, 4) for _ in range(3))) == []
 
 
 def test_known_settings_are_adopted_without_timing() -> None:

@@ -121,7 +121,7 @@ class Story:
             claims.stranger_respected(
                 waiting, history["guest"][-1], STRANGER_BYTES, self.card_bytes
             ),
-            claims.optimized(final, self._result("classifier"), plain),
+            claims.optimized(final, self._result("classifier"), plain, [history["gpt"][-1]]),
             claims.nothing_lost(
                 history["gpt"],
                 self._result("gpt"),

@@ -123,6 +123,12 @@ class Memory:
             known.needs = needs_of(known.job, known.profile, self._configuration)
         return known.needs
 
+    def lost_nodes(self, job: GPUJob) -> frozenset[str]:
+        """Nodes that the job names and that are there no more."""
+        placement = job.status.placement
+        workers = placement.workers if placement is not None else ()
+        return frozenset(worker.node for worker in workers if worker.node not in self._views)
+
     @property
     def lowest_priority(self) -> int:
         """Of all jobs that hold cards; above every priority when there are none."""

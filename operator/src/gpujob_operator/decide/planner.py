@@ -191,6 +191,7 @@ class _Cycle:
             usage=inputs.usage,
             profile=known.profile,
             trouble=trouble.find(known.job, self.capacity, self.configuration, self.now),
+            lost_nodes=self.memory.lost_nodes(known.job),
             listening_since=self.snapshot.listening_since,
         )
         return lifecycle.advance(known.job, seen, self.configuration, self.now)

@@ -13,6 +13,8 @@ def repeated_blocks(module: torch.nn.Module) -> list[torch.nn.Module]:
         children = list(container.children())
         kinds = {type(child) for child in children}
         size = sum(parameter.numel() for parameter in container.parameters())
-        if len(children) > 1 and len(kinds) == 1 and size > best_size:
+        # A list of single layers (embedding tables, say) holds nothing worth computing again.
+        nested = all(next(child.children(), None) is not None for child in children)
+        if len(children) > 1 and len(kinds) == 1 and nested and size > best_size:
             best, best_size = children, size
     return best
