@@ -81,6 +81,10 @@ def test_the_loss_must_agree(loss: float, holds: bool) -> None:
     assert claim.holds is holds
     assert "2.00x" in claim.figures[0]
     assert not claims.optimized(placed(make_job()), {"loss": 1.0}, {"loss": 1.0}).holds
+    others = [job, placed(make_job("not-measured"))]
+    gains = claims.optimized(job, {"loss": loss}, {"loss": 1.0}, others).figures
+    assert gains[0] == "job, chosen by measurement: step 400.0 ms -> 200.0 ms (2.00x)"
+    assert gains[1:] == claim.figures
 
 
 def moved(resumed: int) -> list[GPUJob]:

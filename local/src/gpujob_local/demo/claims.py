@@ -68,7 +68,8 @@ def optimized(
     difference = abs(injected["loss"] - plain["loss"]) / max(abs(plain["loss"]), 1e-9)
     figures = (
         *_gains(others),
-        f"{final.metadata.name}, asked to take less memory: step {before.step_seconds * 1000:.1f} ms -> {after.step_seconds * 1000:.1f} ms "
+        f"{final.metadata.name}, asked to take less memory: step "
+        f"{before.step_seconds * 1000:.1f} ms -> {after.step_seconds * 1000:.1f} ms "
         f"({before.step_seconds / after.step_seconds:.2f}x), peak "
         f"{format_memory(before.peak_memory_bytes)} -> {format_memory(after.peak_memory_bytes)}",
         f"settings: {tuned.precision.value}, {tuned.batch_per_step or 'all'} samples at once, "
