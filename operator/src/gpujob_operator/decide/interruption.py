@@ -16,6 +16,7 @@ from gpujob_operator.decide.needs import Needs
 from gpujob_operator.decide.outcome import MOVED, PREEMPTED, RECLAIMED
 from gpujob_operator.decide.queueing import Queues
 from gpujob_operator.decide.room import (
+    VICTIMS_MAX,
     Room,
     Victim,
     elsewhere,
@@ -47,6 +48,7 @@ class Interruptions:
     _costs: dict[str, float] = field(default_factory=dict[str, float])
     _searches: int = 0
     _running: Mapping[str, GPUJob] | None = None
+    _stopping: list[GPUJob] | None = None
 
     @property
     def running(self) -> Mapping[str, GPUJob]:
@@ -56,6 +58,9 @@ class Interruptions:
 
     def in_quota(self, needs: Needs, memory_bytes: int) -> tuple[Victim, ...]:
         """The cheapest jobs without which the job is within its quota; none when none help."""
+        if self._searches >= SEARCHES_MAX or not self.possible(needs):
+            return ()
+        self._searches += 1
         root = self.queues.root(needs.job.spec.queue)
         candidates = sorted(
             (
@@ -65,7 +70,7 @@ class Interruptions:
             ),
             key=lambda victim: (victim.cost_gpu_seconds, victim.job.metadata.uid),
         )
-        for count in range(1, len(candidates) + 1):
+        for count in range(1, min(len(candidates), VICTIMS_MAX) + 1):
             chosen = candidates[:count]
             with self.queues.without([victim.job for victim in chosen]):
                 if not self.queues.over(needs.job, memory_bytes):
@@ -173,9 +178,6 @@ class Interruptions:
     def _is_free_to_interrupt(self, job: GPUJob) -> bool:
         return job.metadata.uid not in self.stops and interruptible(job, self.configuration)
 
-    def _is_leaving(self, job: GPUJob) -> bool:
-        return job.status.phase is JobPhase.STOPPING or job.metadata.uid in self.stops
-
     def _cost(self, job: GPUJob) -> float:
         uid = job.metadata.uid
         if uid not in self._costs:
@@ -186,11 +188,13 @@ class Interruptions:
 
     def leaving(self, root: str) -> list[GPUJob]:
         """Jobs of a parent's queues whose attempts are ending."""
-        return [
-            job
-            for job in self.running.values()
-            if self._is_leaving(job) and self.queues.root(job.spec.queue) == root
-        ]
+        if self._stopping is None:
+            self._stopping = [
+                job for job in self.running.values() if job.status.phase is JobPhase.STOPPING
+            ]
+        stopped = (self.running[uid] for uid in self.stops)
+        ending = (*self._stopping, *stopped)
+        return [job for job in ending if self.queues.root(job.spec.queue) == root]
 
 
 def held_bytes(needs: Needs, board: Board, configuration: Configuration) -> int:
