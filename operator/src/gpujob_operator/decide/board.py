@@ -22,6 +22,8 @@ from gpujob_operator.decide.snapshot import NodeView
 
 # A stranger below this is the desktop or a monitoring tool, not a tenant.
 STRANGER_NOISE_BYTES = 64 * MIB
+# What requests ask of nodes, kept as masks.
+MASKS_MAX = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +214,8 @@ class Board:
         taints and spot alone; the same key gives the same object: choices are kept by it."""
         masks = self.kept.masks
         if key not in masks:
+            if len(masks) >= MASKS_MAX:
+                masks.clear()
             nodes = self.capacity.nodes
             allowed = np.array([allows(nodes[name].node) for name in self._rows], dtype=np.bool_)
             masks[key] = None if allowed.all() else NodeMask(allowed)

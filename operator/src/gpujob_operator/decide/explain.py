@@ -17,6 +17,8 @@ from gpujob_operator.decide.needs import Needs, node_refusal
 
 # Kinds of jobs whose findings are kept.
 KINDS_MAX = 64
+# Kinds of jobs of which it is kept whether they can ever fit.
+FACTS_MAX = 4096
 
 
 @dataclass(slots=True)
@@ -79,6 +81,8 @@ def _possible(needs: Needs, model: str, wanted: Reservation | None, board: Board
     key = (needs.alike, model)
     found = board.kept.facts.get(key)
     if found is None:
+        if len(board.kept.facts) >= FACTS_MAX:
+            board.kept.facts.clear()
         least = needs.least_bytes(model, wanted)
         count = needs.job.spec.gpus_per_worker
         places = 0
