@@ -18,6 +18,7 @@ RECLAIM_GRACE_SECONDS = 10.0
 # The spot node goes once the job there is at this step, so that there is something to lose.
 RECLAIM_AT_STEP = 20
 STRANGER_BYTES = 1200 * 1024**2
+STRANGER_LIMIT_SECONDS = 30
 SPOT_NODE = "spot-1"
 STRANGERS_NODE = "node-2"
 PACKED_LIMIT_SECONDS = 90.0
@@ -62,7 +63,20 @@ class Story:
         card = self.cluster.cards(STRANGERS_NODE)[0]
         handle = self.cluster.start_stranger(card, STRANGER_BYTES)
         self.teller.say("stranger", f"a process of nobody's takes memory on {card}")
+        self._stranger_seen(card)
         return handle
+
+    def _stranger_seen(self, card: str) -> None:
+        """Until the agent has published all of it: a job could still fit beside a part."""
+        used = f'{{.status.gpus[?(@.uuid=="{card}")].memoryUsedBytes}}'
+        end = time.monotonic() + STRANGER_LIMIT_SECONDS
+        while True:
+            done = self.cluster.kubectl("get", "gpunode", STRANGERS_NODE, "-o", f"jsonpath={used}")
+            if int(done.stdout or 0) >= STRANGER_BYTES:
+                return
+            if time.monotonic() > end:
+                raise StoryError(f"{card} shows {done.stdout} bytes in use, not {STRANGER_BYTES}")
+            time.sleep(0.2)
 
     def _apply(self, name: str) -> None:
         path = self.examples / f"{name}.yaml"
