@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpujob_api.gpujob import GPUJob, ReservationSource, SharingMode, SpotPolicy
-from gpujob_api.quantities import GIB
+from gpujob_api.quantities import GIB, MIB
 from gpujob_operator.decide.assignment import (
     Assignment,
     assign,
@@ -19,7 +19,7 @@ from gpujob_operator.decide.explain import Refusal
 from gpujob_operator.decide.fragmentation import Mix
 from gpujob_operator.decide.interference import summed_utilization_limit_percent
 from gpujob_operator.decide.mix import demand_of
-from gpujob_operator.decide.needs import needs_of
+from gpujob_operator.decide.needs import UNKNOWN_BYTES, needs_of
 from gpujob_operator.decide.snapshot import Snapshot, Taint
 from tests.harness.builders import (
     CARD_BYTES,
@@ -115,6 +115,13 @@ def test_measured_jobs_join_others_where_somebody_may_need_a_whole_card() -> Non
 def test_an_unmeasured_job_takes_an_empty_card() -> None:
     seen = make_snapshot(of("a", GIB), cards=cards(2))
     assert cards_of(make_job(), seen) == ["GPU-1"]
+
+
+def test_an_unknown_job_does_not_start_where_strangers_left_next_to_nothing() -> None:
+    full = make_card(stranger=CARD_BYTES - UNKNOWN_BYTES + MIB)
+    assert "255 MiB free" in why(make_job(), make_snapshot(cards=[full])).message
+    room = make_card(stranger=CARD_BYTES - UNKNOWN_BYTES)
+    assert cards_of(make_job(), make_snapshot(cards=[room])) == ["GPU-0"]
 
 
 def test_exclusive_jobs_share_with_nobody() -> None:

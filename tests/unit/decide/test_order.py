@@ -31,13 +31,8 @@ def test_equals_go_by_uid_whatever_the_input_order() -> None:
 
 def test_priority_before_everything() -> None:
     starved = Contender("old", 0, priority=0, remaining_seconds=1)
-    urgent = Contender("new", 9_999_999, priority=1, queue_share=1, remaining_seconds=1e9)
+    urgent = Contender("new", 9_999_999, priority=1, remaining_seconds=1e9)
     assert order([starved, urgent], 1e7, SHORTEST) == ["new", "old"]
-
-
-def test_the_queue_that_has_less_goes_first() -> None:
-    rich, poor = Contender("a", 0, queue_share=0.5), Contender("b", 9, queue_share=0.1)
-    assert order([rich, poor], 10, ARRIVAL) == ["b", "a"]
 
 
 def test_shortest_counts_cards_and_what_starting_costs() -> None:
@@ -78,7 +73,6 @@ contenders = st.builds(
     uid=st.uuids().map(str),
     arrived_seconds=st.floats(0, 1e6),
     gpus=st.integers(1, 64),
-    queue_share=st.floats(0, 2),
     running=st.booleans(),
     remaining_seconds=st.none() | st.floats(0, 1e6),
     attained_seconds=st.floats(0, 1e6),
@@ -90,9 +84,7 @@ def test_who_comes_after_a_job_is_overdue_stays_behind_it(
     job: Contender, other: Contender, later: float, further: float
 ) -> None:
     arrived = due_seconds(job, SHORTEST) + later + 1e-3
-    newcomer = Contender(
-        "newcomer", arrived, other.gpus, 0, other.queue_share, False, other.remaining_seconds
-    )
+    newcomer = Contender("newcomer", arrived, other.gpus, remaining_seconds=other.remaining_seconds)
     assert order([newcomer, job], arrived + further, SHORTEST) == [job.uid, "newcomer"]
 
 

@@ -16,7 +16,7 @@ from gpujob_api.gpujob import (
     WorkerPlacement,
 )
 from gpujob_operator.decide.board import Board, Place
-from gpujob_operator.decide.capacity import Capacity, Card, Tenant
+from gpujob_operator.decide.capacity import Card, Tenant
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.explain import Refusal, no_model, refuse
 from gpujob_operator.decide.interference import summed_utilization_limit_percent
@@ -61,7 +61,7 @@ def assign(
     best: Assignment | None = None
     refusals: list[Refusal] = []
     start = board.mark()
-    for model in _models(needs, board.capacity):
+    for model in board.capacity.models(needs.job.spec.gpu.models):
         found = _assign_on_model(needs, model, board, configuration, filler=filler)
         board.back(start)
         if isinstance(found, Refusal):
@@ -74,11 +74,6 @@ def assign(
     refusal = next((one for one in refusals if one.possible), refusals[0])
     board.refusals[alike] = refusal
     return refusal
-
-
-def _models(needs: Needs, capacity: Capacity) -> list[str]:
-    wanted = needs.job.spec.gpu.models
-    return sorted(model for model in capacity.largest if not wanted or model in wanted)
 
 
 def _better(one: Assignment, other: Assignment, needs: Needs) -> bool:

@@ -1,6 +1,6 @@
 """The ledger of cards: what is free on each, after the driver, strangers and reservations (I1)."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
@@ -102,6 +102,10 @@ class Capacity:
         """All cards there are, whoever uses them."""
         totals = [card.total_bytes for node in self.nodes.values() for card in node.cards]
         return FleetSize(len(totals), sum(totals))
+
+    def models(self, accepted: Collection[str]) -> list[str]:
+        """Card models that there are and that a job accepts; it accepts any if it names none."""
+        return sorted(model for model in self.largest if not accepted or model in accepted)
 
     def largest_bytes(self, model: str) -> int:
         """What a job can have at most of an empty card of this model."""

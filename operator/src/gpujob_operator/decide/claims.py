@@ -43,11 +43,9 @@ def find_places(
     needs: Needs, capacity: Capacity, releases: Releases, configuration: Configuration
 ) -> Places:
     """Where a worker could be, and when, on every model that the job accepts."""
-    wanted = needs.job.spec.gpu.models
     return tuple(
         _on_model(needs, model, capacity, releases, configuration)
-        for model in sorted(capacity.largest)
-        if not wanted or model in wanted
+        for model in capacity.models(needs.job.spec.gpu.models)
     )
 
 

@@ -109,7 +109,7 @@ class Interruptions:
         gpus = needs.job.spec.workers * needs.job.spec.gpus_per_worker
         if not worth_moving(room, gpus, saved):
             return None
-        fits = elsewhere(room, needs, self.board, self.needs_of, self.configuration)
+        fits = elsewhere(room, self.board, self.needs_of, self.configuration)
         return room if fits else None
 
     def possible(self, needs: Needs) -> bool:

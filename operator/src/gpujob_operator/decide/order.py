@@ -1,8 +1,8 @@
-"""In which order jobs are given cards: priority, overdue waiting, fair share, work left, arrival.
+"""In which order jobs are given cards: priority, overdue waiting, work left, arrival.
 
-Pure sort keys over a few numbers of each job, running ones included (who comes late enough in the
-order loses its cards to an earlier one). The queueing of a cycle, what-if runs and the benchmarks
-use this same function.
+Between queues `line` puts their shares before the work. Pure sort keys over a few numbers of each
+job, running ones included (who comes late enough in the order loses its cards to an earlier one).
+The queueing of a cycle and the benchmarks use this same function.
 """
 
 import math
@@ -36,7 +36,6 @@ class OrderRules:
 class Contender:
     """What the order looks at. Seconds; `gpus` is the number of cards of all workers together.
 
-    `queue_share` is the dominant share of the job's queue divided by its weight.
     `remaining_seconds` is steps left times the measured step time, None where the job does not say
     how many steps it has; `attained_seconds` is how long it has held cards. `restart_seconds` is
     what starting it costs, counted for jobs that do not run.
@@ -46,7 +45,6 @@ class Contender:
     arrived_seconds: float
     gpus: int = 1
     priority: int = 0
-    queue_share: float = 0.0
     running: bool = False
     remaining_seconds: float | None = None
     attained_seconds: float = 0.0
@@ -63,8 +61,8 @@ def order(contenders: Iterable[Contender], now_seconds: float, rules: OrderRules
 
 
 def order_key(contender: Contender, now_seconds: float, rules: OrderRules) -> OrderKey:
-    """Smaller is earlier: higher priority; overdue, longest overdue first; then smaller queue
-    share; then, by policy, less work left; then arrival; then UID.
+    """Smaller is earlier: higher priority; overdue, longest overdue first; then, by policy, less
+    work left; then arrival; then UID.
 
     Waiting is bounded within a priority: nobody who arrives after a job is overdue has an earlier
     due time, so only those can go first who were there before.
@@ -73,14 +71,7 @@ def order_key(contender: Contender, now_seconds: float, rules: OrderRules) -> Or
     if now_seconds >= due:
         return -contender.priority, False, due, 0.0, contender.arrived_seconds, contender.uid
     work = work_gpu_seconds(contender) if rules.policy is OrderPolicy.SHORTEST else 0.0
-    return (
-        -contender.priority,
-        True,
-        contender.queue_share,
-        work,
-        contender.arrived_seconds,
-        contender.uid,
-    )
+    return -contender.priority, True, 0.0, work, contender.arrived_seconds, contender.uid
 
 
 def due_seconds(contender: Contender, rules: OrderRules) -> float:

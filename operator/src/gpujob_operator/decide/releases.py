@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from math import inf
-from statistics import median
 
 from gpujob_api.gpujob import GPUJob, JobPhase
-from gpujob_operator.decide.estimate import RUNS_MAX, remaining_seconds
+from gpujob_operator.decide.estimate import RunHistory, remaining_seconds
 from gpujob_operator.decide.profiles import profile_name
 
 _Workload = tuple[str, str]
@@ -28,7 +27,7 @@ class Releases:
     now: datetime
     jobs: Mapping[str, GPUJob] = field(default_factory=dict[str, GPUJob])
     workload_of: Callable[[GPUJob], _Workload] = _workload
-    _history: dict[_Workload, float] | None = None
+    _history: RunHistory | None = None
     _known: dict[str, float] = field(default_factory=dict[str, float])
 
     @classmethod
@@ -68,25 +67,30 @@ class Releases:
 
     def _expected(self, job: GPUJob) -> float:
         if self._history is None:
-            self._history = self._lengths()
-        return self._history.get(self.workload_of(job), inf) if self._history else inf
+            self._history = self._runs()
+        workload = self.workload_of(job)
+        expected = self._history.expected_seconds(workload, workload, _cards(job))
+        return inf if expected is None else expected
 
-    def _lengths(self) -> dict[_Workload, float]:
-        """The median length of the newest succeeded runs of each workload, in seconds."""
+    def _runs(self) -> RunHistory:
+        """What the succeeded runs took, oldest first."""
         ended = [
-            (job.status.finished_at, job.status.started_at, job)
+            (job.status.finished_at, job.metadata.uid, job.status.started_at, job)
             for job in self.jobs.values()
             if job.status.phase is JobPhase.SUCCEEDED
             and job.status.finished_at is not None
             and job.status.started_at is not None
         ]
-        ended.sort(key=lambda run: (run[0], run[2].metadata.uid), reverse=True)
-        runs: dict[_Workload, list[float]] = {}
-        for finished_at, started_at, job in ended:
-            found = runs.setdefault(self.workload_of(job), [])
-            if len(found) < RUNS_MAX:
-                found.append(max((finished_at - started_at).total_seconds(), 0.0))
-        return {workload: median(lengths) for workload, lengths in runs.items()}
+        history = RunHistory()
+        for finished_at, _, started_at, job in sorted(ended, key=lambda run: run[:2]):
+            workload = self.workload_of(job)
+            seconds = max((finished_at - started_at).total_seconds(), 0.0)
+            history.finished(workload, workload, seconds * _cards(job))
+        return history
+
+
+def _cards(job: GPUJob) -> int:
+    return job.spec.workers * job.spec.gpus_per_worker
 
 
 def _own_remaining(job: GPUJob) -> float | None:

@@ -10,7 +10,6 @@ who were there already, can never ask the same back, and does so a bounded numbe
 
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
-from math import inf
 
 from gpujob_api.gpujob import GPUJob, JobPhase, Reservation
 from gpujob_operator.decide.assignment import Assignment, assign
@@ -85,7 +84,7 @@ def make_room(
     cheapest nodes. The result is tried on the ledger, and whoever is not needed is spared.
     """
     best: Room | None = None
-    for model in _models(needs, board.capacity):
+    for model in board.capacity.models(needs.job.spec.gpu.models):
         places = _places(needs, model, board, victims, configuration)
         chosen = sorted(places, key=lambda place: place.key)[: needs.job.spec.workers]
         if len(chosen) < needs.job.spec.workers:
@@ -97,22 +96,14 @@ def make_room(
 
 
 def elsewhere(
-    room: Room, needs: Needs, board: Board, needs_of_victim: Callable[[GPUJob], Needs],
+    room: Room,
+    board: Board,
+    needs_of_victim: Callable[[GPUJob], Needs],
     configuration: Configuration,
-) -> bool:  # fmt: skip
+) -> bool:
     """Whether every victim finds another place now, when the cards of `room` are kept free."""
-    nodes = {
-        name: replace(
-            node,
-            cards=tuple(
-                replace(card, blocked="kept") if card.uuid in room.claim else card
-                for card in node.cards
-            ),
-        )
-        for name, node in board.capacity.nodes.items()
-    }
-    trial = Board.of(replace(board.capacity, nodes=nodes), board.mix)
-    trial.claim(board.claimed)
+    trial = Board.of(board.capacity, board.mix)
+    trial.claim(board.claimed | room.claim)
     for victim in room.victims:
         found = assign(needs_of_victim(victim.job), trial, configuration)
         if not isinstance(found, Assignment):
@@ -133,12 +124,6 @@ class _Place:
     @property
     def key(self) -> tuple[float, int, str, tuple[str, ...]]:
         return self.cost, len(self.victims), self.node, self.uuids
-
-
-def _models(needs: Needs, capacity: Capacity) -> list[str]:
-    present = {card.model for node in capacity.nodes.values() for card in node.cards}
-    wanted = needs.job.spec.gpu.models
-    return sorted(model for model in present if not wanted or model in wanted)
 
 
 def _places(
@@ -276,4 +261,4 @@ def _staying(tenants: tuple[Tenant, ...], gone: Set[str]) -> tuple[Tenant, ...]:
 
 def worth_moving(room: Room, gpus: int, saved_seconds: float) -> bool:
     """Whether a move gains at least twice what it costs: cards times the waiting it saves."""
-    return saved_seconds < inf and gpus * saved_seconds >= 2 * room.cost_gpu_seconds
+    return gpus * saved_seconds >= 2 * room.cost_gpu_seconds

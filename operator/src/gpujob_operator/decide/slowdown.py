@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, StopReason
 from gpujob_api.gpuprofile import GPUProfile
+from gpujob_api.meta import ConditionStatus
 from gpujob_operator.decide import conditions
 from gpujob_operator.decide.assignment import Assignment, assign
 from gpujob_operator.decide.board import Board
@@ -80,7 +81,7 @@ def _cards(status: GPUJobStatus, capacity: Capacity) -> Iterable[Card]:
 
 def is_slowed(status: GPUJobStatus) -> bool:
     found = conditions.find(status, conditions.SLOWED)
-    return found is not None and found.status.value == "True"
+    return found is not None and found.status is ConditionStatus.TRUE
 
 
 @dataclass(frozen=True, slots=True)
