@@ -1,11 +1,13 @@
 """The split forward: the whole batch's gradients, one chunk's memory, and every refusal."""
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
 from gpujob_worker.inject.chunked import NotSplittableError, chunked_call
 from gpujob_worker.inject.discovery import Discovery
@@ -101,6 +103,72 @@ def test_only_one_chunk_is_kept_for_backward() -> None:
     whole = saved_bytes(lambda: inputs.call(module))
     split = saved_bytes(lambda: chunked_call(module, module, inputs, 8))
     assert split < whole / 4
+
+
+def graph_bytes_seen_by_the_loss(module: nn.Module, inputs: CallInputs, keeps_chunk: bool) -> int:
+    """What the split call itself still holds once its output is there: a chunk's graph, or none."""
+    alive: list[weakref.ref[torch.Tensor]] = []
+
+    def remember(layer: nn.Module, args: Any, output: torch.Tensor) -> None:
+        alive.append(weakref.ref(output))
+
+    handles = [layer.register_forward_hook(remember) for layer in module.modules()]
+    output = chunked_call(module, module, inputs, 8, keeps_chunk=keeps_chunk)
+    for handle in handles:
+        handle.remove()
+    held = [tensor for tensor in (ref() for ref in alive) if tensor is not None]
+    del output
+    return sum(tensor.numel() for tensor in held)
+
+
+def test_where_the_loss_needs_the_memory_no_chunk_is_kept() -> None:
+    torch.manual_seed(6)
+    module = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3)))
+    inputs = CallInputs.of((torch.randn(32, 8),), {})
+    assert graph_bytes_seen_by_the_loss(module, inputs, True) > 0
+    assert graph_bytes_seen_by_the_loss(module, inputs, False) == 0
+    gradients = [
+        torch.autograd.grad(
+            chunked_call(module, module, inputs, 8, keeps_chunk=keeps).square().mean(),
+            list(module.parameters()),
+        )
+        for keeps in (True, False)
+    ]
+    assert all(map(torch.equal, *gradients))
+
+
+def test_outputs_lie_as_the_chunks_do_and_are_never_there_twice() -> None:
+    module = nn.Conv2d(3, 4, 1).to(memory_format=torch.channels_last)
+    inputs = CallInputs.of((torch.randn(6, 3, 8, 8).to(memory_format=torch.channels_last),), {})
+    output = chunked_call(module, module, inputs, 4)
+    assert output.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(output, inputs.call(module))
+    wide = nn.Linear(1, 1 << 16)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        chunked_call(wide, wide, CallInputs.of((torch.randn(64, 1),), {}), 4, keeps_chunk=False)
+    taken = [e.self_cpu_memory_usage for e in (profiler.events() or []) if e.name == "aten::empty"]
+    joined = [e for e in (profiler.events() or []) if e.name == "aten::cat"]
+    assert max(taken) == 64 * 4 * (1 << 16)
+    assert not joined
+
+
+def test_chunks_of_different_shapes_run_whole() -> None:
+    class Trims(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: Any) -> Any:
+            return self.layer(x)[:, : 1 + int(x[0, 0] > 0)]
+
+    x = torch.ones(8, 4)
+    x[4:] = -1
+    module = Trims()
+    root = Root(module, lambda _: None)
+    inputs = CallInputs.of((x,), {})
+    assert root.run(RootPlan(rows_per_step=4), inputs).shape == (8, 2)
+    with pytest.raises(NotSplittableError, match="different shapes"):
+        chunked_call(module, module, inputs, 4)
 
 
 def test_backward_twice_and_changed_parameters() -> None:

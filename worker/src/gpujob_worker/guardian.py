@@ -112,7 +112,7 @@ class Guardian:
         settings, plan = self._session.environment.settings, self._applied.plan
         forced = settings.compile is Toggle.ON or settings.precision is not Precision.AUTO
         trades = plan.rows_per_step is not None or self._applied.activation_checkpointing
-        sped_up = replace(plan, rows_per_step=None) != RootPlan()
+        sped_up = plan.without_split() != RootPlan()
         return forced or trades or not sped_up
 
     def _check_loss(self) -> None:

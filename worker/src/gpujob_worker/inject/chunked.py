@@ -4,7 +4,8 @@ The call runs without a graph on one chunk of rows after another, and its output
 in backward every chunk is run again with a graph, with the random numbers it had, and its parameter
 gradients are summed. Memory is that of one chunk, the loss never knows, and the sum of the chunks'
 gradients is the gradient of the whole, as long as every sample is treated by itself. The last
-chunk's graph is kept from the forward, so that only the others are paid for twice.
+chunk's graph is kept from the forward, so that only the others are paid for twice; where the loss
+needs that memory, none is kept.
 """
 
 from collections.abc import Callable, Generator
@@ -41,14 +42,21 @@ class _Run:
     """One split call: what forward leaves for backward."""
 
     def __init__(
-        self, call: Callable[..., Any], parameters: list[Tensor], inputs: CallInputs, rows: int
+        self,
+        call: Callable[..., Any],
+        parameters: list[Tensor],
+        inputs: CallInputs,
+        rows: int,
+        keeps_chunk: bool,
     ) -> None:
         self.call = call
+        self._keeps_chunk = keeps_chunk
         self.parameters = parameters
         self.inputs = inputs.detached()
         self.batched = inputs.batched()
         total = inputs.rows
         assert total is not None
+        self.rows = total
         self.chunks = [(at, min(rows, total - at)) for at in range(0, total, rows)]
         self.device = parameters[0].device
         self.output_spec: Any = None
@@ -58,15 +66,20 @@ class _Run:
         self._versions = self._version_list()
 
     def forward(self) -> list[Tensor]:
-        parts: list[list[Tensor]] = []
-        for index in range(len(self.chunks)):
+        whole: list[Tensor] = []
+        for index, (start, length) in enumerate(self.chunks):
             self._random.append(_Random(self.device))
-            last = index == len(self.chunks) - 1
-            leaves, wanted = self._run_chunk(index, with_graph=last)
-            if last:
+            kept = self._keeps_chunk and index == len(self.chunks) - 1
+            leaves, wanted = self._run_chunk(index, with_graph=kept)
+            if kept:
                 self._kept = (leaves, wanted)
-            parts.append([leaf.detach() for leaf in leaves])
-        return [torch.cat(column) for column in zip(*parts, strict=True)]
+            # Into their place at once: put together at the end, they would be there twice.
+            whole = whole or [_for_rows(leaf, self.rows) for leaf in leaves]
+            for place, leaf in zip(whole, leaves, strict=True):
+                if (leaf.shape[1:], leaf.dtype) != (place.shape[1:], place.dtype):
+                    raise NotSplittableError("chunks return different shapes or types")
+                place.narrow(0, start, length).copy_(leaf.detach())
+        return whole
 
     def backward(self, output_gradients: tuple[Tensor | None, ...]) -> list[Tensor | None]:
         """Gradients of the inputs that want one, then of the parameters."""
@@ -199,14 +212,19 @@ class _Chunked(torch.autograd.Function):
 
 
 def chunked_call(
-    call: Callable[..., Any], module: torch.nn.Module, inputs: CallInputs, rows: int
+    call: Callable[..., Any],
+    module: torch.nn.Module,
+    inputs: CallInputs,
+    rows: int,
+    *,
+    keeps_chunk: bool = True,
 ) -> Any:
     """`inputs.call(call)` in chunks of `rows` samples. Raises `NotSplittableError`, with the random
     state as it was, when an output does not have the samples first."""
     parameters = trainable(module)
     if not parameters:
         raise NotSplittableError("nothing to learn")
-    run = _Run(call, parameters, inputs, rows)
+    run = _Run(call, parameters, inputs, rows, keeps_chunk)
     wanted = [leaf for leaf in inputs.leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
     before = _Random(run.device)
     try:
@@ -216,6 +234,14 @@ def chunked_call(
         raise
     assert isinstance(outputs, tuple)
     return pytree.tree_unflatten(list(outputs), run.output_spec)
+
+
+def _for_rows(leaf: Tensor, rows: int) -> Tensor:
+    """Room for the whole batch's output, which lies as one chunk's does."""
+    last = leaf.dim() == 4 and leaf.is_contiguous(memory_format=torch.channels_last)
+    lies = torch.channels_last if last and not leaf.is_contiguous() else torch.contiguous_format
+    size = (rows, *leaf.shape[1:])
+    return torch.empty(size, dtype=leaf.dtype, device=leaf.device, memory_format=lies)
 
 
 def _autocast_state(device_type: str) -> tuple[bool, torch.dtype]:

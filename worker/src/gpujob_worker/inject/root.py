@@ -35,6 +35,8 @@ class RootPlan:
 
     autocast: torch.dtype | None = None
     rows_per_step: int | None = None
+    # A split keeps the graph of its last chunk from forward to backward: less is computed twice.
+    keeps_chunk: bool = True
     compiled: Callable[..., Any] | None = None
     compiled_blocks: CompiledBlocks | None = None
     compiled_signature: tuple[Any, ...] | None = None
@@ -50,7 +52,7 @@ class RootPlan:
         return self.compiled is not None or self.compiled_blocks is not None
 
     def without_split(self) -> "RootPlan":
-        return replace(self, rows_per_step=None)
+        return replace(self, rows_per_step=None, keeps_chunk=True)
 
 
 _PLAIN = RootPlan()
@@ -153,7 +155,9 @@ class Root:
         if plan.rows_per_step is None or rows is None or rows <= plan.rows_per_step:
             return self._single(plan, inputs)
         try:
-            return chunked_call(single, self.module, inputs, plan.rows_per_step)
+            return chunked_call(
+                single, self.module, inputs, plan.rows_per_step, keeps_chunk=plan.keeps_chunk
+            )
         except NotSplittableError:
             return self._single(plan, inputs)
 
