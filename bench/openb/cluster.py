@@ -59,6 +59,20 @@ class Cluster:
         assert self.memory_free[row] >= 0
         assert all(self.gpu_free[row, card] >= 0 for card in cards)
 
+    def give(self, row: int, cards: Sequence[int], pod: PodClass) -> None:
+        """Takes a pod's resources back."""
+        self.step += 1
+        self.cpu_free[row] += pod.cpu_milli
+        self.memory_free[row] += pod.memory_mib
+        for card in cards:
+            self.gpu_free[row, card] += pod.gpu_milli
+        self.gpu_total[row] += pod.demand_milli
+        self.pods[row] -= 1
+        self.changed_at[row] = self.step
+        assert self.cpu_free[row] <= self.nodes.cpu_milli[row]
+        assert self.memory_free[row] <= self.nodes.memory_mib[row]
+        assert all(self.gpu_free[row, card] <= GPU_MILLI for card in cards)
+
     def fits(self, rows: Integers, pod: PodClass) -> NDArray[np.bool_]:
         """Which of the rows can take the pod, card models aside."""
         fits = (

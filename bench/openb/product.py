@@ -66,6 +66,7 @@ class Product:
         if class_number in self._full:
             return None
         request = self._requests[class_number]
+        self._before_choosing()
         choice = choose(self._fleet, request, self._mix, self._ledger)
         if not isinstance(choice, Choice):
             self._full.add(class_number)
@@ -73,3 +74,22 @@ class Product:
         assert cluster.pods[choice.row] < PODS_PER_NODE_MAX
         self._fleet.place(choice.row, choice.cards, request.take)
         return choice.row, choice.cards
+
+    def _before_choosing(self) -> None:
+        """What another order among ties changes."""
+
+
+class RandomTies(Product):
+    """The same rule, but among nodes that cost the same the one drawn by lot, not the first.
+
+    The rule prefers the cheaper of two that cost the jobs to come the same; these traces have no
+    prices, so that a price drawn anew for every choice decides ties and nothing else. What it shows
+    is what the stable tie-break, which fills one node up before it opens the next, is worth.
+    """
+
+    def __init__(self, trace: Trace, nodes: Nodes, seed: int) -> None:
+        super().__init__(trace, nodes)
+        self._random = np.random.default_rng(seed)
+
+    def _before_choosing(self) -> None:
+        self._fleet.price = self._random.random(len(self._fleet.names))
