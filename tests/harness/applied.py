@@ -18,7 +18,7 @@ from gpujob_operator.decide.plan import (
     WriteStatus,
 )
 from gpujob_operator.decide.snapshot import InvalidJob, PodView, Snapshot
-from gpujob_operator.observe.pods import pod_view
+from gpujob_operator.read.pods import pod_view
 from gpujob_operator.render.pod import worker_pod
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import yaml
 
-from gpujob_api.codec import FieldError, decode, json_fields
+from gpujob_api.codec import FieldError
 from gpujob_operator.act.lease import LEASE_SECONDS
 from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.read.configuration import configuration_from_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,22 +90,13 @@ def load_configuration_file(path: Path | None) -> Configuration:
     if path is None:
         return Configuration()
     try:
-        data = yaml.safe_load(path.read_text())
+        return configuration_from_text(path.read_text())
     except (OSError, yaml.YAMLError) as error:
         raise FieldError("--configuration", f"{path} cannot be read: {error}") from None
-    configuration = decode(Configuration, data or {}, "configuration")
-    unknown = set(data or {}) - _known_fields()
-    if unknown:
-        raise FieldError(f"configuration.{min(unknown)}", "is not a known field")
-    return configuration
 
 
 def with_report_url(configuration: Configuration, url: str) -> Configuration:
     return replace(configuration, report_url=configuration.report_url or url)
-
-
-def _known_fields() -> set[str]:
-    return set(json_fields(Configuration))
 
 
 def _listen(text: str) -> Listen:

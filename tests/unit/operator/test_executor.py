@@ -34,7 +34,7 @@ from gpujob_operator.decide.plan import (
     WriteStatus,
 )
 from gpujob_operator.metrics import Metrics
-from gpujob_operator.observe.pods import pod_view
+from gpujob_operator.read.pods import pod_view
 from tests.harness.builders import make_job, make_queue, placed, with_status
 from tests.harness.clocks import FakeClock
 from tests.harness.fake_kube import Call, FakeKube

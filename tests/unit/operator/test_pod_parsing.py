@@ -7,7 +7,7 @@ import pytest
 
 from gpujob_api.report import Report, WorkerPhase
 from gpujob_operator.decide.snapshot import PodPhase
-from gpujob_operator.observe.pods import cached_pod, pod_view
+from gpujob_operator.read.pods import cached_pod, pod_view
 from tests.harness.builders import make_job
 from tests.harness.manifests import pod_manifest
 

@@ -11,8 +11,8 @@ from gpujob_api.gpunode import GPU, GPUNode
 from gpujob_api.quantities import GIB
 from gpujob_operator.decide.snapshot import CardUsage, InvalidJob, PodView
 from gpujob_operator.observe.freshness import DELAYS_MAX, Freshness
-from gpujob_operator.observe.nouns import read_gpu_node, read_job
 from gpujob_operator.observe.usage import READINGS_PER_STATUS_MAX, UsageLedger
+from gpujob_operator.read.nouns import read_gpu_node, read_job
 from tests.harness.builders import T0, make_card, make_gpu_node, make_job, make_pod, placed
 from tests.harness.clocks import START
 from tests.harness.manifests import gpu_node_manifest, job_manifest

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from gpujob_operator.decide.snapshot import Taint
-from gpujob_operator.observe.nodes import cached_node, with_pods
-from gpujob_operator.observe.requests import PodRequests, pod_requests, quantity
+from gpujob_operator.read.nodes import cached_node, with_pods
+from gpujob_operator.read.requests import PodRequests, pod_requests, quantity
 from tests.harness.manifests import node_manifest
 
 

@@ -25,11 +25,11 @@ from gpujob_operator.decide.snapshot import (
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.dirty import Dirty
 from gpujob_operator.observe.freshness import Freshness
-from gpujob_operator.observe.nodes import CachedNode, cached_node, with_pods
-from gpujob_operator.observe.nouns import read_gpu_node, read_job
-from gpujob_operator.observe.pods import CachedPod, cached_pod
 from gpujob_operator.observe.store import FOR_EVER, Store, version_number
 from gpujob_operator.observe.usage import UsageLedger
+from gpujob_operator.read.nodes import CachedNode, cached_node, with_pods
+from gpujob_operator.read.nouns import read_gpu_node, read_job
+from gpujob_operator.read.pods import CachedPod, cached_pod
 
 
 class Kind(Enum):

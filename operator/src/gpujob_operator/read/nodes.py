@@ -8,7 +8,7 @@ from typing import Any
 from gpujob_api.codec import parse_time
 from gpujob_api.meta import LABEL_SPOT
 from gpujob_operator.decide.snapshot import NodeView, Taint
-from gpujob_operator.observe.requests import cpu_milli, memory_bytes
+from gpujob_operator.read.requests import cpu_milli, memory_bytes
 
 
 @dataclass(frozen=True, slots=True)

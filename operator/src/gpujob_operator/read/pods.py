@@ -18,7 +18,7 @@ from gpujob_api.meta import (
 )
 from gpujob_api.report import Report
 from gpujob_operator.decide.snapshot import PodPhase, PodView
-from gpujob_operator.observe.requests import PodRequests, pod_requests
+from gpujob_operator.read.requests import PodRequests, pod_requests
 
 _TEXT_CHARACTERS_MAX = 1024
 _GPUS_MAX = 16

@@ -1,0 +1,78 @@
+"""One listing of every kind to a snapshot, as the operator's cache would have it.
+
+Two things that the operator knows no object holds: what workers reported since the last write of a
+status, and use that was measured but not yet written. Decisions then rest on the statuses alone.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from gpujob_api.codec import FieldError
+from gpujob_api.gpujob import GPUJob
+from gpujob_api.manifest import gpuprofile_from_manifest, gpuqueue_from_manifest
+from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.snapshot import InvalidJob, NodeView, Snapshot
+from gpujob_operator.read.nodes import cached_node, with_pods
+from gpujob_operator.read.nouns import read_gpu_node, read_job
+from gpujob_operator.read.pods import CachedPod, cached_pod
+
+Manifest = Mapping[str, Any]
+ViewT = TypeVar("ViewT")
+
+
+@dataclass(frozen=True, slots=True)
+class Objects:
+    """Manifests by kind. `nodes` are the managed ones, `pods` those of all namespaces."""
+
+    jobs: Iterable[Manifest] = ()
+    gpu_nodes: Iterable[Manifest] = ()
+    queues: Iterable[Manifest] = ()
+    profiles: Iterable[Manifest] = ()
+    pods: Iterable[Manifest] = ()
+    nodes: Iterable[Manifest] = ()
+
+
+def snapshot_of(objects: Objects, configuration: Configuration) -> Snapshot:
+    """The picture that these objects make. One that cannot be read is left out, as everywhere."""
+    jobs = _readable(objects.jobs, read_job)
+    pods = _readable(objects.pods, cached_pod)
+    return Snapshot(
+        jobs=tuple(job for job in jobs if isinstance(job, GPUJob)),
+        invalid_jobs=tuple(job for job in jobs if isinstance(job, InvalidJob)),
+        pods=tuple(pod.view for pod in pods if pod.view is not None),
+        nodes=_node_views(objects.nodes, pods),
+        gpu_nodes=_readable(objects.gpu_nodes, lambda one: read_gpu_node(one, _ignore)),
+        queues=_readable(objects.queues, gpuqueue_from_manifest),
+        profiles=_readable(objects.profiles, gpuprofile_from_manifest),
+        configuration=configuration,
+    )
+
+
+def _readable(
+    manifests: Iterable[Manifest], read: Callable[[Manifest], ViewT]
+) -> tuple[ViewT, ...]:
+    found: list[ViewT] = []
+    for manifest in manifests:
+        with suppress(FieldError):
+            found.append(read(manifest))
+    return tuple(found)
+
+
+def _node_views(manifests: Iterable[Manifest], pods: Iterable[CachedPod]) -> tuple[NodeView, ...]:
+    """Nodes less the requests of the unfinished pods bound to them."""
+    cpu_milli, memory_bytes = defaultdict[str, int](int), defaultdict[str, int](int)
+    for pod in pods:
+        if pod.node is not None and not pod.finished:
+            cpu_milli[pod.node] += pod.requests.cpu_milli
+            memory_bytes[pod.node] += pod.requests.memory_bytes
+    nodes = (cached_node(manifest) for manifest in manifests)
+    return tuple(
+        with_pods(node, cpu_milli[node.empty.name], memory_bytes[node.empty.name]) for node in nodes
+    )
+
+
+def _ignore(reason: str) -> None:
+    """Readings that make no sense are counted by the operator; here they are only left out."""
