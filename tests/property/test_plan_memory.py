@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpujob_api.gpujob import GPUJob, JobPhase, SharingMode
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.memory import Memory
+from gpujob_operator.decide.memory import Known, Memory
 from gpujob_operator.decide.plan import Plan
 from gpujob_operator.decide.planner import Planner, plan
 from gpujob_operator.decide.snapshot import Snapshot
@@ -150,3 +150,43 @@ def test_a_cycle_that_fails_leaves_no_half_memory() -> None:
     with pytest.raises(AttributeError):
         planner(broken, NOW)
     assert planner(good, NOW) == plan(good, NOW)
+
+
+class Thorough(Memory):
+    """A memory that does not say which waiting jobs are of one kind: each is looked at."""
+
+    def _kind(self, known: Known) -> int:
+        return 0
+
+
+class LongLine(World):
+    """A world in which many wait; asserts that looking at one of a kind says the same of all."""
+
+    def __init__(self, *jobs: GPUJob, **snapshot: Any) -> None:
+        super().__init__(*jobs, **snapshot)
+        self.quick, self.thorough = Memory(), Thorough()
+        self.settled = 0
+
+    def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
+        found = plan(snapshot, now, self.quick)
+        assert_same(found, plan(snapshot, now, self.thorough))
+        waiting = len(self.quick.waiting)
+        self.settled += max(waiting - len(found.items), 0)
+        return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_kind_is_refused_once_and_none_is_told_otherwise(seed: int) -> None:
+    random = Random(seed)
+    cards = [make_card(f"GPU-{k}", index=k) for k in range(3)]
+    queues = [make_queue("a", gpus=1, borrow=1), make_queue("b", gpus=2)][: seed % 3]
+    world = LongLine(gpu_nodes=[make_gpu_node("n", *cards)], queues=queues)
+    names = ["default", *(queue.metadata.name for queue in queues)]
+    for number in range(60):
+        job = any_job(random, number, world.seconds)
+        world.submit(replace(job, spec=replace(job.spec, queue=random.choice(names))))
+        running = sorted(world.running())
+        if running and random.random() < 0.3:
+            world.end(random.choice(running))
+        world.tick(random.choice([0.5, 3.0, 20.0, 70.0]))
+    assert world.settled > 100

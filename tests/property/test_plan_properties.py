@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from gpujob_api.gpujob import GPUJob, JobPhase, SharingMode
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.capacity import as_tenant, build_capacity, holds_cards
+from gpujob_operator.decide.capacity import as_tenant, holds_cards
 from gpujob_operator.decide.conditions import ACCEPTED, SCHEDULED, find
+from gpujob_operator.decide.holdings import build_capacity
 from gpujob_operator.decide.plan import CreatePod, Plan, WriteStatus
 from gpujob_operator.decide.planner import plan
 from gpujob_operator.decide.snapshot import PodPhase, Snapshot

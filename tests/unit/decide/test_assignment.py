@@ -13,10 +13,10 @@ from gpujob_operator.decide.assignment import (
     assign,
 )
 from gpujob_operator.decide.board import Board
-from gpujob_operator.decide.capacity import build_capacity
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.explain import Refusal
 from gpujob_operator.decide.fragmentation import Mix
+from gpujob_operator.decide.holdings import build_capacity
 from gpujob_operator.decide.interference import summed_utilization_limit_percent
 from gpujob_operator.decide.mix import demand_of
 from gpujob_operator.decide.needs import UNKNOWN_BYTES, needs_of
@@ -41,9 +41,8 @@ CONFIGURATION = Configuration()
 
 def result(job: GPUJob, snapshot: Snapshot, claimed: tuple[str, ...] = ()) -> Any:
     capacity = build_capacity(snapshot, T0, {})
-    models = sorted(capacity.largest)
     jobs = (*snapshot.jobs, job)
-    demands = [demand_of(needs_of(j, None), models, capacity, CONFIGURATION) for j in jobs]
+    demands = [demand_of(needs_of(j, None), capacity, CONFIGURATION) for j in jobs]
     board = Board.of(capacity, Mix.of_demands(demands))
     board.claim(claimed)
     return assign(needs_of(job, None), board, CONFIGURATION)

@@ -8,8 +8,9 @@ import pytest
 from gpujob_api.gpujob import GPUJob, JobPhase, ReservationSource
 from gpujob_api.meta import TAINT_RECLAIM
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.capacity import Capacity, Card, build_capacity, holds_cards
+from gpujob_operator.decide.capacity import Capacity, Card, holds_cards
 from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.holdings import build_capacity
 from gpujob_operator.decide.snapshot import PodPhase, Snapshot, Taint
 from gpujob_operator.decide.workload import host_requests
 from tests.harness.builders import (

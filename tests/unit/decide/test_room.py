@@ -246,6 +246,33 @@ def test_in_a_full_queue_priority_interrupts_within_the_queue_only() -> None:
 # -- moving closer together
 
 
+def test_for_quota_alone_nobody_is_interrupted_when_there_are_no_cards() -> None:
+    """Two cards are another queue's for good; "wide" could never start on what "low" gives up."""
+    world = World(whole("low", queue="a"), gpu_nodes=nodes(2, 1), queues=[make_queue("a", gpus=2)])
+    world.submit(whole("other", gpus_per_worker=2, priority=9))
+    world.tick()
+    assert world.running() == {"low", "other"}
+    world.submit(whole("wide", queue="a", gpus_per_worker=2, priority=5, created=1))
+    world.tick(70)
+    assert world.running() == {"low", "other"}
+    assert world.why("wide").startswith("OverQuota")
+
+
+def test_who_goes_for_quota_goes_from_cards_that_the_job_can_use() -> None:
+    """Both would free the quota; only "far" is on the model that the job needs."""
+    cards = [
+        make_gpu_node("n0", make_card("GPU-0a", model="A100")),
+        make_gpu_node("n1", make_card("GPU-1a", model="H100")),
+    ]
+    jobs = (whole("cheap", models=("A100",)), whole("far", models=("H100",)))
+    world = World(*jobs, gpu_nodes=cards, queues=[make_queue("default", gpus=2)])
+    world.tick(100)
+    saved(world, "cheap", 10, 10)
+    world.submit(whole("urgent", models=("H100",), priority=5, created=1))
+    world.tick()
+    assert world.running() == {"cheap", "urgent"}
+
+
 def test_jobs_move_closer_together_for_a_large_one_that_waits() -> None:
     world = _apart()
     world.submit(whole("large", created=2))

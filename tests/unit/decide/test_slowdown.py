@@ -11,8 +11,8 @@ from gpujob_api.meta import Metadata
 from gpujob_api.quantities import GIB
 from gpujob_api.report import CheckpointReport, Timing
 from gpujob_operator.decide import conditions
-from gpujob_operator.decide.capacity import build_capacity
 from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.holdings import build_capacity
 from gpujob_operator.decide.profiles import profile_name
 from gpujob_operator.decide.slowdown import SLACK_PERCENT, Slowdown, measured_slowdown
 from gpujob_operator.decide.workload import fingerprint

@@ -22,8 +22,6 @@ from gpujob_operator.decide.explain import Refusal
 from gpujob_operator.decide.interruption import (
     Interruptions,
     held_bytes,
-    told_lately,
-    waited_seconds,
     waits_for,
 )
 from gpujob_operator.decide.lifecycle import Step
@@ -32,6 +30,7 @@ from gpujob_operator.decide.needs import Needs
 from gpujob_operator.decide.plan import EventNote
 from gpujob_operator.decide.queueing import Queues
 from gpujob_operator.decide.releases import Releases
+from gpujob_operator.decide.waiting import told_lately, waited_seconds
 
 # How many jobs of the line keep cards for themselves.
 CLAIMS_MAX = 8
@@ -54,6 +53,18 @@ class _Wait:
     claim: Claim | None = None
     # What it would hold on a card, where only the quota is in the way.
     memory_bytes: int = 0
+    # Whether it fits on cards, where only the quota is in the way.
+    fits: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """Why the jobs of a kind wait, as long as nothing else is placed, kept or interrupted."""
+
+    reason: str
+    state: tuple[int, ...]
+    # Short jobs too, which may use cards that are kept for others.
+    by_fillers: bool
 
 
 @dataclass(slots=True)
@@ -74,6 +85,7 @@ class Admission:
     steps: dict[str, Step] = field(default_factory=dict[str, Step])
     interruptions: Interruptions = field(init=False)
     _claims: int = 0
+    _refused: dict[int, "_Refused"] = field(default_factory=dict[int, "_Refused"])
     _explained: set[Hashable] = field(default_factory=set[Hashable])
     _held: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
     _places: dict[Hashable, Places] = field(default_factory=dict[Hashable, Places])
@@ -102,7 +114,50 @@ class Admission:
             self.now,
         )
         for entry in line:
-            self.steps[entry.job.metadata.uid] = self._step(entry)
+            if self._is_settled(entry):
+                self._position += 1
+            else:
+                self.steps[entry.job.metadata.uid] = self._step(entry)
+
+    def _is_settled(self, entry: Pending) -> bool:
+        """Whether the job could only be told again what it was told lately: an earlier one of its
+        kind was refused as it is now, and nothing was done for it. Thousands of waiting jobs cost
+        next to nothing."""
+        told, refused = entry.told, self._refused.get(entry.kind)
+        if told is None or refused is None or self.now >= told.until:
+            return False
+        if refused.reason != told.reason or refused.state != self._state():
+            return False
+        if self.now >= told.patience_at and not self._patience_is_idle(entry.job, refused.reason):
+            return False
+        return refused.by_fillers or not self.board.may_fill(
+            self.releases.length_seconds(entry.job)
+        )
+
+    def _patience_is_idle(self, job: GPUJob, reason: str) -> bool:
+        """Whether nothing more can be kept for a job, however long it has waited."""
+        if reason == "OverQuota":
+            return job.spec.queue in self.queues.kept
+        return self._claims >= CLAIMS_MAX
+
+    def _state(self) -> tuple[int, ...]:
+        """What a refusal rests on. Cards only become fewer in a pass."""
+        quota = self.queues.version if self.queues.by_name else 0
+        return quota, len(self.queues.kept), len(self.board.claimed), len(self.interruptions.stops)
+
+    def _remember_refusal(self, entry: Pending, needs: Needs, wait: _Wait) -> None:
+        """Keeps that the kind was refused, if nothing can be done for others of it either."""
+        if not entry.kind or wait.reason not in ("NoRoom", "OverQuota"):
+            return
+        quota = wait.reason == "OverQuota"
+        spent = self.interruptions.exhausted if quota else self._claims >= CLAIMS_MAX
+        under_way = self.interruptions.under_way
+        if not spent and (under_way or self.interruptions.possible(needs)):
+            return
+        if quota and self.interruptions.leaving(self.queues.root(needs.job.spec.queue)):
+            return
+        by_fillers = not self.board.claimed or self.board.refuses_fillers(needs.alike)
+        self._refused[entry.kind] = _Refused(wait.reason, self._state(), by_fillers)
 
     def _step(self, entry: Pending) -> Step:
         wait = _not_eligible(entry, self.queues, self.now)
@@ -116,7 +171,9 @@ class Admission:
             self.queues.add(entry.job, step.status)
             return step
         self._position += 1
-        return self._wait(entry.job, self._without_room(needs, found))
+        wait = self._without_room(needs, found)
+        self._remember_refusal(entry, needs, wait)
+        return self._wait(entry.job, wait)
 
     def _place(self, needs: Needs) -> Assignment | _Wait:
         length = self.releases.length_seconds(needs.job) if self.board.claimed else inf
@@ -128,7 +185,7 @@ class Admission:
             held = found.reservation.memory_bytes if fits else self._held_bytes(needs)
             over = self.queues.over(needs.job, held)
             if over:
-                return _Wait("OverQuota", lambda: over, memory_bytes=held)
+                return _Wait("OverQuota", lambda: over, memory_bytes=held, fits=fits)
         return found if isinstance(found, Assignment) else _Wait("NoRoom", lambda: found.message)
 
     # -- a job that does not fit now
@@ -151,9 +208,10 @@ class Admission:
         with self.queues.without(leaving):
             if not self.queues.over(needs.job, wait.memory_bytes):
                 return waits_for(leaving)
-            room = self.interruptions.in_quota(needs, wait.memory_bytes)
-        if room:
-            return self.interruptions.interrupt(needs, room)
+            room = self.interruptions.in_quota(needs, wait.memory_bytes, fits=wait.fits)
+        if room is not None and room.victims:
+            self.board.claim(room.claim, self.configuration.termination_grace_seconds)
+            return self.interruptions.interrupt(needs, room.victims)
         if self._patience_over(needs.job):
             self.queues.keep(needs.job, wait.memory_bytes)
         return ""

@@ -209,6 +209,10 @@ class Board:
         """Whether a job of this length is gone before the first claim is taken up."""
         return bool(self.claimed) and length_seconds <= self.claimed_from_seconds
 
+    def refuses_fillers(self, alike: Hashable) -> bool:
+        """Whether jobs of a kind fit nowhere even where cards wait for others."""
+        return (alike, True) in self.refusals
+
     def mask(self, key: Hashable, allows: Callable[[NodeView], bool]) -> NodeMask | None:
         """The nodes that are allowed; None: all. `key` stands for `allows`, which looks at labels,
         taints and spot alone; the same key gives the same object: choices are kept by it."""

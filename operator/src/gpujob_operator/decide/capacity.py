@@ -1,14 +1,17 @@
-"""The ledger of cards: what is free on each, after the driver, strangers and reservations (I1)."""
+"""Nodes and cards: what is free on each, after the driver, strangers and reservations (I1).
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+`holdings` fills them in from what was observed.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from gpujob_api.gpujob import GPUJob, ReservationSource
-from gpujob_api.gpunode import GPU, UNREADABLE, GPUNode
+from gpujob_api.gpunode import GPUNode
 from gpujob_api.meta import TAINT_RECLAIM
 from gpujob_operator.decide.configuration import Configuration
-from gpujob_operator.decide.snapshot import NodeView, PodPhase, Snapshot
+from gpujob_operator.decide.snapshot import NodeView
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,38 +115,6 @@ class Capacity:
         return self.largest.get(model, 0)
 
 
-def build_capacity(
-    snapshot: Snapshot, now: datetime, host_requests: Mapping[str, tuple[int, int]]
-) -> Capacity:
-    """The ledger before this cycle's placements.
-
-    `host_requests` is CPU (milli) and memory (bytes) of one worker of each job, by job UID.
-    """
-    tenants = _tenants_by_card(snapshot.jobs)
-    ours = _pods_of_attempts(snapshot)
-    orphaned = _orphaned_cards(snapshot, ours)
-    views = {node.name: node for node in snapshot.nodes}
-    assumed = _assumed_requests(snapshot, host_requests)
-    nodes: dict[str, NodeCapacity] = {}
-    for gpu_node in sorted(snapshot.gpu_nodes, key=lambda n: n.metadata.name):
-        view = views.get(gpu_node.metadata.name)
-        if view is None:
-            continue
-        cpu, memory = assumed.get(view.name, (0, 0))
-        nodes[view.name] = NodeCapacity(
-            node=view,
-            price_per_gpu_hour=_price(gpu_node, view, snapshot.configuration),
-            cards=tuple(
-                _card(gpu, tenants.get(gpu.uuid, ()), ours, gpu.uuid in orphaned)
-                for gpu in sorted(gpu_node.status.gpus, key=lambda g: (g.index, g.uuid))
-            ),
-            cpu_milli_free=view.cpu_milli_free - cpu,
-            memory_bytes_free=view.memory_bytes_free - memory,
-            closed=closed_reason(view, gpu_node, snapshot.configuration, now),
-        )
-    return capacity_of(nodes)
-
-
 def capacity_of(nodes: Mapping[str, NodeCapacity]) -> Capacity:
     """The ledger of these nodes."""
     largest: dict[str, int] = {}
@@ -174,103 +145,12 @@ def as_tenant(job: GPUJob) -> Tenant | None:
     )
 
 
-def _tenants_by_card(jobs: Iterable[GPUJob]) -> dict[str, tuple[Tenant, ...]]:
-    found: dict[str, tuple[Tenant, ...]] = {}
-    for job in sorted(jobs, key=lambda job: job.metadata.uid):
-        tenant = as_tenant(job) if holds_cards(job) else None
-        if tenant is None or job.status.placement is None:
-            continue
-        for worker in job.status.placement.workers:
-            for uuid in worker.gpus:
-                found[uuid] = (*found.get(uuid, ()), tenant)
-    return found
+_STALE = "measurements are"
 
 
-def _pods_of_attempts(snapshot: Snapshot) -> dict[str, str]:
-    """Live pods of attempts that hold cards: pod UID -> job UID."""
-    holding = {(job.metadata.uid, job.status.attempt) for job in snapshot.jobs if holds_cards(job)}
-    return {
-        pod.uid: pod.job_uid
-        for pod in snapshot.pods
-        if not pod.finished and (pod.job_uid, pod.attempt) in holding
-    }
-
-
-def _orphaned_cards(snapshot: Snapshot, ours: Mapping[str, str]) -> set[str]:
-    """Cards of live pods whose job is gone or does not hold them any more."""
-    return {
-        uuid
-        for pod in snapshot.pods
-        if not pod.finished and pod.uid not in ours
-        for uuid in pod.gpus
-    }
-
-
-def _measured(gpu: GPU, tenants: tuple[Tenant, ...], ours: Mapping[str, str]) -> dict[str, int]:
-    """Memory that each tenant's processes use on the card, by job UID."""
-    used = {tenant.job_uid: 0 for tenant in tenants}
-    for process in gpu.processes:
-        job_uid = ours.get(process.pod_uid or "")
-        if job_uid in used:
-            used[job_uid] += process.memory_bytes
-    return used
-
-
-def _card(gpu: GPU, tenants: tuple[Tenant, ...], ours: Mapping[str, str], orphaned: bool) -> Card:
-    used = _measured(gpu, tenants, ours)
-    blocked = "" if gpu.healthy else _sickness(gpu.health_message)
-    return Card(
-        uuid=gpu.uuid,
-        model=gpu.model,
-        total_bytes=gpu.memory_total_bytes,
-        driver_bytes=gpu.memory_reserved_bytes,
-        others_bytes=max(0, gpu.memory_used_bytes - sum(used.values())),
-        tenants=tuple(_with_excess(one, used[one.job_uid]) for one in tenants),
-        blocked=blocked or ("a pod of an ended attempt is still there" if orphaned else ""),
-    )
-
-
-def _with_excess(tenant: Tenant, used_bytes: int) -> Tenant:
-    excess_bytes = max(0, used_bytes - tenant.memory_bytes)
-    same = excess_bytes == tenant.excess_bytes
-    return tenant if same else replace(tenant, excess_bytes=excess_bytes)
-
-
-def _sickness(message: str) -> str:
-    """A card that cannot be read takes nothing new, but is no reason to leave it (I14)."""
-    return (
-        message if message.startswith(UNREADABLE) else f"unhealthy: {message or 'no reason given'}"
-    )
-
-
-def _assumed_requests(
-    snapshot: Snapshot, host_requests: Mapping[str, tuple[int, int]]
-) -> dict[str, tuple[int, int]]:
-    """CPU and memory of workers that are placed but not yet bound to their node."""
-    bound = {
-        (pod.job_uid, pod.attempt, pod.rank)
-        for pod in snapshot.pods
-        if pod.node is not None or pod.phase is not PodPhase.PENDING
-    }
-    total: dict[str, tuple[int, int]] = {}
-    for job in snapshot.jobs:
-        if not holds_cards(job) or job.status.placement is None:
-            continue
-        cpu, memory = host_requests.get(job.metadata.uid, (0, 0))
-        for worker in job.status.placement.workers:
-            if (job.metadata.uid, job.status.attempt, worker.rank) not in bound:
-                had_cpu, had_memory = total.get(worker.node, (0, 0))
-                total[worker.node] = (had_cpu + cpu, had_memory + memory)
-    return total
-
-
-def _price(gpu_node: GPUNode, view: NodeView, configuration: Configuration) -> float | None:
-    if gpu_node.spec.price_per_gpu_hour is not None:
-        return gpu_node.spec.price_per_gpu_hour
-    table = configuration.spot_price_per_gpu_hour if view.spot else configuration.price_per_gpu_hour
-    models = {gpu.model for gpu in gpu_node.status.gpus}
-    prices = [table[model] for model in sorted(models) if model in table]
-    return prices[0] if prices else None
+def is_stale(closed: str) -> bool:
+    """Whether a node is closed because its measurements are old."""
+    return closed.startswith(_STALE)
 
 
 def closed_reason(
@@ -289,7 +169,7 @@ def closed_reason(
     age = now - observed
     if age > timedelta(seconds=configuration.telemetry_stale_seconds):
         return (
-            f"measurements are {age.total_seconds():.0f} s old "
+            f"{_STALE} {age.total_seconds():.0f} s old "
             f"(limit {configuration.telemetry_stale_seconds:.0f} s)"
         )
     return ""

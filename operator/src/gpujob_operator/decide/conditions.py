@@ -47,6 +47,8 @@ def with_condition(
         last_transition_time=since,
         observed_generation=generation,
     )
+    if after == before:
+        return status
     others = tuple(c for c in status.conditions if c.type != kind)
     return replace(status, conditions=tuple(sorted((*others, after), key=lambda c: c.type)))
 

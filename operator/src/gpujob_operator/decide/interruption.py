@@ -5,7 +5,7 @@ thousands of waiting jobs ask the running ones once.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
@@ -25,6 +25,7 @@ from gpujob_operator.decide.room import (
     make_room,
     worth_moving,
 )
+from gpujob_operator.decide.waiting import told_lately, waited_seconds
 
 # Looking for whom to interrupt reads every card: so often a cycle.
 SEARCHES_MAX = 4
@@ -56,30 +57,49 @@ class Interruptions:
             self._running = self.find_running()
         return self._running
 
-    def in_quota(self, needs: Needs, memory_bytes: int) -> tuple[Victim, ...]:
-        """The cheapest jobs without which the job is within its quota; none when none help."""
-        if self._searches >= SEARCHES_MAX or not self.possible(needs):
-            return ()
+    @property
+    def exhausted(self) -> bool:
+        """Whether nobody more is looked for in this cycle."""
+        return self._searches >= SEARCHES_MAX
+
+    def in_quota(self, needs: Needs, memory_bytes: int, *, fits: bool) -> Room | None:
+        """The cheapest jobs of its queues without which the job is within its quota and has cards;
+        None when none help. `fits`: on cards it does already."""
+        if self.exhausted or not self.possible(needs):
+            return None
         self._searches += 1
         root = self.queues.root(needs.job.spec.queue)
-        candidates = sorted(
-            (
-                victim
-                for victim in self._victims(needs).values()
-                if self.queues.root(victim.job.spec.queue) == root
-            ),
+        candidates = {
+            uid: victim
+            for uid, victim in self._victims(needs).items()
+            if self.queues.root(victim.job.spec.queue) == root
+        }
+        room = Room((), frozenset())
+        if not fits:
+            # Quota alone would not let it start, and others would take what was given up.
+            found = make_room(needs, self.board, candidates, self.configuration)
+            if found is None:
+                return None
+            room = found
+        chosen = list(room.victims)
+        others = sorted(
+            (victim for victim in candidates.values() if victim not in room.victims),
             key=lambda victim: (victim.cost_gpu_seconds, victim.job.metadata.uid),
         )
-        for count in range(1, min(len(candidates), VICTIMS_MAX) + 1):
-            chosen = candidates[:count]
-            with self.queues.without([victim.job for victim in chosen]):
-                if not self.queues.over(needs.job, memory_bytes):
-                    return tuple(chosen)
-        return ()
+        while self._exceeds(needs, memory_bytes, chosen):
+            if not others or len(chosen) >= VICTIMS_MAX:
+                return None
+            chosen.append(others.pop(0))
+        return replace(room, victims=tuple(chosen))
+
+    def _exceeds(self, needs: Needs, memory_bytes: int, gone: list[Victim]) -> bool:
+        """Whether the job would be over its quota with these gone."""
+        with self.queues.without([victim.job for victim in gone]):
+            return bool(self.queues.over(needs.job, memory_bytes))
 
     def find_room(self, needs: Needs, claim: Claim) -> Room | None:
         """Whom to interrupt so that the job fits on cards; None when nobody should be."""
-        if self._searches >= SEARCHES_MAX:
+        if self.exhausted:
             return None
         victims = self._victims(needs)
         if victims:
@@ -221,16 +241,3 @@ def _why(victim: Victim, job: GPUJob) -> str:
     if victim.reason == RECLAIMED:
         return f"queue {victim.job.spec.queue} borrows what is queue {job.spec.queue}'s"
     return "it fits elsewhere"
-
-
-def waited_seconds(job: GPUJob, now: datetime) -> float:
-    since = job.status.next_attempt_at or job.status.requeued_at
-    since = since or job.metadata.creation_timestamp or now
-    return (now - since).total_seconds()
-
-
-def told_lately(job: GPUJob, configuration: Configuration, now: datetime) -> bool:
-    told = job.status.observed_at
-    if told is None or job.status.observed_generation != job.metadata.generation:
-        return False
-    return (now - told).total_seconds() < configuration.pending_write_seconds

@@ -79,7 +79,7 @@ def advance(job: GPUJob, seen: Seen, configuration: Configuration, now: datetime
     if job.status.placement is None:
         return Step(job.status, deletes=strays)
     step = _advance_placed(job, seen, configuration, now)
-    return replace(step, deletes=(*strays, *step.deletes))
+    return replace(step, deletes=(*strays, *step.deletes)) if strays else step
 
 
 def stopped_for(job: GPUJob, step: Step, stop: StopReason, now: datetime) -> Step:

@@ -15,9 +15,10 @@ from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_operator.decide.capacity import FleetSize
 from gpujob_operator.decide.configuration import Configuration
-from gpujob_operator.decide.order import OrderKey, OrderRules, order_key
+from gpujob_operator.decide.order import OrderKey, OrderRules, Turn, turn_of
 from gpujob_operator.decide.queueing import Queues, contender
 from gpujob_operator.decide.snapshot import PodView
+from gpujob_operator.decide.waiting import Told
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,18 @@ class Pending:
     job: GPUJob
     profile: GPUProfile | None
     pods: tuple[PodView, ...] = ()
+    # Jobs of one kind fit, or do not, together and have the same rights; 0: nobody knows.
+    kind: int = 0
+    told: Told | None = None
+    turn: Turn | None = None
+
+
+def order_rules(configuration: Configuration) -> OrderRules:
+    return OrderRules(
+        policy=configuration.order_policy,
+        waiting_seconds_max=configuration.waiting_seconds_max,
+        stretch_max=configuration.waiting_stretch_max,
+    )
 
 
 _Key = tuple[bool, int, bool, float, float, float, float, float, str]
@@ -53,15 +66,12 @@ class Line:
         configuration: Configuration,
         now: datetime,
     ) -> "Line":
-        rules = OrderRules(
-            policy=configuration.order_policy,
-            waiting_seconds_max=configuration.waiting_seconds_max,
-            stretch_max=configuration.waiting_stretch_max,
-        )
+        rules = order_rules(configuration)
         now_seconds = now.timestamp()
         lines: dict[str, list[tuple[OrderKey, Pending]]] = {}
         for entry in waiting:
-            key = order_key(contender(entry.job, now), now_seconds, rules)
+            turn = entry.turn or turn_of(contender(entry.job, now), rules)
+            key = turn.key(now_seconds)
             lines.setdefault(entry.job.spec.queue, []).append((key, entry))
         for line in lines.values():
             # The best at the end, where it is taken off; keys end with the UID and never tie.

@@ -6,36 +6,39 @@ rests on objects that are not the same. Dropping it changes no plan; a test hold
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from gpujob_api.gpujob import PRIORITY_MAX, GPUJob
-from gpujob_api.gpunode import GPUNode
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_operator.decide.board import Kept
 from gpujob_operator.decide.capacity import (
     Capacity,
-    NodeCapacity,
-    build_capacity,
-    capacity_of,
-    closed_reason,
     holds_cards,
 )
+from gpujob_operator.decide.changes import Deadlines, Roll
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.fragmentation import Demand, Mix
+from gpujob_operator.decide.holdings import HostRequests, holding_of
 from gpujob_operator.decide.lifecycle import Step
-from gpujob_operator.decide.mix import demand_of, steady_mix
+from gpujob_operator.decide.line import Pending, order_rules
+from gpujob_operator.decide.mix import MixCounts, demand_of
 from gpujob_operator.decide.needs import Needs, needs_of
+from gpujob_operator.decide.nodes import Nodes
 from gpujob_operator.decide.outcome import FOR_OTHERS
 from gpujob_operator.decide.profiles import profile_name
-from gpujob_operator.decide.queueing import Queues, QueueUse
+from gpujob_operator.decide.queueing import Queues, QueueUse, turn_of_job
 from gpujob_operator.decide.slowdown import is_slowed
-from gpujob_operator.decide.snapshot import CardUsage, NodeView, PodView, ReceivedReport, Snapshot
+from gpujob_operator.decide.snapshot import CardUsage, PodView, ReceivedReport, Snapshot
+from gpujob_operator.decide.waiting import told_of
 from gpujob_operator.decide.workload import host_requests
 
 ProfileKey = tuple[str, str]
+# Kinds of waiting jobs that are told apart at a time.
+KINDS_MAX = 10_000
 _Version = tuple[int, int]
+_Usage = Mapping[tuple[str, int], CardUsage]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +56,10 @@ class Known:
     """One job, with what follows from it alone; the rest is set as it is found out."""
 
     job: GPUJob
-    requests: tuple[int, int]
+    requests: HostRequests
     profile_key: ProfileKey
     held: bool
+    # Those that the job names, and those where its cards are.
     nodes: frozenset[str]
     pods: tuple[PodView, ...] = ()
     profile: GPUProfile | None = None
@@ -64,11 +68,13 @@ class Known:
     # The last decision, which was to write nothing, and until when nothing else can follow.
     inputs: Inputs | None = None
     step: Step | None = None
-    next_at: datetime | None = None
     quiet_until: datetime | None = None
 
-    def forget_step(self) -> None:
-        self.inputs = self.step = self.next_at = self.quiet_until = None
+    @property
+    def waits(self) -> bool:
+        """True for a job that admission looks at."""
+        job = self.job
+        return not self.held and job.metadata.deletion_timestamp is None and not job.finished
 
 
 @dataclass(slots=True)
@@ -76,41 +82,63 @@ class Memory:
     """Give the same one to every cycle of one operator. `take_in` first, then read."""
 
     known: dict[str, Known] = field(default_factory=dict[str, Known])
-    capacity: Capacity = field(default_factory=Capacity)
+    jobs: dict[str, GPUJob] = field(default_factory=dict[str, GPUJob])
+    waiting: dict[str, Pending] = field(default_factory=dict[str, Pending])
+    # Jobs that hold cards, in the order in which they were seen to.
+    holding: dict[str, None] = field(default_factory=dict[str, None])
+    # Jobs whose step is to be decided in this cycle; `rest` takes one out.
+    awake: set[str] = field(default_factory=set[str])
+    reports: dict[str, ReceivedReport] = field(default_factory=dict[str, ReceivedReport])
+    # The first moment of the deadlines of jobs that rest.
+    next_at: Deadlines[str] = field(default_factory=lambda: Deadlines[str]())
+    # UIDs of jobs that are gone and have pods.
+    gone: set[str] = field(default_factory=set[str])
     board: Kept = field(default_factory=Kept)
     mix: Mix = field(default_factory=Mix)
-    # Nodes of which anything changed with the last snapshot.
-    changed_nodes: set[str] = field(default_factory=set[str])
     # Of jobs that hold cards: how many of each priority, and who makes room for others.
     priorities: Counter[int] = field(default_factory=Counter[int])
     ending: set[str] = field(default_factory=set[str])
     # Who runs and is slowed by its neighbours.
     slowed: set[str] = field(default_factory=set[str])
-    _configuration: Configuration | None = None
+    usage: _Usage = field(default_factory=dict[tuple[str, int], CardUsage])
+    _configuration: Configuration = field(default_factory=Configuration)
     _listening_since: datetime | None = None
+    _nodes: Nodes = field(default_factory=Nodes)
+    _rolls: "_Rolls" = field(default_factory=lambda: _Rolls())
     _pods: dict[str, PodView] = field(default_factory=dict[str, PodView])
-    _views: dict[str, NodeView] = field(default_factory=dict[str, NodeView])
-    _gpu_nodes: dict[str, GPUNode] = field(default_factory=dict[str, GPUNode])
+    _pods_of: dict[str, dict[str, PodView]] = field(default_factory=dict[str, dict[str, PodView]])
     _profiles: dict[ProfileKey, GPUProfile] = field(default_factory=dict[ProfileKey, GPUProfile])
-    _card_node: dict[str, str] = field(default_factory=dict[str, str])
-    _jobs_on: dict[str, dict[str, None]] = field(default_factory=dict[str, dict[str, None]])
-    _pods_on: dict[str, dict[str, None]] = field(default_factory=dict[str, dict[str, None]])
+    _users: dict[ProfileKey, set[str]] = field(default_factory=dict[ProfileKey, set[str]])
+    _jobs_on: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
     _use: dict[str, QueueUse] = field(default_factory=dict[str, QueueUse])
-    _counts: dict[Demand, float] = field(default_factory=dict[Demand, float])
-    _mixed_for: tuple[object, ...] = ()
-    _dirty: set[str] = field(default_factory=set[str])
+    _counts: MixCounts = field(default_factory=MixCounts)
+    # Jobs that are to be counted in the mix.
+    _unmixed: set[str] = field(default_factory=set[str])
+    _quiet_until: Deadlines[str] = field(default_factory=lambda: Deadlines[str]())
+    _kinds: dict[object, int] = field(default_factory=dict[object, int])
+    _last_kind: int = 0
+    # Jobs of which anything changed with this snapshot.
+    _changed: set[str] = field(default_factory=set[str])
 
     def take_in(self, snapshot: Snapshot, now: datetime) -> None:
         """Brings everything up to date with the snapshot."""
         self._forget_if_foreign(snapshot)
-        self._dirty = set()
-        self._take_nodes(snapshot)
-        changed_pods = self._take_pods(snapshot.pods)
-        new_jobs = self._take_jobs(snapshot.jobs)
-        self._group_pods(changed_pods | new_jobs)
+        self._changed = set()
+        self._find_nodes_again(self._nodes.take(snapshot.nodes, snapshot.gpu_nodes))
+        self._take_jobs(snapshot.jobs)
+        self._take_pods(snapshot.pods)
         self._take_profiles(snapshot.profiles)
-        self._renew_capacity(now)
+        self._take_readings(snapshot)
+        self._settle()
+        for name in self._nodes.renew(snapshot.configuration, now):
+            self.awake |= self._jobs_on.get(name, set())
         self._renew_mix()
+        self._renew_waiting()
+        self.awake.update(self._quiet_until.due(now))
+
+    @property
+    def capacity(self) -> Capacity:
+        return self._nodes.capacity
 
     def queues(self, snapshot: Snapshot) -> Queues:
         """What the queues hold, free to be changed."""
@@ -127,7 +155,7 @@ class Memory:
         """Nodes that the job names and that are there no more."""
         placement = job.status.placement
         workers = placement.workers if placement is not None else ()
-        return frozenset(worker.node for worker in workers if worker.node not in self._views)
+        return frozenset(worker.node for worker in workers if not self._nodes.has(worker.node))
 
     @property
     def lowest_priority(self) -> int:
@@ -139,225 +167,251 @@ class Memory:
     def room_is_made(self) -> bool:
         return bool(self.ending)
 
+    def pods_of_gone(self) -> list[PodView]:
+        return [pod for uid in self.gone for pod in self._pods_of[uid].values()]
+
+    def rest(self, uid: str, step: Step, inputs: Inputs, until: datetime) -> None:
+        """Nothing follows from the same until then."""
+        known = self.known[uid]
+        known.inputs, known.step, known.quiet_until = inputs, step, until
+        self.awake.discard(uid)
+        self._quiet_until.put(uid, until)
+
+    def wake(self, uid: str) -> None:
+        """The job's next step is decided anew, in this cycle and those to come."""
+        known = self.known[uid]
+        known.inputs = known.step = known.quiet_until = None
+        self.awake.add(uid)
+        self._quiet_until.drop((uid,))
+        self.next_at.drop((uid,))
+
     # -- what there is
 
     def _forget_if_foreign(self, snapshot: Snapshot) -> None:
-        """Another configuration, or cards on other nodes, change everything."""
-        cards = {g.uuid: n.metadata.name for n in snapshot.gpu_nodes for g in n.status.gpus}
-        same = snapshot.configuration == self._configuration and cards == self._card_node
+        """Another configuration changes everything."""
+        same = snapshot.configuration == self._configuration
         if not same or snapshot.listening_since != self._listening_since:
             fresh = Memory()
             for name in self.__slots__:
                 setattr(self, name, getattr(fresh, name))
         self._configuration = snapshot.configuration
         self._listening_since = snapshot.listening_since
-        self._card_node = cards
 
-    def _take_nodes(self, snapshot: Snapshot) -> None:
-        views = {view.name: view for view in snapshot.nodes}
-        gpu_nodes = {node.metadata.name: node for node in snapshot.gpu_nodes}
-        for before, after in ((self._views, views), (self._gpu_nodes, gpu_nodes)):
-            for name in before.keys() | after.keys():
-                if before.get(name) is not after.get(name):
-                    self._dirty.add(name)
-        self._views, self._gpu_nodes = views, gpu_nodes
+    def _find_nodes_again(self, moved: set[str]) -> None:
+        """Cards came or went: jobs on them are on other nodes now."""
+        for uid in self.holding:
+            known = self.known[uid]
+            placement = known.job.status.placement
+            workers = placement.workers if placement is not None else ()
+            if any(not moved.isdisjoint(worker.gpus) for worker in workers):
+                self._put_on(known, self._nodes.of_job(known.job))
+                self._changed.add(uid)
 
-    def _take_pods(self, pods: Iterable[PodView]) -> set[str]:
-        """Job UIDs whose pods changed."""
-        changed: set[str] = set()
-        before, after = self._pods, dict[str, PodView]()
-        for pod in pods:
-            after[pod.uid] = pod
-            known = before.get(pod.uid)
-            if known is not pod:
-                changed |= {pod.job_uid} if known is None else {pod.job_uid, known.job_uid}
-                self._put_pod(known, pod)
-        for uid in before.keys() - after.keys():
-            changed.add(before[uid].job_uid)
-            self._put_pod(before[uid], None)
-        self._pods = after
-        return changed
+    def _put_on(self, known: Known, nodes: frozenset[str]) -> None:
+        for name in known.nodes - nodes:
+            self._jobs_on[name].discard(known.job.metadata.uid)
+        for name in nodes:
+            self._jobs_on.setdefault(name, set()).add(known.job.metadata.uid)
+        known.nodes = nodes
 
-    def _put_pod(self, before: PodView | None, after: PodView | None) -> None:
-        for name in self._nodes_of_pod(before) if before is not None else ():
-            self._pods_on.get(name, {}).pop(before.uid if before is not None else "", None)
-            self._dirty.add(name)
-        for name in self._nodes_of_pod(after) if after is not None else ():
-            self._pods_on.setdefault(name, {})[after.uid if after is not None else ""] = None
-            self._dirty.add(name)
-        for pod in (before, after):
-            known = self.known.get(pod.job_uid) if pod is not None else None
-            if known is not None:
-                self._dirty.update(known.nodes)
+    def _take_pods(self, pods: tuple[PodView, ...]) -> None:
+        new, gone = self._rolls.pods.take(pods)
+        for pod in new:
+            self._drop_pod(self._pods.get(pod.uid))
+            self._pods[pod.uid] = pod
+            self._pods_of.setdefault(pod.job_uid, {})[pod.uid] = pod
+            self._changed.add(pod.job_uid)
+        for pod in gone:
+            if self._pods.get(pod.uid) is pod:
+                self._drop_pod(pod)
 
-    def _nodes_of(self, job: GPUJob) -> frozenset[str]:
-        """Nodes on which the job holds cards: those it names, and those where its cards are."""
-        placement = job.status.placement
-        if placement is None or not holds_cards(job):
-            return frozenset()
-        named = {worker.node for worker in placement.workers}
-        uuids = (uuid for worker in placement.workers for uuid in worker.gpus)
-        return frozenset(named | {self._card_node[u] for u in uuids if u in self._card_node})
+    def _drop_pod(self, pod: PodView | None) -> None:
+        if pod is None:
+            return
+        del self._pods[pod.uid]
+        pods = self._pods_of[pod.job_uid]
+        del pods[pod.uid]
+        if not pods:
+            del self._pods_of[pod.job_uid]
+        self._changed.add(pod.job_uid)
 
-    def _nodes_of_pod(self, pod: PodView) -> set[str]:
-        names = {self._card_node[uuid] for uuid in pod.gpus if uuid in self._card_node}
-        return names | ({pod.node} if pod.node is not None else set())
+    def _take_jobs(self, jobs: tuple[GPUJob, ...]) -> None:
+        new, gone = self._rolls.jobs.take(jobs)
+        for job in new:
+            self._put_job(job)
+        for job in gone:
+            known = self.known.get(job.metadata.uid)
+            if known is not None and known.job is job:
+                self._drop_job(known)
 
-    def _take_jobs(self, jobs: Iterable[GPUJob]) -> set[str]:
-        """UIDs of jobs that were not there before."""
-        before, after = self.known, dict[str, Known]()
-        for job in jobs:
-            uid = job.metadata.uid
-            known = before.get(uid)
-            if known is None or known.job is not job:
-                known = self._changed_job(known, job)
-            after[uid] = known
-        for uid in before.keys() - after.keys():
-            self._uncount(before[uid])
-        self.known = after
-        return after.keys() - before.keys()
+    def _drop_job(self, known: Known) -> None:
+        uid = known.job.metadata.uid
+        self._uncount(known)
+        self._put_on(known, frozenset())
+        self._quiet_until.drop((uid,))
+        self.next_at.drop((uid,))
+        self.awake.discard(uid)
+        self._users[known.profile_key].discard(uid)
+        del self.known[uid], self.jobs[uid]
+        self._changed.add(uid)
 
-    def _changed_job(self, before: Known | None, job: GPUJob) -> Known:
-        same_spec = before is not None and _spec_version(before.job) == _spec_version(job)
-        if before is not None:
-            self._uncount(before)
-        if before is not None and same_spec:
+    def _put_job(self, job: GPUJob) -> None:
+        uid = job.metadata.uid
+        before = self.known.get(uid)
+        if before is not None and _spec_version(before.job) == _spec_version(job):
             requests, key = before.requests, before.profile_key
         else:
             requests, key = host_requests(job), (job.metadata.namespace, profile_name(job))
-        known = Known(job, requests, key, holds_cards(job), self._nodes_of(job))
-        known.profile = self._profiles.get(key)
-        known.pods = before.pods if before is not None else ()
-        if known.held:
-            self._use.setdefault(job.spec.queue, QueueUse()).count(job, job.status)
-            self.priorities[job.spec.priority] += 1
-            stop = job.status.stop
-            if stop is not None and stop.reason in FOR_OTHERS:
-                self.ending.add(job.metadata.uid)
-            if is_slowed(job.status):
-                self.slowed.add(job.metadata.uid)
-        for name in known.nodes:
-            self._jobs_on.setdefault(name, {})[job.metadata.uid] = None
-            self._dirty.add(name)
-        return known
+        nodes: frozenset[str] = frozenset()
+        if before is not None:
+            self._uncount(before)
+            self._users[before.profile_key].discard(uid)
+            nodes = before.nodes
+        known = Known(job, requests, key, holds_cards(job), nodes, profile=self._profiles.get(key))
+        self.known[uid], self.jobs[uid] = known, job
+        self._users.setdefault(key, set()).add(uid)
+        self._put_on(known, self._nodes.of_job(job))
+        self._count(known)
+        self._changed.add(uid)
+
+    def _count(self, known: Known) -> None:
+        job = known.job
+        uid = job.metadata.uid
+        if not job.finished:
+            self._unmixed.add(uid)
+        if not known.held:
+            return
+        self.holding[uid] = None
+        self._use.setdefault(job.spec.queue, QueueUse()).count(job, job.status)
+        self.priorities[job.spec.priority] += 1
+        stop = job.status.stop
+        if stop is not None and stop.reason in FOR_OTHERS:
+            self.ending.add(uid)
+        if is_slowed(job.status):
+            self.slowed.add(uid)
 
     def _uncount(self, known: Known) -> None:
         job = known.job
         if known.held:
+            self.holding.pop(job.metadata.uid)
             self._use[job.spec.queue].count(job, job.status, -1)
             self.priorities[job.spec.priority] -= 1
             self.ending.discard(job.metadata.uid)
             self.slowed.discard(job.metadata.uid)
-        for name in known.nodes:
-            self._jobs_on[name].pop(job.metadata.uid, None)
-            self._dirty.add(name)
         self._unmix(known)
+        self._unmixed.discard(job.metadata.uid)
 
-    def _group_pods(self, changed: set[str]) -> None:
-        if not changed:
-            return
-        groups: dict[str, list[PodView]] = {uid: [] for uid in changed}
-        for pod in self._pods.values():
-            if pod.job_uid in groups:
-                groups[pod.job_uid].append(pod)
-        for uid, pods in groups.items():
-            known = self.known.get(uid)
-            if known is not None:
-                known.pods = tuple(sorted(pods, key=lambda p: (p.attempt, p.rank, p.uid)))
-                known.forget_step()
+    def _take_profiles(self, profiles: tuple[GPUProfile, ...]) -> None:
+        new, gone = self._rolls.profiles.take(profiles)
+        changed = {(one.metadata.namespace, one.metadata.name): one for one in new}
+        for one in gone:
+            key = (one.metadata.namespace, one.metadata.name)
+            if self._profiles.get(key) is one and key not in changed:
+                del self._profiles[key]
+                self._renew_users(key)
+        self._profiles |= changed
+        for key in changed:
+            self._renew_users(key)
 
-    def _take_profiles(self, profiles: Iterable[GPUProfile]) -> None:
-        found = {(p.metadata.namespace, p.metadata.name): p for p in profiles}
-        before = self._profiles
-        changed = {k for k in before.keys() | found.keys() if before.get(k) is not found.get(k)}
-        self._profiles = found
-        if not changed:
-            return
-        for known in self.known.values():
-            if known.profile_key in changed:
-                known.profile = found.get(known.profile_key)
-                known.needs = None
-                known.forget_step()
-                self._unmix(known)
+    def _renew_users(self, key: ProfileKey) -> None:
+        """The jobs that look at this profile."""
+        for uid in sorted(self._users.get(key, ())):
+            known = self.known[uid]
+            known.profile, known.needs = self._profiles.get(key), None
+            self._unmix(known)
+            self._changed.add(uid)
+
+    def _take_readings(self, snapshot: Snapshot) -> None:
+        """Reports and measured use: a job of which there is something else is looked at."""
+        new, gone = self._rolls.reports.take(snapshot.reports)
+        for one in gone:
+            if self.reports.get(one.job_uid) is one:
+                del self.reports[one.job_uid]
+                self.awake.add(one.job_uid)
+        for one in new:
+            if one.rank == 0:
+                self.reports[one.job_uid] = one
+                self.awake.add(one.job_uid)
+        before, after = self.usage, snapshot.usage
+        if before is not after:
+            self.awake.update(key[0] for key, used in after.items() if before.get(key) is not used)
+            self.awake.update(key[0] for key in before.keys() - after.keys())
+            self.usage = after
 
     # -- what follows
 
-    def _renew_capacity(self, now: datetime) -> None:
-        """The ledger of cards; nodes on which nothing changed stay the same objects."""
-        assert self._configuration is not None, "set when the snapshot was taken in"
-        before = self.capacity.nodes
-        nodes = {name: node for name, node in before.items() if name not in self._dirty}
-        for name, node in nodes.items():
-            closed = closed_reason(
-                self._views[name], self._gpu_nodes[name], self._configuration, now
-            )
-            if closed != node.closed:
-                nodes[name] = replace(node, closed=closed)
-        for name, node in self._built(self._dirty, now).nodes.items():
-            nodes[name] = _kept(before.get(name), node)
-        self.changed_nodes = {
-            name for name in before.keys() | nodes.keys() if before.get(name) is not nodes.get(name)
-        }
-        if self.changed_nodes:
-            self.capacity = capacity_of(nodes)
-
-    def _built(self, names: set[str], now: datetime) -> Capacity:
-        """These nodes from what is on them."""
-        assert self._configuration is not None, "set when the snapshot was taken in"
-        uids = {uid for name in names for uid in self._jobs_on.get(name, ())}
-        pods = {uid: self._pods[uid] for name in names for uid in self._pods_on.get(name, ())}
-        for uid in uids:
-            pods |= {pod.uid: pod for pod in self.known[uid].pods}
-        owners = {pod.job_uid for pod in pods.values() if pod.job_uid in self.known}
-        part = Snapshot(
-            jobs=tuple(self.known[uid].job for uid in uids | owners),
-            pods=tuple(pods.values()),
-            nodes=tuple(self._views[name] for name in names if name in self._views),
-            gpu_nodes=tuple(self._gpu_nodes[name] for name in names if name in self._gpu_nodes),
-            configuration=self._configuration,
-        )
-        requests = {uid: self.known[uid].requests for uid in uids | owners}
-        return build_capacity(part, now, requests)
+    def _settle(self) -> None:
+        """What the changed jobs hold now."""
+        for uid in sorted(self._changed):
+            known = self.known.get(uid)
+            pods = self._pods_of.get(uid, {}).values()
+            ordered = tuple(sorted(pods, key=lambda p: (p.attempt, p.rank, p.uid)))
+            self.gone.discard(uid)
+            if known is not None:
+                known.pods = ordered
+                self.wake(uid)
+            elif ordered:
+                self.gone.add(uid)
+            job, requests = (known.job, known.requests) if known is not None else (None, (0, 0))
+            self._nodes.hold(uid, holding_of(job, ordered, requests))
+        self.awake.intersection_update(self.known)
 
     def _renew_mix(self) -> None:
-        assert self._configuration is not None, "set when the snapshot was taken in"
-        models = sorted(self.capacity.largest)
-        mixed_for = tuple(sorted(self.capacity.largest.items()))
-        if mixed_for != self._mixed_for:
-            self._mixed_for = mixed_for
-            self._counts = {}
-            for known in self.known.values():
+        if self._counts.start_again(self.capacity):
+            for uid, known in self.known.items():
                 known.demand = None
-        for uid, known in self.known.items():
-            if known.demand is None and not known.job.finished:
-                known.demand = demand_of(
-                    self.needs(uid), models, self.capacity, self._configuration
-                )
-                workers = known.job.spec.workers
-                self._counts[known.demand] = self._counts.get(known.demand, 0.0) + workers
-        mix = steady_mix(self._counts)
-        if not mix.equals(self.mix):
-            self.mix = mix
+                if not known.job.finished:
+                    self._unmixed.add(uid)
+        for uid in sorted(self._unmixed):
+            known = self.known[uid]
+            known.demand = demand_of(self.needs(uid), self.capacity, self._configuration)
+            self._counts.add(known.demand, known.job.spec.workers)
+        self._unmixed.clear()
+        self.mix = self._counts.mix(self.mix)
 
     def _unmix(self, known: Known) -> None:
-        """Takes the job's request out of the mix; it is counted anew if the job is still there."""
-        if known.demand is None:
-            return
-        left = self._counts[known.demand] - known.job.spec.workers
-        if left > 0:
-            self._counts[known.demand] = left
-        else:
-            del self._counts[known.demand]
-        known.demand = None
+        """Takes the job's request out of the mix."""
+        if known.demand is not None:
+            self._counts.remove(known.demand, known.job.spec.workers)
+            known.demand = None
+
+    def _renew_waiting(self) -> None:
+        """The line's entries of the changed jobs."""
+        rules = order_rules(self._configuration)
+        for uid in sorted(self._changed):
+            known = self.known.get(uid)
+            if known is None or not known.waits:
+                self.waiting.pop(uid, None)
+                continue
+            self.waiting[uid] = Pending(
+                known.job,
+                known.profile,
+                known.pods,
+                kind=self._kind(known),
+                told=told_of(known.job, known.pods, self._configuration),
+                turn=turn_of_job(known.job, rules),
+            )
+
+    def _kind(self, known: Known) -> int:
+        spec = known.job.spec
+        kind = (self.needs(known.job.metadata.uid).alike, spec.queue, spec.priority)
+        if len(self._kinds) >= KINDS_MAX and kind not in self._kinds:
+            # Those that wait keep their numbers, which are never given again.
+            self._kinds.clear()
+        if kind not in self._kinds:
+            self._last_kind += 1
+            self._kinds[kind] = self._last_kind
+        return self._kinds[kind]
 
 
-def _kept(before: NodeCapacity | None, after: NodeCapacity) -> NodeCapacity:
-    """The old object where the new one says the same, whole or card by card."""
-    if before is None or before == after:
-        return before or after
-    known = {card.uuid: card for card in before.cards}
-    cards = (known[c.uuid] if known.get(c.uuid) == c else c for c in after.cards)
-    return replace(after, cards=tuple(cards))
+@dataclass(slots=True)
+class _Rolls:
+    """All objects of the last snapshot."""
+
+    jobs: Roll[GPUJob] = field(default_factory=lambda: Roll[GPUJob]())
+    pods: Roll[PodView] = field(default_factory=lambda: Roll[PodView]())
+    profiles: Roll[GPUProfile] = field(default_factory=lambda: Roll[GPUProfile]())
+    reports: Roll[ReceivedReport] = field(default_factory=lambda: Roll[ReceivedReport]())
 
 
 def _spec_version(job: GPUJob) -> _Version:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from gpujob_api.gpujob import ReservationSource
 from gpujob_operator.decide.capacity import Capacity
@@ -25,9 +25,38 @@ def _step(count: float) -> float:
     return 2 ** (round(math.log2(count) * STEPS_PER_DOUBLING) / STEPS_PER_DOUBLING)
 
 
-def demand_of(
-    needs: Needs, models: list[str], capacity: Capacity, configuration: Configuration
-) -> Demand:
+@dataclass(slots=True)
+class MixCounts:
+    """How often each request is asked for, and the mix that follows."""
+
+    _counts: dict[Demand, float] = field(default_factory=dict[Demand, float])
+    _counted_for: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def start_again(self, capacity: Capacity) -> bool:
+        """True when all has to be counted anew: requests depend on the largest cards."""
+        if capacity.largest == self._counted_for:
+            return False
+        self._counted_for = dict(capacity.largest)
+        self._counts = {}
+        return True
+
+    def add(self, demand: Demand, workers: int) -> None:
+        self._counts[demand] = self._counts.get(demand, 0.0) + workers
+
+    def remove(self, demand: Demand, workers: int) -> None:
+        left = self._counts[demand] - workers
+        if left > 0:
+            self._counts[demand] = left
+        else:
+            del self._counts[demand]
+
+    def mix(self, before: Mix) -> Mix:
+        """The mix of what is counted; the one before, if it is the same."""
+        after = steady_mix(self._counts)
+        return before if after.equals(before) else after
+
+
+def demand_of(needs: Needs, capacity: Capacity, configuration: Configuration) -> Demand:
     """What one worker of the job asks for: waiting by what it needs, placed by what it holds."""
     wanted_models = needs.job.spec.gpu.models
     placement, held = needs.job.status.placement, needs.job.status.reservation
@@ -35,7 +64,7 @@ def demand_of(
         whole = held.source is ReservationSource.WHOLE_CARD
         demand = needs.demand(placement.gpu_model, None if whole else held)
     else:
-        model = next((m for m in models if not wanted_models or m in wanted_models), "")
+        model = next(iter(capacity.models(wanted_models)), "")
         wanted = needs.reservation(model, capacity.largest_bytes(model), configuration)
         demand = needs.demand(model, wanted)
     return replace(demand, models=frozenset(wanted_models))

@@ -67,11 +67,30 @@ def order_key(contender: Contender, now_seconds: float, rules: OrderRules) -> Or
     Waiting is bounded within a priority: nobody who arrives after a job is overdue has an earlier
     due time, so only those can go first who were there before.
     """
+    return turn_of(contender, rules).key(now_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A contender's keys, on time and overdue: time alone changes nothing else."""
+
+    due_seconds: float
+    on_time: OrderKey
+    overdue: OrderKey
+
+    def key(self, now_seconds: float) -> OrderKey:
+        return self.overdue if now_seconds >= self.due_seconds else self.on_time
+
+
+def turn_of(contender: Contender, rules: OrderRules) -> Turn:
+    priority, arrived, uid = -contender.priority, contender.arrived_seconds, contender.uid
     due = due_seconds(contender, rules)
-    if now_seconds >= due:
-        return -contender.priority, False, due, 0.0, contender.arrived_seconds, contender.uid
     work = work_gpu_seconds(contender) if rules.policy is OrderPolicy.SHORTEST else 0.0
-    return -contender.priority, True, 0.0, work, contender.arrived_seconds, contender.uid
+    return Turn(
+        due,
+        on_time=(priority, True, 0.0, work, arrived, uid),
+        overdue=(priority, False, due, 0.0, arrived, uid),
+    )
 
 
 def due_seconds(contender: Contender, rules: OrderRules) -> float:

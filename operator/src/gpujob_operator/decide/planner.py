@@ -5,7 +5,7 @@ of the snapshot's tuples; applying a plan and planning again gives an empty plan
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
@@ -17,7 +17,6 @@ from gpujob_operator.decide.board import Board
 from gpujob_operator.decide.capacity import Capacity, holds_cards
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.lifecycle import Seen, Step
-from gpujob_operator.decide.line import Pending
 from gpujob_operator.decide.memory import Inputs, Known, Memory, around
 from gpujob_operator.decide.plan import (
     DeletePod,
@@ -49,15 +48,8 @@ def plan(snapshot: Snapshot, now: datetime, memory: Memory | None = None) -> Pla
     cycle = _Cycle(snapshot, now, memory)
     steps = cycle.steps()
     queues = memory.queues(snapshot)
-    waiting = [
-        Pending(known.job, known.profile, known.pods)
-        for known in memory.known.values()
-        if not known.held
-        and known.job.metadata.deletion_timestamp is None
-        and not known.job.finished
-    ]
-    if waiting or memory.slowed:
-        _admit(waiting, steps, queues, cycle)
+    if memory.waiting or memory.slowed:
+        _admit(steps, queues, cycle)
     items: list[PlanItem] = [
         RejectJob(job)
         for job in sorted(snapshot.invalid_jobs, key=lambda job: job.metadata.uid)
@@ -67,8 +59,8 @@ def plan(snapshot: Snapshot, now: datetime, memory: Memory | None = None) -> Pla
         written = _items(memory.known[uid], steps[uid], cycle)
         cycle.remember(uid, steps[uid], written)
         items += written
-    items += _orphans(snapshot, memory.known.keys())
-    items += _queue_items(snapshot, queues.use, waiting)
+    items += _orphans(snapshot, memory)
+    items += _queue_items(snapshot, queues.use, memory)
     return Plan(tuple(items), cycle.next_seconds(steps))
 
 
@@ -85,16 +77,14 @@ class Planner:
         return decided
 
 
-def _admit(waiting: list[Pending], steps: dict[str, Step], queues: Queues, cycle: "_Cycle") -> None:
+def _admit(steps: dict[str, Step], queues: Queues, cycle: "_Cycle") -> None:
     """Gives the waiting jobs and those that make room for them their steps."""
     memory = cycle.memory
     admission = Admission(
         board=Board.of(memory.capacity, memory.mix, memory.board),
         queues=queues,
         releases=Releases(
-            cycle.now,
-            {uid: known.job for uid, known in memory.known.items()},
-            lambda job: memory.known[job.metadata.uid].profile_key,
+            cycle.now, memory.jobs, lambda job: memory.known[job.metadata.uid].profile_key
         ),
         configuration=cycle.configuration,
         now=cycle.now,
@@ -103,12 +93,13 @@ def _admit(waiting: list[Pending], steps: dict[str, Step], queues: Queues, cycle
         room_is_made=memory.room_is_made,
         needs_of=memory.needs,
     )
-    admission.admit(waiting)
+    admission.admit(memory.waiting.values())
     for uid, step in admission.steps.items():
-        steps[uid] = replace(step, deletes=steps[uid].deletes) if steps[uid].deletes else step
+        own = steps.get(uid)
+        steps[uid] = replace(step, deletes=own.deletes) if own and own.deletes else step
     for uid, stop in admission.interruptions.stops.items():
-        cycle.quiet.discard(uid)
-        steps[uid] = lifecycle.stopped_for(memory.known[uid].job, steps[uid], stop, cycle.now)
+        step = cycle.step(uid, steps)
+        steps[uid] = lifecycle.stopped_for(memory.known[uid].job, step, stop, cycle.now)
     if memory.slowed and not admission.interruptions.stops:
         _separate(steps, admission.board, cycle)
 
@@ -121,8 +112,8 @@ def _separate(steps: dict[str, Step], board: Board, cycle: "_Cycle") -> None:
     if move is None:
         return
     uid = move.job.metadata.uid
-    cycle.quiet.discard(uid)
-    step = lifecycle.stopped_for(memory.known[uid].job, steps[uid], move.stop, cycle.now)
+    before = cycle.step(uid, steps)
+    step = lifecycle.stopped_for(memory.known[uid].job, before, move.stop, cycle.now)
     floor = max(step.status.utilization_floor_percent, move.utilization_floor_percent)
     status = replace(step.status, utilization_floor_percent=floor)
     steps[uid] = replace(step, status=status)
@@ -130,13 +121,11 @@ def _separate(steps: dict[str, Step], board: Board, cycle: "_Cycle") -> None:
 
 @dataclass(slots=True)
 class _Cycle:
-    """One cycle: what is known, and which jobs need no second look."""
+    """One cycle: what is known, and what the steps of this one were decided from."""
 
     snapshot: Snapshot
     now: datetime
     memory: Memory
-    # Jobs of which nothing that matters changed since they last needed no write.
-    quiet: set[str] = field(default_factory=set[str])
     # Jobs whose figures moved and are to be written later.
     held_back: set[str] = field(default_factory=set[str])
     _inputs: dict[str, Inputs] = field(default_factory=dict[str, Inputs])
@@ -150,39 +139,41 @@ class _Cycle:
         return self.memory.capacity
 
     def steps(self) -> dict[str, Step]:
-        """The next step of every job's own life, by UID."""
-        reports = {r.job_uid: r for r in self.snapshot.reports if r.rank == 0}
-        usage = self.snapshot.usage
+        """The next step in their own life of jobs of which anything changed, by UID."""
+        memory = self.memory
         found: dict[str, Step] = {}
-        for uid, known in self.memory.known.items():
+        for uid in sorted(memory.awake):
+            known = memory.known[uid]
+            job = known.job
             if not known.held and not known.pods:
-                found[uid] = Step(known.job.status)
+                if job.status.phase is JobPhase.PENDING:
+                    # Admission looks at it, if anybody.
+                    memory.awake.discard(uid)
+                found[uid] = Step(job.status)
                 continue
-            report = reports.get(uid)
-            used = usage.get((uid, known.job.status.attempt)) if usage else None
-            kept = self._kept(known, report, used)
-            if kept is not None:
-                self.quiet.add(uid)
-                found[uid] = kept
-            else:
-                inputs = Inputs(report, used, around(known.job, self.capacity))
-                self._inputs[uid] = inputs
-                found[uid] = self._advance(known, inputs)
+            report = memory.reports.get(uid)
+            used = memory.usage.get((uid, job.status.attempt))
+            if self._holds(known, report, used):
+                memory.awake.discard(uid)
+                continue
+            inputs = Inputs(report, used, around(job, self.capacity))
+            self._inputs[uid] = inputs
+            found[uid] = self._advance(known, inputs)
         return found
 
-    def _kept(
-        self, known: Known, report: ReceivedReport | None, used: CardUsage | None
-    ) -> Step | None:
-        """The last step where it still holds."""
+    def step(self, uid: str, steps: Mapping[str, Step]) -> Step:
+        """The job's step: this cycle's, or the last one that still holds."""
+        known = self.memory.known[uid]
+        return steps.get(uid) or known.step or Step(known.job.status)
+
+    def _holds(self, known: Known, report: ReceivedReport | None, used: CardUsage | None) -> bool:
+        """Whether the last step was decided from the same."""
         inputs, until = known.inputs, known.quiet_until
         if inputs is None or until is None or self.now >= until:
-            return None
+            return False
         if inputs.report is not report or inputs.usage != used:
-            return None
-        same_nodes = known.nodes.isdisjoint(self.memory.changed_nodes)
-        if same_nodes or inputs.around == around(known.job, self.capacity):
-            return known.step
-        return None
+            return False
+        return inputs.around == around(known.job, self.capacity)
 
     def _advance(self, known: Known, inputs: Inputs) -> Step:
         seen = Seen(
@@ -198,28 +189,34 @@ class _Cycle:
 
     def matters(self, uid: str, step: Step) -> bool:
         """Whether anything could have to be written for the job."""
-        if uid in self.quiet:
-            return False
         job = self.memory.known[uid].job
         waits = job.status.phase is JobPhase.PENDING and step.status is job.status
         return not waits or bool(step.deletes)
 
     def remember(self, uid: str, step: Step, written: list[PlanItem]) -> None:
-        """Keeps a step that led to nothing, as long as nothing else can follow from the same."""
-        known, inputs = self.memory.known[uid], self._inputs.get(uid)
-        known.forget_step()
-        if written or inputs is None or not self._is_steady(known):
+        """Lets a job rest whose step led to nothing, as long as nothing else can follow."""
+        memory, known, inputs = self.memory, self.memory.known[uid], self._inputs.get(uid)
+        memory.wake(uid)
+        if written:
             return
-        known.inputs, known.step = inputs, step
-        known.quiet_until = FAR
+        job = known.job
+        if not known.held and not known.pods:
+            if job.finished or job.metadata.deletion_timestamp is not None:
+                memory.awake.discard(uid)
+            return
+        if inputs is None or not self._is_steady(known):
+            return
+        until = FAR
         if step.next_seconds is not None:
-            known.next_at = self.now + timedelta(seconds=step.next_seconds)
+            next_at = self.now + timedelta(seconds=step.next_seconds)
+            memory.next_at.put(uid, next_at)
             # Deadlines closer than a second are told as one second.
-            known.quiet_until = known.next_at - timedelta(seconds=1)
-        told = known.job.status.observed_at
+            until = next_at - timedelta(seconds=1)
+        told = job.status.observed_at
         if told is not None and uid in self.held_back:
             due = told + timedelta(seconds=self.configuration.progress_write_seconds)
-            known.quiet_until = min(known.quiet_until, due)
+            until = min(until, due)
+        memory.rest(uid, step, inputs, until)
 
     def _is_steady(self, known: Known) -> bool:
         """Whether time alone brings nothing new before the next deadline: a job that runs on
@@ -239,28 +236,23 @@ class _Cycle:
     def running(self, steps: Mapping[str, Step]) -> dict[str, GPUJob]:
         """Jobs that hold cards, as they are after their step."""
         found: dict[str, GPUJob] = {}
-        for uid, known in self.memory.known.items():
-            if not known.held or known.job.metadata.deletion_timestamp is not None:
+        for uid in self.memory.holding:
+            job = self.memory.known[uid].job
+            if job.metadata.deletion_timestamp is not None:
                 continue
-            status = steps[uid].status
-            job = known.job if status is known.job.status else replace(known.job, status=status)
+            status = self.step(uid, steps).status
+            job = job if status is job.status else replace(job, status=status)
             if holds_cards(job):
                 found[uid] = job
         return found
 
     def next_seconds(self, steps: Mapping[str, Step]) -> float | None:
         """When the first deadline of any job is."""
-        fresh = [
-            step.next_seconds
-            for uid, step in steps.items()
-            if step.next_seconds is not None and uid not in self.quiet
-        ]
-        known = self.memory.known
-        kept = (known[uid].next_at for uid in self.quiet)
-        first = min((at for at in kept if at is not None), default=None)
+        found = [step.next_seconds for step in steps.values() if step.next_seconds is not None]
+        first = self.memory.next_at.first
         if first is not None:
-            fresh.append((first - self.now).total_seconds())
-        return min(fresh, default=None)
+            found.append((first - self.now).total_seconds())
+        return min(found, default=None)
 
 
 def _items(known: Known, step: Step, cycle: _Cycle) -> list[PlanItem]:
@@ -289,25 +281,24 @@ def _items(known: Known, step: Step, cycle: _Cycle) -> list[PlanItem]:
     return items
 
 
-def _orphans(snapshot: Snapshot, known: Collection[str]) -> list[PlanItem]:
+def _orphans(snapshot: Snapshot, memory: Memory) -> list[PlanItem]:
     """Pods whose job is gone, should the garbage collector not have seen them (I7)."""
     invalid = {job.metadata.uid for job in snapshot.invalid_jobs}
     grace = snapshot.configuration.termination_grace_seconds
     orphans = [
         pod
-        for pod in snapshot.pods
-        if pod.job_uid not in known and pod.deletion_at is None and pod.job_uid not in invalid
+        for pod in memory.pods_of_gone()
+        if pod.deletion_at is None and pod.job_uid not in invalid
     ]
     orphans.sort(key=lambda pod: pod.uid)
     return [DeletePod(pod, grace, "its GPUJob is gone") for pod in orphans]
 
 
-def _queue_items(
-    snapshot: Snapshot, use: Mapping[str, QueueUse], waiting: list[Pending]
-) -> list[PlanItem]:
+def _queue_items(snapshot: Snapshot, use: Mapping[str, QueueUse], memory: Memory) -> list[PlanItem]:
     """Written when counts of jobs or cards changed; reserved memory alone follows with them."""
     items: list[PlanItem] = []
-    counts = Counter(entry.job.spec.queue for entry in waiting) if snapshot.queues else {}
+    waiting = memory.waiting.values() if snapshot.queues else ()
+    counts = Counter(entry.job.spec.queue for entry in waiting)
     for queue in sorted(snapshot.queues, key=lambda q: q.metadata.name):
         name = queue.metadata.name
         held = use.get(name, QueueUse())

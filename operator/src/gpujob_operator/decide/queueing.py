@@ -16,7 +16,7 @@ from gpujob_api.gpuqueue import DEFAULT_QUEUE, GPUQueue, Quota
 from gpujob_api.quantities import format_memory
 from gpujob_operator.decide.capacity import FleetSize, holds_cards
 from gpujob_operator.decide.estimate import remaining_seconds
-from gpujob_operator.decide.order import Contender
+from gpujob_operator.decide.order import Contender, OrderRules, Turn, turn_of
 
 
 @dataclass(slots=True)
@@ -262,9 +262,21 @@ def queues_of(queues: Iterable[GPUQueue], jobs: Iterable[GPUJob]) -> Queues:
 
 def contender(job: GPUJob, now: datetime) -> Contender:
     """The job as `order` sees it, without its queue's share. Times are seconds since 1970."""
-    status = job.status
-    arrived = status.requeued_at or job.metadata.creation_timestamp or now
-    measured = status.measurement
+    return _contender(job, _arrival(job) or now)
+
+
+def turn_of_job(job: GPUJob, rules: OrderRules) -> Turn | None:
+    """The job's keys; None while nobody knows when it arrived."""
+    arrived = _arrival(job)
+    return turn_of(_contender(job, arrived), rules) if arrived is not None else None
+
+
+def _arrival(job: GPUJob) -> datetime | None:
+    return job.status.requeued_at or job.metadata.creation_timestamp
+
+
+def _contender(job: GPUJob, arrived: datetime) -> Contender:
+    measured = job.status.measurement
     pace = measured.current.step_seconds if measured is not None and measured.current else 0.0
     steps = (measured.step, measured.steps_total) if measured is not None else (0, None)
     return Contender(

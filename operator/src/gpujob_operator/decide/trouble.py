@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from gpujob_api.gpujob import GPUJob, Placement, StopReason
 from gpujob_api.meta import TAINT_RECLAIM
 from gpujob_api.quantities import format_memory
-from gpujob_operator.decide.capacity import Capacity, Card, NodeCapacity
+from gpujob_operator.decide.capacity import Capacity, Card, NodeCapacity, is_stale
 from gpujob_operator.decide.configuration import Configuration
 
 # A time in seconds since 1970; ten digits last until 2286.
@@ -29,7 +29,7 @@ def find(
         found = _reclaimed(node, now, grace)
         if found is not None:
             return found
-        if node.closed.startswith("measurements"):
+        if is_stale(node.closed):
             continue  # Stale telemetry never stops a job (I14).
         for uuid in worker.gpus:
             card = next((c for c in node.cards if c.uuid == uuid), None)

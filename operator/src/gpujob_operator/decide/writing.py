@@ -81,6 +81,8 @@ def _with_reachability(
 def worth_writing(job: GPUJob, status: GPUJobStatus, picture: Picture) -> bool:
     """At once when something happened; at a bounded rate when only figures moved."""
     before = job.status
+    if status == before:
+        return False
     if _essence(status) != _essence(before):
         return True
     if replace(status, observed_at=None) == replace(before, observed_at=None):

@@ -1,0 +1,203 @@
+"""What jobs and pods hold of nodes and cards, kept up to date one job at a time; from it the ledger
+of cards.
+
+The sum of all `Holding`s says who is on which card, whose processes are whose, and what CPU and
+memory is given away but not yet seen on a node. A node's ledger is then read off in one pass over
+its cards, however many jobs there are elsewhere.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from gpujob_api.gpujob import GPUJob
+from gpujob_api.gpunode import GPU, UNREADABLE, GPUNode
+from gpujob_operator.decide.capacity import (
+    Capacity,
+    Card,
+    NodeCapacity,
+    Tenant,
+    as_tenant,
+    capacity_of,
+    closed_reason,
+    holds_cards,
+)
+from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.snapshot import NodeView, PodPhase, PodView, Snapshot
+
+# CPU in thousandths of a core and memory in bytes.
+HostRequests = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What one job and its pods hold."""
+
+    tenant: Tenant | None = None
+    # The job's cards; one that two workers share is named twice.
+    cards: tuple[str, ...] = ()
+    # Live pods of the attempt that holds the cards, by UID.
+    pods: tuple[str, ...] = ()
+    # Cards of live pods of any other attempt, or of a job that is gone.
+    strays: tuple[str, ...] = ()
+    # What workers will take that are not on their node yet.
+    coming: tuple[tuple[str, int, int], ...] = ()
+    job_uid: str = ""
+
+
+NOTHING = Holding()
+
+
+def holding_of(job: GPUJob | None, pods: Sequence[PodView], requests: HostRequests) -> Holding:
+    """`requests` are one worker's. The pods are the job's; without a job, all are strays."""
+    holds = job is not None and holds_cards(job)
+    attempt = job.status.attempt if job is not None and holds else None
+    live = [pod for pod in pods if not pod.finished]
+    ours = tuple(pod.uid for pod in live if pod.attempt == attempt)
+    strays = tuple(uuid for pod in live if pod.attempt != attempt for uuid in pod.gpus)
+    placement = job.status.placement if job is not None and holds else None
+    if job is None or placement is None:
+        return Holding(strays=strays) if strays else NOTHING
+    bound = {pod.rank for pod in pods if pod.attempt == attempt and _is_bound(pod)}
+    tenant = as_tenant(job)
+    return Holding(
+        tenant=tenant,
+        cards=tuple(uuid for worker in placement.workers for uuid in worker.gpus)
+        if tenant is not None
+        else (),
+        pods=ours,
+        strays=strays,
+        coming=tuple(
+            (worker.node, *requests) for worker in placement.workers if worker.rank not in bound
+        ),
+        job_uid=job.metadata.uid,
+    )
+
+
+def _is_bound(pod: PodView) -> bool:
+    return pod.node is not None or pod.phase is not PodPhase.PENDING
+
+
+@dataclass(slots=True)
+class Holdings:
+    """The sum of what all hold. `add` and `remove` are each other's inverse."""
+
+    # By card, in the order of the jobs' UIDs.
+    tenants: dict[str, tuple[Tenant, ...]] = field(default_factory=dict[str, tuple[Tenant, ...]])
+    # The job of each live pod that is where it should be.
+    owners: dict[str, str] = field(default_factory=dict[str, str])
+    strays: dict[str, int] = field(default_factory=dict[str, int])
+    coming: dict[str, HostRequests] = field(default_factory=dict[str, HostRequests])
+
+    def add(self, holding: Holding) -> None:
+        if holding.tenant is not None:
+            for uuid in holding.cards:
+                there = (*self.tenants.get(uuid, ()), holding.tenant)
+                self.tenants[uuid] = tuple(sorted(there, key=lambda one: one.job_uid))
+        for pod in holding.pods:
+            self.owners[pod] = holding.job_uid
+        self._count(holding, 1)
+
+    def remove(self, holding: Holding) -> None:
+        for uuid in set(holding.cards):
+            left = tuple(one for one in self.tenants[uuid] if one.job_uid != holding.job_uid)
+            self.tenants[uuid] = left
+            if not left:
+                del self.tenants[uuid]
+        for pod in holding.pods:
+            del self.owners[pod]
+        self._count(holding, -1)
+
+    def _count(self, holding: Holding, sign: int) -> None:
+        for uuid in holding.strays:
+            self.strays[uuid] = self.strays.get(uuid, 0) + sign
+        for node, cpu, memory in holding.coming:
+            had_cpu, had_memory = self.coming.get(node, (0, 0))
+            self.coming[node] = (had_cpu + sign * cpu, had_memory + sign * memory)
+
+    def node(
+        self, view: NodeView, gpu_node: GPUNode, configuration: Configuration, now: datetime
+    ) -> NodeCapacity:
+        """The ledger of one node."""
+        cpu, memory = self.coming.get(view.name, (0, 0))
+        gpus = sorted(gpu_node.status.gpus, key=lambda gpu: (gpu.index, gpu.uuid))
+        return NodeCapacity(
+            node=view,
+            price_per_gpu_hour=_price(gpu_node, view, configuration),
+            cards=tuple(self._card(gpu) for gpu in gpus),
+            cpu_milli_free=view.cpu_milli_free - cpu,
+            memory_bytes_free=view.memory_bytes_free - memory,
+            closed=closed_reason(view, gpu_node, configuration, now),
+        )
+
+    def _card(self, gpu: GPU) -> Card:
+        tenants = self.tenants.get(gpu.uuid, ())
+        used = self._measured(gpu, tenants)
+        blocked = "" if gpu.healthy else _sickness(gpu.health_message)
+        if not blocked and self.strays.get(gpu.uuid):
+            blocked = "a pod of an ended attempt is still there"
+        return Card(
+            uuid=gpu.uuid,
+            model=gpu.model,
+            total_bytes=gpu.memory_total_bytes,
+            driver_bytes=gpu.memory_reserved_bytes,
+            others_bytes=max(0, gpu.memory_used_bytes - sum(used.values())),
+            tenants=tuple(_with_excess(one, used[one.job_uid]) for one in tenants),
+            blocked=blocked,
+        )
+
+    def _measured(self, gpu: GPU, tenants: Sequence[Tenant]) -> dict[str, int]:
+        """Memory that each tenant's processes use on the card, by job UID."""
+        used = {tenant.job_uid: 0 for tenant in tenants}
+        for process in gpu.processes:
+            job_uid = self.owners.get(process.pod_uid or "")
+            if job_uid in used:
+                used[job_uid] += process.memory_bytes
+        return used
+
+
+def build_capacity(
+    snapshot: Snapshot, now: datetime, host_requests: Mapping[str, HostRequests]
+) -> Capacity:
+    """The ledger of a whole snapshot. `host_requests` are one worker's of each job, by job UID."""
+    pods: dict[str, list[PodView]] = {}
+    for pod in snapshot.pods:
+        pods.setdefault(pod.job_uid, []).append(pod)
+    holdings = Holdings()
+    for job in snapshot.jobs:
+        uid = job.metadata.uid
+        holdings.add(holding_of(job, pods.pop(uid, ()), host_requests.get(uid, (0, 0))))
+    for orphans in pods.values():
+        holdings.add(holding_of(None, orphans, (0, 0)))
+    views = {view.name: view for view in snapshot.nodes}
+    return capacity_of(
+        {
+            node.metadata.name: holdings.node(
+                views[node.metadata.name], node, snapshot.configuration, now
+            )
+            for node in snapshot.gpu_nodes
+            if node.metadata.name in views
+        }
+    )
+
+
+def _with_excess(tenant: Tenant, used_bytes: int) -> Tenant:
+    excess_bytes = max(0, used_bytes - tenant.memory_bytes)
+    same = excess_bytes == tenant.excess_bytes
+    return tenant if same else replace(tenant, excess_bytes=excess_bytes)
+
+
+def _sickness(message: str) -> str:
+    """A card that cannot be read takes nothing new, but is no reason to leave it (I14)."""
+    return (
+        message if message.startswith(UNREADABLE) else f"unhealthy: {message or 'no reason given'}"
+    )
+
+
+def _price(gpu_node: GPUNode, view: NodeView, configuration: Configuration) -> float | None:
+    if gpu_node.spec.price_per_gpu_hour is not None:
+        return gpu_node.spec.price_per_gpu_hour
+    table = configuration.spot_price_per_gpu_hour if view.spot else configuration.price_per_gpu_hour
+    models = {gpu.model for gpu in gpu_node.status.gpus}
+    prices = [table[model] for model in sorted(models) if model in table]
+    return prices[0] if prices else None

@@ -1,0 +1,145 @@
+"""The nodes and cards there are, with what jobs hold of them: the ledger of a cycle, in which only
+those nodes are built anew on which something changed."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+from gpujob_api.gpujob import GPUJob
+from gpujob_api.gpunode import GPUNode
+from gpujob_operator.decide.capacity import (
+    Capacity,
+    NodeCapacity,
+    capacity_of,
+    closed_reason,
+    holds_cards,
+    is_stale,
+)
+from gpujob_operator.decide.changes import Deadlines, Roll
+from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.holdings import NOTHING, Holding, Holdings
+from gpujob_operator.decide.snapshot import NodeView
+
+
+@dataclass(slots=True)
+class Nodes:
+    """`take` what was observed and `hold` what jobs hold, then `renew`."""
+
+    capacity: Capacity = field(default_factory=Capacity)
+    _views: dict[str, NodeView] = field(default_factory=dict[str, NodeView])
+    _gpu_nodes: dict[str, GPUNode] = field(default_factory=dict[str, GPUNode])
+    _seen_views: Roll[NodeView] = field(default_factory=lambda: Roll[NodeView]())
+    _seen_gpu_nodes: Roll[GPUNode] = field(default_factory=lambda: Roll[GPUNode]())
+    _node_of_card: dict[str, str] = field(default_factory=dict[str, str])
+    _held: dict[str, Holding] = field(default_factory=dict[str, Holding])
+    _sum: Holdings = field(default_factory=Holdings)
+    # When a node's measurements become old, and nodes whose are.
+    _old_at: Deadlines[str] = field(default_factory=lambda: Deadlines[str]())
+    _old: set[str] = field(default_factory=set[str])
+    # Nodes whose ledger may have changed since it was renewed.
+    _dirty: set[str] = field(default_factory=set[str])
+
+    def take(self, views: tuple[NodeView, ...], gpu_nodes: tuple[GPUNode, ...]) -> set[str]:
+        """Brings the nodes up to date; returns the cards that came, went, or are elsewhere."""
+        new, gone = self._seen_views.take(views)
+        for view in gone:
+            if self._views.get(view.name) is view:
+                del self._views[view.name]
+        self._views |= {view.name: view for view in new}
+        self._dirty.update(view.name for view in (*new, *gone))
+        return self._take_gpu_nodes(*self._seen_gpu_nodes.take(gpu_nodes))
+
+    def _take_gpu_nodes(self, new: list[GPUNode], gone: list[GPUNode]) -> set[str]:
+        before, after = _cards_of(gone), _cards_of(new)
+        for node in gone:
+            if self._gpu_nodes.get(node.metadata.name) is node:
+                del self._gpu_nodes[node.metadata.name]
+        self._gpu_nodes |= {node.metadata.name: node for node in new}
+        self._dirty.update(node.metadata.name for node in (*new, *gone))
+        for uuid, name in before - after:
+            if self._node_of_card.get(uuid) == name:
+                del self._node_of_card[uuid]
+        self._node_of_card |= dict(after - before)
+        return {uuid for uuid, _ in before ^ after}
+
+    def has(self, name: str) -> bool:
+        return name in self._views
+
+    def of_job(self, job: GPUJob) -> frozenset[str]:
+        """Nodes on which the job holds cards: those it names, and those where its cards are."""
+        placement = job.status.placement
+        if placement is None or not holds_cards(job):
+            return frozenset()
+        named = {worker.node for worker in placement.workers}
+        uuids = (uuid for worker in placement.workers for uuid in worker.gpus)
+        return frozenset(named | self._of_cards(uuids))
+
+    def _of_cards(self, uuids: Iterable[str]) -> set[str]:
+        return {self._node_of_card[uuid] for uuid in uuids if uuid in self._node_of_card}
+
+    def hold(self, uid: str, after: Holding) -> None:
+        """What this job and its pods hold from now on, instead of what they held."""
+        before = self._held.pop(uid, NOTHING)
+        if after != NOTHING:
+            self._held[uid] = after
+        if before == after:
+            return
+        self._sum.remove(before)
+        self._sum.add(after)
+        for holding in (before, after):
+            self._dirty |= self._of_cards((*holding.cards, *holding.strays))
+            self._dirty.update(node for node, _, _ in holding.coming)
+
+    def renew(self, configuration: Configuration, now: datetime) -> set[str]:
+        """Makes the ledger true; returns the nodes that are not the same any more. What stayed the
+        same stays the same object."""
+        nodes, changed = dict(self.capacity.nodes), set[str]()
+        due = {*self._old, *self._old_at.due(now)} - self._dirty
+        for name in sorted(self._dirty | due):
+            before = nodes.pop(name, None)
+            after = self._node(name, before if name in due else None, configuration, now)
+            self._old.discard(name)
+            self._old_at.drop((name,))
+            if after is not None:
+                nodes[name] = after = _kept(before, after)
+                self._watch(name, after.closed, configuration)
+            if after is not before:
+                changed.add(name)
+        self._dirty = set()
+        if changed:
+            self.capacity = capacity_of(nodes)
+        return changed
+
+    def _node(
+        self, name: str, before: NodeCapacity | None, configuration: Configuration, now: datetime
+    ) -> NodeCapacity | None:
+        """The node's ledger, if it is one of ours; `before` where only time has passed."""
+        view, gpu_node = self._views.get(name), self._gpu_nodes.get(name)
+        if view is None or gpu_node is None:
+            return None
+        if before is None:
+            return self._sum.node(view, gpu_node, configuration, now)
+        closed = closed_reason(view, gpu_node, configuration, now)
+        return replace(before, closed=closed) if closed != before.closed else before
+
+    def _watch(self, name: str, closed: str, configuration: Configuration) -> None:
+        """Measurements become old by themselves, and older."""
+        observed = self._gpu_nodes[name].status.observed_at
+        if is_stale(closed):
+            self._old.add(name)
+        elif observed is not None and not closed:
+            seconds = configuration.telemetry_stale_seconds
+            self._old_at.put(name, observed + timedelta(seconds=seconds))
+
+
+def _cards_of(nodes: Iterable[GPUNode]) -> set[tuple[str, str]]:
+    return {(gpu.uuid, node.metadata.name) for node in nodes for gpu in node.status.gpus}
+
+
+def _kept(before: NodeCapacity | None, after: NodeCapacity) -> NodeCapacity:
+    """The old object where the new one says the same, whole or card by card."""
+    if before is None or before == after:
+        return before or after
+    known = {card.uuid: card for card in before.cards}
+    cards = (known[c.uuid] if known.get(c.uuid) == c else c for c in after.cards)
+    return replace(after, cards=tuple(cards))
