@@ -1,12 +1,24 @@
 """Worker processes for data loaders: only where they change neither samples nor order."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from gpujob_worker.inject.loaders import add_workers, loader_refusal, redraw_seed
+from gpujob_api.settings import TunedSettings
+from gpujob_worker.environment import Environment
+from gpujob_worker.inject import loader_policy
+from gpujob_worker.inject.loader_policy import LoaderPolicy
+from gpujob_worker.inject.loaders import (
+    add_workers,
+    leave_workers,
+    loader_refusal,
+    redraw_seed,
+)
+from gpujob_worker.session import Session
+from gpujob_worker.tune.applied import Applied
 
 
 class Numbers(Dataset[Any]):
@@ -78,3 +90,123 @@ def test_order_and_random_state_stay_those_of_the_plain_loader() -> None:
         if iterator is not None:
             iterator._shutdown_workers()
     assert orders[0] == orders[1]
+
+
+@pytest.mark.parametrize("taken", [1, 4, 10])
+def test_a_pass_goes_on_without_its_workers(taken: int) -> None:
+    """Every sample comes once and in the order of the plain loader, now and in later passes."""
+    orders: list[Any] = []
+    workers: list[Any] = []
+    for injected in (False, True):
+        torch.manual_seed(9)
+        loader = DataLoader(Numbers(), batch_size=1, shuffle=True)
+        if injected:
+            add_workers(loader, 2)
+        first: list[Any] = []
+        for batch in loader:
+            first.append(batch.tolist())
+            if injected and len(first) == taken:
+                workers = vars(loader)["_iterator"]._workers
+                leave_workers(loader)
+        redraw_seed(loader)
+        orders.append((first, [batch.tolist() for batch in loader], torch.rand(3).tolist()))
+    assert orders[0] == orders[1]
+    assert len(workers) == 2
+    assert not any(worker.is_alive() for worker in workers)
+
+
+class Training:
+    """A loop whose steps take what a test says, by a clock of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(loader_policy, "workers_wanted", lambda: 2)
+        monkeypatch.setattr(loader_policy, "loaded", lambda: None)
+        self.now = 0.0
+        self.session = Session(Environment())
+        self.session.meter.clock = lambda: self.now
+        self.session.baseline_wait_percent = 40.0
+        self.policy = LoaderPolicy(self.session)
+        self.loader = DataLoader(Numbers(), batch_size=1, shuffle=True)
+        self.applied = Applied()
+
+    def passes(self, number: int, seconds: float, waiting: float) -> list[Any]:
+        """Each pass has ten steps."""
+        seen: list[Any] = []
+        for _ in range(number):
+            self.policy.before_pass(self.loader)
+            for batch in self.loader:
+                self.policy.waited(waiting)
+                seen.append(batch.item())
+                self.now += seconds
+                self.session.meter.step_done()
+        return seen
+
+    def tuned(self) -> None:
+        self.policy.decide(self.applied)
+        self.session.tuned = self.applied.tuned()
+
+    @property
+    def said(self) -> str:
+        return "\n".join(self.session.explanation.lines)
+
+
+@pytest.fixture
+def training(monkeypatch: pytest.MonkeyPatch) -> Iterator[Training]:
+    made = Training(monkeypatch)
+    yield made
+    leave_workers(made.loader)
+
+
+def test_workers_that_shorten_the_wait_and_the_steps_stay(training: Training) -> None:
+    training.passes(1, 0.02, 0.008)
+    training.tuned()
+    training.passes(1, 0.02, 0.008)
+    assert training.loader.num_workers == 0
+    training.passes(4, 0.012, 0.0)
+    assert training.loader.num_workers == 2
+    assert training.session.tuned == TunedSettings(data_loader_workers=2)
+    assert "steps take 0.0120 s with workers, 0.0000 s of it waiting" in training.said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "waiting"),
+    [
+        (0.031, 0.001),  # less waiting, but the workers take the cores that the steps need
+        (0.019, 0.009),
+        (0.020, 0.008),
+    ],
+)
+def test_workers_that_give_nothing_go_in_the_middle_of_the_pass(
+    training: Training, seconds: float, waiting: float
+) -> None:
+    training.passes(1, 0.02, 0.008)
+    training.tuned()
+    training.passes(1, 0.02, 0.008)
+    seen = training.passes(2, seconds, waiting)
+    seen += training.passes(1, seconds, waiting)
+    assert training.loader.num_workers == 0
+    assert sorted(seen) == sorted([*range(10)] * 3)
+    assert training.applied.loader_workers is None
+    assert training.session.tuned == TunedSettings()
+    assert "data loading refused: no gain: steps take" in training.said
+    training.passes(1, seconds, waiting)
+    assert training.loader.num_workers == 0
+
+
+def test_too_few_steps_before_a_pass_start_no_trial(training: Training) -> None:
+    training.tuned()
+    training.passes(1, 0.02, 0.008)
+    assert training.loader.num_workers == 0
+    training.passes(1, 0.02, 0.008)
+    assert training.loader.num_workers == 0  # nine steps were timed: the first has no start
+    training.passes(1, 0.02, 0.008)
+    assert training.loader.num_workers == 2
+
+
+def test_loaded_cores_get_no_workers(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader_policy, "loaded", lambda: "something waits for a core")
+    training.passes(1, 0.02, 0.008)
+    training.tuned()
+    training.passes(3, 0.02, 0.008)
+    assert training.loader.num_workers == 0
+    assert training.said == "data loading refused: something waits for a core"

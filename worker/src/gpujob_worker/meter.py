@@ -8,6 +8,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from gpujob_api.report import MemoryPeaks, Timing
 from gpujob_worker.card import CardMeter
@@ -17,6 +18,27 @@ WINDOW_STEPS_MAX = 200
 MEMORY_SECONDS = 0.25
 # Steps of a window in which the peaks of its two parts are told apart.
 APART_STEPS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Steps, their seconds, and the seconds of these that the loop waited for data."""
+
+    steps: int = 0
+    seconds: float = 0.0
+    wait_seconds: float = 0.0
+
+    def since(self, earlier: "Timed") -> "Timed":
+        return Timed(
+            self.steps - earlier.steps,
+            self.seconds - earlier.seconds,
+            self.wait_seconds - earlier.wait_seconds,
+        )
+
+    def per_step(self) -> tuple[float, float]:
+        """Seconds and seconds of waiting of one step."""
+        steps = max(1, self.steps)
+        return self.seconds / steps, self.wait_seconds / steps
 
 
 class Window:
@@ -59,6 +81,8 @@ class Meter:
     ) -> None:
         self.memory = memory
         self.steps = 0
+        # Of all steps that were timed, in whatever window.
+        self.timed = Timed()
         self.window = Window()
         self.card: CardMeter | None = None
         self.clock = clock
@@ -103,7 +127,12 @@ class Meter:
             seconds = max(0.0, now - self._last - self._paused)
             self.window.seconds.append(seconds)
             self.window.total_seconds += seconds
-            self.window.wait_seconds += min(self._wait, seconds)
+            wait = min(self._wait, seconds)
+            self.window.wait_seconds += wait
+            before = self.timed
+            self.timed = Timed(
+                before.steps + 1, before.seconds + seconds, before.wait_seconds + wait
+            )
         self._paused = self._wait = 0.0
         self._last = now
         if now - self._memory_read >= MEMORY_SECONDS:

@@ -1,19 +1,31 @@
-"""When the script's data loader gets worker processes: asked for, known, or measured to starve."""
+"""When the script's data loader gets worker processes, and when it loses them again.
 
+They are asked for, known from an earlier run, or tried where the loop starves. What is tried is
+kept only when steps get shorter by the clock and wait less; else the pass under way ends without.
+"""
+
+from dataclasses import replace
 from typing import Any
 
 from gpujob_api.settings import OptimizeMode, Toggle
 from gpujob_worker.inject.loaders import (
     add_workers,
+    leave_workers,
     loader_refusal,
     pin_memory,
     redraw_seed,
 )
-from gpujob_worker.inject.workers import workers_wanted
+from gpujob_worker.inject.workers import loaded, workers_wanted
+from gpujob_worker.meter import Timed
 from gpujob_worker.session import Session
 from gpujob_worker.tune.applied import Applied
 
 WAIT_PERCENT_NEEDED = 10.0
+# Steps with workers that are not counted: they start, and what they prefetch is there at once.
+SETTLE_STEPS = 5
+TRIAL_STEPS = 20
+# Steps without workers that a trial is compared with; a pass that begins sooner stays as it is.
+BEFORE_STEPS = 10
 _ITEM = "data loading"
 
 
@@ -24,7 +36,9 @@ class LoaderPolicy:
         self._session = session
         self._workers: int | None = None
         self._seen: set[int] = set()
-        self._given: set[int] = set()
+        self._given: dict[int, Any] = {}
+        self._trial: _Trial | None = None
+        self._applied: Applied | None = None
         settings = session.environment.settings
         if session.optimizes and settings.mode is not OptimizeMode.RECOMMEND:
             if settings.tuned is not None:
@@ -41,6 +55,8 @@ class LoaderPolicy:
             redraw_seed(loader)
         if self._workers is None or id(loader) in self._seen:
             return
+        if self._trial is not None and not self._trial.may_start(session.meter.timed):
+            return
         self._seen.add(id(loader))
         if self._workers < 1:
             session.explanation.refused(_ITEM, "no core to spare for worker processes")
@@ -50,8 +66,38 @@ class LoaderPolicy:
             session.explanation.refused(_ITEM, reason)
             return
         add_workers(loader, self._workers)
-        self._given.add(id(loader))
+        self._given[id(loader)] = loader
+        if self._trial is not None:
+            self._trial.starts(session.meter.timed)
         session.explanation.applied(_ITEM, f"{self._workers} worker processes, kept between passes")
+
+    def waited(self, seconds: float) -> None:
+        """After each batch: what was tried is judged as soon as it was seen long enough."""
+        meter = self._session.meter
+        meter.waited(seconds)
+        trial = self._trial
+        if trial is None or not self._given:
+            return
+        verdict = trial.verdict(meter.timed)
+        if verdict is None:
+            return
+        self._trial = None
+        if verdict.shorter:
+            self._session.explanation.note(_ITEM, str(verdict))
+        else:
+            self._take_back(str(verdict))
+
+    def _take_back(self, why: str) -> None:
+        session = self._session
+        for loader in self._given.values():
+            leave_workers(loader)
+        self._given.clear()
+        self._workers = None
+        session.explanation.refused(_ITEM, f"no gain: {why}")
+        if self._applied is not None:
+            self._applied.loader_workers = None
+        if session.tuned is not None:
+            session.tuned = replace(session.tuned, data_loader_workers=None)
 
     def decide(self, applied: Applied) -> None:
         """After the baseline: workers from the next pass on when the loop starves for data."""
@@ -69,6 +115,61 @@ class LoaderPolicy:
                 f"{share:.1f} % of the step is spent waiting, below {WAIT_PERCENT_NEEDED:.0f}",
             )
         else:
-            self._workers = applied.loader_workers = max(0, workers_wanted()) or None
-            text = f"waiting takes {wait:.0f} %: {self._workers or 'no'} workers from the next pass"
-            session.explanation.note(_ITEM, text)
+            self._try(applied, wait)
+
+    def _try(self, applied: Applied, wait_percent: float) -> None:
+        session, workers, busy = self._session, workers_wanted(), loaded()
+        if workers < 1 or busy is not None:
+            session.explanation.refused(_ITEM, busy or "no core to spare for worker processes")
+            return
+        self._workers = applied.loader_workers = workers
+        self._applied = applied
+        self._trial = _Trial(session.meter.timed)
+        text = f"waiting takes {wait_percent:.0f} %: {workers} workers from the next pass, on trial"
+        session.explanation.note(_ITEM, text)
+
+
+class _Verdict:
+    """Seconds of a step, and of waiting in it, without and with workers."""
+
+    def __init__(self, before: Timed, after: Timed) -> None:
+        self._before, self._after = before.per_step(), after.per_step()
+
+    @property
+    def shorter(self) -> bool:
+        return all(now < then for now, then in zip(self._after, self._before, strict=True))
+
+    def __str__(self) -> str:
+        (before, waited), (after, waits) = self._before, self._after
+        return (
+            f"steps take {after:.4f} s with workers, {waits:.4f} s of it waiting, "
+            f"after {before:.4f} s and {waited:.4f} s"
+        )
+
+
+class _Trial:
+    """Compares the steps after tuning with those after the workers came."""
+
+    def __init__(self, tuned_at: Timed) -> None:
+        self._tuned_at = tuned_at
+        self._before = Timed()
+        self._settled: Timed | None = None
+        self._started: Timed | None = None
+
+    def may_start(self, now: Timed) -> bool:
+        return self._started is not None or now.since(self._tuned_at).steps >= BEFORE_STEPS
+
+    def starts(self, now: Timed) -> None:
+        if self._started is None:
+            self._started, self._before = now, now.since(self._tuned_at)
+
+    def verdict(self, now: Timed) -> _Verdict | None:
+        """None until enough was seen."""
+        if self._started is None:
+            return None
+        if self._settled is None:
+            if now.since(self._started).steps >= SETTLE_STEPS:
+                self._settled = now
+            return None
+        after = now.since(self._settled)
+        return _Verdict(self._before, after) if after.steps >= TRIAL_STEPS else None

@@ -14,7 +14,11 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, IterableDataset
-from torch.utils.data.dataloader import _BaseDataLoaderIter  # pyright: ignore[reportPrivateUsage]
+from torch.utils.data._utils.pin_memory import pin_memory as pinned
+from torch.utils.data.dataloader import (
+    _BaseDataLoaderIter,  # pyright: ignore[reportPrivateUsage]
+    _DatasetKind,  # pyright: ignore[reportPrivateUsage]
+)
 
 from gpujob_worker.tune.no_trace import RandomStates
 
@@ -110,6 +114,48 @@ def add_workers(loader: Any, workers: int) -> None:
     # The class forbids the change after __init__, because an iterator may hold the old value;
     # this runs before the iterator is made.
     vars(loader)["persistent_workers"] = True
+
+
+def leave_workers(loader: Any) -> None:
+    """The pass under way goes on in this process, after what its workers have begun; so do others.
+
+    The order was drawn by this process in any case: no sample comes twice or not at all.
+    """
+    loader.num_workers = 0
+    loader.prefetch_factor = None
+    iterator = vars(loader).pop("_iterator", None)
+    vars(loader).update(_iterator=None, persistent_workers=False)
+    if iterator is not None:
+        iterator._next_data = _HereFromNow(iterator)
+
+
+class _HereFromNow:
+    """Stands in for how an iterator over worker processes gets its next batch."""
+
+    def __init__(self, iterator: Any) -> None:
+        self._workers: Any = iterator
+        self._from_workers = iterator._next_data
+        self._rest = iterator._sampler_iter
+        # Nothing more is handed out; the workers give back what they have.
+        iterator._sampler_iter = iter(())
+        self._fetcher: Any = _DatasetKind.create_fetcher(
+            iterator._dataset_kind,
+            iterator._dataset,
+            iterator._auto_collation,
+            iterator._collate_fn,
+            iterator._drop_last,
+        )
+        self._pin = bool(iterator._pin_memory)
+
+    def __call__(self) -> Any:
+        if self._workers is not None:
+            try:
+                return self._from_workers()
+            except StopIteration:
+                self._workers._shutdown_workers()
+                self._workers = None
+        data = self._fetcher.fetch(next(self._rest))
+        return pinned(data) if self._pin else data
 
 
 def pin_memory(loader: Any) -> bool:

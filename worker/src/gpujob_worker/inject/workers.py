@@ -1,10 +1,110 @@
-"""How many processes may load data beside the training process."""
+"""How many processes may load data beside the training process: what it may use, not what there is.
+
+Its affinity mask and the CPU quota of its cgroup (versions 1 and 2) bound the cores; processes that
+a launcher started on the same node share them, unless each is bound to cores of its own.
+"""
 
 import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 
 WORKERS_MAX = 4
+# Shares of ten seconds in which something that could run waited for a core.
+LOADED_PERCENT = 50.0
+_CGROUPS_MAX = 64
 
 
-def workers_wanted() -> int:
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where the facts are read; tests read them elsewhere."""
+
+    cgroups: Path = Path("/sys/fs/cgroup")
+    proc: Path = Path("/proc")
+    affinity: Callable[[int], set[int]] = os.sched_getaffinity
+
+    def quota_cores(self) -> float | None:
+        """The tightest CPU quota above this process, in cores; None where there is none."""
+        return min(self._quotas(), default=None)
+
+    def _quotas(self) -> Iterator[float]:
+        for folder in self._folders():
+            with suppress(OSError, ValueError):
+                limit, period = (folder / "cpu.max").read_text().split()
+                if limit != "max":
+                    yield int(limit) / int(period)
+            with suppress(OSError, ValueError):
+                limit = int((folder / "cpu.cfs_quota_us").read_text())
+                if limit > 0:
+                    yield limit / int((folder / "cpu.cfs_period_us").read_text())
+
+    def _folders(self) -> Iterator[Path]:
+        """This process's groups and all above them; a container may see its own as the root."""
+        try:
+            lines = (self.proc / "self" / "cgroup").read_text().splitlines()
+        except OSError:
+            lines = []
+        for line in lines[:_CGROUPS_MAX]:
+            _, _, rest = line.partition(":")
+            controllers, _, path = rest.partition(":")
+            if controllers and "cpu" not in controllers.split(","):
+                continue
+            for mount in ("", "unified") if not controllers else (controllers, "cpu"):
+                top = self.cgroups / mount
+                folder = top / path.lstrip("/")
+                yield folder
+                yield from (at for at in folder.parents if at.is_relative_to(top))
+
+    def waiting_percent(self) -> float | None:
+        """How much of the last ten seconds something of ours, or on this node where we may use all
+        of it, waited for a core; None where nobody counts."""
+        own = next(
+            (folder for folder in self._folders() if (folder / "cpu.pressure").exists()), None
+        )
+        if own is not None:
+            return _waiting(own / "cpu.pressure")
+        whole = len(self.affinity(0)) >= (os.cpu_count() or 1)
+        return _waiting(self.proc / "pressure" / "cpu") if whole else None
+
+
+def _waiting(path: Path) -> float | None:
+    try:
+        first = path.read_text().splitlines()[0]
+        fields = dict(field.split("=") for field in first.split()[1:])
+        return float(fields["avg10"])
+    except (OSError, ValueError, KeyError, IndexError):
+        return None
+
+
+def cores_here(environ: Mapping[str, str], machine: Machine) -> float:
+    """Cores for one process of those that train on this node."""
+    own = machine.affinity(0)
+    text = environ.get("LOCAL_WORLD_SIZE", "1")
+    processes = max(1, int(text)) if text.isdecimal() else 1
+    quota = machine.quota_cores()
+    cores = float(len(own)) if _bound(own, machine) else len(own) / processes
+    return cores if quota is None else min(cores, quota / processes)
+
+
+def _bound(own: set[int], machine: Machine) -> bool:
+    """Whether this process has fewer cores than who started it."""
+    try:
+        return own < machine.affinity(os.getppid())
+    except OSError:
+        return False
+
+
+def workers_wanted(environ: Mapping[str, str] = os.environ, machine: Machine | None = None) -> int:
     """As many as there are cores to spare beside the training process, at most `WORKERS_MAX`."""
-    return min(WORKERS_MAX, len(os.sched_getaffinity(0)) - 1)
+    spare = int(cores_here(environ, machine or Machine())) - 1
+    return max(0, min(WORKERS_MAX, spare))
+
+
+def loaded(machine: Machine | None = None) -> str | None:
+    """Why no worker would find a core now, of those that are there; None where one would."""
+    machine = machine or Machine()
+    percent = machine.waiting_percent()
+    if percent is None or percent < LOADED_PERCENT:
+        return None
+    return f"something waits for a core {percent:.0f} % of the time"
