@@ -12,7 +12,7 @@ PYTHON_FOLDERS := $(wildcard api operator worker cli local bench examples tests)
 help: ## List the targets
 	@echo 'GPUJob. Targets:'
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(firstword $(MAKEFILE_LIST)) | \
-	  awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	  awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 .PHONY: demo
 demo: tools ## Run the story on a real Kubernetes on this machine, no GPU, root or Docker (3 min)
@@ -22,6 +22,13 @@ demo: tools ## Run the story on a real Kubernetes on this machine, no GPU, root 
 test: tools ## Run the tests with coverage (TESTS="tests/unit -k why" for a part)
 	@$(VENV)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
 	  --cov --cov-report=term:skip-covered $(or $(TESTS),tests)
+
+.PHONY: test-oldest
+test-oldest: setup ## Run the worker's tests with the oldest torch that we promise (TESTS=... for a part)
+	@scripts/setup_oldest.sh
+	@.venv-oldest/bin/python -m pytest -n logical --maxprocesses 4 --dist loadfile \
+	  --no-loadscope-reorder -o cache_dir=.pytest_cache/oldest -m 'not slow and not trainers' \
+	  $(or $(TESTS),tests/worker)
 
 .PHONY: simulate
 simulate: setup ## Run the decision core through seeded faults in virtual time (SEEDS=0-9999)
@@ -74,6 +81,6 @@ generate: ## Copy the CRDs into the chart
 
 .PHONY: clean
 clean: ## Remove .venv and everything generated in the tree
-	@rm -rf .venv .pytest_cache .ruff_cache .hypothesis .coverage .coverage.* coverage.xml htmlcov \
+	@rm -rf .venv .venv-oldest .pytest_cache .ruff_cache .hypothesis .coverage .coverage.* coverage.xml htmlcov \
 	  build dist .import_linter_cache
 	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

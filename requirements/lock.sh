@@ -9,6 +9,8 @@
 #   build.txt     what builds our wheel
 #   operator.txt  the operator image: a subset of base.txt, without torch
 #   worker.txt    the worker image: torch.txt and a few more
+#   oldest.txt    the oldest torch that pyproject.toml promises, and what its tests need; without the
+#                 packages that torch does not load on a processor (1.1 GB)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # As in scripts/setup.sh: a company's proxy is known to the system's certificates only.
@@ -29,3 +31,13 @@ echo 'uv' | "${compile[@]}" - -o requirements/uv.txt
 echo 'hatchling' | "${compile[@]}" "${same[@]}" - -o requirements/build.txt
 "${compile[@]}" "${same[@]}" --extra operator pyproject.toml -o requirements/operator.txt
 "${compile[@]}" "${same[@]}" --extra worker pyproject.toml -o requirements/worker.txt
+
+oldest=$(sed -n 's/^worker = .*"torch>=\([0-9.]*\)".*/\1/p' pyproject.toml)
+pins=$(mktemp)
+trap 'rm -f "$pins"' EXIT
+sed -nE 's/^([a-z][a-z0-9_-]*==[^\\]+).*/\1/p' requirements/torch.txt requirements/base.txt |
+  grep -vE "^($(IFS='|' && echo "${gpu_packages[*]}"))==" >"$pins"
+printf '%s\n' "torch==$oldest.*" 'numpy>=2' safetensors xxhash pytest pytest-asyncio pytest-randomly \
+  pytest-timeout pytest-xdist hypothesis hatchling editables |
+  "${compile[@]}" --constraint "$pins" --no-emit-package triton --no-emit-package nvidia-cusolver-cu12 \
+    --no-emit-package nvidia-nvtx-cu12 --no-emit-package nvidia-cuda-nvrtc-cu12 - -o requirements/oldest.txt

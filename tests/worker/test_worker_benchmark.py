@@ -85,6 +85,7 @@ def small_memory(monkeypatch: pytest.MonkeyPatch) -> Training:
     return training
 
 
+@pytest.mark.trainers
 def test_accelerates_finder_is_run_and_counted(
     small_memory: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +98,7 @@ def test_accelerates_finder_is_run_and_counted(
 
 
 @pytest.mark.slow
+@pytest.mark.trainers
 @pytest.mark.filterwarnings("ignore")
 def test_lightnings_scaler_is_run_and_counted(
     small_memory: Training, monkeypatch: pytest.MonkeyPatch

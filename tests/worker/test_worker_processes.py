@@ -36,9 +36,10 @@ OURS = ["gpujob_worker", "--explain", "--launched", "--", "python"]
             "python3 -m torch.distributed.run --nnodes 1 train.py",
             ["python3", "-m", "torch.distributed.run", "--nnodes", "1", "-m", *OURS, "train.py"],
         ),
-        (
+        pytest.param(
             "accelerate launch --num_processes 2 train.py a",
             ["accelerate", "launch", "--num_processes", "2", "-m", *OURS, "train.py", "a"],
+            marks=pytest.mark.trainers,
         ),
         ("torchrun --no-python echo hello", None),
         ("mpirun -n 2 python train.py", None),
@@ -110,8 +111,11 @@ TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node", "2"]
 def test_torchrun_with_two_processes(tmp_path: Path) -> None:
     done, report = launch(tmp_path, DISTRIBUTED, TORCHRUN, "a", "--b")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("loss 0.")
-    assert done.stdout.endswith("['a', '--b']\n")
+    # Older gloo says on stdout whom it is connected to.
+    said = [line for line in done.stdout.splitlines() if not line.startswith("[Gloo]")]
+    assert len(said) == 1
+    assert said[0].startswith("loss 0.")
+    assert said[0].endswith("['a', '--b']")
     assert (report.rank, report.step, report.phase) == (0, 20, WorkerPhase.FINISHED)
     assert report.tuned == TunedSettings()
     said = "\n".join(report.explain)

@@ -83,6 +83,7 @@ def step_of(run: WorkerRun) -> int:
     return int(lines[-1].split()[1]) if lines and lines[-1][-1:].isdigit() else 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [("0", "plain"), ("2", "persistent")])
 def test_sigterm_at_random_steps(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     expected = uninterrupted(tmp_path / "whole", *arguments)
@@ -105,6 +106,7 @@ def test_sigterm_at_random_steps(tmp_path: Path, arguments: tuple[str, ...]) -> 
     assert json.loads((folder / "result.json").read_text()) == expected
 
 
+@pytest.mark.slow
 def test_sigkill_at_random_moments(tmp_path: Path) -> None:
     expected = uninterrupted(tmp_path / "whole", "0", "plain")
     rng = random.Random(5)

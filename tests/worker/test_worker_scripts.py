@@ -291,6 +291,7 @@ def test_exit_codes_of_the_script_stay(tmp_path: Path) -> None:
     assert run.report["failure"]["message"] == "the script ended with exit code 3"
 
 
+@pytest.mark.slow
 def test_a_memory_limit_is_kept_by_splitting(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

@@ -14,7 +14,7 @@ from gpujob_worker.explanation import Explanation
 from gpujob_worker.switches import Switches
 from tests.harness.worker_process import run_worker
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.trainers]
 
 HUGGING_FACE = """
 import sys, torch

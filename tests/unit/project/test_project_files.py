@@ -57,7 +57,7 @@ def test_every_console_script_has_its_module() -> None:
         assert list(ROOT.glob(f"*/src/{module}")), f"{name}: there is no {module}"
 
 
-@pytest.mark.parametrize("name", ["base", "torch", "uv", "build", "operator", "worker"])
+@pytest.mark.parametrize("name", ["base", "torch", "uv", "build", "operator", "worker", "oldest"])
 def test_requirements_are_locked_and_name_no_address(name: str) -> None:
     text = read(f"requirements/{name}.txt")
     entries = re.split(r"\n(?=[a-z])", text)
