@@ -7,7 +7,9 @@ from typing import Any
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.manifest import from_manifest
+from gpujob_operator.read.snapshot import Objects
 from kubectl_gpujob.cluster import UserError
+from kubectl_gpujob.listing import Listing
 
 NOW = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
 
@@ -100,6 +102,13 @@ class MemoryCluster:
     namespace: str = "vision"
     may_list_all: bool = True
     asked: list[str] = field(default_factory=list[str])
+    # What `listing` finds besides, and the server's time.
+    objects: Objects = field(default_factory=Objects)
+    now: datetime = NOW
+
+    def listing(self) -> Listing:
+        self.asked.append("everything")
+        return Listing(self.objects, self.now)
 
     def job(self, name: str) -> GPUJob:
         for held in self.held:

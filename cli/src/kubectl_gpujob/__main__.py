@@ -32,6 +32,41 @@ Kubeconfig = Annotated[
     Path | None, typer.Option("--kubeconfig", help="Default: $KUBECONFIG, else ~/.kube/config.")
 ]
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="text or json.")]
+JobNames = Annotated[
+    list[str] | None, typer.Argument(metavar="[JOB]...", help="Jobs to tell about.")
+]
+Files = Annotated[
+    list[Path] | None,
+    typer.Option("--filename", "-f", help="GPUJobs to add, GPUQueues to set; - is standard input."),
+]
+AddNodes = Annotated[
+    list[str] | None,
+    typer.Option("--add-nodes", metavar="NODE=COUNT", help="COUNT more idle nodes like NODE."),
+]
+WithoutNodes = Annotated[
+    list[str] | None,
+    typer.Option("--without-node", metavar="NODE", help="As if NODE went away now."),
+]
+Quotas = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--quota",
+        metavar="QUEUE.FIELD=VALUE",
+        help="FIELD: gpus, gpuMemory (both nominal), borrowingLimit.gpus, "
+        "borrowingLimit.gpuMemory or weight.",
+    ),
+]
+Source = Annotated[
+    Path | None,
+    typer.Option("--from", metavar="DUMP", help="A cycle dumped by the operator, not the cluster."),
+]
+ConfigurationFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--configuration", help="The operator's file. Default: the dump's, else all defaults."
+    ),
+]
+Horizon = Annotated[str, typer.Option("--horizon", help="How far to look: 90s, 30m, 24h, 7d.")]
 
 
 def build(connect: Connect, now: Callable[[], datetime]) -> typer.Typer:
@@ -78,6 +113,8 @@ def build(connect: Connect, now: Callable[[], datetime]) -> typer.Typer:
             screen.print_rows(name, report.rows(job, now()))
             screen.print_comparison(report.comparison(job))
 
+    app.command("simulate")(_simulate_command(connect))
+
     @app.command("list")
     def list_command(
         all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A")] = False,
@@ -100,6 +137,57 @@ def build(connect: Connect, now: Callable[[], datetime]) -> typer.Typer:
         print(f"kubectl-gpujob {installed_version('gpujob')} ({API_VERSION})")
 
     return app
+
+
+def _simulate_command(connect: Connect) -> Callable[..., None]:
+    """The command of what-if questions. Its parts load numpy and the decisions when it is asked."""
+
+    def simulate_command(
+        jobs: JobNames = None,
+        files: Files = None,
+        add_nodes: AddNodes = None,
+        without_nodes: WithoutNodes = None,
+        quotas: Quotas = None,
+        source: Source = None,
+        configuration: ConfigurationFile = None,
+        horizon: Horizon = "24h",
+        namespace: Namespace = None,
+        context: Context = None,
+        kubeconfig: Kubeconfig = None,
+        output: OutputOption = Output.TEXT,
+    ) -> None:
+        """What would happen if: the operator's decisions on a changed picture. Writes nothing.
+
+        Tells where and when jobs would start and who makes room, or why they wait, and what changes
+        for others. Without files and names it tells of all that wait. Running jobs go on at their
+        measured pace, nothing is measured anew, nobody fails. It lists nodes, pods of all
+        namespaces and the kinds of gpujob.dev, or reads a dump.
+        """
+        from kubectl_gpujob import question, simulate
+        from kubectl_gpujob.pictures import picture_from_cluster, picture_from_dump
+
+        target = Target(kubeconfig, context, namespace)
+        limits = simulate.Limits(question.horizon_seconds(horizon))
+        if source is None:
+            cluster = connect(target)
+            here, picture = cluster.namespace, picture_from_cluster(cluster, configuration)
+        else:
+            here, picture = namespace or "default", picture_from_dump(source, configuration)
+        changes = question.changes_of(
+            files or [],
+            namespace=here,
+            queues=picture.snapshot.queues,
+            add_nodes=add_nodes or [],
+            without_nodes=without_nodes or [],
+            quotas=quotas or [],
+        )
+        found = simulate.answer(picture, changes, jobs or [], here, limits)
+        if output is Output.JSON:
+            screen.print_json(simulate.as_json(found))
+        else:
+            screen.print_simulation(found)
+
+    return simulate_command
 
 
 def main() -> None:

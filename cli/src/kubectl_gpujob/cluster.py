@@ -6,12 +6,15 @@ The Kubernetes client takes a second to import, so it is imported when it is nee
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.manifest import GPUJOB, from_manifest
 from gpujob_api.meta import GROUP, VERSION
+
+if TYPE_CHECKING:
+    from kubectl_gpujob.listing import Listing
 
 REQUEST_SECONDS_MAX = 30
 PAGE_OBJECTS = 500
@@ -32,7 +35,7 @@ class Target:
 
 
 class Cluster(Protocol):
-    """What the commands need of a cluster. Both methods raise `UserError`."""
+    """What the commands need of a cluster. All methods raise `UserError`."""
 
     @property
     def namespace(self) -> str: ...
@@ -40,6 +43,8 @@ class Cluster(Protocol):
     def job(self, name: str) -> GPUJob: ...
 
     def jobs(self, *, all_namespaces: bool) -> Sequence[GPUJob]: ...
+
+    def listing(self) -> "Listing": ...
 
 
 class KubernetesCluster:
@@ -72,6 +77,12 @@ class KubernetesCluster:
                 break
         return [job for item in items if (job := _readable(item)) is not None]
 
+    def listing(self) -> "Listing":
+        """Everything that decisions look at."""
+        from kubectl_gpujob.listing import read_all
+
+        return read_all(self._api.api_client)
+
     def _page(self, where: str, all_namespaces: bool, token: str) -> Mapping[str, Any]:
         paging = {"limit": PAGE_OBJECTS, **({"_continue": token} if token else {})}
         if all_namespaces:
@@ -81,21 +92,28 @@ class KubernetesCluster:
         )
 
     def _call(self, where: str, method: Any, **arguments: Any) -> Mapping[str, Any]:
-        from kubernetes.client.exceptions import ApiException
-        from urllib3.exceptions import HTTPError
+        return answered(
+            where,
+            method,
+            group=GROUP,
+            version=VERSION,
+            plural=GPUJOB.plural,
+            _request_timeout=REQUEST_SECONDS_MAX,
+            **arguments,
+        )
 
-        try:
-            return method(
-                group=GROUP,
-                version=VERSION,
-                plural=GPUJOB.plural,
-                _request_timeout=REQUEST_SECONDS_MAX,
-                **arguments,
-            )
-        except ApiException as error:
-            raise UserError(_explain_status(where, cast("int", error.status))) from None
-        except HTTPError as error:
-            raise UserError(f"the API server cannot be reached: {error}") from None
+
+def answered(where: str, method: Any, *values: Any, **arguments: Any) -> Any:
+    """What a call of the Kubernetes client returns. Raises `UserError` in its place."""
+    from kubernetes.client.exceptions import ApiException
+    from urllib3.exceptions import HTTPError
+
+    try:
+        return method(*values, **arguments)
+    except ApiException as error:
+        raise UserError(explain_status(where, cast("int", error.status))) from None
+    except HTTPError as error:
+        raise UserError(f"the API server cannot be reached: {error}") from None
 
 
 def connect(target: Target) -> KubernetesCluster:
@@ -140,7 +158,7 @@ def _readable(item: object) -> GPUJob | None:
         return None
 
 
-def _explain_status(where: str, status: int) -> str:
+def explain_status(where: str, status: int) -> str:
     match status:
         case 404:
             return f"not found: {where} (is GPUJob installed? kubectl get crd gpujobs.{GROUP})"

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -10,6 +11,9 @@ from rich.table import Table
 from gpujob_api.gpujob import GPUJob
 from kubectl_gpujob import text
 from kubectl_gpujob.report import Comparison
+
+if TYPE_CHECKING:
+    from kubectl_gpujob.simulate import Answer
 
 # Wide enough for every column when the output is a pipe: programs want whole lines.
 PIPE_COLUMNS = 4096
@@ -31,6 +35,19 @@ def print_rows(title: str, rows: list[tuple[str, str]]) -> None:
     console = _console()
     console.print(title, style="bold")
     console.print(table)
+
+
+def print_simulation(found: "Answer") -> None:
+    from kubectl_gpujob import simulate
+
+    _console().print(simulate.headline(found))
+    if not found.asked:
+        _console().print("no job waits")
+    for job in found.asked:
+        print_rows(job.name, simulate.rows(job, found))
+    others = simulate.other_rows(found)
+    if others:
+        print_rows("Others", others)
 
 
 def print_comparison(rows: list[Comparison]) -> None:

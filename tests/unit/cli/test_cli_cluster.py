@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ class Answers:
     asked: list[str] = field(default_factory=list[str])
 
     def add(self, path: str, body: Any, status: int = 200, page: str = "") -> None:
-        self.pages[(PREFIX + path, page)] = (status, body)
+        path = path if path.startswith("/api/") else PREFIX + path
+        self.pages[(path, page)] = (status, body)
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,39 @@ def test_refusals_say_what_to_do(server: Server, status: int, expected: str) -> 
     server.answers.add("/namespaces/vision/gpujobs/x", {"kind": "Status"}, status=status)
     with pytest.raises(UserError, match=expected):
         connect(Target(server.kubeconfig)).job("x")
+
+
+KINDS = ("/gpujobs", "/gpunodes", "/gpuqueues", "/gpuprofiles", "/api/v1/nodes", "/api/v1/pods")
+
+
+def test_everything_is_listed_jobs_first_and_pods_last(server: Server) -> None:
+    for kind in KINDS:
+        server.answers.add(kind, {"items": [{"metadata": {"name": kind}}], "metadata": {}})
+    server.answers.add(KINDS[-1], {"items": [{"a": 1}], "metadata": {"continue": "next"}})
+    server.answers.add(KINDS[-1], {"items": [{"b": 2}], "metadata": {}}, page="next")
+    found = connect(Target(server.kubeconfig)).listing()
+    assert list(found.objects.pods) == [{"a": 1}, {"b": 2}]
+    assert [one["metadata"]["name"] for one in found.objects.jobs] == ["/gpujobs"]
+    assert server.answers.asked == [
+        *(one if one.startswith("/api/") else PREFIX + one for one in KINDS),
+        KINDS[-1],
+    ]
+
+
+def test_the_time_of_a_listing_is_the_servers(server: Server) -> None:
+    for kind in KINDS:
+        server.answers.add(kind, {"items": [], "metadata": {}})
+    before = datetime.now(UTC).replace(microsecond=0)
+    assert before <= connect(Target(server.kubeconfig)).listing().now <= datetime.now(UTC)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_may_not_be_listed_is_named(server: Server, kind: str) -> None:
+    for one in KINDS:
+        server.answers.add(one, {"items": [], "metadata": {}})
+    server.answers.add(kind, {"kind": "Status"}, status=403)
+    with pytest.raises(UserError, match=f"may not read {kind.rpartition('/')[2]}.*403"):
+        connect(Target(server.kubeconfig)).listing()
 
 
 def test_nobody_at_the_address_is_told(tmp_path: Path) -> None:

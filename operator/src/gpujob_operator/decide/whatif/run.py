@@ -48,11 +48,10 @@ def simulate(
         if not news and not _acts(decided) and _nobody_waits(world):
             ended = "nobody waits"
             break
-        moment = _next_moment(world, decided, now, calm)
-        if moment > end:
+        if world.now >= end:
             ended = "horizon"
             break
-        world.pass_until(moment)
+        world.pass_until(min(_next_moment(world, decided, now, calm), end))
     return Story(scribe.jobs, (world.now - now).total_seconds(), cycles, ended)
 
 

@@ -4,11 +4,14 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from gpujob_api.gpujob import GPUJob, JobPhase, Placement, Reservation
+from gpujob_api.meta import ConditionStatus
 from gpujob_operator.decide import conditions
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.plan import Plan, WriteStatus
 from gpujob_operator.decide.room import interruption_gpu_seconds
 
+# What a job is told between two attempts, until it is looked at again.
+_IN_BETWEEN = ("OldAttemptEnding", "WaitingForRetry")
 # A job that is stopped and placed again without end is told so often.
 EVENTS_MAX = 100
 
@@ -65,6 +68,11 @@ class JobStory:
         if self.ran_before is not None:
             return 0.0
         return self.placed[0].seconds if self.placed else None
+
+    @property
+    def waits_in_the_end(self) -> bool:
+        """Whether it has no cards, although it should run."""
+        return self.phase is JobPhase.PENDING and not self.job.spec.suspend
 
     @property
     def lost_gpu_seconds(self) -> float:
@@ -152,6 +160,8 @@ def _is_stopped(before: GPUJob, item: WriteStatus) -> bool:
 
 def _wait(story: JobStory, item: WriteStatus, seconds: float) -> None:
     condition = conditions.find(item.status, conditions.SCHEDULED)
-    if condition is None or condition.status.value == "True":
+    if condition is None or condition.status is ConditionStatus.TRUE:
+        return
+    if condition.reason in _IN_BETWEEN:
         return
     story.waited = [*story.waited[:1], Waited(seconds, condition.reason, condition.message)]

@@ -1,0 +1,44 @@
+"""Where a simulation begins: the cluster as it is, or a cycle that the operator dumped."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import yaml
+
+from gpujob_api.codec import FieldError
+from gpujob_operator.cycle import cycle_from_text
+from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.read.configuration import configuration_from_text
+from gpujob_operator.read.snapshot import snapshot_of
+from kubectl_gpujob.cluster import Cluster, UserError
+from kubectl_gpujob.question import read_text
+from kubectl_gpujob.simulate import Picture
+
+
+def picture_from_cluster(cluster: Cluster, configuration: Path | None) -> Picture:
+    """The cluster now. Raises `UserError` with what may not be read."""
+    chosen = _configuration(configuration) or Configuration()
+    listing = cluster.listing()
+    return Picture(snapshot_of(listing.objects, chosen), listing.now, "the cluster")
+
+
+def picture_from_dump(path: Path, configuration: Path | None) -> Picture:
+    """A dumped cycle, with its configuration unless there is another. Raises `UserError`."""
+    chosen = _configuration(configuration)
+    try:
+        cycle = cycle_from_text(read_text(path))
+    except FieldError as error:
+        raise UserError(f"{path}: {error}") from None
+    snapshot = cycle.snapshot
+    if chosen is not None:
+        snapshot = replace(snapshot, configuration=chosen)
+    return Picture(snapshot, cycle.now, str(path))
+
+
+def _configuration(path: Path | None) -> Configuration | None:
+    if path is None:
+        return None
+    try:
+        return configuration_from_text(read_text(path))
+    except (FieldError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: {error}") from None

@@ -1,0 +1,164 @@
+"""What a user asks of simulate: files and options to changes. Errors name file and field."""
+
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from gpujob_api.codec import FieldError, decode
+from gpujob_api.gpujob import GPUJob
+from gpujob_api.gpuqueue import GPUQueue, GPUQueueSpec
+from gpujob_api.manifest import gpujob_from_manifest, gpuqueue_from_manifest
+from gpujob_api.meta import Metadata
+from gpujob_operator.decide.whatif.changes import Changes, MoreNodes
+from kubectl_gpujob.cluster import UserError
+
+FILE_BYTES_MAX = 8 * 1024**2
+HORIZON_SECONDS_MAX = 30 * 86_400.0
+_DURATION = re.compile(r"([1-9][0-9]{0,8})([smhd])")
+_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+# Fields of a queue that can be set on the command line, and where they are in its spec.
+_QUOTA_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "gpus": ("nominal", "gpus"),
+    "gpuMemory": ("nominal", "gpuMemory"),
+    "nominal.gpus": ("nominal", "gpus"),
+    "nominal.gpuMemory": ("nominal", "gpuMemory"),
+    "borrowingLimit.gpus": ("borrowingLimit", "gpus"),
+    "borrowingLimit.gpuMemory": ("borrowingLimit", "gpuMemory"),
+    "weight": ("weight",),
+}
+
+
+def read_text(path: Path) -> str:
+    """A file's text; `-` is standard input. Raises `UserError`."""
+    try:
+        if str(path) == "-":
+            return sys.stdin.read(FILE_BYTES_MAX)
+        if path.stat().st_size > FILE_BYTES_MAX * 32:
+            raise UserError(f"{path}: is larger than {FILE_BYTES_MAX * 32} bytes")
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from None
+
+
+def changes_of(
+    files: Sequence[Path],
+    *,
+    namespace: str,
+    queues: Iterable[GPUQueue],
+    add_nodes: Iterable[str] = (),
+    without_nodes: Iterable[str] = (),
+    quotas: Iterable[str] = (),
+) -> Changes:
+    """The changes that were asked for. `queues` are those there are. Raises `UserError`."""
+    jobs: list[GPUJob] = []
+    changed = {}
+    for path in files:
+        for noun in nouns_of(read_text(path), str(path), namespace):
+            if isinstance(noun, GPUJob):
+                jobs.append(noun)
+            else:
+                changed[noun.metadata.name] = noun
+    known = {queue.metadata.name: queue for queue in queues} | changed
+    for text in quotas:
+        queue = with_quota(text, known)
+        known[queue.metadata.name] = changed[queue.metadata.name] = queue
+    return Changes(
+        jobs=tuple(jobs),
+        queues=tuple(changed.values()),
+        more_nodes=tuple(more_nodes(text) for text in add_nodes),
+        without_nodes=tuple(without_nodes),
+    )
+
+
+def nouns_of(text: str, name: str, namespace: str) -> list[GPUJob | GPUQueue]:
+    """The jobs and queues of a file with one or several documents. Raises `UserError`."""
+    try:
+        documents = [one for one in yaml.safe_load_all(text) if one is not None]
+    except yaml.YAMLError as error:
+        raise UserError(f"{name}: is not YAML: {error}") from None
+    if not documents:
+        raise UserError(f"{name}: is empty; it needs a GPUJob or a GPUQueue")
+    found: list[GPUJob | GPUQueue] = []
+    for number, document in enumerate(documents, 1):
+        where = f"{name}, document {number}" if len(documents) > 1 else name
+        try:
+            found.append(_noun(document, namespace))
+        except FieldError as error:
+            raise UserError(f"{where}: {error}") from None
+    return found
+
+
+def _noun(document: object, namespace: str) -> GPUJob | GPUQueue:
+    if not isinstance(document, Mapping):
+        raise FieldError("document", f"must be an object; got {type(document).__name__}")
+    kind = cast("Mapping[str, Any]", document).get("kind")
+    if kind == "GPUQueue":
+        return gpuqueue_from_manifest(document)
+    if kind != "GPUJob":
+        raise FieldError("kind", f"must be GPUJob or GPUQueue; got {kind!r}")
+    job = gpujob_from_manifest(document)
+    return replace(
+        job,
+        metadata=replace(job.metadata, namespace=job.metadata.namespace or namespace),
+    )
+
+
+def more_nodes(text: str) -> MoreNodes:
+    """NODE=COUNT. Raises `UserError`."""
+    like, _, count = text.rpartition("=")
+    if not like or not count.isascii() or not count.isdigit() or len(count) > 6:
+        raise UserError(f"--add-nodes: must be NODE=COUNT, COUNT more like NODE; got {text!r}")
+    return MoreNodes(like, int(count))
+
+
+def with_quota(text: str, queues: Mapping[str, GPUQueue]) -> GPUQueue:
+    """QUEUE.FIELD=VALUE. Raises `UserError`."""
+    path, equals, value = text.partition("=")
+    name, _, field = path.partition(".")
+    place = _QUOTA_FIELDS.get(field)
+    if not equals or place is None:
+        fields = ", ".join(_QUOTA_FIELDS)
+        raise UserError(
+            f"--quota: must be QUEUE.FIELD=VALUE with FIELD one of {fields}; got {text!r}"
+        )
+    number = int(value) if value.isascii() and value.isdigit() and len(value) < 12 else value
+    try:
+        queue = queues.get(name) or GPUQueue(Metadata(name))
+        return replace(queue, spec=_with_field(queue.spec, place, number))
+    except FieldError as error:
+        raise UserError(f"--quota {path}: {error.problem}") from None
+
+
+def _with_field(spec: GPUQueueSpec, place: tuple[str, ...], value: object) -> GPUQueueSpec:
+    """Through the codec, so that values are read and bounded as in a manifest."""
+    head, *tail = place
+    if not tail:
+        part = decode(GPUQueueSpec, {head: value}, "spec")
+        return replace(spec, weight=part.weight)
+    part = decode(GPUQueueSpec, {head: {tail[0]: value}}, "spec")
+    quota = part.nominal if head == "nominal" else part.borrowing_limit
+    before = spec.nominal if head == "nominal" else spec.borrowing_limit
+    after = (
+        replace(before, gpus=quota.gpus)
+        if tail[0] == "gpus"
+        else replace(before, gpu_memory=quota.gpu_memory)
+    )
+    return (
+        replace(spec, nominal=after) if head == "nominal" else replace(spec, borrowing_limit=after)
+    )
+
+
+def horizon_seconds(text: str) -> float:
+    """90s, 30m, 24h, 7d. Raises `UserError`."""
+    match = _DURATION.fullmatch(text)
+    seconds = int(match[1]) * _UNIT_SECONDS[match[2]] if match else 0
+    if not 1 <= seconds <= HORIZON_SECONDS_MAX:
+        raise UserError(
+            f"--horizon: must be such as 90s, 30m, 24h or 7d, at most 30d; got {text!r}"
+        )
+    return float(seconds)

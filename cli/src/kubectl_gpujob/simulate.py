@@ -1,0 +1,245 @@
+"""kubectl gpujob simulate: what the operator would do if ..., in words and as JSON."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from gpujob_api.codec import FieldError, encode
+from gpujob_api.gpujob import GPUJob, Placement
+from gpujob_api.quantities import format_memory
+from gpujob_operator.decide.outcome import FOR_OTHERS
+from gpujob_operator.decide.snapshot import Snapshot
+from gpujob_operator.decide.whatif.changes import ADDED_UID, Changes, changed
+from gpujob_operator.decide.whatif.comparison import Difference, differences
+from gpujob_operator.decide.whatif.run import Limits, simulate
+from gpujob_operator.decide.whatif.story import JobStory, Placed, Stopped, Story
+from kubectl_gpujob import text
+from kubectl_gpujob.cluster import UserError
+
+Row = tuple[str, str]
+NODES_TOLD = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The story with the changes, and for whom it differs from the one without."""
+
+    source: str
+    now: datetime
+    horizon_seconds: float
+    story: Story
+    asked: tuple[JobStory, ...]
+    others: tuple[Difference, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """What there is: a snapshot, its time, and where it is from."""
+
+    snapshot: Snapshot
+    now: datetime
+    source: str
+
+
+def answer(
+    picture: Picture, changes: Changes, names: Sequence[str], namespace: str, limits: Limits
+) -> Answer:
+    """Runs `plan` with the changes and, if there are any, without. Raises `UserError`.
+
+    `names` are jobs of the namespace to tell about. Without any: those that were added, else all
+    that wait.
+    """
+    before, now = picture.snapshot, picture.now
+    try:
+        after = changed(before, changes, now)
+    except FieldError as error:
+        raise UserError(_option(error)) from None
+    asked = _asked(after.jobs, names, namespace)
+    story = simulate(after, now, limits)
+    others: tuple[Difference, ...] = ()
+    if changes.any:
+        found = differences(simulate(before, now, limits), story)
+        others = tuple(one for one in found if one.after.job.metadata.uid not in asked)
+    told = tuple(story.jobs[uid] for uid in asked if uid in story.jobs)
+    return Answer(picture.source, now, limits.horizon_seconds, story, told, others)
+
+
+def _option(error: FieldError) -> str:
+    """The option that holds what the field names."""
+    options = {"without node": "--without-node", "more nodes": "--add-nodes"}
+    return f"{options.get(error.field, error.field)}: {error.problem}"
+
+
+def _asked(jobs: Iterable[GPUJob], names: Sequence[str], namespace: str) -> list[str]:
+    """UIDs of the jobs to tell about, in order."""
+    here = {job.metadata.name: job for job in jobs if job.metadata.namespace == namespace}
+    missing = [name for name in names if name not in here]
+    if missing:
+        raise UserError(f"not found: gpujob {missing[0]} in namespace {namespace}")
+    added = [job for job in jobs if job.metadata.uid.startswith(ADDED_UID)]
+    waiting = [
+        job
+        for job in jobs
+        if not job.finished and job.status.placement is None and not job.spec.suspend
+    ]
+    chosen = [here[name] for name in names] + added or waiting
+    return [job.metadata.uid for job in chosen]
+
+
+# -- in words
+
+
+def headline(found: Answer) -> str:
+    ahead = text.duration(found.story.seconds)
+    why = {
+        "nobody waits": "until nobody waits",
+        "horizon": f"up to the horizon of {text.duration(found.horizon_seconds)}",
+        "cycles": "the limit; give a shorter --horizon",
+    }[found.story.ended]
+    when = f"{found.now:%Y-%m-%d %H:%M:%S} UTC"
+    how_far = f"{found.story.cycles} cycles, {ahead} ahead, {why}"
+    return f"Simulated from {found.source} of {when}: {how_far}. Nothing was written."
+
+
+def rows(job: JobStory, found: Answer) -> list[Row]:
+    """One job: why it waits, where it goes and when, and what happens to it."""
+    events: list[tuple[float, Row]] = [(one.seconds, _placed(one)) for one in job.placed]
+    events += [
+        (one.seconds, ("Interrupted", f"{_in(one.seconds)}: {_stopped(one)}"))
+        for one in job.stopped
+    ]
+    events += [(one.seconds, ("Waits", f"{one.reason}: {one.message}")) for one in job.waited[:1]]
+    told: list[Row] = []
+    if job.ran_before is not None:
+        told.append(("Runs", f"already on {_where(job.ran_before)}"))
+    told += [row for _, row in sorted(events, key=lambda event: event[0])]
+    if job.finished_seconds is not None:
+        told.append((job.phase.value, _in(job.finished_seconds)))
+    elif job.waits_in_the_end:
+        again = " again" if job.ran_before is not None or job.placed else ""
+        told.append((f"Not placed{again}", f"within {text.duration(found.story.seconds)}"))
+        told += [("In the end", f"{one.reason}: {one.message}") for one in job.waited[1:]]
+    return told
+
+
+def _stopped(one: Stopped) -> str:
+    """The operator's words; where they are for another job's sake, they say what is lost."""
+    lost = f"; loses {one.lost_gpu_seconds:.0f} card-seconds"
+    return f"{one.reason}: {one.message}{'' if one.reason in FOR_OTHERS else lost}"
+
+
+def other_rows(found: Answer) -> list[Row]:
+    """What changes for jobs that were there before."""
+    return [(one.after.name, _change(one, found)) for one in found.others]
+
+
+def _change(one: Difference, found: Answer) -> str:
+    parts: list[str] = []
+    before, after = one.before.starts_seconds, one.after.starts_seconds
+    if one.starts_otherwise:
+        parts.append(_start_change(before, after, found.story.seconds))
+    if one.stops_otherwise:
+        parts += _stop_changes(one)
+    return "; ".join(parts)
+
+
+def _start_change(before: float | None, after: float | None, seconds: float) -> str:
+    within = f"within {text.duration(seconds)}"
+    if after is None and before is not None:
+        return f"does not start {within} instead of {_in(before)}"
+    if after is not None and before is None:
+        return f"starts {_in(after)} instead of not {within}"
+    assert before is not None, "one of them is known"
+    assert after is not None, "one of them is known"
+    word = "later" if after > before else "earlier"
+    by = text.duration(abs(after - before))
+    return f"starts {by} {word}: {_in(after)} instead of {_in(before)}"
+
+
+def _stop_changes(one: Difference) -> list[str]:
+    known = [stop.reason for stop in one.before.stopped]
+    new = [stop for stop in one.after.stopped if stop.reason not in known]
+    parts = [f"is interrupted {_in(stop.seconds)} ({_stopped(stop)})" for stop in new]
+    if len(one.after.stopped) < len(known):
+        parts.append(f"is interrupted {len(one.after.stopped)} times instead of {len(known)}")
+    if new:
+        again = next((p for p in one.after.placed if p.seconds >= new[0].seconds), None)
+        where = f"runs again {_in(again.seconds)} on {_where(again.placement)}" if again else ""
+        parts.append(where or "does not run again in this time")
+    return parts or ["is interrupted otherwise"]
+
+
+def _placed(one: Placed) -> Row:
+    held = one.reservation
+    whole = "a whole card" if held.exclusive else format_memory(held.memory_bytes)
+    return (
+        "Placed",
+        f"{_in(one.seconds)} on {_where(one.placement)}, holds {whole} ({held.source.value})",
+    )
+
+
+def _where(placement: Placement) -> str:
+    nodes: dict[str, list[str]] = {}
+    for worker in placement.workers:
+        nodes.setdefault(worker.node, []).extend(worker.gpus)
+    parts = [f"{node} ({', '.join(cards)})" for node, cards in nodes.items()]
+    more = f" and {len(parts) - NODES_TOLD} more nodes" if len(parts) > NODES_TOLD else ""
+    spot = ", spot" if placement.spot else ""
+    return f"{', '.join(parts[:NODES_TOLD])}{more}{spot}"
+
+
+def _in(seconds: float) -> str:
+    return "at once" if seconds < 1 else f"in {text.duration(seconds)}"
+
+
+# -- as JSON
+
+
+def as_json(found: Answer) -> dict[str, Any]:
+    return {
+        "source": found.source,
+        "now": found.now.isoformat().replace("+00:00", "Z"),
+        "horizonSeconds": found.horizon_seconds,
+        "simulatedSeconds": round(found.story.seconds, 1),
+        "cycles": found.story.cycles,
+        "ended": found.story.ended,
+        "jobs": [_job_json(job) for job in found.asked],
+        "others": [
+            {
+                "namespace": one.after.job.metadata.namespace,
+                "name": one.after.job.metadata.name,
+                "without": _outcome_json(one.before),
+                "with": _outcome_json(one.after),
+            }
+            for one in found.others
+        ],
+    }
+
+
+def _job_json(job: JobStory) -> dict[str, Any]:
+    metadata = job.job.metadata
+    return {
+        "namespace": metadata.namespace,
+        "name": metadata.name,
+        **_outcome_json(job),
+        "waits": [encode(one) for one in job.waited],
+    }
+
+
+def _outcome_json(job: JobStory) -> dict[str, Any]:
+    """What became of a job; times in seconds from now, null for what does not happen."""
+    return {
+        "startsSeconds": _rounded(job.starts_seconds),
+        "finishedSeconds": _rounded(job.finished_seconds),
+        "phase": job.phase.value,
+        "lostGpuSeconds": _rounded(job.lost_gpu_seconds),
+        "placements": [encode(replace(one, seconds=round(one.seconds, 1))) for one in job.placed],
+        "interruptions": [
+            encode(replace(one, seconds=round(one.seconds, 1))) for one in job.stopped
+        ],
+    }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 1)

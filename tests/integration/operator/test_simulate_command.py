@@ -1,0 +1,116 @@
+"""kubectl gpujob simulate against a real API server, beside the operator that it speaks for."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gpujob_api.quantities import GIB
+from tests.harness.operator_process import account_kubeconfig
+from tests.harness.stage import OURS, Stage
+
+pytestmark = pytest.mark.cluster
+Json = dict[str, Any]
+
+
+def simulate(stage: Stage, *arguments: str, kubeconfig: Path | None = None) -> tuple[int, str, str]:
+    """Exit code, standard output, standard error."""
+    command = [sys.executable, "-m", "kubectl_gpujob", "simulate", *arguments]
+    place = ["-n", stage.namespace, "--kubeconfig", str(kubeconfig or stage.plane.kubeconfig)]
+    done = subprocess.run([*command, *place], capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout, done.stderr
+
+
+def answered(stage: Stage, processes: list[Json], *arguments: str) -> Json:
+    # The agent of this stage is the test: its last reading must not be old.
+    stage.measure(processes)
+    code, output, errors = simulate(stage, *arguments, "-o", "json")
+    assert code == 0, errors
+    return json.loads(output)
+
+
+def job_file(stage: Stage, name: str, **spec: Any) -> str:
+    worker = {"name": "worker", "image": "image:1", "command": ["train", name]}
+    body: Json = {
+        "apiVersion": "gpujob.dev/v1alpha1",
+        "kind": "GPUJob",
+        "metadata": {"name": name},
+        "spec": {"template": {"spec": {"containers": [worker]}}, **spec},
+    }
+    path = stage.folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(body))
+    return str(path)
+
+
+def versions(stage: Stage) -> list[tuple[str, str]]:
+    """Of everything that simulate reads and could have written."""
+    paths = [stage.jobs_path, stage.pods_path, f"{OURS}/gpuqueues", f"{OURS}/gpuprofiles"]
+    items = [item for path in paths for item in stage.client.get(path)["items"]]
+    return [(item["metadata"]["name"], item["metadata"]["resourceVersion"]) for item in items]
+
+
+def test_what_is_simulated_is_what_the_operator_then_does(stage: Stage) -> None:
+    """A job that fits: the same node, card and words. One that does not: the same reason."""
+    operator = stage.operator()
+    operator.wait_for("leadership changed", leads=True)
+    whole = {"sharing": {"mode": "Exclusive"}}
+    first = answered(stage, [], "-f", job_file(stage, "first", **whole))["jobs"][0]
+    stage.apply_job("first", **whole)
+    stage.wait(lambda: stage.pod_names() == ["first-1-0"], "the pod exists")
+    status = stage.job("first")["status"]
+    assert first["startsSeconds"] == 0
+    assert first["placements"][0]["placement"] == status["placement"]
+    assert first["placements"][0]["reservation"] == status["reservation"]
+    assert first["placements"][0]["message"] == _scheduled(status)["message"]
+
+    stage.run_pod("first-1-0")
+    stage.wait_phase("Running", "first")
+    pod = stage.pods()[0]["metadata"]["uid"]
+    work = [{"pid": 7, "memoryBytes": 2 * GIB, "podUid": pod}]
+    stage.measure(work)
+    stage.wait(lambda: "measurement" in stage.job("first")["status"], "the job is measured")
+    # Nobody else writes meanwhile.
+    assert operator.stop() == 0
+    before = versions(stage)
+    path = job_file(stage, "second", **whole)
+    found = answered(stage, work, "-f", path, "--horizon", "10m")
+    second = found["jobs"][0]
+    assert second["startsSeconds"] is None
+    assert found["others"] == []
+    more = answered(stage, work, "-f", path, "--add-nodes", f"{stage.node}=1")["jobs"][0]
+    added = more["placements"][0]["placement"]["workers"][0]
+    assert added["node"] == f"{stage.node}-what-if-0"
+    assert versions(stage) == before, "a question was written"
+    operator = stage.operator()
+    operator.wait_for("leadership changed", leads=True)
+    stage.apply_job("second", **whole)
+    stage.wait(lambda: bool(stage.job("second").get("status")), "the operator has answered")
+    condition = _scheduled(stage.job("second")["status"])
+    assert second["waits"][0]["reason"] == condition["reason"] == "NoRoom"
+    assert second["waits"][0]["message"] == condition["message"]
+    assert operator.stop() == 0
+
+
+def _scheduled(status: Json) -> Json:
+    return next(one for one in status["conditions"] if one["type"] == "Scheduled")
+
+
+def test_what_may_not_be_read_or_is_wrong_is_one_line(stage: Stage) -> None:
+    code, output, errors = simulate(stage, "-f", job_file(stage, "bad", workers=0))
+    assert (code, output) == (1, "")
+    assert errors.startswith(f"error: {stage.folder}/bad.yaml: spec.workers: ")
+    code, output, errors = simulate(stage, "nobody")
+    assert (code, output) == (1, "")
+    assert errors == f"error: not found: gpujob nobody in namespace {stage.namespace}\n"
+    # An agent may read next to nothing.
+    agent = account_kubeconfig(stage.plane, "agent", stage.folder)
+    code, output, errors = simulate(stage, kubeconfig=agent)
+    assert (code, output) == (1, "")
+    assert errors == "error: you may not read gpujobs of all namespaces: 403 Forbidden\n"
+    code, output, errors = simulate(stage, kubeconfig=stage.folder / "nowhere")
+    assert (code, output) == (1, "")
+    assert errors.startswith("error: no usable kubeconfig")

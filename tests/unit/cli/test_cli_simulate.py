@@ -1,0 +1,299 @@
+"""kubectl gpujob simulate: questions from files and options, answers in words and JSON."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+import kubectl_gpujob.__main__ as command_line
+from gpujob_api.gpujob import GPUJob, SharingMode
+from gpujob_api.manifest import to_manifest
+from gpujob_api.quantities import GIB
+from gpujob_api.report import CheckpointReport
+from gpujob_operator.cycle import cycle_to_text
+from gpujob_operator.decide.planner import plan
+from gpujob_operator.decide.snapshot import Snapshot
+from gpujob_operator.read.snapshot import Objects
+from kubectl_gpujob.cluster import UserError
+from kubectl_gpujob.question import changes_of, horizon_seconds, more_nodes, nouns_of, with_quota
+from tests.harness.builders import (
+    after,
+    make_card,
+    make_gpu_node,
+    make_job,
+    make_pods,
+    make_queue,
+    make_snapshot,
+    measured,
+    running,
+    with_status,
+)
+from tests.harness.cli_jobs import MemoryCluster
+from tests.harness.manifests import gpu_node_manifest, job_manifest, node_manifest
+
+NOW = after(10)
+
+
+def busy(**fields: Any) -> GPUJob:
+    """Runs alone on the only card; 100 s are left, by 1,000 steps of 0.1 s."""
+    known = replace(measured(4 * GIB, step=500), steps_total=1500)
+    job = running(make_job("busy", sharing=SharingMode.EXCLUSIVE, **fields), measurement=known)
+    saved = CheckpointReport(450, write_seconds=2.0)
+    return with_status(job, observed_at=NOW, checkpoint=saved)
+
+
+def dump(folder: Path, snapshot: Snapshot) -> Path:
+    path = folder / "cycle.json"
+    path.write_text(cycle_to_text(snapshot, NOW, plan(snapshot, NOW)))
+    return path
+
+
+def job_file(folder: Path, *jobs: dict[str, Any], name: str = "job.yaml") -> Path:
+    path = folder / name
+    path.write_text(yaml.safe_dump_all(jobs))
+    return path
+
+
+def manifest(name: str, **spec: Any) -> dict[str, Any]:
+    template = {"spec": {"containers": [{"name": "worker", "image": "i"}]}}
+    return {
+        "apiVersion": "gpujob.dev/v1alpha1",
+        "kind": "GPUJob",
+        "metadata": {"name": name},
+        "spec": {"template": template, "sharing": {"mode": "Exclusive"}} | spec,
+    }
+
+
+def now() -> datetime:
+    return NOW
+
+
+def invoke(*arguments: str, cluster: MemoryCluster | None = None) -> Result:
+    app = command_line.build(lambda _: cluster or MemoryCluster(), now)
+    return CliRunner().invoke(app, ["simulate", *arguments])
+
+
+def one_busy_card() -> Snapshot:
+    job = busy()
+    return make_snapshot(job, pods=make_pods(job))
+
+
+def test_a_job_that_would_wait_is_told_why_and_when(tmp_path: Path) -> None:
+    source = dump(tmp_path, one_busy_card())
+    path = job_file(tmp_path, manifest("new"))
+    result = invoke("-f", str(path), "--from", str(source), "-n", "team")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith(f"Simulated from {source} of 2026-01-01 00:00:10 UTC: ")
+    assert lines[0].endswith("until nobody waits. Nothing was written.")
+    assert lines[1] == "team/new"
+    assert lines[2].split()[0] == "Waits"
+    assert "NoRoom: needs 1 x a whole card" in lines[2]
+    assert "could start in about 100 s" in lines[2]
+    assert "Placed" in lines[3]
+    assert "in 1m 40s on n0 (GPU-0)" in lines[3]
+    assert len(lines) == 4
+
+
+def test_who_would_be_interrupted_is_told_with_the_lost_work(tmp_path: Path) -> None:
+    source = dump(tmp_path, one_busy_card())
+    path = job_file(tmp_path, manifest("new", priority=5))
+    result = invoke("-f", str(path), "--from", str(source), "-n", "team")
+    assert "MakingRoom: waits for team/busy to end" in result.stdout
+    others = result.stdout[result.stdout.index("Others") :]
+    assert "team/busy" in others
+    assert "is interrupted at once (Preempted: makes room for team/new" in others
+    assert "loses 32 card-seconds" in others
+
+
+def test_more_nodes_answer_when_a_waiting_job_would_start(tmp_path: Path) -> None:
+    snapshot = one_busy_card()
+    waiting = make_job("next", sharing=SharingMode.EXCLUSIVE, created=5)
+    source = dump(tmp_path, replace(snapshot, jobs=(*snapshot.jobs, waiting)))
+    result = invoke("next", "--add-nodes", "n0=1", "--from", str(source), "-n", "team")
+    assert "Placed   at once on n0-what-if-0" in result.stdout
+    as_is = invoke("--from", str(source), "-n", "team")
+    assert as_is.stdout.splitlines()[1] == "team/next"
+    assert "in 1m 40s on n0" in as_is.stdout
+
+
+def test_json_holds_the_same(tmp_path: Path) -> None:
+    source = dump(tmp_path, one_busy_card())
+    path = job_file(tmp_path, manifest("new", priority=5))
+    result = invoke("-f", str(path), "--from", str(source), "-n", "team", "-o", "json")
+    found = json.loads(result.stdout)
+    assert (found["ended"], found["now"]) == ("horizon", "2026-01-01T00:00:10Z")
+    job = found["jobs"][0]
+    assert (job["namespace"], job["name"]) == ("team", "new")
+    assert job["startsSeconds"] == pytest.approx(30, abs=2)
+    assert job["placements"][0]["placement"]["workers"][0]["node"] == "n0"
+    assert job["waits"][0]["reason"] == "MakingRoom"
+    other = found["others"][0]
+    assert (other["name"], other["without"]["interruptions"]) == ("busy", [])
+    assert other["with"]["interruptions"][0]["lostGpuSeconds"] == pytest.approx(32)
+
+
+def test_what_never_fits_is_not_placed_and_the_horizon_is_told(tmp_path: Path) -> None:
+    source = dump(tmp_path, one_busy_card())
+    path = job_file(tmp_path, manifest("huge", workers=2))
+    result = invoke("-f", str(path), "--from", str(source), "-n", "team", "--horizon", "2h")
+    assert "up to the horizon of 2h 00m" in result.stdout
+    assert "Impossible" in result.stdout
+    assert "Not placed" in result.stdout
+
+
+def test_a_lost_node_is_told_for_those_on_it(tmp_path: Path) -> None:
+    job = busy()
+    spare = make_gpu_node("n1", make_card("GPU-1"))
+    snapshot = make_snapshot(job, pods=make_pods(job), gpu_nodes=[make_gpu_node(), spare])
+    source = dump(tmp_path, snapshot)
+    result = invoke("busy", "--without-node", "n0", "--from", str(source), "-n", "team")
+    assert "already on n0 (GPU-0)" in result.stdout
+    assert "NodeLost" in result.stdout
+    assert "on n1 (GPU-1)" in result.stdout
+
+
+def test_a_quota_keeps_a_job_waiting(tmp_path: Path) -> None:
+    source = dump(tmp_path, make_snapshot(queues=(make_queue("vision", gpus=4),)))
+    path = job_file(tmp_path, manifest("new", queue="vision"))
+    arguments = ["-f", str(path), "--from", str(source), "--horizon", "10m"]
+    assert "at once on n0" in invoke(*arguments).stdout
+    assert "OverQuota" in invoke(*arguments, "--quota", "vision.gpus=0").stdout
+
+
+def test_the_cluster_is_listed_once_and_its_time_counts() -> None:
+    waiting = make_job("next", sharing=SharingMode.EXCLUSIVE)
+    objects = Objects(
+        jobs=[job_manifest(waiting)],
+        nodes=[node_manifest()],
+        gpu_nodes=[gpu_node_manifest(observed_at="2026-01-01T00:00:05Z")],
+    )
+    cluster = MemoryCluster(namespace="team", objects=objects, now=NOW)
+    result = invoke("next", cluster=cluster)
+    assert "Simulated from the cluster of 2026-01-01 00:00:10 UTC" in result.stdout
+    assert "at once on n0" in result.stdout
+    assert cluster.asked == ["everything"]
+
+
+def test_nobody_waits_is_an_answer(tmp_path: Path) -> None:
+    result = invoke("--from", str(dump(tmp_path, make_snapshot())))
+    assert "no job waits" in result.stdout
+
+
+# -- questions that cannot be asked
+
+
+def failing(tmp_path: Path, *arguments: str, snapshot: Snapshot | None = None) -> str:
+    source = dump(tmp_path, snapshot or one_busy_card())
+    result = invoke(*arguments, "--from", str(source), "-n", "team")
+    assert isinstance(result.exception, UserError), result.output
+    return str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--without-node", "n9"], "--without-node: there is no node n9 with an agent"),
+        (["--add-nodes", "n9=1"], "--add-nodes: there is no node n9 with an agent"),
+        (["--add-nodes", "n0"], "--add-nodes: must be NODE=COUNT"),
+        (["--add-nodes", "n0=0"], "--add-nodes: must be 1 to 1000; got 0"),
+        (["--quota", "vision"], "--quota: must be QUEUE.FIELD=VALUE"),
+        (["--quota", "vision.cards=1"], "--quota: must be QUEUE.FIELD=VALUE"),
+        (["--quota", "vision.gpus=-1"], "--quota vision.gpus: "),
+        (["--quota", "vision.weight=0"], "--quota vision.weight: "),
+        (["--horizon", "soon"], "--horizon: must be such as 90s"),
+        (["nobody"], "not found: gpujob nobody in namespace team"),
+        (["-f", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
+        (["--configuration", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
+    ],
+)
+def test_a_wrong_option_is_named(tmp_path: Path, arguments: list[str], problem: str) -> None:
+    assert failing(tmp_path, *arguments).startswith(problem)
+
+
+def test_a_broken_dump_names_the_field(tmp_path: Path) -> None:
+    path = tmp_path / "cycle.json"
+    path.write_text('{"format": "gpujob-cycle/1", "now": "noon"}')
+    result = invoke("--from", str(path))
+    assert str(result.exception) == f"{path}: now: must be an RFC 3339 time"
+
+
+def test_a_job_that_is_there_already_is_told(tmp_path: Path) -> None:
+    path = job_file(tmp_path, manifest("busy"))
+    assert "there is a job team/busy already" in failing(tmp_path, "-f", str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "job.yaml: is empty"),
+        ("{", "job.yaml: is not YAML"),
+        ("- 1", "job.yaml: document: must be an object"),
+        ("kind: Pod", "job.yaml: kind: must be GPUJob or GPUQueue; got 'Pod'"),
+        (
+            yaml.safe_dump_all([manifest("a"), manifest("b", workers=0)]),
+            "job.yaml, document 2: spec.workers",
+        ),
+        (yaml.safe_dump(manifest("a") | {"spec": {"workers": 1}}), "job.yaml: spec.template"),
+    ],
+)
+def test_a_wrong_file_names_document_and_field(text: str, problem: str) -> None:
+    with pytest.raises(UserError) as caught:
+        nouns_of(text, "job.yaml", "team")
+    assert str(caught.value).startswith(problem)
+
+
+def test_a_file_holds_jobs_and_queues(tmp_path: Path) -> None:
+    there = make_job("elsewhere")
+    path = job_file(
+        tmp_path, manifest("here"), to_manifest(there), to_manifest(make_queue("vision", gpus=1))
+    )
+    found = changes_of(
+        [path],
+        namespace="mine",
+        queues=[make_queue("vision", gpus=9, weight=2)],
+        add_nodes=["n0=2"],
+        without_nodes=["n1"],
+        quotas=["vision.gpuMemory=8Gi", "vision.borrowingLimit.gpus=3", "text.weight=5"],
+    )
+    names = [(job.metadata.namespace, job.metadata.name) for job in found.jobs]
+    assert names == [("mine", "here"), ("team", "elsewhere")]
+    queues = {queue.metadata.name: queue.spec for queue in found.queues}
+    # The file replaces the queue, the options change what it says.
+    assert (queues["vision"].nominal.gpus, queues["vision"].weight) == (1, 1)
+    assert queues["vision"].nominal.gpu_memory is not None
+    assert queues["vision"].nominal.gpu_memory.bytes == 8 * GIB
+    assert queues["vision"].borrowing_limit.gpus == 3
+    assert queues["text"].weight == 5
+    assert found.more_nodes == (more_nodes("n0=2"),)
+    assert found.without_nodes == ("n1",)
+
+
+def test_one_field_of_a_queue_leaves_the_others() -> None:
+    before = {"vision": make_queue("vision", gpus=9, borrow=2, parent="all", weight=3)}
+    after_it = with_quota("vision.gpus=4", before).spec
+    assert (after_it.nominal.gpus, after_it.borrowing_limit.gpus) == (4, 2)
+    assert (after_it.parent, after_it.weight) == ("all", 3)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("2h", 7200), ("7d", 604_800)])
+def test_horizons(text: str, seconds: float) -> None:
+    assert horizon_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0s", "31d", "1.5h", "h", "-1h"])
+def test_other_horizons_are_refused(text: str) -> None:
+    with pytest.raises(UserError, match="--horizon"):
+        horizon_seconds(text)
+
+
+def test_help_says_what_is_simulated() -> None:
+    text = " ".join(invoke("--help").stdout.split())
+    wanted: Sequence[str] = ("--add-nodes", "--without-node", "--quota", "--from", "Writes nothing")
+    assert [one for one in wanted if one not in text] == []
