@@ -49,12 +49,19 @@ class FakeNvml:
     NVML_VOLATILE_ECC = 0
     nvmlMemory_v2 = 2  # noqa: N815
     nvmlEventTypeXidCriticalError = 8  # noqa: N815
+    NVML_P2P_CAPS_INDEX_NVLINK = 2
+    NVML_P2P_STATUS_OK = 0
+    NVML_TOPOLOGY_NODE = 40
 
     def __init__(self, *cards: FakeCard) -> None:
         self.cards = list(cards)
         self.broken = False
         self.inits = 0
         self.xids: list[tuple[FakeCard, int]] = []
+        # Pairs of positions that NVLink joins; NUMA node by position, absent: cannot tell.
+        self.nvlinks: set[tuple[int, int]] = set()
+        self.numa: dict[int, int] = {}
+        self.link_questions = 0
 
     def nvmlInit(self) -> None:  # noqa: N802
         self.inits += 1
@@ -127,6 +134,19 @@ class FakeNvml:
     def nvmlDeviceGetRemappedRows(self, card: FakeCard) -> tuple[int, int, int, int]:  # noqa: N802
         self._check(card, "nvmlDeviceGetRemappedRows")
         return 0, 0, 0, int(card.remap_failed)
+
+    def nvmlDeviceGetP2PStatus(self, one: FakeCard, other: FakeCard, kind: int) -> int:  # noqa: N802
+        self.link_questions += 1
+        self._check(one, "nvmlDeviceGetP2PStatus")
+        pair = sorted((self.cards.index(one), self.cards.index(other)))
+        return 0 if tuple(pair) in self.nvlinks else 1
+
+    def nvmlDeviceGetTopologyCommonAncestor(self, one: FakeCard, other: FakeCard) -> int:  # noqa: N802
+        self._check(one, "nvmlDeviceGetTopologyCommonAncestor")
+        nodes = [self.numa.get(self.cards.index(card)) for card in (one, other)]
+        if None in nodes:
+            raise NVMLError(NOT_SUPPORTED)
+        return 20 if nodes[0] == nodes[1] else 50
 
     def nvmlEventSetCreate(self) -> object:  # noqa: N802
         return object()

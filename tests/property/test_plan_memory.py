@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from gpujob_api.gpujob import GPUJob, JobPhase, SharingMode
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.memory import Known, Memory
+from gpujob_operator.decide.known import Known
+from gpujob_operator.decide.memory import Memory
 from gpujob_operator.decide.plan import Plan
 from gpujob_operator.decide.planner import Planner, plan
 from gpujob_operator.decide.snapshot import Snapshot

@@ -56,6 +56,8 @@ class GPU:
     temperature_celsius: Annotated[float, Range(-273, 1000)] | None = None
     healthy: bool = True
     health_message: Message = ""
+    # Cards with the same number are close together: NVLink, or one NUMA node.
+    link_group: Annotated[int, Range(0, 1023)] = 0
     processes: Annotated[tuple[GPUProcess, ...], Items(PROCESSES_MAX, clip=True)] = ()
 
     def __post_init__(self) -> None:

@@ -150,8 +150,6 @@ def test_gangs_are_placed_whole_or_not_at_all() -> None:
 
 def test_workers_of_a_gang_do_not_share_what_only_one_can_have() -> None:
     """I1: the trial ledger counts the earlier ranks."""
-    gang = sized(10 * GIB, workers=3)
-    assert cards_of(gang, make_snapshot(cards=cards(2))) == ["GPU-0", "GPU-0", "GPU-1"]
     cores = make_job(workers=2, template=make_template(cpu="3"))
     assert (
         "milli-CPU short"
@@ -307,3 +305,88 @@ def test_no_cards_at_all() -> None:
     message = why(make_job(models=("H100",)), make_snapshot()).message
     assert message == "no card of model H100; models in the cluster: NVIDIA A10"
     assert re.search(r"\d", why(make_job(memory_bytes=40 * GIB), make_snapshot()).message)
+
+
+# -- gangs
+
+
+def gang(workers: int, **options: Any) -> GPUJob:
+    return make_job("gang", workers=workers, sharing=SharingMode.EXCLUSIVE, **options)
+
+
+def rack(name: str, *, racks: dict[str, str], **fields: Any) -> Any:
+    zone = {"topology.kubernetes.io/zone": racks[name]} if name in racks else {}
+    return make_node(name, labels=zone, **fields)
+
+
+def machines(racks: dict[str, str], cards: int = 1) -> Snapshot:
+    return make_snapshot(
+        gpu_nodes=[
+            make_gpu_node(n, *(make_card(f"GPU-{n}{k}", index=k) for k in range(cards)))
+            for n in racks
+        ],
+        nodes=[rack(n, racks=racks) for n in racks],
+    )
+
+
+def nodes_of(job: GPUJob, snapshot: Snapshot) -> list[str]:
+    found = result(job, snapshot)
+    assert isinstance(found, Assignment), found
+    return [worker.node for worker in found.placement.workers]
+
+
+def test_workers_of_a_gang_never_share_a_card() -> None:
+    """Two small workers would fit on the one card; NCCL would refuse to join them."""
+    small = sized(GIB, workers=2, max_slowdown_percent=100)
+    assert (
+        "room for 1 of 2 workers" in why(small, make_snapshot(of("a", GIB), cards=cards(1))).message
+    )
+    assert sorted(cards_of(small, make_snapshot(cards=cards(2)))) == ["GPU-0", "GPU-1"]
+
+
+def test_a_gang_stays_on_one_node_where_that_holds_it() -> None:
+    seen = make_snapshot(
+        gpu_nodes=[
+            make_gpu_node(f"n{n}", *(make_card(f"GPU-{n}{k}", index=k) for k in range(count)))
+            for n, count in enumerate((1, 1, 4, 2))
+        ]
+    )
+    assert nodes_of(gang(2), seen) == ["n3", "n3"]
+    assert nodes_of(gang(5), seen) == ["n2", "n2", "n2", "n2", "n0"]
+
+
+def test_a_gang_stays_in_one_zone_where_that_holds_it() -> None:
+    seen = machines({"a": "east", "b": "west", "c": "east", "d": "west", "e": "west"})
+    assert nodes_of(gang(3), seen) == ["b", "d", "e"]
+    assert len(set(nodes_of(gang(4), seen))) == 4
+
+
+def test_processor_bounds_the_workers_of_a_node() -> None:
+    seen = make_snapshot(
+        gpu_nodes=[
+            make_gpu_node(f"n{n}", *(make_card(f"GPU-{n}{k}", index=k) for k in range(4)))
+            for n in range(2)
+        ],
+        nodes=[make_node("n0", cpu=3), make_node("n1", cpu=3)],
+    )
+    job = gang(4, template=make_template(cpu="1"))
+    assert nodes_of(job, seen) == ["n0", "n0", "n0", "n1"]
+
+
+def test_a_worker_of_several_cards_gets_cards_with_a_link() -> None:
+    pairs = [
+        replace(make_card(f"GPU-{n}", index=n), link_group=group)
+        for n, group in enumerate((0, 1, 0, 1))
+    ]
+    job = gang(2, gpus_per_worker=2)
+    assert cards_of(job, make_snapshot(cards=pairs)) == ["GPU-0", "GPU-2", "GPU-1", "GPU-3"]
+    alone = make_job(sharing=SharingMode.EXCLUSIVE, gpus_per_worker=2)
+    assert cards_of(alone, make_snapshot(cards=pairs)) == ["GPU-0", "GPU-2"]
+
+
+def test_a_gang_prefers_spot_where_all_of_it_fits() -> None:
+    nodes = [make_gpu_node(f"n{n}", make_card(f"GPU-{n}")) for n in range(4)]
+    seen = make_snapshot(gpu_nodes=nodes, nodes=[make_node(f"n{n}", spot=n > 1) for n in range(4)])
+    assert nodes_of(gang(2), seen) == ["n2", "n3"]
+    assert len(nodes_of(gang(3), seen)) == 3
+    assert nodes_of(gang(2, spot=SpotPolicy.NEVER), seen) == ["n0", "n1"]

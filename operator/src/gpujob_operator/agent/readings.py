@@ -6,11 +6,12 @@ and critical XIDs make a card unhealthy. An unhealthy card keeps its UUID and sa
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpujob_api.codec import FieldError
 from gpujob_api.gpunode import GPU, GPUS_MAX, PROCESSES_MAX, UNREADABLE, GPUProcess
 from gpujob_operator.agent.health import CardHealth
+from gpujob_operator.agent.links import LinkGroups
 from gpujob_operator.agent.nvml import Nvml, is_lost, optional, text
 from gpujob_operator.logs import Log
 
@@ -42,6 +43,7 @@ class CardReader:
         self._known: dict[int, GPU] = {}
         self._recalled = {gpu.index: gpu for gpu in recalled}
         self._utilization_since: dict[str, int] = {}
+        self._links = LinkGroups(nvml)
 
     def driver_version(self) -> str:
         return text(optional(self._nvml, self._nvml.nvmlSystemGetDriverVersion, ""))
@@ -60,7 +62,27 @@ class CardReader:
             result if isinstance(result, GPU) else self._lost(index, result, read)
             for index, result in enumerate(results)
         ]
-        return tuple(card for card in cards if card is not None)
+        return self._with_links([card for card in cards if card is not None])
+
+    def _with_links(self, cards: list[GPU]) -> tuple[GPU, ...]:
+        """Lost cards keep the group that they had."""
+        well = [(card.index, card.uuid) for card in cards if card.healthy]
+        try:
+            groups = self._links.of(well)
+        except self._nvml.NVMLError as error:
+            # A card was lost since it was read; the next reading says so.
+            log.warning("links not readable", error=str(error))
+            groups = {}
+        cards = [
+            replace(card, link_group=groups.get(card.index, self._group_known(card.index)))
+            for card in cards
+        ]
+        self._known |= {card.index: card for card in cards if card.index in self._known}
+        return tuple(cards)
+
+    def _group_known(self, index: int) -> int:
+        known = self._known.get(index) or self._recalled.get(index)
+        return known.link_group if known is not None else 0
 
     def _read_guarded(self, index: int) -> GPU | Exception:
         try:

@@ -1,8 +1,9 @@
 """Cards for one job, all its workers or none, and for one that fits nowhere the reasons.
 
 The order of preference is that of `placement.choose`: the spot policy, then what costs the jobs
-still to come the least, then the cheaper node, then the first name. Stable: the same snapshot
-always gives the same answer.
+still to come the least, then the cheaper node, then the first name; for gangs that of
+`placement.choose_gang`: the spot policy, then close together. Stable: the same snapshot always
+gives the same answer.
 """
 
 from dataclasses import dataclass
@@ -92,18 +93,17 @@ def _assign_on_model(
 ) -> Assignment | Refusal:
     wanted = needs.reservation(model, board.capacity.largest_bytes(model), configuration)
     request = _request(needs, model, wanted, board)
-    places: list[Place] = []
-    held = wanted
-    for rank in range(needs.job.spec.workers):
-        place = board.choose(request, undisturbed=needs.exclusive, filler=filler)
-        if place is None:
-            return refuse(needs, model, wanted, board, rank)
-        if wanted is None:
-            held = _smaller(held, _whole(needs, place.cards))
-        assert held is not None, "known, or the whole card"
+    places = _places(needs, request, board, configuration, filler=filler)
+    complete = len(places) == needs.job.spec.workers
+    if not complete and not places:
+        return refuse(needs, model, wanted, board, 0)
+    held = wanted or min(
+        (_whole(needs, place.cards) for place in places), key=lambda whole: whole.memory_bytes
+    )
+    for place in places:
         board.take(place, request, _tenant(needs, held))
-        places.append(place)
-    assert held is not None, "a job has at least one worker"
+    if not complete:
+        return refuse(needs, model, wanted, board, len(places))
     return Assignment(
         placement=Placement(
             workers=tuple(
@@ -118,6 +118,21 @@ def _assign_on_model(
         places=tuple(places),
         tenant=_tenant(needs, held),
     )
+
+
+def _places(
+    needs: Needs, request: Request, board: Board, configuration: Configuration, *, filler: bool
+) -> list[Place]:
+    """One for each worker that finds one. Workers of a gang never share a card: collective
+    communication between processes on one card is refused by NCCL."""
+    workers = needs.job.spec.workers
+    if workers > 1:
+        labels = configuration.topology_labels
+        return board.choose_gang(
+            request, workers, labels, undisturbed=needs.exclusive, filler=filler
+        )
+    place = board.choose(request, undisturbed=needs.exclusive, filler=filler)
+    return [place] if place is not None else []
 
 
 def _request(needs: Needs, model: str, wanted: Reservation | None, board: Board) -> Request:
@@ -143,12 +158,8 @@ def _tenant(needs: Needs, held: Reservation) -> Tenant:
     )
 
 
-def _smaller(one: Reservation | None, other: Reservation) -> Reservation:
-    """Whole cards of one model can differ by what the driver keeps; the gang holds the least."""
-    return one if one is not None and one.memory_bytes <= other.memory_bytes else other
-
-
 def _whole(needs: Needs, cards: tuple[Card, ...]) -> Reservation:
+    """Whole cards of one model can differ by what the driver keeps: a job holds the least."""
     return Reservation(
         memory_bytes=min(card.free_bytes for card in cards),
         utilization_percent=100.0,

@@ -5,7 +5,7 @@
 both, and a gang that does not fit as a whole is taken back on both.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Set
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -14,7 +14,7 @@ import numpy as np
 from gpujob_api.quantities import MIB
 from gpujob_operator.decide import placement
 from gpujob_operator.decide.capacity import Capacity, Card, NodeCapacity, Tenant
-from gpujob_operator.decide.fleet import CardState, Fleet, NodeState, Undo
+from gpujob_operator.decide.fleet import CardState, Fleet, Integers, NodeState, Undo
 from gpujob_operator.decide.fragmentation import Mix
 from gpujob_operator.decide.interference import summed_utilization_limit_percent
 from gpujob_operator.decide.placement import Ledger, NodeMask, Request
@@ -66,6 +66,10 @@ class Kept:
     )
     # Which rows a request may use, by what it asks of nodes; None: all.
     masks: dict[Hashable, NodeMask | None] = field(default_factory=dict[Hashable, NodeMask | None])
+    # The domain of each row, by the labels that say so.
+    levels: dict[tuple[str, ...], list[Integers]] = field(
+        default_factory=dict[tuple[str, ...], list[Integers]]
+    )
 
     def renew(self, ordered: list[NodeCapacity]) -> _Side:
         """The side that is true to these nodes, in this order."""
@@ -78,6 +82,7 @@ class Kept:
 
     def _forget(self) -> None:
         self.masks.clear()
+        self.levels.clear()
         self.facts.clear()
         self.findings.clear()
 
@@ -110,6 +115,7 @@ class Kept:
         self.side = _Side(self.side.fleet.reordered(order), self.side.ledger.reordered(order))
         self.nodes = [self.nodes[row] for row in order.tolist()]
         self.masks.clear()
+        self.levels.clear()
         return True
 
 
@@ -148,14 +154,47 @@ class Board:
     ) -> Place | None:
         """The best place for one worker; `undisturbed` avoids cards that strangers use, `filler`
         may use claimed ones."""
-        side = self._filler if filler and self._filler is not None else self._main
-        side = self._without_strangers() if undisturbed else side
+        side = self._side(undisturbed=undisturbed, filler=filler)
         choice = placement.choose(side.fleet, request, self.mix, side.ledger)
         if not isinstance(choice, placement.Choice):
             return None
-        node = self.capacity.nodes[side.fleet.names[choice.row]]
-        uuids = {side.fleet.uuids[choice.row][column] for column in choice.cards}
+        return self._place(side, choice.row, choice.cards)
+
+    def _side(self, *, undisturbed: bool, filler: bool) -> _Side:
+        side = self._filler if filler and self._filler is not None else self._main
+        return self._without_strangers() if undisturbed else side
+
+    def _place(self, side: _Side, row: int, columns: Iterable[int]) -> Place:
+        node = self.capacity.nodes[side.fleet.names[row]]
+        uuids = {side.fleet.uuids[row][column] for column in columns}
         return Place(node.node.name, tuple(card for card in node.cards if card.uuid in uuids))
+
+    def choose_gang(
+        self,
+        request: Request,
+        workers: int,
+        topology_labels: Sequence[str],
+        *,
+        undisturbed: bool = False,
+        filler: bool = False,
+    ) -> list[Place]:
+        """Places close together, each on cards of its own, for as many workers as fit."""
+        side = self._side(undisturbed=undisturbed, filler=filler)
+        levels = self._levels(tuple(topology_labels))
+        found = placement.choose_gang(side.fleet, request, workers, side.ledger, self.mix, levels)
+        return [self._place(side, row, columns) for row, columns in found]
+
+    def _levels(self, labels: tuple[str, ...]) -> list[Integers]:
+        """By row the domain of its node, the closest level first. A node without one of the labels
+        is in no domain of that level and of those within it."""
+        kept = self.kept.levels.get(labels)
+        if kept is None:
+            nodes = [self.capacity.nodes[name].node for name in self._rows]
+            kept = self.kept.levels[labels] = [
+                _domains([[node.labels.get(label) for label in labels[:depth]] for node in nodes])
+                for depth in range(len(labels), 0, -1)
+            ]
+        return kept
 
     def take(self, place: Place, request: Request, tenant: Tenant) -> None:
         """Gives a worker its place for the rest of the cycle."""
@@ -242,6 +281,16 @@ class Board:
         return [column for column, uuid in enumerate(row) if uuid in uuids]
 
 
+def _domains(values: list[list[str | None]]) -> Integers:
+    """A number for each combination of values, in their order; -1 where one is missing."""
+    known = sorted({tuple(str(v) for v in one) for one in values if None not in one})
+    numbers = {one: number for number, one in enumerate(known)}
+    return np.array(
+        [-1 if None in one else numbers[tuple(str(v) for v in one)] for one in values],
+        dtype=np.int64,
+    )
+
+
 def disturbed(card: Card) -> bool:
     """True when a stranger uses more of the card than noise."""
     return card.others_bytes > STRANGER_NOISE_BYTES
@@ -288,6 +337,7 @@ def _card_state(card: Card) -> CardState:
         idle=not card.tenants,
         taken=card.taken,
         usable=not card.blocked,
+        link_group=card.link_group,
     )
 
 

@@ -37,6 +37,8 @@ class Card:
     others_bytes: int
     tenants: tuple[Tenant, ...] = ()
     blocked: str = ""
+    # Cards of a node with the same number are close together.
+    link_group: int = 0
 
     @property
     def reserved_bytes(self) -> int:

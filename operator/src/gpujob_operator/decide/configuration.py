@@ -40,6 +40,9 @@ class Configuration:
     slowed_seconds: float = 120.0
     # What starting an attempt again costs, in the weighing of whom to interrupt.
     restart_seconds: float = 30.0
+    # Node labels that say where a node is, from the widest (zone) to the closest (rack): workers of
+    # a gang are kept together.
+    topology_labels: tuple[str, ...] = ("topology.kubernetes.io/zone",)
     # Agent readings older than this place nothing new (I14).
     telemetry_stale_seconds: float = 30.0
     # The cycle's own pace.

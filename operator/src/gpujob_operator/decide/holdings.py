@@ -144,6 +144,7 @@ class Holdings:
             others_bytes=max(0, gpu.memory_used_bytes - sum(used.values())),
             tenants=tuple(_with_excess(one, used[one.job_uid]) for one in tenants),
             blocked=blocked,
+            link_group=gpu.link_group,
         )
 
     def _measured(self, gpu: GPU, tenants: Sequence[Tenant]) -> dict[str, int]:

@@ -19,8 +19,9 @@ from gpujob_operator.decide.capacity import (
 )
 from gpujob_operator.decide.changes import Deadlines, Roll
 from gpujob_operator.decide.configuration import Configuration
-from gpujob_operator.decide.fragmentation import Demand, Mix
-from gpujob_operator.decide.holdings import HostRequests, holding_of
+from gpujob_operator.decide.fragmentation import Mix
+from gpujob_operator.decide.holdings import holding_of
+from gpujob_operator.decide.known import Inputs, Known, ProfileKey, spec_version
 from gpujob_operator.decide.lifecycle import Step
 from gpujob_operator.decide.line import Pending, order_rules
 from gpujob_operator.decide.mix import MixCounts, demand_of
@@ -34,47 +35,9 @@ from gpujob_operator.decide.snapshot import CardUsage, PodView, ReceivedReport, 
 from gpujob_operator.decide.waiting import told_of
 from gpujob_operator.decide.workload import host_requests
 
-ProfileKey = tuple[str, str]
 # Kinds of waiting jobs that are told apart at a time.
 KINDS_MAX = 10_000
-_Version = tuple[int, int]
 _Usage = Mapping[tuple[str, int], CardUsage]
-
-
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """What a job's step was decided from, besides the job, its pods and its profile."""
-
-    report: ReceivedReport | None
-    usage: CardUsage | None
-    # Of its nodes, what matters to it: whether they are well, and its cards.
-    around: tuple[object, ...]
-
-
-@dataclass(slots=True)
-class Known:
-    """One job, with what follows from it alone; the rest is set as it is found out."""
-
-    job: GPUJob
-    requests: HostRequests
-    profile_key: ProfileKey
-    held: bool
-    # Those that the job names, and those where its cards are.
-    nodes: frozenset[str]
-    pods: tuple[PodView, ...] = ()
-    profile: GPUProfile | None = None
-    needs: Needs | None = None
-    demand: Demand | None = None
-    # The last decision, which was to write nothing, and until when nothing else can follow.
-    inputs: Inputs | None = None
-    step: Step | None = None
-    quiet_until: datetime | None = None
-
-    @property
-    def waits(self) -> bool:
-        """True for a job that admission looks at."""
-        job = self.job
-        return not self.held and job.metadata.deletion_timestamp is None and not job.finished
 
 
 @dataclass(slots=True)
@@ -258,7 +221,7 @@ class Memory:
     def _put_job(self, job: GPUJob) -> None:
         uid = job.metadata.uid
         before = self.known.get(uid)
-        if before is not None and _spec_version(before.job) == _spec_version(job):
+        if before is not None and spec_version(before.job) == spec_version(job):
             requests, key = before.requests, before.profile_key
         else:
             requests, key = host_requests(job), (job.metadata.namespace, profile_name(job))
@@ -412,24 +375,3 @@ class _Rolls:
     pods: Roll[PodView] = field(default_factory=lambda: Roll[PodView]())
     profiles: Roll[GPUProfile] = field(default_factory=lambda: Roll[GPUProfile]())
     reports: Roll[ReceivedReport] = field(default_factory=lambda: Roll[ReceivedReport]())
-
-
-def _spec_version(job: GPUJob) -> _Version:
-    """A spec changes with its generation; without one (0) nothing is known to be the same."""
-    generation = job.metadata.generation
-    return (generation, 0) if generation else (0, id(job))
-
-
-def around(job: GPUJob, capacity: Capacity) -> tuple[object, ...]:
-    """What a running job sees of its nodes; what else changes there is nothing to it."""
-    found: list[object] = []
-    placement = job.status.placement
-    for worker in placement.workers if placement is not None else ():
-        node = capacity.nodes.get(worker.node)
-        if node is None:
-            found.append(None)
-            continue
-        view = node.node
-        found += (node.closed, view.not_ready_since, view.taints, node.price_per_gpu_hour)
-        found += (card for card in node.cards if card.uuid in worker.gpus)
-    return tuple(found)

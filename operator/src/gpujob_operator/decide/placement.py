@@ -9,6 +9,7 @@ steps of 0.02 of a card (near-ties are ties, on purpose: the first row fills up 
 price; the first row. Among a node's cards: the lower cost, then the first.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -17,6 +18,7 @@ import numpy as np
 from gpujob_operator.decide.feasibility import Refusal, explain, free_cards, host_fits
 from gpujob_operator.decide.fleet import Booleans, Fleet, Floats, Integers, Take
 from gpujob_operator.decide.fragmentation import Demand, Mix
+from gpujob_operator.decide.gangs import place_gang
 from gpujob_operator.decide.valuation import STRANDED_WEIGHT, USABLE_WEIGHT, Parts, Valuation
 
 STEP_CARDS = 0.02
@@ -172,6 +174,62 @@ def choose(fleet: Fleet, request: Request, mix: Mix, ledger: Ledger) -> Choice |
     candidates = int(np.isfinite(cost).sum())
     price = 0.0 if scarcity is None else float(cost[row] - scores.cost[row])
     return Choice(row, cards, _score(scores, row, price), candidates)
+
+
+def choose_gang(
+    fleet: Fleet,
+    request: Request,
+    workers: int,
+    ledger: Ledger,
+    mix: Mix,
+    levels: Sequence[Integers] = (),
+) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Row and card columns of every worker of a gang, each on cards of its own, close together (see
+    `gangs`): as many as fit, all of them where all do.
+
+    `levels` are the domain of each row, the closest level first; -1: in none.
+    """
+    demand = request.demand
+    counts = _workers_by_row(fleet, request)
+    rows = np.flatnonzero(counts > 0)
+    if request.spot is SpotPreference.PREFER and counts[fleet.spot].sum() >= workers:
+        rows = rows[fleet.spot[rows]]
+    # Of equals the cheaper node, then the first row.
+    nodes = {(float(fleet.price[row]), int(row)): int(counts[row]) for row in rows}
+    domains = [
+        {node: int(level[node[1]]) for node in nodes if level[node[1]] >= 0} for level in levels
+    ]
+    total = min(workers, sum(nodes.values()))
+    parts = place_gang(nodes, total, domains) or ()
+    valuation = ledger.of(fleet, mix)
+    found: list[tuple[int, tuple[int, ...]]] = []
+    for (_, row), count in parts:
+        at = np.array([row])
+        free = free_cards(fleet, at, demand, request.utilization_limit_percent)
+        all_cards = replace(demand, cards=demand.cards * count)
+        chosen = _cards_of_worker(fleet, valuation, at, free, all_cards)[0]
+        # Cards that are linked come to one worker.
+        order = np.argsort(fleet.link_group[row, chosen], kind="stable")
+        cards: list[int] = chosen[order].tolist()
+        found += [
+            (row, tuple(cards[first : first + demand.cards]))
+            for first in range(0, len(cards), demand.cards)
+        ]
+    return tuple(found)
+
+
+def _workers_by_row(fleet: Fleet, request: Request) -> Integers:
+    """How many workers each node can take, each on cards of its own."""
+    demand = request.demand
+    rows = np.arange(len(fleet.names))
+    fits = host_fits(fleet, rows, demand, _allowed(fleet, request))
+    free = free_cards(fleet, rows, demand, request.utilization_limit_percent)
+    counts = free.sum(axis=1) // demand.cards
+    if demand.cpu_milli:
+        counts = np.minimum(counts, fleet.cpu_milli_free // demand.cpu_milli)
+    if demand.memory_bytes:
+        counts = np.minimum(counts, fleet.memory_bytes_free // demand.memory_bytes)
+    return np.where(fits, counts, 0)
 
 
 def _score(scores: _Scores, row: int, scarcity: float) -> Score:

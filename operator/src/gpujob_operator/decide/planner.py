@@ -16,8 +16,9 @@ from gpujob_operator.decide.admission import Admission
 from gpujob_operator.decide.board import Board
 from gpujob_operator.decide.capacity import Capacity, holds_cards
 from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.known import Inputs, Known, around
 from gpujob_operator.decide.lifecycle import Seen, Step
-from gpujob_operator.decide.memory import Inputs, Known, Memory, around
+from gpujob_operator.decide.memory import Memory
 from gpujob_operator.decide.plan import (
     DeletePod,
     Plan,

@@ -1,0 +1,73 @@
+"""What is remembered of one job from cycle to cycle, and what its step was decided from."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from gpujob_api.gpujob import GPUJob
+from gpujob_api.gpuprofile import GPUProfile
+from gpujob_operator.decide.capacity import Capacity
+from gpujob_operator.decide.fragmentation import Demand
+from gpujob_operator.decide.holdings import HostRequests
+from gpujob_operator.decide.lifecycle import Step
+from gpujob_operator.decide.needs import Needs
+from gpujob_operator.decide.snapshot import CardUsage, PodView, ReceivedReport
+
+ProfileKey = tuple[str, str]
+_Version = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a job's step was decided from, besides the job, its pods and its profile."""
+
+    report: ReceivedReport | None
+    usage: CardUsage | None
+    # Of its nodes, what matters to it: whether they are well, and its cards.
+    around: tuple[object, ...]
+
+
+@dataclass(slots=True)
+class Known:
+    """One job, with what follows from it alone; the rest is set as it is found out."""
+
+    job: GPUJob
+    requests: HostRequests
+    profile_key: ProfileKey
+    held: bool
+    # Those that the job names, and those where its cards are.
+    nodes: frozenset[str]
+    pods: tuple[PodView, ...] = ()
+    profile: GPUProfile | None = None
+    needs: Needs | None = None
+    demand: Demand | None = None
+    # The last decision, which was to write nothing, and until when nothing else can follow.
+    inputs: Inputs | None = None
+    step: Step | None = None
+    quiet_until: datetime | None = None
+
+    @property
+    def waits(self) -> bool:
+        """True for a job that admission looks at."""
+        job = self.job
+        return not self.held and job.metadata.deletion_timestamp is None and not job.finished
+
+
+def spec_version(job: GPUJob) -> _Version:
+    """A spec changes with its generation; without one (0) nothing is known to be the same."""
+    generation = job.metadata.generation
+    return (generation, 0) if generation else (0, id(job))
+
+
+def around(job: GPUJob, capacity: Capacity) -> tuple[object, ...]:
+    """What a running job sees of its nodes; what else changes there is nothing to it."""
+    found: list[object] = []
+    placement = job.status.placement
+    for worker in placement.workers if placement is not None else ():
+        node = capacity.nodes.get(worker.node)
+        if node is None:
+            found.append(None)
+            continue
+        view = node.node
+        found += (node.closed, view.not_ready_since, view.taints, node.price_per_gpu_hour)
+        found += (card for card in node.cards if card.uuid in worker.gpus)
+    return tuple(found)
