@@ -32,6 +32,12 @@ Kubeconfig = Annotated[
     Path | None, typer.Option("--kubeconfig", help="Default: $KUBECONFIG, else ~/.kube/config.")
 ]
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="text or json.")]
+Places = Annotated[
+    bool,
+    typer.Option(
+        "--places", help="The place's cost, the next best ones, and what the other nodes lack."
+    ),
+]
 JobNames = Annotated[
     list[str] | None, typer.Argument(metavar="[JOB]...", help="Jobs to tell about.")
 ]
@@ -86,8 +92,15 @@ def build(connect: Connect, now: Callable[[], datetime]) -> typer.Typer:
         context: Context = None,
         kubeconfig: Kubeconfig = None,
         output: OutputOption = Output.TEXT,
+        places: Places = False,
+        source: Source = None,
+        configuration: ConfigurationFile = None,
     ) -> None:
-        """Why the job waits, or why it ended."""
+        """Why the job waits, why it ended; with --places why it is there and not elsewhere."""
+        if places or source is not None:
+            target = Target(kubeconfig, context, namespace)
+            _places(connect, target, name, source, configuration, output)
+            return
         cluster = connect(Target(kubeconfig, context, namespace))
         job = cluster.job(name)
         place = why.position(job, _queue(cluster))
@@ -137,6 +150,32 @@ def build(connect: Connect, now: Callable[[], datetime]) -> typer.Typer:
         print(f"kubectl-gpujob {installed_version('gpujob')} ({API_VERSION})")
 
     return app
+
+
+def _places(
+    connect: Connect,
+    target: Target,
+    name: str,
+    source: Path | None,
+    configuration: Path | None,
+    output: Output,
+) -> None:
+    """The job's place beside others: its cost, the next best, and what the other nodes lack."""
+    from kubectl_gpujob import places
+    from kubectl_gpujob.pictures import picture_from_cluster, picture_from_dump
+
+    if source is None:
+        cluster = connect(target)
+        picture = picture_from_cluster(cluster, configuration)
+        found = places.found(picture, f"{cluster.namespace}/{name}")
+    else:
+        picture = picture_from_dump(source, configuration)
+        wanted = f"{target.namespace}/{name}" if target.namespace else name
+        found = places.found(picture, wanted)
+    if output is Output.JSON:
+        screen.print_json(places.as_json(found))
+    else:
+        screen.print_rows(places.headline(found, picture), places.rows(found))
 
 
 def _simulate_command(connect: Connect) -> Callable[..., None]:

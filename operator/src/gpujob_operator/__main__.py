@@ -1,4 +1,4 @@
-"""`gpujob-operator run` and `gpujob-operator replay FILE`."""
+"""`gpujob-operator run` and `gpujob-operator replay FILE [--why JOB]`."""
 
 import asyncio
 import os
@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 from gpujob_api.codec import FieldError
-from gpujob_operator.cycle import cycle_from_text, replay
+from gpujob_operator.cycle import cycle_from_text, find_job, replay
+from gpujob_operator.decide.account import account
+from gpujob_operator.decide.account_words import rows
 from gpujob_operator.decide.planner import Planner, plan
 from gpujob_operator.logs import configure_logs
 from gpujob_operator.options import parse_arguments, run_options
@@ -21,7 +23,7 @@ def main() -> int:
     arguments = parse_arguments()
     try:
         if arguments.command == "replay":
-            return _replay(arguments.file)
+            return _replay(arguments.file, arguments.why)
         options = run_options(arguments, f"{socket.gethostname()}-{os.getpid()}")
     except FieldError as error:
         print(f"gpujob-operator: {error}", file=sys.stderr)
@@ -37,7 +39,7 @@ def main() -> int:
     return 0
 
 
-def _replay(path: Path) -> int:
+def _replay(path: Path, why: str | None) -> int:
     try:
         text = path.read_text()
     except OSError as error:
@@ -45,6 +47,10 @@ def _replay(path: Path) -> int:
     cycle = cycle_from_text(text)
     difference = replay(cycle, plan)
     print("\n".join(difference) if difference else "same: the decision is the one in the file")
+    if why is not None:
+        job = find_job(cycle.snapshot.jobs, why)
+        found = account(cycle.snapshot, cycle.now, job.metadata.uid)
+        print("\n".join(f"{label}: {text}" for label, text in rows(found)))
     return EXIT_DIFFERENT if difference else 0
 
 

@@ -5,13 +5,14 @@ A dump answers yesterday's question "why did it do that?" with the very function
 
 import difflib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
 
 from gpujob_api.codec import FieldError, decode, encode, format_time, parse_time
+from gpujob_api.gpujob import GPUJob
 from gpujob_operator.decide.plan import Plan
 from gpujob_operator.decide.snapshot import CardUsage, Snapshot
 
@@ -94,6 +95,23 @@ def replay(cycle: Cycle, plan: PlanFunction) -> list[str]:
     texts = [json.dumps(one, indent=1, sort_keys=True).splitlines() for one in (cycle.plan, again)]
     then, now = texts
     return list(difflib.unified_diff(then, now, "decided then", "decided now", lineterm="", n=5))
+
+
+def find_job(jobs: Iterable[GPUJob], name: str) -> GPUJob:
+    """The job NAMESPACE/NAME; the namespace may be left out where the name is clear without.
+
+    Raises `FieldError`.
+    """
+    namespace, _, bare = name.rpartition("/")
+    found = [
+        job
+        for job in jobs
+        if job.metadata.name == bare and namespace in ("", job.metadata.namespace)
+    ]
+    if len(found) == 1:
+        return found[0]
+    where = ", ".join(f"{job.metadata.namespace}/{bare}" for job in found[:5])
+    raise FieldError("job", f"say which {bare}: {where}" if found else f"there is no job {name}")
 
 
 class CycleDumps:

@@ -44,6 +44,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     _add_run(commands.add_parser("run", help="observe a cluster, decide and write"))
     replay = commands.add_parser("replay", help="decide a dumped cycle again and compare")
     replay.add_argument("file", type=Path, help="a cycle-*.json from --dump-directory")
+    replay.add_argument(
+        "--why", metavar="NAMESPACE/JOB", help="also say why the job is there and not elsewhere"
+    )
     return parser.parse_args(arguments)
 
 

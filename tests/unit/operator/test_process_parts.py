@@ -202,6 +202,19 @@ def test_replay_command(
     assert capsys.readouterr().out.startswith("--- decided then" if changed else "same")
 
 
+def test_replay_says_why_a_job_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    snapshot, now = make_snapshot(make_job()), after(10)
+    path = CycleDumps(tmp_path).write(snapshot, now, plan(snapshot, now))
+    assert _main(monkeypatch, "replay", str(path), "--why", "team/job") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("same")
+    assert lines[2].startswith("Placed: n0 (GPU-0), costs ")
+    assert _main(monkeypatch, "replay", str(path), "--why", "nobody") == 2
+    assert "job: there is no job nobody" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("content", [None, "{}"])
 def test_replay_of_no_cycle(
     tmp_path: Path,

@@ -15,6 +15,8 @@ from gpujob_operator.decide.capacity import Capacity, Card, NodeCapacity
 from gpujob_operator.decide.interference import summed_utilization_limit_percent
 from gpujob_operator.decide.needs import Needs, node_refusal
 
+# A card that would do, on a node that has too few of them.
+_FREE = "free, but too few on one node"
 # Kinds of jobs whose findings are kept.
 KINDS_MAX = 64
 # Kinds of jobs of which it is kept whether they can ever fit.
@@ -140,6 +142,21 @@ def _explain(
     return message
 
 
+def node_lacks(needs: Needs, model: str, wanted: Reservation | None, node: NodeCapacity) -> str:
+    """What keeps one worker off this node, with numbers; "" where it fits."""
+    if all(card.model != model for card in node.cards):
+        return f"no card of model {model}"
+    found = _look(needs, model, wanted, node, frozenset())
+    count = needs.job.spec.gpus_per_worker
+    if found.counts[_FREE] >= count:
+        return ""
+    text = "; ".join(f"{n} {finding}" for finding, n in sorted(found.counts.items()))
+    lacks = f"of {sum(found.counts.values())} cards: {text}"
+    if found.nearest is not None:
+        lacks += f"; nearest: {found.nearest[1]}, {format_memory(found.nearest[0])} are missing"
+    return lacks
+
+
 def _look(
     needs: Needs,
     model: str,
@@ -154,7 +171,7 @@ def _look(
         if card.model != model:
             continue
         misfit = on_node or _card_misfit(needs, wanted, card, claimed)
-        counts[misfit.finding if misfit else "free, but too few on one node"] += 1
+        counts[misfit.finding if misfit else _FREE] += 1
         if misfit is not None and misfit.missing_bytes:
             nearest = min(nearest or (2**63, ""), (misfit.missing_bytes, _place(node, card)))
     return _Findings(node, claimed, counts, nearest)

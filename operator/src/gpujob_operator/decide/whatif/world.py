@@ -4,11 +4,12 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from gpujob_api.gpujob import GPUJob, JobPhase, WorkerPlacement
-from gpujob_api.gpunode import GPU, GPUNode
+from gpujob_api.gpunode import GPUNode
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_api.gpuqueue import GPUQueue
 from gpujob_api.settings import EXIT_DONE
 from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.picture import without_processes
 from gpujob_operator.decide.plan import (
     CreatePod,
     DeletePod,
@@ -224,7 +225,7 @@ class World:
         self._use_host(pod, -1)
         node = self.gpu_nodes.get(pod.node or "")
         if node is not None:
-            self.gpu_nodes[node.metadata.name] = _without_processes(node, pod.uid)
+            self.gpu_nodes[node.metadata.name] = without_processes(node, {pod.uid})
 
     def _use_host(self, pod: PodView, sign: int) -> None:
         view, job = self.nodes.get(pod.node or ""), self.jobs.get(pod.job_uid)
@@ -267,19 +268,3 @@ def _kept_fresh(node: GPUNode, configuration: Configuration, now: datetime) -> G
     if at is None or (now - at).total_seconds() > configuration.telemetry_stale_seconds:
         return node
     return replace(node, status=replace(node.status, observed_at=now + FRESH))
-
-
-def _without_processes(node: GPUNode, pod_uid: str) -> GPUNode:
-    gpus = tuple(_without_process(gpu, pod_uid) for gpu in node.status.gpus)
-    if all(one is other for one, other in zip(gpus, node.status.gpus, strict=True)):
-        return node
-    return replace(node, status=replace(node.status, gpus=gpus))
-
-
-def _without_process(gpu: GPU, pod_uid: str) -> GPU:
-    left = tuple(process for process in gpu.processes if process.pod_uid != pod_uid)
-    if len(left) == len(gpu.processes):
-        return gpu
-    gone = sum(p.memory_bytes for p in gpu.processes) - sum(p.memory_bytes for p in left)
-    used = max(gpu.memory_used_bytes - gone, 0)
-    return replace(gpu, processes=left, memory_used_bytes=used)

@@ -1,0 +1,50 @@
+"""kubectl gpujob why --places: why there and not elsewhere, by the operator's own rule."""
+
+from typing import Any
+
+from gpujob_api.codec import FieldError, encode
+from gpujob_operator.cycle import find_job
+from gpujob_operator.decide.account import Account, Candidate, account
+from gpujob_operator.decide.account_words import rows as rows  # the operator's replay says the same
+from kubectl_gpujob.cluster import UserError
+from kubectl_gpujob.simulate import Picture
+
+
+def found(picture: Picture, name: str) -> Account:
+    """The account of NAMESPACE/NAME on this picture. Raises `UserError`."""
+    try:
+        job = find_job(picture.snapshot.jobs, name)
+        return account(picture.snapshot, picture.now, job.metadata.uid)
+    except FieldError as error:
+        raise UserError(error.problem) from None
+
+
+def headline(told: Account, picture: Picture) -> str:
+    job = told.needs.job.metadata
+    how = "as this cycle decides it" if told.decided_here else "as if it were placed now"
+    when = f"{picture.now:%Y-%m-%d %H:%M:%S} UTC"
+    return f"{job.namespace}/{job.name}, {how}, from {picture.source} of {when}"
+
+
+def as_json(told: Account) -> dict[str, Any]:
+    """The same for programs. Costs are in cards."""
+    job = told.needs.job.metadata
+    return {
+        "namespace": job.namespace,
+        "name": job.name,
+        "decidedHere": told.decided_here,
+        "placedBefore": told.before,
+        "chosen": None if told.chosen is None else _candidate(told.chosen),
+        "best": [_candidate(one) for one in told.best],
+        "lacks": dict(told.lacks),
+        "refusal": told.refusal,
+    }
+
+
+def _candidate(one: Candidate) -> dict[str, Any]:
+    return {
+        "placement": encode(one.placement),
+        "reservation": None if one.reservation is None else encode(one.reservation),
+        "costs": [None if score is None else encode(score) for score in one.scores],
+        "pricesPerGpuHour": list(one.prices),
+    }
