@@ -95,6 +95,18 @@ class Metrics:
             ["node", "gpu"],
             registry=registry,
         )
+        self.spot_node_hours = Gauge(
+            "gpujob_spot_node_hours",
+            "Node-hours for which spot nodes were watched, by instance type and zone.",
+            ["pool"],
+            registry=registry,
+        )
+        self.spot_interruptions = Gauge(
+            "gpujob_spot_interruptions",
+            "Spot nodes that were taken away meanwhile.",
+            ["pool"],
+            registry=registry,
+        )
         self.stale_nodes = Gauge(
             "gpujob_stale_nodes",
             "GPU nodes whose readings are too old to place on.",

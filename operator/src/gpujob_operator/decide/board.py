@@ -320,8 +320,9 @@ def _node_state(node: NodeCapacity) -> NodeState:
         memory_bytes_free=node.memory_bytes_free,
         cards=tuple(_card_state(card) for card in sorted(node.cards, key=_card_order)),
         spot=node.node.spot,
-        price_per_gpu_hour=node.price_per_gpu_hour,
+        price_per_gpu_hour=node.price_with_losses,
         eligible=not node.closed,
+        interruptions_per_hour=node.interruptions_per_hour,
     )
 
 

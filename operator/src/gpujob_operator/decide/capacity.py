@@ -79,6 +79,9 @@ class NodeCapacity:
     memory_bytes_free: int
     # Why nothing new may be placed here, or "".
     closed: str = ""
+    # How often such a node is taken away, and the price with what that costs (see `spot`).
+    interruptions_per_hour: float = 0.0
+    price_with_losses: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class CardState:
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """One node. `price_per_gpu_hour` is None where nobody said."""
+    """One node. `price_per_gpu_hour`, with what interruptions cost, is None where nobody said."""
 
     name: str
     cpu_milli_free: int
@@ -52,6 +52,7 @@ class NodeState:
     spot: bool = False
     price_per_gpu_hour: float | None = None
     eligible: bool = True
+    interruptions_per_hour: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,7 @@ class Fleet:
     eligible: Booleans
     spot: Booleans
     price: Floats
+    risk: Floats
     kind: Integers
     memory_total: Integers
     memory_free: Integers
@@ -140,6 +142,7 @@ class Fleet:
             eligible=self.eligible.copy(),
             spot=self.spot.copy(),
             price=self.price.copy(),
+            risk=self.risk.copy(),
             kind=self.kind.copy(),
             memory_total=self.memory_total.copy(),
             memory_free=self.memory_free.copy(),
@@ -235,6 +238,7 @@ class Fleet:
         self.spot[row] = node.spot
         price = node.price_per_gpu_hour
         self.price[row] = np.inf if price is None else price
+        self.risk[row] = node.interruptions_per_hour
         # A card that is gone leaves nothing behind.
         for array in (self.usable, self.idle, self.taken, self.memory_total, self.memory_free):
             array[row] = 0
@@ -270,6 +274,7 @@ def _empty(names: tuple[str, ...], columns: int) -> Fleet:
         eligible=np.zeros(rows, dtype=np.bool_),
         spot=np.zeros(rows, dtype=np.bool_),
         price=np.full(rows, np.inf),
+        risk=np.zeros(rows),
         kind=np.zeros(shape, dtype=np.int64),
         memory_total=np.zeros(shape, dtype=np.int64),
         memory_free=np.zeros(shape, dtype=np.int64),

@@ -24,6 +24,7 @@ from gpujob_operator.decide.capacity import (
 )
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.snapshot import NodeView, PodPhase, PodView, Snapshot
+from gpujob_operator.decide.spot import interruptions_per_hour, price_with_losses, rates
 
 # CPU in thousandths of a core and memory in bytes.
 HostRequests = tuple[int, int]
@@ -116,18 +117,29 @@ class Holdings:
             self.coming[node] = (had_cpu + sign * cpu, had_memory + sign * memory)
 
     def node(
-        self, view: NodeView, gpu_node: GPUNode, configuration: Configuration, now: datetime
+        self,
+        view: NodeView,
+        gpu_node: GPUNode,
+        configuration: Configuration,
+        now: datetime,
+        spot_rates: Mapping[str, float],
     ) -> NodeCapacity:
         """The ledger of one node."""
         cpu, memory = self.coming.get(view.name, (0, 0))
+        price = _price(gpu_node, view, configuration)
+        rate = interruptions_per_hour(view, spot_rates)
         gpus = sorted(gpu_node.status.gpus, key=lambda gpu: (gpu.index, gpu.uuid))
         return NodeCapacity(
             node=view,
-            price_per_gpu_hour=_price(gpu_node, view, configuration),
+            price_per_gpu_hour=price,
             cards=tuple(self._card(gpu) for gpu in gpus),
             cpu_milli_free=view.cpu_milli_free - cpu,
             memory_bytes_free=view.memory_bytes_free - memory,
             closed=closed_reason(view, gpu_node, configuration, now),
+            interruptions_per_hour=rate,
+            price_with_losses=price_with_losses(price, rate, configuration)
+            if price is not None
+            else None,
         )
 
     def _card(self, gpu: GPU) -> Card:
@@ -171,10 +183,11 @@ def build_capacity(
     for orphans in pods.values():
         holdings.add(holding_of(None, orphans, (0, 0)))
     views = {view.name: view for view in snapshot.nodes}
+    spot_rates = rates(snapshot)
     return capacity_of(
         {
             node.metadata.name: holdings.node(
-                views[node.metadata.name], node, snapshot.configuration, now
+                views[node.metadata.name], node, snapshot.configuration, now, spot_rates
             )
             for node in snapshot.gpu_nodes
             if node.metadata.name in views

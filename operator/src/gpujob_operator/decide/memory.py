@@ -87,7 +87,7 @@ class Memory:
         """Brings everything up to date with the snapshot."""
         self._forget_if_foreign(snapshot)
         self._changed = set()
-        self._find_nodes_again(self._nodes.take(snapshot.nodes, snapshot.gpu_nodes))
+        self._find_nodes_again(self._nodes.take(snapshot))
         self._take_jobs(snapshot.jobs)
         self._take_pods(snapshot.pods)
         self._take_profiles(snapshot.profiles)

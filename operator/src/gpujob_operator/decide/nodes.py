@@ -18,7 +18,8 @@ from gpujob_operator.decide.capacity import (
 from gpujob_operator.decide.changes import Deadlines, Roll
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.holdings import NOTHING, Holding, Holdings
-from gpujob_operator.decide.snapshot import NodeView
+from gpujob_operator.decide.snapshot import NodeView, Snapshot
+from gpujob_operator.decide.spot import rates
 
 
 @dataclass(slots=True)
@@ -36,18 +37,23 @@ class Nodes:
     # When a node's measurements become old, and nodes whose are.
     _old_at: Deadlines[str] = field(default_factory=lambda: Deadlines[str]())
     _old: set[str] = field(default_factory=set[str])
+    _spot_rates: dict[str, float] = field(default_factory=dict[str, float])
     # Nodes whose ledger may have changed since it was renewed.
     _dirty: set[str] = field(default_factory=set[str])
 
-    def take(self, views: tuple[NodeView, ...], gpu_nodes: tuple[GPUNode, ...]) -> set[str]:
+    def take(self, snapshot: Snapshot) -> set[str]:
         """Brings the nodes up to date; returns the cards that came, went, or are elsewhere."""
-        new, gone = self._seen_views.take(views)
+        spot_rates = rates(snapshot)
+        if spot_rates != self._spot_rates:
+            self._spot_rates = spot_rates
+            self._dirty.update(name for name, view in self._views.items() if view.spot)
+        new, gone = self._seen_views.take(snapshot.nodes)
         for view in gone:
             if self._views.get(view.name) is view:
                 del self._views[view.name]
         self._views |= {view.name: view for view in new}
         self._dirty.update(view.name for view in (*new, *gone))
-        return self._take_gpu_nodes(*self._seen_gpu_nodes.take(gpu_nodes))
+        return self._take_gpu_nodes(*self._seen_gpu_nodes.take(snapshot.gpu_nodes))
 
     def _take_gpu_nodes(self, new: list[GPUNode], gone: list[GPUNode]) -> set[str]:
         before, after = _cards_of(gone), _cards_of(new)
@@ -118,7 +124,7 @@ class Nodes:
         if view is None or gpu_node is None:
             return None
         if before is None:
-            return self._sum.node(view, gpu_node, configuration, now)
+            return self._sum.node(view, gpu_node, configuration, now, self._spot_rates)
         closed = closed_reason(view, gpu_node, configuration, now)
         return replace(before, closed=closed) if closed != before.closed else before
 

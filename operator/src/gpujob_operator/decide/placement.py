@@ -6,7 +6,8 @@ cost one evaluation and a placement costs what the last one changed.
 
 Order among nodes that can take the request: spot where it is preferred; the lower cost, in whole
 steps of 0.02 of a card (near-ties are ties, on purpose: the first row fills up first); the lower
-price; the first row. Among a node's cards: the lower cost, then the first.
+price; the lower risk of being taken away; the first row. Among a node's cards: the lower cost, then
+the first.
 """
 
 from collections.abc import Sequence
@@ -194,16 +195,19 @@ def choose_gang(
     rows = np.flatnonzero(counts > 0)
     if request.spot is SpotPreference.PREFER and counts[fleet.spot].sum() >= workers:
         rows = rows[fleet.spot[rows]]
-    # Of equals the cheaper node, then the first row.
-    nodes = {(float(fleet.price[row]), int(row)): int(counts[row]) for row in rows}
+    # Of equals the cheaper node, then the one taken away less often, then the first row.
+    nodes = {
+        (float(fleet.price[row]), float(fleet.risk[row]), int(row)): int(counts[row])
+        for row in rows
+    }
     domains = [
-        {node: int(level[node[1]]) for node in nodes if level[node[1]] >= 0} for level in levels
+        {node: int(level[node[-1]]) for node in nodes if level[node[-1]] >= 0} for level in levels
     ]
     total = min(workers, sum(nodes.values()))
     parts = place_gang(nodes, total, domains) or ()
     valuation = ledger.of(fleet, mix)
     found: list[tuple[int, tuple[int, ...]]] = []
-    for (_, row), count in parts:
+    for (_, _, row), count in parts:
         at = np.array([row])
         free = free_cards(fleet, at, demand, request.utilization_limit_percent)
         all_cards = replace(demand, cards=demand.cards * count)
@@ -248,7 +252,8 @@ def _first_best(fleet: Fleet, request: Request, steps: Floats) -> int | None:
     if best == np.inf:
         return None
     ties = np.flatnonzero(steps == best)
-    return int(ties[np.argmin(fleet.price[ties])])
+    # Stable: of equals the first row.
+    return int(ties[np.lexsort((fleet.risk[ties], fleet.price[ties]))[0]])
 
 
 def _cards_on(fleet: Fleet, demand: Demand) -> Floats:

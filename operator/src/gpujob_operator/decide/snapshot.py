@@ -114,6 +114,16 @@ class CardUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class SpotPool:
+    """Spot nodes of one kind, which are taken away together: for how many node-hours they were
+    watched, and how many nodes were taken away meanwhile. See `spot`."""
+
+    name: str
+    node_hours: int
+    interruptions: int
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     jobs: tuple[GPUJob, ...] = ()
     invalid_jobs: tuple[InvalidJob, ...] = ()
@@ -123,6 +133,7 @@ class Snapshot:
     queues: tuple[GPUQueue, ...] = ()
     profiles: tuple[GPUProfile, ...] = ()
     reports: tuple[ReceivedReport, ...] = ()
+    spot_pools: tuple[SpotPool, ...] = ()
     # Since when this process has received reports; None: always.
     listening_since: datetime | None = None
     # Measured use by (job UID, attempt).

@@ -25,6 +25,7 @@ from gpujob_operator.decide.snapshot import (
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.dirty import Dirty
 from gpujob_operator.observe.freshness import Freshness
+from gpujob_operator.observe.spot import SpotHistory
 from gpujob_operator.observe.store import FOR_EVER, Store, version_number
 from gpujob_operator.observe.usage import UsageLedger
 from gpujob_operator.read.nodes import CachedNode, cached_node, with_pods
@@ -62,6 +63,7 @@ class Cache:
         self._clock = clock
         self._freshness = Freshness()
         self._ledger = UsageLedger()
+        self._spot = SpotHistory(clock)
         self._node_use: dict[str, _NodeUse] = {}
         self._node_views: dict[str, NodeView] = {}
         self.synced: set[Kind] = set()
@@ -148,6 +150,7 @@ class Cache:
             profiles=self.profiles.views,
             reports=reports,
             usage=self._ledger.usage(),
+            spot_pools=self._spot.pools(),
             configuration=configuration,
         )
 
@@ -197,6 +200,8 @@ class Cache:
             self._node_views.pop(pod.node, None)
 
     def _node_changed(self, before: CachedNode | None, after: CachedNode | None) -> None:
+        views = (node.empty if node is not None else None for node in (before, after))
+        self._spot.changed(*views)
         for node in (before, after):
             if node is not None:
                 self._node_views.pop(node.empty.name, None)

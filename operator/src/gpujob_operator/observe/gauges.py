@@ -28,6 +28,9 @@ class Gauges:
             return
         self._updated_at = moment
         self._update_cards(snapshot)
+        for pool in snapshot.spot_pools:
+            self._metrics.spot_node_hours.labels(pool.name).set(pool.node_hours)
+            self._metrics.spot_interruptions.labels(pool.name).set(pool.interruptions)
         limit = snapshot.configuration.telemetry_stale_seconds
         seen = [node.status.observed_at for node in snapshot.gpu_nodes]
         stale = [at for at in seen if at is None or (now - at).total_seconds() > limit]

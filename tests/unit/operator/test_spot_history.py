@@ -1,0 +1,127 @@
+"""What counts as an interruption of a spot node, and for how long a pool was watched."""
+
+from dataclasses import replace
+from typing import Any
+
+from gpujob_api.meta import TAINT_RECLAIM
+from gpujob_operator.decide.snapshot import NodeView, SpotPool, Taint
+from gpujob_operator.observe.spot import POOLS_MAX, SpotHistory
+from tests.harness.builders import after, make_node
+
+HOUR = 3600.0
+
+
+class Story:
+    """A history whose clock the test moves, in hours."""
+
+    def __init__(self) -> None:
+        self.hours = 0.0
+        self.history = SpotHistory(lambda: after(self.hours * HOUR))
+        self.nodes: dict[str, NodeView] = {}
+
+    def is_there(self, name: str = "n", zone: str = "a", **fields: Any) -> None:
+        labels = {
+            "node.kubernetes.io/instance-type": "g5",
+            "topology.kubernetes.io/zone": zone,
+        }
+        given: dict[str, Any] = {"spot": True, "labels": labels, **fields}
+        view = make_node(name, **given)
+        self.history.changed(self.nodes.get(name), view)
+        self.nodes[name] = view
+
+    def goes(self, name: str = "n") -> None:
+        self.history.changed(self.nodes.pop(name), None)
+
+    def pools(self) -> list[tuple[str, int, int]]:
+        return [(p.name, p.node_hours, p.interruptions) for p in self.history.pools()]
+
+
+def test_a_node_that_vanishes_was_taken_away() -> None:
+    story = Story()
+    story.is_there()
+    story.hours = 5
+    story.goes()
+    story.hours = 9
+    assert story.pools() == [("g5/a", 5, 1)]
+
+
+def test_a_notice_counts_once_and_ends_the_watching() -> None:
+    story = Story()
+    story.is_there()
+    story.hours = 2
+    notice = (Taint(TAINT_RECLAIM, "NoSchedule", "1"),)
+    story.is_there(taints=notice)
+    story.is_there(taints=notice, ready=False)
+    story.hours = 4
+    story.goes()
+    assert story.pools() == [("g5/a", 2, 1)]
+
+
+def test_a_node_that_was_emptied_first_was_not_taken_away() -> None:
+    story = Story()
+    story.is_there("cordoned")
+    story.is_there("scaled")
+    story.hours = 1
+    story.is_there("cordoned", unschedulable=True)
+    story.is_there("scaled", taints=(Taint("karpenter.sh/disrupted", "NoSchedule"),))
+    story.goes("cordoned")
+    story.goes("scaled")
+    assert story.pools() == [("g5/a", 2, 0)]
+
+
+def test_a_node_that_is_open_again_counts_again() -> None:
+    story = Story()
+    story.is_there(unschedulable=True)
+    story.is_there()
+    story.goes()
+    assert story.pools() == [("g5/a", 0, 1)]
+
+
+def test_taints_of_gpu_nodes_close_nothing() -> None:
+    story = Story()
+    story.is_there(taints=(Taint("nvidia.com/gpu", "NoSchedule"),))
+    story.goes()
+    assert story.pools() == [("g5/a", 0, 1)]
+
+
+def test_nodes_that_are_not_spot_are_not_watched() -> None:
+    story = Story()
+    story.is_there(spot=False)
+    story.hours = 3
+    story.goes()
+    assert story.pools() == []
+
+
+def test_a_name_that_comes_again_is_another_node() -> None:
+    story = Story()
+    notice = (Taint(TAINT_RECLAIM, "NoSchedule", "1"),)
+    for _ in range(3):
+        story.is_there()
+        story.hours += 1
+        story.is_there(taints=notice)
+        story.goes()
+    assert story.pools() == [("g5/a", 3, 3)]
+
+
+def test_hours_of_those_that_are_still_there_count() -> None:
+    story = Story()
+    story.is_there("one")
+    story.hours = 1
+    story.is_there("two", "b")
+    story.hours = 3.5
+    assert story.pools() == [("g5/a", 3, 0), ("g5/b", 2, 0)]
+
+
+def test_pools_are_bounded() -> None:
+    story = Story()
+    for number in range(POOLS_MAX + 5):
+        story.is_there(f"n{number}", f"zone{number:04}")
+    story.goes(f"n{POOLS_MAX + 1}")
+    assert len(story.pools()) == POOLS_MAX
+
+
+def test_the_same_observation_is_the_same_value() -> None:
+    story = Story()
+    story.is_there()
+    assert story.history.pools() == (SpotPool("g5/a", 0, 0),)
+    assert replace(story.history.pools()[0]) == SpotPool("g5/a", 0, 0)
