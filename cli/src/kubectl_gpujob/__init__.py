@@ -1,1 +1,1 @@
-"""kubectl gpujob: says in numbers why a job waits and what was gained for it. Only reads."""
+"""kubectl gpujob: why a job waits, what was gained for it, what would be if. Only reads."""

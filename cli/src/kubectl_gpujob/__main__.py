@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
-from enum import Enum
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Annotated
@@ -13,101 +12,39 @@ import typer
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.meta import API_VERSION
 from kubectl_gpujob import report, screen, why
+from kubectl_gpujob.arguments import (
+    AddNodes,
+    ConfigurationFile,
+    Context,
+    Files,
+    Horizon,
+    JobNames,
+    Kubeconfig,
+    Name,
+    Namespace,
+    Output,
+    OutputOption,
+    Places,
+    Quotas,
+    Source,
+    WithoutNodes,
+)
 from kubectl_gpujob.cluster import Cluster, Target, UserError, connect
 
 Connect = Callable[[Target], Cluster]
-
-
-class Output(Enum):
-    TEXT = "text"
-    JSON = "json"
-
-
-Name = Annotated[str, typer.Argument(help="Name of the GPUJob.")]
-Namespace = Annotated[
-    str | None, typer.Option("--namespace", "-n", help="Default: the context's namespace.")
-]
-Context = Annotated[str | None, typer.Option("--context", help="Context of the kubeconfig.")]
-Kubeconfig = Annotated[
-    Path | None, typer.Option("--kubeconfig", help="Default: $KUBECONFIG, else ~/.kube/config.")
-]
-OutputOption = Annotated[Output, typer.Option("--output", "-o", help="text or json.")]
-Places = Annotated[
-    bool,
-    typer.Option(
-        "--places", help="The place's cost, the next best ones, and what the other nodes lack."
-    ),
-]
-JobNames = Annotated[
-    list[str] | None, typer.Argument(metavar="[JOB]...", help="Jobs to tell about.")
-]
-Files = Annotated[
-    list[Path] | None,
-    typer.Option("--filename", "-f", help="GPUJobs to add, GPUQueues to set; - is standard input."),
-]
-AddNodes = Annotated[
-    list[str] | None,
-    typer.Option("--add-nodes", metavar="NODE=COUNT", help="COUNT more idle nodes like NODE."),
-]
-WithoutNodes = Annotated[
-    list[str] | None,
-    typer.Option("--without-node", metavar="NODE", help="As if NODE went away now."),
-]
-Quotas = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--quota",
-        metavar="QUEUE.FIELD=VALUE",
-        help="FIELD: gpus, gpuMemory (both nominal), borrowingLimit.gpus, "
-        "borrowingLimit.gpuMemory or weight.",
-    ),
-]
-Source = Annotated[
-    Path | None,
-    typer.Option("--from", metavar="DUMP", help="A cycle dumped by the operator, not the cluster."),
-]
-ConfigurationFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--configuration", help="The operator's file. Default: the dump's, else all defaults."
-    ),
-]
-Horizon = Annotated[str, typer.Option("--horizon", help="How far to look: 90s, 30m, 24h, 7d.")]
 
 
 def build(connect: Connect, now: Callable[[], datetime]) -> typer.Typer:
     """The commands over a cluster and a clock, which tests replace."""
     app = typer.Typer(
         name="kubectl gpujob",
-        help="Says in numbers why a GPUJob waits and what was gained for it.",
+        help="Says in numbers why a GPUJob waits, what was gained for it, and what would be if.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
     )
 
-    @app.command("why")
-    def why_command(
-        name: Name,
-        namespace: Namespace = None,
-        context: Context = None,
-        kubeconfig: Kubeconfig = None,
-        output: OutputOption = Output.TEXT,
-        places: Places = False,
-        source: Source = None,
-        configuration: ConfigurationFile = None,
-    ) -> None:
-        """Why the job waits, why it ended; with --places why it is there and not elsewhere."""
-        if places or source is not None:
-            target = Target(kubeconfig, context, namespace)
-            _places(connect, target, name, source, configuration, output)
-            return
-        cluster = connect(Target(kubeconfig, context, namespace))
-        job = cluster.job(name)
-        place = why.position(job, _queue(cluster))
-        if output is Output.JSON:
-            screen.print_json(why.as_json(job, place))
-        else:
-            screen.print_rows(why.headline(job, now()), why.rows(job, place, now()))
+    app.command("why")(_why_command(connect, now))
 
     @app.command("report")
     def report_command(
@@ -150,6 +87,33 @@ def build(connect: Connect, now: Callable[[], datetime]) -> typer.Typer:
         print(f"kubectl-gpujob {installed_version('gpujob')} ({API_VERSION})")
 
     return app
+
+
+def _why_command(connect: Connect, now: Callable[[], datetime]) -> Callable[..., None]:
+    def why_command(
+        name: Name,
+        namespace: Namespace = None,
+        context: Context = None,
+        kubeconfig: Kubeconfig = None,
+        output: OutputOption = Output.TEXT,
+        places: Places = False,
+        source: Source = None,
+        configuration: ConfigurationFile = None,
+    ) -> None:
+        """Why the job waits, why it ended; with --places why it is there and not elsewhere."""
+        if places or source is not None:
+            target = Target(kubeconfig, context, namespace)
+            _places(connect, target, name, source, configuration, output)
+            return
+        cluster = connect(Target(kubeconfig, context, namespace))
+        job = cluster.job(name)
+        place = why.position(job, _queue(cluster))
+        if output is Output.JSON:
+            screen.print_json(why.as_json(job, place))
+        else:
+            screen.print_rows(why.headline(job, now()), why.rows(job, place, now()))
+
+    return why_command
 
 
 def _places(
