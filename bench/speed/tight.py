@@ -117,8 +117,8 @@ def _ours(program: Program, whole: Program, report: Report, batch: int) -> dict[
     if program.ready.get("out_of_memory") is None:
         found["out_of_memory"] = sum("allocate memory" in line for line in report.explain)
     predicted = predicted_bytes(report)
-    if predicted is not None and whole.blocks:
-        peak = whole.blocks[-1].peak_bytes
+    if predicted is not None and program.blocks:
+        peak = program.blocks[-1].peak_bytes
         found["predicted_mib"] = predicted / 2**20
         found["prediction_error_percent"] = 100 * (predicted - peak) / peak
     return found
@@ -132,7 +132,7 @@ def _more_seconds(program: Program, whole: Program) -> float | None:
 
 
 def predicted_bytes(report: Report) -> int | None:
-    """What the worker said the whole batch would take; None when it said nothing."""
+    """What the worker said its way of making the step would take; None when it said nothing."""
     for line in report.explain:
         match = _PREDICTED.search(line)
         if match:

@@ -150,7 +150,9 @@ def test_in_force_it_follows_the_optimizers_steps_and_is_taken_back() -> None:
     assert session.tuned == TunedSettings()
 
 
-def test_a_limit_that_nothing_keeps_says_why_offload_does_not_help(tmp_path: Path) -> None:
+def test_a_limit_that_nothing_keeps_ends_the_job_and_says_why_offload_does_not_help(
+    tmp_path: Path,
+) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import torch\nfrom torch import nn\n"
@@ -161,7 +163,8 @@ def test_a_limit_that_nothing_keeps_says_why_offload_does_not_help(tmp_path: Pat
     )
     environment = {"GPUJOB_MEMORY_LIMIT_BYTES": "1000000"}
     code, run = run_worker(tmp_path, ["python", str(script)], environment=environment)
-    assert code == 0, run.errors
+    assert code == 1
+    assert run.report["failure"]["failureClass"] == "OutOfMemory"
     said = "\n".join(run.report["explain"])
     assert "activation offload refused: it is in host memory already" in said
     assert "optimizer offload refused: it is in host memory already" in said

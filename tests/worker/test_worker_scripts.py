@@ -302,9 +302,11 @@ def test_a_memory_limit_is_kept_by_splitting(tmp_path: Path) -> None:
         "for i in range(int(sys.argv[1])):\n"
         "    opt.zero_grad(); net(x).square().mean().backward(); opt.step()\n"
     )
-    _, free = run_worker(tmp_path / "free", ["python", str(script), "8"])
-    peak = free.report["baseline"]["peakMemoryBytes"]
-    limit = peak - 80 * 2**20
+    unlimited = {"GPUJOB_MEMORY_LIMIT_BYTES": str(2**40)}
+    _, free = run_worker(tmp_path / "free", ["python", str(script), "8"], environment=unlimited)
+    found = re.search(r"(\d+) MiB predicted for 16384 samples", "\n".join(free.report["explain"]))
+    assert found is not None, free.errors
+    limit = (int(found[1]) - 60) * 2**20
     _, run = run_worker(
         tmp_path / "tight",
         ["python", str(script), "40"],

@@ -1,5 +1,6 @@
 """The tuner: measured choices that leave no trace, refusals with reasons, the memory model."""
 
+import contextlib
 import math
 import random
 from typing import Any
@@ -7,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 from gpujob_api.settings import OptimizeMode, Precision, Settings, Toggle, TunedSettings
 from gpujob_worker.explanation import Explanation
+from gpujob_worker.inject import activation
 from gpujob_worker.inject.activation import ActivationCheckpointing
 from gpujob_worker.inject.blocks import repeated_blocks
 from gpujob_worker.inject.optimizers import OptimizerCopy, fused_refusal, use_fused
@@ -23,7 +23,6 @@ from gpujob_worker.switches import Switches
 from gpujob_worker.tune.applied import put_in_force
 from gpujob_worker.tune.compare import PAIRS_FUTILE, closeness, measure_speedup, speedup
 from gpujob_worker.tune.memory_fit import MemoryFit
-from gpujob_worker.tune.memory_model import MemoryModel, divisors, fit, probe_rows, rows_within
 from gpujob_worker.tune.trial import Decision
 from gpujob_worker.tune.tuner import Tuner
 
@@ -98,7 +97,8 @@ def test_probing_leaves_no_trace(normalize: bool, capfd: pytest.CaptureFixture[s
     probing.activation_checkpointing(root, call, "")
     probing.speed(root, call)
     probing.fused_optimizer(optimizer)
-    MemoryFit(CpuMemory(), Explanation(), tuner(Explanation())).fit(root, call, 1)
+    limited = tuner(Explanation(), Settings(mode=OptimizeMode.RECOMMEND))
+    MemoryFit(CpuMemory(), Explanation(), limited, 1).fit(root, call)
     assert snapshot(model, optimizer) == before
     assert capfd.readouterr().out == ""
 
@@ -192,9 +192,63 @@ def test_activation_checkpointing_gives_the_same_bits() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
-def test_activation_checkpointing_is_refused() -> None:
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_a_batch_norm_counts_what_is_computed_twice_only_once(momentum: float | None) -> None:
+    torch.manual_seed(3)
+    model = Model(normalize=True)
+    for layer in model.modules():
+        if isinstance(layer, nn.BatchNorm1d):
+            layer.momentum = momentum
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    root, call = root_and_call(model)
+    blocks = ActivationCheckpointing(root)
+    assert blocks.refusal(call) is None
+    assert all(torch.equal(value, start[name]) for name, value in model.state_dict().items())
+    found: list[list[torch.Tensor]] = []
+    for enable in (False, True):
+        model.load_state_dict(start)
+        (blocks.enable if enable else blocks.disable)()
+        model.zero_grad()
+        torch.manual_seed(4)
+        for _ in range(3):
+            loss = model(call.inputs.leaves[0]).square().mean()
+            loss.backward(retain_graph=True)
+            loss.backward()
+        found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+        found[-1] += [buffer.clone() for buffer in model.buffers()]
+    assert len(list(model.buffers())) == 9
+    assert all(map(torch.equal, *found))
+
+
+def test_statistics_that_would_be_counted_twice_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     root, call = root_and_call(Model(normalize=True))
-    assert "BatchNorm1d" in (ActivationCheckpointing(root).refusal(call) or "")
+    monkeypatch.setattr(activation, "CountedOnce", contextlib.nullcontext)
+    refusal = ActivationCheckpointing(root).refusal(call)
+    assert refusal == "statistics blocks.0.norm.running_mean would be counted twice"
+
+
+def test_a_block_that_fails_when_it_is_run_again_does_not_end_the_script() -> None:
+    class Fails(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(16, 16)
+
+        def forward(self, x: Any) -> Any:
+            if torch._C._current_graph_task_id() != -1:  # inside of a backward
+                raise ValueError("not again")
+            return torch.tanh(self.layer(x))
+
+    root, call = root_and_call(nn.Sequential(Fails(), Fails()))
+    assert ActivationCheckpointing(root).refusal(call) == "a probe failed: ValueError: not again"
+
+
+def test_layers_that_speak_to_others_are_not_run_twice() -> None:
+    block = nn.Sequential(nn.Linear(16, 16), nn.SyncBatchNorm(16))
+    root, call = root_and_call(nn.Sequential(block, nn.Sequential(*block)))
+    assert "SyncBatchNorm" in (ActivationCheckpointing(root).refusal(call) or "")
+
+
+def test_activation_checkpointing_is_refused() -> None:
     root, call = root_and_call(nn.Sequential(nn.Linear(16, 4), nn.Tanh(), nn.Linear(4, 1)))
     assert "no list of two or more like blocks" in (
         ActivationCheckpointing(root).refusal(call) or ""
@@ -215,7 +269,9 @@ def test_known_settings_are_adopted_without_timing() -> None:
     unsafe, call = root_and_call(Model(normalize=True))
     adopting = tuner(explanation)
     adopting.adopt(unsafe, call, tuned)
-    assert adopting.applied.tuned() == TunedSettings(Precision.BFLOAT16)
+    assert adopting.applied.tuned() == TunedSettings(
+        Precision.BFLOAT16, activation_checkpointing=True
+    ), "a BatchNorm is never split"
 
 
 @pytest.mark.parametrize("kind", ["Adam", "AdamW", "SGD", "Adagrad"])
@@ -310,60 +366,3 @@ def test_closeness_sees_every_difference() -> None:
     assert closeness(a, [torch.tensor([1.0, math.nan]), None]).relative_error == math.inf
     assert closeness(a, [torch.tensor([1.0, 2.0]), torch.ones(1)]).relative_error == math.inf
     assert closeness([torch.zeros(2)], [torch.zeros(2)]).cosine == 1.0
-
-
-@given(
-    st.floats(0, 1e9),
-    st.floats(0, 1e7),
-    st.floats(0, 1e9),
-    st.floats(0, 1e10),
-    st.integers(8, 4096),
-)
-def test_the_memory_model_is_exact_on_its_own_lines(
-    fixed: float, slope: float, resident: float, optimizer: float, total: int
-) -> None:
-    probes = [(rows, fixed + slope * rows) for rows in probe_rows(total)]
-    model = fit(probes, resident, optimizer)
-    for rows in (1, total // 2, total):
-        expected = max(optimizer, resident + fixed + slope * rows)
-        assert model.predict(rows) == pytest.approx(expected, rel=1e-6, abs=1e-3 * total)
-
-
-@given(st.integers(1, 5000), st.integers(1, 10**9))
-def test_rows_divide_the_batch_and_fit(total: int, limit: int) -> None:
-    model = MemoryModel(1000.0, 500.0, 100.0)
-    rows = rows_within(model, total, limit)
-    assert all(total % n == 0 for n in divisors(total))
-    if rows is None:
-        assert model.predict(1) > limit * 0.95
-    else:
-        assert total % rows == 0
-        assert model.predict(rows) <= limit * 0.95
-        larger = [n for n in divisors(total) if n > rows]
-        assert all(model.predict(n) > limit * 0.95 for n in larger)
-
-
-def test_probes_at_one_size_are_an_error() -> None:
-    with pytest.raises(ValueError, match="different batch sizes"):
-        fit([(4, 1.0), (4, 2.0)], 0.0, 0.0)
-
-
-def test_a_binding_limit_splits_a_real_model() -> None:
-    torch.manual_seed(6)
-    wide = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(6)))
-    root = Root(wide, lambda _: None)
-    call = RecordedCall(CallInputs.of((torch.randn(8192, 256),), {}))
-    memory = CpuMemory()
-    explanation = Explanation()
-    fitting = tuner(explanation)
-    whole = MemoryFit(memory, explanation, fitting)
-    model = whole.model(root, call, 8192)
-    # 6 activations of 256 floats a row are kept; gradients and temporaries come on top.
-    assert 6 * 1024 < model.bytes_per_row < 40 * 1024
-    limit = int(model.predict(2048) / 0.94)
-    whole.fit(root, call, limit)
-    rows = fitting.applied.plan.rows_per_step
-    assert rows is not None
-    # The heap of a process that ran other tests makes the slope uncertain.
-    assert 128 <= rows <= 4096
-    assert 8192 % rows == 0

@@ -26,6 +26,10 @@ class Explanation:
     def note(self, item: str, what: str) -> None:
         self._say(item, what)
 
+    def line(self, item: str) -> str:
+        """What was last said of the item; empty when nothing was."""
+        return self._lines.get(item, "")
+
     @property
     def lines(self) -> tuple[str, ...]:
         return tuple(self._lines.values())

@@ -22,8 +22,21 @@ _UNITS = {"bytes": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 _DATA = re.compile(r"DataLoader worker|Caught \w+ in DataLoader|collate|No such file or directory")
 
 
-def classify(error: BaseException, used_bytes: int | None = None) -> Failure:
-    """The failure in the words of the report; `used_bytes` is what the process held before."""
+class MemoryLimitError(MemoryError):
+    """The memory limit cannot be kept; `needed_bytes` is the least limit that could be."""
+
+    def __init__(self, message: str, needed_bytes: int) -> None:
+        super().__init__(message)
+        self.needed_bytes = needed_bytes
+
+
+def classify(
+    error: BaseException, used_bytes: int | None = None, predicted_bytes: int | None = None
+) -> Failure:
+    """The failure in the words of the report.
+
+    `used_bytes` is what the process held before, `predicted_bytes` what the job was found to need.
+    """
     message = f"{type(error).__name__}: {error}"
     if is_out_of_memory(error):
         kind = FailureClass.OUT_OF_MEMORY
@@ -33,7 +46,13 @@ def classify(error: BaseException, used_bytes: int | None = None) -> Failure:
         kind = FailureClass.DATA
     else:
         kind = FailureClass.USER_ERROR
-    needed = _needed(str(error), used_bytes) if kind is FailureClass.OUT_OF_MEMORY else None
+    needed: int | None = None
+    if isinstance(error, MemoryLimitError):
+        needed = error.needed_bytes
+    elif kind is FailureClass.OUT_OF_MEMORY:
+        # An allocation that failed says what was wanted next, which need not be the peak.
+        asked = _needed(str(error), used_bytes)
+        needed = max(asked or 0, predicted_bytes or 0) or None
     return Failure(kind, message[:MESSAGE_CHARACTERS_MAX], needed)
 
 

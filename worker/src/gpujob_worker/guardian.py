@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, field, replace
 
+from gpujob_api.quantities import format_memory
 from gpujob_api.settings import Precision, Toggle
 from gpujob_worker.in_force import InForce
 from gpujob_worker.inject.loss_scale import LossScale
@@ -66,7 +67,7 @@ class Guardian:
         if since == CONFIRM_STEPS:
             self._confirm()
         if since % CONFIRM_STEPS == 0:
-            self._keep_limit()
+            self._keep_limit(settling=since == CONFIRM_STEPS)
         if since % LOSS_CHECK_STEPS == 0:
             self._check_loss()
 
@@ -79,20 +80,25 @@ class Guardian:
         if scale.hopeless:
             self._in_force.roll_back(f"gradients overflow, {scale}")
 
-    def _keep_limit(self) -> None:
+    def _keep_limit(self, *, settling: bool) -> None:
         """A split that was not fine enough is made finer; it was shown to be safe already."""
         session, tuner = self._session, self._in_force.tuner
         limit, rows = session.environment.memory_limit_bytes, self._applied.plan.rows_per_step
         session.meter.read_memory()
-        if limit is None or rows is None or session.meter.window.peak_memory_bytes <= limit:
+        peak = session.meter.window.peak_memory_bytes
+        if limit is None or peak <= limit:
+            return
+        finer = next((n for n in divisors(rows or 1) if n <= (rows or 1) // 2), None)
+        if finer is None:
+            if self._in_force.fit is not None:
+                # Later peaks may be of anything: an evaluation, a checkpoint. They are only said.
+                self._in_force.fit.judge(peak, ends=settling)
+                session.needed_bytes = self._in_force.fit.needed_bytes
             return
         assert tuner is not None
-        finer = next((n for n in divisors(rows) if n <= rows // 2), None)
-        if finer is None:
-            self._explain.refused("memory limit", "cannot be kept by splitting")
-            return
-        tuner.applied.plan = replace(tuner.applied.plan, rows_per_step=finer)
-        self._explain.applied("batch split", f"steps of {finer}: {rows} did not keep the limit")
+        tuner.applied.plan = replace(tuner.applied.plan, rows_per_step=finer, keeps_chunk=False)
+        numbers = f"{format_memory(peak)} measured, limit {format_memory(limit)}"
+        self._explain.applied("batch split", f"steps of {finer}; of {rows}: {numbers}")
         self._in_force.put()
         session.tuned = tuner.applied.tuned()
         session.meter.memory.trim()

@@ -11,6 +11,7 @@ from gpujob_worker.inject.root import Root
 from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.session import Session
 from gpujob_worker.tune.applied import Applied, put_in_force
+from gpujob_worker.tune.memory_fit import MemoryFit
 from gpujob_worker.tune.tuner import Tuner
 
 
@@ -23,6 +24,7 @@ class InForce:
     roots: list[Root] = field(default_factory=list[Root])
     applied: Applied = field(default_factory=Applied)
     tuner: Tuner | None = None
+    fit: MemoryFit | None = None
     rolled_back: bool = False
     optimizer_offload: OptimizerOffload | None = None
 

@@ -34,6 +34,7 @@ from gpujob_worker.memory import CudaMemory, device_memory
 from gpujob_worker.session import Session
 from gpujob_worker.tune.applied import put_in_force
 from gpujob_worker.tune.flop import forced_float32, step_flop
+from gpujob_worker.tune.loss_memory import LossWatch
 from gpujob_worker.tune.memory_fit import MemoryFit
 from gpujob_worker.tune.tuner import Tuner
 
@@ -66,7 +67,6 @@ class Injection:
         self._roots = self._in_force.roots
         self._guardian = Guardian(session, self._in_force)
         self._inside = False
-        self._fit: MemoryFit | None = None
         self._compile_due: float | None = None
         self._prepared = False
         self._discovery = Discovery(self._on_root)
@@ -105,7 +105,7 @@ class Injection:
         self._roots.clear()
         self._facts.optimizers.clear()
         self._in_force.tuner = None
-        self._fit = None
+        self._in_force.fit = None
 
     def _on_device(self, device_type: str) -> None:
         """Once the script has put something on a card; asking earlier would set the card up."""
@@ -141,17 +141,33 @@ class Injection:
         return root
 
     def _before_call(self, root: Root) -> None:
-        """Before the first call of the first root: what must hold from the first step on."""
-        if self._prepared:
+        """Before the first call of the first root: what must hold from the first step on.
+
+        Then once more, after its first step, where there is a limit to be kept.
+        """
+        again = self._prepared
+        if again and not (self._in_force.fit is not None and root is self._roots[0]):
             return
         self._prepared = True
         assert root.recorded is not None
         self._inside = True
         try:
             with self._session.meter.paused():
-                self._prepare(root, root.recorded)
+                if again:
+                    self._fit_again(root, root.recorded)
+                else:
+                    self._prepare(root, root.recorded)
         finally:
             self._inside = False
+
+    def _fit_again(self, root: Root, recorded: RecordedCall) -> None:
+        """What the first step took is known now."""
+        assert self._in_force.fit is not None
+        self._session.meter.read_memory()
+        self._in_force.fit.refine(root, recorded)
+        self._in_force.put()
+        self._session.needed_bytes = self._in_force.fit.needed_bytes
+        self._session.meter.memory.reset_peak()
 
     def _prepare(self, root: Root, recorded: RecordedCall) -> None:
         session = self._session
@@ -160,11 +176,14 @@ class Injection:
         if tuned is not None:
             self._apply_known(root, recorded, tuned)
         elif session.environment.memory_limit_bytes is not None:
-            limit = session.environment.memory_limit_bytes
-            self._in_force.tuner = self._new_tuner()
-            self._fit = MemoryFit(session.meter.memory, self._explain, self._in_force.tuner)
-            self._fit.fit(root, recorded, limit)
+            limit, meter = session.environment.memory_limit_bytes, session.meter
+            self._in_force.tuner = tuner = self._new_tuner()
+            self._in_force.fit = fit = MemoryFit(meter.memory, self._explain, tuner, limit)
+            fit.fit(root, recorded)
+            session.needed_bytes = fit.needed_bytes
             self._in_force.put()
+            meter.memory.reset_peak()
+            fit.watch(root, LossWatch(meter.memory, meter.read_memory))
 
     def _apply_known(self, root: Root, recorded: RecordedCall, tuned: TunedSettings) -> None:
         """Settings of an earlier run: checked for safety, not measured again."""
@@ -246,12 +265,14 @@ class Injection:
             self._on_device(optimizer.param_groups[0]["params"][0].device.type)
             session.phase = WorkerPhase.MEASURING if session.optimizes else WorkerPhase.TRAINING
             session.samples_per_step = self._roots[0].rows if self._roots else None
+            if self._in_force.fit is not None and self._roots:
+                self._roots[0].asks = True
         if not session.optimizes:
             return
         if steps == WARM_UP_STEPS:
             self._discovery.finish()
             for root in self._roots:
-                root.settled = True
+                root.settled, root.asks = True, False
             session.meter.memory.trim()
             session.meter.new_window()
         self._since_baseline(steps - WARM_UP_STEPS - BASELINE_STEPS, optimizer)
@@ -312,17 +333,19 @@ class Injection:
         self._session.plain_float32 = forced_float32(root)
         self._session.step_flop = step_flop(root, recorded)
         settings = self._session.environment.settings
-        limit = self._session.environment.memory_limit_bytes
-        peak = self._session.baseline.peak_memory_bytes if self._session.baseline else 0
-        if self._fit is not None and limit is not None:
-            self._fit.correct(root, recorded, peak, limit)
-        if settings.batch_per_step is not None and tuner.applied.plan.rows_per_step is None:
-            tuner.split(root, recorded, settings.batch_per_step, "as asked for")
-        elif tuner.applied.plan.rows_per_step is None:
-            self._explain.refused("batch split", "memory does not ask for it")
-        self._activation(root, recorded, tuner)
-        if limit is None:
-            self._explain.refused("offload", "memory does not ask for it")
+        fit = self._in_force.fit
+        if fit is not None:
+            fit.correct(root, recorded, self._session.baseline_peak_bytes)
+        binds = fit is not None and fit.binds
+        not_asked = fit.not_asked if fit is not None else "memory does not ask for it: no limit"
+        asked, rows = settings.batch_per_step, tuner.applied.plan.rows_per_step
+        if asked is not None and (rows is None or asked < rows):
+            tuner.split(root, recorded, asked, "as asked for")
+        elif rows is None and not binds:
+            self._explain.refused("batch split", not_asked)
+        self._activation(root, recorded, tuner, None if binds else not_asked)
+        if not binds:
+            self._explain.refused("offload", not_asked)
         put_in_force(root, None, tuner.applied)
         try:
             tuner.speed(root, recorded)
@@ -339,15 +362,19 @@ class Injection:
             put_in_force(root, None, self._in_force.applied)
             root.recorded = None
 
-    def _activation(self, root: Root, recorded: RecordedCall, tuner: Tuner) -> None:
+    def _activation(
+        self, root: Root, recorded: RecordedCall, tuner: Tuner, not_asked: str | None
+    ) -> None:
+        """`not_asked` says why memory does not ask for it; None where it does."""
         wanted = self._session.environment.settings.activation_checkpointing
         if tuner.applied.activation_checkpointing:
             return
         if wanted is Toggle.ON:
             tuner.activation_checkpointing(root, recorded, "as asked for")
-        else:
-            why = "asked not to" if wanted is Toggle.OFF else "memory does not ask for it"
-            self._explain.refused("activation checkpointing", why)
+        elif wanted is Toggle.OFF:
+            self._explain.refused("activation checkpointing", "asked not to")
+        elif not_asked is not None:
+            self._explain.refused("activation checkpointing", not_asked)
 
     def _compile_when_due(self) -> None:
         """The long-running job's compilation: one step to record a batch, then the try."""

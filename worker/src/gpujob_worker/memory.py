@@ -13,16 +13,22 @@ from typing import Any, Protocol
 _STATUS = Path("/proc/self/status")
 _STATUS_FIELDS = re.compile(rb"^(RssAnon|RssFile|RssShmem|VmHWM):\s+(\d+)", re.MULTILINE)
 _CLEAR_REFS = Path("/proc/self/clear_refs")
+# malloc.h. Left alone, glibc moves the second up to its maximum, and the first to twice that.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_THRESHOLD_MAX_BYTES = 32 * 1024**2
+LARGE_BLOCK_BYTES = 1024**2
 
 
 class DeviceMemory(Protocol):
     """Memory of this process on its device, in bytes."""
 
     def current_bytes(self) -> int: ...
+    def allocated_bytes(self) -> int: ...
     def peak_bytes(self) -> int: ...
     def allocated_peak_bytes(self) -> int: ...
     def reset_peak(self) -> None: ...
     def trim(self) -> None: ...
+    def give_back_early(self, early: bool) -> bool: ...
 
 
 class CpuMemory:
@@ -31,12 +37,16 @@ class CpuMemory:
     def __init__(self) -> None:
         self._resettable = True
         self._peak = 0
+        self._early = False
 
     def current_bytes(self) -> int:
         fields = _status_bytes()
         now = fields.get("RssAnon", 0) + fields.get("RssShmem", 0)
         self._peak = max(self._peak, now)
         return now
+
+    def allocated_bytes(self) -> int:
+        return self.current_bytes()
 
     def peak_bytes(self) -> int:
         fields = _status_bytes()
@@ -60,6 +70,22 @@ class CpuMemory:
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)
 
+    def give_back_early(self, early: bool) -> bool:
+        """Whether large blocks go back when they are freed, not only when the heap's end is free.
+
+        Costs the kernel's time for fresh pages, so it is for a limit that is near. False where
+        nothing changes.
+        """
+        if early == self._early:
+            return False
+        self._early = early
+        size = LARGE_BLOCK_BYTES if early else _THRESHOLD_MAX_BYTES
+        with contextlib.suppress(OSError, AttributeError):
+            library = ctypes.CDLL(None)
+            library.mallopt(_M_MMAP_THRESHOLD, size)
+            library.mallopt(_M_TRIM_THRESHOLD, size if early else 2 * size)
+        return True
+
 
 class CudaMemory:
     """The caching allocator's reserved bytes plus what the context itself was seen to take."""
@@ -70,6 +96,9 @@ class CudaMemory:
 
     def current_bytes(self) -> int:
         return int(self._cuda.memory_reserved()) + self.context_bytes
+
+    def allocated_bytes(self) -> int:
+        return int(self._cuda.memory_allocated()) + self.context_bytes
 
     def peak_bytes(self) -> int:
         return int(self._cuda.max_memory_reserved()) + self.context_bytes
@@ -83,6 +112,39 @@ class CudaMemory:
 
     def trim(self) -> None:
         self._cuda.empty_cache()
+
+    def give_back_early(self, early: bool) -> bool:
+        """Blocks that are cached count, but the allocator frees them itself before it fails."""
+        del early
+        return False
+
+
+class Growth:
+    """Memory taken since a moment, in bytes. Blocks that are only cached are given back first.
+
+    On a card it is the larger of what was reserved and what was allocated: an allocation that finds
+    room in what is reserved would not show, and one that is rounded up takes more than it asks for.
+    Resets the peak that `memory` counts.
+    """
+
+    def __init__(self, memory: DeviceMemory) -> None:
+        self._memory = memory
+        memory.trim()
+        self._start = memory.current_bytes()
+        self._allocated = memory.allocated_bytes()
+        memory.reset_peak()
+
+    def held_bytes(self) -> int:
+        """What is there now more than at the start; negative when there is less."""
+        memory = self._memory
+        memory.trim()
+        reserved = memory.current_bytes() - self._start
+        return max(reserved, memory.allocated_bytes() - self._allocated)
+
+    def peak_bytes(self) -> int:
+        memory = self._memory
+        reserved = memory.peak_bytes() - self._start
+        return max(0, reserved, memory.allocated_peak_bytes() - self._allocated)
 
 
 def device_memory(device_type: str) -> DeviceMemory:

@@ -66,6 +66,8 @@ class Session:
         self.resumed_from_step: int | None = None
         self.checkpoint: CheckpointReport | None = None
         self.failure: Failure | None = None
+        # The limit that the job needs at least, where it was found not to keep its own.
+        self.needed_bytes: int | None = None
         self.device = ""
         self.torch_version = ""
         self.loss_tensor: Any = None
@@ -98,6 +100,11 @@ class Session:
     @property
     def optimizes(self) -> bool:
         return self.environment.settings.mode is not OptimizeMode.OFF
+
+    @property
+    def baseline_peak_bytes(self) -> int:
+        """The peak of the steps as first run; 0 while they are not over."""
+        return self.baseline.peak_memory_bytes if self.baseline is not None else 0
 
     @property
     def step(self) -> int:
@@ -186,7 +193,8 @@ class Session:
             text = f"the script ended with exit code {error.code}"
             self.failure = Failure(FailureClass.USER_ERROR, text[:1000])
         else:
-            self.failure = classify(error, self.meter.window.peak_memory_bytes or None)
+            held = self.meter.window.peak_memory_bytes or None
+            self.failure = classify(error, held, self.needed_bytes)
         with contextlib.suppress(Exception):
             self.meter.read_memory()
         self._close_profile()

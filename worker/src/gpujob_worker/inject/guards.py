@@ -35,11 +35,25 @@ def batch_statistics(module: torch.nn.Module) -> str | None:
     return None
 
 
+def statistics_layers(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """Layers in training mode that normalize by their own input and only count statistics of it."""
+    kinds = (_BatchNorm, _InstanceNorm)
+    return [layer for layer in module.modules() if isinstance(layer, kinds) and layer.training]
+
+
+def split_refusal_of_layers(module: torch.nn.Module) -> str | None:
+    """Why running this module's forward in parts would be seen from outside."""
+    return batch_statistics(module) or recompute_refusal(module)
+
+
 def recompute_refusal(module: torch.nn.Module) -> str | None:
-    """Why running this module's forward twice would be seen from outside; None when it is safe."""
-    statistics = batch_statistics(module)
-    if statistics is not None:
-        return statistics
+    """Why running this module's forward twice would be seen from outside; None when it is safe.
+
+    Statistics that a layer counts are not in it: whoever runs it twice puts them back.
+    """
+    for name, layer in module.named_modules():
+        if isinstance(layer, torch.nn.SyncBatchNorm):
+            return f"SyncBatchNorm {name} speaks to other processes in forward"
     for name, layer in module.named_modules():
         if any(vars(layer).get(hooks) for hooks in _HOOKS):
             return (
@@ -77,12 +91,12 @@ def _identity(value: Any) -> int:
     return id(value)
 
 
-def state_refusal(before: _Seen, after: _Seen) -> str | None:
-    """What a forward changed on its module, if anything."""
+def state_refusal(before: _Seen, after: _Seen, allowed: frozenset[str] = frozenset()) -> str | None:
+    """What a forward changed on its module, if anything; buffers in `allowed` may change."""
     for name in after.attributes:
         if after.attributes[name] != before.attributes.get(name):
             return f"forward changes {name.lstrip('.')}"
-    for name in after.versions:
+    for name in after.versions.keys() - allowed:
         if after.versions[name] != before.versions.get(name):
             return f"forward changes buffer {name}"
     return None

@@ -89,9 +89,10 @@ class Root:
         self.recorded: RecordedCall | None = None
         self.user_autocast = False
         self._before_call = before_call
+        self.asks = True  # before the next call; at first before the very first
+        self.seen: Callable[[Any], None] | None = None  # is shown what the next calls return
         self.inside = False
         self.settled = False  # no discovery is watching any more what runs inside
-        self._called = False
 
     @property
     def plan(self) -> RootPlan:
@@ -115,7 +116,7 @@ class Root:
             vars(self.module).pop("_compiled_call_impl")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.settled and not self.recording and self._plan is _PLAIN:
+        if self.settled and not (self.recording or self.asks) and self._plan is _PLAIN:
             return self.module._call_impl(*args, **kwargs)  # pyright: ignore[reportPrivateUsage]
         if self.inside or not torch.is_grad_enabled() or not self.module.training:
             return self.module._call_impl(*args, **kwargs)  # pyright: ignore[reportPrivateUsage]
@@ -126,16 +127,18 @@ class Root:
             if not self.settled and len(self.signatures) < SIGNATURES_MAX:
                 self.signatures.add(inputs.signature)
             self.user_autocast = torch.is_autocast_enabled(self.device.type)
-            first, self._called = not self._called, True
-            if self.recording or first:
+            asks, self.asks = self.asks, False
+            if self.recording or asks:
                 self.recorded = RecordedCall(inputs.detached())
-            if first:
+            if asks:
                 self._before_call(self)
                 # A batch kept for nothing would count as the script's own memory.
                 self.recorded = self.recorded if self.recording else None
             output = self.run(self.plan, inputs)
             if self.recording:
                 self._record_gradients(output)
+            if self.seen is not None:
+                self.seen(output)
             return output
         finally:
             self.inside = False

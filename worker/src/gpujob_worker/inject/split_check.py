@@ -7,7 +7,7 @@ from gpujob_worker.inject.guards import (
     leaves_outside,
     observe,
     parallel_wrapper,
-    recompute_refusal,
+    split_refusal_of_layers,
     state_refusal,
     without_dropout,
 )
@@ -30,7 +30,7 @@ def split_refusal(root: Root, recorded: RecordedCall) -> str | None:
     wrapper = parallel_wrapper(module)
     if wrapper is not None:
         return f"{wrapper} owns the gradients"
-    reason = recompute_refusal(module)
+    reason = split_refusal_of_layers(module)
     if reason is not None:
         return reason
     rows = recorded.inputs.rows

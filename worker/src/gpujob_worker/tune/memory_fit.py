@@ -1,125 +1,160 @@
-"""Fits a job into its memory limit before its first step: at most three small probes, no guess."""
+"""Keeps a job within its memory limit, without trying what might fail.
 
-from collections.abc import Callable
-from dataclasses import replace
-
-import torch
+Before the first step three small probes are fitted; what the loss takes is assumed, generously.
+The first step is watched while it runs; from then on the model is a measured one, and the choice is
+made again. After the baseline it is compared with what real steps took. What cannot be kept ends
+the job with a report of what it needs.
+"""
 
 from gpujob_api.quantities import format_memory
 from gpujob_worker.explanation import Explanation
-from gpujob_worker.inject.activation import ActivationCheckpointing
-from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
-from gpujob_worker.inject.trees import trainable
+from gpujob_worker.failure import MemoryLimitError
+from gpujob_worker.inject.root import RecordedCall, Root
 from gpujob_worker.memory import DeviceMemory
-from gpujob_worker.tune.memory_model import MemoryModel, fit, measure, rows_within
-from gpujob_worker.tune.no_trace import no_trace
-from gpujob_worker.tune.probe import RootProbe
+from gpujob_worker.tune.loss_memory import LossWatch
+from gpujob_worker.tune.memory_choice import MemoryChooser
+from gpujob_worker.tune.memory_model import ALIKE_FRACTION, RESERVE_FRACTION
+from gpujob_worker.tune.memory_probe import MemoryProbe, present_gradient_bytes
 from gpujob_worker.tune.tuner import Tuner
 
-# Two moments of Adam and the temporaries of its step; an upper estimate for other optimizers.
-_OPTIMIZER_STATE_FACTOR = 2
-_OPTIMIZER_TEMPORARIES_FACTOR = 1
+ITEM = "memory limit"
+# So far above the limit, no error of a measurement explains it.
+OVERSTEP_FRACTION = 0.05
+ROWS_MIN = 4
 
 
 class MemoryFit:
-    """Chooses the rows per step, then activation checkpointing, so that the limit holds."""
+    """When the choice is made, what is said of it, and when the job cannot go on."""
 
-    def __init__(self, memory: DeviceMemory, explanation: Explanation, tuner: Tuner) -> None:
+    def __init__(
+        self, memory: DeviceMemory, explanation: Explanation, tuner: Tuner, limit_bytes: int
+    ) -> None:
         self._memory = memory
         self._explain = explanation
         self._tuner = tuner
-        self._model: MemoryModel | None = None
+        self._limit = limit_bytes
+        self._chooser: MemoryChooser | None = None
+        self._watch: LossWatch | None = None
+        # What the limit must be at least for this job; None while nothing says so.
+        self.needed_bytes: int | None = None
 
-    def fit(self, root: Root, recorded: RecordedCall, limit_bytes: int) -> None:
+    def fit(self, root: Root, recorded: RecordedCall) -> None:
+        """Before the first step. Raises `MemoryLimitError` where no way can be within the limit."""
         total = recorded.inputs.rows
-        if total is None or total < 4:
-            self._explain.refused(
-                "memory limit", "the call has no batch of four samples to measure"
-            )
+        if total is None or total < ROWS_MIN:
+            self._explain.refused(ITEM, "the call has no batch of four samples to measure")
             return
-        self._model = model = self.model(root, recorded, total)
-        needed = int(model.predict(total))
-        text = f"{format_memory(needed)} predicted for {total} samples, limit "
-        text += format_memory(limit_bytes)
-        self._explain.note("memory limit", text)
-        rows = rows_within(model, total, limit_bytes)
-        if rows == total:
-            return
-        why = f"so that {text} holds"
-        if rows is not None and self._tuner.split(root, recorded, rows, why):
-            return
-        if self._tuner.activation_checkpointing(root, recorded, why):
-            self._with_checkpointing(root, recorded, total, limit_bytes)
-            return
-        if not self._tuner.offload(root, recorded, why):
-            self._explain.refused("memory limit", f"cannot be kept: {text}")
+        self._memory.give_back_early(True)
+        plain = MemoryProbe(root, recorded, self._memory).model()
+        self._chooser = MemoryChooser(self._memory, self._explain, self._tuner, self._limit, plain)
+        self._choose(self._chooser, root, recorded)
 
-    def correct(
-        self, root: Root, recorded: RecordedCall, observed_bytes: int, limit_bytes: int
-    ) -> None:
-        """After real steps: the loss and the libraries took memory too, which no probe could see.
+    def watch(self, root: Root, watch: LossWatch) -> None:
+        """Shows the coming step's loss to `watch`, if there is a model to make better."""
+        if self._chooser is not None:
+            self._watch = watch
+            root.seen = watch.returned
 
-        The model is raised by what it fell short of, and the rows are chosen again.
+    def refine(self, root: Root, recorded: RecordedCall) -> None:
+        """After the first step: what the loss took, and what is resident between steps.
+
+        Raises `MemoryLimitError`, as `fit`.
         """
-        total = recorded.inputs.rows
-        if self._model is None or total is None or observed_bytes <= limit_bytes:
+        root.seen = None
+        chooser, watch, self._watch = self._chooser, self._watch, None
+        if chooser is None or watch is None or chooser.offloads or self._tuner.recommends:
             return
-        present = self._tuner.applied.plan.rows_per_step or total
-        short = max(0.0, observed_bytes - self._model.predict(present))
-        self._model = replace(
-            self._model,
-            fixed_bytes=self._model.fixed_bytes + short,
-            optimizer_bytes=self._model.optimizer_bytes + short,
-        )
-        text = f"{format_memory(observed_bytes)} measured, limit {format_memory(limit_bytes)}"
-        rows = rows_within(self._model, total, limit_bytes)
-        if rows is None or rows >= present:
-            if not self._tuner.offload(root, recorded, f"so that the limit holds: {text}"):
-                self._explain.refused("memory limit", f"cannot be kept: {text}")
-            return
-        self._explain.note("memory limit", text)
-        self._tuner.split(root, recorded, rows, f"so that the limit holds: {text}")
-
-    def _with_checkpointing(
-        self, root: Root, recorded: RecordedCall, total: int, limit_bytes: int
-    ) -> None:
-        blocks = ActivationCheckpointing(root)
-        blocks.enable()
-        try:
-            model = self.model(root, recorded, total)
-        finally:
-            blocks.disable()
-        rows = rows_within(model, total, limit_bytes)
-        if rows is None:
-            needed = format_memory(int(model.predict(1)))
-            if not self._tuner.offload(root, recorded, "one sample alone is too much"):
-                self._explain.refused("memory limit", f"one sample alone needs {needed}")
-        elif rows < total:
-            self._tuner.split(root, recorded, rows, "beside activation checkpointing")
-
-    def model(self, root: Root, recorded: RecordedCall, total: int) -> MemoryModel:
-        """Probes at up to three sizes. Bytes are of the whole process on its device."""
-        parameters = trainable(root.module)
-        size = sum(p.numel() * p.element_size() for p in parameters)
-        batched = recorded.inputs.batched()
-
-        def run(rows: int) -> None:
-            narrow = RecordedCall(recorded.inputs.narrow(0, rows, batched))
-            RootProbe(root, narrow).run(RootPlan())
-
-        with no_trace(root.module):
-            run(2)
-            resident = self._memory.current_bytes() + (1 + _OPTIMIZER_STATE_FACTOR) * size
-            probes = measure(run, self._peak_above_resident, total)
-        optimizer = resident + _OPTIMIZER_TEMPORARIES_FACTOR * size
-        # A probe's own gradients are part of its peak and of what is resident; count them once.
-        return fit([(rows, max(0.0, used - size)) for rows, used in probes], resident, optimizer)
-
-    def _peak_above_resident(self, run: Callable[[], None]) -> float:
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
+        gradients = present_gradient_bytes(root)
         self._memory.trim()
-        before = self._memory.current_bytes()
-        self._memory.reset_peak()
-        run()
-        return float(self._memory.peak_bytes() - before)
+        resident = float(self._memory.current_bytes() - gradients)
+        chooser.know(watch.found or chooser.plain.loss, resident, gradients)
+        self._choose(chooser, root, recorded)
+
+    def _choose(self, chooser: MemoryChooser, root: Root, recorded: RecordedCall) -> None:
+        chooser.choose(root, recorded)
+        known = "" if chooser.plain.loss.measured else ", the loss's part assumed"
+        limit = format_memory(self._limit)
+        self._explain.note(ITEM, f"{chooser.predicted()}{known}; limit {limit}")
+        if not chooser.offloads and self._overstepped(chooser.certain_bytes):
+            self._fail(chooser.choice.rows.predicted_bytes, "predicted")
+
+    def correct(self, root: Root, recorded: RecordedCall, observed_bytes: int) -> None:
+        """After the baseline: real steps took `observed_bytes`.
+
+        The model is raised by what it fell short of, and the rows are chosen again. Raises
+        `MemoryLimitError` where that leaves nothing to choose.
+        """
+        chooser = self._chooser
+        if self._tuner.recommends:
+            return
+        if chooser is None:
+            self.judge(observed_bytes)
+            return
+        if observed_bytes <= self._limit:
+            self._explain.note(ITEM, f"kept: {self._numbers(chooser, observed_bytes)}")
+            return
+        if self._memory.give_back_early(True):
+            numbers = self._numbers(chooser, observed_bytes)
+            self._explain.note(ITEM, f"{numbers}; what is freed goes back at once from now on")
+            return
+        before = chooser.choice.rows
+        short = max(0.0, observed_bytes - before.predicted_bytes)
+        chooser.raise_by(short)
+        chooser.choose(root, recorded)
+        as_before = (before.predicted_bytes + short) * (1 - ALIKE_FRACTION)
+        less = chooser.choice.rows.predicted_bytes < as_before
+        if not less and not chooser.offloads:
+            self.judge(observed_bytes)
+            return
+        numbers = self._numbers(chooser, observed_bytes)
+        self._explain.note(ITEM, f"{numbers}; {chooser.way()} from now on")
+
+    def judge(self, observed_bytes: int, *, ends: bool = True) -> None:
+        """Real steps took so much, and nothing makes them take less.
+
+        Raises `MemoryLimitError` where `ends` and it is too far above the limit for an error.
+        """
+        if ends and self._overstepped(observed_bytes):
+            self._fail(observed_bytes, "measured")
+        elif observed_bytes > self._limit:
+            self._explain.refused(ITEM, self._needs(observed_bytes, "measured"))
+
+    @property
+    def binds(self) -> bool:
+        """Whether the limit asks for anything; then what is refused is refused for a reason."""
+        return self._chooser is not None and self._chooser.binds
+
+    @property
+    def not_asked(self) -> str:
+        """Why the items that save memory are not used, where the limit does not bind."""
+        limit = format_memory(self._limit)
+        if self._chooser is None:
+            return f"nothing was measured that speaks for it (limit {limit})"
+        return f"memory does not ask for it: {self._chooser.predicted()}, limit {limit}"
+
+    def _numbers(self, chooser: MemoryChooser, observed_bytes: int) -> str:
+        measured = f"{format_memory(observed_bytes)} measured"
+        return f"{measured}, {chooser.predicted()}; limit {format_memory(self._limit)}"
+
+    def _overstepped(self, taken_bytes: float) -> bool:
+        return taken_bytes > self._limit * (1 + OVERSTEP_FRACTION)
+
+    def _fail(self, taken_bytes: float, how: str) -> None:
+        text = self._needs(taken_bytes, how)
+        self._explain.refused(ITEM, text)
+        assert self.needed_bytes is not None
+        if not self._tuner.recommends:
+            raise MemoryLimitError(text, self.needed_bytes)
+
+    def _needs(self, taken_bytes: float, how: str) -> str:
+        # With the reserve, so that a limit of so much is one that is kept.
+        self.needed_bytes = needed = int(taken_bytes / (1 - RESERVE_FRACTION)) + 1
+        text = f"cannot be kept: {format_memory(int(taken_bytes))} {how}"
+        if self._chooser is not None:
+            text += f" for {self._chooser.way()}"
+        reasons = [self._explain.line(item) for item in ("batch split", "activation checkpointing")]
+        said = "".join(f"; {line}" for line in reasons if " refused: " in line)
+        return (
+            f"{text}, limit {format_memory(self._limit)}. It needs a limit of "
+            f"{needed} bytes ({format_memory(needed)}; gpu.memory), or a smaller batch{said}"
+        )

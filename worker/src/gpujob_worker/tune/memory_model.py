@@ -1,42 +1,105 @@
-"""Memory of a step as a function of the rows that go through the card at once.
+"""Memory of one step as a function of the rows that go through the model at once.
 
-`M(rows) = max(optimizer step, resident + fixed + slope * rows)`: two lines, so the peaks of
-forward/backward and of the optimizer are kept apart; a fit over their maximum would see the wrong
-slope below the kink.
+A step has four parts, and its peak is that of the largest: the model's forward and backward, the
+loss (between the model's return and the start of its backward), and the optimizer. The loss always
+sees the outputs of the whole batch, however the model's call is split, so its part does not shrink
+with the rows. Parts are kept apart: a fit over their maximum would see the wrong slope.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 RESERVE_FRACTION = 0.05
+# Ways that differ by less are alike.
+ALIKE_FRACTION = 0.005
+# Pieces of a batch while what the loss takes is not known yet.
+PIECES_MAX = 64
+# The optimizer's step reads and writes whole lists of tensors and takes as much again as they are.
+_OPTIMIZER_TEMPORARIES_FACTOR = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Bytes above what is resident between steps, by rows."""
+
+    fixed_bytes: float
+    bytes_per_row: float
+
+    def at(self, rows: int) -> float:
+        return self.fixed_bytes + self.bytes_per_row * rows
+
+
+@dataclass(frozen=True, slots=True)
+class LossBytes:
+    """What the loss of the whole batch takes beside the model's outputs.
+
+    `held_bytes` is what is there more (or less) than the outputs when backward reaches the model:
+    the outputs' gradients, less outputs that nobody keeps.
+    """
+
+    peak_bytes: float
+    held_bytes: float
+    measured: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryModel:
-    """Bytes of one step; `fixed_bytes` includes what is resident between steps."""
+    """Bytes of one step over `rows` samples."""
 
-    optimizer_bytes: float
-    fixed_bytes: float
-    bytes_per_row: float
+    rows: int
+    resident_bytes: float  # between steps, without gradients
+    gradient_bytes: float  # of all parameters
+    held: Line  # after forward, with its graph and outputs
+    peak: Line  # of forward and backward, with the parameters' gradients
+    output_bytes_per_row: float
+    loss: LossBytes
+    # Gradients of the step before that the script drops only after its forward.
+    late_gradient_bytes: float = 0.0
 
-    def predict(self, rows: int) -> float:
-        return max(self.optimizer_bytes, self.fixed_bytes + self.bytes_per_row * rows)
+    def predict(self, rows: int, *, keeps_chunk: bool = True) -> float:
+        """The step's peak with so many rows at once; all of them is the unsplit step."""
+        temporaries = _OPTIMIZER_TEMPORARIES_FACTOR * self.gradient_bytes
+        optimizer = self.gradient_bytes + temporaries
+        parts = self._whole() if rows >= self.rows else self._split(rows, keeps_chunk)
+        return self.resident_bytes + max(optimizer, *parts)
+
+    def _whole(self) -> tuple[float, float]:
+        kept_more = max(0.0, self.loss.held_bytes - self._outputs)
+        loss = self.late_gradient_bytes + self.held.at(self.rows) + self.loss.peak_bytes
+        return loss, self.peak.at(self.rows) + kept_more
+
+    def _split(self, rows: int, keeps_chunk: bool) -> tuple[float, float]:
+        kept = self.held.at(rows) if keeps_chunk else 0.0
+        loss = self.late_gradient_bytes + self._outputs + kept + self.loss.peak_bytes
+        held = max(0.0, self._outputs + self.loss.held_bytes)
+        # The sum over the chunks so far is there beside the gradients of the present one.
+        return loss, held + self.gradient_bytes + self.peak.at(rows)
+
+    @property
+    def _outputs(self) -> float:
+        return self.output_bytes_per_row * self.rows
 
 
-def fit(
-    probes: Sequence[tuple[int, float]], resident_bytes: float, optimizer_bytes: float
-) -> MemoryModel:
-    """Least squares over (rows, forward/backward bytes above resident). Needs two or more rows."""
-    count = len(probes)
-    mean_rows = sum(rows for rows, _ in probes) / count
-    mean_bytes = sum(used for _, used in probes) / count
-    spread = sum((rows - mean_rows) ** 2 for rows, _ in probes)
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows at once, and whether the last chunk's graph is kept through the loss."""
+
+    rows: int
+    keeps_chunk: bool
+    predicted_bytes: float
+
+
+def fit(points: Sequence[tuple[int, float]]) -> Line:
+    """Least squares over (rows, bytes). Needs two or more different rows."""
+    count = len(points)
+    mean_rows = sum(rows for rows, _ in points) / count
+    mean_bytes = sum(used for _, used in points) / count
+    spread = sum((rows - mean_rows) ** 2 for rows, _ in points)
     if spread == 0:
-        raise ValueError(f"probes at different batch sizes are needed; got {list(probes)}")
-    joint = sum((rows - mean_rows) * (used - mean_bytes) for rows, used in probes)
+        raise ValueError(f"probes at different batch sizes are needed; got {list(points)}")
+    joint = sum((rows - mean_rows) * (used - mean_bytes) for rows, used in points)
     slope = max(0.0, joint / spread)
-    fixed = max(0.0, mean_bytes - slope * mean_rows)
-    return MemoryModel(optimizer_bytes, resident_bytes + fixed, slope)
+    return Line(max(0.0, mean_bytes - slope * mean_rows), slope)
 
 
 def divisors(total: int) -> list[int]:
@@ -45,22 +108,32 @@ def divisors(total: int) -> list[int]:
     return sorted({*small, *(total // n for n in small)}, reverse=True)
 
 
-def rows_within(model: MemoryModel, total: int, limit_bytes: int) -> int | None:
-    """The largest divisor of `total` that fits with the reserve; None when no row does."""
+def rows_within(model: MemoryModel, limit_bytes: int) -> Rows | None:
+    """The largest divisor of the batch that fits with the reserve; None when no row does.
+
+    A kept chunk saves its second forward, so it is kept where it fits too.
+    """
     budget = limit_bytes * (1 - RESERVE_FRACTION)
-    return next((rows for rows in divisors(total) if model.predict(rows) <= budget), None)
+    for rows in divisors(model.rows):
+        for keeps_chunk in (True, False):
+            predicted = model.predict(rows, keeps_chunk=keeps_chunk)
+            if predicted <= budget:
+                return Rows(rows, keeps_chunk, predicted)
+    return None
+
+
+def least_rows(model: MemoryModel) -> Rows | None:
+    """The split that takes least, in at most `PIECES_MAX` pieces; None where there is no such.
+
+    Of splits that take about the same it is the coarsest: what the loss takes, no split makes less.
+    """
+    pieces = [n for n in divisors(model.rows)[1:] if model.rows // n <= PIECES_MAX]
+    splits = [Rows(rows, False, model.predict(rows, keeps_chunk=False)) for rows in pieces]
+    least = min((split.predicted_bytes for split in splits), default=0.0)
+    return next((s for s in splits if s.predicted_bytes <= least * (1 + ALIKE_FRACTION)), None)
 
 
 def probe_rows(total: int) -> list[int]:
     """At most three small batch sizes that are far enough apart to see a slope."""
     first = max(2, total // 16)  # one sample alone is no batch for a BatchNorm
     return sorted({min(total, first * factor) for factor in (1, 2, 4)})
-
-
-def measure(
-    run: Callable[[int], None],
-    peak_above_resident: Callable[[Callable[[], None]], float],
-    total: int,
-) -> list[tuple[int, float]]:
-    """Runs `run(rows)` at each probe size; returns (rows, peak bytes above resident)."""
-    return [(n, peak_above_resident(lambda n=n: run(n))) for n in probe_rows(total)]

@@ -46,13 +46,14 @@ def no_trace(module: torch.nn.Module) -> Generator[None]:
             yield
     finally:
         for buffer, value in buffers:
-            _put_back(buffer, value)
+            put_back(buffer, value)
         for layer, values in attributes:
             _restore_attributes(layer, values)
         states.restore()
 
 
-def _put_back(buffer: torch.Tensor, value: torch.Tensor) -> None:
+def put_back(buffer: torch.Tensor, value: torch.Tensor) -> None:
+    """Copies `value` into a buffer without autograd taking it for a change."""
     preserve: Any = torch.autograd._unsafe_preserve_version_counter  # pyright: ignore
     with torch.no_grad(), preserve((buffer,)):
         buffer.copy_(value)

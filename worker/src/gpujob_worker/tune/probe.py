@@ -31,11 +31,16 @@ class ProbeResult:
 
 
 def probe(
-    call: Callable[[CallInputs], Any], parameters: list[torch.Tensor], recorded: RecordedCall
+    call: Callable[[CallInputs], Any],
+    parameters: list[torch.Tensor],
+    recorded: RecordedCall,
+    after_forward: Callable[[], None] | None = None,
 ) -> ProbeResult:
-    """Runs once; never touches `.grad`."""
+    """Runs once; never touches `.grad`. `after_forward` is called with the graph still held."""
     with torch.enable_grad():
         output = call(recorded.inputs.detached())
+        if after_forward is not None:
+            after_forward()
         leaves = differentiable_leaves(output)
         gradients: tuple[torch.Tensor | None, ...] = torch.autograd.grad(
             leaves, parameters, recorded.gradients_for(leaves), allow_unused=True
@@ -52,13 +57,16 @@ class RootProbe:
         self._parameters = trainable(root.module)
         self._states = RandomStates()
 
-    def run(self, plan: RootPlan) -> ProbeResult:
+    def run(self, plan: RootPlan, after_forward: Callable[[], None] | None = None) -> ProbeResult:
         self._states.restore()
         scaling = plan.loss_scale.state() if plan.loss_scale is not None else None
         try:
             with flags_in_force(self._root.plan.flags, plan.flags):
                 return probe(
-                    lambda inputs: self._root.run(plan, inputs), self._parameters, self._recorded
+                    lambda inputs: self._root.run(plan, inputs),
+                    self._parameters,
+                    self._recorded,
+                    after_forward,
                 )
         finally:
             if plan.loss_scale is not None and scaling is not None:

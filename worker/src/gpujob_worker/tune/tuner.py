@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from gpujob_api.settings import Settings, TunedSettings
+from gpujob_api.settings import OptimizeMode, Settings, Toggle, TunedSettings
 from gpujob_worker.explanation import Explanation
 from gpujob_worker.inject.activation import ActivationCheckpointing
 from gpujob_worker.inject.loss_scale import skip_refusal
@@ -65,7 +65,29 @@ class Tuner:
         )
         self.applied = Applied()
 
-    def split(self, root: Root, recorded: RecordedCall, rows: int, why: str) -> bool:
+    @property
+    def recommends(self) -> bool:
+        """Whether choices are only said, not made."""
+        return self._settings.mode is OptimizeMode.RECOMMEND
+
+    def whole(self, root: Root) -> None:
+        """Takes back what was chosen for memory, to choose again."""
+        ActivationCheckpointing(root).disable()
+        self.without_split()
+        self.applied.activation_checkpointing = False
+
+    def without_split(self) -> None:
+        self.applied.plan = self.applied.plan.without_split()
+
+    def split(
+        self,
+        root: Root,
+        recorded: RecordedCall,
+        rows: int,
+        why: str,
+        *,
+        keeps_chunk: bool = True,
+    ) -> bool:
         """Splits the root's call into `rows` samples where that is shown to change nothing."""
         if not self._switches.batch_split:
             self._explain.refused("batch split", "switched off")
@@ -81,7 +103,8 @@ class Tuner:
             self._explain.refused("batch split", reason)
             return False
         self._decision.accept("batch split", f"{total} samples in steps of {rows}, {why}")
-        self.applied.plan = replace(self.applied.plan, rows_per_step=rows)
+        plan = self.applied.plan
+        self.applied.plan = replace(plan, rows_per_step=rows, keeps_chunk=keeps_chunk)
         return True
 
     def activation_checkpointing(self, root: Root, recorded: RecordedCall, why: str) -> bool:
@@ -90,7 +113,8 @@ class Tuner:
             self._explain.refused(item, "switched off")
             return False
         blocks = ActivationCheckpointing(root)
-        reason = blocks.refusal(recorded)
+        off = self._settings.activation_checkpointing is Toggle.OFF
+        reason = "asked not to" if off else blocks.refusal(recorded)
         if reason is not None:
             self._explain.refused(item, reason)
             return False

@@ -1,0 +1,150 @@
+"""Whole runs under a memory limit: kept from the first step on, or ended with what it takes."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.worker_process import WorkerRun, run_alone, run_worker
+
+HEAD = """
+import sys, torch
+from torch import nn
+from torch.nn import functional as F
+torch.manual_seed(1)
+steps, batch = int(sys.argv[1]), int(sys.argv[2])
+
+def train(model, loss_of, optimizer):
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = loss_of(model)
+        loss.backward()
+        optimizer.step()
+        print(step, loss.item(), flush=True)
+"""
+# The loss takes three times the logits, and those are most of what a split step takes.
+LANGUAGE = (
+    HEAD
+    + """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(4096, 64)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 512), nn.GELU(), nn.Linear(512, 64))
+            for _ in range(12))
+        self.head = nn.Linear(64, 4096)
+    def forward(self, x):
+        x = self.embed(x)
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.head(x)
+model = Model()
+text = torch.randint(4096, (batch, 17))
+def loss_of(model):
+    logits = model(text[:, :-1])
+    return F.cross_entropy(logits.reshape(-1, 4096), text[:, 1:].reshape(-1))
+train(model, loss_of, torch.optim.AdamW(model.parameters()))
+"""
+)
+# Normalized blocks: never split, but computed again.
+PICTURES = (
+    HEAD
+    + """
+blocks = int(sys.argv[3])
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16)
+    def forward(self, x):
+        return x + torch.relu(self.norm(self.conv(x)))
+model = nn.Sequential(
+    nn.Conv2d(3, 16, 3, padding=1), nn.Sequential(*(Block() for _ in range(blocks))),
+    nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 4))
+x, y = torch.randn(batch, 3, 32, 32), torch.randint(4, (batch,))
+train(model, lambda model: F.cross_entropy(model(x), y),
+      torch.optim.SGD(model.parameters(), lr=0.01))
+layer = model[1][-1].norm
+print("statistics", int(layer.num_batches_tracked), float(layer.running_var.sum()))
+"""
+)
+QUIET = {"precision": "float32", "compile": "Off"}
+UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def limited(folder: Path, script: str, limit: int, *arguments: int) -> WorkerRun:
+    """Runs to the end; the run's exit code is in its process."""
+    folder.mkdir()
+    (folder / "train.py").write_text(script)
+    command = ["python", str(folder / "train.py"), *map(str, arguments)]
+    environment = {"GPUJOB_MEMORY_LIMIT_BYTES": str(limit)}
+    options = ("--explain", "--no-channels-last", "--no-optimizer", "--no-attention")
+    keywords: dict[str, Any] = {"environment": environment, "options": options}
+    _, run = run_worker(folder, command, settings=QUIET, **keywords)
+    return run
+
+
+def peak_of(folder: Path, script: str, *arguments: int) -> int:
+    """What the script takes without a limit that binds."""
+    run = limited(folder, script, 2**40, *arguments)
+    return int(run.report["baseline"]["peakMemoryBytes"])
+
+
+def amount(text: str, what: str) -> float:
+    found = re.search(rf"(\S+) ([KMG]iB) {what}", text)
+    assert found is not None, text
+    return float(found[1]) * UNITS[found[2]]
+
+
+def said_of(run: WorkerRun, item: str) -> str:
+    lines = [line for line in run.errors.splitlines() if line.startswith(f"gpujob: {item} ")]
+    assert lines, run.errors
+    return lines[-1]
+
+
+def test_a_loss_of_the_whole_batch_is_in_the_prediction(tmp_path: Path) -> None:
+    whole = peak_of(tmp_path / "whole", LANGUAGE, 9, 128)
+    logits = 128 * 16 * 4096 * 4
+    limit = whole - logits
+    run = limited(tmp_path / "tight", LANGUAGE, limit, 30, 128)
+    assert run.process.exitcode == 0, run.errors
+    said = said_of(run, "memory limit")
+    assert said.startswith("gpujob: memory limit kept: "), run.errors
+    measured, predicted = amount(said, "measured"), amount(said, "predicted for 128 samples")
+    assert measured <= limit
+    assert predicted == pytest.approx(measured, rel=0.05)
+    split = [line for line in run.errors.splitlines() if "batch split applied" in line]
+    assert not any("measured" in line for line in split), "no step had to show that it was too much"
+    assert run.report["current"]["peakMemoryBytes"] <= limit
+    assert "activation checkpointing refused: the split keeps the limit alone" in run.errors
+
+
+def test_batch_norm_is_kept_within_a_limit_by_checkpointing(tmp_path: Path) -> None:
+    whole = peak_of(tmp_path / "whole", PICTURES, 9, 32, 12)
+    # A block keeps about five times its 2 MiB of output.
+    limit = whole - 50 * 2**20
+    run = limited(tmp_path / "tight", PICTURES, limit, 20, 32, 12)
+    assert run.process.exitcode == 0, run.errors
+    assert "activation checkpointing applied: 12 blocks" in said_of(run, "activation checkpointing")
+    assert "BatchNorm2d" in said_of(run, "batch split")
+    assert run.report["current"]["peakMemoryBytes"] <= limit, run.errors
+    _, alone = run_alone(tmp_path / "alone", [str(tmp_path / "tight/train.py"), "20", "32", "12"])
+    assert run.output == alone.output, "every digit, of losses and of statistics, is the script's"
+
+
+def test_what_cannot_be_kept_ends_before_the_first_step_with_what_it_needs(tmp_path: Path) -> None:
+    whole = peak_of(tmp_path / "whole", PICTURES, 9, 256, 1)
+    run = limited(tmp_path / "tight", PICTURES, int(whole * 0.65), 9, 256, 1)
+    assert run.process.exitcode == 1
+    assert run.output == ""
+    failure = run.report["failure"]
+    assert failure["failureClass"] == "OutOfMemory"
+    assert "batch split refused: BatchNorm2d 1.0.norm learns from the whole" in failure["message"]
+    assert "activation checkpointing refused: no list of two" in failure["message"]
+    needed = failure["neededBytes"]
+    assert 0.8 * whole < needed < 1.2 * whole
+    assert f"It needs a limit of {needed} bytes" in failure["message"]
+    enough = limited(tmp_path / "enough", PICTURES, needed, 9, 256, 1)
+    assert enough.process.exitcode == 0, enough.errors
+    assert enough.report["current"]["peakMemoryBytes"] <= needed, enough.errors

@@ -1,0 +1,343 @@
+"""The memory model, what a loss takes, and the choice of a way that keeps the limit."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+
+from gpujob_api.report import FailureClass
+from gpujob_api.settings import OptimizeMode, Settings
+from gpujob_worker.explanation import Explanation
+from gpujob_worker.failure import MemoryLimitError, classify
+from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
+from gpujob_worker.inject.trees import CallInputs
+from gpujob_worker.memory import CpuMemory, CudaMemory, Growth
+from gpujob_worker.switches import Switches
+from gpujob_worker.tune.loss_memory import LossWatch
+from gpujob_worker.tune.memory_fit import MemoryFit
+from gpujob_worker.tune.memory_model import (
+    ALIKE_FRACTION,
+    PIECES_MAX,
+    Line,
+    LossBytes,
+    MemoryModel,
+    divisors,
+    fit,
+    least_rows,
+    probe_rows,
+    rows_within,
+)
+from gpujob_worker.tune.memory_probe import MemoryProbe
+from gpujob_worker.tune.tuner import Tuner
+
+MIB = 2**20
+
+
+def model(rows: int = 64, **changed: Any) -> MemoryModel:
+    values: dict[str, Any] = {
+        "resident_bytes": 1000.0,
+        "gradient_bytes": 10.0,
+        "held": Line(0.0, 8.0),
+        "peak": Line(10.0, 10.0),
+        "output_bytes_per_row": 1.0,
+        "loss": LossBytes(3.0 * rows, 0.0, measured=True),
+    }
+    return MemoryModel(rows=rows, **(values | changed))
+
+
+@given(st.floats(0, 1e9), st.floats(0, 1e7), st.integers(8, 4096))
+def test_a_line_is_found_exactly(fixed: float, slope: float, total: int) -> None:
+    line = fit([(rows, fixed + slope * rows) for rows in probe_rows(total)])
+    for rows in (1, total // 2, total):
+        assert line.at(rows) == pytest.approx(fixed + slope * rows, rel=1e-6, abs=1e-3 * total)
+
+
+def test_probes_at_one_size_are_an_error() -> None:
+    with pytest.raises(ValueError, match="different batch sizes"):
+        fit([(4, 1.0), (4, 2.0)])
+
+
+def test_the_peak_is_that_of_the_largest_part() -> None:
+    whole = 1000 + 64 * 8 + 3 * 64
+    assert model().predict(64) == whole, "the loss comes on top of the whole graph"
+    outputs = 64
+    # The loss sees the whole batch's outputs, beside one chunk's graph or none.
+    assert model().predict(4) == 1000 + outputs + 4 * 8 + 3 * 64
+    assert model().predict(4, keeps_chunk=False) == 1000 + outputs + 3 * 64
+    # Backward: the outputs' gradients, the sum of gradients, and a chunk that is run again.
+    small_loss = LossBytes(1.0, 0.0)
+    assert model(loss=small_loss).predict(4) == 1000 + outputs + 10 + 10 + 40
+    dropped = LossBytes(1.0, -1000.0)
+    assert model(loss=dropped).predict(4) == max(1000 + 10 + 50, 1000 + outputs + 32 + 1)
+    assert model(gradient_bytes=900.0).predict(1) == 1000 + 2 * 900, "the optimizer's step"
+    late = model(late_gradient_bytes=10.0)
+    assert late.predict(64) == whole + 10
+    assert late.predict(4, keeps_chunk=False) == 1000 + outputs + 3 * 64 + 10
+
+
+@given(st.integers(1, 5000), st.integers(1, 100_000))
+def test_rows_divide_the_batch_and_fit(total: int, limit: int) -> None:
+    present = model(total)
+    found = rows_within(present, limit)
+    if found is None:
+        assert present.predict(1, keeps_chunk=False) > limit * 0.95
+        return
+    assert total % found.rows == 0
+    assert found.predicted_bytes <= limit * 0.95
+    assert found.predicted_bytes == present.predict(found.rows, keeps_chunk=found.keeps_chunk)
+    larger = [n for n in divisors(total) if n > found.rows]
+    assert all(present.predict(n, keeps_chunk=False) > limit * 0.95 for n in larger)
+    if not found.keeps_chunk:
+        assert present.predict(found.rows) > limit * 0.95
+
+
+@given(st.integers(1, 5000), st.floats(0, 1e5))
+def test_the_least_split_is_no_finer_than_it_helps(total: int, loss: float) -> None:
+    present = model(total, loss=LossBytes(loss, 0.0))
+    found = least_rows(present)
+    pieces = [rows for rows in divisors(total)[1:] if total // rows <= PIECES_MAX]
+    assert (found is None) is (not pieces)
+    if found is None:
+        return
+    for rows in pieces:
+        predicted = present.predict(rows, keeps_chunk=False)
+        alike = found.predicted_bytes <= predicted * (1 + ALIKE_FRACTION)
+        assert alike, "no other takes clearly less"
+        assert rows <= found.rows or predicted > found.predicted_bytes, "no coarser one is alike"
+
+
+def test_many_rows_are_not_run_one_by_one() -> None:
+    found = least_rows(model(8192, loss=LossBytes(0.0, 0.0)))
+    assert found is not None
+    assert found.rows == 8192 // PIECES_MAX
+    assert least_rows(model(8191)) is None, "a prime number"
+
+
+class Memory:
+    """Bytes that a test sets; counts as the real ones do."""
+
+    def __init__(self, current: int = 0) -> None:
+        self.current = self.peak = current
+        self.early = False
+
+    def set(self, current: int) -> None:
+        self.current = current
+        self.peak = max(self.peak, current)
+
+    def current_bytes(self) -> int:
+        return self.current
+
+    def allocated_bytes(self) -> int:
+        return self.current
+
+    def peak_bytes(self) -> int:
+        return self.peak
+
+    def allocated_peak_bytes(self) -> int:
+        return self.peak
+
+    def reset_peak(self) -> None:
+        self.peak = self.current
+
+    def trim(self) -> None: ...
+
+    def give_back_early(self, early: bool) -> bool:
+        changed, self.early = early is not self.early, early
+        return changed
+
+
+def test_a_loss_is_measured_from_the_models_return_to_the_start_of_its_backward() -> None:
+    memory, resets = Memory(100), [0]
+    watch = LossWatch(memory, lambda: resets.append(1))
+    outputs = torch.zeros(4, requires_grad=True) * 2
+    more = torch.zeros(4, requires_grad=True) * 2
+    watch.returned({"a": outputs, "b": more})
+    memory.set(170)
+    memory.set(130)
+    (outputs.sum() + more.sum()).backward()
+    assert watch.found == LossBytes(70.0, 30.0, measured=True)
+    assert resets == [0, 1], "the peak so far was read before it was reset"
+    memory.set(900)
+    watch.returned(torch.zeros(4, requires_grad=True) * 2)
+    assert watch.found == LossBytes(70.0, 30.0, measured=True), "one step is enough"
+
+
+def test_two_calls_before_one_backward_are_not_taken_for_a_loss() -> None:
+    memory = Memory(100)
+    watch = LossWatch(memory, lambda: None)
+    first = torch.zeros(4, requires_grad=True) * 2
+    watch.returned(first)
+    memory.set(5000)
+    second = torch.zeros(4, requires_grad=True) * 2
+    watch.returned(second)
+    (first * second).sum().backward()
+    assert watch.found is None
+
+
+class Reserving:
+    """torch.cuda's counters: what is reserved is more than what is allocated."""
+
+    def __init__(self) -> None:
+        self.reserved, self.allocated = 100, 60
+        self.top_reserved, self.top_allocated = 100, 60
+
+    def memory_reserved(self) -> int:
+        return self.reserved
+
+    def memory_allocated(self) -> int:
+        return self.allocated
+
+    def max_memory_reserved(self) -> int:
+        return self.top_reserved
+
+    def max_memory_allocated(self) -> int:
+        return self.top_allocated
+
+    def reset_peak_memory_stats(self) -> None: ...
+
+    def empty_cache(self) -> None: ...
+
+
+def test_growth_on_a_card_is_the_larger_of_reserved_and_allocated() -> None:
+    cuda = Reserving()
+    growth = Growth(CudaMemory(cuda, context_bytes=7))
+    cuda.allocated = cuda.top_allocated = 90
+    assert (growth.held_bytes(), growth.peak_bytes()) == (30, 30), "found room in what is reserved"
+    cuda.reserved = cuda.top_reserved = 200
+    assert (growth.held_bytes(), growth.peak_bytes()) == (100, 100)
+
+
+class Wide(nn.Module):
+    """Many activations a row, and `outputs` numbers a row for the loss."""
+
+    def __init__(self, outputs: int = 64, normalize: bool = False, depth: int = 6) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(self._block(normalize) for _ in range(depth)))
+        self.head = nn.Linear(256, outputs)
+
+    def _block(self, normalize: bool) -> nn.Module:
+        norm = nn.BatchNorm1d(256) if normalize else nn.LayerNorm(256)
+        return nn.Sequential(nn.Linear(256, 256), norm, nn.Tanh())
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.blocks(x))
+
+
+def limited(
+    module: nn.Module, rows: int, limit: int, mode: OptimizeMode = OptimizeMode.AUTO
+) -> SimpleNamespace:
+    root = Root(module, lambda _: None)
+    root.install()
+    call = RecordedCall(CallInputs.of((torch.randn(rows, 256),), {}))
+    explanation = Explanation()
+    tuner = Tuner(Settings(mode=mode), Switches(), explanation, 1.0)
+    found = MemoryFit(CpuMemory(), explanation, tuner, limit)
+    return SimpleNamespace(root=root, call=call, said=explanation, tuner=tuner, fit=found)
+
+
+def test_a_real_model_is_measured_and_split_to_keep_a_limit() -> None:
+    torch.manual_seed(6)
+    module = Wide()
+    case = limited(module, 8192, 2**40)
+    memory = CpuMemory()
+    memory.give_back_early(True)
+    found = MemoryProbe(case.root, case.call, memory).model()
+    # Two activations of 256 floats are kept of each of six blocks; temporaries come on top.
+    kept = 6 * 2 * 1024
+    assert 0.9 * kept < found.held.bytes_per_row < 1.3 * kept
+    assert 0.9 * kept < found.peak.bytes_per_row < 2 * kept
+    assert found.output_bytes_per_row == 64 * 4
+    case = limited(module, 8192, int(found.predict(2048) / 0.94))
+    case.fit.fit(case.root, case.call)
+    rows = case.tuner.applied.plan.rows_per_step
+    assert rows is not None
+    # The heap of a process that ran other tests makes the slope uncertain.
+    assert 512 <= rows <= 4096
+    assert 8192 % rows == 0
+    assert case.fit.binds
+
+
+def test_what_a_real_loss_takes_is_seen_in_the_step_itself() -> None:
+    torch.manual_seed(7)
+    module = Wide(outputs=4096, depth=1)
+    memory = CpuMemory()
+    memory.give_back_early(True)
+    root = Root(module, lambda _: None)
+    root.install()
+    root.plan = RootPlan(rows_per_step=64)
+    watch = LossWatch(memory, lambda: None)
+    root.seen = watch.returned
+    outputs = 1024 * 4096 * 4
+    loss = functional.cross_entropy(module(torch.randn(1024, 256)), torch.randint(4096, (1024,)))
+    loss.backward()
+    assert watch.found is not None
+    # Logarithms, their gradient, and the logits' gradient; the logits themselves go.
+    assert 1.8 * outputs < watch.found.peak_bytes < 3.2 * outputs
+    assert abs(watch.found.held_bytes) < 1.2 * outputs
+    assert watch.found.measured
+
+
+def test_a_limit_that_does_not_bind_says_so_with_numbers() -> None:
+    case = limited(Wide(), 256, 2**40)
+    case.fit.fit(case.root, case.call)
+    assert not case.fit.binds
+    assert case.tuner.applied.plan == RootPlan()
+    assert "predicted for 256 samples" in case.fit.not_asked
+    assert case.fit.not_asked.endswith("limit 1 TiB")
+
+
+def test_a_limit_that_cannot_be_kept_ends_the_job_with_what_it_needs() -> None:
+    case = limited(Wide(normalize=True, depth=1), 256, 50 * MIB)
+    with pytest.raises(MemoryLimitError, match="cannot be kept") as caught:
+        case.fit.fit(case.root, case.call)
+    text = str(caught.value)
+    assert "predicted for 256 samples" in text
+    assert "limit 50 MiB" in text
+    assert "batch split refused: BatchNorm1d blocks.0.1 learns from the whole batch" in text
+    assert "activation checkpointing refused: no list of two or more like blocks" in text
+    needed = caught.value.needed_bytes
+    assert f"a limit of {needed} bytes" in text
+    failure = classify(caught.value)
+    assert failure.failure_class is FailureClass.OUT_OF_MEMORY
+    assert failure.needed_bytes == needed
+    # So much is enough for the same job.
+    again = limited(Wide(normalize=True, depth=1), 256, int(needed * 1.1))
+    again.fit.fit(again.root, again.call)
+    assert "memory limit" in again.said.line("memory limit")
+
+
+def test_recommend_says_it_and_goes_on() -> None:
+    case = limited(Wide(normalize=True, depth=1), 256, 50 * MIB, OptimizeMode.RECOMMEND)
+    case.fit.fit(case.root, case.call)
+    assert "cannot be kept" in case.said.line("memory limit")
+    case.fit.correct(case.root, case.call, 2**40)
+
+
+def test_real_steps_correct_the_prediction_and_what_is_left_is_judged() -> None:
+    torch.manual_seed(8)
+    module = Wide()
+    case = limited(module, 1021, 2**33)  # a prime number: there is nothing to choose
+    case.fit.fit(case.root, case.call)
+    case.fit.correct(case.root, case.call, int(2**33 * 1.04))
+    assert "what is freed goes back at once from now on" in case.said.line("memory limit")
+    case.fit.correct(case.root, case.call, 2**32)
+    assert case.said.line("memory limit").startswith("memory limit kept: 4 GiB measured")
+    case.fit.correct(case.root, case.call, int(2**33 * 1.04))
+    said = case.said.line("memory limit")
+    assert "cannot be kept: 8.32 GiB measured" in said, "less is an error of the measurement"
+    assert case.fit.needed_bytes > 2**33
+    with pytest.raises(MemoryLimitError, match="12 GiB measured"):
+        case.fit.correct(case.root, case.call, 12 * 2**30)
+    case.fit.judge(12 * 2**30, ends=False)
+
+
+def test_an_allocation_that_fails_is_not_taken_for_all_that_is_needed() -> None:
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB")
+    assert classify(error, 100).needed_bytes == 2 * MIB + 100
+    assert classify(error, 100, predicted_bytes=2**34).needed_bytes == 2**34
+    assert classify(ValueError("no"), 100, predicted_bytes=2**34).needed_bytes is None
