@@ -9,7 +9,7 @@ texts and lists that are for people, so that no write is refused for a long mess
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import Enum
 from functools import cache
@@ -31,6 +31,8 @@ class _Dataclass(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
+# From a JSON value and its path.
+_Reader = Callable[[object, str], Any]
 DataT = TypeVar("DataT", bound=_Dataclass)
 
 
@@ -55,45 +57,36 @@ def bounded_fields(kind: type) -> dict[str, tuple[str, Any]]:
 
 def decode(kind: type[DataT], data: object, path: str = "") -> DataT:
     """Reads a noun from parsed JSON. Raises `FieldError` naming the field that does not fit."""
-    if not isinstance(data, Mapping):
-        raise FieldError(path or kind.__name__, f"must be an object, not {_json_type(data)}")
-    values: dict[str, Any] = {}
-    mapping = cast("Mapping[str, object]", data)
-    for json_name, (name, hint) in bounded_fields(kind).items():
-        value = mapping.get(json_name)
-        if value is not None:
-            values[name] = _decode_value(hint, value, _join(path, json_name))
-    missing = [
-        camel_case(f.name)
-        for f in dataclasses.fields(kind)
-        if f.name not in values
-        and f.default is dataclasses.MISSING
-        and f.default_factory is dataclasses.MISSING
-    ]
-    if missing:
-        raise FieldError(_join(path, missing[0]), "is required")
-    try:
-        return kind(**values)
-    except FieldError as error:
-        raise FieldError(_join(path, error.field), error.problem) from None
+    return cast("DataT", _object_reader(kind)(data, path))
 
 
 def encode(noun: _Dataclass) -> dict[str, Any]:
     """Writes a noun as JSON. Fields that are None are left out; what may be clipped fits."""
     result: dict[str, Any] = {}
-    for json_name, (name, hint) in bounded_fields(type(noun)).items():
-        value = _fitted(hint, getattr(noun, name))
+    for json_name, name, write in _writers(type(noun)):
+        value = getattr(noun, name)
         if value is not None:
-            result[json_name] = _encode_value(value)
+            value = write(value)
+            if value is not None:
+                result[json_name] = value
     return result
 
 
 def check(noun: _Dataclass) -> None:
     """Refuses a noun built in Python as `decode` would (for `__post_init__`)."""
-    for json_name, (name, hint) in bounded_fields(type(noun)).items():
+    for json_name, name, check_value in _checkers(type(noun)):
         value = getattr(noun, name)
         if value is not None:
-            _check_value(hint, value, json_name)
+            check_value(value, json_name)
+
+
+@cache
+def _checkers(kind: type) -> tuple[tuple[str, str, Callable[[Any, str], None]], ...]:
+    return tuple(
+        (json_name, name, check_value)
+        for json_name, (name, hint) in bounded_fields(kind).items()
+        if (check_value := _checker(hint)) is not None
+    )
 
 
 def format_time(moment: datetime) -> str:
@@ -128,21 +121,6 @@ def _json_type(value: object) -> str:
     return next((name for kind, name in _JSON_TYPES if isinstance(value, kind)), "a number")
 
 
-def _encode_value(value: Any) -> Any:
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, datetime):
-        return format_time(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        custom = getattr(value, "to_json", None)
-        return custom() if custom is not None else encode(value)
-    if isinstance(value, Mapping):
-        return {key: _encode_value(item) for key, item in cast("Mapping[str, Any]", value).items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_encode_value(item) for item in cast("Sequence[Any]", value)]
-    return value
-
-
 @cache
 def _inner(hint: Any) -> Any:
     """The type of an optional field's value."""
@@ -161,74 +139,183 @@ def _bounds(hint: Any) -> tuple[Any, tuple[Bound, ...]]:
     return hint, ()
 
 
-def _fitted(hint: Any, value: Any) -> Any:
-    """Shortens what may be shortened."""
+@cache
+def _fitter(hint: Any) -> Callable[[Any], Any] | None:
+    """Shortens what may be shortened; None where nothing may be."""
     bare, bounds = _bounds(_inner(hint))
-    if value is None:
+    fit_item = _fitter(get_args(bare)[0]) if get_origin(bare) is tuple else None
+    if not bounds and fit_item is None:
         return None
-    for bound in bounds:
-        value = bound.fitted(value)
-    if get_origin(bare) is tuple and _bounds(get_args(bare)[0])[1]:
-        return tuple(_fitted(get_args(bare)[0], entry) for entry in value)
+
+    def fit(value: Any) -> Any:
+        for bound in bounds:
+            value = bound.fitted(value)
+        return value if fit_item is None else tuple(fit_item(entry) for entry in value)
+
+    return fit
+
+
+@cache
+def _checker(hint: Any) -> Callable[[Any, str], None] | None:
+    """Refuses what breaks its bounds; None where there are none."""
+    bare, bounds = _bounds(_inner(hint))
+    check_item = _checker(get_args(bare)[0]) if get_origin(bare) is tuple else None
+    if not bounds and check_item is None:
+        return None
+
+    def check_value(value: Any, path: str) -> None:
+        for bound in bounds:
+            problem = bound.problem(bound.fitted(value))
+            if problem is not None:
+                raise FieldError(path, problem)
+        if check_item is not None:
+            for position, entry in enumerate(value):
+                check_item(entry, f"{path}[{position}]")
+
+    return check_value
+
+
+# -- writing: what each field needs is found out once for a kind
+
+
+@cache
+def _writers(kind: type) -> tuple[tuple[str, str, Callable[[Any], Any]], ...]:
+    return tuple(
+        (json_name, name, _writer(hint)) for json_name, (name, hint) in bounded_fields(kind).items()
+    )
+
+
+def _writer(hint: Any) -> Callable[[Any], Any]:
+    bare, _ = _bounds(_inner(hint))
+    fit = _fitter(hint) or _as_it_is
+    if bare in (bool, float, int, str):
+        return fit
+
+    def write(value: Any) -> Any:
+        fitted = fit(value)
+        return None if fitted is None else _encode_value(fitted)
+
+    return write
+
+
+def _as_it_is(value: Any) -> Any:
     return value
 
 
-def _check_value(hint: Any, value: Any, path: str) -> None:
+def _encode_value(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, datetime):
+        return format_time(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        custom = getattr(value, "to_json", None)
+        return custom() if custom is not None else encode(value)
+    if isinstance(value, Mapping):
+        return {key: _encode_value(item) for key, item in cast("Mapping[str, Any]", value).items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_encode_value(item) for item in cast("Sequence[Any]", value)]
+    return value
+
+
+# -- reading: a function for each type, made once
+
+
+@cache
+def _object_reader(kind: type) -> _Reader:
+    fields = [
+        (json_name, name, _value_reader(hint))
+        for json_name, (name, hint) in bounded_fields(kind).items()
+    ]
+    required = [
+        (f.name, camel_case(f.name))
+        for f in dataclasses.fields(kind)
+        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    ]
+
+    def read(data: object, path: str) -> Any:
+        if not isinstance(data, Mapping):
+            raise FieldError(path or kind.__name__, f"must be an object, not {_json_type(data)}")
+        mapping = cast("Mapping[str, object]", data)
+        values: dict[str, Any] = {}
+        for json_name, name, read_value in fields:
+            value = mapping.get(json_name)
+            if value is not None:
+                values[name] = read_value(value, _join(path, json_name))
+        for name, json_name in required:
+            if name not in values:
+                raise FieldError(_join(path, json_name), "is required")
+        try:
+            return kind(**values)
+        except FieldError as error:
+            raise FieldError(_join(path, error.field), error.problem) from None
+
+    return read
+
+
+@cache
+def _value_reader(hint: Any) -> _Reader:
     bare, bounds = _bounds(_inner(hint))
-    for problem in (bound.problem(bound.fitted(value)) for bound in bounds):
-        if problem is not None:
-            raise FieldError(path, problem)
-    if get_origin(bare) is tuple:
-        for position, entry in enumerate(value):
-            _check_value(get_args(bare)[0], entry, f"{path}[{position}]")
+    read_bare = _bare_reader(bare)
+    if not bounds:
+        return read_bare
+
+    def read(value: object, path: str) -> Any:
+        result = read_bare(value, path)
+        for bound in bounds:
+            result = bound.fitted(result)
+            problem = None if result is None else bound.problem(result)
+            if problem is not None:
+                raise FieldError(path, problem)
+        return result
+
+    return read
 
 
-def _decode_value(hint: Any, value: object, path: str) -> Any:
-    bare, bounds = _bounds(_inner(hint))
-    result = _decode_bare(bare, value, path)
-    for bound in bounds:
-        result = bound.fitted(result)
-        problem = None if result is None else bound.problem(result)
-        if problem is not None:
-            raise FieldError(path, problem)
-    return result
-
-
-def _decode_bare(hint: Any, value: object, path: str) -> Any:
+def _bare_reader(hint: Any) -> _Reader:
     origin = get_origin(hint)
     if origin is tuple:
-        return _decode_list(get_args(hint)[0], value, path)
+        return _list_reader(_value_reader(get_args(hint)[0]))
     if origin is not None and issubclass(origin, Mapping):
-        return _decode_map(get_args(hint)[1], value, path)
+        return _map_reader(_value_reader(get_args(hint)[1]))
     if dataclasses.is_dataclass(hint):
         custom = getattr(hint, "from_json", None)
-        if custom is not None:
-            return custom(value, path)
-        return decode(cast("type[Any]", hint), value, path)
-    return _decode_scalar(hint, value, path)
+        return custom if custom is not None else _object_reader(cast("type[Any]", hint))
+    return _scalar_reader(hint)
 
 
-def _decode_list(item: Any, value: object, path: str) -> tuple[Any, ...]:
-    if not isinstance(value, list):
-        raise FieldError(path, f"must be a list, not {_json_type(value)}")
-    items = cast("list[object]", value)
-    return tuple(_decode_value(item, entry, f"{path}[{n}]") for n, entry in enumerate(items))
+def _list_reader(read_item: _Reader) -> _Reader:
+    def read(value: object, path: str) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            raise FieldError(path, f"must be a list, not {_json_type(value)}")
+        items = cast("list[object]", value)
+        return tuple(read_item(entry, f"{path}[{n}]") for n, entry in enumerate(items))
+
+    return read
 
 
-def _decode_map(item: Any, value: object, path: str) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise FieldError(path, f"must be an object, not {_json_type(value)}")
-    entries = cast("Mapping[str, object]", value)
-    return {key: _decode_value(item, entry, _join(path, key)) for key, entry in entries.items()}
+def _map_reader(read_item: _Reader) -> _Reader:
+    def read(value: object, path: str) -> dict[str, Any]:
+        if not isinstance(value, Mapping):
+            raise FieldError(path, f"must be an object, not {_json_type(value)}")
+        entries = cast("Mapping[str, object]", value)
+        return {key: read_item(entry, _join(path, key)) for key, entry in entries.items()}
+
+    return read
+
+
+def _scalar_reader(hint: Any) -> _Reader:
+    if hint is Any or hint is object:
+        return lambda value, path: value
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return lambda value, path: _decode_enum(hint, value, path)
+    if hint is datetime:
+        return _decode_time
+    return lambda value, path: _decode_scalar(hint, value, path)
 
 
 def _decode_scalar(hint: Any, value: object, path: str) -> Any:
-    if hint is Any or hint is object:
+    if type(value) is hint and hint is not float:
         return value
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return _decode_enum(hint, value, path)
-    if hint is datetime:
-        return _decode_time(value, path)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
