@@ -1,8 +1,10 @@
 """The tuner: measured choices that leave no trace, refusals with reasons, the memory model."""
 
 import contextlib
+import itertools
 import math
 import random
+import time
 from typing import Any
 
 import numpy as np
@@ -334,7 +336,26 @@ def test_measuring_alternates_and_stops_early() -> None:
     assert "".join(order) == "abbaabbaab"
     order.clear()
     measure_speedup(lambda: run("a", 1.0), lambda: run("b", 1.0), lambda: False, needed=1.02)
-    assert len(order) == 4
+    assert len(order) == 2, "no pair is run that there is no time for"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "pairs"), [([9.0], 1), ([1.9], 2), ([1.3, 1.31, 1.29], 3), ([1.6, 1.4, 1.9], 3)]
+)
+def test_a_clearly_slower_candidate_is_given_up_after_the_first_pairs(
+    seconds: list[float], pairs: int
+) -> None:
+    times = itertools.cycle(seconds)
+    found = measure_speedup(lambda: 1.0, lambda: next(times), lambda: True, needed=1.02)
+    assert found.pairs == pairs
+    assert found.ratio < 1
+
+
+def test_one_long_pause_does_not_give_a_candidate_up() -> None:
+    times = iter([2.5] + [0.5] * 39)
+    found = measure_speedup(lambda: 1.0, lambda: next(times), lambda: True, needed=1.02)
+    assert found.pairs > 2
+    assert found.ratio > 1.02
 
 
 def test_a_gain_that_does_not_show_is_given_up() -> None:
@@ -349,12 +370,54 @@ def test_a_gain_that_does_not_show_is_given_up() -> None:
     assert len(runs) == PAIRS_FUTILE
 
 
-def test_an_item_gets_half_of_the_time_that_is_left() -> None:
-    decision = Decision(Settings(), Explanation(), 0.0)
-    assert not decision.has_time()
-    assert not decision.share()()
-    decision.grant(1000.0)
-    assert decision.share()()
+def test_items_share_what_is_left_and_free_their_part_when_they_are_decided(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    explanation = Explanation()
+    decision = Decision(Settings(), explanation, 12.0)
+    now[0] = 500.0
+    assert not decision.in_time("late", forced=False)
+    assert explanation.line("late") == "late refused: not tried: the 12 s for tuning are over"
+    assert decision.in_time("late", forced=True)
+    decision.start()
+    decision.expects(["one", "two", "three"])
+
+    def seconds(item: str) -> float:
+        has_time, before = decision.share(item), now[0]
+        while has_time():
+            now[0] += 0.125
+        spent, now[0] = now[0] - before, before
+        return spent
+
+    assert seconds("one") == 4.0
+    assert seconds("unexpected") == 3.0
+    decision.refuse("two", "hopeless")
+    assert seconds("one") == 6.0
+    decision.accept("three", "faster")
+    decision.refuse("one", "slower")
+    assert seconds("unexpected") == 12.0
+
+
+def test_the_optimizer_is_not_measured_where_its_copies_do_not_fit() -> None:
+    model = Model()
+    optimizer = torch.optim.Adam(model.parameters())
+    explanation = Explanation()
+    tuner(explanation).fused_optimizer(optimizer, room_bytes=1000)
+    assert "of copies" in explanation.line("fused optimizer")
+    tuner(explanation, optimizer=False).fused_optimizer(optimizer)
+    assert explanation.line("fused optimizer") == "fused optimizer refused: switched off"
+
+
+def test_what_is_known_to_be_refused_is_not_given_time() -> None:
+    root, call = root_and_call(Model())
+    assert tuner(Explanation()).speed_items(root, call).expected() == [
+        "precision",
+        "attention kernel",
+    ]
+    off = tuner(Explanation(), precision=False, attention=False)
+    assert off.speed_items(root, call).expected() == []
 
 
 def test_closeness_sees_every_difference() -> None:

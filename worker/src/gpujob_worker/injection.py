@@ -32,25 +32,14 @@ from gpujob_worker.inject.script_facts import (
 )
 from gpujob_worker.memory import CudaMemory, device_memory
 from gpujob_worker.session import Session
-from gpujob_worker.tune.applied import put_in_force
-from gpujob_worker.tune.flop import forced_float32, step_flop
+from gpujob_worker.tune.flop import step_flop
 from gpujob_worker.tune.loss_memory import LossWatch
 from gpujob_worker.tune.memory_fit import MemoryFit
 from gpujob_worker.tune.tuner import Tuner
+from gpujob_worker.tuning_pass import TuningPass
 
 WARM_UP_STEPS = 2
 BASELINE_STEPS = 5
-COMPILE_AFTER_SECONDS = 120.0
-# Items that need one root module and a recorded call of it.
-ROOT_ITEMS = (
-    "batch split",
-    "activation checkpointing",
-    "precision",
-    "attention kernel",
-    "channels_last",
-    "convolution autotuning",
-    "compile",
-)
 
 
 class Injection:
@@ -299,14 +288,13 @@ class Injection:
         session.baseline_wait_percent = window.data_wait_percent
         start = time.monotonic()
         self._in_force.tuner = self._in_force.tuner or self._new_tuner()
+        self._in_force.tuner.start()
+        tuning = TuningPass(session, self._in_force, optimizer)
         reason = self._no_single_root()
-        if reason is not None:
-            for item in ROOT_ITEMS:
-                self._explain.refused(item, reason)
+        if reason is None:
+            self._compile_due = tuning.run(self._roots[0])
         else:
-            self._tune_root(self._roots[0])
-        if len(self._facts.optimizers) == 1:
-            self._in_force.tuner.fused_optimizer(optimizer)
+            tuning.without_root(reason)
         self._in_force.put()
         self._loaders.decide(self._in_force.tuner.applied)
         session.tuning_seconds = time.monotonic() - start
@@ -323,58 +311,6 @@ class Injection:
         if self._roots[0].recorded is None:
             return "no call of the module was seen"
         return None
-
-    def _tune_root(self, root: Root) -> None:
-        recorded = root.recorded
-        tuner = self._in_force.tuner
-        assert recorded is not None
-        assert tuner is not None
-        root.recording = False
-        self._session.plain_float32 = forced_float32(root)
-        self._session.step_flop = step_flop(root, recorded)
-        settings = self._session.environment.settings
-        fit = self._in_force.fit
-        if fit is not None:
-            fit.correct(root, recorded, self._session.baseline_peak_bytes)
-        binds = fit is not None and fit.binds
-        not_asked = fit.not_asked if fit is not None else "memory does not ask for it: no limit"
-        asked, rows = settings.batch_per_step, tuner.applied.plan.rows_per_step
-        if asked is not None and (rows is None or asked < rows):
-            tuner.split(root, recorded, asked, "as asked for")
-        elif rows is None and not binds:
-            self._explain.refused("batch split", not_asked)
-        self._activation(root, recorded, tuner, None if binds else not_asked)
-        if not binds:
-            self._explain.refused("offload", not_asked)
-        put_in_force(root, None, tuner.applied)
-        try:
-            tuner.speed(root, recorded)
-            if settings.compile is Toggle.ON:
-                tuner.compile(root, recorded)
-            elif settings.compile is Toggle.AUTO and self._session.switches.compile:
-                self._compile_due = time.monotonic() + COMPILE_AFTER_SECONDS
-                self._explain.refused(
-                    "compile", f"tried once training has lasted {COMPILE_AFTER_SECONDS:.0f} s"
-                )
-            else:
-                tuner.compile(root, recorded)
-        finally:
-            put_in_force(root, None, self._in_force.applied)
-            root.recorded = None
-
-    def _activation(
-        self, root: Root, recorded: RecordedCall, tuner: Tuner, not_asked: str | None
-    ) -> None:
-        """`not_asked` says why memory does not ask for it; None where it does."""
-        wanted = self._session.environment.settings.activation_checkpointing
-        if tuner.applied.activation_checkpointing:
-            return
-        if wanted is Toggle.ON:
-            tuner.activation_checkpointing(root, recorded, "as asked for")
-        elif wanted is Toggle.OFF:
-            self._explain.refused("activation checkpointing", "asked not to")
-        elif not_asked is not None:
-            self._explain.refused("activation checkpointing", not_asked)
 
     def _compile_when_due(self) -> None:
         """The long-running job's compilation: one step to record a batch, then the try."""

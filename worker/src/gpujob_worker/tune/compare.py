@@ -11,6 +11,12 @@ PAIRS_MIN = 5
 # A gain that does not show in the mean of so many pairs is not worth more of them.
 PAIRS_FUTILE = 10
 PAIRS_MAX = 40
+# Clearly worse: every run of the candidate took so many times the longest of the other.
+CLEARLY_SLOWER = 1.5
+# One run of each proves so much only.
+CLEARLY_SLOWER_AT_ONCE = 3.0
+# From so many pairs on the interval may reject; to accept, it takes `PAIRS_MIN`.
+PAIRS_TO_REJECT = 3
 # Two-sided 95 % quantiles of Student's t for n - 1 degrees of freedom, n = 2..; 1.96 beyond.
 _STUDENT_T = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179)
 _STUDENT_T_MANY = 2.1
@@ -50,8 +56,8 @@ def measure_speedup(
 ) -> Speedup:
     """Runs both in turns (AB, BA, ...) until the interval decides against `needed`, or time is up.
 
-    Each function runs once and returns its seconds. At least `PAIRS_MIN` pairs are run, two when
-    time is up before.
+    Each function runs once and returns its seconds. A candidate that is clearly slower is given up
+    after the first pairs; to be accepted early it takes `PAIRS_MIN` pairs. One pair is always run.
     """
     first: list[float] = []
     second: list[float] = []
@@ -62,15 +68,26 @@ def measure_speedup(
         else:
             second.append(candidate())
             first.append(plain())
-        if len(first) >= 2 and not has_time():
+        if not has_time() or is_clearly_slower(first, second) or _decided(first, second, needed):
             break
-        if len(first) >= PAIRS_MIN:
-            found = speedup(first, second)
-            if found.low > needed or found.high < needed:
-                break
-            if len(first) >= PAIRS_FUTILE and found.ratio < needed:
-                break
     return speedup(first, second)
+
+
+def is_clearly_slower(plain: Sequence[float], candidate: Sequence[float]) -> bool:
+    """Whether the candidate is not worth another run: no overlap, and far apart."""
+    apart = CLEARLY_SLOWER if len(plain) > 1 else CLEARLY_SLOWER_AT_ONCE
+    return min(candidate) > apart * max(plain)
+
+
+def _decided(plain: Sequence[float], candidate: Sequence[float], needed: float) -> bool:
+    pairs = len(plain)
+    if pairs < PAIRS_TO_REJECT:
+        return False
+    found = speedup(plain, candidate)
+    if found.high < needed:
+        return True
+    futile = pairs >= PAIRS_FUTILE and found.ratio < needed
+    return futile or (pairs >= PAIRS_MIN and found.low > needed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,7 +121,7 @@ class CompileItems:
 
         try:
             trial = Trial(self._decision, self._root, self._recorded)
-            outputs, gradients, found = trial.compared(self._applied.plan, plan, compiled)
+            outputs, gradients, found = trial.compared(item, self._applied.plan, plan, compiled)
         except Exception as error:
             self._decision.refuse(item, f"failed: {short(error)}")
             return False

@@ -93,9 +93,7 @@ class MemoryFit:
         if observed_bytes <= self._limit:
             self._explain.note(ITEM, f"kept: {self._numbers(chooser, observed_bytes)}")
             return
-        if self._memory.give_back_early(True):
-            numbers = self._numbers(chooser, observed_bytes)
-            self._explain.note(ITEM, f"{numbers}; what is freed goes back at once from now on")
+        if self._gives_back_early(observed_bytes):
             return
         before = chooser.choice.rows
         short = max(0.0, observed_bytes - before.predicted_bytes)
@@ -114,10 +112,23 @@ class MemoryFit:
 
         Raises `MemoryLimitError` where `ends` and it is too far above the limit for an error.
         """
+        if observed_bytes > self._limit and self._gives_back_early(observed_bytes):
+            return
         if ends and self._overstepped(observed_bytes):
             self._fail(observed_bytes, "measured")
         elif observed_bytes > self._limit:
             self._explain.refused(ITEM, self._needs(observed_bytes, "measured"))
+
+    def _gives_back_early(self, observed_bytes: int) -> bool:
+        """Whether that is something new; then it is looked at again after some steps."""
+        if not self._memory.give_back_early(True):
+            return False
+        measured, limit = format_memory(observed_bytes), format_memory(self._limit)
+        self._explain.note(
+            ITEM,
+            f"{measured} measured, limit {limit}; what is freed goes back at once from now on",
+        )
+        return True
 
     @property
     def binds(self) -> bool:

@@ -27,6 +27,7 @@ from gpujob_worker.tune.trial import (
     tolerance_of,
 )
 
+CHANNELS_LAST, CONVOLUTIONS = "channels_last", "convolution autotuning"
 _EARLIER = "from an earlier run"
 
 
@@ -55,6 +56,18 @@ class SpeedItems:
     @property
     def _plan(self) -> RootPlan:
         return self._applied.plan
+
+    def expected(self) -> list[str]:
+        """Items that nothing known beforehand speaks against."""
+        switches, module = self._switches, self._root.module
+        against = {
+            "precision": self._precision_refusal(self._settings.precision),
+            "attention kernel": self._refusal(switches.attention),
+            CHANNELS_LAST: self._channels_last_refusal(),
+            CONVOLUTIONS: self._refusal(switches.convolution_autotuning)
+            or convolution_autotuning_refusal(module, len(self._root.signatures)),
+        }
+        return [item for item, reason in against.items() if reason is None]
 
     def precision(self) -> None:
         wanted = self._settings.precision
@@ -183,9 +196,7 @@ class SpeedItems:
         return watch.refusal()
 
     def channels_last(self) -> None:
-        item = "channels_last"
-        reason = self._refusal(self._switches.channels_last)
-        reason = reason or channels_last_refusal(self._root.module, self._recorded.inputs)
+        item, reason = CHANNELS_LAST, self._channels_last_refusal()
         if reason is not None:
             self._decision.refuse(item, reason)
             return
@@ -193,8 +204,12 @@ class SpeedItems:
         if self._trial.accepts(item, self._plan, plan, tolerance=tolerance_of(plan)):
             self._applied.plan = plan
 
+    def _channels_last_refusal(self) -> str | None:
+        reason = self._refusal(self._switches.channels_last)
+        return reason or channels_last_refusal(self._root.module, self._recorded.inputs)
+
     def convolution_autotuning(self) -> None:
-        item = "convolution autotuning"
+        item = CONVOLUTIONS
         reason = self._refusal(self._switches.convolution_autotuning)
         reason = reason or convolution_autotuning_refusal(
             self._root.module, len(self._root.signatures)
@@ -214,15 +229,14 @@ class SpeedItems:
         if tuned.attention is not None:
             self._adopt_attention(tuned.attention)
         if tuned.channels_last:
-            reason = self._refusal(self._switches.channels_last)
-            reason = reason or channels_last_refusal(self._root.module, self._recorded.inputs)
+            reason = self._channels_last_refusal()
             shapes = sample_shapes(self._recorded.inputs)
-            self._adopt("channels_last", reason, replace(self._plan, channels_last=shapes))
+            self._adopt(CHANNELS_LAST, reason, replace(self._plan, channels_last=shapes))
         if tuned.convolution_autotuning:
             reason = self._refusal(self._switches.convolution_autotuning)
             reason = reason or convolution_autotuning_refusal(self._root.module, 1)
             flags = replace(self._plan.flags, convolution_autotuning=True)
-            self._adopt("convolution autotuning", reason, replace(self._plan, flags=flags))
+            self._adopt(CONVOLUTIONS, reason, replace(self._plan, flags=flags))
 
     def _adopt_precision(self, precision: Precision) -> None:
         reason = self._precision_refusal(precision)

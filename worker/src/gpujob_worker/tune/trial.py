@@ -5,7 +5,7 @@ outputs and gradients agree with those of the plan in force, on a real batch.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from gpujob_api.settings import OptimizeMode, Settings
@@ -55,7 +55,17 @@ class Decision:
         self.limited = limited
         self._explain = explanation
         self._recommend = settings.mode is OptimizeMode.RECOMMEND
-        self._ends = time.monotonic() + budget_seconds
+        self._budget_seconds = budget_seconds
+        self._ends = 0.0
+        self._pending: set[str] = set()
+        self.start()
+
+    def start(self) -> None:
+        self._ends = time.monotonic() + self._budget_seconds
+
+    def expects(self, items: Iterable[str]) -> None:
+        """Items that may want to be measured; each is one until something is said of it."""
+        self._pending.update(items)
 
     def measures(self, item: str, forced: bool) -> bool:
         """Whether a measurement may decide here; says so where it may not."""
@@ -64,13 +74,17 @@ class Decision:
             return False
         return True
 
-    def has_time(self) -> bool:
-        return time.monotonic() < self._ends
+    def in_time(self, item: str, forced: bool) -> bool:
+        """Whether there is time to measure; says so where there is none."""
+        if forced or time.monotonic() < self._ends:
+            return True
+        self.refuse(item, f"not tried: the {self._budget_seconds:g} s for tuning are over")
+        return False
 
-    def share(self) -> Callable[[], bool]:
-        """Time for one item: half of what is left, so that the later ones get some too."""
+    def share(self, item: str) -> Callable[[], bool]:
+        """Time for one item: an equal part of what is left, for it and each that is pending."""
         now = time.monotonic()
-        ends = now + max(0.0, self._ends - now) / 2
+        ends = now + max(0.0, self._ends - now) / len(self._pending | {item})
         return lambda: time.monotonic() < ends
 
     def grant(self, seconds: float) -> None:
@@ -88,9 +102,11 @@ class Decision:
         return True
 
     def accept(self, item: str, what: str) -> None:
+        self._pending.discard(item)
         (self._explain.recommended if self._recommend else self._explain.applied)(item, what)
 
     def refuse(self, item: str, why: str) -> None:
+        self._pending.discard(item)
         self._explain.refused(item, why)
 
 
@@ -114,7 +130,7 @@ class Trial:
         forced: bool = False,
     ) -> bool:
         """Whether `plan` is to take the place of `present`; says so under the item's name."""
-        if not self.decision.measures(item, forced):
+        if not self.decision.measures(item, forced) or not self.decision.in_time(item, forced):
             return False
         lead = f"{what}, " if what else ""
         try:
@@ -125,7 +141,7 @@ class Trial:
                 return False
             with no_trace(self.root.module):
                 outputs, gradients = self._probe.run(present).compare(self._probe.run(plan))
-                found = self.speedup(present, plan)
+                found = self.speedup(item, present, plan)
         except Exception as error:
             self.decision.refuse(item, f"{what} failed: {short(error)}".lstrip())
             return False
@@ -147,24 +163,24 @@ class Trial:
             return False
         return True
 
-    def speedup(self, present: RootPlan, plan: RootPlan) -> Speedup:
+    def speedup(self, item: str, present: RootPlan, plan: RootPlan) -> Speedup:
         self._probe.seconds(plan)
         return measure_speedup(
             lambda: self._probe.seconds(present),
             lambda: self._probe.seconds(plan),
-            self.decision.share(),
+            self.decision.share(item),
             needed=SPEEDUP_NEEDED,
         )
 
     def compared(
-        self, present: RootPlan, plan: RootPlan, first: Callable[[], None]
+        self, item: str, present: RootPlan, plan: RootPlan, first: Callable[[], None]
     ) -> tuple[Closeness, Closeness, Speedup]:
         """As `accepts`, with `first` called once the plan has run for the first time."""
         with no_trace(self.root.module):
             result = self._probe.run(plan)
             first()
             outputs, gradients = self._probe.run(present).compare(result)
-            return outputs, gradients, self.speedup(present, plan)
+            return outputs, gradients, self.speedup(item, present, plan)
 
     def _times_slower(self, present: RootPlan, plan: RootPlan) -> float:
         """A first look at few samples, so that a hopeless candidate costs no full step."""

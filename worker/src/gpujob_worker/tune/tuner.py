@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+from gpujob_api.quantities import format_memory
 from gpujob_api.settings import OptimizeMode, Settings, Toggle, TunedSettings
 from gpujob_worker.explanation import Explanation
 from gpujob_worker.inject.activation import ActivationCheckpointing
@@ -64,6 +65,10 @@ class Tuner:
             limited=self._facts.memory_limited,
         )
         self.applied = Applied()
+
+    def start(self) -> None:
+        """The time for measuring begins now; a memory limit is looked at long before."""
+        self._decision.start()
 
     @property
     def recommends(self) -> bool:
@@ -181,14 +186,23 @@ class Tuner:
             self._settings, self._switches, self._decision, self.applied, root, recorded
         )
 
-    def fused_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        reason = None if self._switches.optimizer else "switched off"
+    def expects_speed(self, root: Root, recorded: RecordedCall) -> None:
+        """Lets what is measured before `speed` leave time for it."""
+        self._decision.expects(self.speed_items(root, recorded).expected())
+
+    def fused_optimizer(
+        self, optimizer: torch.optim.Optimizer, room_bytes: int | None = None
+    ) -> None:
+        """Measures on copies, for which there must be room; None: as much as is ever used."""
         if not self._decision.measures(_FUSED, forced=False):
             return
+        reason = None if self._switches.optimizer else "switched off"
         reason = reason or fused_refusal(optimizer)
         needed = 0 if reason else 2 * copies_bytes(optimizer)
-        if needed > MEASURE_BYTES_MAX:
-            reason = f"measuring it would take {needed / 2**30:.1f} GiB of copies"
+        if needed > (MEASURE_BYTES_MAX if room_bytes is None else room_bytes):
+            reason = f"measuring it would take {format_memory(needed)} of copies"
+        if reason is None and not self._decision.in_time(_FUSED, forced=False):
+            return
         if reason is not None:
             self._explain.refused(_FUSED, reason)
             return
@@ -201,7 +215,7 @@ class Tuner:
             found = measure_speedup(
                 plain.step_seconds,
                 fused.step_seconds,
-                self._decision.share(),
+                self._decision.share(_FUSED),
                 needed=SPEEDUP_NEEDED,
             )
         except Exception as error:

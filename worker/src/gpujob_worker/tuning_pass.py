@@ -1,0 +1,114 @@
+"""The one tuning of a run, between two of its steps: memory first, then the items for speed."""
+
+import time
+
+import torch
+
+from gpujob_api.settings import Toggle
+from gpujob_worker.in_force import InForce
+from gpujob_worker.inject.root import RecordedCall, Root
+from gpujob_worker.session import Session
+from gpujob_worker.tune.applied import put_in_force
+from gpujob_worker.tune.flop import forced_float32, step_flop
+from gpujob_worker.tune.tuner import Tuner
+
+COMPILE_AFTER_SECONDS = 120.0
+# Items that need one root module and a recorded call of it.
+ROOT_ITEMS = (
+    "batch split",
+    "activation checkpointing",
+    "precision",
+    "attention kernel",
+    "channels_last",
+    "convolution autotuning",
+    "compile",
+)
+
+
+class TuningPass:
+    """Tries every item once. What is chosen is in the tuner afterwards, not yet in force."""
+
+    def __init__(
+        self, session: Session, in_force: InForce, optimizer: torch.optim.Optimizer
+    ) -> None:
+        assert in_force.tuner is not None
+        self._session = session
+        self._in_force = in_force
+        self._tuner: Tuner = in_force.tuner
+        self._optimizer = optimizer
+        self._explain = session.explanation
+
+    def without_root(self, reason: str) -> None:
+        for item in ROOT_ITEMS:
+            self._explain.refused(item, reason)
+        self._fused_optimizer()
+        if self._in_force.fit is not None and self._tuner.applied.plan.rows_per_step is None:
+            self._in_force.fit.judge(self._session.baseline_peak_bytes)
+
+    def run(self, root: Root) -> float | None:
+        """When compilation is due, on the monotonic clock; None when it is not.
+
+        Raises `MemoryLimitError` where the memory limit cannot be kept.
+        """
+        recorded = root.recorded
+        assert recorded is not None
+        root.recording = False
+        self._session.plain_float32 = forced_float32(root)
+        self._session.step_flop = step_flop(root, recorded)
+        self._memory(root, recorded)
+        put_in_force(root, None, self._tuner.applied)
+        try:
+            # On copies of parameters: it depends on nothing and takes little time.
+            self._tuner.expects_speed(root, recorded)
+            self._fused_optimizer()
+            self._tuner.speed(root, recorded)
+            return self._compile(root, recorded)
+        finally:
+            put_in_force(root, None, self._in_force.applied)
+            root.recorded = None
+
+    def _memory(self, root: Root, recorded: RecordedCall) -> None:
+        fit = self._in_force.fit
+        if fit is not None:
+            fit.correct(root, recorded, self._session.baseline_peak_bytes)
+        binds = fit is not None and fit.binds
+        not_asked = fit.not_asked if fit is not None else "memory does not ask for it: no limit"
+        asked = self._session.environment.settings.batch_per_step
+        rows = self._tuner.applied.plan.rows_per_step
+        if asked is not None and (rows is None or asked < rows):
+            self._tuner.split(root, recorded, asked, "as asked for")
+        elif rows is None and not binds:
+            self._explain.refused("batch split", not_asked)
+        self._activation(root, recorded, None if binds else not_asked)
+        if not binds:
+            self._explain.refused("offload", not_asked)
+
+    def _activation(self, root: Root, recorded: RecordedCall, not_asked: str | None) -> None:
+        """`not_asked` says why memory does not ask for it; None where it does."""
+        wanted = self._session.environment.settings.activation_checkpointing
+        if self._tuner.applied.activation_checkpointing:
+            return
+        if wanted is Toggle.ON:
+            self._tuner.activation_checkpointing(root, recorded, "as asked for")
+        elif wanted is Toggle.OFF:
+            self._explain.refused("activation checkpointing", "asked not to")
+        elif not_asked is not None:
+            self._explain.refused("activation checkpointing", not_asked)
+
+    def _fused_optimizer(self) -> None:
+        if len(self._in_force.facts.optimizers) != 1:
+            return
+        limit = self._session.environment.memory_limit_bytes
+        room: int | None = None
+        if limit is not None:
+            room = max(0, limit - self._session.meter.memory.current_bytes())
+        self._tuner.fused_optimizer(self._optimizer, room)
+
+    def _compile(self, root: Root, recorded: RecordedCall) -> float | None:
+        wanted = self._session.environment.settings.compile
+        if wanted is Toggle.AUTO and self._session.switches.compile:
+            why = f"tried once training has lasted {COMPILE_AFTER_SECONDS:.0f} s"
+            self._explain.refused("compile", why)
+            return time.monotonic() + COMPILE_AFTER_SECONDS
+        self._tuner.compile(root, recorded)
+        return None
