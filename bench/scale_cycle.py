@@ -17,6 +17,7 @@ from gpujob_operator.decide.memory import Memory
 from gpujob_operator.decide.plan import CreatePod, DeletePod, Plan, SaveProfile, WriteStatus
 from gpujob_operator.decide.planner import plan
 from gpujob_operator.decide.snapshot import PodPhase, PodView, Snapshot
+from gpujob_operator.run import spare_from_collection
 
 CYCLE_SECONDS = 1.0
 
@@ -44,6 +45,8 @@ class Cycles:
         for _ in range(cycles):
             self.step()
             self.now += timedelta(seconds=CYCLE_SECONDS)
+        # As the operator does once its first cycle is done.
+        spare_from_collection()
 
     def change(self, count: int) -> None:
         """Half of the changes are jobs that end, half nodes that are read again."""

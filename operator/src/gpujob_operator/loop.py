@@ -48,6 +48,7 @@ class SchedulingLoop:
         dumps: CycleDumps | None = None,
         dump_every: bool = False,
         pace: Pace | None = None,
+        settled: Callable[[], None] | None = None,
     ) -> None:
         self._snapshot = snapshot
         self._plan = plan
@@ -61,6 +62,8 @@ class SchedulingLoop:
         self._dump_every = dump_every
         self._dump_next = False
         self._pace = pace or Pace()
+        # Called once, after the first cycle that came to its end.
+        self._settled = settled
         self._failures = 0
         self.last_cycle_at: float = time.monotonic()
         self.stopping = False
@@ -111,6 +114,9 @@ class SchedulingLoop:
             log.info("cycle", items=len(plan.items), postponed=outcome.postponed, **results)
         if not outcome.complete:
             return self._pace.error_pause
+        if self._settled is not None:
+            self._settled()
+            self._settled = None
         if plan.next_seconds is None:
             return self._pace.resync
         return min(self._pace.resync, max(self._pace.next_min, plan.next_seconds))

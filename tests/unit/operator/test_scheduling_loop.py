@@ -213,3 +213,18 @@ async def test_jobs_are_counted_by_phase() -> None:
     await bench.reached(1)
     await eventually(lambda: 'gpujob_jobs{phase="Pending"} 1.0' in bench.metrics.text().decode())
     await bench.stop()
+
+
+async def test_what_is_there_after_the_first_whole_cycle_is_told_once() -> None:
+    settled: list[int] = []
+    bench = _Bench(settled=lambda: settled.append(bench.plans_made))
+    bench.executor.outcome = Outcome({WriteResult.FAILED: 1})
+    await bench.reached(2)
+    assert settled == []
+    bench.executor.outcome = Outcome()
+    bench.dirty.mark()
+    await bench.reached(4)
+    bench.dirty.mark()
+    await bench.reached(5)
+    assert len(settled) == 1
+    await bench.stop()
