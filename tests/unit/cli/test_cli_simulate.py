@@ -97,7 +97,7 @@ def test_a_job_that_would_wait_is_told_why_and_when(tmp_path: Path) -> None:
     assert "NoRoom: needs 1 x a whole card" in lines[2]
     assert "could start in about 100 s" in lines[2]
     assert "Placed" in lines[3]
-    assert "in 1m 40s on n0 (GPU-0)" in lines[3]
+    assert "in 1m 41s on n0 (GPU-0)" in lines[3]
     assert len(lines) == 4
 
 
@@ -120,7 +120,7 @@ def test_more_nodes_answer_when_a_waiting_job_would_start(tmp_path: Path) -> Non
     assert "Placed   at once on n0-what-if-0" in result.stdout
     as_is = invoke("--from", str(source), "-n", "team")
     assert as_is.stdout.splitlines()[1] == "team/next"
-    assert "in 1m 40s on n0" in as_is.stdout
+    assert "in 1m 41s on n0" in as_is.stdout
 
 
 def test_json_holds_the_same(tmp_path: Path) -> None:

@@ -161,6 +161,14 @@ def test_a_stale_agent_stays_stale_and_a_fresh_one_fresh() -> None:
     assert "measurements are" in waiting.waited[-1].message
 
 
+def test_a_running_job_never_passes_for_hung() -> None:
+    """Neither with a short limit, nor where nothing happens for hours."""
+    jobs = [busy(steps_left=100_000, hang_seconds=5), whole("new")]
+    story = run(make_snapshot(*jobs, pods=make_pods(jobs[0])), horizon_seconds=7200, cycles=5000)
+    assert told(story, "busy").stopped == []
+    assert story.ended == "horizon"
+
+
 def test_the_bound_on_cycles_holds_and_is_told() -> None:
     first = busy(steps_left=None)
     story = run(make_snapshot(first, whole("new"), pods=make_pods(first)), cycles=5)

@@ -51,13 +51,17 @@ def pace_from_start(
 
 
 def report_of(job: GPUJob, pace: Pace, now: datetime) -> ReceivedReport:
-    """What rank 0 would say now. A job whose steps nobody counted only says that it is busy."""
+    """What rank 0 would say now. Where no step was taken since, or nobody counts them, it says that
+    it is busy with something else: it does not hang."""
     measured = job.status.measurement
     counted = measured is not None and measured.current is not None
+    step = _bounded_step(job, pace, now)
+    moved = measured is not None and step != measured.step
+    busy = WorkerPhase.EVALUATING if counted else WorkerPhase.TUNING
     report = Report(
         attempt=pace.attempt,
-        phase=WorkerPhase.TRAINING if counted else WorkerPhase.TUNING,
-        step=_bounded_step(job, pace, now),
+        phase=WorkerPhase.TRAINING if counted and moved else busy,
+        step=step,
         steps_total=measured.steps_total if measured is not None else None,
         current=measured.current if measured is not None else None,
     )

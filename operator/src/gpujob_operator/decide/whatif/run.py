@@ -21,7 +21,7 @@ LOOK_GROWTH = 1.5
 LOOK_SECONDS_MAX = 3600.0
 # Two cycles are at least this far apart: in the beginning, and as a part of the time that passed.
 STEP_SECONDS = 0.1
-STEP_FRACTION = 0.002
+STEP_FRACTION = 0.01
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,9 @@ from gpujob_operator.decide.workload import host_requests
 
 # From the creation of a pod until it runs.
 START_SECONDS = 1.0
-# A worker's report is at most this old; what is decided from it moves no faster.
-REPORT_SECONDS = 30.0
+# A worker reports this often within the time after which it would pass for hung. More often would
+# change no estimate: those count on from the last report by the measured pace.
+REPORTS_PER_HANG_TIMEOUT = 4
 # Readings that are fresh at the start stay fresh: their time is put this far ahead.
 FRESH = timedelta(days=3650)
 
@@ -241,12 +242,15 @@ class World:
     def _renew_reports(self) -> None:
         """Every running job says now and then how far it is, or it would pass for hung."""
         for uid, pace in self.paces.items():
-            known = self.reports.get(uid)
-            old = known is None or known.report.attempt != pace.attempt
-            if known is not None and not old:
-                old = (self.now - known.received_at).total_seconds() >= REPORT_SECONDS
-            if old:
-                self.reports[uid] = report_of(self.jobs[uid], pace, self.now)
+            job, known = self.jobs[uid], self.reports.get(uid)
+            if known is None or self._is_old(job, known):
+                self.reports[uid] = report_of(job, pace, self.now)
+
+    def _is_old(self, job: GPUJob, known: ReceivedReport) -> bool:
+        if known.report.attempt != job.status.attempt:
+            return True
+        kept_seconds = job.spec.retry.hang_timeout_seconds / REPORTS_PER_HANG_TIMEOUT
+        return (self.now - known.received_at).total_seconds() >= kept_seconds
 
 
 def _workers(job: GPUJob) -> tuple[WorkerPlacement, ...]:
