@@ -16,6 +16,7 @@ from torch.optim.optimizer import (
 from gpujob_api.report import WorkerPhase
 from gpujob_api.settings import Toggle, TunedSettings
 from gpujob_worker.card import card_meter
+from gpujob_worker.card_context import card_context, limit_allocator
 from gpujob_worker.guardian import Guardian
 from gpujob_worker.in_force import InForce
 from gpujob_worker.inject.compiling import keep_compiled_in
@@ -30,7 +31,7 @@ from gpujob_worker.inject.script_facts import (
     watch_gradients_of_gradients,
     watch_scaler,
 )
-from gpujob_worker.memory import CudaMemory, device_memory
+from gpujob_worker.memory import CudaMemory
 from gpujob_worker.session import Session
 from gpujob_worker.tune.flop import step_flop
 from gpujob_worker.tune.loss_memory import LossWatch
@@ -101,19 +102,21 @@ class Injection:
         meter = self._session.meter
         if device_type == "cuda" and not isinstance(meter.memory, CudaMemory):
             self._session.device = torch.cuda.get_device_name()
-            meter.memory = device_memory("cuda")
-            uuid = getattr(
-                torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", ""
-            )
-            meter.card = card_meter(str(uuid))
+            device = torch.cuda.current_device()
+            uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
+            meter.memory = CudaMemory(torch.cuda, card_context(uuid))
+            meter.card = card_meter(uuid)
             self._limit_allocator()
 
     def _limit_allocator(self) -> None:
-        limit = self._session.environment.memory_limit_bytes
-        if limit is None or not self._session.optimizes:
+        """Again whenever more libraries may have been loaded: they take of the same limit."""
+        limit, memory = self._session.environment.memory_limit_bytes, self._session.meter.memory
+        if not isinstance(memory, CudaMemory):
             return
-        total = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total))
+        if limit is None or not self._session.optimizes:
+            memory.measure_context()
+            return
+        limit_allocator(torch.cuda, limit, memory.measure_context)
 
     def _on_loss(self, loss: torch.Tensor) -> None:
         self._session.loss_tensor = loss
@@ -153,6 +156,7 @@ class Injection:
         """What the first step took is known now."""
         assert self._in_force.fit is not None
         self._session.meter.read_memory()
+        self._limit_allocator()
         self._in_force.fit.refine(root, recorded)
         self._in_force.put()
         self._session.needed_bytes = self._in_force.fit.needed_bytes
@@ -283,6 +287,7 @@ class Injection:
         session = self._session
         session.phase = WorkerPhase.TUNING
         session.reporter.wake()
+        self._limit_allocator()
         window = session.meter.new_window()
         session.baseline = window.timing(session.samples_per_step)
         session.baseline_wait_percent = window.data_wait_percent

@@ -10,6 +10,8 @@ import re
 from pathlib import Path
 from typing import Any, Protocol
 
+from gpujob_worker.card_context import CONTEXT_BYTES_ASSUMED, Context
+
 _STATUS = Path("/proc/self/status")
 _STATUS_FIELDS = re.compile(rb"^(RssAnon|RssFile|RssShmem|VmHWM):\s+(\d+)", re.MULTILINE)
 _CLEAR_REFS = Path("/proc/self/clear_refs")
@@ -88,11 +90,23 @@ class CpuMemory:
 
 
 class CudaMemory:
-    """The caching allocator's reserved bytes plus what the context itself was seen to take."""
+    """The caching allocator's reserved bytes plus what the process takes beside them."""
 
-    def __init__(self, cuda: Any, context_bytes: int = 0) -> None:
+    def __init__(self, cuda: Any, context: Context | None = None) -> None:
         self._cuda = cuda
-        self.context_bytes = context_bytes
+        self._context = context
+        self._measured = False
+        self.context_bytes = CONTEXT_BYTES_ASSUMED
+        self.measure_context()
+
+    def measure_context(self) -> int:
+        """Reads anew what is taken beside torch's own; it grows with what was used so far."""
+        reserved = int(self._cuda.memory_reserved())
+        found = self._context.beside_bytes(reserved) if self._context is not None else None
+        if found is not None:
+            before = self.context_bytes if self._measured else 0
+            self.context_bytes, self._measured = max(before, found), True
+        return self.context_bytes
 
     def current_bytes(self) -> int:
         return int(self._cuda.memory_reserved()) + self.context_bytes
@@ -145,14 +159,6 @@ class Growth:
         memory = self._memory
         reserved = memory.peak_bytes() - self._start
         return max(0, reserved, memory.allocated_peak_bytes() - self._allocated)
-
-
-def device_memory(device_type: str) -> DeviceMemory:
-    if device_type == "cuda":
-        import torch
-
-        return CudaMemory(torch.cuda)
-    return CpuMemory()
 
 
 def _status_bytes() -> dict[str, int]:
