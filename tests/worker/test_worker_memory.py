@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from gpujob_api.report import FailureClass
-from gpujob_api.settings import OptimizeMode, Settings
+from gpujob_api.settings import OptimizeMode, Settings, TunedSettings
 from gpujob_worker.card_context import (
     CONTEXT_BYTES_ASSUMED,
     CardContext,
@@ -265,14 +265,22 @@ def test_a_card_that_does_not_tell_leaves_an_assumption(card: FakeCard) -> None:
 def test_the_allocator_fails_before_the_whole_process_oversteps(
     limit: int, context: int, fraction: float
 ) -> None:
-    fractions: list[tuple[float, int]] = []
-    cuda = SimpleNamespace(
-        current_device=lambda: 1,
-        get_device_properties=lambda index: SimpleNamespace(total_memory=100 + index - 1),
-        set_per_process_memory_fraction=lambda share, index: fractions.append((share, index)),
-    )
+    class SecondCard:
+        def __init__(self) -> None:
+            self.fractions: list[tuple[float, int]] = []
+
+        def current_device(self) -> int:
+            return 1
+
+        def get_device_properties(self, device: int) -> Any:
+            return SimpleNamespace(total_memory=100 if device == 1 else 7)
+
+        def set_per_process_memory_fraction(self, share: float, device: int) -> None:
+            self.fractions.append((share, device))
+
+    cuda = SecondCard()
     limit_allocator(cuda, limit, lambda: context)
-    assert fractions == [(pytest.approx(fraction), 1)]
+    assert cuda.fractions == [(pytest.approx(fraction), 1)]
 
 
 class Wide(nn.Module):
@@ -372,6 +380,23 @@ def test_a_limit_that_cannot_be_kept_ends_the_job_with_what_it_needs() -> None:
     again = limited(Wide(normalize=True, depth=1), 256, int(needed * 1.1))
     again.fit.fit(again.root, again.call)
     assert "memory limit" in again.said.line("memory limit")
+
+
+def test_settings_of_an_earlier_run_are_held_against_the_limit_of_this_one() -> None:
+    torch.manual_seed(9)
+    memory = CpuMemory()
+    memory.give_back_early(True)
+    case = limited(Wide(), 8192, 2**40)
+    model = MemoryProbe(case.root, case.call, memory).model()
+    limit = int(model.predict(4096, keeps_chunk=False) / 0.94)
+    for known, kept in ((TunedSettings(batch_per_step=128), True), (TunedSettings(), False)):
+        case = limited(Wide(), 8192, limit)
+        case.tuner.adopt(case.root, case.call, known)
+        case.fit.fit(case.root, case.call)
+        rows = case.tuner.applied.plan.rows_per_step
+        assert (rows == 128) is kept
+        assert rows is not None
+        assert 128 <= rows <= 4096
 
 
 def test_recommend_says_it_and_goes_on() -> None:

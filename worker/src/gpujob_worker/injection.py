@@ -169,14 +169,21 @@ class Injection:
         if tuned is not None:
             self._apply_known(root, recorded, tuned)
         elif session.environment.memory_limit_bytes is not None:
-            limit, meter = session.environment.memory_limit_bytes, session.meter
-            self._in_force.tuner = tuner = self._new_tuner()
-            self._in_force.fit = fit = MemoryFit(meter.memory, self._explain, tuner, limit)
-            fit.fit(root, recorded)
-            session.needed_bytes = fit.needed_bytes
+            self._in_force.tuner = self._new_tuner()
+            self._fit_limit(root, recorded)
             self._in_force.put()
-            meter.memory.reset_peak()
-            fit.watch(root, LossWatch(meter.memory, meter.read_memory))
+            session.meter.memory.reset_peak()
+
+    def _fit_limit(self, root: Root, recorded: RecordedCall) -> None:
+        """Raises `MemoryLimitError` where the memory limit cannot be kept."""
+        session, tuner = self._session, self._in_force.tuner
+        limit, meter = session.environment.memory_limit_bytes, session.meter
+        assert tuner is not None
+        assert limit is not None
+        self._in_force.fit = fit = MemoryFit(meter.memory, self._explain, tuner, limit)
+        fit.fit(root, recorded)
+        session.needed_bytes = fit.needed_bytes
+        fit.watch(root, LossWatch(meter.memory, meter.read_memory))
 
     def _apply_known(self, root: Root, recorded: RecordedCall, tuned: TunedSettings) -> None:
         """Settings of an earlier run: checked for safety, not measured again."""
@@ -187,6 +194,11 @@ class Injection:
         if scale is not None and self._session.known_scale is not None:
             scale.resume(self._session.known_scale)
         self._explain.note("tuning", "settings of an earlier run are known; nothing was probed")
+        if self._session.environment.memory_limit_bytes is not None:
+            self._explain.note(
+                "tuning", "settings of an earlier run are known; only memory is probed"
+            )
+            self._fit_limit(root, recorded)
         self._in_force.put()
         self._session.tuned = tuner.applied.tuned()
         self._session.tuning_seconds = 0.0

@@ -10,6 +10,7 @@ from gpujob_worker.inject.root import RecordedCall, Root
 from gpujob_worker.memory import DeviceMemory
 from gpujob_worker.tune.memory_model import (
     ALIKE_FRACTION,
+    RESERVE_FRACTION,
     LossBytes,
     MemoryModel,
     Rows,
@@ -78,6 +79,19 @@ class MemoryChooser:
         model = self._checkpointed if self._tuner.applied.activation_checkpointing else self.plain
         assert model is not None
         return model
+
+    def keeps_present(self, root: Root, recorded: RecordedCall) -> bool:
+        """Whether what an earlier run found, if anything, is within the limit of this one too."""
+        plan, checkpoints = self._tuner.applied.plan, self._tuner.applied.activation_checkpointing
+        if plan.rows_per_step is None and not checkpoints:
+            return False
+        if checkpoints:
+            self._checkpointed = self._checkpointed or self._measured_checkpointed(root, recorded)
+        at_once, keeps = plan.rows_per_step or self.plain.rows, plan.keeps_chunk
+        predicted = self._model.predict(at_once, keeps_chunk=keeps)
+        rows = Rows(at_once, keeps, predicted)
+        self.choice = Choice(rows, checkpoints, predicted <= self._limit * (1 - RESERVE_FRACTION))
+        return self.choice.fits
 
     def choose(self, root: Root, recorded: RecordedCall) -> None:
         """The first of these that fits: as it is, split, checkpointed, both. Else the least."""

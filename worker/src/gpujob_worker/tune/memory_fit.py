@@ -35,6 +35,7 @@ class MemoryFit:
         self._limit = limit_bytes
         self._chooser: MemoryChooser | None = None
         self._watch: LossWatch | None = None
+        self._known = False
         # What the limit must be at least for this job; None while nothing says so.
         self.needed_bytes: int | None = None
 
@@ -47,7 +48,11 @@ class MemoryFit:
         self._memory.give_back_early(True)
         plain = MemoryProbe(root, recorded, self._memory).model()
         self._chooser = MemoryChooser(self._memory, self._explain, self._tuner, self._limit, plain)
-        self._choose(self._chooser, root, recorded)
+        self._known = self._chooser.keeps_present(root, recorded)
+        if self._known:
+            self._say_predicted(self._chooser)
+        else:
+            self._choose(self._chooser, root, recorded)
 
     def watch(self, root: Root, watch: LossWatch) -> None:
         """Shows the coming step's loss to `watch`, if there is a model to make better."""
@@ -68,15 +73,21 @@ class MemoryFit:
         self._memory.trim()
         resident = float(self._memory.current_bytes() - gradients)
         chooser.know(watch.found or chooser.plain.loss, resident, gradients)
-        self._choose(chooser, root, recorded)
+        if self._known and chooser.keeps_present(root, recorded):
+            self._say_predicted(chooser)
+        else:
+            self._choose(chooser, root, recorded)
 
     def _choose(self, chooser: MemoryChooser, root: Root, recorded: RecordedCall) -> None:
         chooser.choose(root, recorded)
+        self._say_predicted(chooser)
+        if not chooser.offloads and self._overstepped(chooser.certain_bytes):
+            self._fail(chooser.choice.rows.predicted_bytes, "predicted")
+
+    def _say_predicted(self, chooser: MemoryChooser) -> None:
         known = "" if chooser.plain.loss.measured else ", the loss's part assumed"
         limit = format_memory(self._limit)
         self._explain.note(ITEM, f"{chooser.predicted()}{known}; limit {limit}")
-        if not chooser.offloads and self._overstepped(chooser.certain_bytes):
-            self._fail(chooser.choice.rows.predicted_bytes, "predicted")
 
     def correct(self, root: Root, recorded: RecordedCall, observed_bytes: int) -> None:
         """After the baseline: real steps took `observed_bytes`.
