@@ -52,6 +52,7 @@ class Guardian:
         self._in_force = in_force
         self._explain = session.explanation
         self._loss = LossWatch()
+        self._since = 0
 
     @property
     def _applied(self) -> Applied:
@@ -64,6 +65,9 @@ class Guardian:
 
     def step(self, since: int) -> None:
         """`since` counts the steps after the settings were put in force."""
+        self._since = since
+        if since % CONFIRM_STEPS == 0:
+            self._roll_back_together(since)
         if since == CONFIRM_STEPS:
             self._confirm()
         if since % CONFIRM_STEPS == 0:
@@ -78,7 +82,23 @@ class Guardian:
         if scale.skipped > skipped:
             self._explain.note("loss scaling", str(scale))
         if scale.hopeless:
-            self._in_force.roll_back(f"gradients overflow, {scale}")
+            # The check of this very step comes after this.
+            self._roll_back(f"gradients overflow, {scale}", self._since + 1)
+
+    def _roll_back(self, why: str, at: int) -> None:
+        """At once; where several processes decide together, after the next check of all."""
+        if self._in_force.agreement is None:
+            self._in_force.roll_back(why)
+        elif not self._in_force.rolled_back:
+            self._in_force.agreement.ask_roll_back(at, why)
+
+    def _roll_back_together(self, at: int) -> None:
+        agreement = self._in_force.agreement
+        if agreement is None or self._in_force.rolled_back:
+            return
+        why = agreement.roll_back_due(at)
+        if why is not None:
+            self._in_force.roll_back(why)
 
     def _keep_limit(self, *, settling: bool) -> None:
         """A split that was not fine enough is made finer; it was shown to be safe already."""
@@ -112,7 +132,7 @@ class Guardian:
             return
         if now.step_seconds > before.step_seconds * SLOWER_ALLOWED:
             what = f"steps took {now.step_seconds:.4f} s after {before.step_seconds:.4f} s"
-            self._in_force.roll_back(what)
+            self._roll_back(what, self._since)
 
     def _asked_for(self) -> bool:
         settings, plan = self._session.environment.settings, self._applied.plan
@@ -126,4 +146,4 @@ class Guardian:
             return
         verdict = self._loss.verdict(float(self._session.loss_tensor))
         if verdict is not None:
-            self._in_force.roll_back(verdict)
+            self._roll_back(verdict, self._since)

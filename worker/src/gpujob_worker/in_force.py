@@ -5,12 +5,13 @@ from dataclasses import dataclass, field
 import torch
 
 from gpujob_api.settings import OptimizeMode
+from gpujob_worker.agreement import Agreement
 from gpujob_worker.inject.offload import OptimizerOffload
 from gpujob_worker.inject.optimizers import use_fused
 from gpujob_worker.inject.root import Root
 from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.session import Session
-from gpujob_worker.tune.applied import Applied, put_in_force
+from gpujob_worker.tune.applied import Applied, keep_only, put_in_force
 from gpujob_worker.tune.memory_fit import MemoryFit
 from gpujob_worker.tune.tuner import Tuner
 
@@ -27,10 +28,25 @@ class InForce:
     fit: MemoryFit | None = None
     rolled_back: bool = False
     optimizer_offload: OptimizerOffload | None = None
+    # With the other processes, where they decide together.
+    agreement: Agreement | None = None
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
         return self.facts.optimizers[0] if self.facts.optimizers else None
+
+    def settle(self) -> None:
+        """Keeps of what was chosen what every process chose; before it is put in force."""
+        if self.agreement is None or self.tuner is None:
+            return
+        mine = self.tuner.applied.tuned()
+        if self.agreement.leads:
+            self.agreement.propose(mine)
+        agreed = self.agreement.settle(mine)
+        keep_only(self.tuner.applied, agreed)
+        kept = "the same in all" if agreed == mine else "less in some, and now in all"
+        text = f"{self.agreement.size} processes decided together; {kept}"
+        self.session.explanation.note("processes", text)
 
     def put(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """What the tuner chose is in force from the next step on, unless it only recommends."""

@@ -36,6 +36,7 @@ from gpujob_worker.session import Session
 from gpujob_worker.tune.flop import step_flop
 from gpujob_worker.tune.loss_memory import LossWatch
 from gpujob_worker.tune.memory_fit import MemoryFit
+from gpujob_worker.tune.together import communicates, root_inside, tuner_for
 from gpujob_worker.tune.tuner import Tuner
 from gpujob_worker.tuning_pass import TuningPass
 
@@ -59,6 +60,8 @@ class Injection:
         self._inside = False
         self._compile_due: float | None = None
         self._prepared = False
+        # Why no process may run the module while others do not.
+        self._speaks: str | None = None
         self._discovery = Discovery(self._on_root)
         self._loaders = LoaderPolicy(session)
 
@@ -91,11 +94,12 @@ class Injection:
         self._discovery.forget()
         for root in self._roots:
             root.remove()
-            root.recorded = None
+            root.recorded = root.wrapper = None
         self._roots.clear()
         self._facts.optimizers.clear()
         self._in_force.tuner = None
         self._in_force.fit = None
+        self._in_force.agreement = None
 
     def _on_device(self, device_type: str) -> None:
         """Once the script has put something on a card; asking earlier would set the card up."""
@@ -127,7 +131,8 @@ class Injection:
             self._discovery.finish()
 
     def _on_root(self, module: torch.nn.Module) -> Root | None:
-        root = Root(module, self._before_call)
+        root = root_inside(module, self._in_force, self._before_call)
+        root = root or Root(module, self._before_call)
         self._roots.append(root)
         root.install()
         return root
@@ -165,10 +170,12 @@ class Injection:
     def _prepare(self, root: Root, recorded: RecordedCall) -> None:
         session = self._session
         self._on_device(root.device.type)
+        if self._in_force.agreement is not None:
+            self._speaks = communicates(root, recorded)
         tuned = session.known_tuned
         if tuned is not None:
             self._apply_known(root, recorded, tuned)
-        elif session.environment.memory_limit_bytes is not None:
+        elif session.environment.memory_limit_bytes is not None and self._speaks is None:
             self._in_force.tuner = self._new_tuner()
             self._fit_limit(root, recorded)
             self._in_force.put()
@@ -189,12 +196,17 @@ class Injection:
         """Settings of an earlier run: checked for safety, not measured again."""
         self._in_force.tuner = tuner = self._new_tuner()
         self._session.step_flop = step_flop(root, recorded)
-        tuner.adopt(root, recorded, tuned)
+        if self._speaks is None:
+            tuner.adopt(root, recorded, tuned)
+        self._in_force.settle()
+        if self._in_force.agreement is not None:
+            self._session.known_tuned = tuner.applied.tuned()
         scale = tuner.applied.plan.loss_scale
         if scale is not None and self._session.known_scale is not None:
             scale.resume(self._session.known_scale)
         self._explain.note("tuning", "settings of an earlier run are known; nothing was probed")
-        if self._session.environment.memory_limit_bytes is not None:
+        limited = self._session.environment.memory_limit_bytes is not None
+        if limited and self._speaks is None:
             self._explain.note(
                 "tuning", "settings of an earlier run are known; only memory is probed"
             )
@@ -204,14 +216,7 @@ class Injection:
         self._session.tuning_seconds = 0.0
 
     def _new_tuner(self) -> Tuner:
-        session = self._session
-        return Tuner(
-            session.environment.settings,
-            session.switches,
-            self._explain,
-            session.tuning_budget_seconds,
-            self._facts,
-        )
+        return tuner_for(self._session, self._facts, self._in_force.agreement)
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._inside:
@@ -312,6 +317,7 @@ class Injection:
             self._compile_due = tuning.run(self._roots[0])
         else:
             tuning.without_root(reason)
+        self._in_force.settle()
         self._in_force.put()
         self._loaders.decide(self._in_force.tuner.applied)
         session.tuning_seconds = time.monotonic() - start
@@ -327,7 +333,7 @@ class Injection:
             return f"{len(self._roots)} modules are trained from outside; one is needed"
         if self._roots[0].recorded is None:
             return "no call of the module was seen"
-        return None
+        return self._speaks
 
     def _compile_when_due(self) -> None:
         """The long-running job's compilation: one step to record a batch, then the try."""

@@ -106,6 +106,10 @@ class TuningPass:
 
     def _compile(self, root: Root, recorded: RecordedCall) -> float | None:
         wanted = self._session.environment.settings.compile
+        if wanted is Toggle.AUTO and self._in_force.agreement is not None:
+            why = "the others would wait for it; several processes have to ask for it"
+            self._explain.refused("compile", why)
+            return None
         if wanted is Toggle.AUTO and self._session.switches.compile:
             why = f"tried once training has lasted {COMPILE_AFTER_SECONDS:.0f} s"
             self._explain.refused("compile", why)

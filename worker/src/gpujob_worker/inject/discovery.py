@@ -45,7 +45,8 @@ class Discovery:
         root = self._root(module) if outermost else None
         self._depth += 1
         try:
-            if root is not None:
+            # A root inside a wrapper is called by the wrapper.
+            if root is not None and root.module is module:
                 return root(*args, **kwargs)
             return module._call_impl(*args, **kwargs)  # pyright: ignore[reportPrivateUsage]
         finally:

@@ -20,9 +20,13 @@ _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParalle
 
 
 def parallel_wrapper(module: torch.nn.Module) -> str | None:
-    """The name of a wrapper that owns the module's gradients, such as DistributedDataParallel."""
-    names = {kind.__name__ for kind in type(module).__mro__}
-    return next((name for name in _WRAPPERS if name in names), None)
+    """The wrapper that owns gradients of the module or of a part, such as DataParallel."""
+    for layer in module.modules():
+        names = {kind.__name__ for kind in type(layer).__mro__}
+        found = next((name for name in _WRAPPERS if name in names), None)
+        if found is not None:
+            return found if layer is module else f"{found} inside"
+    return None
 
 
 def batch_statistics(module: torch.nn.Module) -> str | None:

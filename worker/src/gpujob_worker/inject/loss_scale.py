@@ -5,6 +5,10 @@ scale where they enter the root, and the gradients of its parameters and inputs 
 where they leave: losses, clipping, accumulation and penalties outside work on true values. Where a
 gradient overflowed, the step goes by without gradients, so the optimizer changes nothing; the scale
 is halved, and doubled after `GROWTH_STEPS` clean steps, as torch's own GradScaler does.
+
+Where processes exchange gradients, an overflow in one of them must be seen by all. It leaves as
+"not a number" everywhere, which the exchange and any clipping carry on; every process then looks at
+the exchanged gradients, which are the same bits in all, and at nothing else.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,8 +40,10 @@ class _State:
 class LossScale:
     """The scale in force, what overflowed since the last step, and how many steps were skipped."""
 
-    def __init__(self, scale: float = SCALE_START) -> None:
+    def __init__(self, scale: float = SCALE_START, exchanged: Sequence[Tensor] = ()) -> None:
+        """`exchanged`: parameters whose gradients other processes add to after they left here."""
         self.scale = scale
+        self._exchanged = list(exchanged)
         self.steps = 0
         self.skipped = 0
         self._in_a_row = 0
@@ -88,11 +94,25 @@ class LossScale:
             found = torch.zeros((), device=device) if self._found is None else self._found.clone()
             inverse = torch.full((), 1.0 / self.scale, device=device)
             torch._amp_foreach_non_finite_check_and_unscale_(owned, found, inverse)  # pyright: ignore
+            if self._exchanged:
+                spoiled = torch.where(found > 0, torch.nan, 1.0)
+                for gradient in owned:
+                    gradient.mul_(spoiled)
             self._found = found
         return result
 
+    def _look_at_exchanged(self) -> None:
+        gradients = [p.grad for p in self._exchanged if p.grad is not None]
+        if not gradients or self._found is None:
+            return
+        found, one = torch.zeros_like(self._found), torch.ones_like(self._found)
+        torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, one)  # pyright: ignore
+        self._found = found
+
     def step_starts(self, optimizer: torch.optim.Optimizer) -> None:
         """Takes the gradients away for this step when one of them overflowed."""
+        if self._exchanged and not self._stepped:
+            self._look_at_exchanged()
         if not self.overflowed:
             return
         for group in optimizer.param_groups:

@@ -15,6 +15,7 @@ from gpujob_api.settings import AttentionKernel
 from gpujob_worker.inject.attention import attention_kernel
 from gpujob_worker.inject.chunked import NotSplittableError, chunked_call
 from gpujob_worker.inject.compiling import CompiledBlocks
+from gpujob_worker.inject.distributed import compiled_as_one
 from gpujob_worker.inject.loss_scale import LossScale, scaled_call
 from gpujob_worker.inject.memory_format import (
     SampleShapes,
@@ -82,6 +83,7 @@ class Root:
 
     def __init__(self, module: torch.nn.Module, before_call: Callable[["Root"], None]) -> None:
         self.module = module
+        self.wrapper: torch.nn.Module | None = None  # in whose call the module's call is
         self._plan = self.running = _PLAIN
         self.signatures: set[tuple[Any, ...]] = set()
         self.rows: int | None = None
@@ -178,6 +180,8 @@ class Root:
                 stack.enter_context(activations_on_host(self.module))
             if fits and plan.compiled_blocks is not None:
                 stack.enter_context(plan.compiled_blocks.in_force())
+            if fits:
+                stack.enter_context(compiled_as_one(self.wrapper))
             if plan.autocast is not None:
                 stack.enter_context(torch.autocast(self.device.type, dtype=plan.autocast))
             output = (to_channels_last(inputs) if last else inputs).call(function)

@@ -13,7 +13,7 @@ class ScriptFacts:
     """Filled while the script runs; only ever learns more."""
 
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list[torch.optim.Optimizer])
-    # Processes that train together; they must decide alike.
+    # Processes that must decide alike, each by itself; 1 where they decide together.
     processes: int = 1
     memory_limited: bool = False
     compiles: bool = False

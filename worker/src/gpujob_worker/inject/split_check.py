@@ -3,6 +3,7 @@
 import torch
 
 from gpujob_worker.inject.chunked import NotSplittableError, chunked_call
+from gpujob_worker.inject.distributed import one_call_refusal
 from gpujob_worker.inject.guards import (
     leaves_outside,
     observe,
@@ -30,7 +31,7 @@ def split_refusal(root: Root, recorded: RecordedCall) -> str | None:
     wrapper = parallel_wrapper(module)
     if wrapper is not None:
         return f"{wrapper} owns the gradients"
-    reason = split_refusal_of_layers(module)
+    reason = one_call_refusal(root.wrapper) or split_refusal_of_layers(module)
     if reason is not None:
         return reason
     rows = recorded.inputs.rows

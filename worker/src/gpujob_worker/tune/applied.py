@@ -1,6 +1,6 @@
 """What is in force in a run, and how it is put in force and taken back."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -44,6 +44,29 @@ class Applied:
             activation_offload=self.plan.activations_on_host,
             optimizer_offload=self.optimizer_offload,
         )
+
+
+def keep_only(applied: Applied, agreed: TunedSettings) -> None:
+    """Takes back what `agreed` has not; nothing is added."""
+    plan = applied.plan
+    if applied.precision is not agreed.precision:
+        flags = replace(plan.flags, tf32=False)
+        plan = replace(plan, autocast=None, loss_scale=None, flags=flags)
+    if not agreed.compile:
+        plan = replace(plan, compiled=None, compiled_blocks=None, compiled_signature=None)
+    plan = replace(
+        plan,
+        attention=plan.attention if plan.attention is agreed.attention else None,
+        channels_last=plan.channels_last if agreed.channels_last else None,
+        cuda_graphs=plan.cuda_graphs and agreed.cuda_graphs,
+        flags=replace(
+            plan.flags,
+            convolution_autotuning=plan.flags.convolution_autotuning
+            and agreed.convolution_autotuning,
+        ),
+    )
+    applied.plan = plan
+    applied.fused = applied.fused and agreed.fused_optimizer
 
 
 def put_in_force(root: Root, optimizer: torch.optim.Optimizer | None, applied: Applied) -> None:

@@ -148,7 +148,7 @@ class CompileItems:
         else:
             plan = replace(plan, compiled=compile_module(self._root.module))
         self._applied.plan = self._with_signature(plan)
-        self._decision.accept(item, "from an earlier run")
+        self._decision.accept(item, self._decision.source)
         if tuned.cuda_graphs and self._graphs_refusal() is None:
             self._applied.plan = self._with_signature(self._graphs_plan())
-            self._decision.accept(GRAPHS, "from an earlier run")
+            self._decision.accept(GRAPHS, self._decision.source)

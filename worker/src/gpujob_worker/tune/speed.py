@@ -6,6 +6,7 @@ import torch
 
 from gpujob_api.settings import AttentionKernel, Precision, Settings, TunedSettings
 from gpujob_worker.inject.attention import AttentionWatch, candidates
+from gpujob_worker.inject.distributed import exchanged, scaling_refusal_of
 from gpujob_worker.inject.guards import leaves_outside, parallel_wrapper
 from gpujob_worker.inject.loss_scale import LossScale, scaling_refusal, skip_refusal
 from gpujob_worker.inject.memory_format import channels_last_refusal, sample_shapes
@@ -28,7 +29,6 @@ from gpujob_worker.tune.trial import (
 )
 
 CHANNELS_LAST, CONVOLUTIONS = "channels_last", "convolution autotuning"
-_EARLIER = "from an earlier run"
 
 
 class SpeedItems:
@@ -112,6 +112,7 @@ class SpeedItems:
         if self._facts.steps_with_closure:
             return "gradients are computed inside the optimizer's step, too late to skip it"
         reason = skip_refusal(self._facts.optimizers) or scaling_refusal(module)
+        reason = reason or scaling_refusal_of(self._root.wrapper)
         if reason is not None:
             return reason
         inputs = few_rows(self._recorded, 2).inputs.detached()
@@ -124,7 +125,7 @@ class SpeedItems:
 
     def _scaled_plan(self) -> RootPlan | None:
         """float16 with the largest scale at which no gradient of this batch overflows."""
-        scale = LossScale()
+        scale = LossScale(exchanged=exchanged(self._root.wrapper))
         plan = replace(self._plan, autocast=torch.float16, loss_scale=scale)
         probe = RootProbe(self._root, self._recorded)
         while scale.scale >= 1.0:
@@ -263,4 +264,4 @@ class SpeedItems:
             self._decision.refuse(item, reason)
         elif self._trial.safe(item, self._plan, plan, tolerance_of(plan)):
             self._applied.plan = plan
-            self._decision.accept(item, f"{what}{_EARLIER}")
+            self._decision.accept(item, f"{what}{self._decision.source}")

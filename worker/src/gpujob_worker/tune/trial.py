@@ -53,6 +53,8 @@ class Decision:
     ) -> None:
         self._processes = processes
         self.limited = limited
+        # Where settings come from that are taken over without a measurement.
+        self.source = "from an earlier run"
         self._explain = explanation
         self._recommend = settings.mode is OptimizeMode.RECOMMEND
         self._budget_seconds = budget_seconds
@@ -193,8 +195,16 @@ class Trial:
 
 
 def few_rows(recorded: RecordedCall, rows: int) -> RecordedCall:
+    """The first samples of a call, with the gradients that they had in it."""
     total = recorded.inputs.rows or 1
-    return RecordedCall(recorded.inputs.narrow(0, min(total, rows), recorded.inputs.batched()))
+    few = min(total, rows)
+    gradients = [
+        gradient.narrow(0, 0, few)
+        if gradient is not None and gradient.dim() > 0 and gradient.shape[0] == total
+        else gradient
+        for gradient in recorded.output_gradients
+    ]
+    return RecordedCall(recorded.inputs.narrow(0, few, recorded.inputs.batched()), gradients)
 
 
 def tolerance_of(plan: RootPlan) -> Tolerance:

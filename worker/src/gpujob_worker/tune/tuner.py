@@ -179,9 +179,9 @@ class Tuner:
         items.convolution_autotuning()
 
     def compile(self, root: Root, recorded: RecordedCall) -> None:
-        self._compile_items(root, recorded).choose()
+        self.compile_items(root, recorded).choose()
 
-    def _compile_items(self, root: Root, recorded: RecordedCall) -> CompileItems:
+    def compile_items(self, root: Root, recorded: RecordedCall) -> CompileItems:
         return CompileItems(
             self._settings, self._switches, self._decision, self.applied, root, recorded
         )
@@ -239,7 +239,7 @@ class Tuner:
         if tuned.optimizer_offload:
             self._optimizer_offload(root, "from an earlier run")
         self.speed_items(root, recorded).adopt(tuned)
-        self._compile_items(root, recorded).adopt(tuned)
+        self.compile_items(root, recorded).adopt(tuned)
 
     def adopt_scaling(self, optimizer: torch.optim.Optimizer) -> None:
         """Before the first step: float16 stays only where the optimizer can skip a step."""
@@ -269,4 +269,4 @@ class Tuner:
         if reason is not None:
             self._explain.refused(_FUSED, reason)
             return
-        self._decision.accept(_FUSED, "from an earlier run")
+        self._decision.accept(_FUSED, self._decision.source)

@@ -1,0 +1,98 @@
+"""torch's DistributedDataParallel: what stands inside it is called and measured by itself.
+
+Its exchange of gradients hangs on the parameters' own gradients and on nothing that runs inside.
+A call that hands out all gradients at once (a split batch, scaled losses) therefore has each of
+them exchanged once, for the whole batch, as written; `torch.autograd.grad` exchanges nothing.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+_WRAPPER = "DistributedDataParallel"
+
+
+def inside(module: nn.Module) -> nn.Module | None:
+    """The module in a plain DistributedDataParallel; None for anything else."""
+    kind = type(module)
+    own = kind.__module__ == "torch.nn.parallel.distributed" and kind.__name__ == _WRAPPER
+    return getattr(module, "module", None) if own else None
+
+
+def wrapper_refusal(wrapper: Any, processes: int) -> str | None:
+    """Why the module inside must be left as it is; None where processes can decide together."""
+    if getattr(wrapper, "mixed_precision", None) is not None:
+        return f"{_WRAPPER} casts the module itself (mixed_precision)"
+    if not dist.is_initialized() or dist.get_world_size() != processes:
+        return f"the process group is not that of the {processes} processes"
+    if wrapper.process_group.size() != processes:
+        return f"{_WRAPPER} is over {wrapper.process_group.size()} of {processes} processes"
+    for layer in wrapper.module.modules():
+        if isinstance(layer, nn.SyncBatchNorm):
+            return "SyncBatchNorm speaks to other processes in forward"
+        if inside(layer) is not None:
+            return f"another {_WRAPPER} is inside"
+    return None
+
+
+def one_call_refusal(wrapper: Any) -> str | None:
+    """Why all gradients must not leave one call at once."""
+    if wrapper is None:
+        return None
+    if wrapper.find_unused_parameters:
+        return f"{_WRAPPER} looks for unused parameters in the graph"
+    return (
+        f"{_WRAPPER} counts on a graph that stays (static_graph)" if wrapper.static_graph else None
+    )
+
+
+def scaling_refusal_of(wrapper: Any) -> str | None:
+    """Why float16 gradients that overflowed in one process might not be seen by the others."""
+    if wrapper is None:
+        return None
+    if wrapper.parameters_to_ignore:
+        return f"{_WRAPPER} leaves out parameters, whose overflow other processes would not see"
+    if getattr(wrapper, "_comm_hooks", None):
+        return f"a communication hook of {_WRAPPER} would get gradients that overflowed"
+    return one_call_refusal(wrapper)
+
+
+def sequence_numbers() -> list[int]:
+    """How many collectives each process group has run; grows when something is exchanged."""
+    groups: Any = dist.distributed_c10d._world.pg_map  # pyright: ignore[reportPrivateUsage]
+    return [int(group._get_sequence_number_for_group()) for group in groups]
+
+
+def group_store() -> Any:
+    """The store where the processes of the default group found each other."""
+    return dist.PrefixStore("gpujob", dist.distributed_c10d._get_default_store())  # pyright: ignore
+
+
+@contextmanager
+def compiled_as_one(wrapper: nn.Module | None) -> Generator[None]:
+    """Compiles the module inside as a whole, as it was measured.
+
+    In its wrapper's call torch would cut the graph where gradients are exchanged, so that what the
+    first process measured would not be what others run.
+    """
+    if wrapper is None:
+        yield
+        return
+    kind: Any = nn.parallel.DistributedDataParallel
+    active = kind._active_ddp_module
+    kind._active_ddp_module = None
+    try:
+        yield
+    finally:
+        kind._active_ddp_module = active
+
+
+def exchanged(wrapper: nn.Module | None) -> list[torch.Tensor]:
+    """Parameters whose gradients are those of all processes once backward is over."""
+    if wrapper is None:
+        return []
+    return [parameter for parameter in wrapper.parameters() if parameter.requires_grad]
