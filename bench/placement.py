@@ -9,10 +9,11 @@ one that fits nowhere is dropped. A node's place in the tie-break order is the t
 `gpujob_operator.decide.placement.choose` itself, with the mix of the whole pod list (as FGD is
 given its typical pods), without any knowledge of the order of arrivals.
 
-`gpujob random ties` is the same rule with ties drawn by lot. The two queues are another protocol:
-a pod that fits nowhere waits and is tried again. In `gpujob look-ahead` running pods may move for
-it, in `gpujob look-ahead with exchange` they may also go back to the queue for one that asks for
-more of the same cards; `bench/openb/look_ahead.py` has their bounds. They are no gain over FGD.
+`gpujob random ties` and `FGD random ties` are these rules with ties drawn by lot; nobody has
+published the latter. The two queues are another protocol: a pod that fits nowhere waits and is
+tried again. In `gpujob look-ahead` running pods may move for it, in `gpujob look-ahead with
+exchange` they may also go back to the queue for one that asks for more of the same cards;
+`bench/openb/look_ahead.py` has their bounds. They are no gain over FGD.
 """
 
 import argparse
@@ -58,6 +59,9 @@ POLICIES: dict[str, Make] = {
     "BestFit": _ranked(lambda trace: peers.BestFit(trace.classes)),
     "FGD": lambda trace, nodes, seed: peers.Ranked(
         trace.classes, FragmentationGradientDescent(trace, nodes.models)
+    ),
+    "FGD random ties": lambda trace, nodes, seed: peers.Ranked(
+        trace.classes, FragmentationGradientDescent(trace, nodes.models), ties_seed=seed
     ),
     OURS: lambda trace, nodes, seed: Product(trace, nodes),
     RANDOM_TIES: lambda trace, nodes, seed: RandomTies(trace, nodes, seed),

@@ -120,14 +120,17 @@ class GpuClustering(_Packer):
 
 
 class Ranked:
-    """A scorer as a policy: highest score, then smallest rank.
+    """A scorer as a policy: highest score, then smallest rank; with a seed, then by lot.
 
     Scores are kept per class and renewed only for the rows that changed since.
     """
 
-    def __init__(self, classes: Sequence[PodClass], scorer: Scorer) -> None:
+    def __init__(
+        self, classes: Sequence[PodClass], scorer: Scorer, ties_seed: int | None = None
+    ) -> None:
         self._classes = classes
         self._scorer = scorer
+        self._random = None if ties_seed is None else np.random.default_rng(ties_seed)
         self._scores: dict[int, Integers] = {}
         self._seen: dict[int, int] = {}
 
@@ -136,6 +139,8 @@ class Ranked:
         row = int(np.argmax(scores))
         if scores[row] == INFEASIBLE:
             return None
+        if self._random is not None:
+            row = int(self._random.choice(np.flatnonzero(scores == scores[row])))
         return row, self._scorer.cards(cluster, row, class_number)
 
     def _renewed(self, cluster: Cluster, class_number: int) -> Integers:
