@@ -1,4 +1,4 @@
-"""kubectl gpujob simulate against a real API server, beside the operator that it speaks for."""
+"""kubectl gpujob's questions against a real API server, beside the operator that it speaks for."""
 
 import json
 import subprocess
@@ -18,8 +18,12 @@ Json = dict[str, Any]
 
 
 def simulate(stage: Stage, *arguments: str, kubeconfig: Path | None = None) -> tuple[int, str, str]:
+    return ask(stage, "simulate", *arguments, kubeconfig=kubeconfig)
+
+
+def ask(stage: Stage, *arguments: str, kubeconfig: Path | None = None) -> tuple[int, str, str]:
     """Exit code, standard output, standard error."""
-    command = [sys.executable, "-m", "kubectl_gpujob", "simulate", *arguments]
+    command = [sys.executable, "-m", "kubectl_gpujob", *arguments]
     place = ["-n", stage.namespace, "--kubeconfig", str(kubeconfig or stage.plane.kubeconfig)]
     done = subprocess.run([*command, *place], capture_output=True, text=True, timeout=60)
     return done.returncode, done.stdout, done.stderr
@@ -97,6 +101,41 @@ def test_what_is_simulated_is_what_the_operator_then_does(stage: Stage) -> None:
 
 def _scheduled(status: Json) -> Json:
     return next(one for one in status["conditions"] if one["type"] == "Scheduled")
+
+
+def test_a_place_is_accounted_for_from_its_cycle_and_from_the_cluster(stage: Stage) -> None:
+    dumps = stage.folder / "dumps"
+    operator = stage.operator(f"--dump-directory={dumps}", "--dump-every")
+    operator.wait_for("leadership changed", leads=True)
+    stage.apply_job("here")
+    stage.wait(lambda: stage.pod_names() == ["here-1-0"], "the pod exists")
+    stage.run_pod("here-1-0")
+    stage.wait_phase("Running", "here")
+    assert operator.stop() == 0
+    placement = stage.job("here")["status"]["placement"]
+    dump = next(path for path in sorted(dumps.iterdir()) if placed_in(path, "here"))
+    then = answer_of(stage, "why", "here", "--from", str(dump))
+    assert (then["decidedHere"], then["chosen"]["placement"]) == (True, placement)
+    assert then["chosen"]["costs"][0]["total"] > 0
+    stage.measure([])
+    now = answer_of(stage, "why", "here", "--places")
+    assert (now["decidedHere"], now["chosen"]["placement"]) == (False, placement)
+    assert now["best"][0]["placement"] == placement
+    again = answer_of(stage, "simulate", "--from", str(dump))
+    assert again["jobs"][0]["placements"][0]["placement"] == placement
+
+
+def placed_in(dump: Path, name: str) -> bool:
+    """Whether the dumped cycle gives the job its place."""
+    items = json.loads(dump.read_text())["plan"]["items"]
+    mine = [one for one in items if one.get("job", {}).get("metadata", {}).get("name") == name]
+    return any(one["status"].get("placement") for one in mine if one["kind"] == "WriteStatus")
+
+
+def answer_of(stage: Stage, *arguments: str) -> Json:
+    code, output, errors = ask(stage, *arguments, "-o", "json")
+    assert code == 0, errors
+    return json.loads(output)
 
 
 def test_what_may_not_be_read_or_is_wrong_is_one_line(stage: Stage) -> None:
