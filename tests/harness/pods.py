@@ -10,7 +10,7 @@ from gpujob_local.cluster import LocalCluster
 Json = dict[str, Any]
 
 IMAGE = "gpujob-worker:dev"
-LIMIT_SECONDS = 30.0
+LIMIT_SECONDS = 60.0
 IGNORE_TERM = (
     "import signal; signal.signal(15, signal.SIG_IGN); print('up')\nwhile True: signal.pause()"
 )

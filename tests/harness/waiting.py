@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 
-async def eventually(condition: Callable[[], bool], seconds: float = 10.0, what: str = "") -> None:
+async def eventually(condition: Callable[[], bool], seconds: float = 30.0, what: str = "") -> None:
     """Returns as soon as the condition holds. Raises AssertionError at the deadline."""
     deadline = time.monotonic() + seconds
     while not condition():

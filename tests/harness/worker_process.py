@@ -24,7 +24,8 @@ _context.set_forkserver_preload(
         "gpujob_worker.job",
     ]
 )
-DEADLINE_SECONDS = 90.0
+# A crowded machine takes many times as long; what hangs is ended by the test's own time limit.
+DEADLINE_SECONDS = 220.0
 
 
 @dataclass

@@ -59,7 +59,7 @@ SCRIPTS = {
 def run(command: list[str], folder: Path, **extra: str) -> tuple[int, str, str]:
     environment = {**os.environ, "GPUJOB_SETTINGS": '{"mode":"Off"}', **extra}
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=110
     )
     return done.returncode, done.stdout, done.stderr
 
@@ -124,7 +124,7 @@ def _code_after(number: signal.Signals, command: list[str], folder: Path) -> int
             assert process.stdout is not None
             assert process.stdout.readline() == b"ready\n"
             process.send_signal(number)
-            return process.wait(30)
+            return process.wait(100)
         finally:
             process.kill()
 

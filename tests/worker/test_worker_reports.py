@@ -1,6 +1,7 @@
 """Reports reach the operator with the token, and never hold up or fail the training."""
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from gpujob_api.report import (
     StopRequest,
     WorkerPhase,
 )
+from gpujob_worker import reports
 from gpujob_worker.environment import Environment
 from gpujob_worker.reports import Destination, Reporter, post, write_termination_message
 from gpujob_worker.session import Session
@@ -63,7 +65,7 @@ def operator() -> Iterator[Operator]:
     server.close()
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -122,17 +124,21 @@ def test_errors_and_nonsense_are_survived_with_pauses(operator: Operator) -> Non
     reporter.close(5.0)
 
 
-def test_nobody_listening_costs_the_training_nothing() -> None:
-    session = Session(Environment(report_url="http://127.0.0.1:9/report"))
-    start = time.monotonic()
-    session.start()
-    for _ in range(100):
-        session.reporter.wake()
-    assert time.monotonic() - start < 1.0
-    session.finish(RuntimeError("CUDA out of memory. Tried to allocate 1.00 GiB"))
-    assert time.monotonic() - start < 8.0
-    assert session.failure is not None
-    assert session.failure.failure_class.value == "OutOfMemory"
+def test_an_operator_that_never_answers_costs_the_training_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Far more than a crowded machine adds: who waited for the answer would be seen.
+    monkeypatch.setattr(reports, "REQUEST_SECONDS_MAX", 90.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        session = Session(Environment(report_url=f"http://127.0.0.1:{silent.getsockname()[1]}/"))
+        start = time.monotonic()
+        session.start()
+        for _ in range(100):
+            session.reporter.wake()
+        session.finish(RuntimeError("CUDA out of memory. Tried to allocate 1.00 GiB"))
+        assert time.monotonic() - start < 60.0
+        assert session.failure is not None
+        assert session.failure.failure_class.value == "OutOfMemory"
 
 
 def test_a_missing_token_is_no_failure(operator: Operator, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Generator[Machine]:
     shutil.rmtree(root)
 
 
-def until(condition: Callable[[], bool], what: str, limit_seconds: float = 30) -> None:
+def until(condition: Callable[[], bool], what: str, limit_seconds: float = 60) -> None:
     deadline = time.monotonic() + limit_seconds
     while not condition():
         assert time.monotonic() < deadline, what

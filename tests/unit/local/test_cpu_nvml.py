@@ -88,7 +88,7 @@ def start() -> Generator[Start]:
         process.communicate()
 
 
-def until(condition: Callable[[], bool], limit_seconds: float = 10) -> None:
+def until(condition: Callable[[], bool], limit_seconds: float = 60) -> None:
     deadline = time.monotonic() + limit_seconds
     while not condition():
         assert time.monotonic() < deadline, "condition did not come true"

@@ -67,7 +67,7 @@ class _Bench:
         return self.next_plan
 
     async def reached(self, cycles: int) -> None:
-        await eventually(lambda: len(self.executor.plans) >= cycles, 5)
+        await eventually(lambda: len(self.executor.plans) >= cycles)
 
     async def stop(self) -> None:
         self.loop.stop()
