@@ -73,6 +73,27 @@ def test_a_roll_back_takes_everything_back_for_good(in_force: InForce) -> None:
     )
 
 
+def test_a_roll_back_leaves_what_keeps_a_memory_limit() -> None:
+    session = Session(Environment(memory_limit_bytes=2**40))
+    module = nn.Linear(2, 2)
+    root = Root(module, lambda _: None)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    found = InForce(session, ScriptFacts([optimizer]), [root])
+    found.tuner = Tuner(Settings(), Switches(), session.explanation, 1.0)
+    plan = RootPlan(autocast=torch.bfloat16, rows_per_step=4, keeps_chunk=False)
+    found.tuner.applied = Applied(plan, fused=True, optimizer_offload=True)
+    found.put()
+    assert found.optimizer_offload is not None
+    found.roll_back("a test")
+    assert root.plan == RootPlan(rows_per_step=4, keeps_chunk=False)
+    assert optimizer.param_groups[0]["fused"] is None
+    assert found.optimizer_offload is not None
+    assert session.tuned == TunedSettings(batch_per_step=4, optimizer_offload=True)
+    session.loss_tensor = torch.tensor(math.nan)
+    Guardian(session, found).step(20)
+    assert session.explanation.line("roll-back").endswith("a test"), "it is done once"
+
+
 @pytest.mark.parametrize(("seconds", "rolled_back"), [(0.105, False), (0.12, True)])
 def test_slower_steps_take_it_back(in_force: InForce, seconds: float, rolled_back: bool) -> None:
     in_force.session.baseline = Timing(0.1, 0)

@@ -353,6 +353,33 @@ def test_what_a_real_loss_takes_is_seen_in_the_step_itself() -> None:
     assert watch.found.measured
 
 
+class Fails(nn.Module):
+    """Runs out of memory above so many rows."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.layer, self.rows = nn.Linear(256, 256), rows
+
+    def forward(self, x: Any) -> Any:
+        if len(x) > self.rows:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB")
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("rows", [400, 200, 20])
+def test_probes_that_do_not_fit_are_made_smaller(rows: int) -> None:
+    case = limited(Fails(rows), 1600, 2**40)
+    found = MemoryProbe(case.root, case.call, CpuMemory()).model()
+    assert found.rows == 1600
+    assert found.output_bytes_per_row == 1024
+
+
+def test_where_nothing_fits_the_error_is_that_of_the_smallest_probe() -> None:
+    case = limited(Fails(2), 1600, 2**40)
+    with pytest.raises(torch.OutOfMemoryError):
+        MemoryProbe(case.root, case.call, CpuMemory()).model()
+
+
 def test_a_limit_that_does_not_bind_says_so_with_numbers() -> None:
     case = limited(Wide(), 256, 2**40)
     case.fit.fit(case.root, case.call)

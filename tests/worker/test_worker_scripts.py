@@ -317,3 +317,58 @@ def test_a_memory_limit_is_kept_by_splitting(tmp_path: Path) -> None:
     assert "batch split applied:" in said, said
     assert report["tuned"]["batchPerStep"] < 16384
     assert report["current"]["peakMemoryBytes"] <= limit, said
+
+
+HOOKED = """
+import torch
+from torch import nn
+torch.manual_seed(1)
+net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+calls = []
+net[0].register_forward_hook(lambda module, args, output: calls.append(len(args[0])))
+opt = torch.optim.SGD(net.parameters(), lr=0.01)
+for i in range(12):
+    opt.zero_grad(); net(torch.randn(32, 8)).square().mean().backward(); opt.step()
+print(calls)
+"""
+# Its forward depends on how many rows it gets; no probe of fewer rows can run.
+STUBBORN = """
+import torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.offsets = nn.Linear(8, 1), nn.Parameter(torch.zeros(32, 1))
+    def forward(self, x):
+        return self.layer(x) + self.offsets
+net = Net(); opt = torch.optim.SGD(net.parameters(), lr=0.01)
+for i in range(12):
+    opt.zero_grad(); net(torch.randn(32, 8)).square().mean().backward(); opt.step()
+print("done")
+"""
+
+
+@pytest.mark.parametrize("limit", ["", str(2**40)])
+def test_hooks_see_the_scripts_own_calls_only(limit: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(HOOKED)
+    environment = {"GPUJOB_MEMORY_LIMIT_BYTES": limit}
+    code, run = run_worker(tmp_path, ["python", str(script)], environment=environment)
+    assert code == 0, run.errors
+    assert run.output == f"{[32] * 12}\n"
+    assert "precision refused: module 0 has hooks of the script" in run.errors
+    assert ("memory limit refused: nothing was measured" in run.errors) is bool(limit)
+
+
+def test_a_model_that_cannot_be_probed_trains_on(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(STUBBORN)
+    environment = {"GPUJOB_MEMORY_LIMIT_BYTES": str(2**40)}
+    settings = {"batchPerStep": 8}
+    for given in ({}, settings):
+        code, run = run_worker(
+            tmp_path, ["python", str(script)], environment=environment, settings=given
+        )
+        assert code == 0, run.errors
+        assert "memory limit refused: measuring failed: RuntimeError" in run.errors
+    assert run.output == "done\ndone\n"

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import math
+import operator
 import random
 import time
 from typing import Any
@@ -17,6 +18,7 @@ from gpujob_worker.explanation import Explanation
 from gpujob_worker.inject import activation
 from gpujob_worker.inject.activation import ActivationCheckpointing
 from gpujob_worker.inject.blocks import repeated_blocks
+from gpujob_worker.inject.guards import probe_refusal
 from gpujob_worker.inject.optimizers import OptimizerCopy, fused_refusal, use_fused
 from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
 from gpujob_worker.inject.trees import CallInputs
@@ -103,6 +105,45 @@ def test_probing_leaves_no_trace(normalize: bool, capfd: pytest.CaptureFixture[s
     MemoryFit(CpuMemory(), Explanation(), limited, 1).fit(root, call)
     assert snapshot(model, optimizer) == before
     assert capfd.readouterr().out == ""
+
+
+def test_what_a_forward_adds_to_its_modules_containers_is_taken_out_again() -> None:
+    class Keeps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(16, 2)
+            self.seen: list[int] = [1, 2]
+            self.counts = {"calls": 0}
+            self.shapes = {(3, 4)}
+
+        def forward(self, x: Any) -> Any:
+            self.seen.append(len(x))
+            self.counts["calls"] += 1
+            self.counts["new"] = 1
+            self.shapes.add(tuple(x.shape))
+            return self.layer(x)
+
+    model = Keeps()
+    before = model.seen, model.counts, model.shapes
+    root, call = root_and_call(model)
+    probing = tuner(Explanation())
+    probing.split(root, call, 4, "")
+    probing.speed(root, call)
+    assert (model.seen, model.counts, model.shapes) == ([1, 2], {"calls": 0}, {(3, 4)})
+    assert all(map(operator.is_, before, (model.seen, model.counts, model.shapes)))
+
+
+def test_hooks_of_the_script_are_not_set_off_by_probes() -> None:
+    def hook(*_: Any) -> None: ...
+
+    assert probe_refusal(nn.utils.spectral_norm(nn.Linear(16, 2))) is None
+    model = Model()
+    assert probe_refusal(model) is None
+    model.head.register_forward_hook(hook)
+    assert "module head has hooks of the script" in (probe_refusal(model) or "")
+    model = Model()
+    assert model.head.weight.register_hook(hook)
+    assert "parameter head.weight has hooks" in (probe_refusal(model) or "")
 
 
 def test_bfloat16_is_refused_where_slow_and_applied_where_asked_for() -> None:

@@ -142,7 +142,8 @@ class Guardian:
         return forced or trades or not sped_up
 
     def _check_loss(self) -> None:
-        if self._applied == Applied() or self._session.loss_tensor is None:
+        done = self._in_force.rolled_back or self._applied == Applied()
+        if done or self._session.loss_tensor is None:
             return
         verdict = self._loss.verdict(float(self._session.loss_tensor))
         if verdict is not None:

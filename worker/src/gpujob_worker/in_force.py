@@ -77,13 +77,18 @@ class InForce:
             offload.step_ends()
 
     def roll_back(self, why: str) -> None:
-        """Plain settings for the rest of the run; nothing is tried again."""
+        """Plain settings for the rest of the run; nothing is tried again.
+
+        What keeps a memory limit stays: the next step would overstep it without.
+        """
         if self.applied.fused and self.optimizer is not None:
             use_fused(self.optimizer, False)
-        if self.optimizer_offload is not None:
+        limited = self.session.environment.memory_limit_bytes is not None
+        if self.optimizer_offload is not None and not limited:
             self.optimizer_offload.undo()
             self.optimizer_offload = None
-        self.applied = Applied(loader_workers=self.applied.loader_workers)
+        workers = self.applied.loader_workers
+        self.applied = self.applied.memory_only() if limited else Applied(loader_workers=workers)
         self.session.loss_scale = None
         self.rolled_back = True
         if self.tuner is not None:

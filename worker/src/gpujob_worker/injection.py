@@ -5,6 +5,8 @@ steps on a recorded batch; what was chosen is in force from the next step on.
 """
 
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,10 +19,12 @@ from gpujob_api.report import WorkerPhase
 from gpujob_api.settings import Toggle, TunedSettings
 from gpujob_worker.card import card_meter
 from gpujob_worker.card_context import card_context, limit_allocator
+from gpujob_worker.failure import MemoryLimitError
 from gpujob_worker.guardian import Guardian
 from gpujob_worker.in_force import InForce
 from gpujob_worker.inject.compiling import keep_compiled_in
 from gpujob_worker.inject.discovery import Discovery
+from gpujob_worker.inject.guards import probe_refusal
 from gpujob_worker.inject.loader_policy import LoaderPolicy
 from gpujob_worker.inject.loaders import watch_loaders
 from gpujob_worker.inject.root import RecordedCall, Root
@@ -37,6 +41,7 @@ from gpujob_worker.tune.flop import step_flop
 from gpujob_worker.tune.loss_memory import LossWatch
 from gpujob_worker.tune.memory_fit import MemoryFit
 from gpujob_worker.tune.together import communicates, root_inside, tuner_for
+from gpujob_worker.tune.trial import short
 from gpujob_worker.tune.tuner import Tuner
 from gpujob_worker.tuning_pass import TuningPass
 
@@ -149,13 +154,23 @@ class Injection:
         assert root.recorded is not None
         self._inside = True
         try:
-            with self._session.meter.paused():
+            with self._session.meter.paused(), self._guarded("memory limit"):
                 if again:
                     self._fit_again(root, root.recorded)
                 else:
                     self._prepare(root, root.recorded)
         finally:
             self._inside = False
+
+    @contextmanager
+    def _guarded(self, item: str) -> Generator[None]:
+        """What fails in our own measuring is said, and is not the script's failure."""
+        try:
+            yield
+        except MemoryLimitError:
+            raise
+        except Exception as error:
+            self._explain.refused(item, f"measuring failed: {short(error)}")
 
     def _fit_again(self, root: Root, recorded: RecordedCall) -> None:
         """What the first step took is known now."""
@@ -170,12 +185,16 @@ class Injection:
     def _prepare(self, root: Root, recorded: RecordedCall) -> None:
         session = self._session
         self._on_device(root.device.type)
-        if self._in_force.agreement is not None:
+        self._speaks = probe_refusal(root.module)
+        if self._in_force.agreement is not None and self._speaks is None:
             self._speaks = communicates(root, recorded)
+        limited = session.environment.memory_limit_bytes is not None
+        if limited and self._speaks is not None:
+            self._explain.refused("memory limit", f"nothing was measured: {self._speaks}")
         tuned = session.known_tuned
         if tuned is not None:
             self._apply_known(root, recorded, tuned)
-        elif session.environment.memory_limit_bytes is not None and self._speaks is None:
+        elif limited and self._speaks is None:
             self._in_force.tuner = self._new_tuner()
             self._fit_limit(root, recorded)
             self._in_force.put()
@@ -195,8 +214,8 @@ class Injection:
     def _apply_known(self, root: Root, recorded: RecordedCall, tuned: TunedSettings) -> None:
         """Settings of an earlier run: checked for safety, not measured again."""
         self._in_force.tuner = tuner = self._new_tuner()
-        self._session.step_flop = step_flop(root, recorded)
         if self._speaks is None:
+            self._session.step_flop = step_flop(root, recorded)
             tuner.adopt(root, recorded, tuned)
         self._in_force.settle()
         if self._in_force.agreement is not None:
@@ -314,7 +333,8 @@ class Injection:
         tuning = TuningPass(session, self._in_force, optimizer)
         reason = self._no_single_root()
         if reason is None:
-            self._compile_due = tuning.run(self._roots[0])
+            with self._guarded("tuning"):
+                self._compile_due = tuning.run(self._roots[0])
         else:
             tuning.without_root(reason)
         self._in_force.settle()
@@ -352,7 +372,8 @@ class Injection:
         if recorded is None:
             return
         self._session.meter.new_window()
-        tuner.compile(root, recorded)
+        with self._guarded("compile"):
+            tuner.compile(root, recorded)
         self._in_force.put()
         self._session.tuned = tuner.applied.tuned()
         self._session.meter.new_window()

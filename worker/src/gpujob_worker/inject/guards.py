@@ -39,6 +39,27 @@ def batch_statistics(module: torch.nn.Module) -> str | None:
     return None
 
 
+def probe_refusal(module: torch.nn.Module) -> str | None:
+    """Why this module must not be run for a measurement: what it sets off could not be undone.
+
+    Hooks of torch itself (weight and spectral norms) only touch parameters and buffers.
+    """
+    for name, layer in module.named_modules():
+        for hooks in _HOOKS:
+            if any(not _is_torchs(hook) for hook in vars(layer).get(hooks, {}).values()):
+                owner = name or type(layer).__name__
+                return f"module {owner} has hooks of the script, which would run in probes too"
+    for name, parameter in module.named_parameters():
+        if parameter._backward_hooks:
+            return f"parameter {name} has hooks of the script, which would run in probes too"
+    return None
+
+
+def _is_torchs(hook: Any) -> bool:
+    of: Any = getattr(hook, "__module__", None) or type(hook).__module__
+    return str(of).split(".")[0] == "torch"
+
+
 def statistics_layers(module: torch.nn.Module) -> list[torch.nn.Module]:
     """Layers in training mode that normalize by their own input and only count statistics of it."""
     kinds = (_BatchNorm, _InstanceNorm)

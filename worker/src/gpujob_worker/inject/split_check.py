@@ -43,6 +43,8 @@ def split_refusal(root: Root, recorded: RecordedCall) -> str | None:
             return _difference(root, few)
     except NotSplittableError as error:
         return f"{error}: a value over the whole batch could be weighted wrongly"
+    except Exception as error:
+        return f"a probe failed: {type(error).__name__}: {error}"[:160]
 
 
 def _difference(root: Root, few: CallInputs) -> str | None:

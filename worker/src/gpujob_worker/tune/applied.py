@@ -20,6 +20,20 @@ class Applied:
     optimizer_offload: bool = False
     loader_workers: int | None = None
 
+    def memory_only(self) -> "Applied":
+        """Without what is for speed. What is left changes no result beyond the order of sums."""
+        plan = RootPlan(
+            rows_per_step=self.plan.rows_per_step,
+            keeps_chunk=self.plan.keeps_chunk,
+            activations_on_host=self.plan.activations_on_host,
+        )
+        return Applied(
+            plan=plan,
+            activation_checkpointing=self.activation_checkpointing,
+            optimizer_offload=self.optimizer_offload,
+            loader_workers=self.loader_workers,
+        )
+
     @property
     def precision(self) -> Precision:
         if self.plan.autocast is torch.bfloat16:

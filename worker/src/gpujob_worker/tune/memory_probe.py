@@ -2,6 +2,7 @@
 
 import torch
 
+from gpujob_worker.failure import is_out_of_memory
 from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
 from gpujob_worker.inject.trees import trainable
 from gpujob_worker.memory import DeviceMemory, Growth
@@ -35,7 +36,7 @@ class MemoryProbe:
             self._warm_up()
             self._memory.trim()
             resident = self._memory.current_bytes() + OPTIMIZER_STATE_FACTOR * gradients
-            samples = [(rows, self._sample(rows)) for rows in probe_rows(total)]
+            samples = self._samples(total)
         held = fit([(rows, float(sample[0])) for rows, sample in samples])
         peak = fit([(rows, float(sample[1])) for rows, sample in samples])
         outputs = samples[-1][1][2] / samples[-1][0]
@@ -48,6 +49,23 @@ class MemoryProbe:
             output_bytes_per_row=outputs,
             loss=assumed_loss(outputs * total),
         )
+
+    def _samples(self, total: int) -> list[tuple[int, tuple[int, int, int]]]:
+        """Two or more probes, of fewer rows where those of `probe_rows` do not fit.
+
+        Raises the error of the smallest one that does not fit either.
+        """
+        wanted = probe_rows(total)
+        while True:
+            try:
+                return [(rows, self._sample(rows)) for rows in wanted]
+            except Exception as error:
+                fewer = sorted({max(1, rows // 4) for rows in wanted})
+                if not is_out_of_memory(error) or len(fewer) < 2:
+                    raise
+            # The failed run is gone only now, with the error that held it.
+            self._memory.trim()
+            wanted = fewer
 
     def _warm_up(self) -> None:
         """Libraries set themselves up in a first call; that memory stays."""

@@ -11,6 +11,8 @@ import torch
 
 _INTERNAL = frozenset(("_parameters", "_buffers", "_modules", "training", "_compiled_call_impl"))
 
+_CONTAINERS = (list, dict, set)
+
 
 class RandomStates:
     """Every generator a script may draw from: python, numpy, torch, and torch's on each card."""
@@ -40,6 +42,7 @@ def no_trace(module: torch.nn.Module) -> Generator[None]:
     states = RandomStates()
     buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
     attributes = [(layer, _plain(layer)) for layer in module.modules()]
+    contents = [pair for _, values in attributes for pair in _contents(values)]
     silence = io.StringIO()
     try:
         with contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence):
@@ -49,6 +52,8 @@ def no_trace(module: torch.nn.Module) -> Generator[None]:
             put_back(buffer, value)
         for layer, values in attributes:
             _restore_attributes(layer, values)
+        for container, before in contents:
+            _restore_contents(container, before)
         states.restore()
 
 
@@ -61,6 +66,19 @@ def put_back(buffer: torch.Tensor, value: torch.Tensor) -> None:
 
 def _plain(layer: torch.nn.Module) -> dict[str, Any]:
     return {key: value for key, value in vars(layer).items() if key not in _INTERNAL}
+
+
+def _contents(values: dict[str, Any]) -> list[tuple[Any, Any]]:
+    """Containers with a copy of what is in them: a forward may add to them."""
+    return [(value, value.copy()) for value in values.values() if type(value) in _CONTAINERS]
+
+
+def _restore_contents(container: Any, before: Any) -> None:
+    if isinstance(container, list):
+        container[:] = before
+        return
+    container.clear()
+    container.update(before)
 
 
 def _restore_attributes(layer: torch.nn.Module, values: dict[str, Any]) -> None:
