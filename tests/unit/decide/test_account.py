@@ -1,5 +1,6 @@
 """Why there and not elsewhere: scores of the rule itself, the next best, and what others lack."""
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -102,7 +103,8 @@ def test_scores_are_those_that_the_rule_compares() -> None:
     score = found.best[0].scores[0]
     assert score is not None
     assert score.total == pytest.approx(asked[0].score.total)
-    assert score.total == score.worth + score.usable + score.stranded + score.scarcity
+    terms = [getattr(score, one.name) for one in fields(score) if one.name != "total"]
+    assert score.total == pytest.approx(sum(terms))
     second = found.best[1].scores[0]
     assert second is not None
     assert second.total > score.total

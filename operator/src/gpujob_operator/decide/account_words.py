@@ -1,6 +1,7 @@
 """An account of a placement in words with numbers: rows of a label and a text."""
 
 from collections import Counter
+from dataclasses import fields
 
 from gpujob_api.gpujob import Placement, Reservation, SpotPolicy
 from gpujob_api.quantities import format_memory
@@ -78,11 +79,9 @@ def _candidate(one: Candidate) -> str:
 
 
 def _score(score: Score) -> str:
-    """The cost in cards and its terms, as they are added up."""
-    terms = (
-        f"worth {score.worth:.3f} + usable {score.usable:.3f} + stranded {score.stranded:.3f}"
-        f" + scarcity {score.scarcity:.3f}"
-    )
+    """The cost in cards and all of its terms, which add up to it."""
+    names = [one.name for one in fields(score) if one.name != "total"]
+    terms = " + ".join(f"{name} {getattr(score, name):.3f}" for name in names)
     return f"{score.total:.3f} of a card ({terms})"
 
 
