@@ -10,18 +10,24 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpujob_api.gpujob import GPUJob, JobPhase, SharingMode
+from gpujob_api.gpuprofile import GPUProfile, GPUProfileSpec, GPUProfileStatus, ProfileEntry
+from gpujob_api.meta import Metadata
 from gpujob_api.quantities import GIB
 from gpujob_operator.decide.known import Known
 from gpujob_operator.decide.memory import Memory
 from gpujob_operator.decide.plan import Plan
 from gpujob_operator.decide.planner import Planner, plan
+from gpujob_operator.decide.profiles import profile_name
 from gpujob_operator.decide.snapshot import Snapshot
 from tests.harness.builders import (
+    MODEL,
+    NAMESPACE,
     make_card,
     make_gpu_node,
     make_job,
     make_queue,
     make_report,
+    make_snapshot,
     measured,
     received,
     used,
@@ -78,7 +84,12 @@ def test_a_memory_of_another_picture_changes_nothing(
     pictures = (one, between(one, other, random), other, between(other, one, random), one, one)
     for number, snapshot in enumerate(pictures):
         now = NOW + timedelta(seconds=number * 7)
-        assert_same(plan(snapshot, now, memory), plan(snapshot, now))
+        fresh = Memory()
+        assert_same(plan(snapshot, now, memory), plan(snapshot, now, fresh))
+        assert memory.mix.equals(fresh.mix)
+        assert memory.capacity == fresh.capacity
+        assert memory.known.keys() == fresh.known.keys()
+        assert set(memory.holding) == set(fresh.holding)
 
 
 # -- a cluster that lives
@@ -191,3 +202,20 @@ def test_a_kind_is_refused_once_and_none_is_told_otherwise(seed: int) -> None:
             world.end(random.choice(running))
         world.tick(random.choice([0.5, 3.0, 20.0, 70.0]))
     assert world.settled > 100
+
+
+def test_a_profile_that_comes_later_changes_the_mix() -> None:
+    """What is known of the workload by then counts, although the job itself stays the same."""
+    memory, job = Memory(), make_job("a")
+    plan(make_snapshot(job), NOW, memory)
+    entry = ProfileEntry(MODEL, "", 3 * GIB, 10.0, samples=9, updated_at=NOW)
+    profile = GPUProfile(
+        Metadata(profile_name(job), NAMESPACE),
+        GPUProfileSpec("x", "image:1"),
+        GPUProfileStatus(entries=(entry,)),
+    )
+    known = make_snapshot(job, profiles=(profile,))
+    fresh = Memory()
+    assert_same(plan(known, NOW, memory), plan(known, NOW, fresh))
+    assert memory.mix.demands
+    assert memory.mix.equals(fresh.mix)

@@ -215,3 +215,17 @@ def test_what_was_old_at_the_start_stays_old() -> None:
 
 def test_never_measured() -> None:
     assert Freshness().arrived("n0", None, START) is None
+
+
+def test_until_something_changes_all_is_the_same_object() -> None:
+    """Who plans looks again at jobs of which there is another object."""
+    ledger = UsageLedger()
+    ledger.observe(_node(_ours(GIB), at=0), _find)
+    first = ledger.usage()
+    assert ledger.usage() is first
+    ledger.observe(_node(make_card(ours=[("unknown", GIB)]), at=2), _find)
+    assert ledger.usage() is first
+    ledger.observe(_node(_ours(2 * GIB), at=4), _find)
+    assert ledger.usage() != first
+    ledger.keep_only(set(), {"n0"})
+    assert ledger.usage() == {}

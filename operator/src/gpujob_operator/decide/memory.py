@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import TypeVar
 
 from gpujob_api.gpujob import PRIORITY_MAX, GPUJob
 from gpujob_api.gpuprofile import GPUProfile
@@ -37,6 +38,7 @@ from gpujob_operator.decide.workload import host_requests
 
 # Kinds of waiting jobs that are told apart at a time.
 KINDS_MAX = 10_000
+_Key = TypeVar("_Key")
 _Usage = Mapping[tuple[str, int], CardUsage]
 
 
@@ -172,7 +174,7 @@ class Memory:
 
     def _put_on(self, known: Known, nodes: frozenset[str]) -> None:
         for name in known.nodes - nodes:
-            self._jobs_on[name].discard(known.job.metadata.uid)
+            _discard(self._jobs_on, name, known.job.metadata.uid)
         for name in nodes:
             self._jobs_on.setdefault(name, set()).add(known.job.metadata.uid)
         known.nodes = nodes
@@ -214,7 +216,7 @@ class Memory:
         self._quiet_until.drop((uid,))
         self.next_at.drop((uid,))
         self.awake.discard(uid)
-        self._users[known.profile_key].discard(uid)
+        _discard(self._users, known.profile_key, uid)
         del self.known[uid], self.jobs[uid]
         self._changed.add(uid)
 
@@ -228,7 +230,7 @@ class Memory:
         nodes: frozenset[str] = frozenset()
         if before is not None:
             self._uncount(before)
-            self._users[before.profile_key].discard(uid)
+            _discard(self._users, before.profile_key, uid)
             nodes = before.nodes
         known = Known(job, requests, key, holds_cards(job), nodes, profile=self._profiles.get(key))
         self.known[uid], self.jobs[uid] = known, job
@@ -282,6 +284,8 @@ class Memory:
             known = self.known[uid]
             known.profile, known.needs = self._profiles.get(key), None
             self._unmix(known)
+            if not known.job.finished:
+                self._unmixed.add(uid)
             self._changed.add(uid)
 
     def _take_readings(self, snapshot: Snapshot) -> None:
@@ -375,3 +379,11 @@ class _Rolls:
     pods: Roll[PodView] = field(default_factory=lambda: Roll[PodView]())
     profiles: Roll[GPUProfile] = field(default_factory=lambda: Roll[GPUProfile]())
     reports: Roll[ReceivedReport] = field(default_factory=lambda: Roll[ReceivedReport]())
+
+
+def _discard(sets: dict[_Key, set[str]], key: _Key, uid: str) -> None:
+    """Takes the UID out; an empty set does not stay."""
+    left = sets[key]
+    left.discard(uid)
+    if not left:
+        del sets[key]

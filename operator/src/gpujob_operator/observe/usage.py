@@ -37,14 +37,23 @@ class _Card:
 @dataclass(slots=True)
 class _Attempt:
     cards: dict[str, _Card] = field(default_factory=dict[str, _Card])
+    # Until the next reading the same object: who plans sees by that that nothing changed.
+    _usage: CardUsage | None = None
+
+    def add(self, uuid: str, memory_bytes: int, utilization_percent: float, samples: int) -> None:
+        card = self.cards.setdefault(uuid, _Card())
+        card.add(memory_bytes, utilization_percent, samples)
+        self._usage = None
 
     def usage(self) -> CardUsage:
-        cards = self.cards.values()
-        return CardUsage(
-            memory_peak_bytes=max(card.memory_peak_bytes for card in cards),
-            utilization_percent=round(max(card.utilization_percent for card in cards), 1),
-            samples=max(card.samples for card in cards),
-        )
+        if self._usage is None:
+            cards = self.cards.values()
+            self._usage = CardUsage(
+                memory_peak_bytes=max(card.memory_peak_bytes for card in cards),
+                utilization_percent=round(max(card.utilization_percent for card in cards), 1),
+                samples=max(card.samples for card in cards),
+            )
+        return self._usage
 
 
 class UsageLedger:
@@ -53,6 +62,7 @@ class UsageLedger:
     def __init__(self) -> None:
         self._attempts: dict[AttemptKey, _Attempt] = {}
         self._seen_at: dict[str, datetime] = {}
+        self._picture: Mapping[AttemptKey, CardUsage] | None = None
 
     def observe(self, node: GPUNode, pod_of: PodOf) -> bool:
         """Adds one published status; True if it was news about a pod of ours."""
@@ -69,12 +79,16 @@ class UsageLedger:
         return news
 
     def usage(self) -> Mapping[AttemptKey, CardUsage]:
-        return {key: attempt.usage() for key, attempt in self._attempts.items()}
+        """Of all attempts; the same object until something changes."""
+        if self._picture is None:
+            self._picture = {key: attempt.usage() for key, attempt in self._attempts.items()}
+        return self._picture
 
     def keep_only(self, attempts: set[AttemptKey], nodes: set[str]) -> None:
         """Forgets attempts and nodes that are no more."""
         for key in self._attempts.keys() - attempts:
             del self._attempts[key]
+            self._picture = None
         for name in self._seen_at.keys() - nodes:
             del self._seen_at[name]
 
@@ -86,9 +100,11 @@ class UsageLedger:
                 groups.setdefault((pod.job_uid, pod.attempt), []).append(process)
         owners = {process.pod_uid for process in gpu.processes}
         for key, processes in groups.items():
-            card = self._attempts.setdefault(key, _Attempt()).cards.setdefault(gpu.uuid, _Card())
             memory = sum(process.memory_bytes for process in processes)
-            card.add(memory, _utilization(gpu, processes, alone=len(owners) == 1), samples)
+            utilization = _utilization(gpu, processes, alone=len(owners) == 1)
+            attempt = self._attempts.setdefault(key, _Attempt())
+            attempt.add(gpu.uuid, memory, utilization, samples)
+            self._picture = None
         return bool(groups)
 
 
