@@ -14,11 +14,14 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from gpujob_api.settings import AttentionKernel, Precision, TunedSettings
+from gpujob_api.settings import AttentionKernel, Precision, Settings, Toggle, TunedSettings
 from gpujob_worker.agreement import Agreement, Store, common
+from gpujob_worker.explanation import Explanation
 from gpujob_worker.inject.distributed import inside, scaling_refusal_of, wrapper_refusal
 from gpujob_worker.inject.guards import parallel_wrapper
 from gpujob_worker.inject.loss_scale import LossScale
+from gpujob_worker.switches import Switches
+from gpujob_worker.tune.together import FollowingTuner
 from tests.harness.worker_process import WorkerRun, start_worker
 
 pytestmark = pytest.mark.timeout(240)
@@ -100,6 +103,21 @@ def test_a_follower_that_gave_up_binds_the_first_process() -> None:
     assert together(lambda: leader.settle(FAST), lambda: third.settle(FAST)) == (
         [TunedSettings()] * 2
     )
+
+
+@pytest.mark.parametrize(("wanted", "expected"), [("Auto", 384.0), ("On", 984.0)])
+def test_a_first_process_that_died_is_waited_for_no_longer_than_it_may_take(
+    wanted: str, expected: float
+) -> None:
+    clock = Clock()
+    one = Agreement(HashStore(), 1, 2, clock=lambda: clock.now, pause=clock.pause)
+    explanation = Explanation()
+    tuner = FollowingTuner(Settings(compile=Toggle(wanted)), Switches(), explanation, 12.0)
+    tuner.agreement = one
+    assert tuner.proposed == TunedSettings()
+    assert tuner.proposed == TunedSettings()
+    assert clock.now == pytest.approx(expected, abs=2.0)
+    assert explanation.lines == ("tuning refused: the first process proposed nothing",)
 
 
 def test_who_is_asked_to_stop_does_not_wait() -> None:

@@ -18,8 +18,9 @@ from gpujob_api.settings import TunedSettings
 
 # For all to come to where one waits; they come from the same step.
 COME_SECONDS = 60.0
-# For the first process to measure, a compilation included.
-MEASURE_SECONDS = 900.0
+# For the first process to measure, beyond the time for tuning; for it to compile.
+MEASURE_SECONDS = 300.0
+COMPILE_SECONDS = 600.0
 # For all to look at what was proposed; who waits for the decision waits longer.
 CHECK_SECONDS = 120.0
 DECIDE_SECONDS = CHECK_SECONDS + 30.0
@@ -86,12 +87,12 @@ class Agreement:
     def propose(self, tuned: TunedSettings) -> None:
         _try(lambda: self._store.set(self._key("proposal"), _text(tuned)))
 
-    def proposal(self) -> TunedSettings | None:
-        """What the first process proposes; None where it does not in time."""
-        return _try(self._proposal)
+    def proposal(self, seconds: float = MEASURE_SECONDS) -> TunedSettings | None:
+        """What the first process proposes; None where it does not within `seconds`."""
+        return _try(lambda: self._proposal(seconds))
 
-    def _proposal(self) -> TunedSettings | None:
-        if not self.come() or not self._wait(["proposal"], MEASURE_SECONDS):
+    def _proposal(self, seconds: float) -> TunedSettings | None:
+        if not self.come() or not self._wait(["proposal"], seconds):
             return None
         return _tuned(self._store.get(self._key("proposal")))
 

@@ -8,8 +8,13 @@ from collections.abc import Callable
 
 import torch
 
-from gpujob_api.settings import OptimizeMode, TunedSettings
-from gpujob_worker.agreement import Agreement
+from gpujob_api.settings import OptimizeMode, Toggle, TunedSettings
+from gpujob_worker.agreement import (
+    COME_SECONDS,
+    COMPILE_SECONDS,
+    MEASURE_SECONDS,
+    Agreement,
+)
 from gpujob_worker.in_force import InForce
 from gpujob_worker.inject.distributed import (
     group_store,
@@ -71,10 +76,17 @@ class FollowingTuner(Tuner):
         if not self._asked:
             self._asked = True
             self._decision.source = "as the first process measured"
-            self._proposed = self.agreement.proposal()
+            self._proposed = self.agreement.proposal(self._patience_seconds)
             if self._proposed is None:
                 self._decision.refuse("tuning", "the first process proposed nothing")
         return self._proposed or TunedSettings()
+
+    @property
+    def _patience_seconds(self) -> float:
+        compiles = self._settings.compile is Toggle.ON
+        # Items under way are finished when the time for tuning is over.
+        budget = 2 * self._decision.budget_seconds
+        return COME_SECONDS + budget + MEASURE_SECONDS + (COMPILE_SECONDS if compiles else 0.0)
 
     def speed(self, root: Root, recorded: RecordedCall) -> None:
         self.speed_items(root, recorded).adopt(self.proposed)

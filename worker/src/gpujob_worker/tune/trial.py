@@ -57,13 +57,13 @@ class Decision:
         self.source = "from an earlier run"
         self._explain = explanation
         self._recommend = settings.mode is OptimizeMode.RECOMMEND
-        self._budget_seconds = budget_seconds
+        self.budget_seconds = budget_seconds
         self._ends = 0.0
         self._pending: set[str] = set()
         self.start()
 
     def start(self) -> None:
-        self._ends = time.monotonic() + self._budget_seconds
+        self._ends = time.monotonic() + self.budget_seconds
 
     def expects(self, items: Iterable[str]) -> None:
         """Items that may want to be measured; each is one until something is said of it."""
@@ -80,7 +80,7 @@ class Decision:
         """Whether there is time to measure; says so where there is none."""
         if forced or time.monotonic() < self._ends:
             return True
-        self.refuse(item, f"not tried: the {self._budget_seconds:g} s for tuning are over")
+        self.refuse(item, f"not tried: the {self.budget_seconds:g} s for tuning are over")
         return False
 
     def share(self, item: str) -> Callable[[], bool]:
