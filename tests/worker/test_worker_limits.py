@@ -104,14 +104,14 @@ def said_of(run: WorkerRun, item: str) -> str:
 
 
 def test_a_loss_of_the_whole_batch_is_in_the_prediction(tmp_path: Path) -> None:
-    whole = peak_of(tmp_path / "whole", LANGUAGE, 9, 128)
-    logits = 128 * 16 * 4096 * 4
+    whole = peak_of(tmp_path / "whole", LANGUAGE, 9, 64)
+    logits = 64 * 16 * 4096 * 4
     limit = whole - logits
-    run = limited(tmp_path / "tight", LANGUAGE, limit, 30, 128)
+    run = limited(tmp_path / "tight", LANGUAGE, limit, 20, 64)
     assert run.process.exitcode == 0, run.errors
     said = said_of(run, "memory limit")
     assert said.startswith("gpujob: memory limit kept: "), run.errors
-    measured, predicted = amount(said, "measured"), amount(said, "predicted for 128 samples")
+    measured, predicted = amount(said, "measured"), amount(said, "predicted for 64 samples")
     assert measured <= limit
     assert predicted == pytest.approx(measured, rel=0.05)
     split = [line for line in run.errors.splitlines() if "batch split applied" in line]
