@@ -101,7 +101,7 @@ class Simulation:
         while self.clock.now < self._end_seconds and not self.recorder.violations:
             self.clock.run_until(self.clock.now + 30, self._is_broken)
             quiet = self.clock.now - self.recorder.last_operator_write
-            if quiet > QUIET_SECONDS and all(map(self._is_where_it_belongs, self._jobs())):
+            if quiet > QUIET_SECONDS and all(map(self._is_where_it_belongs, self.jobs())):
                 return
 
     def _is_broken(self) -> bool:
@@ -265,7 +265,7 @@ class Simulation:
 
     # -- the end
 
-    def _jobs(self) -> list[GPUJob]:
+    def jobs(self) -> list[GPUJob]:
         return [gpujob_from_manifest(job) for job in self.api.list(Kind.JOB)]
 
     def _result(self) -> Result:
@@ -279,7 +279,7 @@ class Simulation:
         return Result(
             self.seed,
             violations,
-            {job.metadata.name: job.status.phase.value for job in self._jobs()},
+            {job.metadata.name: job.status.phase.value for job in self.jobs()},
             dict(self.recorder.attempts),
             self.recorder.operator_writes,
             self.cycles + sum(shell.cycles for shell in self.shells),
