@@ -9,7 +9,7 @@ from gpujob_api.quantities import GIB
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.snapshot import PodPhase, Snapshot
 from gpujob_operator.metrics import Metrics
-from gpujob_operator.observe.cache import Cache, Kind
+from gpujob_operator.observe.cache import PRUNE_SECONDS, Cache, Kind
 from gpujob_operator.observe.dirty import Dirty
 from tests.harness.builders import make_card, make_job, make_queue, placed, with_status
 from tests.harness.clocks import FakeClock
@@ -29,8 +29,13 @@ def dirty() -> Dirty:
 
 
 @pytest.fixture
-def cache(dirty: Dirty) -> Cache:
-    return Cache(dirty, Metrics(), FakeClock().now)
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def cache(dirty: Dirty, clock: FakeClock) -> Cache:
+    return Cache(dirty, Metrics(), clock.now)
 
 
 def _snapshot(cache: Cache) -> Snapshot:
@@ -111,7 +116,9 @@ def test_an_unreadable_job_is_said_and_harms_nobody(cache: Cache) -> None:
     assert cache.job("uid-bad") is None
 
 
-def test_usage_follows_from_readings_and_ends_with_the_attempt(cache: Cache) -> None:
+def test_usage_follows_from_readings_and_ends_soon_after_the_attempt(
+    cache: Cache, clock: FakeClock
+) -> None:
     job = placed(JOB)
     cache.apply(Kind.JOB, "ADDED", job_manifest(job, 1))
     cache.apply(Kind.POD, "ADDED", pod_manifest(job, version=2))
@@ -120,6 +127,7 @@ def test_usage_follows_from_readings_and_ends_with_the_attempt(cache: Cache) -> 
     assert _snapshot(cache).usage["uid-job", 1].memory_peak_bytes == 3 * GIB
     cache.apply(Kind.POD, "DELETED", pod_manifest(job, version=4))
     cache.apply(Kind.JOB, "DELETED", job_manifest(job, 5))
+    clock.advance(PRUNE_SECONDS)
     assert _snapshot(cache).usage == {}
 
 

@@ -48,6 +48,9 @@ class Kind(Enum):
 _SOFT = frozenset({Kind.GPU_NODE, Kind.PROFILE})
 
 
+PRUNE_SECONDS = 10.0
+
+
 @dataclass(slots=True)
 class _NodeUse:
     cpu_milli: int = 0
@@ -64,6 +67,7 @@ class Cache:
         self._freshness = Freshness()
         self._ledger = UsageLedger()
         self._spot = SpotHistory(clock)
+        self._pruned_at: datetime | None = None
         self._node_use: dict[str, _NodeUse] = {}
         self._node_views: dict[str, NodeView] = {}
         self.synced: set[Kind] = set()
@@ -162,6 +166,11 @@ class Cache:
         return pod.node is not None and self.nodes.by_name(pod.node) is not None
 
     def _prune(self, jobs: tuple[GPUJob, ...]) -> None:
+        """Forgets use of attempts that are gone; now and then, for it looks at everything."""
+        now = self._clock()
+        if self._pruned_at is not None and (now - self._pruned_at).total_seconds() < PRUNE_SECONDS:
+            return
+        self._pruned_at = now
         attempts = {(job.metadata.uid, job.status.attempt) for job in jobs}
         attempts |= {
             (pod.view.job_uid, pod.view.attempt) for pod in self.pods.views if pod.view is not None
