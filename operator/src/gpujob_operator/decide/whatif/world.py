@@ -44,7 +44,8 @@ class World:
     """State that changes with plans and with time. Objects are replaced, never changed."""
 
     now: datetime
-    configuration: Configuration
+    # What time and plans do not change.
+    base: Snapshot
     jobs: dict[str, GPUJob] = field(default_factory=dict[str, GPUJob])
     pods: dict[str, PodView] = field(default_factory=dict[str, PodView])
     nodes: dict[str, NodeView] = field(default_factory=dict[str, NodeView])
@@ -65,7 +66,7 @@ class World:
         pods are on their way out."""
         world = cls(
             now=now,
-            configuration=snapshot.configuration,
+            base=snapshot,
             jobs={
                 job.metadata.uid: job
                 for job in snapshot.jobs
@@ -83,9 +84,15 @@ class World:
         world._begin()
         return world
 
+    @property
+    def configuration(self) -> Configuration:
+        return self.base.configuration
+
     def snapshot(self) -> Snapshot:
         self._renew_reports()
-        return Snapshot(
+        return replace(
+            self.base,
+            invalid_jobs=(),
             jobs=tuple(self.jobs.values()),
             pods=tuple(self.pods.values()),
             nodes=tuple(self.nodes.values()),
@@ -93,7 +100,9 @@ class World:
             queues=tuple(self.queues.values()),
             profiles=tuple(self.profiles.values()),
             reports=tuple(self.reports.values()),
-            configuration=self.configuration,
+            # Somebody listens all the time, and nothing is measured.
+            listening_since=None,
+            usage={},
         )
 
     def _begin(self) -> None:
