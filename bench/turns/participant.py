@@ -118,7 +118,9 @@ class Participant:
 
     def _peak_bytes(self) -> int:
         if self._torch.cuda.is_initialized():
-            return int(self._torch.cuda.max_memory_reserved())
+            return int(self._torch.cuda.max_memory_reserved()) + card_context_bytes(
+                self._torch.cuda
+            )
         return _host_peak_bytes()
 
     def _tell(self, event: str, **facts: Any) -> None:
@@ -126,6 +128,19 @@ class Participant:
         os.write(self._assignment.write_descriptor, line.encode())
         if not self._answers.readline():
             raise SystemExit(0)
+
+
+def card_context_bytes(cuda: Any) -> int:
+    """What the card counts of this process beside torch's memory; 0 where it does not tell."""
+    try:
+        from gpujob_worker.card_context import card_context
+
+        uuid = str(cuda.get_device_properties(cuda.current_device()).uuid)
+        context = card_context(uuid)
+        beside = context.beside_bytes(int(cuda.memory_reserved())) if context is not None else 0
+    except Exception:
+        return 0
+    return beside or 0
 
 
 _participant: Participant | None = None

@@ -81,6 +81,12 @@ class FakeNvml:
         self._check(card, "nvmlDeviceGetHandleByIndex")
         return card
 
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> FakeCard:  # noqa: N802
+        card = next((card for card in self.cards if card.uuid == uuid), None)
+        if card is None:
+            raise NVMLError(NOT_FOUND)
+        return card
+
     def nvmlDeviceGetUUID(self, card: FakeCard) -> Any:  # noqa: N802
         self._check(card, "nvmlDeviceGetUUID")
         return card.uuid

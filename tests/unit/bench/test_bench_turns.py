@@ -6,6 +6,8 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +19,8 @@ from bench.turns.conductor import (
     Entry,
     pairs,
 )
+from bench.turns.participant import card_context_bytes
+from tests.harness.fake_nvml import FakeCard, FakeNvml
 
 TORCH = {
     "torch/__init__.py": """
@@ -224,3 +228,25 @@ def _state(process_id: int) -> str:
         return Path(f"/proc/{process_id}/stat").read_text().rpartition(") ")[2][0]
     except OSError:
         return "Z"
+
+
+def test_a_cards_peak_has_what_the_card_counts_beside_torchs_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    card = FakeCard(uuid="GPU-7", compute={os.getpid(): 900, 1: 50})
+
+    class Cuda:
+        def current_device(self) -> int:
+            return 0
+
+        def get_device_properties(self, device: int) -> Any:
+            return SimpleNamespace(uuid=f"GPU-{7 + device}")
+
+        def memory_reserved(self) -> int:
+            return 600
+
+    cuda = Cuda()
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(card))  # pyright: ignore[reportArgumentType]
+    assert card_context_bytes(cuda) == 300
+    card.uuid = "GPU-8"
+    assert card_context_bytes(cuda) == 0, "no such card"
