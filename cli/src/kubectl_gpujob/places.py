@@ -47,4 +47,5 @@ def _candidate(one: Candidate) -> dict[str, Any]:
         "reservation": None if one.reservation is None else encode(one.reservation),
         "costs": [None if score is None else encode(score) for score in one.scores],
         "pricesPerGpuHour": list(one.prices),
+        "interruptionsPerHour": list(one.interruptions_per_hour),
     }

@@ -16,7 +16,7 @@ from gpujob_operator.decide.memory import Memory
 from gpujob_operator.decide.placement import Choice, Request
 from gpujob_operator.decide.plan import WriteStatus
 from gpujob_operator.decide.planner import plan
-from gpujob_operator.decide.snapshot import Snapshot
+from gpujob_operator.decide.snapshot import Snapshot, SpotPool
 from tests.harness.builders import (
     after,
     make_card,
@@ -156,6 +156,19 @@ def test_equal_costs_are_decided_by_the_price_and_then_by_the_order() -> None:
     assert "; 3.00 an hour instead of 2.00" in of(3.0, 2.0)
     assert "; no price an hour instead of 2.00" in of(None, 2.0)
     assert "then the order of nodes decides" in of(2.0, 2.0)
+
+
+def test_equal_prices_are_decided_by_how_often_such_a_node_is_taken_away() -> None:
+    gpu_nodes = [make_gpu_node(f"n{n}", make_card(f"GPU-{n}")) for n in range(2)]
+    nodes = [
+        make_node(f"n{n}", spot=True, labels={"topology.kubernetes.io/zone": zone})
+        for n, zone in enumerate(("risky", "calm"))
+    ]
+    pools = (SpotPool("-/risky", 1000, 500), SpotPool("-/calm", 1000, 1))
+    seen = make_snapshot(small(), gpu_nodes=gpu_nodes, nodes=nodes, spot_pools=pools)
+    found = account(seen, NOW, "uid-new")
+    assert nodes_of(found) == ["n1", "n0"]
+    assert "; taken away 0.49 times an hour instead of 0.002" in text(found)
 
 
 def test_spot_comes_first_where_it_is_preferred() -> None:

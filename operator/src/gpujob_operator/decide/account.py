@@ -39,8 +39,10 @@ class Candidate:
     placement: Placement
     reservation: Reservation | None
     scores: tuple[Score | None, ...]
-    # Of the nodes, per card and hour; None where nobody set one.
+    # Of the nodes, per card and hour with what interruptions cost; None where nobody set one.
     prices: tuple[float | None, ...]
+    # Of the nodes: how often such a node is taken away.
+    interruptions_per_hour: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +161,10 @@ class _Explainer:
         request = found.request if found is not None else self._request(where.gpu_model)
         nodes = [worker.node for worker in where.workers]
         scores = tuple(self._score(node, request) for node in nodes)
-        prices = tuple(self._price(node) for node in nodes)
-        return Candidate(where, held, scores, prices)
+        known = [self.capacity.nodes.get(node) for node in nodes]
+        prices = tuple(None if one is None else one.price_with_losses for one in known)
+        rates = tuple(0.0 if one is None else one.interruptions_per_hour for one in known)
+        return Candidate(where, held, scores, prices, rates)
 
     def lacks(self) -> dict[str, str]:
         """What every node lacks that could not take one worker on any model."""
@@ -189,10 +193,6 @@ class _Explainer:
         if request is None or node not in self.capacity.nodes:
             return None
         return self.board.score(Place(node, ()), request, undisturbed=self.needs.exclusive)
-
-    def _price(self, node: str) -> float | None:
-        known = self.capacity.nodes.get(node)
-        return known.price_per_gpu_hour if known is not None else None
 
 
 def _explain(snapshot: Snapshot, now: datetime, uid: str, held: _Held, count: int) -> Account:

@@ -139,6 +139,9 @@ def _by_cost(first: Candidate, one: Candidate) -> str:
     if known != other:
         prices = [f"{price:.2f}" if price is not None else "no price" for price in (other, known)]
         return f"{step}; {prices[0]} an hour instead of {prices[1]}"
+    known_rate, other_rate = first.interruptions_per_hour[0], one.interruptions_per_hour[0]
+    if known_rate != other_rate:
+        return f"{step}; taken away {other_rate:.3g} times an hour instead of {known_rate:.3g}"
     return f"{step}; then the order of nodes decides"
 
 
