@@ -89,12 +89,19 @@ if __name__ == "__main__":
 def launch(
     folder: Path, source: str, launcher: list[str], *arguments: str
 ) -> tuple[subprocess.CompletedProcess[str], Report]:
+    done = run_under(folder, source, launcher, *arguments)
+    return done, Report.from_text((folder / "termination").read_text())
+
+
+def run_under(
+    folder: Path, source: str, launcher: list[str], *arguments: str
+) -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(source)
     own = [sys.executable, "-m", "gpujob_worker", "--explain", "--"]
     binaries = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     message = folder / "termination"
     variables = {"PATH": binaries, "GPUJOB_TERMINATION_FILE": str(message)}
-    done = subprocess.run(
+    return subprocess.run(
         [*own, *launcher, "train.py", *arguments],
         cwd=folder,
         env={**os.environ, **variables, "OMP_NUM_THREADS": "1"},
@@ -102,7 +109,6 @@ def launch(
         text=True,
         timeout=200,
     )
-    return done, Report.from_text(message.read_text())
 
 
 TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node", "2"]
@@ -130,6 +136,34 @@ def test_the_process_that_failed_first_has_the_last_word(tmp_path: Path) -> None
     assert report.failure.message == "ValueError: rank one broke"
     assert report.rank == 1
     assert "gpujob_worker/" not in done.stderr
+
+
+DYING = """
+import os, torch
+import torch.distributed as dist
+from torch import nn
+dist.init_process_group("gloo")
+calls = 0
+class Dies(nn.Linear):
+    def forward(self, x):
+        global calls
+        calls += 1
+        # Seven steps and one look at two samples are over: this is a try of the first process.
+        if dist.get_rank() == 0 and calls == 11: os._exit(9)
+        return super().forward(x)
+net = nn.parallel.DistributedDataParallel(nn.Sequential(Dies(8, 16), nn.Tanh(), nn.Linear(16, 1)))
+opt = torch.optim.Adam(net.parameters(), lr=0.01)
+for i in range(20):
+    opt.zero_grad(); net(torch.randn(16, 8)).square().mean().backward(); opt.step()
+"""
+
+
+def test_a_first_process_that_dies_while_measuring_holds_up_nobody(tmp_path: Path) -> None:
+    done = run_under(tmp_path, DYING, TORCHRUN)
+    assert done.returncode == 1
+    assert "exitcode  : 9" in done.stderr
+    # The other one was told to leave and left before the wait's own end.
+    assert "tuning refused: the first process proposed nothing" in done.stderr
 
 
 def test_spawned_children_carry_on(tmp_path: Path) -> None:
