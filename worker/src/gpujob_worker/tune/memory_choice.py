@@ -20,8 +20,8 @@ from gpujob_worker.tune.memory_model import (
 from gpujob_worker.tune.memory_probe import OPTIMIZER_STATE_FACTOR, MemoryProbe
 from gpujob_worker.tune.tuner import Tuner
 
-# What a heap that keeps freed blocks was seen to take more than what is in use.
-HEAP_FRACTION = 0.2
+# A heap that keeps freed blocks often takes so much more than what is in use.
+HEAP_FRACTION = 0.1
 
 
 @dataclass(frozen=True, slots=True)
