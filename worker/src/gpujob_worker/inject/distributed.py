@@ -31,6 +31,8 @@ def wrapper_refusal(wrapper: Any, processes: int) -> str | None:
         return f"the process group is not that of the {processes} processes"
     if wrapper.process_group.size() != processes:
         return f"{_WRAPPER} is over {wrapper.process_group.size()} of {processes} processes"
+    if any(kind.__name__ == "LightningModule" for kind in type(wrapper.module).__mro__):
+        return "LightningModule's call is a whole training step, which logs what it sees"
     for layer in wrapper.module.modules():
         if isinstance(layer, nn.SyncBatchNorm):
             return "SyncBatchNorm speaks to other processes in forward"
