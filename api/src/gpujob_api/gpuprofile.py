@@ -22,6 +22,15 @@ from gpujob_api.settings import TunedSettings
 
 
 @dataclass(frozen=True, slots=True)
+class SharedPace:
+    """How much longer a step took beside others than alone, on cards whose tenants' utilizations
+    summed up to less than `up_to_percent`."""
+
+    up_to_percent: Annotated[int, Range(1, 10_000)]
+    slowdown_percent: Annotated[float, Range(0, 10_000, clamp=True)]
+
+
+@dataclass(frozen=True, slots=True)
 class ProfileEntry:
     """Measured on one card model with one torch version."""
 
@@ -35,6 +44,8 @@ class ProfileEntry:
     current: Timing | None = None
     tuned: TunedSettings | None = None
     tuning_seconds: Seconds | None = None
+    alone_step_seconds: Seconds | None = None
+    shared: Annotated[tuple[SharedPace, ...], Items(8, keys=("up_to_percent",))] = ()
 
 
 @dataclass(frozen=True, slots=True)

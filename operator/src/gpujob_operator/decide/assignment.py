@@ -143,7 +143,7 @@ def _request(needs: Needs, model: str, wanted: Reservation | None, board: Board)
         nodes=mask,
         spot=_SPOT[needs.job.spec.spot.policy],
         utilization_limit_percent=summed_utilization_limit_percent(
-            needs.job.spec.sharing.max_slowdown_percent
+            needs.job.spec.sharing.max_slowdown_percent, board.capacity.law(model)
         ),
     )
 

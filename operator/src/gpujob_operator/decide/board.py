@@ -327,7 +327,9 @@ def _node_state(node: NodeCapacity) -> NodeState:
 
 
 def _card_state(card: Card) -> CardState:
-    limits = [summed_utilization_limit_percent(t.max_slowdown_percent) for t in card.tenants]
+    limits = [
+        summed_utilization_limit_percent(t.max_slowdown_percent, card.law) for t in card.tenants
+    ]
     return CardState(
         uuid=card.uuid,
         model=card.model,

@@ -11,6 +11,7 @@ from gpujob_api.gpujob import GPUJob, ReservationSource
 from gpujob_api.gpunode import GPUNode
 from gpujob_api.meta import TAINT_RECLAIM
 from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.interference import PUBLISHED_SLOWDOWNS, Law
 from gpujob_operator.decide.snapshot import NodeView
 
 
@@ -39,6 +40,8 @@ class Card:
     blocked: str = ""
     # Cards of a node with the same number are close together.
     link_group: int = 0
+    # How much tenants slow each other on this model (see `calibration`).
+    law: Law = PUBLISHED_SLOWDOWNS
 
     @property
     def reserved_bytes(self) -> int:
@@ -99,6 +102,8 @@ class Capacity:
     nodes: Mapping[str, NodeCapacity] = field(default_factory=dict[str, NodeCapacity])
     # What a job can have at most of an empty card, by model.
     largest: Mapping[str, int] = field(default_factory=dict[str, int])
+    # Laws of slowdown that were measured, by model.
+    laws: Mapping[str, Law] = field(default_factory=dict[str, Law])
 
     def card(self, node_name: str, uuid: str) -> Card | None:
         node = self.nodes.get(node_name)
@@ -115,12 +120,17 @@ class Capacity:
         """Card models that there are and that a job accepts; it accepts any if it names none."""
         return sorted(model for model in self.largest if not accepted or model in accepted)
 
+    def law(self, model: str) -> Law:
+        return self.laws.get(model, PUBLISHED_SLOWDOWNS)
+
     def largest_bytes(self, model: str) -> int:
         """What a job can have at most of an empty card of this model."""
         return self.largest.get(model, 0)
 
 
-def capacity_of(nodes: Mapping[str, NodeCapacity]) -> Capacity:
+def capacity_of(
+    nodes: Mapping[str, NodeCapacity], laws: Mapping[str, Law] | None = None
+) -> Capacity:
     """The ledger of these nodes."""
     largest: dict[str, int] = {}
     for node in nodes.values():
@@ -128,7 +138,7 @@ def capacity_of(nodes: Mapping[str, NodeCapacity]) -> Capacity:
             room_bytes = card.total_bytes - card.driver_bytes
             if room_bytes > largest.get(card.model, -1):
                 largest[card.model] = room_bytes
-    return Capacity({name: nodes[name] for name in sorted(nodes)}, largest)
+    return Capacity({name: nodes[name] for name in sorted(nodes)}, largest, laws or {})
 
 
 def holds_cards(job: GPUJob) -> bool:

@@ -137,7 +137,7 @@ def fits_without(
     limits = [tenant.max_slowdown_percent for tenant in stay]
     limit = min(*limits, needs.job.spec.sharing.max_slowdown_percent)
     total = sum(tenant.utilization_percent for tenant in stay) + wanted.utilization_percent
-    return total <= summed_utilization_limit_percent(limit)
+    return total <= summed_utilization_limit_percent(limit, card.law)
 
 
 def nodes_for(needs: Needs, capacity: Capacity) -> list[NodeCapacity]:

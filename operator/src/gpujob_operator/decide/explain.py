@@ -221,7 +221,7 @@ def _slowed(needs: Needs, wanted: Reservation, card: Card) -> _Misfit | None:
     total = card.utilization_percent + wanted.utilization_percent
     limits = [tenant.max_slowdown_percent for tenant in card.tenants]
     limit = min(*limits, needs.job.spec.sharing.max_slowdown_percent)
-    if total <= summed_utilization_limit_percent(limit):
+    if total <= summed_utilization_limit_percent(limit, card.law):
         return None
     return _Misfit(f"busy: {total:.0f} % together would slow a job by over {limit} %")
 

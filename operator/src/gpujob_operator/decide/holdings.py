@@ -12,6 +12,7 @@ from datetime import datetime
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpunode import GPU, UNREADABLE, GPUNode
+from gpujob_operator.decide.calibration import laws
 from gpujob_operator.decide.capacity import (
     Capacity,
     Card,
@@ -23,6 +24,7 @@ from gpujob_operator.decide.capacity import (
     holds_cards,
 )
 from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.interference import PUBLISHED_SLOWDOWNS, Law
 from gpujob_operator.decide.snapshot import NodeView, PodPhase, PodView, Snapshot
 from gpujob_operator.decide.spot import interruptions_per_hour, price_with_losses, rates
 
@@ -79,6 +81,19 @@ def _is_bound(pod: PodView) -> bool:
     return pod.node is not None or pod.phase is not PodPhase.PENDING
 
 
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What was observed of kinds of nodes and cards: how often spot nodes are taken away, by pool,
+    and how much neighbours slow each other, by card model."""
+
+    spot_rates: Mapping[str, float] = field(default_factory=dict[str, float])
+    laws: Mapping[str, Law] = field(default_factory=dict[str, Law])
+
+
+def learned_from(snapshot: Snapshot) -> Learned:
+    return Learned(rates(snapshot), laws(snapshot.profiles))
+
+
 @dataclass(slots=True)
 class Holdings:
     """The sum of what all hold. `add` and `remove` are each other's inverse."""
@@ -122,17 +137,17 @@ class Holdings:
         gpu_node: GPUNode,
         configuration: Configuration,
         now: datetime,
-        spot_rates: Mapping[str, float],
+        learned: "Learned",
     ) -> NodeCapacity:
         """The ledger of one node."""
         cpu, memory = self.coming.get(view.name, (0, 0))
         price = _price(gpu_node, view, configuration)
-        rate = interruptions_per_hour(view, spot_rates)
+        rate = interruptions_per_hour(view, learned.spot_rates)
         gpus = sorted(gpu_node.status.gpus, key=lambda gpu: (gpu.index, gpu.uuid))
         return NodeCapacity(
             node=view,
             price_per_gpu_hour=price,
-            cards=tuple(self._card(gpu) for gpu in gpus),
+            cards=tuple(self._card(gpu, learned) for gpu in gpus),
             cpu_milli_free=view.cpu_milli_free - cpu,
             memory_bytes_free=view.memory_bytes_free - memory,
             closed=closed_reason(view, gpu_node, configuration, now),
@@ -142,7 +157,7 @@ class Holdings:
             else None,
         )
 
-    def _card(self, gpu: GPU) -> Card:
+    def _card(self, gpu: GPU, learned: "Learned") -> Card:
         tenants = self.tenants.get(gpu.uuid, ())
         used = self._measured(gpu, tenants)
         blocked = "" if gpu.healthy else _sickness(gpu.health_message)
@@ -157,6 +172,7 @@ class Holdings:
             tenants=tuple(_with_excess(one, used[one.job_uid]) for one in tenants),
             blocked=blocked,
             link_group=gpu.link_group,
+            law=learned.laws.get(gpu.model, PUBLISHED_SLOWDOWNS),
         )
 
     def _measured(self, gpu: GPU, tenants: Sequence[Tenant]) -> dict[str, int]:
@@ -183,15 +199,16 @@ def build_capacity(
     for orphans in pods.values():
         holdings.add(holding_of(None, orphans, (0, 0)))
     views = {view.name: view for view in snapshot.nodes}
-    spot_rates = rates(snapshot)
+    learned = learned_from(snapshot)
     return capacity_of(
         {
             node.metadata.name: holdings.node(
-                views[node.metadata.name], node, snapshot.configuration, now, spot_rates
+                views[node.metadata.name], node, snapshot.configuration, now, learned
             )
             for node in snapshot.gpu_nodes
             if node.metadata.name in views
-        }
+        },
+        learned.laws,
     )
 
 

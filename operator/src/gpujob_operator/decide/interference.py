@@ -15,6 +15,10 @@ from functools import lru_cache
 PUBLISHED_LAW: tuple[tuple[float, float], ...] = ((50, 2.00), (80, 1.93), (95, 1.79))
 PUBLISHED_LAW_ABOVE = 1.58
 
+# The same as percent by which a step takes longer, by the upper bound of the sum.
+BANDS_PERCENT = (50, 80, 95, 10_000)
+Law = tuple[float, float, float, float]
+
 # A prediction never goes below this: no job was ever seen to stand still beside another.
 SPEED_MIN = 0.05
 # Observed pairs of another kind of workload count as this much further away (squared, halved).
@@ -143,18 +147,28 @@ def law_speed(summed_percent: float) -> float:
     return PUBLISHED_LAW_ABOVE / 2
 
 
-@lru_cache(maxsize=1024)
-def summed_utilization_limit_percent(max_slowdown_percent: float) -> float:
-    """The summed utilization up to which a pair is not slowed by more than this, by the law.
+PUBLISHED_SLOWDOWNS: Law = (
+    slowdown_percent(PUBLISHED_LAW[0][1] / 2),
+    slowdown_percent(PUBLISHED_LAW[1][1] / 2),
+    slowdown_percent(PUBLISHED_LAW[2][1] / 2),
+    slowdown_percent(PUBLISHED_LAW_ABOVE / 2),
+)
+
+
+@lru_cache(maxsize=4096)
+def summed_utilization_limit_percent(
+    max_slowdown_percent: float, law: Law = PUBLISHED_SLOWDOWNS
+) -> float:
+    """The summed utilization up to which a pair is not slowed by more than this, by the law of the
+    card's model.
 
     Above full use time is shared in proportion, so that 100 % + s slow each by s %.
     """
     limit = 0.0
-    for summed, _ in PUBLISHED_LAW:
-        below = math.nextafter(summed, 0.0)
-        if slowdown_percent(law_speed(below)) <= max_slowdown_percent:
-            limit = below
-    if slowdown_percent(PUBLISHED_LAW_ABOVE / 2) <= max_slowdown_percent:
+    for summed, slowdown in zip(BANDS_PERCENT[:-1], law, strict=False):
+        if slowdown <= max_slowdown_percent:
+            limit = math.nextafter(summed, 0.0)
+    if law[-1] <= max_slowdown_percent:
         limit = 100.0 + max_slowdown_percent
     return limit
 

@@ -7,6 +7,8 @@ from datetime import datetime, timedelta
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpunode import GPUNode
+from gpujob_api.gpuprofile import GPUProfile
+from gpujob_operator.decide.calibration import laws
 from gpujob_operator.decide.capacity import (
     Capacity,
     NodeCapacity,
@@ -17,7 +19,7 @@ from gpujob_operator.decide.capacity import (
 )
 from gpujob_operator.decide.changes import Deadlines, Roll
 from gpujob_operator.decide.configuration import Configuration
-from gpujob_operator.decide.holdings import NOTHING, Holding, Holdings
+from gpujob_operator.decide.holdings import NOTHING, Holding, Holdings, Learned
 from gpujob_operator.decide.snapshot import NodeView, Snapshot
 from gpujob_operator.decide.spot import rates
 
@@ -37,16 +39,14 @@ class Nodes:
     # When a node's measurements become old, and nodes whose are.
     _old_at: Deadlines[str] = field(default_factory=lambda: Deadlines[str]())
     _old: set[str] = field(default_factory=set[str])
-    _spot_rates: dict[str, float] = field(default_factory=dict[str, float])
+    _learned: Learned = field(default_factory=Learned)
+    _profiles: tuple[GPUProfile, ...] = ()
     # Nodes whose ledger may have changed since it was renewed.
     _dirty: set[str] = field(default_factory=set[str])
 
     def take(self, snapshot: Snapshot) -> set[str]:
         """Brings the nodes up to date; returns the cards that came, went, or are elsewhere."""
-        spot_rates = rates(snapshot)
-        if spot_rates != self._spot_rates:
-            self._spot_rates = spot_rates
-            self._dirty.update(name for name, view in self._views.items() if view.spot)
+        self._learn(snapshot)
         new, gone = self._seen_views.take(snapshot.nodes)
         for view in gone:
             if self._views.get(view.name) is view:
@@ -54,6 +54,22 @@ class Nodes:
         self._views |= {view.name: view for view in new}
         self._dirty.update(view.name for view in (*new, *gone))
         return self._take_gpu_nodes(*self._seen_gpu_nodes.take(snapshot.gpu_nodes))
+
+    def _learn(self, snapshot: Snapshot) -> None:
+        """Nodes of which something else is believed now are built anew."""
+        before, spot_rates = self._learned, rates(snapshot)
+        same_profiles = snapshot.profiles is self._profiles
+        models = before.laws if same_profiles else laws(snapshot.profiles)
+        self._profiles = snapshot.profiles
+        self._learned = Learned(spot_rates, models)
+        if spot_rates != before.spot_rates:
+            self._dirty.update(name for name, view in self._views.items() if view.spot)
+        if models != before.laws:
+            known = before.laws.keys() | models.keys()
+            changed = {model for model in known if before.laws.get(model) != models.get(model)}
+            for name, node in self._gpu_nodes.items():
+                if any(gpu.model in changed for gpu in node.status.gpus):
+                    self._dirty.add(name)
 
     def _take_gpu_nodes(self, new: list[GPUNode], gone: list[GPUNode]) -> set[str]:
         before, after = _cards_of(gone), _cards_of(new)
@@ -112,8 +128,8 @@ class Nodes:
             if after is not before:
                 changed.add(name)
         self._dirty = set()
-        if changed:
-            self.capacity = capacity_of(nodes)
+        if changed or self.capacity.laws != self._learned.laws:
+            self.capacity = capacity_of(nodes, self._learned.laws)
         return changed
 
     def _node(
@@ -124,7 +140,7 @@ class Nodes:
         if view is None or gpu_node is None:
             return None
         if before is None:
-            return self._sum.node(view, gpu_node, configuration, now, self._spot_rates)
+            return self._sum.node(view, gpu_node, configuration, now, self._learned)
         closed = closed_reason(view, gpu_node, configuration, now)
         return replace(before, closed=closed) if closed != before.closed else before
 

@@ -31,7 +31,7 @@ from gpujob_operator.decide.plan import (
 from gpujob_operator.decide.profiles import updated_profile
 from gpujob_operator.decide.queueing import Queues, QueueUse
 from gpujob_operator.decide.releases import Releases
-from gpujob_operator.decide.slowdown import find_move
+from gpujob_operator.decide.slowdown import find_move, has_cards_alone, observed_pace
 from gpujob_operator.decide.snapshot import CardUsage, ReceivedReport, Snapshot
 from gpujob_operator.decide.writing import Picture, finish_status, worth_writing
 
@@ -276,7 +276,9 @@ def _items(known: Known, step: Step, cycle: _Cycle) -> list[PlanItem]:
     items += step.deletes
     items += step.creates
     after = replace(job, status=status)
-    profile = updated_profile(after, known.profile, cycle.now)
+    alone = has_cards_alone(status, cycle.capacity)
+    pace = None if alone else observed_pace(status, known.profile, cycle.capacity)
+    profile = updated_profile(after, known.profile, cycle.now, alone=alone, pace=pace)
     if profile is not None:
         items.append(SaveProfile(profile))
     return items

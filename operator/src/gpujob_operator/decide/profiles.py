@@ -4,8 +4,15 @@ from dataclasses import replace
 from datetime import datetime
 
 from gpujob_api.gpujob import GPUJob, ReservationSource
-from gpujob_api.gpuprofile import GPUProfile, GPUProfileSpec, GPUProfileStatus, ProfileEntry
+from gpujob_api.gpuprofile import (
+    GPUProfile,
+    GPUProfileSpec,
+    GPUProfileStatus,
+    ProfileEntry,
+    SharedPace,
+)
 from gpujob_api.meta import Metadata
+from gpujob_operator.decide.calibration import with_pace
 from gpujob_operator.decide.workload import fingerprint
 
 # Entries of one workload: one a card model and torch version, newest first.
@@ -16,15 +23,28 @@ def profile_name(job: GPUJob) -> str:
     return f"workload-{fingerprint(job.spec)}"
 
 
-def updated_profile(job: GPUJob, profile: GPUProfile | None, now: datetime) -> GPUProfile | None:
-    """The profile with this job's measurement, or None when it says nothing new."""
-    entry = _entry(job, now)
+def updated_profile(
+    job: GPUJob,
+    profile: GPUProfile | None,
+    now: datetime,
+    *,
+    alone: bool = False,
+    pace: SharedPace | None = None,
+) -> GPUProfile | None:
+    """The profile with this job's measurement, or None when it says nothing new. `alone`: it has
+    its cards to itself; else `pace` is what it measured beside others, if that is known."""
+    entry = _entry(job, now, alone=alone)
     if entry is None:
         return None
     before = profile.status.entries if profile is not None else ()
     same = next((e for e in before if _key(e) == _key(entry)), None)
     if same is not None:
-        entry = _joined(same, entry)
+        alone_seconds = _alone_seconds(same, entry)
+        entry = replace(
+            _joined(same, entry),
+            alone_step_seconds=alone_seconds,
+            shared=with_pace(same.shared, pace),
+        )
         if not _differs(same, entry):
             return None
     others = tuple(e for e in before if _key(e) != _key(entry))
@@ -38,7 +58,16 @@ def updated_profile(job: GPUJob, profile: GPUProfile | None, now: datetime) -> G
     )
 
 
-def _entry(job: GPUJob, now: datetime) -> ProfileEntry | None:
+def _alone_seconds(before: ProfileEntry, after: ProfileEntry) -> float | None:
+    """The fastest step that either knows from having cards to itself, with the same settings; what
+    is faster by less than 5 % is noise."""
+    known, new = before.alone_step_seconds, after.alone_step_seconds
+    if known is None or new is None or before.tuned != after.tuned:
+        return known if new is None else new
+    return new if new < known * 0.95 else known
+
+
+def _entry(job: GPUJob, now: datetime, *, alone: bool) -> ProfileEntry | None:
     status = job.status
     measurement, reservation = status.measurement, status.reservation
     if measurement is None or reservation is None or status.placement is None:
@@ -56,6 +85,7 @@ def _entry(job: GPUJob, now: datetime) -> ProfileEntry | None:
         current=measurement.current,
         tuned=status.tuned,
         tuning_seconds=status.tuning_seconds,
+        alone_step_seconds=measurement.current.step_seconds if alone else None,
     )
 
 
@@ -84,7 +114,11 @@ def _is_faster(one: ProfileEntry, other: ProfileEntry) -> bool:
 def _differs(before: ProfileEntry, after: ProfileEntry) -> bool:
     """More memory by 5 %, faster settings, or a first timing: worth a write."""
     grown = after.memory_bytes > before.memory_bytes * 1.05
-    return grown or (before.current, before.tuned) != (after.current, after.tuned)
+    return grown or _timings(before) != _timings(after)
+
+
+def _timings(entry: ProfileEntry) -> tuple[object, ...]:
+    return entry.current, entry.tuned, entry.alone_step_seconds, entry.shared
 
 
 def _spec(job: GPUJob) -> GPUProfileSpec:

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, StopReason
-from gpujob_api.gpuprofile import GPUProfile
+from gpujob_api.gpuprofile import GPUProfile, SharedPace
 from gpujob_api.meta import ConditionStatus
 from gpujob_operator.decide import conditions
 from gpujob_operator.decide.assignment import Assignment, assign
-from gpujob_operator.decide.board import Board
+from gpujob_operator.decide.board import Board, disturbed
+from gpujob_operator.decide.calibration import band_percent
 from gpujob_operator.decide.capacity import Capacity, Card
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.interference import summed_utilization_limit_percent
@@ -69,6 +70,36 @@ def measured_slowdown(
         return None
     limit = job.spec.sharing.max_slowdown_percent
     return Slowdown(measured.current.step_seconds, entry.current.step_seconds, limit)
+
+
+def has_cards_alone(status: GPUJobStatus, capacity: Capacity) -> bool:
+    """Whether a running job shares its cards with nobody, strangers included."""
+    cards = list(_cards(status, capacity))
+    running = status.phase is JobPhase.RUNNING and bool(cards)
+    return running and not any(len(card.tenants) > 1 or disturbed(card) for card in cards)
+
+
+def observed_pace(
+    status: GPUJobStatus, profile: GPUProfile | None, capacity: Capacity
+) -> SharedPace | None:
+    """What a job's run beside others says of its card model; None when it says nothing: the step
+    must be known from a run with cards to itself and the same settings."""
+    placement, measured = status.placement, status.measurement
+    if status.phase is not JobPhase.RUNNING or placement is None:
+        return None
+    if measured is None or measured.current is None:
+        return None
+    entry = profile_entry(profile, placement.gpu_model)
+    if entry is None or not entry.alone_step_seconds:
+        return None
+    if entry.tuned != status.tuned or entry.torch_version != measured.torch_version:
+        return None
+    cards = [card for card in _cards(status, capacity) if len(card.tenants) > 1]
+    if not cards or any(disturbed(card) for card in cards):
+        return None
+    summed_percent = max(card.utilization_percent for card in cards)
+    longer = measured.current.step_seconds / entry.alone_step_seconds - 1.0
+    return SharedPace(band_percent(summed_percent), round(max(100.0 * longer, 0.0), 1))
 
 
 def _cards(status: GPUJobStatus, capacity: Capacity) -> Iterable[Card]:
@@ -155,5 +186,5 @@ def _cost_key(job: GPUJob, configuration: Configuration, now: datetime) -> tuple
 def _floor(moved: GPUJob, slowed: GPUJob, card: Card) -> float:
     """So much that beside the same neighbours the sum is over the slowed job's limit."""
     others = sum(t.utilization_percent for t in card.tenants if t.job_uid != moved.metadata.uid)
-    limit = summed_utilization_limit_percent(slowed.spec.sharing.max_slowdown_percent)
+    limit = summed_utilization_limit_percent(slowed.spec.sharing.max_slowdown_percent, card.law)
     return min(max(limit - others + 1.0, 1.0), 100.0)
