@@ -67,7 +67,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def tuned(module: nn.Module, **switches: bool) -> tuple[Tuner, Explanation]:
     explanation = Explanation()
     settings = Settings(compile=Toggle.ON)
-    tuner = Tuner(settings, Switches(**switches), explanation, 1.0)
+    tuner = Tuner(settings, Switches(**switches), explanation, 60.0)
     call = RecordedCall(CallInputs.of((torch.randn(6, 4),), {}))
     tuner.compile(Root(module, lambda _: None), call)
     return tuner, explanation
@@ -212,7 +212,7 @@ def test_the_way_of_an_earlier_run_is_adopted(regional: bool, graphs: list[int])
     module = model()
     known = TunedSettings(compile=True, regional_compile=regional)
     explanation = Explanation()
-    tuner = Tuner(Settings(), Switches(), explanation, 1.0)
+    tuner = Tuner(Settings(), Switches(), explanation, 60.0)
     call = RecordedCall(CallInputs.of((torch.randn(6, 4),), {}))
     tuner.adopt(Root(module, lambda _: None), call, known)
     assert tuner.applied.tuned() == known

@@ -198,7 +198,7 @@ def test_own_optimizers_are_not_trusted_to_skip() -> None:
 def test_known_settings_bring_the_scale_along() -> None:
     module = model()
     explanation = Explanation()
-    tuner = Tuner(Settings(), Switches(), explanation, 1.0)
+    tuner = Tuner(Settings(), Switches(), explanation, 60.0)
     call = RecordedCall(CallInputs.of((torch.randn(6, 6),), {}))
     tuner.adopt(Root(module, lambda _: None), call, TunedSettings(Precision.FLOAT16))
     assert tuner.applied.tuned() == TunedSettings(Precision.FLOAT16)

@@ -86,7 +86,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def tuner(**off: bool) -> tuple[Tuner, Explanation]:
     explanation = Explanation()
-    return Tuner(Settings(), Switches(**off), explanation, 1.0), explanation
+    return Tuner(Settings(), Switches(**off), explanation, 60.0), explanation
 
 
 def gradients(module: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:

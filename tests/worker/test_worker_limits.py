@@ -8,6 +8,8 @@ import pytest
 
 from tests.harness.worker_process import WorkerRun, run_alone, run_worker
 
+pytestmark = pytest.mark.timeout(240)
+
 HEAD = """
 import sys, torch
 from torch import nn
@@ -114,6 +116,9 @@ def test_a_loss_of_the_whole_batch_is_in_the_prediction(tmp_path: Path) -> None:
     measured, predicted = amount(said, "measured"), amount(said, "predicted for 64 samples")
     assert measured <= limit
     assert predicted == pytest.approx(measured, rel=0.05)
+    # Assumed for the first step, known from the second on.
+    lines = [line for line in run.errors.splitlines() if " memory limit " in line]
+    assert ["assumed" in line for line in lines] == [True, False, False], lines
     split = [line for line in run.errors.splitlines() if "batch split applied" in line]
     assert not any("measured" in line for line in split), "no step had to show that it was too much"
     assert run.report["current"]["peakMemoryBytes"] <= limit
