@@ -94,6 +94,19 @@ def test_a_roll_back_leaves_what_keeps_a_memory_limit() -> None:
     assert session.explanation.line("roll-back").endswith("a test"), "it is done once"
 
 
+def test_a_split_that_does_not_keep_the_limit_is_made_finer_and_says_so() -> None:
+    session = Session(Environment(memory_limit_bytes=1000))
+    root = Root(nn.Linear(2, 2), lambda _: None)
+    found = InForce(session, ScriptFacts([]), [root])
+    found.tuner = Tuner(Settings(), Switches(), session.explanation, 1.0)
+    found.tuner.applied = Applied(RootPlan(rows_per_step=12))
+    found.put()
+    Guardian(session, found).step(CONFIRM_STEPS)
+    assert root.plan == RootPlan(rows_per_step=6, keeps_chunk=False)
+    said = session.explanation.line("memory limit")
+    assert said.endswith("measured, limit 1000 B; steps of 6 from now on")
+
+
 @pytest.mark.parametrize(("seconds", "rolled_back"), [(0.105, False), (0.12, True)])
 def test_slower_steps_take_it_back(in_force: InForce, seconds: float, rolled_back: bool) -> None:
     in_force.session.baseline = Timing(0.1, 0)

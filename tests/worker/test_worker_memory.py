@@ -318,6 +318,18 @@ def test_a_limit_that_cannot_be_kept_ends_the_job_with_what_it_needs() -> None:
     assert "memory limit" in again.said.line("memory limit")
 
 
+def test_without_a_model_of_the_step_only_what_was_measured_is_said() -> None:
+    case = limited(Wide(), 2, 2**30)
+    case.fit.fit(case.root, case.call)
+    assert "no batch of four samples" in case.said.line("memory limit")
+    case.fit.correct(case.root, case.call, 2**29)
+    assert case.said.line("memory limit") == "memory limit kept: 512 MiB measured, limit 1 GiB"
+    case.fit.correct(case.root, case.call, 2**31)
+    assert "goes back at once" in case.said.line("memory limit")
+    with pytest.raises(MemoryLimitError, match="cannot be kept: 2 GiB measured, limit 1 GiB"):
+        case.fit.correct(case.root, case.call, 2**31)
+
+
 def test_settings_of_an_earlier_run_are_held_against_the_limit_of_this_one() -> None:
     torch.manual_seed(9)
     memory = CpuMemory()

@@ -119,6 +119,7 @@ class Guardian:
         tuner.applied.plan = replace(tuner.applied.plan, rows_per_step=finer, keeps_chunk=False)
         numbers = f"{format_memory(peak)} measured, limit {format_memory(limit)}"
         self._explain.applied("batch split", f"steps of {finer}; of {rows}: {numbers}")
+        self._explain.note("memory limit", f"{numbers}; steps of {finer} from now on")
         self._in_force.put()
         session.tuned = tuner.applied.tuned()
         session.meter.memory.trim()

@@ -123,11 +123,15 @@ class MemoryFit:
 
         Raises `MemoryLimitError` where `ends` and it is too far above the limit for an error.
         """
-        if observed_bytes > self._limit and self._gives_back_early(observed_bytes):
+        if observed_bytes <= self._limit:
+            measured, limit = format_memory(observed_bytes), format_memory(self._limit)
+            self._explain.note(ITEM, f"kept: {measured} measured, limit {limit}")
+            return
+        if self._gives_back_early(observed_bytes):
             return
         if ends and self._overstepped(observed_bytes):
             self._fail(observed_bytes, "measured")
-        elif observed_bytes > self._limit:
+        else:
             self._explain.refused(ITEM, self._needs(observed_bytes, "measured"))
 
     def _gives_back_early(self, observed_bytes: int) -> bool:
