@@ -8,7 +8,7 @@ import pytest
 
 from tests.harness.worker_process import WorkerRun, run_alone, run_worker
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
 
 HEAD = """
 import sys, torch

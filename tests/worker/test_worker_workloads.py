@@ -34,6 +34,7 @@ def test_mode_off_prints_what_the_script_alone_prints(name: str, tmp_path: Path)
     assert under.output == alone.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_learning_stays_what_it_is_when_settings_are_injected(name: str, tmp_path: Path) -> None:
     # At its own rate the tiny ResNet goes up and down so much that a rounding shows in tenths.
