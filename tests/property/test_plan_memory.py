@@ -18,10 +18,11 @@ from gpujob_operator.decide.memory import Memory
 from gpujob_operator.decide.plan import Plan
 from gpujob_operator.decide.planner import Planner, plan
 from gpujob_operator.decide.profiles import profile_name
-from gpujob_operator.decide.snapshot import Snapshot
+from gpujob_operator.decide.snapshot import GonePod, Snapshot
 from tests.harness.builders import (
     MODEL,
     NAMESPACE,
+    T0,
     make_card,
     make_gpu_node,
     make_job,
@@ -202,6 +203,19 @@ def test_a_kind_is_refused_once_and_none_is_told_otherwise(seed: int) -> None:
             world.end(random.choice(running))
         world.tick(random.choice([0.5, 3.0, 20.0, 70.0]))
     assert world.settled > 100
+
+
+def test_pods_that_went_are_remembered_as_long_as_they_are_told() -> None:
+    memory, job = Memory(), make_job("a")
+    card = make_card(ours=[("old", 3 * GIB)])
+    gone = (GonePod("old", T0, ("GPU-0",)),)
+    for told in ((), gone, (), gone):
+        snapshot = make_snapshot(job, cards=[card], gone_pods=told)
+        fresh = Memory()
+        assert_same(plan(snapshot, T0, memory), plan(snapshot, T0, fresh))
+        assert memory.capacity == fresh.capacity
+        (node,) = memory.capacity.nodes.values()
+        assert node.cards[0].leaving_bytes == (3 * GIB if told else 0)
 
 
 def test_a_profile_that_comes_later_changes_the_mix() -> None:

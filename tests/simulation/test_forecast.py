@@ -91,6 +91,7 @@ def test_who_makes_room_for_a_job_that_is_not_there_yet_is_foretold() -> None:
     assert len(stopped) == 1
     assert found[stopped[0]].stopped[0].reason == "Preempted"
     assert ended[stopped[0]].status.counters.preemptions == 1
+    assert sum(one.status.counters.preemptions for one in ended.values()) == 1
     told = found["high"].starts_seconds
     assert told is not None
     took = seconds_until_start(ended["high"], ended["high"].metadata.creation_timestamp)

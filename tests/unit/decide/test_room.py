@@ -8,14 +8,19 @@ from gpujob_api.gpuqueue import GPUQueue
 from gpujob_api.quantities import GIB
 from gpujob_api.report import CheckpointReport
 from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.holdings import CLOCKS_DIFFER_SECONDS
 from gpujob_operator.decide.room import interruption_gpu_seconds
+from gpujob_operator.decide.snapshot import GonePod
 from tests.harness.builders import (
+    after,
     make_card,
     make_gpu_node,
     make_job,
+    make_pod,
     make_pods,
     make_queue,
     measured,
+    placed,
     reserve,
     running,
     with_status,
@@ -335,3 +340,48 @@ def test_a_short_job_runs_on_cards_kept_for_a_long_wait() -> None:
     assert world.running() == {"busy", "short"}
     assert "kept for an earlier job" in world.why("unknown")
     assert "could start in about" in world.why("large")
+
+
+def test_nobody_else_is_interrupted_while_a_reading_still_shows_who_has_left() -> None:
+    """The pod has ended, the agent has not read its card again: that is no stranger."""
+    gone = placed(make_job("gone"), phase=JobPhase.SUCCEEDED)
+    old = make_pod(gone, exit_code=0)
+    cards = [
+        make_card("GPU-0a", ours=[(old.uid, 4 * GIB)]),
+        make_card("GPU-0b", index=1),
+    ]
+    world = World(gone, whole("stays"), gpu_nodes=[make_gpu_node("n0", *cards)], pods=[old])
+    world.tick()
+    assert world.cards("stays") == {"GPU-0b"}
+    world.submit(whole("urgent", priority=5, created=1))
+    world.tick()
+    assert (world.phase("stays"), world.phase("urgent")) == (JobPhase.RUNNING, JobPhase.PENDING)
+    read_again = make_gpu_node("n0", make_card("GPU-0a"), make_card("GPU-0b", index=1))
+    world.snapshot = replace(world.snapshot, gpu_nodes=(read_again,))
+    world.tick()
+    assert world.running() == {"stays", "urgent"}
+
+
+def test_a_deleted_pod_that_a_reading_still_shows_is_no_stranger_either() -> None:
+    cards = [make_card("GPU-0a", ours=[("old", 4 * GIB)]), make_card("GPU-0b", index=1)]
+    world = World(
+        whole("stays"),
+        gpu_nodes=[make_gpu_node("n0", *cards)],
+        gone_pods=(GonePod("old", after(0), ("GPU-0a",)),),
+    )
+    world.tick()
+    world.submit(whole("urgent", priority=5, created=1))
+    world.tick()
+    assert world.phase("stays") is JobPhase.RUNNING
+    world.tick(CLOCKS_DIFFER_SECONDS + 1)
+    assert world.running() == {"urgent"}, "a newer reading shows it still: it is in the way"
+
+
+def test_a_real_stranger_is_no_reason_to_wait() -> None:
+    card = make_card("GPU-0a", stranger=4 * GIB)
+    nodes = [make_gpu_node("n0", card, make_card("GPU-0b", index=1))]
+    world = World(whole("stays"), gpu_nodes=nodes)
+    world.tick()
+    world.submit(whole("urgent", priority=5, created=1))
+    world.tick()
+    assert world.running() == {"urgent"}

@@ -9,7 +9,7 @@ from gpujob_api.quantities import GIB
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.snapshot import PodPhase, Snapshot
 from gpujob_operator.metrics import Metrics
-from gpujob_operator.observe.cache import PRUNE_SECONDS, Cache, Kind
+from gpujob_operator.observe.cache import GONE_SECONDS, PRUNE_SECONDS, Cache, Kind
 from gpujob_operator.observe.dirty import Dirty
 from tests.harness.builders import make_card, make_job, make_queue, placed, with_status
 from tests.harness.clocks import FakeClock
@@ -129,6 +129,19 @@ def test_usage_follows_from_readings_and_ends_soon_after_the_attempt(
     cache.apply(Kind.JOB, "DELETED", job_manifest(job, 5))
     clock.advance(PRUNE_SECONDS)
     assert _snapshot(cache).usage == {}
+
+
+def test_pods_that_went_are_told_until_the_cards_were_read_again(
+    cache: Cache, clock: FakeClock
+) -> None:
+    job = placed(JOB)
+    cache.apply(Kind.POD, "ADDED", pod_manifest(job, version=2))
+    assert _snapshot(cache).gone_pods == ()
+    cache.apply(Kind.POD, "DELETED", pod_manifest(job, version=4))
+    (gone,) = _snapshot(cache).gone_pods
+    assert (gone.uid, gone.gpus, gone.gone_at) == ("pod-job-1-0", ("GPU-0",), clock.now())
+    clock.advance(GONE_SECONDS + 1)
+    assert _snapshot(cache).gone_pods == ()
 
 
 def test_a_reading_is_as_old_as_its_arrival(cache: Cache) -> None:

@@ -291,9 +291,11 @@ def _domains(values: list[list[str | None]]) -> Integers:
     )
 
 
-def disturbed(card: Card) -> bool:
-    """True when a stranger uses more of the card than noise."""
-    return card.others_bytes > STRANGER_NOISE_BYTES
+def disturbed(card: Card, *, soon: bool = False) -> bool:
+    """True when a stranger uses more of the card than noise; with `soon`, once another reading has
+    come."""
+    others_bytes = card.others_bytes - card.leaving_bytes if soon else card.others_bytes
+    return others_bytes > STRANGER_NOISE_BYTES
 
 
 def _lasting(node: NodeCapacity) -> tuple[object, ...]:

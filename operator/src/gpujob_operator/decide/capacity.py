@@ -38,6 +38,9 @@ class Card:
     others_bytes: int
     tenants: tuple[Tenant, ...] = ()
     blocked: str = ""
+    # Of `others_bytes`, what was still seen of pods that have finished since. It counts until it is
+    # seen to be gone (I1), and is no reason to interrupt anybody.
+    leaving_bytes: int = 0
     # Cards of a node with the same number are close together.
     link_group: int = 0
     # How much tenants slow each other on this model (see `calibration`).
@@ -61,6 +64,11 @@ class Card:
     def room_bytes(self) -> int:
         """What our jobs together can have: all but the driver's and strangers' memory."""
         return self.total_bytes - self.driver_bytes - self.others_bytes
+
+    @property
+    def room_soon_bytes(self) -> int:
+        """The same once another reading has come."""
+        return self.room_bytes + self.leaving_bytes
 
     @property
     def utilization_percent(self) -> float:

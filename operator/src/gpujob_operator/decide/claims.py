@@ -17,6 +17,9 @@ from gpujob_operator.decide.interference import summed_utilization_limit_percent
 from gpujob_operator.decide.needs import Needs, node_refusal
 from gpujob_operator.decide.releases import Releases
 
+# Until an agent has read its cards again and told it.
+READING_SECONDS = 5.0
+
 
 @dataclass(frozen=True, slots=True)
 class Claim:
@@ -107,15 +110,18 @@ def _ready(
 ) -> tuple[_Soon, tuple[str, ...]] | None:
     """When the card can take the worker, and who must be gone by then; None: never."""
     least_bytes = needs.least_bytes(card.model, wanted)
-    if card.blocked or card.room_bytes < least_bytes or (needs.exclusive and disturbed(card)):
+    if card.blocked or card.room_soon_bytes < least_bytes:
+        return None
+    if needs.exclusive and disturbed(card, soon=True):
         return None
     leaving = sorted((releases.seconds(t.job_uid), t.job_uid) for t in card.tenants)
     gone: list[str] = []
-    ready_seconds = 0.0
+    ready_seconds = READING_SECONDS if card.leaving_bytes else 0.0
     while not fits_without(needs, wanted, card, frozenset(gone)):
         if len(gone) == len(leaving):
             return None
-        ready_seconds, uid = leaving[len(gone)]
+        seconds, uid = leaving[len(gone)]
+        ready_seconds = max(ready_seconds, seconds)
         gone.append(uid)
     return (ready_seconds, len(gone), -card.free_bytes, card.uuid), tuple(gone)
 
@@ -123,14 +129,15 @@ def _ready(
 def fits_without(
     needs: Needs, wanted: Reservation | None, card: Card, gone: frozenset[str]
 ) -> bool:
-    """Whether the card could take a worker once these tenants have gone."""
+    """Whether the card could take a worker once these tenants have gone and another reading has
+    come."""
     stay = [tenant for tenant in card.tenants if tenant.job_uid not in gone]
     if wanted is None:
-        return not stay and card.room_bytes >= needs.least_bytes(card.model, None)
+        return not stay and card.room_soon_bytes >= needs.least_bytes(card.model, None)
     if any(tenant.whole_card for tenant in stay):
         return False
     held_bytes = sum(tenant.memory_bytes + tenant.excess_bytes for tenant in stay)
-    if card.room_bytes - held_bytes < wanted.memory_bytes:
+    if card.room_soon_bytes - held_bytes < wanted.memory_bytes:
         return False
     if not stay:
         return True

@@ -8,7 +8,7 @@ its cards, however many jobs there are elsewhere.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpunode import GPU, UNREADABLE, GPUNode
@@ -25,9 +25,11 @@ from gpujob_operator.decide.capacity import (
 )
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.interference import PUBLISHED_SLOWDOWNS, Law
-from gpujob_operator.decide.snapshot import NodeView, PodPhase, PodView, Snapshot
+from gpujob_operator.decide.snapshot import GonePod, NodeView, PodPhase, PodView, Snapshot
 from gpujob_operator.decide.spot import interruptions_per_hour, price_with_losses, rates
 
+# A pod's end and a reading are told by different clocks, and a process takes a moment to go.
+CLOCKS_DIFFER_SECONDS = 5.0
 # CPU in thousandths of a core and memory in bytes.
 HostRequests = tuple[int, int]
 
@@ -46,6 +48,15 @@ class Holding:
     # What workers will take that are not on their node yet.
     coming: tuple[tuple[str, int, int], ...] = ()
     job_uid: str = ""
+    # Pods that are proven finished, with when and the cards that they had.
+    ended: tuple["Ended", ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    pod_uid: str
+    at: datetime | None
+    cards: tuple[str, ...]
 
 
 NOTHING = Holding()
@@ -58,9 +69,10 @@ def holding_of(job: GPUJob | None, pods: Sequence[PodView], requests: HostReques
     live = [pod for pod in pods if not pod.finished]
     ours = tuple(pod.uid for pod in live if pod.attempt == attempt)
     strays = tuple(uuid for pod in live if pod.attempt != attempt for uuid in pod.gpus)
+    ended = tuple(Ended(pod.uid, pod.finished_at, pod.gpus) for pod in pods if pod.finished)
     placement = job.status.placement if job is not None and holds else None
     if job is None or placement is None:
-        return Holding(strays=strays) if strays else NOTHING
+        return Holding(strays=strays, ended=ended)
     bound = {pod.rank for pod in pods if pod.attempt == attempt and _is_bound(pod)}
     tenant = as_tenant(job)
     return Holding(
@@ -74,7 +86,12 @@ def holding_of(job: GPUJob | None, pods: Sequence[PodView], requests: HostReques
             (worker.node, *requests) for worker in placement.workers if worker.rank not in bound
         ),
         job_uid=job.metadata.uid,
+        ended=ended,
     )
+
+
+def holding_of_gone(pod: GonePod) -> Holding:
+    return Holding(ended=(Ended(pod.uid, pod.gone_at, pod.gpus),))
 
 
 def _is_bound(pod: PodView) -> bool:
@@ -104,6 +121,8 @@ class Holdings:
     owners: dict[str, str] = field(default_factory=dict[str, str])
     strays: dict[str, int] = field(default_factory=dict[str, int])
     coming: dict[str, HostRequests] = field(default_factory=dict[str, HostRequests])
+    # Pods whose processes are gone, and since when.
+    ended: dict[str, datetime | None] = field(default_factory=dict[str, datetime | None])
 
     def add(self, holding: Holding) -> None:
         if holding.tenant is not None:
@@ -112,6 +131,7 @@ class Holdings:
                 self.tenants[uuid] = tuple(sorted(there, key=lambda one: one.job_uid))
         for pod in holding.pods:
             self.owners[pod] = holding.job_uid
+        self.ended |= {pod.pod_uid: pod.at for pod in holding.ended}
         self._count(holding, 1)
 
     def remove(self, holding: Holding) -> None:
@@ -122,6 +142,8 @@ class Holdings:
                 del self.tenants[uuid]
         for pod in holding.pods:
             del self.owners[pod]
+        for pod in holding.ended:
+            del self.ended[pod.pod_uid]
         self._count(holding, -1)
 
     def _count(self, holding: Holding, sign: int) -> None:
@@ -147,7 +169,7 @@ class Holdings:
         return NodeCapacity(
             node=view,
             price_per_gpu_hour=price,
-            cards=tuple(self._card(gpu, learned) for gpu in gpus),
+            cards=tuple(self._card(gpu, learned, gpu_node.status.observed_at) for gpu in gpus),
             cpu_milli_free=view.cpu_milli_free - cpu,
             memory_bytes_free=view.memory_bytes_free - memory,
             closed=closed_reason(view, gpu_node, configuration, now),
@@ -157,9 +179,10 @@ class Holdings:
             else None,
         )
 
-    def _card(self, gpu: GPU, learned: "Learned") -> Card:
+    def _card(self, gpu: GPU, learned: "Learned", observed_at: datetime | None) -> Card:
         tenants = self.tenants.get(gpu.uuid, ())
         used = self._measured(gpu, tenants)
+        others_bytes = max(0, gpu.memory_used_bytes - sum(used.values()))
         blocked = "" if gpu.healthy else _sickness(gpu.health_message)
         if not blocked and self.strays.get(gpu.uuid):
             blocked = "a pod of an ended attempt is still there"
@@ -168,7 +191,8 @@ class Holdings:
             model=gpu.model,
             total_bytes=gpu.memory_total_bytes,
             driver_bytes=gpu.memory_reserved_bytes,
-            others_bytes=max(0, gpu.memory_used_bytes - sum(used.values())),
+            others_bytes=others_bytes,
+            leaving_bytes=min(self._leaving_bytes(gpu, observed_at), others_bytes),
             tenants=tuple(_with_excess(one, used[one.job_uid]) for one in tenants),
             blocked=blocked,
             link_group=gpu.link_group,
@@ -184,6 +208,23 @@ class Holdings:
                 used[job_uid] += process.memory_bytes
         return used
 
+    def _leaving_bytes(self, gpu: GPU, observed_at: datetime | None) -> int:
+        """What a reading shows of pods that have finished since: the next will not."""
+        return sum(
+            process.memory_bytes
+            for process in gpu.processes
+            if process.pod_uid in self.ended
+            and _is_before(observed_at, self.ended[process.pod_uid])
+        )
+
+
+def _is_before(observed_at: datetime | None, ended_at: datetime | None) -> bool:
+    """Whether a reading is from before the end, as far as clocks agree. Later ones show what a pod
+    left behind, which is in the way."""
+    if observed_at is None or ended_at is None:
+        return True
+    return observed_at <= ended_at + timedelta(seconds=CLOCKS_DIFFER_SECONDS)
+
 
 def build_capacity(
     snapshot: Snapshot, now: datetime, host_requests: Mapping[str, HostRequests]
@@ -198,6 +239,8 @@ def build_capacity(
         holdings.add(holding_of(job, pods.pop(uid, ()), host_requests.get(uid, (0, 0))))
     for orphans in pods.values():
         holdings.add(holding_of(None, orphans, (0, 0)))
+    for pod in snapshot.gone_pods:
+        holdings.add(holding_of_gone(pod))
     views = {view.name: view for view in snapshot.nodes}
     learned = learned_from(snapshot)
     return capacity_of(

@@ -19,8 +19,8 @@ from gpujob_operator.decide.capacity import (
 )
 from gpujob_operator.decide.changes import Deadlines, Roll
 from gpujob_operator.decide.configuration import Configuration
-from gpujob_operator.decide.holdings import NOTHING, Holding, Holdings, Learned
-from gpujob_operator.decide.snapshot import NodeView, Snapshot
+from gpujob_operator.decide.holdings import NOTHING, Holding, Holdings, Learned, holding_of_gone
+from gpujob_operator.decide.snapshot import GonePod, NodeView, Snapshot
 from gpujob_operator.decide.spot import rates
 
 
@@ -33,6 +33,7 @@ class Nodes:
     _gpu_nodes: dict[str, GPUNode] = field(default_factory=dict[str, GPUNode])
     _seen_views: Roll[NodeView] = field(default_factory=lambda: Roll[NodeView]())
     _seen_gpu_nodes: Roll[GPUNode] = field(default_factory=lambda: Roll[GPUNode]())
+    _seen_gone_pods: Roll[GonePod] = field(default_factory=lambda: Roll[GonePod]())
     _node_of_card: dict[str, str] = field(default_factory=dict[str, str])
     _held: dict[str, Holding] = field(default_factory=dict[str, Holding])
     _sum: Holdings = field(default_factory=Holdings)
@@ -47,6 +48,7 @@ class Nodes:
     def take(self, snapshot: Snapshot) -> set[str]:
         """Brings the nodes up to date; returns the cards that came, went, or are elsewhere."""
         self._learn(snapshot)
+        self._take_gone_pods(snapshot.gone_pods)
         new, gone = self._seen_views.take(snapshot.nodes)
         for view in gone:
             if self._views.get(view.name) is view:
@@ -54,6 +56,13 @@ class Nodes:
         self._views |= {view.name: view for view in new}
         self._dirty.update(view.name for view in (*new, *gone))
         return self._take_gpu_nodes(*self._seen_gpu_nodes.take(snapshot.gpu_nodes))
+
+    def _take_gone_pods(self, pods: tuple[GonePod, ...]) -> None:
+        new, gone = self._seen_gone_pods.take(pods)
+        for pod in gone:
+            self.hold(f"pod {pod.uid}", NOTHING)
+        for pod in new:
+            self.hold(f"pod {pod.uid}", holding_of_gone(pod))
 
     def _learn(self, snapshot: Snapshot) -> None:
         """Nodes of which something else is believed now are built anew."""
@@ -109,7 +118,8 @@ class Nodes:
         self._sum.remove(before)
         self._sum.add(after)
         for holding in (before, after):
-            self._dirty |= self._of_cards((*holding.cards, *holding.strays))
+            ended = (uuid for pod in holding.ended for uuid in pod.cards)
+            self._dirty |= self._of_cards((*holding.cards, *holding.strays, *ended))
             self._dirty.update(node for node, _, _ in holding.coming)
 
     def renew(self, configuration: Configuration, now: datetime) -> set[str]:

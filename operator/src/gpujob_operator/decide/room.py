@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from gpujob_api.gpujob import GPUJob, JobPhase, Reservation
 from gpujob_operator.decide.assignment import Assignment, assign
-from gpujob_operator.decide.board import Board
+from gpujob_operator.decide.board import Board, disturbed
 from gpujob_operator.decide.capacity import Capacity, Card, NodeCapacity, Tenant
 from gpujob_operator.decide.claims import fits_without, nodes_for
 from gpujob_operator.decide.configuration import Configuration
@@ -179,6 +179,8 @@ def _freed(
     needs: Needs, wanted: Reservation | None, card: Card, victims: Mapping[str, Victim]
 ) -> tuple[float, tuple[str, ...]] | None:
     """The cheapest tenants without which the worker fits on the card, cheapest alone first."""
+    if needs.exclusive and disturbed(card, soon=True):
+        return None
     movable = sorted(
         (victims[tenant.job_uid].cost_gpu_seconds, tenant.job_uid)
         for tenant in card.tenants

@@ -114,6 +114,15 @@ class CardUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class GonePod:
+    """A pod of ours that is gone since a moment: readings from before still show its processes."""
+
+    uid: str
+    gone_at: datetime
+    gpus: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class SpotPool:
     """Spot nodes of one kind, which are taken away together: for how many node-hours they were
     watched, and how many nodes were taken away meanwhile. See `spot`."""
@@ -134,6 +143,7 @@ class Snapshot:
     profiles: tuple[GPUProfile, ...] = ()
     reports: tuple[ReceivedReport, ...] = ()
     spot_pools: tuple[SpotPool, ...] = ()
+    gone_pods: tuple[GonePod, ...] = ()
     # Since when this process has received reports; None: always.
     listening_since: datetime | None = None
     # Measured use by (job UID, attempt).

@@ -6,7 +6,7 @@ Only what changed is parsed again: a snapshot of 10,000 unchanged objects is a t
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any
 
@@ -16,6 +16,7 @@ from gpujob_api.manifest import gpuprofile_from_manifest, gpuqueue_from_manifest
 from gpujob_api.meta import Metadata
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.snapshot import (
+    GonePod,
     InvalidJob,
     NodeView,
     PodView,
@@ -49,6 +50,9 @@ _SOFT = frozenset({Kind.GPU_NODE, Kind.PROFILE})
 
 
 PRUNE_SECONDS = 10.0
+# For so long deleted pods are remembered: an agent has read its cards again by then.
+GONE_SECONDS = 60.0
+GONE_MAX = 4096
 
 
 @dataclass(slots=True)
@@ -68,6 +72,7 @@ class Cache:
         self._ledger = UsageLedger()
         self._spot = SpotHistory(clock)
         self._pruned_at: datetime | None = None
+        self._gone: dict[str, GonePod] = {}
         self._node_use: dict[str, _NodeUse] = {}
         self._node_views: dict[str, NodeView] = {}
         self.synced: set[Kind] = set()
@@ -155,6 +160,7 @@ class Cache:
             reports=reports,
             usage=self._ledger.usage(),
             spot_pools=self._spot.pools(),
+            gone_pods=self._gone_pods(),
             configuration=configuration,
         )
 
@@ -207,6 +213,15 @@ class Cache:
             use.cpu_milli += sign * pod.requests.cpu_milli
             use.memory_bytes += sign * pod.requests.memory_bytes
             self._node_views.pop(pod.node, None)
+        if after is None and before is not None and before.view is not None:
+            view = before.view
+            self._gone[view.uid] = GonePod(view.uid, self._clock(), view.gpus)
+
+    def _gone_pods(self) -> tuple[GonePod, ...]:
+        """Pods that went since the agents' last readings, or a little earlier."""
+        since = self._clock() - timedelta(seconds=GONE_SECONDS)
+        self._gone = {uid: pod for uid, pod in self._gone.items() if pod.gone_at >= since}
+        return tuple(self._gone.values())[-GONE_MAX:]
 
     def _node_changed(self, before: CachedNode | None, after: CachedNode | None) -> None:
         views = (node.empty if node is not None else None for node in (before, after))
