@@ -31,6 +31,9 @@ class Memory:
     def current_bytes(self) -> int:
         return self.peak
 
+    def allocated_bytes(self) -> int:
+        return self.peak
+
     def peak_bytes(self) -> int:
         return self.peak
 
@@ -41,6 +44,9 @@ class Memory:
         self.peak = 0
 
     def trim(self) -> None: ...
+
+    def give_back_early(self, early: bool) -> bool:
+        return early
 
 
 class Nvml:
