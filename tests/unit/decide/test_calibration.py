@@ -73,15 +73,17 @@ def test_nothing_measured_is_no_law_of_its_own() -> None:
 
 def test_every_workload_counts_as_one_beside_those_that_the_published_law_stands_for() -> None:
     profiles = [told((80, 23.63), name=f"w{n}") for n in range(PRIOR_WORKLOADS)]
+    assert laws(profiles[1:])[MODEL] == PUBLISHED_SLOWDOWNS, "two against three"
     law = laws(profiles)[MODEL]
     assert law[0] == 0
-    assert law[1] == 13.5, "half of 3.63 and 23.63, in halves"
+    assert law[1] == 13.5, "between 3.63 and 23.63, in halves"
     assert law[2] == 13.5, "a fuller card slows no less"
     assert law[3] == PUBLISHED_SLOWDOWNS[3]
 
 
 def test_models_have_laws_of_their_own() -> None:
-    found = laws([told((50, 40.0)), told((50, 0.0), name="v", model="NVIDIA L4")])
+    slow = [told((50, 10.0), name=f"w{n}") for n in range(4)]
+    found = laws([*slow, told((50, 0.0), name="v", model="NVIDIA L4")])
     assert found[MODEL][0] == 10
     assert found["NVIDIA L4"] == PUBLISHED_SLOWDOWNS
 
@@ -110,6 +112,7 @@ def test_small_changes_are_not_worth_a_write() -> None:
     assert with_pace(known, None) is known
     assert with_pace(known, SharedPace(80, 14.9)) is known
     assert with_pace(known, SharedPace(80, 15.0)) == (SharedPace(80, 15.0),)
+    assert with_pace(known, SharedPace(80, 0.0)) is known, "the most counts"
     assert with_pace(known, SharedPace(50, 1.0)) == (SharedPace(50, 1.0), SharedPace(80, 10.0))
 
 
@@ -152,6 +155,22 @@ def test_a_pair_tells_its_workloads_profile_how_much_it_is_slowed() -> None:
     assert told_first[second].shared == (), "nobody knows how fast it is alone"
     assert told_first[second].alone_step_seconds is None
     assert saved(applied(seen, plan(seen, T0), T0)) == {}, "said once"
+
+
+def test_runs_of_one_workload_with_different_neighbours_come_to_rest() -> None:
+    """Or else each would write its own figure again and again."""
+    seen = pair(0.12)
+    first, second = seen.jobs
+    twin = replace(second, spec=replace(second.spec, template=first.spec.template))
+    pace = replace(measured(4 * GIB, step=100), current=Timing(0.15, 4 * GIB))
+    seen = replace(seen, jobs=(first, with_status(twin, measurement=pace)))
+    for _ in range(3):
+        decided = plan(seen, T0)
+        assert sum(isinstance(item, SaveProfile) for item in decided.items) <= 1
+        seen = applied(seen, decided, T0)
+    assert plan(seen, T0).items == ()
+    (profile,) = seen.profiles
+    assert profile.status.entries[0].shared == (SharedPace(50, 50.0),)
 
 
 def test_alone_a_job_tells_how_fast_it_is_alone() -> None:

@@ -2,21 +2,20 @@
 
 Every workload that ran beside others has told in its profile how much longer a step took then than
 alone, by band of the card's summed utilization. For each band the published law stands for some
-workloads, and every workload that was measured there counts as one more:
-
-    slowdown of a band = (PRIOR_WORKLOADS x published + sum of measured) / (PRIOR_WORKLOADS + count)
-
-in steps of half a percent; a fuller card is never said to slow less than an emptier one.
+workloads, every workload that was measured there counts as one more, and their median is the law:
+single workloads that something else slowed do not move it. In steps of half a percent; a fuller card
+is never said to slow less than an emptier one.
 """
 
 from collections.abc import Iterable
+from statistics import median
 
 from gpujob_api.gpuprofile import GPUProfile, SharedPace
 from gpujob_operator.decide.interference import BANDS_PERCENT, PUBLISHED_SLOWDOWNS, Law
 
 PRIOR_WORKLOADS = 3
 _STEPS_PER_PERCENT = 2
-# A figure that moved by less is not written again.
+# A figure that grew by less is not written again.
 WORTH_WRITING_PERCENT = 5.0
 
 
@@ -39,28 +38,30 @@ def laws(profiles: Iterable[GPUProfile]) -> dict[str, Law]:
 def _law(measured: dict[int, list[float]]) -> Law:
     found: list[float] = []
     for bound, published in zip(BANDS_PERCENT, PUBLISHED_SLOWDOWNS, strict=True):
-        slowdown = _mean(published, measured.get(bound, []))
+        slowdown = _middle(published, measured.get(bound, []))
         found.append(max([slowdown, *found]))
     return found[0], found[1], found[2], found[3]
 
 
-def _mean(published: float, measured: list[float]) -> float:
-    if not measured:
+def _middle(published: float, measured: list[float]) -> float:
+    middle = median([*[published] * PRIOR_WORKLOADS, *measured])
+    if middle == published:
         return published
-    # Sorted: sums of floats depend on the order, and profiles come in any.
-    total = PRIOR_WORKLOADS * published + sum(sorted(measured))
-    mean = total / (PRIOR_WORKLOADS + len(measured))
-    return round(mean * _STEPS_PER_PERCENT) / _STEPS_PER_PERCENT
+    return round(middle * _STEPS_PER_PERCENT) / _STEPS_PER_PERCENT
 
 
 def with_pace(known: tuple[SharedPace, ...], pace: SharedPace | None) -> tuple[SharedPace, ...]:
-    """What is known of a workload with this, if that says anything new."""
+    """What is known of a workload with this, if that says anything new.
+
+    The most that any run was slowed counts, so that runs with different neighbours come to the same
+    and then stop writing.
+    """
     if pace is None:
         return known
     before = next((one for one in known if one.up_to_percent == pace.up_to_percent), None)
     if before is not None:
-        moved_percent = abs(before.slowdown_percent - pace.slowdown_percent)
-        if moved_percent < WORTH_WRITING_PERCENT:
+        grown_percent = pace.slowdown_percent - before.slowdown_percent
+        if grown_percent < WORTH_WRITING_PERCENT:
             return known
     others = (one for one in known if one.up_to_percent != pace.up_to_percent)
     return tuple(sorted((*others, pace), key=lambda one: one.up_to_percent))

@@ -121,8 +121,8 @@ class Holdings:
     owners: dict[str, str] = field(default_factory=dict[str, str])
     strays: dict[str, int] = field(default_factory=dict[str, int])
     coming: dict[str, HostRequests] = field(default_factory=dict[str, HostRequests])
-    # Pods whose processes are gone, and since when.
-    ended: dict[str, datetime | None] = field(default_factory=dict[str, datetime | None])
+    # Pods whose processes are gone, by UID; twice for one that finished and was deleted.
+    ended: dict[str, tuple[Ended, ...]] = field(default_factory=dict[str, tuple[Ended, ...]])
 
     def add(self, holding: Holding) -> None:
         if holding.tenant is not None:
@@ -131,7 +131,8 @@ class Holdings:
                 self.tenants[uuid] = tuple(sorted(there, key=lambda one: one.job_uid))
         for pod in holding.pods:
             self.owners[pod] = holding.job_uid
-        self.ended |= {pod.pod_uid: pod.at for pod in holding.ended}
+        for pod in holding.ended:
+            self.ended[pod.pod_uid] = (*self.ended.get(pod.pod_uid, ()), pod)
         self._count(holding, 1)
 
     def remove(self, holding: Holding) -> None:
@@ -143,7 +144,10 @@ class Holdings:
         for pod in holding.pods:
             del self.owners[pod]
         for pod in holding.ended:
-            del self.ended[pod.pod_uid]
+            left = list(self.ended.pop(pod.pod_uid))
+            left.remove(pod)
+            if left:
+                self.ended[pod.pod_uid] = tuple(left)
         self._count(holding, -1)
 
     def _count(self, holding: Holding, sign: int) -> None:
@@ -213,8 +217,9 @@ class Holdings:
         return sum(
             process.memory_bytes
             for process in gpu.processes
-            if process.pod_uid in self.ended
-            and _is_before(observed_at, self.ended[process.pod_uid])
+            if any(
+                _is_before(observed_at, pod.at) for pod in self.ended.get(process.pod_uid or "", ())
+            )
         )
 
 

@@ -16,7 +16,7 @@ from gpujob_operator.decide.admission import Admission
 from gpujob_operator.decide.board import Board
 from gpujob_operator.decide.capacity import Capacity, holds_cards
 from gpujob_operator.decide.configuration import Configuration
-from gpujob_operator.decide.known import Inputs, Known, around
+from gpujob_operator.decide.known import Inputs, Known, ProfileKey, around
 from gpujob_operator.decide.lifecycle import Seen, Step
 from gpujob_operator.decide.memory import Memory
 from gpujob_operator.decide.plan import (
@@ -129,6 +129,8 @@ class _Cycle:
     memory: Memory
     # Jobs whose figures moved and are to be written later.
     held_back: set[str] = field(default_factory=set[str])
+    # Profiles that are saved in this cycle: one job of a workload speaks at a time.
+    saved: set[ProfileKey] = field(default_factory=set[ProfileKey])
     _inputs: dict[str, Inputs] = field(default_factory=dict[str, Inputs])
 
     @property
@@ -279,7 +281,8 @@ def _items(known: Known, step: Step, cycle: _Cycle) -> list[PlanItem]:
     alone = has_cards_alone(status, cycle.capacity)
     pace = None if alone else observed_pace(status, known.profile, cycle.capacity)
     profile = updated_profile(after, known.profile, cycle.now, alone=alone, pace=pace)
-    if profile is not None:
+    if profile is not None and known.profile_key not in cycle.saved:
+        cycle.saved.add(known.profile_key)
         items.append(SaveProfile(profile))
     return items
 
