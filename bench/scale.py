@@ -244,7 +244,7 @@ def time_plan(cluster: Cluster, pending: int) -> dict[str, float]:
     tracemalloc.stop()
     cycles = Cycles(snapshot, running_pod)
     _, first, _ = cycles.step()
-    cycles.settle()
+    cycles.settle(CHANGES)
     taken: list[float] = []
     processor: list[float] = []
     items = 0

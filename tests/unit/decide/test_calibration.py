@@ -173,6 +173,20 @@ def test_runs_of_one_workload_with_different_neighbours_come_to_rest() -> None:
     assert profile.status.entries[0].shared == (SharedPace(50, 50.0),)
 
 
+def test_who_was_not_heard_is_heard_later_also_with_a_memory() -> None:
+    seen = pair(0.12)
+    first, second = seen.jobs
+    twin = replace(second, spec=replace(second.spec, template=first.spec.template))
+    pace = replace(measured(4 * GIB, step=100), current=Timing(0.15, 4 * GIB))
+    seen = replace(seen, jobs=(first, with_status(twin, measurement=pace)))
+    planner = Planner()
+    for _ in range(4):
+        decided = planner(seen, T0)
+        assert decided.items == plan(seen, T0).items
+        seen = applied(seen, decided, T0)
+    assert seen.profiles[0].status.entries[0].shared == (SharedPace(50, 50.0),)
+
+
 def test_alone_a_job_tells_how_fast_it_is_alone() -> None:
     seen = pair(0.09)
     lonely = replace(seen, jobs=seen.jobs[1:], pods=seen.pods[1:])

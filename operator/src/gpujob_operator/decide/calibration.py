@@ -3,8 +3,8 @@
 Every workload that ran beside others has told in its profile how much longer a step took then than
 alone, by band of the card's summed utilization. For each band the published law stands for some
 workloads, every workload that was measured there counts as one more, and their median is the law:
-single workloads that something else slowed do not move it. In steps of half a percent; a fuller card
-is never said to slow less than an emptier one.
+single workloads that something else slowed do not move it. In steps of half a percent; a fuller
+card is never said to slow less than an emptier one.
 """
 
 from collections.abc import Iterable

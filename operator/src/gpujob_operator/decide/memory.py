@@ -29,7 +29,7 @@ from gpujob_operator.decide.mix import MixCounts, demand_of
 from gpujob_operator.decide.needs import Needs, needs_of
 from gpujob_operator.decide.nodes import Nodes
 from gpujob_operator.decide.outcome import FOR_OTHERS
-from gpujob_operator.decide.profiles import profile_name
+from gpujob_operator.decide.profiles import differ_in_paces, profile_name
 from gpujob_operator.decide.queueing import Queues, QueueUse, turn_of_job
 from gpujob_operator.decide.slowdown import is_slowed
 from gpujob_operator.decide.snapshot import CardUsage, PodView, ReceivedReport, Snapshot
@@ -273,16 +273,23 @@ class Memory:
             key = (one.metadata.namespace, one.metadata.name)
             if self._profiles.get(key) is one and key not in changed:
                 del self._profiles[key]
-                self._renew_users(key)
-        self._profiles |= changed
-        for key in changed:
-            self._renew_users(key)
+                self._renew_users(key, one)
+        for key, profile in changed.items():
+            before = self._profiles.get(key)
+            self._profiles[key] = profile
+            self._renew_users(key, before)
 
-    def _renew_users(self, key: ProfileKey) -> None:
-        """The jobs that look at this profile."""
+    def _renew_users(self, key: ProfileKey, before: GPUProfile | None) -> None:
+        """The jobs that look at this profile, which was `before`."""
+        after = self._profiles.get(key)
+        only_paces = before is not None and after is not None and differ_in_paces(before, after)
         for uid in sorted(self._users.get(key, ())):
             known = self.known[uid]
-            known.profile, known.needs = self._profiles.get(key), None
+            known.profile = after
+            if only_paces:
+                # The most that a run was slowed only grows: who had nothing to add has nothing now.
+                continue
+            known.needs = None
             self._unmix(known)
             if not known.job.finished:
                 self._unmixed.add(uid)

@@ -131,6 +131,8 @@ class _Cycle:
     held_back: set[str] = field(default_factory=set[str])
     # Profiles that are saved in this cycle: one job of a workload speaks at a time.
     saved: set[ProfileKey] = field(default_factory=set[ProfileKey])
+    # Jobs that would have had something to say, too.
+    unheard: set[str] = field(default_factory=set[str])
     _inputs: dict[str, Inputs] = field(default_factory=dict[str, Inputs])
 
     @property
@@ -207,7 +209,7 @@ class _Cycle:
             if job.finished or job.metadata.deletion_timestamp is not None:
                 memory.awake.discard(uid)
             return
-        if inputs is None or not self._is_steady(known):
+        if inputs is None or uid in self.unheard or not self._is_steady(known):
             return
         until = FAR
         if step.next_seconds is not None:
@@ -281,9 +283,13 @@ def _items(known: Known, step: Step, cycle: _Cycle) -> list[PlanItem]:
     alone = has_cards_alone(status, cycle.capacity)
     pace = None if alone else observed_pace(status, known.profile, cycle.capacity)
     profile = updated_profile(after, known.profile, cycle.now, alone=alone, pace=pace)
-    if profile is not None and known.profile_key not in cycle.saved:
-        cycle.saved.add(known.profile_key)
-        items.append(SaveProfile(profile))
+    if profile is None:
+        return items
+    if known.profile_key in cycle.saved:
+        cycle.unheard.add(job.metadata.uid)
+        return items
+    cycle.saved.add(known.profile_key)
+    items.append(SaveProfile(profile))
     return items
 
 

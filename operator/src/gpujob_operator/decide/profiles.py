@@ -23,6 +23,17 @@ def profile_name(job: GPUJob) -> str:
     return f"workload-{fingerprint(job.spec)}"
 
 
+def differ_in_paces(before: GPUProfile, after: GPUProfile) -> bool:
+    """Whether the only news is how much runs were slowed by others."""
+    return _without_paces(before) == _without_paces(after)
+
+
+def _without_paces(profile: GPUProfile) -> tuple[object, ...]:
+    entries = profile.status.entries
+    still = tuple(replace(e, shared=(), updated_at=entries[0].updated_at) for e in entries)
+    return profile.spec, still
+
+
 def updated_profile(
     job: GPUJob,
     profile: GPUProfile | None,
