@@ -18,6 +18,7 @@ from gpujob_api.gpuprofile import (
 from gpujob_api.meta import Metadata
 from gpujob_api.quantities import GIB
 from gpujob_api.report import Timing
+from gpujob_api.settings import TunedSettings
 from gpujob_operator.decide.calibration import PRIOR_WORKLOADS, band_percent, laws, with_pace
 from gpujob_operator.decide.interference import (
     BANDS_PERCENT,
@@ -185,6 +186,25 @@ def test_who_was_not_heard_is_heard_later_also_with_a_memory() -> None:
         assert decided.items == plan(seen, T0).items
         seen = applied(seen, decided, T0)
     assert seen.profiles[0].status.entries[0].shared == (SharedPace(50, 50.0),)
+
+
+def test_settings_that_lost_do_not_say_how_fast_a_workload_is_alone() -> None:
+    """One run is tuned, one is not yet: both are alone on a card, and neither writes for ever."""
+    tuned = TunedSettings(fused_optimizer=True)
+    jobs: list[GPUJob] = []
+    for name, card, step, settings in (("a", "GPU-0", 0.1, tuned), ("b", "GPU-1", 0.2, None)):
+        known = replace(measured(4 * GIB, step=100), current=Timing(step, 4 * GIB))
+        job = running(make_job(name), ("n0", (card,)), held=reserve(5 * GIB))
+        job = replace(job, spec=replace(job.spec, template=make_job("same").spec.template))
+        jobs.append(with_status(job, measurement=known, tuned=settings))
+    pods = [pod for job in jobs for pod in make_pods(job)]
+    cards = [make_card("GPU-0"), make_card("GPU-1", index=1)]
+    seen = make_snapshot(*jobs, pods=pods, cards=cards)
+    for _ in range(4):
+        seen = applied(seen, plan(seen, T0), T0)
+    assert plan(seen, T0).items == ()
+    (entry,) = seen.profiles[0].status.entries
+    assert (entry.tuned, entry.alone_step_seconds) == (tuned, 0.1)
 
 
 def test_alone_a_job_tells_how_fast_it_is_alone() -> None:

@@ -21,7 +21,7 @@ CONFIGURATION = Configuration()
 
 
 def names_in_line(jobs: list[GPUJob], *queues: GPUQueue, fleet: FleetSize = FLEET) -> list[str]:
-    waiting = [Pending(job, None) for job in jobs if job.status.placement is None]
+    waiting = [Pending(job) for job in jobs if job.status.placement is None]
     line = Line.of(waiting, queues_of(queues, jobs), fleet, lambda _: GIB, CONFIGURATION, after(20))
     return [entry.job.metadata.name for entry in line]
 
@@ -110,7 +110,7 @@ def test_shares_grow_while_jobs_are_placed() -> None:
         *(make_job(f"b{n}", queue="b", created=10 + n) for n in range(3)),
     ]
     queues = queues_of([make_queue("a"), make_queue("b")], jobs)
-    waiting = [Pending(job, None) for job in jobs]
+    waiting = [Pending(job) for job in jobs]
     line = Line.of(waiting, queues, FLEET, lambda _: GIB, CONFIGURATION, after(20))
     names: list[str] = []
     for entry in line:

@@ -234,13 +234,7 @@ def _placed_before(
     memory.take_in(snapshot, now)
     queues = memory.queues(snapshot)
     board = Board.of(memory.capacity, memory.mix)
-    waiting = [
-        Pending(known.job, known.profile, known.pods)
-        for known in memory.known.values()
-        if known.job.status.placement is None
-        and known.job.metadata.deletion_timestamp is None
-        and not known.job.finished
-    ]
+    waiting = memory.waiting.values()
 
     def memory_bytes(entry: Pending) -> int:
         needs = memory.needs(entry.job.metadata.uid)

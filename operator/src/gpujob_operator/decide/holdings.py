@@ -153,9 +153,14 @@ class Holdings:
     def _count(self, holding: Holding, sign: int) -> None:
         for uuid in holding.strays:
             self.strays[uuid] = self.strays.get(uuid, 0) + sign
+            if not self.strays[uuid]:
+                del self.strays[uuid]
         for node, cpu, memory in holding.coming:
             had_cpu, had_memory = self.coming.get(node, (0, 0))
             self.coming[node] = (had_cpu + sign * cpu, had_memory + sign * memory)
+            if self.coming[node] == (0, 0):
+                # Nodes come and go under new names.
+                del self.coming[node]
 
     def node(
         self,

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from gpujob_api.gpujob import GPUJob
-from gpujob_api.gpuprofile import GPUProfile
 from gpujob_operator.decide.capacity import FleetSize
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.order import OrderKey, OrderRules, Turn, turn_of
@@ -26,7 +25,6 @@ class Pending:
     """A job without cards. Its pods, if any, are remains of an earlier attempt."""
 
     job: GPUJob
-    profile: GPUProfile | None
     pods: tuple[PodView, ...] = ()
     # Jobs of one kind fit, or do not, together and have the same rights; 0: nobody knows.
     kind: int = 0

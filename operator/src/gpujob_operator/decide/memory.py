@@ -359,7 +359,6 @@ class Memory:
                 continue
             self.waiting[uid] = Pending(
                 known.job,
-                known.profile,
                 known.pods,
                 kind=self._kind(known),
                 told=told_of(known.job, known.pods, self._configuration),

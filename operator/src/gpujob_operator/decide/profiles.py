@@ -12,6 +12,7 @@ from gpujob_api.gpuprofile import (
     SharedPace,
 )
 from gpujob_api.meta import Metadata
+from gpujob_api.settings import TunedSettings
 from gpujob_operator.decide.calibration import with_pace
 from gpujob_operator.decide.workload import fingerprint
 
@@ -50,10 +51,10 @@ def updated_profile(
     before = profile.status.entries if profile is not None else ()
     same = next((e for e in before if _key(e) == _key(entry)), None)
     if same is not None:
-        alone_seconds = _alone_seconds(same, entry)
+        joined = _joined(same, entry)
         entry = replace(
-            _joined(same, entry),
-            alone_step_seconds=alone_seconds,
+            joined,
+            alone_step_seconds=_alone_seconds(same, entry, joined.tuned),
             shared=with_pace(same.shared, pace),
         )
         if not _differs(same, entry):
@@ -69,11 +70,14 @@ def updated_profile(
     )
 
 
-def _alone_seconds(before: ProfileEntry, after: ProfileEntry) -> float | None:
-    """The fastest step that either knows from having cards to itself, with the same settings; what
-    is faster by less than 5 % is noise."""
-    known, new = before.alone_step_seconds, after.alone_step_seconds
-    if known is None or new is None or before.tuned != after.tuned:
+def _alone_seconds(
+    before: ProfileEntry, after: ProfileEntry, tuned: TunedSettings | None
+) -> float | None:
+    """The fastest step that either knows from having cards to itself with these settings, which
+    are those of the entry; what is faster by less than 5 % is noise."""
+    known = before.alone_step_seconds if before.tuned == tuned else None
+    new = after.alone_step_seconds if after.tuned == tuned else None
+    if known is None or new is None:
         return known if new is None else new
     return new if new < known * 0.95 else known
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, StopReason
-from gpujob_api.gpuprofile import GPUProfile, SharedPace
+from gpujob_api.gpuprofile import GPUProfile, ProfileEntry, SharedPace
 from gpujob_api.meta import ConditionStatus
 from gpujob_operator.decide import conditions
 from gpujob_operator.decide.assignment import Assignment, assign
@@ -58,18 +58,28 @@ def measured_slowdown(
     job: GPUJob, status: GPUJobStatus, profile: GPUProfile | None, capacity: Capacity
 ) -> Slowdown | None:
     """The job's slowdown beside others; None when it is alone or nothing to compare is known."""
-    placement, measured = status.placement, status.measurement
-    if placement is None or measured is None or measured.current is None:
-        return None
-    entry = profile_entry(profile, placement.gpu_model)
+    step_seconds, entry = _comparable(status, profile)
     if entry is None or entry.current is None or entry.current.step_seconds <= 0:
-        return None
-    if entry.tuned != status.tuned or entry.torch_version != measured.torch_version:
         return None
     if not any(len(card.tenants) > 1 for card in _cards(status, capacity)):
         return None
     limit = job.spec.sharing.max_slowdown_percent
-    return Slowdown(measured.current.step_seconds, entry.current.step_seconds, limit)
+    return Slowdown(step_seconds, entry.current.step_seconds, limit)
+
+
+def _comparable(
+    status: GPUJobStatus, profile: GPUProfile | None
+) -> tuple[float, ProfileEntry | None]:
+    """The job's step in seconds, and what is known of its workload on the same model of card with
+    the same settings."""
+    placement, measured = status.placement, status.measurement
+    if placement is None or measured is None or measured.current is None:
+        return 0.0, None
+    entry = profile_entry(profile, placement.gpu_model)
+    if entry is None:
+        return 0.0, None
+    same = entry.tuned == status.tuned and entry.torch_version == measured.torch_version
+    return measured.current.step_seconds, entry if same else None
 
 
 def has_cards_alone(status: GPUJobStatus, capacity: Capacity) -> bool:
@@ -84,21 +94,14 @@ def observed_pace(
 ) -> SharedPace | None:
     """What a job's run beside others says of its card model; None when it says nothing: the step
     must be known from a run with cards to itself and the same settings."""
-    placement, measured = status.placement, status.measurement
-    if status.phase is not JobPhase.RUNNING or placement is None:
-        return None
-    if measured is None or measured.current is None:
-        return None
-    entry = profile_entry(profile, placement.gpu_model)
-    if entry is None or not entry.alone_step_seconds:
-        return None
-    if entry.tuned != status.tuned or entry.torch_version != measured.torch_version:
+    step_seconds, entry = _comparable(status, profile)
+    if status.phase is not JobPhase.RUNNING or entry is None or not entry.alone_step_seconds:
         return None
     cards = [card for card in _cards(status, capacity) if len(card.tenants) > 1]
     if not cards or any(disturbed(card) for card in cards):
         return None
     summed_percent = max(card.utilization_percent for card in cards)
-    longer = measured.current.step_seconds / entry.alone_step_seconds - 1.0
+    longer = step_seconds / entry.alone_step_seconds - 1.0
     return SharedPace(band_percent(summed_percent), round(max(100.0 * longer, 0.0), 1))
 
 
