@@ -43,11 +43,13 @@ def in_force() -> InForce:
     root = Root(module, lambda _: None)
     root.install()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    found = InForce(session, ScriptFacts([optimizer]), [root])
+    found = InForce(session, ScriptFacts(), [root])
+    vars(module)["optimizer"] = optimizer  # the script keeps it
+    found.facts.saw(optimizer)
     found.tuner = Tuner(Settings(), Switches(), session.explanation, 1.0)
     plan = RootPlan(autocast=torch.bfloat16)
     found.tuner.applied = Applied(plan, fused=True, loader_workers=2)
-    found.put()
+    found.put(optimizer)
     return found
 
 
@@ -78,11 +80,13 @@ def test_a_roll_back_leaves_what_keeps_a_memory_limit() -> None:
     module = nn.Linear(2, 2)
     root = Root(module, lambda _: None)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    found = InForce(session, ScriptFacts([optimizer]), [root])
+    found = InForce(session, ScriptFacts(), [root])
+    vars(module)["optimizer"] = optimizer  # the script keeps it
+    found.facts.saw(optimizer)
     found.tuner = Tuner(Settings(), Switches(), session.explanation, 1.0)
     plan = RootPlan(autocast=torch.bfloat16, rows_per_step=4, keeps_chunk=False)
     found.tuner.applied = Applied(plan, fused=True, optimizer_offload=True)
-    found.put()
+    found.put(optimizer)
     assert found.optimizer_offload is not None
     found.roll_back("a test")
     assert root.plan == RootPlan(rows_per_step=4, keeps_chunk=False)

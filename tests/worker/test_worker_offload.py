@@ -133,10 +133,10 @@ def test_in_force_it_follows_the_optimizers_steps_and_is_taken_back() -> None:
     module = model()
     optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
     session = Session(Environment())
-    in_force = InForce(session, ScriptFacts([optimizer]))
+    in_force = InForce(session, ScriptFacts())
     in_force.tuner = Tuner(Settings(), Switches(), session.explanation, 1.0)
     in_force.tuner.applied = Applied(optimizer_offload=True)
-    in_force.put()
+    in_force.put(optimizer)
     gradients(module, torch.randn(16, 64))
     optimizer.step()
     before = next(iter(optimizer.state.values()))["exp_avg"]

@@ -1,5 +1,6 @@
 """The settings in force in this process: put there, reported, and taken back as a whole."""
 
+import weakref
 from dataclasses import dataclass, field
 
 import torch
@@ -30,10 +31,23 @@ class InForce:
     optimizer_offload: OptimizerOffload | None = None
     # With the other processes, where they decide together.
     agreement: Agreement | None = None
+    _tuned: "weakref.ref[torch.optim.Optimizer] | None" = None
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
-        return self.facts.optimizers[0] if self.facts.optimizers else None
+        """The one that settings are for; None when the script has dropped it."""
+        return self._tuned() if self._tuned is not None else None
+
+    def drop(self, root: Root) -> None:
+        """The script is done with this module; its memory is the script's again."""
+        root.remove()
+        self.roots.remove(root)
+        if not self.roots:
+            self.applied = Applied(loader_workers=self.applied.loader_workers)
+            self.tuner = self.fit = None
+
+    def tunes(self, optimizer: torch.optim.Optimizer) -> None:
+        self._tuned = weakref.ref(optimizer)
 
     def settle(self) -> None:
         """Keeps of what was chosen what every process chose; before it is put in force."""
@@ -55,7 +69,9 @@ class InForce:
             return
         self.applied = self.tuner.applied
         self.session.loss_scale = self.applied.plan.loss_scale
-        optimizer = optimizer or self.optimizer
+        if optimizer is not None:
+            self.tunes(optimizer)
+        optimizer = self.optimizer
         if self.roots:
             put_in_force(self.roots[0], optimizer, self.applied)
         elif optimizer is not None and self.applied.fused:

@@ -4,7 +4,9 @@ The first steps run exactly as the script says and are its real steps; tuning ha
 steps on a recorded batch; what was chosen is in force from the next step on.
 """
 
+import os
 import time
+import weakref
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
@@ -33,10 +35,13 @@ from gpujob_worker.inject.script_facts import (
     watch_backward,
     watch_compile,
     watch_gradients_of_gradients,
+    watch_optimizers,
     watch_scaler,
 )
+from gpujob_worker.inject.step_clock import StepClock
 from gpujob_worker.memory import CudaMemory
 from gpujob_worker.session import Session
+from gpujob_worker.tune.first_look import trace_refusal
 from gpujob_worker.tune.flop import step_flop
 from gpujob_worker.tune.loss_memory import LossWatch
 from gpujob_worker.tune.memory_fit import MemoryFit
@@ -69,12 +74,15 @@ class Injection:
         self._speaks: str | None = None
         self._discovery = Discovery(self._on_root)
         self._loaders = LoaderPolicy(session)
+        self._clock = StepClock()
+        self._waits_for_calls = False
 
     def install(self) -> None:
         session, settings = self._session, self._session.environment.settings
         session.torch_version = torch.__version__
         session.device = "cpu"
         session.release = self._release
+        _leave_in_children(self)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
         watch_loaders(self._loaders.before_pass, self._loaders.waited)
@@ -88,7 +96,12 @@ class Injection:
         watch_compile(self._on_compile)
         watch_scaler(self._facts)
         watch_gradients_of_gradients(self._facts)
-        self._discovery.start()
+        # Models call their parts when they are made, to learn a size; that trains nothing.
+        watch_optimizers(self._on_first_optimizer)
+
+    def _on_first_optimizer(self) -> None:
+        if not self._facts.compiles:
+            self._discovery.start()
 
     def _release(self) -> None:
         """The interpreter's end takes the script's objects apart in the script's order.
@@ -101,10 +114,16 @@ class Injection:
             root.remove()
             root.recorded = root.wrapper = None
         self._roots.clear()
-        self._facts.optimizers.clear()
+        self._facts.stepped.clear()
         self._in_force.tuner = None
         self._in_force.fit = None
         self._in_force.agreement = None
+
+    def in_child(self) -> None:
+        """A process that the script forked trains, if it does, as under python."""
+        self._inside = True
+        self._discovery.finish()
+        self._loaders.stop()
 
     def _on_device(self, device_type: str) -> None:
         """Once the script has put something on a card; asking earlier would set the card up."""
@@ -148,6 +167,8 @@ class Injection:
         Then once more, after its first step, where there is a limit to be kept.
         """
         again = self._prepared
+        if self._inside:
+            return
         if again and not (self._in_force.fit is not None and root is self._roots[0]):
             return
         self._prepared = True
@@ -185,10 +206,12 @@ class Injection:
     def _prepare(self, root: Root, recorded: RecordedCall) -> None:
         session = self._session
         self._on_device(root.device.type)
-        self._speaks = probe_refusal(root.module)
-        if self._in_force.agreement is not None and self._speaks is None:
-            self._speaks = communicates(root, recorded)
         limited = session.environment.memory_limit_bytes is not None
+        together = self._in_force.agreement is not None
+        if limited or together or session.known_tuned is not None:
+            self._speaks = trace_refusal(root, recorded, whole=False)
+        if together and self._speaks is None:
+            self._speaks = communicates(root, recorded)
         if limited and self._speaks is not None:
             self._explain.refused("memory limit", f"nothing was measured: {self._speaks}")
         tuned = session.known_tuned
@@ -245,7 +268,7 @@ class Injection:
         if not self._facts.optimizers:
             self._before_first_step(optimizer)
         self._in_force.step_starts(optimizer)
-        if optimizer in self._facts.optimizers[:1] and not self._facts.steps_with_closure:
+        if optimizer is self._clock.optimizer and not self._facts.steps_with_closure:
             with self._session.meter.paused():
                 self._session.meter.optimizer_starts()
 
@@ -264,9 +287,8 @@ class Injection:
             self._guardian.scaled_step_ends(self._in_force.applied.plan.loss_scale)
         if not self._inside:
             self._in_force.step_ends(optimizer)
-        if optimizer not in self._facts.optimizers:
-            self._facts.optimizers.append(optimizer)
-        if optimizer is not self._facts.optimizers[0] or self._inside:
+        self._facts.saw(optimizer)
+        if self._inside or not self._clock.ticks(optimizer):
             return
         self._session.meter.step_done()
         if not self._facts.steps_with_closure:
@@ -291,13 +313,14 @@ class Injection:
         session = self._session
         steps = session.meter.steps
         if steps == 1:
-            self._on_device(optimizer.param_groups[0]["params"][0].device.type)
+            self._on_device(_device_type(optimizer))
             session.phase = WorkerPhase.MEASURING if session.optimizes else WorkerPhase.TRAINING
             session.samples_per_step = self._roots[0].rows if self._roots else None
             if self._in_force.fit is not None and self._roots:
                 self._roots[0].asks = True
         if not session.optimizes:
             return
+        self._drop_what_is_over(steps)
         if steps == WARM_UP_STEPS:
             self._discovery.finish()
             for root in self._roots:
@@ -305,6 +328,17 @@ class Injection:
             session.meter.memory.trim()
             session.meter.new_window()
         self._since_baseline(steps - WARM_UP_STEPS - BASELINE_STEPS, optimizer)
+
+    def _drop_what_is_over(self, steps: int) -> None:
+        """Once another optimizer is stepped: models that its whole next step did not call."""
+        if self._waits_for_calls:
+            for root in [root for root in self._roots if not root.called]:
+                self._discovery.forget_root(root)
+                self._in_force.drop(root)
+        self._waits_for_calls = self._clock.fresh and steps > 1
+        if self._waits_for_calls:
+            for root in self._roots:
+                root.called = False
 
     def _since_baseline(self, since: int, optimizer: torch.optim.Optimizer) -> None:
         if since <= 0:
@@ -321,6 +355,7 @@ class Injection:
 
     def _tune(self, optimizer: torch.optim.Optimizer) -> None:
         session = self._session
+        self._in_force.tunes(optimizer)
         session.phase = WorkerPhase.TUNING
         session.reporter.wake()
         self._limit_allocator()
@@ -331,6 +366,8 @@ class Injection:
         self._in_force.tuner = self._in_force.tuner or self._new_tuner()
         self._in_force.tuner.start()
         tuning = TuningPass(session, self._in_force, optimizer)
+        for root in self._roots:
+            root.stop_recording()
         reason = self._no_single_root()
         if reason is None:
             with self._guarded("tuning"):
@@ -351,25 +388,34 @@ class Injection:
             return "the script compiles its model itself; its graph is left as it is"
         if len(self._roots) != 1:
             return f"{len(self._roots)} modules are trained from outside; one is needed"
-        if self._roots[0].recorded is None:
+        root = self._roots[0]
+        if root.recorded is None:
             return "no call of the module was seen"
+        if self._speaks is None and self._in_force.agreement is None:
+            self._speaks = trace_refusal(root, root.recorded, whole=True)
         return self._speaks
 
     def _compile_when_due(self) -> None:
         """The long-running job's compilation: one step to record a batch, then the try."""
         if self._compile_due is None or time.monotonic() < self._compile_due:
             return
-        root, tuner = self._roots[0], self._in_force.tuner
+        tuner = self._in_force.tuner
         if self._in_force.rolled_back or tuner is None:
             self._compile_due = None
             return
+        root = self._roots[0]
         if not root.recording:
             root.recording = True
             return
         self._compile_due = None
-        root.recording = False
+        root.stop_recording()
         recorded, root.recorded = root.recorded, None
         if recorded is None:
+            return
+        # Hooks may have come since the first look.
+        reason = probe_refusal(root.module)
+        if reason is not None:
+            self._explain.refused("compile", reason)
             return
         self._session.meter.new_window()
         with self._guarded("compile"):
@@ -377,3 +423,20 @@ class Injection:
         self._in_force.put()
         self._session.tuned = tuner.applied.tuned()
         self._session.meter.new_window()
+
+
+def _device_type(optimizer: torch.optim.Optimizer) -> str:
+    """Where its parameters are; the first group may be an empty one."""
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    return next((p.device.type for p in parameters), "cpu")
+
+
+def _leave_in_children(injection: Injection) -> None:
+    in_child = weakref.WeakMethod(injection.in_child)
+
+    def after_fork() -> None:
+        method = in_child()
+        if method is not None:
+            method()
+
+    os.register_at_fork(after_in_child=after_fork)

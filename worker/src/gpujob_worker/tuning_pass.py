@@ -52,7 +52,7 @@ class TuningPass:
         """
         recorded = root.recorded
         assert recorded is not None
-        root.recording = False
+        root.stop_recording()
         self._session.plain_float32 = forced_float32(root)
         self._session.step_flop = step_flop(root, recorded)
         self._memory(root, recorded)

@@ -52,6 +52,9 @@ class BlockCheckpoint:
         self._root = root
         self.block = block
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()  # as for the root: copies of the block stay plain
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call = self.block._call_impl  # pyright: ignore[reportPrivateUsage]
         if not torch.is_grad_enabled() or not self.block.training:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from gpujob_worker.inject.functional import transforms
 from gpujob_worker.inject.root import Root
 
 
@@ -36,6 +37,9 @@ class Discovery:
             self._active = False
             torch.nn.Module._compiled_call_impl = None  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
 
+    def forget_root(self, root: Root) -> None:
+        self._roots = [known for known in self._roots if known is not root]
+
     def forget(self) -> None:
         self._roots.clear()
 
@@ -54,6 +58,8 @@ class Discovery:
 
     def _root(self, module: torch.nn.Module) -> Root | None:
         if id(module) in self._seen or not module.training or not torch.is_grad_enabled():
+            return None
+        if transforms():
             return None
         if torch._C._current_graph_task_id() != -1:  # pyright: ignore[reportPrivateUsage]
             return None  # a recomputation inside backward, ours or the script's own

@@ -16,6 +16,7 @@ _HOOKS = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
+_GLOBAL_HOOKS = tuple(f"_global{name}" for name in _HOOKS)
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule")
 
 
@@ -44,6 +45,10 @@ def probe_refusal(module: torch.nn.Module) -> str | None:
 
     Hooks of torch itself (weight and spectral norms) only touch parameters and buffers.
     """
+    for hooks in _GLOBAL_HOOKS:
+        of_all: dict[Any, Any] = getattr(torch.nn.modules.module, hooks, {})
+        if any(not _is_torchs(hook) for hook in of_all.values()):
+            return "hooks of the script for all modules would run in probes too"
     for name, layer in module.named_modules():
         for hooks in _HOOKS:
             if any(not _is_torchs(hook) for hook in vars(layer).get(hooks, {}).values()):
@@ -52,6 +57,8 @@ def probe_refusal(module: torch.nn.Module) -> str | None:
     for name, parameter in module.named_parameters():
         if parameter._backward_hooks:
             return f"parameter {name} has hooks of the script, which would run in probes too"
+        if torch.nn.parameter.is_lazy(parameter):
+            return f"parameter {name} is made in the first call"
     return None
 
 

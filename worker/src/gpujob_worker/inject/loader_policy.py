@@ -38,6 +38,7 @@ class LoaderPolicy:
         self._seen: set[int] = set()
         self._given: dict[int, Any] = {}
         self._trial: _Trial | None = None
+        self._stopped = False
         self._applied: Applied | None = None
         settings = session.environment.settings
         if session.optimizes and settings.mode is not OptimizeMode.RECOMMEND:
@@ -46,9 +47,13 @@ class LoaderPolicy:
             elif settings.data_loading is Toggle.ON:
                 self._workers = workers_wanted()
 
+    def stop(self) -> None:
+        """In a process that the script forked, which may not be allowed to start others."""
+        self._stopped = True
+
     def before_pass(self, loader: Any) -> None:
         session = self._session
-        if not session.optimizes or not session.switches.data_loader:
+        if self._stopped or not session.optimizes or not session.switches.data_loader:
             return
         pin_memory(loader)
         if id(loader) in self._given:

@@ -16,6 +16,7 @@ from gpujob_worker.inject.attention import attention_kernel
 from gpujob_worker.inject.chunked import NotSplittableError, chunked_call
 from gpujob_worker.inject.compiling import CompiledBlocks
 from gpujob_worker.inject.distributed import compiled_as_one
+from gpujob_worker.inject.functional import called_with_other_parameters, transforms
 from gpujob_worker.inject.loss_scale import LossScale, scaled_call
 from gpujob_worker.inject.memory_format import (
     SampleShapes,
@@ -65,6 +66,14 @@ class RecordedCall:
 
     inputs: CallInputs
     output_gradients: list[torch.Tensor | None] = field(default_factory=list[torch.Tensor | None])
+    # Why this call tells nothing of one that we would make.
+    refusal: str | None = None
+    handles: list[Any] = field(default_factory=list[Any])
+
+    def forget_hooks(self) -> None:
+        """An output may be a parameter, which keeps its hooks."""
+        while self.handles:
+            self.handles.pop().remove()
 
     def gradients_for(self, outputs: list[torch.Tensor]) -> list[torch.Tensor]:
         """The recorded gradient of each output; a constant one where the shapes differ."""
@@ -94,7 +103,17 @@ class Root:
         self.asks = True  # before the next call; at first before the very first
         self.seen: Callable[[Any], None] | None = None  # is shown what the next calls return
         self.inside = False
+        self.called = True  # since somebody asked; a model that is over is called no more
         self.settled = False  # no discovery is watching any more what runs inside
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A module that copies its own attributes copies this one too; its copies stay plain.
+        return type(None), ()
+
+    def stop_recording(self) -> None:
+        self.recording = False
+        if self.recorded is not None:
+            self.recorded.forget_hooks()
 
     @property
     def plan(self) -> RootPlan:
@@ -118,9 +137,11 @@ class Root:
             vars(self.module).pop("_compiled_call_impl")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.called = True
         if self.settled and not (self.recording or self.asks) and self._plan is _PLAIN:
             return self.module._call_impl(*args, **kwargs)  # pyright: ignore[reportPrivateUsage]
-        if self.inside or not torch.is_grad_enabled() or not self.module.training:
+        seen = self.module.training and torch.is_grad_enabled() and not transforms()
+        if self.inside or not seen:
             return self.module._call_impl(*args, **kwargs)  # pyright: ignore[reportPrivateUsage]
         self.inside = True
         try:
@@ -131,7 +152,10 @@ class Root:
             self.user_autocast = torch.is_autocast_enabled(self.device.type)
             asks, self.asks = self.asks, False
             if self.recording or asks:
-                self.recorded = RecordedCall(inputs.detached())
+                if self.recorded is not None:
+                    self.recorded.forget_hooks()
+                refusal = called_with_other_parameters()
+                self.recorded = RecordedCall(inputs.detached(), refusal=refusal)
             if asks:
                 self._before_call(self)
                 # A batch kept for nothing would count as the script's own memory.
@@ -213,7 +237,7 @@ class Root:
             return hook
 
         for index, leaf in enumerate(leaves):
-            leaf.register_hook(keep(index))
+            recorded.handles.append(leaf.register_hook(keep(index)))
 
 
 def _as_float32(tensor: torch.Tensor) -> torch.Tensor:

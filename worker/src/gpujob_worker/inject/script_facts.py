@@ -1,6 +1,7 @@
 """What the script was seen to do by itself, which items have to respect."""
 
 import functools
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,10 @@ import torch
 class ScriptFacts:
     """Filled while the script runs; only ever learns more."""
 
-    optimizers: list[torch.optim.Optimizer] = field(default_factory=list[torch.optim.Optimizer])
+    # Weakly: a script that makes one after the other wants the memory of those before.
+    stepped: list["weakref.ref[torch.optim.Optimizer]"] = field(
+        default_factory=list["weakref.ref[torch.optim.Optimizer]"]
+    )
     # Processes that must decide alike, each by itself; 1 where they decide together.
     processes: int = 1
     memory_limited: bool = False
@@ -21,6 +25,29 @@ class ScriptFacts:
     differentiates_gradients: bool = False
     # The model is called inside the optimizer's step, as LBFGS and Lightning do.
     steps_with_closure: bool = False
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Those that stepped and that the script still has."""
+        return [found for found in (optimizer() for optimizer in self.stepped) if found is not None]
+
+    def saw(self, optimizer: torch.optim.Optimizer) -> None:
+        if all(known is not optimizer for known in self.optimizers):
+            self.stepped = [known for known in self.stepped if known() is not None]
+            self.stepped.append(weakref.ref(optimizer))
+
+
+def watch_optimizers(on_first: Callable[[], None]) -> None:
+    """Calls `on_first` when the script makes its first optimizer: what runs from then on trains."""
+    plain = torch.optim.Optimizer.__init__
+
+    @functools.wraps(plain)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        plain(self, *args, **kwargs)
+        torch.optim.Optimizer.__init__ = plain
+        on_first()
+
+    torch.optim.Optimizer.__init__ = __init__
 
 
 def watch_backward(on_loss: Callable[[torch.Tensor], None]) -> None:

@@ -16,11 +16,13 @@ class CallInputs:
 
     leaves: tuple[Any, ...]
     spec: Any
+    # As they came, for the call itself: a forward may write into a dict that the script reads.
+    given: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "CallInputs":
         leaves, spec = pytree.tree_flatten((args, kwargs))
-        return cls(tuple(leaves), spec)
+        return cls(tuple(leaves), spec, (args, kwargs))
 
     def detached(self) -> "CallInputs":
         def detach(leaf: Any) -> Any:
@@ -34,7 +36,7 @@ class CallInputs:
         return CallInputs(leaves, self.spec)
 
     def call(self, function: Callable[..., Any]) -> Any:
-        args, kwargs = pytree.tree_unflatten(list(self.leaves), self.spec)
+        args, kwargs = self.given or pytree.tree_unflatten(list(self.leaves), self.spec)
         return function(*args, **kwargs)
 
     @property

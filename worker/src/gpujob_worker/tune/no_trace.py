@@ -1,13 +1,19 @@
-"""Probing leaves no trace: random states, buffers, attributes and output streams are put back."""
+"""Probing leaves no trace: random states, buffers, attributes and output streams are put back.
+
+What cannot be put back (`tune/first_look.py`) is found before anything is tried.
+"""
 
 import contextlib
 import io
+import logging
 import random
 import sys
 from collections.abc import Generator
 from typing import Any
 
 import torch
+
+from gpujob_worker.inject.reachable import OwnGenerators
 
 _INTERNAL = frozenset(("_parameters", "_buffers", "_modules", "training", "_compiled_call_impl"))
 
@@ -39,11 +45,14 @@ def no_trace(module: torch.nn.Module) -> Generator[None]:
 
     Gradients must be taken with `torch.autograd.grad`; `.grad` is not looked after here.
     """
-    states = RandomStates()
-    buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    states, generators = RandomStates(), OwnGenerators.of_module(module)
     attributes = [(layer, _plain(layer)) for layer in module.modules()]
     contents = [pair for _, values in attributes for pair in _contents(values)]
-    silence = io.StringIO()
+    tensors = [*module.buffers(), *_plain_tensors([values for _, values in attributes])]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in tensors]
+    silence, logged = io.StringIO(), logging.root.manager.disable
+    # A handler writes to the stream that it was made with, past any redirection.
+    logging.disable(max(logged, logging.CRITICAL))
     try:
         with contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence):
             yield
@@ -55,6 +64,8 @@ def no_trace(module: torch.nn.Module) -> Generator[None]:
         for container, before in contents:
             _restore_contents(container, before)
         states.restore()
+        generators.restore()
+        logging.disable(logged)
 
 
 def put_back(buffer: torch.Tensor, value: torch.Tensor) -> None:
@@ -66,6 +77,22 @@ def put_back(buffer: torch.Tensor, value: torch.Tensor) -> None:
 
 def _plain(layer: torch.nn.Module) -> dict[str, Any]:
     return {key: value for key, value in vars(layer).items() if key not in _INTERNAL}
+
+
+def _plain_tensors(attributes: list[dict[str, Any]]) -> list[torch.Tensor]:
+    """Tensors that layers keep without having made them buffers; results with a graph are new."""
+    held = [value for values in attributes for value in values.values()]
+    for value in list(held):
+        if type(value) in _CONTAINERS:
+            held += value.values() if isinstance(value, dict) else value
+    found = {
+        id(value): value
+        for value in held
+        if isinstance(value, torch.Tensor)
+        and not isinstance(value, torch.nn.Parameter)
+        and value.grad_fn is None
+    }
+    return list(found.values())
 
 
 def _contents(values: dict[str, Any]) -> list[tuple[Any, Any]]:

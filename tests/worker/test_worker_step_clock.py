@@ -1,0 +1,63 @@
+"""Steps are counted of one optimizer after another; what the script drops is not held."""
+
+import gc
+import weakref
+
+import torch
+from torch import nn
+
+from gpujob_worker.environment import Environment
+from gpujob_worker.in_force import InForce
+from gpujob_worker.inject.root import Root, RootPlan
+from gpujob_worker.inject.script_facts import ScriptFacts
+from gpujob_worker.inject.step_clock import STEPS_OF_ANOTHER, StepClock
+from gpujob_worker.session import Session
+from gpujob_worker.tune.applied import Applied
+
+
+def optimizer() -> torch.optim.Optimizer:
+    return torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+
+
+def test_the_first_optimizer_counts_while_others_take_turns() -> None:
+    clock, generator, critics = StepClock(), optimizer(), [optimizer() for _ in range(3)]
+    assert clock.ticks(generator)
+    for _ in range(2 * STEPS_OF_ANOTHER):
+        assert not any(clock.ticks(critic) for critic in critics)
+        assert clock.ticks(generator)
+
+
+def test_a_second_training_counts_once_the_first_is_dropped_or_over() -> None:
+    clock, first, second = StepClock(), optimizer(), optimizer()
+    assert clock.ticks(first)
+    assert not clock.ticks(second)
+    del first
+    gc.collect()
+    assert clock.ticks(second)
+    assert clock.fresh
+    assert clock.ticks(second)
+    assert not clock.fresh
+    third = optimizer()
+    assert [clock.ticks(third) for _ in range(STEPS_OF_ANOTHER)].count(True) == 1
+    assert clock.optimizer is third
+
+
+def test_optimizers_and_models_are_the_scripts_to_drop() -> None:
+    facts, gone = ScriptFacts(), optimizer()
+    facts.saw(gone)
+    facts.saw(gone)
+    assert facts.optimizers == [gone]
+    in_force = InForce(Session(Environment()), facts)
+    in_force.tunes(gone)
+    module = nn.Linear(2, 2)
+    root = Root(module, lambda _: None)
+    root.install()
+    in_force.roots.append(root)
+    in_force.applied = Applied(RootPlan(autocast=torch.bfloat16), loader_workers=1)
+    seen = weakref.ref(gone), weakref.ref(module)
+    in_force.drop(root)
+    del gone, module, root
+    gc.collect()
+    assert [found() for found in seen] == [None, None]
+    assert (facts.optimizers, in_force.optimizer, in_force.applied.plan) == ([], None, RootPlan())
+    in_force.roll_back("a test")  # with nothing there to take back from

@@ -1,0 +1,137 @@
+"""What a module or a dataset holds beside its tensors: generators of its own, open files, helpers.
+
+Looked for where scripts keep such things: attributes, what lies in them a few levels deep, and
+globals of the code that the object comes from.
+"""
+
+import io
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from types import ModuleType
+from typing import Any
+
+import torch
+
+_OBJECTS_MAX = 2000
+_ITEMS_MAX = 64
+_DEPTH = 3
+# Objects of these are what they are; the script's own are looked into.
+_CLOSED = frozenset(
+    ("torch", "numpy", "builtins", "collections", "functools", "threading", "types")
+)
+_PLAIN = (str, bytes, int, float, complex, bool, type, ModuleType, torch.Tensor, type(None))
+# They read through a descriptor or a connection that forked processes would share.
+_SHARED = frozenset(("h5py", "lmdb", "sqlite3", "netCDF4", "rasterio"))
+
+
+def reachable(starts: Iterable[Any], depth: int = _DEPTH) -> Iterator[Any]:
+    """Objects in `starts` and in what these hold; each once, at most `_OBJECTS_MAX`."""
+    seen: set[int] = set()
+    level = list(starts)
+    for _ in range(depth + 1):
+        following: list[Any] = []
+        for value in level:
+            if isinstance(value, _PLAIN) or id(value) in seen:
+                continue
+            if len(seen) >= _OBJECTS_MAX:
+                return
+            seen.add(id(value))
+            yield value
+            following += _inside(value)
+        level = following
+
+
+def _inside(value: Any) -> list[Any]:
+    if isinstance(value, (dict, list, tuple, set)):
+        items: Any = value
+        return list(islice(items.values() if isinstance(value, dict) else items, _ITEMS_MAX))
+    if isinstance(value, Callable) and hasattr(value, "__self__"):
+        return [value.__self__]  # pyright: ignore[reportFunctionMemberAccess]
+    closed = str(type(value).__module__).split(".")[0] in _CLOSED
+    own: Any = getattr(value, "__dict__", None)
+    # Layers and datasets of torch hold the script's objects; its other objects hold nothing of it.
+    opens = not closed or isinstance(value, (torch.nn.Module, torch.utils.data.Dataset))
+    return list(own.values()) if opens and isinstance(own, dict) else []
+
+
+def globals_of(kinds: Iterable[type]) -> list[Any]:
+    """Values of the modules that define `kinds`, and of the script; not those of libraries."""
+    names = {kind.__module__ for kind in kinds if kind.__module__.split(".")[0] not in _CLOSED}
+    modules = [sys.modules.get(name) for name in {"__main__", *names}]
+    return [value for module in modules if module is not None for value in vars(module).values()]
+
+
+class OwnGenerators:
+    """Generators other than the global ones; their states, to compare and to put back."""
+
+    def __init__(self, generators: Iterable[Any]) -> None:
+        self._states = [(g, _state(g)) for g in generators]
+
+    @classmethod
+    def of_module(cls, module: torch.nn.Module) -> "OwnGenerators":
+        layers = list(module.modules())
+        held = [value for layer in layers for value in vars(layer).values()]
+        kinds = {type(layer) for layer in layers}
+        found = [*reachable(held, 2), *reachable(globals_of(kinds), 1)]
+        return cls({id(g): g for g in found if _is_generator(g)}.values())
+
+    @classmethod
+    def of_dataset(cls, dataset: Any) -> "OwnGenerators":
+        found = [*reachable([dataset]), *reachable(globals_of([type(dataset)]), 1)]
+        return cls({id(g): g for g in found if _is_generator(g)}.values())
+
+    @property
+    def drew(self) -> bool:
+        return any(_differs(_state(g), state) for g, state in self._states)
+
+    def restore(self) -> None:
+        for generator, state in self._states:
+            _set_state(generator, state)
+
+
+def open_file(dataset: Any) -> str | None:
+    """The kind of open file or connection that the dataset reads through, if there is one."""
+    for value in reachable([dataset]):
+        kind = type(value)
+        if isinstance(value, io.IOBase) and not isinstance(value, (io.BytesIO, io.StringIO)):
+            return kind.__name__
+        if kind.__module__.split(".")[0] in _SHARED:
+            return f"{kind.__module__.split('.')[0]}.{kind.__name__}"
+    return None
+
+
+def _is_generator(value: Any) -> bool:
+    if isinstance(value, (torch.Generator, random.Random)):
+        return True
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(
+        value, (numpy.random.Generator, numpy.random.RandomState)
+    )
+
+
+def _state(generator: Any) -> Any:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    own = getattr(generator, "bit_generator", None)
+    return own.state if own is not None else generator.get_state()
+
+
+def _set_state(generator: Any, state: Any) -> None:
+    if isinstance(generator, torch.Generator):
+        generator.set_state(state)
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif hasattr(generator, "bit_generator"):
+        generator.bit_generator.state = state
+    else:
+        generator.set_state(state)
+
+
+def _differs(state: Any, other: Any) -> bool:
+    if isinstance(state, torch.Tensor):
+        return not torch.equal(state, other)
+    return repr(state) != repr(other)

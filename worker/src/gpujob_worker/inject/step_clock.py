@@ -1,0 +1,40 @@
+"""Whose steps are the steps of the training, where a script makes more than one optimizer."""
+
+import weakref
+
+import torch
+
+# So many steps of another one since its own last, and the first has had its day.
+STEPS_OF_ANOTHER = 100
+
+
+class StepClock:
+    """The first optimizer that steps, for as long as the script keeps it and steps it.
+
+    A script that trains a model after another (folds, phases, a search for a learning rate) goes on
+    with the next one; two that take turns, as in adversarial training, do not.
+    """
+
+    def __init__(self) -> None:
+        self._of: weakref.ref[torch.optim.Optimizer] | None = None
+        self.fresh = False  # the step that just ended was the first after another's
+        self._others: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        return self._of() if self._of is not None else None
+
+    def ticks(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether this step of `optimizer` is one of the training."""
+        of = self.optimizer
+        if of is not None and of is not optimizer:
+            steps = self._others[optimizer] = self._others.get(optimizer, 0) + 1
+            if steps < STEPS_OF_ANOTHER:
+                return False
+        self.fresh = of is not optimizer
+        if self.fresh:
+            self._of = weakref.ref(optimizer)
+        self._others.clear()
+        return True
