@@ -18,6 +18,8 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     [
         "torch",
+        # Imported by the first step of any optimizer: 2 s of each process.
+        "torch._dynamo",
         "torch.utils.data",
         "safetensors.torch",
         "gpujob_worker.injection",
