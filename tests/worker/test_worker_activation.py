@@ -10,37 +10,7 @@ from torch import nn
 from gpujob_worker.inject import activation
 from gpujob_worker.inject.activation import ActivationCheckpointing
 from gpujob_worker.inject.blocks import repeated_blocks
-from gpujob_worker.inject.root import RecordedCall, Root
-from gpujob_worker.inject.trees import CallInputs
-
-
-class Block(nn.Module):
-    def __init__(self, width: int = 16, normalize: bool = False) -> None:
-        super().__init__()
-        self.layer = nn.Linear(width, width)
-        self.norm = nn.BatchNorm1d(width) if normalize else nn.LayerNorm(width)
-        self.dropout = nn.Dropout(0.2)
-
-    def forward(self, x: Any) -> Any:
-        return x + self.dropout(torch.tanh(self.layer(self.norm(x))))
-
-
-class Model(nn.Module):
-    def __init__(self, normalize: bool = False) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Block(normalize=normalize) for _ in range(3))
-        self.head = nn.Linear(16, 2)
-
-    def forward(self, x: Any) -> Any:
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-
-
-def root_and_call(model: nn.Module, rows: int = 12) -> tuple[Root, RecordedCall]:
-    root = Root(model, lambda _: None)
-    root.install()
-    return root, RecordedCall(CallInputs.of((torch.randn(rows, 16),), {}))
+from tests.harness.blocks import Model, root_and_call
 
 
 def test_activation_checkpointing_gives_the_same_bits() -> None:

@@ -16,7 +16,7 @@ from gpujob_api.settings import OptimizeMode, Precision, Settings, Toggle, Tuned
 from gpujob_worker.explanation import Explanation
 from gpujob_worker.inject.guards import probe_refusal
 from gpujob_worker.inject.optimizers import OptimizerCopy, fused_refusal, use_fused
-from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
+from gpujob_worker.inject.root import Root, RootPlan
 from gpujob_worker.inject.trees import CallInputs
 from gpujob_worker.memory import CpuMemory
 from gpujob_worker.switches import Switches
@@ -25,35 +25,7 @@ from gpujob_worker.tune.compare import PAIRS_FUTILE, closeness, measure_speedup,
 from gpujob_worker.tune.memory_fit import MemoryFit
 from gpujob_worker.tune.trial import Decision
 from gpujob_worker.tune.tuner import Tuner
-
-
-class Block(nn.Module):
-    def __init__(self, width: int = 16, normalize: bool = False) -> None:
-        super().__init__()
-        self.layer = nn.Linear(width, width)
-        self.norm = nn.BatchNorm1d(width) if normalize else nn.LayerNorm(width)
-        self.dropout = nn.Dropout(0.2)
-
-    def forward(self, x: Any) -> Any:
-        return x + self.dropout(torch.tanh(self.layer(self.norm(x))))
-
-
-class Model(nn.Module):
-    def __init__(self, normalize: bool = False) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Block(normalize=normalize) for _ in range(3))
-        self.head = nn.Linear(16, 2)
-
-    def forward(self, x: Any) -> Any:
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-
-
-def root_and_call(model: nn.Module, rows: int = 12) -> tuple[Root, RecordedCall]:
-    root = Root(model, lambda _: None)
-    root.install()
-    return root, RecordedCall(CallInputs.of((torch.randn(rows, 16),), {}))
+from tests.harness.blocks import Model, root_and_call
 
 
 def tuner(explanation: Explanation, settings: Settings | None = None, **off: bool) -> Tuner:
