@@ -1,11 +1,14 @@
 """Worker processes for data loaders: only where they change neither samples nor order."""
 
-from collections.abc import Iterator
+import random
+import sys
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from gpujob_api.settings import TunedSettings
 from gpujob_worker.environment import Environment
@@ -15,7 +18,6 @@ from gpujob_worker.inject.loaders import (
     add_workers,
     leave_workers,
     loader_refusal,
-    redraw_seed,
 )
 from gpujob_worker.session import Session
 from gpujob_worker.tune.applied import Applied
@@ -23,18 +25,38 @@ from gpujob_worker.tune.applied import Applied
 
 class Numbers(Dataset[Any]):
     def __init__(self) -> None:
-        self.reads = 0
+        self.reads = self.start = 0
 
     def __len__(self) -> int:
         return 10
 
     def __getitem__(self, index: int) -> Any:
-        return torch.tensor(index)
+        return torch.tensor(self.start + index)
 
 
 class Noisy(Numbers):
     def __getitem__(self, index: int) -> Any:
         return torch.tensor(index) + torch.rand(())
+
+
+class OwnNoise(Numbers):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = np.random.default_rng(1)
+        self.transforms = [random.Random(2)]
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor(index + self.generator.random() + self.transforms[0].random())
+
+
+class Lines(Numbers):
+    def __init__(self) -> None:
+        super().__init__()
+        self.log = sys.stderr
+        self.file = Path(__file__).open("rb")
+
+    def __del__(self) -> None:
+        self.file.close()
 
 
 class Changing(Numbers):
@@ -59,14 +81,19 @@ class Named(Numbers):
         (DataLoader(Numbers(), num_workers=2), "2 workers of its own"),
         (DataLoader(Stream()), "streamed dataset"),
         (DataLoader(Noisy()), "draws random numbers"),
+        (DataLoader(OwnNoise()), "draws random numbers"),
+        (DataLoader(Subset(Lines(), [1, 2])), "reads through an open BufferedReader"),
         (DataLoader(Changing()), "changes the dataset"),
         (DataLoader(Named()), "cannot be read: KeyError"),
     ],
 )
 def test_refusals(loader: Any, reason: str) -> None:
     state = torch.get_rng_state()
+    own = getattr(loader.dataset, "generator", None)
+    before = own.bit_generator.state if own is not None else None
     assert reason in (loader_refusal(loader) or "")
     assert torch.equal(state, torch.get_rng_state())
+    assert own is None or own.bit_generator.state == before
 
 
 def test_accepted() -> None:
@@ -78,17 +105,20 @@ def test_order_and_random_state_stay_those_of_the_plain_loader() -> None:
     orders: list[Any] = []
     for injected in (False, True):
         torch.manual_seed(9)
-        loader = DataLoader(Numbers(), batch_size=3, shuffle=True)
+        numbers = Numbers()
+        loader = DataLoader(numbers, batch_size=3, shuffle=True)
         if injected:
             add_workers(loader, 1)
         passes: list[Any] = []
         for _ in range(3):
-            redraw_seed(loader)
             passes.append([batch.tolist() for batch in loader])
+            # A look at one batch in the middle of a pass is a pass of its own.
+            whole = iter(loader)
+            passes.append([next(whole).tolist(), next(iter(loader)).tolist()])
+            passes.append([batch.tolist() for batch in whole])
+            # What the script changes between passes is seen by the next.
+            numbers.start += 100
         orders.append((passes, torch.rand(3).tolist()))
-        iterator: Any = vars(loader).get("_iterator")
-        if iterator is not None:
-            iterator._shutdown_workers()
     assert orders[0] == orders[1]
 
 
@@ -103,12 +133,12 @@ def test_a_pass_goes_on_without_its_workers(taken: int) -> None:
         if injected:
             add_workers(loader, 2)
         first: list[Any] = []
-        for batch in loader:
+        iterator: Any = iter(loader)
+        for batch in iterator:
             first.append(batch.tolist())
             if injected and len(first) == taken:
-                workers = vars(loader)["_iterator"]._workers
-                leave_workers(loader)
-        redraw_seed(loader)
+                workers = iterator._workers
+                leave_workers(loader, [iterator])
         orders.append((first, [batch.tolist() for batch in loader], torch.rand(3).tolist()))
     assert orders[0] == orders[1]
     assert len(workers) == 2
@@ -134,7 +164,9 @@ class Training:
         seen: list[Any] = []
         for _ in range(number):
             self.policy.before_pass(self.loader)
-            for batch in self.loader:
+            iterator = iter(self.loader)
+            self.policy.begun(self.loader, iterator)
+            for batch in iterator:
                 self.policy.waited(waiting)
                 seen.append(batch.item())
                 self.now += seconds
@@ -151,10 +183,8 @@ class Training:
 
 
 @pytest.fixture
-def training(monkeypatch: pytest.MonkeyPatch) -> Iterator[Training]:
-    made = Training(monkeypatch)
-    yield made
-    leave_workers(made.loader)
+def training(monkeypatch: pytest.MonkeyPatch) -> Training:
+    return Training(monkeypatch)
 
 
 def test_workers_that_shorten_the_wait_and_the_steps_stay(training: Training) -> None:

@@ -85,7 +85,7 @@ class Injection:
         _leave_in_children(self)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
-        watch_loaders(self._loaders.before_pass, self._loaders.waited)
+        watch_loaders(self._loaders.before_pass, self._loaders.begun, self._loaders.waited)
         watch_backward(self._on_loss)
         if not session.optimizes:
             self._explain.refused("everything", "optimize mode is Off")

@@ -4,6 +4,7 @@ They are asked for, known from an earlier run, or tried where the loop starves. 
 kept only when steps get shorter by the clock and wait less; else the pass under way ends without.
 """
 
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,6 @@ from gpujob_worker.inject.loaders import (
     leave_workers,
     loader_refusal,
     pin_memory,
-    redraw_seed,
 )
 from gpujob_worker.inject.workers import loaded, workers_wanted
 from gpujob_worker.meter import Timed
@@ -37,6 +37,7 @@ class LoaderPolicy:
         self._workers: int | None = None
         self._seen: set[int] = set()
         self._given: dict[int, Any] = {}
+        self._passes: weakref.WeakSet[Any] = weakref.WeakSet()
         self._trial: _Trial | None = None
         self._stopped = False
         self._applied: Applied | None = None
@@ -56,8 +57,6 @@ class LoaderPolicy:
         if self._stopped or not session.optimizes or not session.switches.data_loader:
             return
         pin_memory(loader)
-        if id(loader) in self._given:
-            redraw_seed(loader)
         if self._workers is None or id(loader) in self._seen:
             return
         if self._trial is not None and not self._trial.may_start(session.meter.timed):
@@ -74,7 +73,14 @@ class LoaderPolicy:
         self._given[id(loader)] = loader
         if self._trial is not None:
             self._trial.starts(session.meter.timed)
-        session.explanation.applied(_ITEM, f"{self._workers} worker processes, kept between passes")
+        session.explanation.applied(
+            _ITEM, f"{self._workers} worker processes, new ones for each pass"
+        )
+
+    def begun(self, loader: Any, iterator: Any) -> None:
+        """A pass over the loader; its workers, if ours, may have to leave before its end."""
+        if id(loader) in self._given:
+            self._passes.add(iterator)
 
     def waited(self, seconds: float) -> None:
         """After each batch: what was tried is judged as soon as it was seen long enough."""
@@ -95,8 +101,9 @@ class LoaderPolicy:
     def _take_back(self, why: str) -> None:
         session = self._session
         for loader in self._given.values():
-            leave_workers(loader)
+            leave_workers(loader, self._passes)
         self._given.clear()
+        self._passes.clear()
         self._workers = None
         session.explanation.refused(_ITEM, f"no gain: {why}")
         if self._applied is not None:

@@ -8,7 +8,7 @@ other samples.
 import multiprocessing
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch.utils.data.dataloader import (
     _DatasetKind,  # pyright: ignore[reportPrivateUsage]
 )
 
+from gpujob_worker.inject.reachable import OwnGenerators, open_file
 from gpujob_worker.tune.no_trace import RandomStates
 
 PREFETCH_FACTOR = 2
@@ -27,9 +28,10 @@ PREFETCH_FACTOR = 2
 
 def watch_loaders(
     before_pass: Callable[[Any], None],
+    begun: Callable[[Any, Any], None],
     waited: Callable[[float], None],
 ) -> Callable[[], None]:
-    """Calls `before_pass(loader)` before each pass and `waited(seconds)` for each batch.
+    """Calls `before_pass(loader)` and `begun(loader, iterator)`; for batches, `waited(seconds)`.
 
     Returns a function that puts the class back.
     """
@@ -38,7 +40,9 @@ def watch_loaders(
 
     def __iter__(self: Any) -> Any:  # noqa: N807
         before_pass(self)
-        return plain_iter(self)
+        iterator = plain_iter(self)
+        begun(self, iterator)
+        return iterator
 
     def __next__(self: Any) -> Any:  # noqa: N807
         start = time.perf_counter()
@@ -72,14 +76,18 @@ def loader_refusal(loader: Any) -> str | None:
 
 
 def _sample_refusal(dataset: Any) -> str | None:
-    states = RandomStates()
+    opened = open_file(dataset)
+    if opened is not None:
+        return f"the dataset reads through an open {opened}, whose place processes would share"
+    states, own = RandomStates(), OwnGenerators.of_dataset(dataset)
     before = _attributes(dataset)
     try:
         sample = dataset[0]
     except Exception as error:
         return f"dataset[0] cannot be read: {type(error).__name__}"
-    drew = not torch.equal(states.torch, torch.get_rng_state()) or _drew(states)
+    drew = not torch.equal(states.torch, torch.get_rng_state()) or _drew(states) or own.drew
     states.restore()
+    own.restore()
     if drew:
         return "the dataset draws random numbers, which differ from process to process"
     if _attributes(dataset) != before:
@@ -108,25 +116,25 @@ def _attributes(dataset: Any) -> dict[str, Any]:
 
 
 def add_workers(loader: Any, workers: int) -> None:
-    """Gives the loader worker processes from its next pass on."""
+    """Gives the loader worker processes from its next pass on.
+
+    New ones for each pass: those that stay see nothing of what the script changes in its dataset
+    between passes, and a second iterator would take them from the first.
+    """
     loader.num_workers = workers
     loader.prefetch_factor = loader.prefetch_factor or PREFETCH_FACTOR
-    # The class forbids the change after __init__, because an iterator may hold the old value;
-    # this runs before the iterator is made.
-    vars(loader)["persistent_workers"] = True
 
 
-def leave_workers(loader: Any) -> None:
-    """The pass under way goes on in this process, after what its workers have begun; so do others.
+def leave_workers(loader: Any, iterators: Iterable[Any]) -> None:
+    """Passes under way go on in this process, after what their workers have begun; so do others.
 
     The order was drawn by this process in any case: no sample comes twice or not at all.
     """
     loader.num_workers = 0
     loader.prefetch_factor = None
-    iterator = vars(loader).pop("_iterator", None)
-    vars(loader).update(_iterator=None, persistent_workers=False)
-    if iterator is not None:
-        iterator._next_data = _HereFromNow(iterator)
+    for iterator in iterators:
+        if not isinstance(iterator._next_data, _HereFromNow):
+            iterator._next_data = _HereFromNow(iterator)
 
 
 class _HereFromNow:
@@ -164,13 +172,3 @@ def pin_memory(loader: Any) -> bool:
         return False
     loader.pin_memory = True
     return True
-
-
-def redraw_seed(loader: Any) -> None:
-    """Draws the number that the script's own loader would draw for each pass.
-
-    Workers that are kept are seeded once; without this draw later passes would be shuffled
-    differently than in the script as written.
-    """
-    if getattr(loader, "_iterator", None) is not None:
-        torch.empty((), dtype=torch.int64).random_(generator=loader.generator)

@@ -95,11 +95,16 @@ def open_file(dataset: Any) -> str | None:
     """The kind of open file or connection that the dataset reads through, if there is one."""
     for value in reachable([dataset]):
         kind = type(value)
-        if isinstance(value, io.IOBase) and not isinstance(value, (io.BytesIO, io.StringIO)):
+        if isinstance(value, io.IOBase) and _reads(value):
             return kind.__name__
         if kind.__module__.split(".")[0] in _SHARED:
             return f"{kind.__module__.split('.')[0]}.{kind.__name__}"
     return None
+
+
+def _reads(file: io.IOBase) -> bool:
+    in_memory = isinstance(file, (io.BytesIO, io.StringIO))
+    return not in_memory and not file.closed and file.readable()
 
 
 def _is_generator(value: Any) -> bool:
