@@ -103,8 +103,9 @@ def open_file(dataset: Any) -> str | None:
 
 
 def _reads(file: io.IOBase) -> bool:
-    in_memory = isinstance(file, (io.BytesIO, io.StringIO))
-    return not in_memory and not file.closed and file.readable()
+    elsewhere = isinstance(file, (io.BytesIO, io.StringIO))
+    elsewhere = elsewhere or any(file is std for std in (sys.stdin, sys.stdout, sys.stderr))
+    return not elsewhere and not file.closed and file.readable()
 
 
 def _is_generator(value: Any) -> bool:
