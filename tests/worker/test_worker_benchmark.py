@@ -12,6 +12,8 @@ from bench.speed.finders import Training, with_accelerate, with_lightning
 from bench.speed.hand import Bench, Point, search
 from bench.speed.ways import AGAIN, AUTO, BY_HAND, PLAIN, scale_of
 
+pytestmark = pytest.mark.any_torch
+
 FITS = 6
 
 

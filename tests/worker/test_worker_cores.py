@@ -7,6 +7,8 @@ import pytest
 
 from gpujob_worker.inject.workers import Machine, cores_here, loaded, workers_wanted
 
+pytestmark = pytest.mark.any_torch
+
 
 def machine(tmp_path: Path, files: dict[str, str], cores: int = 16, parent: int = 16) -> Machine:
     """A machine whose files lie in a folder; this process may use `cores`, its parent `parent`."""

@@ -7,6 +7,8 @@ from gpujob_api.settings import OptimizeMode
 from gpujob_worker.__main__ import main
 from gpujob_worker.environment import read_environment
 
+pytestmark = pytest.mark.any_torch
+
 
 def test_an_empty_environment_has_defaults() -> None:
     environment = read_environment({})

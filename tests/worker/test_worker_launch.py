@@ -11,6 +11,8 @@ import pytest
 
 from gpujob_worker.launch import PythonCommand, parse_python
 
+pytestmark = pytest.mark.any_torch
+
 SCRIPTS = {
     "plain": """
         import sys

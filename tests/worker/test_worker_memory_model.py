@@ -19,6 +19,8 @@ from gpujob_worker.tune.memory_model import (
     rows_within,
 )
 
+pytestmark = pytest.mark.any_torch
+
 
 def model(rows: int = 64, **changed: Any) -> MemoryModel:
     values: dict[str, Any] = {

@@ -23,6 +23,8 @@ from gpujob_worker.environment import Environment
 from gpujob_worker.reports import Destination, Reporter, post, write_termination_message
 from gpujob_worker.session import Session
 
+pytestmark = pytest.mark.any_torch
+
 
 class Operator:
     """A small HTTP server that answers as told and keeps what it got."""
