@@ -60,6 +60,28 @@ def test_gradients_are_those_of_the_whole_batch(
         torch.testing.assert_close(ours, theirs, rtol=tolerance * 10, atol=tolerance)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_gradients_of_gradients_are_those_of_the_whole_batch(dropout: float) -> None:
+    """A penalty on gradients that comes only every so many steps, after the split was chosen."""
+    found: list[list[torch.Tensor]] = []
+    for rows in (12, 5) if dropout == 0.0 else (5, 5):
+        torch.manual_seed(3)
+        module = Net(dropout).double()
+        x = torch.randn(12, 5, dtype=torch.float64, requires_grad=True)
+        scale = torch.rand(12, 1, dtype=torch.float64)
+        offset = torch.zeros(5, dtype=torch.float64)
+        inputs = CallInputs.of((x * 2, scale), {"offset": offset})
+        split = rows < len(x)
+        output, more = chunked_call(module, module, inputs, rows) if split else inputs.call(module)
+        (slope,) = torch.autograd.grad(output.sum() + more["hidden"].sum(), x, create_graph=True)
+        loss = slope.square().sum() + output.square().mean()
+        loss.backward()
+        assert x.grad is not None
+        found.append([slope, x.grad, *(p.grad for p in module.parameters() if p.grad is not None)])
+    for ours, theirs in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
 def test_dropout_uses_the_same_mask_in_forward_and_backward() -> None:
     torch.manual_seed(2)
     module = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Dropout(0.5))

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -141,3 +142,45 @@ def test_known_settings_are_watched_too(tmp_path: Path) -> None:
     assert "batch split applied: 16 samples in steps of 4, from an earlier run" in said
     assert "roll-back to plain settings: the loss is not finite any more" in said
     assert "batchPerStep" not in run.report["tuned"]
+
+
+class LaterBranch(nn.Module):
+    """After some steps it takes a way that autocast does not fit; worse, it may simply fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.late, self.broken = nn.Linear(4, 4), False, False
+
+    def forward(self, x: Any) -> Any:
+        if self.broken:
+            raise IndexError("the script's own")
+        if self.late:
+            return torch.zeros(4, 4).index_add_(0, torch.arange(len(x)), self.layer(x))
+        return self.layer(x)
+
+
+def test_a_call_that_fails_under_the_settings_alone_is_made_as_written() -> None:
+    module = LaterBranch()
+    session = Session(Environment())
+    root = Root(module, lambda _: None)
+    in_force = InForce(session, ScriptFacts(), [root])
+    root.failed = Guardian(session, in_force).call_failed
+    root.install()
+    in_force.applied = Applied(RootPlan(autocast=torch.bfloat16, rows_per_step=2))
+    root.plan = in_force.applied.plan
+    x = torch.randn(4, 4)
+    module.broken = True
+    with pytest.raises(IndexError, match="own") as raised:
+        module(x)
+    assert raised.value.__context__ is None
+    assert not in_force.rolled_back
+    module.broken, module.late = False, True
+    with torch.no_grad():
+        expected = module(x)
+    output = module(x)
+    assert torch.equal(output, expected)
+    output.sum().backward()
+    assert in_force.rolled_back
+    assert root.plan.autocast is None
+    said = session.explanation.line("roll-back")
+    assert "a call of the model failed with it, RuntimeError: index_add_()" in said

@@ -11,6 +11,7 @@ from gpujob_worker.inject.root import RootPlan
 from gpujob_worker.session import Session
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.memory_model import divisors
+from gpujob_worker.tune.trial import short
 
 CONFIRM_STEPS = 10
 SLOWER_ALLOWED = 1.10
@@ -84,6 +85,10 @@ class Guardian:
         if scale.hopeless:
             # The check of this very step comes after this.
             self._roll_back(f"gradients overflow, {scale}", self._since + 1)
+
+    def call_failed(self, error: Exception) -> None:
+        """The call was made again as written, and that worked."""
+        self._roll_back(f"a call of the model failed with it, {short(error)}", self._since + 1)
 
     def _roll_back(self, why: str, at: int) -> None:
         """At once; where several processes decide together, after the next check of all."""

@@ -158,6 +158,7 @@ class Injection:
         root = root_inside(module, self._in_force, self._before_call)
         root = root or Root(module, self._before_call)
         self._roots.append(root)
+        root.failed = self._guardian.call_failed
         root.install()
         return root
 

@@ -3,7 +3,8 @@
 The call runs without a graph on one chunk of rows after another, and its outputs are put together;
 in backward every chunk is run again with a graph, with the random numbers it had, and its parameter
 gradients are summed. Memory is that of one chunk, the loss never knows, and the sum of the chunks'
-gradients is the gradient of the whole, as long as every sample is treated by itself. The last
+gradients is the gradient of the whole, as long as every sample is treated by itself. Gradients that
+are to be differentiated themselves, as penalties do now and then, are those of one graph. The last
 chunk's graph is kept from the forward, so that only the others are paid for twice; where the loss
 needs that memory, none is kept.
 """
@@ -93,6 +94,41 @@ class _Run:
             for index in reversed(range(len(self.chunks))):
                 self._backward_chunk(index, output_gradients, sums)
         return sums.result()
+
+    def differentiable_backward(
+        self, tensors: tuple[Tensor, ...], output_gradients: tuple[Tensor | None, ...]
+    ) -> tuple[Tensor | None, ...]:
+        """As `backward`, with a graph, and so with the memory of the whole batch."""
+        present = _Random(self.device)
+        wanted = iter(tensors)
+        inputs = self.inputs.with_leaves(
+            tuple(
+                next(wanted) if isinstance(leaf, Tensor) and leaf.requires_grad else leaf
+                for leaf in self.inputs.leaves
+            )
+        )
+        chunks: list[list[Tensor]] = []
+        with _autocast_as(self.device.type, self._autocast):
+            for chunk, random in zip(self.chunks, self._random, strict=True):
+                random.restore()
+                output = inputs.narrow(*chunk, self.batched).call(self.call)
+                chunks.append(pytree.tree_leaves(output))
+        present.restore()
+        outputs = [torch.cat(parts) for parts in zip(*chunks, strict=True)]
+        pairs = [
+            (output, gradient)
+            for output, gradient in zip(outputs, output_gradients, strict=True)
+            if gradient is not None and output.requires_grad
+        ]
+        if not pairs:
+            return (None,) * len(tensors)
+        return torch.autograd.grad(
+            [output for output, _ in pairs],
+            tensors,
+            [gradient for _, gradient in pairs],
+            create_graph=True,
+            allow_unused=True,
+        )
 
     def _backward_chunk(
         self, index: int, output_gradients: tuple[Tensor | None, ...], sums: "_Sums"
@@ -195,8 +231,8 @@ class _Sums:
 class _Chunked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, run: _Run, *tensors: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        del tensors
         ctx.run = run
+        ctx.save_for_backward(*tensors)
         outputs = run.forward()
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(out for out in outputs if not out.is_floating_point()))
@@ -205,9 +241,8 @@ class _Chunked(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *output_gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         if torch.is_grad_enabled():
-            raise RuntimeError(
-                "gradients of gradients do not go through a split batch; run with --no-batch-split"
-            )
+            found = ctx.run.differentiable_backward(ctx.saved_tensors, output_gradients)
+            return (None, *found)
         return (None, *ctx.run.backward(output_gradients))
 
 

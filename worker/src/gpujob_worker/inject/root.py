@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from gpujob_api.settings import AttentionKernel
+from gpujob_worker.failure import is_out_of_memory
 from gpujob_worker.inject.attention import attention_kernel
 from gpujob_worker.inject.chunked import NotSplittableError, chunked_call
 from gpujob_worker.inject.compiling import CompiledBlocks
@@ -52,6 +53,14 @@ class RootPlan:
     @property
     def compiles(self) -> bool:
         return self.compiled is not None or self.compiled_blocks is not None
+
+    def memory_only(self) -> "RootPlan":
+        """Without what is for speed. What is left changes no result beyond the order of sums."""
+        return RootPlan(
+            rows_per_step=self.rows_per_step,
+            keeps_chunk=self.keeps_chunk,
+            activations_on_host=self.activations_on_host,
+        )
 
     def without_split(self) -> "RootPlan":
         return replace(self, rows_per_step=None, keeps_chunk=True)
@@ -101,6 +110,8 @@ class Root:
         self.user_autocast = False
         self._before_call = before_call
         self.asks = True  # before the next call; at first before the very first
+        # Is told of a call that failed under the plan and not without it.
+        self.failed: Callable[[Exception], None] = lambda _: None
         self.seen: Callable[[Any], None] | None = None  # is shown what the next calls return
         self.inside = False
         self.called = True  # since somebody asked; a model that is over is called no more
@@ -160,7 +171,7 @@ class Root:
                 self._before_call(self)
                 # A batch kept for nothing would count as the script's own memory.
                 self.recorded = self.recorded if self.recording else None
-            output = self.run(self.plan, inputs)
+            output = self._run_or_fall_back(inputs)
             if self.recording:
                 self._record_gradients(output)
             if self.seen is not None:
@@ -168,6 +179,22 @@ class Root:
             return output
         finally:
             self.inside = False
+
+    def _run_or_fall_back(self, inputs: CallInputs) -> Any:
+        """The script may take a way that no probe saw, and that the plan's types do not fit."""
+        plain = self._plan.memory_only()
+        if plain == self._plan:
+            return self.run(self._plan, inputs)
+        try:
+            return self.run(self._plan, inputs)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            failure = error.with_traceback(None)
+        # Not inside the handler: an error of the script itself comes out as if it were the first.
+        output = self.run(plain, inputs)
+        self.failed(failure)
+        return output
 
     def run(self, plan: RootPlan, inputs: CallInputs) -> Any:
         """One call under `plan`, as `__call__` makes it and as probes make it."""

@@ -21,14 +21,9 @@ class Applied:
     loader_workers: int | None = None
 
     def memory_only(self) -> "Applied":
-        """Without what is for speed. What is left changes no result beyond the order of sums."""
-        plan = RootPlan(
-            rows_per_step=self.plan.rows_per_step,
-            keeps_chunk=self.plan.keeps_chunk,
-            activations_on_host=self.plan.activations_on_host,
-        )
+        """Without what is for speed."""
         return Applied(
-            plan=plan,
+            plan=self.plan.memory_only(),
             activation_checkpointing=self.activation_checkpointing,
             optimizer_offload=self.optimizer_offload,
             loader_workers=self.loader_workers,
