@@ -17,7 +17,7 @@ import pytest
 from gpujob_local.processes import marked_processes
 from gpujob_local.state import ClusterState, in_use
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(180)]
 
 COMMAND = [sys.executable, "-m", "gpujob_local"]
 SMALL = ["--nodes", "1", "--spot", "0", "--cards", "1", "--no-operator", "--no-agents"]

@@ -12,11 +12,10 @@ import pytest
 
 from gpujob_api.quantities import GIB
 from gpujob_api.report import Report, WorkerPhase
-from gpujob_operator.act.crash import CRASH_EXIT_CODE
 from tests.harness.operator_process import Process, account_kubeconfig, start_agent
 from tests.harness.stage import OURS, Stage
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
 def _complaints(process: Process) -> list[str]:
@@ -125,48 +124,6 @@ def test_a_frozen_leader_does_not_write_after_it_wakes(stage: Stage) -> None:
     assert not any(line["message"] == "cycle" for line in first.lines())
     assert stage.lease_holder() == "second"
     assert first.stop() == 0
-
-
-def test_a_crash_after_any_write_changes_nothing_in_the_end(stage: Stage) -> None:
-    """I3, I4, I9: enumerated until a run needs no further write to have the job starting."""
-    crashes = 0
-    for number in range(1, 12):
-        name = f"job-{number}"
-        process = stage.operator("--identity=same", f"--crash-after-writes={number}")
-        process.wait_for("leadership changed", leads=True)
-        stage.apply_job(name)
-        stage.wait(
-            lambda process=process, name=name: not process.alive or _settled(stage, name),
-            f"{name} starts or the operator crashes",
-        )
-        crashed = process.ends_within(2.0)
-        assert not crashed or process.wait() == CRASH_EXIT_CODE
-        crashes += crashed
-        process.kill()
-        second = stage.operator("--identity=same")
-        second.wait_for("started")
-        stage.wait(lambda name=name: _settled(stage, name), f"{name} starts")
-        assert stage.pod_names() == [f"{name}-1-0"]
-        assert stage.job(name)["status"]["attempt"] == 1
-        assert second.stop() == 0
-        _finish(stage, name)
-        if not crashed:
-            break
-    assert crashes >= 2, "at least the status and the pod are written"
-
-
-def _settled(stage: Stage, name: str) -> bool:
-    return stage.phase(name) == "Starting" and f"{name}-1-0" in stage.pod_names()
-
-
-def _finish(stage: Stage, name: str) -> None:
-    """Takes the job away, so that the next one finds the card free."""
-    stage.client.delete(f"{stage.jobs_path}/{name}")
-    # No kubelet ends the pod here; without grace it goes at once.
-    for pod in stage.pod_names():
-        path = f"{stage.pods_path}/{pod}"
-        stage.client.request("DELETE", path, {"gracePeriodSeconds": 0})
-    stage.wait(lambda: stage.pods() == [], "the pods are gone")
 
 
 def _token(stage: Stage, pod: dict[str, Any], audience: str = "gpujob") -> str:
