@@ -56,6 +56,8 @@ json.dump({"losses": losses, "weights": digest.hexdigest()}, open("RESULT", "w")
 pytestmark = pytest.mark.timeout(240)
 STEPS = 36
 SETTINGS = {"mode": "Recommend", "checkpointIntervalSeconds": 1}
+# Probing must leave no trace, and each attempt does it again; how well it measures is not asked.
+OPTIONS = ("--explain", "--tuning-seconds", "1")
 
 
 def start(folder: Path, attempt: int, *arguments: str, **settings: Any) -> WorkerRun:
@@ -66,6 +68,7 @@ def start(folder: Path, attempt: int, *arguments: str, **settings: Any) -> Worke
         folder / f"attempt-{attempt}",
         ["python", str(script), *arguments],
         settings={**SETTINGS, **settings},
+        options=OPTIONS,
         environment={
             "GPUJOB_CHECKPOINT_DIR": str(folder / "checkpoints"),
             "GPUJOB_ATTEMPT": str(attempt),
