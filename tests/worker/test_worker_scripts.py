@@ -296,21 +296,24 @@ def test_a_memory_limit_is_kept_by_splitting(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import sys, torch\nfrom torch import nn\n"
-        "net = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(24)))\n"
+        "net = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(24)))\n"
         "opt = torch.optim.SGD(net.parameters(), lr=0.01)\n"
         "x = torch.randn(16384, 64)\n"
         "for i in range(int(sys.argv[1])):\n"
         "    opt.zero_grad(); net(x).square().mean().backward(); opt.step()\n"
     )
+    options = ("--explain", "--tuning-seconds", "3")
     unlimited = {"GPUJOB_MEMORY_LIMIT_BYTES": str(2**40)}
-    _, free = run_worker(tmp_path / "free", ["python", str(script), "8"], environment=unlimited)
+    command = ["python", str(script)]
+    _, free = run_worker(tmp_path / "free", [*command, "8"], environment=unlimited, options=options)
     found = re.search(r"(\d+) MiB predicted for 16384 samples", "\n".join(free.report["explain"]))
     assert found is not None, free.errors
     limit = (int(found[1]) - 60) * 2**20
     _, run = run_worker(
         tmp_path / "tight",
-        ["python", str(script), "40"],
+        [*command, "30"],  # two looks at what was measured come after those at the first steps
         environment={"GPUJOB_MEMORY_LIMIT_BYTES": str(limit)},
+        options=options,
     )
     report = run.report
     said = "\n".join(report["explain"])
