@@ -52,6 +52,7 @@ from gpujob_worker.tuning_pass import TuningPass
 
 WARM_UP_STEPS = 2
 BASELINE_STEPS = 5
+ROOTS_NAMED = 4
 
 
 class Injection:
@@ -349,8 +350,8 @@ class Injection:
             self._compile_when_due()
         elif self._session.known_tuned is not None:
             self._session.phase = WorkerPhase.TRAINING
-        elif since == -1 and len(self._roots) == 1:
-            self._roots[0].recording = True
+        elif since == -1 and self._roots:
+            self._roots[0].recording = len(self._roots) == 1 or self._in_force.fit is not None
         elif since == 0:
             self._tune(optimizer)
 
@@ -373,6 +374,9 @@ class Injection:
         if reason is None:
             with self._guarded("tuning"):
                 self._compile_due = tuning.run(self._roots[0])
+        elif self._speaks is None and len(self._roots) > 1 and not self._facts.compiles:
+            with self._guarded("tuning"):
+                tuning.among_others(self._roots[0], self._names_of_roots(1), reason)
         else:
             tuning.without_root(reason)
         self._in_force.settle()
@@ -387,14 +391,22 @@ class Injection:
     def _no_single_root(self) -> str | None:
         if self._facts.compiles:
             return "the script compiles its model itself; its graph is left as it is"
-        if len(self._roots) != 1:
-            return f"{len(self._roots)} modules are trained from outside; one is needed"
+        if not self._roots:
+            return "no module in training mode was called from outside all others, with gradients"
+        if len(self._roots) > 1:
+            count, names = len(self._roots), self._names_of_roots()
+            return f"{count} modules are trained from outside, one is needed: {names}"
         root = self._roots[0]
         if root.recorded is None:
             return "no call of the module was seen"
         if self._speaks is None and self._in_force.agreement is None:
             self._speaks = trace_refusal(root, root.recorded, whole=True)
         return self._speaks
+
+    def _names_of_roots(self, start: int = 0) -> str:
+        names = [type(root.module).__name__ for root in self._roots[start:]]
+        more = f" and {len(names) - ROOTS_NAMED} more" if len(names) > ROOTS_NAMED else ""
+        return ", ".join(names[:ROOTS_NAMED]) + more
 
     def _compile_when_due(self) -> None:
         """The long-running job's compilation: one step to record a batch, then the try."""

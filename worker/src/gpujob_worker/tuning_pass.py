@@ -39,11 +39,33 @@ class TuningPass:
         self._explain = session.explanation
 
     def without_root(self, reason: str) -> None:
+        applied = self._tuner.applied
+        memory = {
+            "batch split": applied.plan.rows_per_step is not None,
+            "activation checkpointing": applied.activation_checkpointing,
+        }
         for item in ROOT_ITEMS:
-            self._explain.refused(item, reason)
+            # What keeps a limit since the first step stays.
+            if not memory.get(item):
+                self._explain.refused(item, reason)
         self._fused_optimizer()
-        if self._in_force.fit is not None and self._tuner.applied.plan.rows_per_step is None:
+        if self._in_force.fit is not None and not any(memory.values()):
             self._in_force.fit.judge(self._session.baseline_peak_bytes)
+
+    def among_others(self, root: Root, others: str, reason: str) -> None:
+        """Several modules train. The limit's model is of `root`; what they take is measured."""
+        fit, recorded = self._in_force.fit, root.recorded
+        if fit is None or recorded is None:
+            self.without_root(reason)
+            return
+        root.recorded = None
+        name = type(root.module).__name__
+        text = f"is of {name}; what is trained beside it ({others}) is added as steps took it"
+        self._explain.note("memory model", text)
+        fit.correct(root, recorded, self._session.baseline_peak_bytes)
+        self._in_force.fit = None  # judged
+        self.without_root(reason)
+        self._in_force.fit = fit
 
     def run(self, root: Root) -> float | None:
         """When compilation is due, on the monotonic clock; None when it is not.
@@ -96,7 +118,9 @@ class TuningPass:
             self._explain.refused("activation checkpointing", not_asked)
 
     def _fused_optimizer(self) -> None:
-        if len(self._in_force.facts.optimizers) != 1:
+        number = len(self._in_force.facts.optimizers)
+        if number != 1:
+            self._explain.refused("fused optimizer", f"{number} optimizers step; one is needed")
             return
         limit = self._session.environment.memory_limit_bytes
         room: int | None = None

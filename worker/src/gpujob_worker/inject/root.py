@@ -77,6 +77,8 @@ class RecordedCall:
     output_gradients: list[torch.Tensor | None] = field(default_factory=list[torch.Tensor | None])
     # Why this call tells nothing of one that we would make.
     refusal: str | None = None
+    # Few of its samples cannot run alone: a hidden state, offsets, or no batch at all.
+    whole_only: bool = False
     handles: list[Any] = field(default_factory=list[Any])
 
     def forget_hooks(self) -> None:

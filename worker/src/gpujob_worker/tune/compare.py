@@ -101,6 +101,12 @@ class Closeness:
         return self.relative_error <= relative_error and self.cosine >= cosine
 
 
+def _reals(tensor: torch.Tensor) -> torch.Tensor:
+    """In float64; complex numbers as pairs, of which a cast would drop one."""
+    plain = tensor.detach().resolve_conj()
+    return (torch.view_as_real(plain) if plain.is_complex() else plain).double()
+
+
 def closeness(
     reference: Sequence[torch.Tensor | None], other: Sequence[torch.Tensor | None]
 ) -> Closeness:
@@ -111,7 +117,7 @@ def closeness(
             continue
         if a is None or b is None or a.shape != b.shape:
             return Closeness(math.inf, -1.0)
-        x, y = a.detach().double(), b.detach().double()
+        x, y = _reals(a), _reals(b)
         difference += float((x - y).square().sum())
         norm += float(x.square().sum())
         other_norm += float(y.square().sum())

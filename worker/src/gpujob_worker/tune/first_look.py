@@ -33,9 +33,11 @@ def trace_refusal(root: Root, recorded: RecordedCall, *, whole: bool) -> str | N
         return reason
     for call in (few_rows(recorded, _ROWS), recorded) if whole else (few_rows(recorded, _ROWS),):
         try:
-            return _look(root.module, call.inputs)
+            refusal = _look(root.module, call.inputs)
         except Exception:  # noqa: S112 - what cannot run is said by the items that need it
             continue
+        recorded.whole_only = call is recorded
+        return refusal
     return None
 
 

@@ -31,6 +31,8 @@ class MemoryProbe:
         """Probes at up to three sizes. What the loss takes is assumed: it was not run yet."""
         total = self._recorded.inputs.rows
         assert total is not None
+        if self._recorded.whole_only:
+            raise ValueError("fewer samples than all of a batch cannot run")
         gradients = gradient_bytes(self._root)
         with no_trace(self._root.module):
             self._warm_up()

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from gpujob_worker.inject.process_flags import flags_in_force
+from gpujob_worker.inject.reachable import OwnGenerators
 from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
 from gpujob_worker.inject.trees import CallInputs, differentiable_leaves, tensor_leaves, trainable
 from gpujob_worker.tune.compare import Closeness, closeness
@@ -23,11 +24,15 @@ class ProbeResult:
 
     def compare(self, other: "ProbeResult") -> tuple[Closeness, Closeness]:
         """Closeness of outputs and of gradients, this one being the reference."""
-        outputs = [out for out in self.outputs if out.is_floating_point()]
-        others = [out for out in other.outputs if out.is_floating_point()]
+        outputs = [out for out in self.outputs if _counts(out)]
+        others = [out for out in other.outputs if _counts(out)]
         if len(outputs) != len(others):
             return closeness([None], [torch.ones(1)]), closeness([None], [torch.ones(1)])
         return closeness(outputs, others), closeness(self.gradients, other.gradients)
+
+
+def _counts(output: torch.Tensor) -> bool:
+    return output.is_floating_point() or output.is_complex()
 
 
 def probe(
@@ -55,10 +60,11 @@ class RootProbe:
         self._root = root
         self._recorded = recorded
         self._parameters = trainable(root.module)
-        self._states = RandomStates()
+        self._states, self._own = RandomStates(), OwnGenerators.of_module(root.module)
 
     def run(self, plan: RootPlan, after_forward: Callable[[], None] | None = None) -> ProbeResult:
         self._states.restore()
+        self._own.restore()
         scaling = plan.loss_scale.state() if plan.loss_scale is not None else None
         try:
             with flags_in_force(self._root.plan.flags, plan.flags):

@@ -1,0 +1,98 @@
+"""What the tuner does with calls and modules that are not the usual one of many samples."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gpujob_api.report import Timing
+from gpujob_api.settings import Precision, Settings
+from gpujob_worker.environment import Environment
+from gpujob_worker.explanation import Explanation
+from gpujob_worker.in_force import InForce
+from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
+from gpujob_worker.inject.script_facts import ScriptFacts
+from gpujob_worker.inject.trees import CallInputs
+from gpujob_worker.memory import CpuMemory
+from gpujob_worker.session import Session
+from gpujob_worker.switches import Switches
+from gpujob_worker.tune.applied import Applied
+from gpujob_worker.tune.compare import closeness
+from gpujob_worker.tune.first_look import trace_refusal
+from gpujob_worker.tune.flop import step_flop
+from gpujob_worker.tune.memory_probe import MemoryProbe
+from gpujob_worker.tune.probe import ProbeResult
+from gpujob_worker.tune.tuner import Tuner
+from gpujob_worker.tuning_pass import TuningPass
+from tests.harness.blocks import Model, root_and_call
+
+
+def tuner(explanation: Explanation, settings: Settings | None = None) -> Tuner:
+    return Tuner(settings or Settings(), Switches(), explanation, 1.0)
+
+
+def test_closeness_sees_the_imaginary_part() -> None:
+    real, whole = torch.tensor([1 + 0j]), torch.tensor([1 + 1j])
+    assert closeness([real], [real]).relative_error == 0
+    assert closeness([real], [whole]).relative_error == pytest.approx(1.0)
+    left, right = ProbeResult([real], []), ProbeResult([whole], [])
+    assert left.compare(right)[0].relative_error == pytest.approx(1.0)
+
+
+def test_samples_that_cannot_be_told_apart_are_all_run() -> None:
+    """Two of four numbers are no smaller batch of this: the whole call is what is measured."""
+    root = Root(nn.Linear(4, 2), lambda _: None)
+    call = RecordedCall(CallInputs.of((torch.randn(4),), {}))
+    assert trace_refusal(root, call, whole=True) is None
+    assert call.whole_only
+    explanation = Explanation()
+    forced = tuner(explanation, Settings(precision=Precision.BFLOAT16))
+    forced.speed_items(root, call).precision()
+    assert forced.applied.plan.autocast is torch.bfloat16, explanation.lines
+    assert step_flop(root, call) is not None
+    with pytest.raises(ValueError, match="fewer samples"):
+        MemoryProbe(root, call, CpuMemory()).model()
+
+
+class KnownFit:
+    """Stands in for the model of a limit: notes what it is asked, and splits finer."""
+
+    def __init__(self, applied: Applied) -> None:
+        self.applied = applied
+        self.asked: list[tuple[str, int]] = []
+
+    def correct(self, root: Root, recorded: RecordedCall, observed_bytes: int) -> None:
+        assert recorded.inputs.rows == 12
+        self.asked.append((type(root.module).__name__, observed_bytes))
+        self.applied.plan = RootPlan(rows_per_step=3)
+
+    def judge(self, observed_bytes: int) -> None:
+        self.asked.append(("judged", observed_bytes))
+
+
+def test_of_several_modules_the_first_keeps_what_a_limit_asks_for() -> None:
+    root, call = root_and_call(Model())
+    optimizers = [torch.optim.SGD(root.module.parameters(), lr=0.1) for _ in range(2)]
+    session = Session(Environment())
+    session.baseline = Timing(0.1, 77)
+    in_force = InForce(session, ScriptFacts(), [root], tuner=tuner(session.explanation))
+    for optimizer in optimizers:
+        in_force.facts.saw(optimizer)
+    assert in_force.tuner is not None
+    tuning = TuningPass(session, in_force, optimizers[0])
+    tuning.among_others(root, "Critic", "2 modules are trained")
+    line = session.explanation.line
+    assert line("batch split") == "batch split refused: 2 modules are trained"
+    assert line("fused optimizer") == "fused optimizer refused: 2 optimizers step; one is needed"
+    fit: Any = KnownFit(in_force.tuner.applied)
+    in_force.fit = fit
+    tuning.among_others(root, "Critic", "2 modules are trained")
+    assert fit.asked == [("judged", 77)]
+    root.recorded = call
+    tuning.among_others(root, "Critic", "again")
+    assert fit.asked == [("judged", 77), ("Model", 77)]
+    assert "is of Model; what is trained beside it (Critic) is added" in line("memory model")
+    # The split of the limit is in force and is not said to be refused.
+    assert line("batch split") == "batch split refused: 2 modules are trained"
+    assert line("precision") == "precision refused: again"
