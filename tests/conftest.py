@@ -17,8 +17,9 @@ pytest_plugins = ["tests.harness.cluster"] if find_spec("kubernetes") else []
 
 TESTS = Path(__file__).parent
 # Files are given to whichever process is free, so those that take long must not come last: first
-# those with slow tests, which take minutes, then all others of these folders.
+# those with slow tests or time limits of their own, then all others of these folders.
 LONG = ("chaos", "simulation", "worker", "integration", "property", "chart")
+SLOW = ("slow", "timeout")
 # Tracing lines makes these take three times as long, and says nothing that unit tests do not.
 UNTRACED = ("simulation", "property")
 
@@ -32,10 +33,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests first, then those with long ones; else the order stays random."""
+    """Slow files first, then those of folders with long ones; else the order stays random."""
     folders = {item: item.path.relative_to(TESTS).parts[0] for item in items}
     for item, folder in folders.items():
         if folder in UNTRACED:
             item.add_marker("no_cover")
-    slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
+    slow = {item.path for item in items for name in SLOW if item.get_closest_marker(name)}
     items.sort(key=lambda item: (item.path not in slow, folders[item] not in LONG))
