@@ -1,5 +1,6 @@
 """What the tuner does with calls and modules that are not the usual one of many samples."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -96,3 +97,39 @@ def test_of_several_modules_the_first_keeps_what_a_limit_asks_for() -> None:
     # The split of the limit is in force and is not said to be refused.
     assert line("batch split") == "batch split refused: 2 modules are trained"
     assert line("precision") == "precision refused: again"
+
+
+def test_groups_that_come_later_step_as_the_others_do() -> None:
+    """A scaler hands its scale to the fused kernel, and the others refuse it."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+    optimizer = torch.optim.AdamW(model[1].parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    in_force = InForce(Session(Environment()), ScriptFacts(), tuner=tuner(Explanation()))
+    before = copy.deepcopy(optimizer.state_dict())
+    assert in_force.tuner is not None
+    in_force.tuner.applied = Applied(fused=True)
+    in_force.put(optimizer)
+
+    def starts(*_: Any) -> None:
+        in_force.step_starts(optimizer)
+
+    handle = optimizer.register_step_pre_hook(starts)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        scaler.scale(model(torch.randn(3, 4)).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    step()
+    optimizer.load_state_dict(before)
+    step()
+    optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 0.1})
+    step()
+    assert [group["fused"] for group in optimizer.param_groups] == [True, True]
+    assert len(optimizer.state) == 4
+    handle.remove()
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2, dtype=torch.cfloat))]})
+    in_force.step_starts(optimizer)
+    assert not in_force.applied.fused
+    assert [group["fused"] for group in optimizer.param_groups] == [None] * 3

@@ -8,7 +8,7 @@ import torch
 from gpujob_api.settings import OptimizeMode
 from gpujob_worker.agreement import Agreement
 from gpujob_worker.inject.offload import OptimizerOffload
-from gpujob_worker.inject.optimizers import use_fused
+from gpujob_worker.inject.optimizers import keep_fused, use_fused
 from gpujob_worker.inject.root import Root
 from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.session import Session
@@ -81,6 +81,8 @@ class InForce:
 
     def step_starts(self, optimizer: torch.optim.Optimizer) -> None:
         """Just before the script's optimizer steps, with its gradients in place."""
+        if self.applied.fused and optimizer is self.optimizer:
+            self.applied.fused = keep_fused(optimizer)
         scale, offload = self.applied.plan.loss_scale, self.optimizer_offload
         if scale is not None:
             scale.step_starts(optimizer)

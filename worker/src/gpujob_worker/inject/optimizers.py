@@ -45,6 +45,18 @@ def use_fused(optimizer: torch.optim.Optimizer, fused: bool) -> None:
             state["step"] = step.to(parameter.device, torch.float32)
 
 
+def keep_fused(optimizer: torch.optim.Optimizer) -> bool:
+    """Groups that the script added, or loaded from before the switch, step as the others do.
+
+    A GradScaler gives its scale to all of an optimizer or to none. False where a new group cannot.
+    """
+    if fused_in_force(optimizer):
+        return True
+    dense = all(p.is_floating_point() and not p.is_sparse for p in _all(optimizer))
+    use_fused(optimizer, dense)
+    return dense
+
+
 class OptimizerCopy:
     """A copy of an optimizer with its parameters, gradients and state, to step at will."""
 
