@@ -1,11 +1,12 @@
 """Cycles of `plan` on a large cluster that changes a little from one to the next.
 
 What an API server would do to the objects is done here in a few lines: statuses are written,
-created pods run. Between cycles running jobs end and nodes are read again.
+created pods run. Between cycles running jobs end, nodes are read again, and as many jobs arrive as
+have started.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from random import Random
@@ -19,8 +20,7 @@ from gpujob_operator.decide.planner import plan
 from gpujob_operator.decide.snapshot import PodPhase, PodView, Snapshot
 from gpujob_operator.run import spare_from_collection
 
-# So short that readings stay fresh and nobody waits for over a minute: from then on the search for
-# the soonest start costs more (see docs/benchmarks.md).
+# So short that readings stay fresh and nobody waits for over a minute before `wait`.
 CYCLE_SECONDS = 0.5
 # Before anything is measured; of these without changes.
 SETTLE_CYCLES = 30
@@ -33,9 +33,17 @@ class Cycles:
 
     snapshot: Snapshot
     pod_of: Callable[[GPUJob], PodView]
+    # A new job of this number.
+    job_of: Callable[[int], GPUJob]
+    # How many jobs wait: for each that starts, another arrives.
+    pending: int
     now: datetime = NOW
     memory: Memory = field(default_factory=Memory)
     random: Random = field(default_factory=lambda: Random(1))
+    # The row of the node that is read next.
+    read: int = 0
+    # Jobs that came later.
+    arrived: int = 0
 
     def step(self) -> tuple[Plan, float, float]:
         """One cycle: the plan, its milliseconds by the clock and of the processor."""
@@ -57,6 +65,16 @@ class Cycles:
         # As the operator does once its first cycle is done.
         spare_from_collection()
 
+    def wait(self, seconds: float, changes: int) -> None:
+        """Nothing happens for so long, but that all nodes are read; then a few cycles pass."""
+        self.now += timedelta(seconds=seconds)
+        self._read(range(len(self.snapshot.gpu_nodes)))
+        self.step()
+        for _ in range(QUIET_CYCLES):
+            self.change(changes)
+            self.step()
+        spare_from_collection()
+
     def change(self, count: int) -> None:
         """Half of the changes are jobs that end, half nodes that are read again."""
         self.now += timedelta(seconds=CYCLE_SECONDS)
@@ -65,11 +83,27 @@ class Cycles:
             job.metadata.uid for job in self.random.sample(running, min(count // 2, len(running)))
         }
         pods = tuple(_done(pod) if pod.job_uid in ended else pod for pod in self.snapshot.pods)
+        self.snapshot = replace(self.snapshot, pods=pods)
+        # In turn, so that no reading becomes old.
+        nodes = len(self.snapshot.gpu_nodes)
+        first, self.read = self.read, (self.read + count - count // 2) % nodes
+        self._read((first + number) % nodes for number in range(min(count - count // 2, nodes)))
+        self._arrive()
+
+    def _arrive(self) -> None:
+        waiting = sum(job.status.phase is JobPhase.PENDING for job in self.snapshot.jobs)
+        numbers = range(self.arrived, self.arrived + max(self.pending - waiting, 0))
+        self.arrived = numbers.stop
+        new = [self.job_of(number) for number in numbers]
+        dated = (replace(j, metadata=replace(j.metadata, creation_timestamp=self.now)) for j in new)
+        self.snapshot = replace(self.snapshot, jobs=(*self.snapshot.jobs, *dated))
+
+    def _read(self, rows: Iterable[int]) -> None:
         nodes = list(self.snapshot.gpu_nodes)
-        for row in self.random.sample(range(len(nodes)), min(count - count // 2, len(nodes))):
+        for row in rows:
             status = replace(nodes[row].status, observed_at=self.now)
             nodes[row] = replace(nodes[row], status=status)
-        self.snapshot = replace(self.snapshot, pods=pods, gpu_nodes=tuple(nodes))
+        self.snapshot = replace(self.snapshot, gpu_nodes=tuple(nodes))
 
     def _apply(self, decided: Plan) -> None:
         jobs = {job.metadata.uid: job for job in self.snapshot.jobs}

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bench.pollux.cluster import CARDS_PER_NODE, NODES, RESTART_SECONDS, GangJob
-from gpujob_operator.decide.estimate import RunHistory, remaining_seconds
+from gpujob_operator.decide.estimate import Run, RunHistory, remaining_seconds
 from gpujob_operator.decide.gangs import place_gang
 from gpujob_operator.decide.order import Contender, OrderKey, OrderPolicy, OrderRules, order_key
 
@@ -27,7 +27,7 @@ class GangScheduler:
 
     def allocate(self, jobs: Sequence[GangJob], now: int) -> Mapping[str, tuple[int, ...]]:
         """Nodes by job name, one node index a card."""
-        self._measure(jobs)
+        self._measure(jobs, now)
         chosen: list[GangJob] = []
         left = NODES * CARDS_PER_NODE
         for job in sorted(jobs, key=lambda job: self._key(job, now)):
@@ -36,12 +36,14 @@ class GangScheduler:
                 chosen.append(job)
         return _place(chosen)
 
-    def _measure(self, jobs: Sequence[GangJob]) -> None:
+    def _measure(self, jobs: Sequence[GangJob], now: int) -> None:
         """Paces of running jobs, lengths of finished ones."""
         active = {job.name: job for job in jobs}
         for name, job in self._active.items():
             if name not in active:
-                self.history.finished(_workload(job), _family(job), job.held_seconds * job.cards)
+                run = Run(float(now), name, job.held_seconds * job.cards)
+                self.history.add(_workload(job), run)
+                self.history.add(_family(job), run)
         self._active = active
         for job in jobs:
             if job.placement and job.progress > 0:
@@ -62,7 +64,9 @@ class GangScheduler:
     def _remaining(self, job: GangJob) -> float | None:
         pace = self._pace.get(job.name)
         if pace is None:
-            return self.history.expected_seconds(_workload(job), _family(job), job.cards)
+            alike = self.history.expected_seconds(_workload(job), job.cards)
+            family = self.history.expected_seconds(_family(job), job.cards)
+            return alike if alike is not None else family
         total = job.application.progress_after(job.application.epochs)
         return remaining_seconds(job.progress, total, pace)
 

@@ -358,6 +358,10 @@ class GPUJobStatus:
     summary: Summary = field(default_factory=Summary)
     conditions: Conditions = ()
 
+    @property
+    def finished(self) -> bool:
+        return self.phase in (JobPhase.SUCCEEDED, JobPhase.FAILED)
+
 
 @dataclass(frozen=True, slots=True)
 class GPUJob:
@@ -372,4 +376,4 @@ class GPUJob:
 
     @property
     def finished(self) -> bool:
-        return self.status.phase in (JobPhase.SUCCEEDED, JobPhase.FAILED)
+        return self.status.finished

@@ -6,11 +6,12 @@ from typing import Any
 
 from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.claims import Claim, describe, find_places, soonest
+from gpujob_operator.decide.claims import Claim, describe, soonest
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.holdings import build_capacity
 from gpujob_operator.decide.needs import needs_of
 from gpujob_operator.decide.releases import Releases
+from gpujob_operator.decide.starts import Starts
 from tests.harness.builders import (
     T0,
     after,
@@ -31,7 +32,7 @@ CONFIGURATION = Configuration()
 def claim_of(job: GPUJob, *jobs: GPUJob, **snapshot: Any) -> Claim | None:
     capacity = build_capacity(make_snapshot(*jobs, **snapshot), T0, {})
     needs, releases = needs_of(job, None), Releases.of(jobs, T0)
-    return soonest(needs, find_places(needs, capacity, releases, CONFIGURATION), releases)
+    return soonest(needs, Starts().places(needs, capacity, releases, CONFIGURATION), releases)
 
 
 def claimed(job: GPUJob, *jobs: GPUJob, **snapshot: Any) -> frozenset[str]:

@@ -1,7 +1,7 @@
 import pytest
 
 from gpujob_operator.decide import estimate
-from gpujob_operator.decide.estimate import RunHistory, remaining_seconds
+from gpujob_operator.decide.estimate import Run, RunHistory, remaining_seconds
 
 
 def test_units_left_times_measured_pace() -> None:
@@ -15,24 +15,25 @@ def test_no_estimate_without_a_pace(pace: float) -> None:
     assert remaining_seconds(0, None, 1.0) is None
 
 
-def test_the_median_of_runs_alike_then_of_the_family() -> None:
+def test_the_median_of_the_newest_runs_whatever_their_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(estimate, "RUNS_MAX", 3)
     history = RunHistory()
-    assert history.expected_seconds("a8", "a", 8) is None
-    for card_seconds in (80, 800, 160):
-        history.finished("a8", "a", card_seconds)
-    history.finished("a4", "a", 40)
-    assert history.expected_seconds("a8", "a", 8) == 20
-    assert history.expected_seconds("a2", "a", 2) == 60
-    assert history.expected_seconds("b1", "b", 1) is None
+    assert history.expected_seconds("a", 8) is None
+    runs = [Run(at, f"uid-{at}", 80 * at) for at in (1.0, 2.0, 3.0, 10.0)]
+    for run in reversed(runs):
+        history.add("a", run)
+    assert history.expected_seconds("a", 8) == 30
+    assert history.expected_seconds("a", 4) == 60
+    assert history.expected_seconds("b", 8) is None
+    history.remove("a", runs[-1])
+    assert history.expected_seconds("a", 8) == 20
 
 
-def test_history_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimate, "WORKLOADS_MAX", 4)
+def test_a_history_of_which_all_was_taken_out_is_empty() -> None:
     history = RunHistory()
-    for index in range(10):
-        history.finished(f"w{index}", f"f{index}", 1)
-    assert history.expected_seconds("w0", "f0", 1) is None
-    assert history.expected_seconds("w9", "f9", 1) == 1
-    for _ in range(100):
-        history.finished("w9", "f9", 5)
-    assert history.expected_seconds("w9", "f9", 1) == 5
+    run = Run(1.0, "uid", 5.0)
+    history.add("a", run)
+    history.remove("a", run)
+    assert history == RunHistory()

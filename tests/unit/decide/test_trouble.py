@@ -102,7 +102,7 @@ def test_a_stranger_alone_never_moves_a_job() -> None:
     assert found(A, cards=cards) is None
     assert found(A, A, B, cards=cards) is None
     assert found(B, A, B, cards=cards) is None
-    card = trouble.pressure(A, capacity(make_snapshot(A, B, cards=cards)))
+    card = trouble.pressure(A.status, capacity(make_snapshot(A, B, cards=cards)))
     assert card is not None
     message = trouble.pressure_message(card)
     assert "22 GiB reserved by 2 jobs" in message
@@ -134,11 +134,11 @@ def test_the_job_that_uses_more_than_it_holds_moves_first() -> None:
 def test_alone_on_an_overfull_card_nobody_moves() -> None:
     big = running(make_job(), held=reserve(30 * GIB))
     assert found(big) is None
-    assert trouble.pressure(big, capacity(make_snapshot(big))) is not None
+    assert trouble.pressure(big.status, capacity(make_snapshot(big))) is not None
 
 
 def test_pressure_is_only_of_running_jobs() -> None:
     seen = capacity(make_snapshot(A, B, cards=[make_card(stranger=20 * GIB)]))
-    assert trouble.pressure(make_job(), seen) is None
-    assert trouble.pressure(with_status(A, phase=JobPhase.SUCCEEDED), seen) is None
-    assert trouble.pressure(A, capacity(make_snapshot(A))) is None
+    assert trouble.pressure(make_job().status, seen) is None
+    assert trouble.pressure(with_status(A, phase=JobPhase.SUCCEEDED).status, seen) is None
+    assert trouble.pressure(A.status, capacity(make_snapshot(A))) is None

@@ -15,7 +15,7 @@ from gpujob_api.quantities import format_memory
 from gpujob_operator.decide import conditions
 from gpujob_operator.decide.assignment import Assignment, assign
 from gpujob_operator.decide.board import Board
-from gpujob_operator.decide.claims import Claim, Places, describe, find_places, soonest
+from gpujob_operator.decide.claims import Claim, describe, soonest
 from gpujob_operator.decide.conditions import ConditionWriter
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.explain import Refusal
@@ -30,6 +30,7 @@ from gpujob_operator.decide.needs import Needs
 from gpujob_operator.decide.plan import EventNote
 from gpujob_operator.decide.queueing import Queues
 from gpujob_operator.decide.releases import Releases
+from gpujob_operator.decide.starts import InOrder, Starts
 from gpujob_operator.decide.waiting import told_lately, waited_seconds
 
 # How many jobs of the line keep cards for themselves.
@@ -75,6 +76,7 @@ class Admission:
     board: Board
     queues: Queues
     releases: Releases
+    starts: Starts
     configuration: Configuration
     now: datetime
     # Jobs that hold cards, as they are after this cycle's step; asked for when it matters.
@@ -88,7 +90,9 @@ class Admission:
     _refused: dict[int, "_Refused"] = field(default_factory=dict[int, "_Refused"])
     _explained: set[Hashable] = field(default_factory=set[Hashable])
     _held: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
-    _places: dict[Hashable, Places] = field(default_factory=dict[Hashable, Places])
+    _places: dict[Hashable, tuple[InOrder, ...]] = field(
+        default_factory=dict[Hashable, tuple[InOrder, ...]]
+    )
     _position: int = 0
 
     def __post_init__(self) -> None:
@@ -249,7 +253,7 @@ class Admission:
         if needs.alike not in self._places:
             if len(self._places) >= PLACES_MAX:
                 return None
-            self._places[needs.alike] = find_places(
+            self._places[needs.alike] = self.starts.places(
                 needs, self.board.capacity, self.releases, self.configuration
             )
         places = self._places[needs.alike]

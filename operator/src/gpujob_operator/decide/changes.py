@@ -26,12 +26,16 @@ class Roll(Generic[T]):
         """(new, gone) since the last time, each in its picture's order."""
         if items is self._items:
             return [], []
-        before, after = self._present, {id(item): item for item in items}
+        before, after = self._present, dict(zip(map(id, items), items, strict=True))
         self._items, self._present = items, after
-        new = [item for key, item in after.items() if key not in before]
-        if len(after) - len(new) == len(before):
-            return new, []
-        return new, [item for key, item in before.items() if key not in after]
+        return _without(after, before), _without(before, after)
+
+
+def _without(some: dict[int, T], others: dict[int, T]) -> list[T]:
+    """What is not among the others, in order. Mostly there is next to nothing, and comparing the
+    keys alone touches no object."""
+    keys = some.keys() - others.keys()
+    return [some[key] for key in some if key in keys] if keys else []
 
 
 @dataclass(slots=True)

@@ -4,13 +4,14 @@ Feeds `order.Contender.remaining_seconds`. Nothing here looks into the future: a
 run, and whose like has not finished yet, has no estimate.
 """
 
+from bisect import bisect_left, insort
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from statistics import median
+from typing import NamedTuple
 
-# Earlier runs remembered of one workload, and workloads remembered; the newest stay.
+# So many runs of a workload count, the newest.
 RUNS_MAX = 16
-WORKLOADS_MAX = 4096
 
 
 def remaining_seconds(done: float, total: float | None, seconds_per_unit: float) -> float | None:
@@ -23,23 +24,39 @@ def remaining_seconds(done: float, total: float | None, seconds_per_unit: float)
     return max(total - done, 0.0) * seconds_per_unit
 
 
+class Run(NamedTuple):
+    """A run that finished: when (in seconds), of which job, and the card-seconds it took."""
+
+    finished_at: float
+    uid: str
+    card_seconds: float
+
+
 @dataclass(slots=True)
 class RunHistory:
-    """Card-seconds that finished runs took, by workload: exactly alike first, then by family."""
+    """Runs that finished, by workload."""
 
-    _runs: dict[Hashable, list[float]] = field(default_factory=dict[Hashable, list[float]])
+    # Of each workload in the order of their ends.
+    _runs: dict[Hashable, list[Run]] = field(default_factory=dict[Hashable, list[Run]])
+    _medians: dict[Hashable, float] = field(default_factory=dict[Hashable, float])
 
-    def finished(self, workload: Hashable, family: Hashable, card_seconds: float) -> None:
-        """Remembers a run under its workload (same image, command, cards) and its family."""
-        for key in (("workload", workload), ("family", family)):
-            runs = self._runs.pop(key, [])
-            self._runs[key] = [*runs, card_seconds][-RUNS_MAX:]
-        while len(self._runs) > WORKLOADS_MAX:
-            del self._runs[next(iter(self._runs))]
+    def add(self, workload: Hashable, run: Run) -> None:
+        insort(self._runs.setdefault(workload, []), run)
+        self._medians.pop(workload, None)
 
-    def expected_seconds(self, workload: Hashable, family: Hashable, cards: int) -> float | None:
-        """The median of earlier runs, for a job on this many cards; None when there is none."""
-        for key in (("workload", workload), ("family", family)):
-            if key in self._runs:
-                return median(self._runs[key]) / cards
-        return None
+    def remove(self, workload: Hashable, run: Run) -> None:
+        """Takes out a run that was added."""
+        runs = self._runs[workload]
+        del runs[bisect_left(runs, run)]
+        if not runs:
+            del self._runs[workload]
+        self._medians.pop(workload, None)
+
+    def expected_seconds(self, workload: Hashable, cards: int) -> float | None:
+        """The median of the newest runs, for a job on this many cards; None when there is none."""
+        if workload not in self._runs:
+            return None
+        if workload not in self._medians:
+            newest = self._runs[workload][-RUNS_MAX:]
+            self._medians[workload] = median(run.card_seconds for run in newest)
+        return self._medians[workload] / cards

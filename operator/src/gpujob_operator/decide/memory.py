@@ -31,8 +31,10 @@ from gpujob_operator.decide.nodes import Nodes
 from gpujob_operator.decide.outcome import FOR_OTHERS
 from gpujob_operator.decide.profiles import differ_in_paces, profile_name
 from gpujob_operator.decide.queueing import Queues, QueueUse, turn_of_job
+from gpujob_operator.decide.releases import Releases
 from gpujob_operator.decide.slowdown import is_slowed
 from gpujob_operator.decide.snapshot import CardUsage, PodView, ReceivedReport, Snapshot
+from gpujob_operator.decide.starts import Starts
 from gpujob_operator.decide.waiting import told_of
 from gpujob_operator.decide.workload import host_requests
 
@@ -47,7 +49,8 @@ class Memory:
     """Give the same one to every cycle of one operator. `take_in` first, then read."""
 
     known: dict[str, Known] = field(default_factory=dict[str, Known])
-    jobs: dict[str, GPUJob] = field(default_factory=dict[str, GPUJob])
+    releases: Releases = field(default_factory=Releases)
+    starts: Starts = field(default_factory=Starts)
     waiting: dict[str, Pending] = field(default_factory=dict[str, Pending])
     # Jobs that hold cards, in the order in which they were seen to.
     holding: dict[str, None] = field(default_factory=dict[str, None])
@@ -88,6 +91,7 @@ class Memory:
     def take_in(self, snapshot: Snapshot, now: datetime) -> None:
         """Brings everything up to date with the snapshot."""
         self._forget_if_foreign(snapshot)
+        self.releases.begin(now)
         self._changed = set()
         self._find_nodes_again(self._nodes.take(snapshot))
         self._take_jobs(snapshot.jobs)
@@ -164,6 +168,8 @@ class Memory:
 
     def _find_nodes_again(self, moved: set[str]) -> None:
         """Cards came or went: jobs on them are on other nodes now."""
+        if not moved:
+            return
         for uid in self.holding:
             known = self.known[uid]
             placement = known.job.status.placement
@@ -217,7 +223,8 @@ class Memory:
         self.next_at.drop((uid,))
         self.awake.discard(uid)
         _discard(self._users, known.profile_key, uid)
-        del self.known[uid], self.jobs[uid]
+        self.releases.drop(uid)
+        del self.known[uid]
         self._changed.add(uid)
 
     def _put_job(self, job: GPUJob) -> None:
@@ -233,7 +240,8 @@ class Memory:
             _discard(self._users, before.profile_key, uid)
             nodes = before.nodes
         known = Known(job, requests, key, holds_cards(job), nodes, profile=self._profiles.get(key))
-        self.known[uid], self.jobs[uid] = known, job
+        self.known[uid] = known
+        self.releases.put(job, key)
         self._users.setdefault(key, set()).add(uid)
         self._put_on(known, self._nodes.of_job(job))
         self._count(known)

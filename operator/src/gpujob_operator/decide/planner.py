@@ -30,7 +30,6 @@ from gpujob_operator.decide.plan import (
 )
 from gpujob_operator.decide.profiles import updated_profile
 from gpujob_operator.decide.queueing import Queues, QueueUse
-from gpujob_operator.decide.releases import Releases
 from gpujob_operator.decide.slowdown import find_move, has_cards_alone, observed_pace
 from gpujob_operator.decide.snapshot import CardUsage, ReceivedReport, Snapshot
 from gpujob_operator.decide.writing import Picture, finish_status, worth_writing
@@ -84,9 +83,8 @@ def _admit(steps: dict[str, Step], queues: Queues, cycle: "_Cycle") -> None:
     admission = Admission(
         board=Board.of(memory.capacity, memory.mix, memory.board),
         queues=queues,
-        releases=Releases(
-            cycle.now, memory.jobs, lambda job: memory.known[job.metadata.uid].profile_key
-        ),
+        releases=memory.releases,
+        starts=memory.starts,
         configuration=cycle.configuration,
         now=cycle.now,
         running=lambda: cycle.running(steps),
@@ -236,7 +234,7 @@ class _Cycle:
             node = self.capacity.nodes.get(worker.node)
             if node is None or node.closed or node.node.not_ready_since is not None:
                 return False
-        return trouble.pressure(job, self.capacity) is None
+        return trouble.pressure(job.status, self.capacity) is None
 
     def running(self, steps: Mapping[str, Step]) -> dict[str, GPUJob]:
         """Jobs that hold cards, as they are after their step."""

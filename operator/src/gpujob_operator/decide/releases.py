@@ -2,44 +2,95 @@
 
 From a job's own measured pace where it says how many steps it has, else from runs of the same
 workload that succeeded. Nothing known is infinite: nobody counts on it.
+
+Kept from cycle to cycle: `put` jobs that are new or not the same any more, `drop` those that are
+gone, and set the time.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from math import inf
 
 from gpujob_api.gpujob import GPUJob, JobPhase
-from gpujob_operator.decide.estimate import RunHistory, remaining_seconds
+from gpujob_operator.decide.estimate import Run, RunHistory, remaining_seconds
 from gpujob_operator.decide.profiles import profile_name
 
 _Workload = tuple[str, str]
 
 
-def _workload(job: GPUJob) -> _Workload:
-    return job.metadata.namespace, profile_name(job)
+@dataclass(frozen=True, slots=True)
+class _End:
+    """When a job's cards are free, in seconds since 1970; or, with `like`, since when it runs, for
+    as long as its like did on so many cards."""
+
+    at: float
+    like: _Workload | None = None
+    cards: int = 1
+
+
+_UNKNOWN = _End(inf)
 
 
 @dataclass(slots=True)
 class Releases:
-    """Expected seconds from now. Estimates are made when first asked for."""
+    """Estimates are made when first asked for, and hold while the job is the same object."""
 
-    now: datetime
-    jobs: Mapping[str, GPUJob] = field(default_factory=dict[str, GPUJob])
-    workload_of: Callable[[GPUJob], _Workload] = _workload
-    _history: RunHistory | None = None
-    _known: dict[str, float] = field(default_factory=dict[str, float])
+    # Seconds since 1970.
+    now_seconds: float = 0.0
+    # Another one whenever another moment could be found of any job.
+    version: int = 0
+    jobs: dict[str, GPUJob] = field(default_factory=dict[str, GPUJob])
+    _workloads: dict[str, _Workload] = field(default_factory=dict[str, _Workload])
+    _history: RunHistory = field(default_factory=RunHistory)
+    # What each succeeded job adds to it.
+    _runs: dict[str, Run] = field(default_factory=dict[str, Run])
+    _ends: dict[str, _End] = field(default_factory=dict[str, _End])
 
     @classmethod
     def of(cls, jobs: Iterable[GPUJob], now: datetime) -> "Releases":
-        return cls(now, {job.metadata.uid: job for job in jobs})
+        releases = cls(now.timestamp())
+        for job in jobs:
+            releases.put(job)
+        return releases
+
+    def begin(self, now: datetime) -> None:
+        """Another cycle: from now on this is the time."""
+        self.now_seconds = now.timestamp()
+        self.version += 1
+
+    def put(self, job: GPUJob, workload: _Workload | None = None) -> None:
+        """This job as it is now. `workload` is its profile's namespace and name, if known."""
+        uid = job.metadata.uid
+        self.drop(uid)
+        workload = workload or (job.metadata.namespace, profile_name(job))
+        self.jobs[uid], self._workloads[uid] = job, workload
+        run = _run_of(job)
+        if run is not None:
+            self._runs[uid] = run
+            self._history.add(workload, run)
+
+    def drop(self, uid: str) -> None:
+        self.version += 1
+        self._ends.pop(uid, None)
+        self.jobs.pop(uid, None)
+        workload = self._workloads.pop(uid, None)
+        run = self._runs.pop(uid, None)
+        if run is not None and workload is not None:
+            self._history.remove(workload, run)
+
+    def moment(self, uid: str) -> float:
+        """When this job's cards are free, in seconds since 1970, perhaps past; infinite when
+        nobody can tell."""
+        end = self._ends.get(uid)
+        if end is None:
+            job = self.jobs.get(uid)
+            end = self._ends[uid] = _UNKNOWN if job is None else self._end_of(job)
+        return end.at if end.like is None else self._by_its_like(end)
 
     def seconds(self, uid: str) -> float:
-        """Until this job's cards are free; infinite when nobody can tell."""
-        if uid not in self._known:
-            job = self.jobs.get(uid)
-            self._known[uid] = inf if job is None else self._release(job)
-        return self._known[uid]
+        """The same from now."""
+        return max(self.moment(uid) - self.now_seconds, 0.0)
 
     def stopping(self, uid: str) -> bool:
         job = self.jobs.get(uid)
@@ -48,45 +99,46 @@ class Releases:
     def length_seconds(self, job: GPUJob) -> float:
         """How long a waiting job will run, what it did in earlier attempts excluded."""
         left = _own_remaining(job)
-        return self._expected(job) if left is None else left
-
-    def _release(self, job: GPUJob) -> float:
-        stop = job.status.stop
-        if job.status.phase is JobPhase.STOPPING and stop is not None:
-            return max((stop.deadline - self.now).total_seconds(), 0.0)
-        left = _own_remaining(job)
         if left is not None:
-            return max(left - self._age(job.status.observed_at), 0.0)
-        whole = self._expected(job)
-        past = self._age(job.status.attempt_started_at)
-        # One that has run longer than its like is not expected to end at once.
-        return whole - past if past < whole else inf
+            return left
+        workload = self._workloads.get(job.metadata.uid)
+        workload = workload or (job.metadata.namespace, profile_name(job))
+        return self._expected(workload, _cards(job))
 
-    def _age(self, moment: datetime | None) -> float:
-        return max((self.now - moment).total_seconds(), 0.0) if moment is not None else 0.0
+    def _end_of(self, job: GPUJob) -> _End:
+        status, stop = job.status, job.status.stop
+        if status.phase is JobPhase.STOPPING and stop is not None:
+            return _End(stop.deadline.timestamp())
+        left = _own_remaining(job)
+        if left is not None and status.observed_at is not None:
+            return _End(status.observed_at.timestamp() + left)
+        if status.attempt_started_at is None:
+            return _UNKNOWN
+        workload = self._workloads[job.metadata.uid]
+        return _End(status.attempt_started_at.timestamp(), workload, _cards(job))
 
-    def _expected(self, job: GPUJob) -> float:
-        if self._history is None:
-            self._history = self._runs()
-        workload = self.workload_of(job)
-        expected = self._history.expected_seconds(workload, workload, _cards(job))
-        return inf if expected is None else expected
+    def _by_its_like(self, end: _End) -> float:
+        """One that has run longer than its like is not expected to end at once."""
+        assert end.like is not None, "asked only of an end that follows from others"
+        at = end.at + self._expected(end.like, end.cards)
+        return at if at > self.now_seconds else inf
 
-    def _runs(self) -> RunHistory:
-        """What the succeeded runs took, oldest first."""
-        ended = [
-            (job.status.finished_at, job.metadata.uid, job.status.started_at, job)
-            for job in self.jobs.values()
-            if job.status.phase is JobPhase.SUCCEEDED
-            and job.status.finished_at is not None
-            and job.status.started_at is not None
-        ]
-        history = RunHistory()
-        for finished_at, _, started_at, job in sorted(ended, key=lambda run: run[:2]):
-            workload = self.workload_of(job)
-            seconds = max((finished_at - started_at).total_seconds(), 0.0)
-            history.finished(workload, workload, seconds * _cards(job))
-        return history
+    def _expected(self, workload: _Workload, cards: int) -> float:
+        expected = self._history.expected_seconds(workload, cards)
+        # Nobody knows it better than to two digits, and what is found from it stays the same when
+        # one more run of many has ended.
+        return inf if expected is None else float(f"{expected:.2g}")
+
+
+def _run_of(job: GPUJob) -> Run | None:
+    """What a succeeded run took."""
+    status = job.status
+    if status.phase is not JobPhase.SUCCEEDED:
+        return None
+    if status.finished_at is None or status.started_at is None:
+        return None
+    seconds = max((status.finished_at - status.started_at).total_seconds(), 0.0)
+    return Run(status.finished_at.timestamp(), job.metadata.uid, seconds * _cards(job))
 
 
 def _cards(job: GPUJob) -> int:

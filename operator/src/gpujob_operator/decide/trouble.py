@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from gpujob_api.gpujob import GPUJob, Placement, StopReason
+from gpujob_api.gpujob import GPUJob, GPUJobStatus, Placement, StopReason
 from gpujob_api.meta import TAINT_RECLAIM
 from gpujob_api.quantities import format_memory
 from gpujob_operator.decide.capacity import Capacity, Card, NodeCapacity, is_stale
@@ -101,10 +101,10 @@ def pressure_message(card: Card) -> str:
     )
 
 
-def pressure(job: GPUJob, capacity: Capacity) -> Card | None:
-    """The first over-full card that the job is on, or None."""
-    placement = job.status.placement
-    if placement is None or job.finished:
+def pressure(status: GPUJobStatus, capacity: Capacity) -> Card | None:
+    """The first over-full card that a job of this status is on, or None."""
+    placement = status.placement
+    if placement is None or status.finished:
         return None
     for worker in placement.workers:
         for uuid in worker.gpus:

@@ -1,10 +1,11 @@
 """What of a job's next status is written, and when: conditions that every status has, and the rate
 at which figures are updated."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
+from operator import attrgetter
 
-from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, Summary
+from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_operator.decide import conditions, trouble
 from gpujob_operator.decide.capacity import Capacity
@@ -12,6 +13,15 @@ from gpujob_operator.decide.conditions import ConditionWriter
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.slowdown import measured_slowdown
 from gpujob_operator.decide.summary import summarize
+
+# What moves while a job runs, and what is told with it.
+_MOVING = (
+    *("measurement", "checkpoint", "tuning_seconds", "progressed_at", "observed_at"),
+    *("explain", "summary", "conditions"),
+)
+_FIELDS = tuple(field.name for field in fields(GPUJobStatus))
+_STILL = attrgetter(*(name for name in _FIELDS if name not in _MOVING))
+_FIGURES = attrgetter(*(name for name in _FIELDS if name != "observed_at"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +42,7 @@ def finish_status(
     if conditions.find(status, conditions.SUCCEEDED) is None:
         status = writer.set(status, conditions.SUCCEEDED, None, "InProgress", "not finished yet")
     status = _with_reachability(status, writer, picture)
-    card = trouble.pressure(replace(job, status=status), picture.capacity)
+    card = trouble.pressure(status, picture.capacity)
     if card is not None:
         message = trouble.pressure_message(card)
         status = writer.set(status, conditions.CARD_PRESSURE, True, "CardOverfull", message)
@@ -85,7 +95,7 @@ def worth_writing(job: GPUJob, status: GPUJobStatus, picture: Picture) -> bool:
         return False
     if _essence(status) != _essence(before):
         return True
-    if replace(status, observed_at=None) == replace(before, observed_at=None):
+    if _FIGURES(status) == _FIGURES(before):
         return False
     if before.observed_at is None:
         return True
@@ -103,15 +113,4 @@ def _essence(status: GPUJobStatus) -> tuple[object, ...]:
     measured = status.measurement
     timed = measured is not None and measured.current is not None
     findings = tuple((c.type, c.status, c.reason, c.observed_generation) for c in status.conditions)
-    still = replace(
-        status,
-        measurement=None,
-        checkpoint=None,
-        tuning_seconds=None,
-        progressed_at=None,
-        observed_at=None,
-        explain=(),
-        summary=Summary(),
-        conditions=(),
-    )
-    return still, findings, measured is not None, timed, status.checkpoint is not None
+    return _STILL(status), findings, measured is not None, timed, status.checkpoint is not None

@@ -1,0 +1,199 @@
+"""What is kept of the search for the soonest start changes no answer."""
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
+from gpujob_api.quantities import GIB
+from gpujob_operator.decide.claims import soonest
+from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.memory import Memory
+from gpujob_operator.decide.needs import Needs, needs_of
+from gpujob_operator.decide.releases import Releases
+from gpujob_operator.decide.snapshot import Snapshot
+from gpujob_operator.decide.starts import KEPT_MAX, Place, Starts
+from tests.harness.builders import (
+    T0,
+    after,
+    make_card,
+    make_gpu_node,
+    make_job,
+    make_node,
+    make_snapshot,
+    measured,
+    reserve,
+    running,
+    with_status,
+)
+
+CONFIGURATION = Configuration()
+WAITING = (
+    make_job("small", memory_bytes=2 * GIB),
+    make_job("large", memory_bytes=20 * GIB),
+    make_job("pair", gpus_per_worker=2),
+    make_job("gang", workers=3, memory_bytes=8 * GIB),
+)
+MODELS = ("NVIDIA A10", "NVIDIA L4")
+
+
+@st.composite
+def tenants(draw: st.DrawFn) -> GPUJob:
+    """A job on one of the cards, with or without a known end."""
+    name = f"j{draw(st.integers(0, 11))}"
+    node, card = draw(st.integers(0, 2)), draw(st.integers(0, 1))
+    held = reserve(draw(st.integers(1, 12)) * GIB, utilization_percent=draw(st.integers(0, 90)))
+    job = running(
+        make_job(name),
+        (f"n{node}", (f"GPU-{node}{card}",)),
+        held=held,
+        at=-draw(st.integers(0, 200)),
+    )
+    match draw(st.integers(0, 3)):
+        case 0:
+            steps = draw(st.integers(100, 5000))
+            known = replace(measured(GIB, step=100), steps_total=steps)
+            return with_status(job, measurement=known, observed_at=T0)
+        case 1:
+            stop = StopReason("Preempted", "makes room", after(draw(st.integers(-10, 60))))
+            return with_status(job, phase=JobPhase.STOPPING, stop=stop)
+        case _:
+            return job
+
+
+@st.composite
+def pictures(draw: st.DrawFn) -> Snapshot:
+    done = [
+        with_status(
+            make_job(f"j{number}", uid=f"done-{number}"),
+            phase=JobPhase.SUCCEEDED,
+            started_at=T0,
+            finished_at=after(draw(st.integers(1, 300))),
+        )
+        for number in draw(st.sets(st.integers(0, 11), max_size=3))
+    ]
+    jobs = {job.metadata.uid: job for job in draw(st.lists(tenants(), max_size=8))}
+    names = draw(st.sets(st.integers(0, 2), min_size=1))
+    gpu_nodes = [
+        make_gpu_node(
+            f"n{n}",
+            *(
+                make_card(
+                    f"GPU-{n}{card}",
+                    index=card,
+                    model=draw(st.sampled_from(MODELS)),
+                    stranger=draw(st.sampled_from((0, 0, 4 * GIB))),
+                )
+                for card in range(2)
+            ),
+        )
+        for n in sorted(names)
+    ]
+    nodes = [make_node(f"n{n}", ready=draw(st.integers(0, 9)) > 0) for n in sorted(names)]
+    return make_snapshot(*jobs.values(), *done, nodes=nodes, gpu_nodes=gpu_nodes)
+
+
+def answers(memory: Memory, starts: Starts, releases: Releases) -> list[object]:
+    found: list[object] = []
+    for job in WAITING:
+        needs = needs_of(job, None)
+        places = starts.places(needs, memory.capacity, releases, CONFIGURATION)
+        found += [soonest(needs, places, releases), [list(of_model) for of_model in places]]
+    return found
+
+
+@st.composite
+def stories(draw: st.DrawFn) -> list[Snapshot]:
+    """Pictures one after the other; in some only the ends of those that run have moved, so that
+    nodes and cards stay the same objects."""
+    found = [draw(pictures())]
+    for _ in range(draw(st.integers(1, 4))):
+        if draw(st.booleans()):
+            found.append(draw(pictures()))
+            continue
+        steps = st.integers(100, 5000)
+        moved = [
+            with_status(
+                job,
+                measurement=replace(measured(GIB, step=100), steps_total=draw(steps)),
+                observed_at=T0,
+            )
+            if job.status.phase is JobPhase.RUNNING
+            else job
+            for job in found[-1].jobs
+        ]
+        found.append(replace(found[-1], jobs=tuple(moved)))
+    return found
+
+
+@given(stories(), st.integers(0, 100))
+def test_places_that_were_kept_are_those_found_anew(story: list[Snapshot], seconds: int) -> None:
+    memory = Memory()
+    now: datetime = T0
+    for picture in story:
+        memory.take_in(picture, now)
+        kept = answers(memory, memory.starts, memory.releases)
+        assert kept == answers(memory, Starts(), Releases.of(picture.jobs, now))
+        now += timedelta(seconds=seconds)
+
+
+@given(pictures())
+def test_places_come_in_order_and_hold_what_they_say(picture: Snapshot) -> None:
+    memory = Memory()
+    memory.take_in(picture, T0)
+    for job in WAITING:
+        needs = needs_of(job, None)
+        for of_model in memory.starts.places(
+            needs, memory.capacity, memory.releases, CONFIGURATION
+        ):
+            places = list(of_model)
+            assert places == sorted(places)
+            uuids = [uuid for place in places for uuid in place.uuids]
+            assert len(uuids) == len(set(uuids))
+            assert all(_is_worker(needs, place, memory) for place in places)
+
+
+def _is_worker(needs: Needs, place: Place, memory: Memory) -> bool:
+    """As many cards of one node as a worker has, ready when the last who must go has gone."""
+    nodes = [name for name, node in memory.capacity.nodes.items() if place.cards[0] in node.cards]
+    there = {card.uuid for name in nodes for card in memory.capacity.nodes[name].cards}
+    moments = [memory.releases.moment(tenant.job_uid) for tenant in place.tenants]
+    late = place.soon.at > 1.0
+    return (
+        len(place.uuids) == needs.job.spec.gpus_per_worker
+        and there.issuperset(place.uuids)
+        and (place.soon.at == max(moments) if late else all(at <= 1.0 for at in moments))
+    )
+
+
+def test_no_more_kinds_are_kept_than_there_is_room_for() -> None:
+    memory = Memory()
+    memory.take_in(make_snapshot(cards=[make_card("GPU-0")]), T0)
+    for size in range(2 * KEPT_MAX):
+        needs = needs_of(make_job(memory_bytes=(size + 1) * GIB // 4), None)
+        assert len(
+            list(memory.starts.places(needs, memory.capacity, memory.releases, CONFIGURATION)[0])
+        )
+    kept = memory.starts._kept  # pyright: ignore[reportPrivateUsage]
+    assert len(kept) == KEPT_MAX
+
+
+def test_who_leaves_first_can_change_while_the_card_stays_the_same() -> None:
+    def tenant(name: str, memory_bytes: int, steps: int) -> GPUJob:
+        job = running(make_job(name), held=reserve(memory_bytes, utilization_percent=5))
+        known = replace(measured(GIB, step=0), steps_total=steps)
+        return with_status(job, measurement=known, observed_at=T0)
+
+    memory = Memory()
+    new = with_status(make_job("new"), measurement=measured(13 * GIB, utilization_percent=5))
+    needs = needs_of(new, None)
+    leaving: list[tuple[str, ...]] = []
+    for large, small in ((10, 500), (500, 10)):
+        jobs = tenant("large", 12 * GIB, large), tenant("small", 8 * GIB, small)
+        memory.take_in(make_snapshot(*jobs), T0)
+        (places,) = memory.starts.places(needs, memory.capacity, memory.releases, CONFIGURATION)
+        (place,) = places
+        leaving.append(tuple(tenant.job_uid for tenant in place.tenants))
+    assert leaving == [("uid-large",), ("uid-small", "uid-large")]
