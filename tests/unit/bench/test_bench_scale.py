@@ -57,7 +57,8 @@ def test_the_snapshot_is_the_same_cluster() -> None:
 def test_cycles_carry_out_what_was_decided() -> None:
     cluster = scale.Cluster.of(2)
     scale.offer(cluster, cluster.draw(30))
-    cycles = Cycles(scale.snapshot_of(cluster, cluster.draw(20)), scale.running_pod)
+    snapshot = scale.snapshot_of(cluster, cluster.draw(20))
+    cycles = Cycles(snapshot, scale.running_pod, cluster.waiting_job, pending=20)
     for _ in range(8):
         cycles.step()
     assert cycles.step()[0].items == ()
@@ -72,3 +73,22 @@ def test_cycles_carry_out_what_was_decided() -> None:
     for _ in range(3):
         placed += sum(isinstance(item, CreatePod) for item in cycles.step()[0].items)
     assert placed > 0
+
+
+def test_as_many_jobs_arrive_as_have_started_and_all_nodes_are_read_in_turn() -> None:
+    cluster = scale.Cluster.of(3)
+    scale.offer(cluster, cluster.draw(30))
+    snapshot = scale.snapshot_of(cluster, cluster.draw(20))
+    cycles = Cycles(snapshot, scale.running_pod, cluster.waiting_job, pending=20)
+    for _ in range(4):
+        cycles.change(2)
+        cycles.step()
+    cycles.change(2)
+    phases = [job.status.phase for job in cycles.snapshot.jobs]
+    assert phases.count(JobPhase.PENDING) == 20
+    assert cycles.arrived > 0
+    read = {node.status.observed_at for node in cycles.snapshot.gpu_nodes}
+    assert len(read) == 3
+    cycles.wait(60.0, 2)
+    oldest = min(node.status.observed_at or NOW for node in cycles.snapshot.gpu_nodes)
+    assert (cycles.now - oldest).total_seconds() < 5

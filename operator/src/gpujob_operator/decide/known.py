@@ -1,11 +1,12 @@
 """What is remembered of one job from cycle to cycle, and what its step was decided from."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_operator.decide.capacity import Capacity
+from gpujob_operator.decide.changes import Roll
 from gpujob_operator.decide.fragmentation import Demand
 from gpujob_operator.decide.holdings import HostRequests
 from gpujob_operator.decide.lifecycle import Step
@@ -50,6 +51,16 @@ class Known:
         """True for a job that admission looks at."""
         job = self.job
         return not self.held and job.metadata.deletion_timestamp is None and not job.finished
+
+
+@dataclass(slots=True)
+class Rolls:
+    """The objects of the last snapshot."""
+
+    jobs: Roll[GPUJob] = field(default_factory=lambda: Roll[GPUJob]())
+    pods: Roll[PodView] = field(default_factory=lambda: Roll[PodView]())
+    profiles: Roll[GPUProfile] = field(default_factory=lambda: Roll[GPUProfile]())
+    reports: Roll[ReceivedReport] = field(default_factory=lambda: Roll[ReceivedReport]())
 
 
 def spec_version(job: GPUJob) -> _Version:

@@ -18,11 +18,11 @@ from gpujob_operator.decide.capacity import (
     Capacity,
     holds_cards,
 )
-from gpujob_operator.decide.changes import Deadlines, Roll
+from gpujob_operator.decide.changes import Deadlines
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.fragmentation import Mix
 from gpujob_operator.decide.holdings import holding_of
-from gpujob_operator.decide.known import Inputs, Known, ProfileKey, spec_version
+from gpujob_operator.decide.known import Inputs, Known, ProfileKey, Rolls, spec_version
 from gpujob_operator.decide.lifecycle import Step
 from gpujob_operator.decide.line import Pending, order_rules
 from gpujob_operator.decide.mix import MixCounts, demand_of
@@ -72,7 +72,7 @@ class Memory:
     _configuration: Configuration = field(default_factory=Configuration)
     _listening_since: datetime | None = None
     _nodes: Nodes = field(default_factory=Nodes)
-    _rolls: "_Rolls" = field(default_factory=lambda: _Rolls())
+    _rolls: Rolls = field(default_factory=Rolls)
     _pods: dict[str, PodView] = field(default_factory=dict[str, PodView])
     _pods_of: dict[str, dict[str, PodView]] = field(default_factory=dict[str, dict[str, PodView]])
     _profiles: dict[ProfileKey, GPUProfile] = field(default_factory=dict[ProfileKey, GPUProfile])
@@ -383,16 +383,6 @@ class Memory:
             self._last_kind += 1
             self._kinds[kind] = self._last_kind
         return self._kinds[kind]
-
-
-@dataclass(slots=True)
-class _Rolls:
-    """All objects of the last snapshot."""
-
-    jobs: Roll[GPUJob] = field(default_factory=lambda: Roll[GPUJob]())
-    pods: Roll[PodView] = field(default_factory=lambda: Roll[PodView]())
-    profiles: Roll[GPUProfile] = field(default_factory=lambda: Roll[GPUProfile]())
-    reports: Roll[ReceivedReport] = field(default_factory=lambda: Roll[ReceivedReport]())
 
 
 def _discard(sets: dict[_Key, set[str]], key: _Key, uid: str) -> None:
