@@ -125,6 +125,26 @@ for epoch in range(4):
         opt.zero_grad(); loss = mse(net(a), b); loss.backward(); opt.step()
 print("loss", loss.item(), net[1].running_mean.sum().item(), net[1].num_batches_tracked.item())
 """,
+    "folds that write into their batch, and a child": """
+import gc, os, weakref
+class Sized(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(8, 16); self.head = nn.Linear(self.body(x).shape[1], 1)
+    def forward(self, batch): batch["out"] = self.head(torch.tanh(self.body(batch["x"])))
+models = []
+def steps(n):
+    net = Sized(); groups = [{"params": []}, {"params": list(net.parameters())}]
+    opt = torch.optim.Adam(groups, lr=0.01); models.append(weakref.ref(net))
+    for i in range(n):
+        batch = {"x": x}; net(batch); loss = mse(batch["out"], y)
+        opt.zero_grad(); loss.backward(); opt.step()
+    return loss.item()
+child = os.fork()
+if not child: os._exit(int(steps(10) > 10))
+print(os.waitpid(child, 0)[1], [steps(12) for fold in range(3)])
+gc.collect(); print([model() is None for model in models])
+""",
     "gradients by autograd.grad": """
 net = Net(); params = list(net.parameters()); opt = torch.optim.SGD(params, lr=0.1)
 for i in range(14):
@@ -146,12 +166,15 @@ EXPECTED = {
     ],
     "gan with two optimizers": ["batch split refused: 2 modules are trained from outside"],
     "lbfgs with a closure": ["fused optimizer refused: LBFGS has no fused kernel"],
-    "no optimizer, no loader": [],
+    "no optimizer, no loader": ["tuning refused: no optimizer of torch made a step"],
     "accumulation and own autocast": ["batch split applied: 8 samples in steps of 4"],
     "own compile": ["compile refused: the script compiles its model itself"],
     "batch norm and loader workers": [
         "batch split refused: BatchNorm1d 1 learns from the whole batch",
         "activation checkpointing refused: no list",
+    ],
+    "folds that write into their batch, and a child": [
+        "batch split refused: forward writes into the dict or list that it is given",
     ],
     "gradients by autograd.grad": ["batch split applied: 32 samples in steps of 4"],
 }

@@ -46,6 +46,10 @@ class InForce:
             self.applied = Applied(loader_workers=self.applied.loader_workers)
             self.tuner = self.fit = None
 
+    def drop_uncalled(self) -> None:
+        for root in [root for root in self.roots if not root.called]:
+            self.drop(root)
+
     def tunes(self, optimizer: torch.optim.Optimizer) -> None:
         self._tuned = weakref.ref(optimizer)
 

@@ -4,9 +4,7 @@ The first steps run exactly as the script says and are its real steps; tuning ha
 steps on a recorded batch; what was chosen is in force from the next step on.
 """
 
-import os
 import time
-import weakref
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
@@ -24,12 +22,14 @@ from gpujob_worker.card_context import card_context, limit_allocator
 from gpujob_worker.failure import MemoryLimitError
 from gpujob_worker.guardian import Guardian
 from gpujob_worker.in_force import InForce
+from gpujob_worker.inject.children import in_forked_children
 from gpujob_worker.inject.compiling import keep_compiled_in
 from gpujob_worker.inject.discovery import Discovery
 from gpujob_worker.inject.guards import probe_refusal
 from gpujob_worker.inject.loader_policy import LoaderPolicy
 from gpujob_worker.inject.loaders import watch_loaders
-from gpujob_worker.inject.root import RecordedCall, Root
+from gpujob_worker.inject.optimizers import device_type_of
+from gpujob_worker.inject.root import RecordedCall, Root, names_of
 from gpujob_worker.inject.script_facts import (
     ScriptFacts,
     watch_backward,
@@ -52,7 +52,6 @@ from gpujob_worker.tuning_pass import TuningPass
 
 WARM_UP_STEPS = 2
 BASELINE_STEPS = 5
-ROOTS_NAMED = 4
 
 
 class Injection:
@@ -82,8 +81,8 @@ class Injection:
         session, settings = self._session, self._session.environment.settings
         session.torch_version = torch.__version__
         session.device = "cpu"
-        session.release = self._release
-        _leave_in_children(self)
+        session.release, session.ending = self._release, self._say_if_short
+        in_forked_children(self.in_child)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
         watch_loaders(self._loaders.before_pass, self._loaders.begun, self._loaders.waited)
@@ -119,6 +118,14 @@ class Injection:
         self._in_force.tuner = None
         self._in_force.fit = None
         self._in_force.agreement = None
+
+    def _say_if_short(self) -> None:
+        session, needed = self._session, WARM_UP_STEPS + BASELINE_STEPS
+        if not session.optimizes or session.tuning_seconds is not None:
+            return
+        steps = session.meter.steps
+        seen = f"the run ended after {steps} of the {needed} steps that are measured first"
+        self._explain.refused("tuning", seen if steps else "no optimizer of torch made a step")
 
     def in_child(self) -> None:
         """A process that the script forked trains, if it does, as under python."""
@@ -315,7 +322,7 @@ class Injection:
         session = self._session
         steps = session.meter.steps
         if steps == 1:
-            self._on_device(_device_type(optimizer))
+            self._on_device(device_type_of(optimizer))
             session.phase = WorkerPhase.MEASURING if session.optimizes else WorkerPhase.TRAINING
             session.samples_per_step = self._roots[0].rows if self._roots else None
             if self._in_force.fit is not None and self._roots:
@@ -325,6 +332,7 @@ class Injection:
         self._drop_what_is_over(steps)
         if steps == WARM_UP_STEPS:
             self._discovery.finish()
+            self._discovery.forget()
             for root in self._roots:
                 root.settled, root.asks = True, False
             session.meter.memory.trim()
@@ -334,9 +342,7 @@ class Injection:
     def _drop_what_is_over(self, steps: int) -> None:
         """Once another optimizer is stepped: models that its whole next step did not call."""
         if self._waits_for_calls:
-            for root in [root for root in self._roots if not root.called]:
-                self._discovery.forget_root(root)
-                self._in_force.drop(root)
+            self._in_force.drop_uncalled()
         self._waits_for_calls = self._clock.fresh and steps > 1
         if self._waits_for_calls:
             for root in self._roots:
@@ -376,7 +382,7 @@ class Injection:
                 self._compile_due = tuning.run(self._roots[0])
         elif self._speaks is None and len(self._roots) > 1 and not self._facts.compiles:
             with self._guarded("tuning"):
-                tuning.among_others(self._roots[0], self._names_of_roots(1), reason)
+                tuning.among_others(self._roots[0], names_of(self._roots[1:]), reason)
         else:
             tuning.without_root(reason)
         self._in_force.settle()
@@ -394,7 +400,7 @@ class Injection:
         if not self._roots:
             return "no module in training mode was called from outside all others, with gradients"
         if len(self._roots) > 1:
-            count, names = len(self._roots), self._names_of_roots()
+            count, names = len(self._roots), names_of(self._roots)
             return f"{count} modules are trained from outside, one is needed: {names}"
         root = self._roots[0]
         if root.recorded is None:
@@ -402,11 +408,6 @@ class Injection:
         if self._speaks is None and self._in_force.agreement is None:
             self._speaks = trace_refusal(root, root.recorded, whole=True)
         return self._speaks
-
-    def _names_of_roots(self, start: int = 0) -> str:
-        names = [type(root.module).__name__ for root in self._roots[start:]]
-        more = f" and {len(names) - ROOTS_NAMED} more" if len(names) > ROOTS_NAMED else ""
-        return ", ".join(names[:ROOTS_NAMED]) + more
 
     def _compile_when_due(self) -> None:
         """The long-running job's compilation: one step to record a batch, then the try."""
@@ -436,20 +437,3 @@ class Injection:
         self._in_force.put()
         self._session.tuned = tuner.applied.tuned()
         self._session.meter.new_window()
-
-
-def _device_type(optimizer: torch.optim.Optimizer) -> str:
-    """Where its parameters are; the first group may be an empty one."""
-    parameters = (p for group in optimizer.param_groups for p in group["params"])
-    return next((p.device.type for p in parameters), "cpu")
-
-
-def _leave_in_children(injection: Injection) -> None:
-    in_child = weakref.WeakMethod(injection.in_child)
-
-    def after_fork() -> None:
-        method = in_child()
-        if method is not None:
-            method()
-
-    os.register_at_fork(after_in_child=after_fork)

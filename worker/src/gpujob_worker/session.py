@@ -79,6 +79,8 @@ class Session:
         self.plain_float32 = False
         self.profiler: StepProfiler | None = None
         self.release: Callable[[], None] = lambda: None
+        # May add to what the last report says.
+        self.ending: Callable[[], None] = lambda: None
         self.report_directory: Path | None = None
         self.owns_safe_points = True
         self.stop = Stop(environment.grace_seconds, self._last_words)
@@ -198,6 +200,7 @@ class Session:
         with contextlib.suppress(Exception):
             self.meter.read_memory()
         self._close_profile()
+        self.ending()
         # Written here too: the reporting thread may be waiting for a network that is gone.
         self._write_summary(self.report())
         remaining = min(LAST_REPORT_SECONDS, self.stop.remaining_seconds() - EXIT_MARGIN_SECONDS)

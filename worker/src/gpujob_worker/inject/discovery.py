@@ -37,9 +37,6 @@ class Discovery:
             self._active = False
             torch.nn.Module._compiled_call_impl = None  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
 
-    def forget_root(self, root: Root) -> None:
-        self._roots = [known for known in self._roots if known is not root]
-
     def forget(self) -> None:
         self._roots.clear()
 

@@ -104,6 +104,11 @@ def copies_bytes(optimizer: torch.optim.Optimizer) -> int:
     return total
 
 
+def device_type_of(optimizer: torch.optim.Optimizer) -> str:
+    """Where its parameters are; the first group may be an empty one."""
+    return next((parameter.device.type for parameter in _all(optimizer)), "cpu")
+
+
 def _all(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 

@@ -4,7 +4,7 @@ A module's `_compiled_call_impl` is the place where torch itself (`Module.compil
 it is honoured by `__call__` and dropped by pickle and deepcopy, so copies of a model stay plain.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,6 +30,7 @@ from gpujob_worker.inject.process_flags import ProcessFlags, change_flags
 from gpujob_worker.inject.trees import CallInputs, differentiable_leaves, map_tensors
 
 SIGNATURES_MAX = 16
+NAMED_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +268,13 @@ class Root:
 
         for index, leaf in enumerate(leaves):
             recorded.handles.append(leaf.register_hook(keep(index)))
+
+
+def names_of(roots: Sequence[Root]) -> str:
+    """The kinds of their modules, for people."""
+    names = [type(root.module).__name__ for root in roots]
+    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+    return ", ".join(names[:NAMED_MAX]) + more
 
 
 def _as_float32(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,17 @@
+"""Processes that the script forks: what is injected leaves them; they run as under python."""
+
+import os
+import weakref
+from collections.abc import Callable
+
+
+def in_forked_children(leave: Callable[[], None]) -> None:
+    """Calls the method `leave` in every child that is forked while its object is there."""
+    method = weakref.WeakMethod(leave)
+
+    def after_fork() -> None:
+        found = method()
+        if found is not None:
+            found()
+
+    os.register_at_fork(after_in_child=after_fork)
