@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gpujob_worker.interpreters import Interpreter, interpreter_of
 from gpujob_worker.launch import PythonCommand, parse_python
 
 pytestmark = pytest.mark.any_torch
@@ -106,6 +107,40 @@ def test_interpreter_options_and_other_programs(tmp_path: Path) -> None:
     launcher = [sys.executable, "-m", "gpujob_worker", "--"]
     assert run([*launcher, "python", "-O", "train.py"], tmp_path)[1] == "1 False\n"
     assert run([*launcher, "sh", "-c", "echo hello; exit 9"], tmp_path) == (9, "hello\n", "")
+
+
+@pytest.mark.parametrize("worker", ["None", "ModuleSpec"])
+def test_another_interpreter_runs_its_own_packages(worker: str, tmp_path: Path) -> None:
+    other = tmp_path / "bin" / "python3"
+    other.parent.mkdir()
+    other.write_text(
+        f'#!/bin/sh\nif [ "$1" = -c ]; then echo /elsewhere; echo "{worker}"; else echo "$@"; fi\n'
+    )
+    other.chmod(0o755)
+    launcher = [sys.executable, "-m", "gpujob_worker", "--explain", "--"]
+    code, output, errors = run([*launcher, str(other), "train.py", "a"], tmp_path)
+    if worker == "None":
+        assert (code, output) == (0, "train.py a\n")
+        assert f"gpujob-run: {other} is another interpreter than {sys.executable}" in errors
+    else:
+        expected = "-m gpujob_worker --explain -- python train.py a\n"
+        assert (code, output, errors) == (0, expected, "")
+
+
+def test_interpreters_that_are_this_one(tmp_path: Path) -> None:
+    silent = tmp_path / "python3"
+    silent.write_text("#!/bin/sh\nexit 1\n")
+    silent.chmod(0o755)
+    for program in ("python3", "train.py", sys.executable, str(silent), str(tmp_path / "python")):
+        assert interpreter_of(program) is Interpreter.THIS
+
+
+def test_an_interrupted_script_shows_its_own_frames(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("def loop():\n    raise KeyboardInterrupt\nloop()\n")
+    plain = run([sys.executable, "train.py"], tmp_path)
+    under = run([sys.executable, "-m", "gpujob_worker", "--", "python", "train.py"], tmp_path)
+    assert under == plain
+    assert under[0] == -signal.SIGINT
 
 
 def test_signals_end_it_as_they_end_python(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import NoReturn
 
 from gpujob_api.codec import FieldError
@@ -15,6 +16,7 @@ from gpujob_worker.adapters.wishes import Wishes
 from gpujob_worker.arguments import adapt
 from gpujob_worker.environment import read_environment
 from gpujob_worker.explanation import Explanation
+from gpujob_worker.interpreters import Interpreter, interpreter_of
 from gpujob_worker.launch import (
     PythonCommand,
     clean_traceback,
@@ -57,8 +59,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     python = parse_python(command)
     if python is None or (python.is_module and python.target in LAUNCHER_MODULES):
         _run_other(command, options, parsed.settings)
-    if python.options:
-        _run_with_options(python, options)
+    interpreter = interpreter_of(command[0])
+    if interpreter is Interpreter.WITHOUT:
+        _say_without(command[0])
+        _run_other(command, options, parsed.settings)
+    if interpreter is Interpreter.OTHER or python.options:
+        program = command[0] if interpreter is Interpreter.OTHER else sys.executable
+        _run_below(program, python, options)
     explanation = Explanation(verbose=parsed.explain)
     python = adapt(python, environment.settings.batch_per_step, explanation, parsed.argument_table)
     off = {name for name in Switches.names() if getattr(parsed, f"no_{name}")}
@@ -212,6 +219,8 @@ def _exit_code(error: BaseException | None) -> int:
         return 1
     if isinstance(error, KeyboardInterrupt):
         # The interpreter ends by the signal itself, so that shells see it.
+        clean_traceback(error)
+        _show_as_it_is(error.__traceback__)
         raise error
     clean_traceback(error)
     flush_streams()
@@ -219,12 +228,27 @@ def _exit_code(error: BaseException | None) -> int:
     return 1
 
 
-def _run_with_options(command: PythonCommand, options: list[str]) -> NoReturn:
-    """Interpreter options need a fresh interpreter: the same command again, below them."""
+def _show_as_it_is(traceback: TracebackType | None) -> None:
+    """What is raised from here on shows the script's frames alone."""
+    plain = sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, _: TracebackType | None) -> None:
+        plain(kind, error.with_traceback(traceback), traceback)
+
+    sys.excepthook = show
+
+
+def _say_without(program: str) -> None:
+    text = f"{program} is another interpreter than {sys.executable} and has no gpujob_worker"
+    sys.stderr.write(f"gpujob-run: {text}: the script runs as it is, nothing is injected\n")
+
+
+def _run_below(program: str, command: PythonCommand, options: list[str]) -> NoReturn:
+    """A fresh interpreter, for its options or because it is another: the same command, below it."""
     target = ["-m", command.target] if command.is_module else [command.target]
-    again = [sys.executable, *command.options, "-m", "gpujob_worker", *options, "--", "python"]
+    again = [program, *command.options, "-m", "gpujob_worker", *options, "--", "python"]
     flush_streams()
-    os.execv(sys.executable, [*again, *target, *command.arguments])  # noqa: S606 - by design
+    os.execv(program, [*again, *target, *command.arguments])  # noqa: S606 - by design
 
 
 def _run_other(command: list[str], options: list[str], settings: str | None) -> NoReturn:

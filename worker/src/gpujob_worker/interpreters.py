@@ -1,0 +1,40 @@
+"""A command that names its own interpreter: the same as this one, another, or one without us.
+
+A script's packages are those of its interpreter. `python` alone means this one.
+"""
+
+import os
+import subprocess
+import sys
+from enum import Enum
+from pathlib import Path
+
+_ASK = "import sys, importlib.util as u; print(sys.prefix); print(u.find_spec('gpujob_worker'))"
+_ASK_SECONDS = 30.0
+
+
+class Interpreter(Enum):
+    """What stands in front of a script."""
+
+    THIS = "this"
+    OTHER = "other, with the worker installed"
+    WITHOUT = "other, without the worker"
+
+
+def interpreter_of(program: str) -> Interpreter:
+    """Asks the interpreter itself where it is another file; one that does not answer is this."""
+    path = Path(program)
+    if not path.name.startswith("python") or os.sep not in program:
+        return Interpreter.THIS
+    if path.absolute().parent == Path(sys.executable).parent:
+        return Interpreter.THIS
+    try:
+        answer = subprocess.run(
+            [program, "-c", _ASK], capture_output=True, text=True, timeout=_ASK_SECONDS, check=True
+        )
+        prefix, worker = answer.stdout.splitlines()[:2]
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return Interpreter.THIS
+    if os.path.realpath(prefix) == os.path.realpath(sys.prefix):
+        return Interpreter.THIS
+    return Interpreter.WITHOUT if worker == "None" else Interpreter.OTHER
