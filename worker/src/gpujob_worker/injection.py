@@ -124,6 +124,8 @@ class Injection:
         if not session.optimizes or session.tuning_seconds is not None:
             return
         steps = session.meter.steps
+        if not steps and self._explain.lines:
+            return  # another framework trains, or what was said is the reason
         seen = f"the run ended after {steps} of the {needed} steps that are measured first"
         self._explain.refused("tuning", seen if steps else "no optimizer of torch made a step")
 
