@@ -5,10 +5,10 @@ For every card: how many of its tenants must be gone, and when the last of them 
 looked at anew only where the card or the order in which its tenants leave is another.
 """
 
-from collections.abc import Hashable, Iterator
+import itertools
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop
-from itertools import count
 from typing import NamedTuple
 
 from gpujob_api.gpujob import Reservation
@@ -50,22 +50,30 @@ class Place(NamedTuple):
         return any(card.leaving_bytes for card in self.cards)
 
 
+# A place in short: how soon, the node's name, the numbers of its cards. Plain tuples of plain
+# values: there are as many as cards for every kind, and the garbage collector passes over these.
+_Short = tuple[float, int, int, str, str, tuple[int, ...]]
+
+
 @dataclass(slots=True)
 class InOrder:
     """Places, the soonest first; put in order only as far as anybody looks."""
 
-    _heap: list[Place]
+    _heap: list[_Short]
+    _nodes: Mapping[str, "_OnNode"]
     _seen: list[Place] = field(default_factory=list[Place])
 
     def __post_init__(self) -> None:
         heapify(self._heap)
 
     def __iter__(self) -> Iterator[Place]:
-        for number in count():
+        for number in itertools.count():
             if number == len(self._seen):
                 if not self._heap:
                     return
-                self._seen.append(heappop(self._heap))
+                at, count, lacking_bytes, uuid, name, numbers = heappop(self._heap)
+                soon = Soon(at, count, lacking_bytes, uuid)
+                self._seen.append(self._nodes[name].place(soon, numbers))
             yield self._seen[number]
 
 
@@ -77,7 +85,7 @@ class _Leaving:
     # Of all tenants, card by card.
     moments: list[float]
     orders: list[tuple[Tenant, ...]]
-    ends: list[list[float]]
+    ends: list[tuple[float, ...]]
     # Of the releases that these moments were asked of.
     version: int
 
@@ -90,7 +98,15 @@ class _OnNode:
     # Of each card: how many of its tenants must go, in their order, and its free memory negated;
     # None: it never fits.
     found: list[tuple[int, int] | None]
-    places: list[Place]
+    places: list[_Short]
+
+    def place(self, soon: Soon, numbers: tuple[int, ...]) -> Place:
+        cards = tuple(self.leaving.node.cards[number] for number in numbers)
+        tenants: list[Tenant] = []
+        for number in numbers:
+            here = self.found[number]
+            tenants += self.leaving.orders[number][: here[0] if here is not None else 0]
+        return Place(soon, tuple(card.uuid for card in cards), cards, tuple(tenants))
 
 
 @dataclass(slots=True)
@@ -110,7 +126,7 @@ class Starts:
         found: list[InOrder] = []
         for model in capacity.models(needs.job.spec.gpu.models):
             wanted = needs.reservation(model, capacity.largest_bytes(model), configuration)
-            found.append(InOrder(self._on_model(_Kind(needs, model, wanted))))
+            found.append(self._on_model(_Kind(needs, model, wanted)))
         return tuple(found)
 
     def _renew_leaving(self, capacity: Capacity, releases: Releases) -> None:
@@ -130,10 +146,10 @@ class Starts:
             for name in kept.keys() - capacity.nodes.keys():
                 del kept[name]
 
-    def _on_model(self, kind: "_Kind") -> list[Place]:
+    def _on_model(self, kind: "_Kind") -> InOrder:
         before = self._kept.pop((kind.needs.alike, kind.model, kind.wanted), {})
         after: dict[str, _OnNode] = {}
-        places: list[Place] = []
+        places: list[_Short] = []
         for name, leaving in self._leaving.items():
             here = before.get(name)
             if here is None or here.leaving is not leaving:
@@ -143,7 +159,7 @@ class Starts:
         while len(self._kept) >= KEPT_MAX:
             del self._kept[next(iter(self._kept))]
         self._kept[(kind.needs.alike, kind.model, kind.wanted)] = after
-        return places
+        return InOrder(places, after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,16 +199,16 @@ class _Kind:
 
 def _leaving_of(node: NodeCapacity, moments: list[float], version: int) -> _Leaving:
     orders: list[tuple[Tenant, ...]] = []
-    ends: list[list[float]] = []
+    ends: list[tuple[float, ...]] = []
     first = 0
     for card in node.cards:
         tenants = card.tenants
-        here = moments[first : first + len(tenants)]
+        here = tuple(moments[first : first + len(tenants)])
         first += len(tenants)
         if len(tenants) > 1:
             uids = [tenant.job_uid for tenant in tenants]
             order = sorted(zip(here, uids, range(len(uids)), strict=True))
-            here = [end for end, _, _ in order]
+            here = tuple([end for end, _, _ in order])
             tenants = tuple([card.tenants[number] for _, _, number in order])
         orders.append(tenants)
         ends.append(here)
@@ -202,8 +218,9 @@ def _leaving_of(node: NodeCapacity, moments: list[float], version: int) -> _Leav
 def _on_node(kind: _Kind, leaving: _Leaving, before: _OnNode | None) -> _OnNode:
     if not _is_open(kind.needs, leaving.node):
         return _OnNode(leaving, [], [])
+    name = leaving.node.node.name
     found: list[tuple[int, int] | None] = []
-    places: list[Place] = []
+    places: list[_Short] = []
     for number, (card, order) in enumerate(zip(leaving.node.cards, leaving.orders, strict=True)):
         if before is not None and _is_same(before, number, card, order):
             here = before.found[number]
@@ -215,8 +232,7 @@ def _on_node(kind: _Kind, leaving: _Leaving, before: _OnNode | None) -> _OnNode:
             at = _UNREAD if card.leaving_bytes else _READY
             if count:
                 at = max(at, leaving.ends[number][count - 1])
-            soon = Soon(at, count, lacking_bytes, card.uuid)
-            places.append(Place(soon, (card.uuid,), (card,), order[:count]))
+            places.append((at, count, lacking_bytes, card.uuid, name, (number,)))
     size = kind.needs.job.spec.gpus_per_worker
     return _OnNode(leaving, found, places if size == 1 else _groups(size, places))
 
@@ -234,19 +250,11 @@ def _on_card(kind: _Kind, card: Card, order: tuple[Tenant, ...]) -> tuple[int, i
     return (count, -card.free_bytes) if count is not None else None
 
 
-def _groups(size: int, cards: list[Place]) -> list[Place]:
+def _groups(size: int, cards: list[_Short]) -> list[_Short]:
     """Places of so many cards, of places of one each: those that are ready first together."""
     cards.sort()
     groups = (cards[first : first + size] for first in range(0, len(cards) - size + 1, size))
-    return [
-        Place(
-            soon=group[-1].soon,
-            uuids=tuple(uuid for one in group for uuid in one.uuids),
-            cards=tuple(card for one in group for card in one.cards),
-            tenants=tuple(tenant for one in group for tenant in one.tenants),
-        )
-        for group in groups
-    ]
+    return [(*group[-1][:5], tuple(number for *_, (number,) in group)) for group in groups]
 
 
 def fits_without(
