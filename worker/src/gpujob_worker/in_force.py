@@ -31,6 +31,8 @@ class InForce:
     optimizer_offload: OptimizerOffload | None = None
     # With the other processes, where they decide together.
     agreement: Agreement | None = None
+    # Why the module may not be run for a measurement; with others, not by one process alone.
+    run_refusal: str | None = None
     _tuned: "weakref.ref[torch.optim.Optimizer] | None" = None
 
     @property

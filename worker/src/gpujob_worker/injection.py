@@ -1,12 +1,10 @@
 """Puts the hooks into torch and walks one run through warm-up, baseline, tuning and training.
 
 The first steps run exactly as the script says and are its real steps; tuning happens between two
-steps on a recorded batch; what was chosen is in force from the next step on.
+steps on a recorded batch; what was chosen is in force from the next step on. What cannot wait for
+that is `preparation`, the tuning `tuning`, and what is watched afterwards `guardian`.
 """
 
-import time
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,20 +14,17 @@ from torch.optim.optimizer import (
 )
 
 from gpujob_api.report import WorkerPhase
-from gpujob_api.settings import Toggle, TunedSettings
-from gpujob_worker.card import card_meter
-from gpujob_worker.card_context import card_context, limit_allocator
-from gpujob_worker.failure import MemoryLimitError
+from gpujob_api.settings import Toggle
+from gpujob_worker.device import use_device
 from gpujob_worker.guardian import Guardian
 from gpujob_worker.in_force import InForce
 from gpujob_worker.inject.children import in_forked_children
 from gpujob_worker.inject.compiling import keep_compiled_in
 from gpujob_worker.inject.discovery import Discovery
-from gpujob_worker.inject.guards import probe_refusal
 from gpujob_worker.inject.loader_policy import LoaderPolicy
 from gpujob_worker.inject.loaders import watch_loaders
 from gpujob_worker.inject.optimizers import device_type_of
-from gpujob_worker.inject.root import RecordedCall, Root, names_of
+from gpujob_worker.inject.root import Root
 from gpujob_worker.inject.script_facts import (
     ScriptFacts,
     watch_backward,
@@ -39,16 +34,10 @@ from gpujob_worker.inject.script_facts import (
     watch_scaler,
 )
 from gpujob_worker.inject.step_clock import StepClock
-from gpujob_worker.memory import CudaMemory
+from gpujob_worker.preparation import Preparation
 from gpujob_worker.session import Session
-from gpujob_worker.tune.first_look import trace_refusal
-from gpujob_worker.tune.flop import step_flop
-from gpujob_worker.tune.loss_memory import LossWatch
-from gpujob_worker.tune.memory_fit import MemoryFit
-from gpujob_worker.tune.together import communicates, root_inside, tuner_for
-from gpujob_worker.tune.trial import short
-from gpujob_worker.tune.tuner import Tuner
-from gpujob_worker.tuning_pass import TuningPass
+from gpujob_worker.tune.together import root_inside
+from gpujob_worker.tuning import Tuning
 
 WARM_UP_STEPS = 2
 BASELINE_STEPS = 5
@@ -66,16 +55,15 @@ class Injection:
         )
         self._in_force = InForce(session, self._facts)
         self._roots = self._in_force.roots
-        self._guardian = Guardian(session, self._in_force)
-        self._inside = False
-        self._compile_due: float | None = None
-        self._prepared = False
-        # Why no process may run the module while others do not.
-        self._speaks: str | None = None
-        self._discovery = Discovery(self._on_root)
+        self._preparation = Preparation(session, self._in_force)
         self._loaders = LoaderPolicy(session)
+        self._tuning = Tuning(session, self._in_force, self._loaders)
+        self._guardian = Guardian(session, self._in_force)
+        self._discovery = Discovery(self._on_root)
         self._clock = StepClock()
         self._waits_for_calls = False
+        # Our own work is under way; what torch calls us for meanwhile is not the script's.
+        self._inside = False
 
     def install(self) -> None:
         session, settings = self._session, self._session.environment.settings
@@ -135,27 +123,6 @@ class Injection:
         self._discovery.finish()
         self._loaders.stop()
 
-    def _on_device(self, device_type: str) -> None:
-        """Once the script has put something on a card; asking earlier would set the card up."""
-        meter = self._session.meter
-        if device_type == "cuda" and not isinstance(meter.memory, CudaMemory):
-            self._session.device = torch.cuda.get_device_name()
-            device = torch.cuda.current_device()
-            uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
-            meter.memory = CudaMemory(torch.cuda, card_context(uuid))
-            meter.card = card_meter(uuid)
-            self._limit_allocator()
-
-    def _limit_allocator(self) -> None:
-        """Again whenever more libraries may have been loaded: they take of the same limit."""
-        limit, memory = self._session.environment.memory_limit_bytes, self._session.meter.memory
-        if not isinstance(memory, CudaMemory):
-            return
-        if limit is None or not self._session.optimizes:
-            memory.measure_context()
-            return
-        limit_allocator(torch.cuda, limit, memory.measure_context)
-
     def _on_loss(self, loss: torch.Tensor) -> None:
         self._session.loss_tensor = loss
 
@@ -173,103 +140,13 @@ class Injection:
         return root
 
     def _before_call(self, root: Root) -> None:
-        """Before the first call of the first root: what must hold from the first step on.
-
-        Then once more, after its first step, where there is a limit to be kept.
-        """
-        again = self._prepared
         if self._inside:
             return
-        if again and not (self._in_force.fit is not None and root is self._roots[0]):
-            return
-        self._prepared = True
-        assert root.recorded is not None
         self._inside = True
         try:
-            with self._session.meter.paused(), self._guarded("memory limit"):
-                if again:
-                    self._fit_again(root, root.recorded)
-                else:
-                    self._prepare(root, root.recorded)
+            self._preparation.before_call(root)
         finally:
             self._inside = False
-
-    @contextmanager
-    def _guarded(self, item: str) -> Generator[None]:
-        """What fails in our own measuring is said, and is not the script's failure."""
-        try:
-            yield
-        except MemoryLimitError:
-            raise
-        except Exception as error:
-            self._explain.refused(item, f"measuring failed: {short(error)}")
-
-    def _fit_again(self, root: Root, recorded: RecordedCall) -> None:
-        """What the first step took is known now."""
-        assert self._in_force.fit is not None
-        self._session.meter.read_memory()
-        self._limit_allocator()
-        self._in_force.fit.refine(root, recorded)
-        self._in_force.put()
-        self._session.needed_bytes = self._in_force.fit.needed_bytes
-        self._session.meter.memory.reset_peak()
-
-    def _prepare(self, root: Root, recorded: RecordedCall) -> None:
-        session = self._session
-        self._on_device(root.device.type)
-        limited = session.environment.memory_limit_bytes is not None
-        together = self._in_force.agreement is not None
-        if limited or together or session.known_tuned is not None:
-            self._speaks = trace_refusal(root, recorded, whole=False)
-        if together and self._speaks is None:
-            self._speaks = communicates(root, recorded)
-        if limited and self._speaks is not None:
-            self._explain.refused("memory limit", f"nothing was measured: {self._speaks}")
-        tuned = session.known_tuned
-        if tuned is not None:
-            self._apply_known(root, recorded, tuned)
-        elif limited and self._speaks is None:
-            self._in_force.tuner = self._new_tuner()
-            self._fit_limit(root, recorded)
-            self._in_force.put()
-            session.meter.memory.reset_peak()
-
-    def _fit_limit(self, root: Root, recorded: RecordedCall) -> None:
-        """Raises `MemoryLimitError` where the memory limit cannot be kept."""
-        session, tuner = self._session, self._in_force.tuner
-        limit, meter = session.environment.memory_limit_bytes, session.meter
-        assert tuner is not None
-        assert limit is not None
-        self._in_force.fit = fit = MemoryFit(meter.memory, self._explain, tuner, limit)
-        fit.fit(root, recorded)
-        session.needed_bytes = fit.needed_bytes
-        fit.watch(root, LossWatch(meter.memory, meter.read_memory))
-
-    def _apply_known(self, root: Root, recorded: RecordedCall, tuned: TunedSettings) -> None:
-        """Settings of an earlier run: checked for safety, not measured again."""
-        self._in_force.tuner = tuner = self._new_tuner()
-        if self._speaks is None:
-            self._session.step_flop = step_flop(root, recorded)
-            tuner.adopt(root, recorded, tuned)
-        self._in_force.settle()
-        if self._in_force.agreement is not None:
-            self._session.known_tuned = tuner.applied.tuned()
-        scale = tuner.applied.plan.loss_scale
-        if scale is not None and self._session.known_scale is not None:
-            scale.resume(self._session.known_scale)
-        self._explain.note("tuning", "settings of an earlier run are known; nothing was probed")
-        limited = self._session.environment.memory_limit_bytes is not None
-        if limited and self._speaks is None:
-            self._explain.note(
-                "tuning", "settings of an earlier run are known; only memory is probed"
-            )
-            self._fit_limit(root, recorded)
-        self._in_force.put()
-        self._session.tuned = tuner.applied.tuned()
-        self._session.tuning_seconds = 0.0
-
-    def _new_tuner(self) -> Tuner:
-        return tuner_for(self._session, self._facts, self._in_force.agreement)
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._inside:
@@ -277,20 +154,11 @@ class Injection:
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         self._facts.steps_with_closure = self._facts.steps_with_closure or closure is not None
         if not self._facts.optimizers:
-            self._before_first_step(optimizer)
+            self._preparation.before_first_step(optimizer)
         self._in_force.step_starts(optimizer)
         if optimizer is self._clock.optimizer and not self._facts.steps_with_closure:
             with self._session.meter.paused():
                 self._session.meter.optimizer_starts()
-
-    def _before_first_step(self, optimizer: torch.optim.Optimizer) -> None:
-        session = self._session
-        if session.known_tuned is None or self._in_force.tuner is None:
-            return
-        self._in_force.tuner.adopt_scaling(optimizer)
-        self._in_force.tuner.adopt_fused(optimizer, session.known_tuned)
-        self._in_force.put(optimizer)
-        session.tuned = self._in_force.tuner.applied.tuned()
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         del args, kwargs
@@ -324,7 +192,7 @@ class Injection:
         session = self._session
         steps = session.meter.steps
         if steps == 1:
-            self._on_device(device_type_of(optimizer))
+            use_device(session, device_type_of(optimizer))
             session.phase = WorkerPhase.MEASURING if session.optimizes else WorkerPhase.TRAINING
             session.samples_per_step = self._roots[0].rows if self._roots else None
             if self._in_force.fit is not None and self._roots:
@@ -355,87 +223,10 @@ class Injection:
             self._guardian.first_steps()
         if since > 0:
             self._guardian.step(since)
-            self._compile_when_due()
+            self._tuning.compile_when_due()
         elif self._session.known_tuned is not None:
             self._session.phase = WorkerPhase.TRAINING
         elif since == -1 and self._roots:
             self._roots[0].recording = len(self._roots) == 1 or self._in_force.fit is not None
         elif since == 0:
-            self._tune(optimizer)
-
-    def _tune(self, optimizer: torch.optim.Optimizer) -> None:
-        session = self._session
-        self._in_force.tunes(optimizer)
-        session.phase = WorkerPhase.TUNING
-        session.reporter.wake()
-        self._limit_allocator()
-        window = session.meter.new_window()
-        session.baseline = window.timing(session.samples_per_step)
-        session.baseline_wait_percent = window.data_wait_percent
-        start = time.monotonic()
-        self._in_force.tuner = self._in_force.tuner or self._new_tuner()
-        self._in_force.tuner.start()
-        tuning = TuningPass(session, self._in_force, optimizer)
-        for root in self._roots:
-            root.stop_recording()
-        reason = self._no_single_root()
-        if reason is None:
-            with self._guarded("tuning"):
-                self._compile_due = tuning.run(self._roots[0])
-        elif self._speaks is None and len(self._roots) > 1 and not self._facts.compiles:
-            with self._guarded("tuning"):
-                tuning.among_others(self._roots[0], names_of(self._roots[1:]), reason)
-        else:
-            tuning.without_root(reason)
-        self._in_force.settle()
-        self._in_force.put()
-        self._loaders.decide(self._in_force.tuner.applied)
-        session.tuning_seconds = time.monotonic() - start
-        session.tuned = self._in_force.tuner.applied.tuned()
-        session.phase = WorkerPhase.TRAINING
-        session.meter.memory.trim()
-        session.meter.new_window()
-
-    def _no_single_root(self) -> str | None:
-        if self._facts.compiles:
-            return "the script compiles its model itself; its graph is left as it is"
-        if not self._roots:
-            return "no module in training mode was called from outside all others, with gradients"
-        if len(self._roots) > 1:
-            count, names = len(self._roots), names_of(self._roots)
-            return f"{count} modules are trained from outside, one is needed: {names}"
-        root = self._roots[0]
-        if root.recorded is None:
-            return "no call of the module was seen"
-        if self._speaks is None and self._in_force.agreement is None:
-            self._speaks = trace_refusal(root, root.recorded, whole=True)
-        return self._speaks
-
-    def _compile_when_due(self) -> None:
-        """The long-running job's compilation: one step to record a batch, then the try."""
-        if self._compile_due is None or time.monotonic() < self._compile_due:
-            return
-        tuner = self._in_force.tuner
-        if self._in_force.rolled_back or tuner is None:
-            self._compile_due = None
-            return
-        root = self._roots[0]
-        if not root.recording:
-            root.recording = True
-            return
-        self._compile_due = None
-        root.stop_recording()
-        recorded, root.recorded = root.recorded, None
-        if recorded is None:
-            return
-        # Hooks may have come since the first look.
-        reason = probe_refusal(root.module)
-        if reason is not None:
-            self._explain.refused("compile", reason)
-            return
-        self._session.meter.new_window()
-        with self._guarded("compile"):
-            tuner.compile(root, recorded)
-        self._in_force.put()
-        self._session.tuned = tuner.applied.tuned()
-        self._session.meter.new_window()
+            self._tuning.run(optimizer)

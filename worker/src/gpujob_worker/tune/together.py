@@ -23,8 +23,6 @@ from gpujob_worker.inject.distributed import (
     wrapper_refusal,
 )
 from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
-from gpujob_worker.inject.script_facts import ScriptFacts
-from gpujob_worker.session import Session
 from gpujob_worker.tune.no_trace import no_trace
 from gpujob_worker.tune.probe import RootProbe
 from gpujob_worker.tune.trial import few_rows, short
@@ -126,8 +124,9 @@ def root_inside(
     return root
 
 
-def tuner_for(session: Session, facts: ScriptFacts, agreement: Agreement | None) -> Tuner:
+def tuner_for(in_force: InForce) -> Tuner:
     """The tuner of this process; one of its own where it decides by itself."""
+    session, agreement = in_force.session, in_force.agreement
     kinds = {None: Tuner, True: LeadingTuner, False: FollowingTuner}
     kind = kinds[agreement.leads if agreement is not None else None]
     tuner = kind(
@@ -135,7 +134,7 @@ def tuner_for(session: Session, facts: ScriptFacts, agreement: Agreement | None)
         session.switches,
         session.explanation,
         session.tuning_budget_seconds,
-        facts,
+        in_force.facts,
     )
     if isinstance(tuner, (LeadingTuner, FollowingTuner)):
         assert agreement is not None

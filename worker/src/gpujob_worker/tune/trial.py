@@ -5,11 +5,13 @@ outputs and gradients agree with those of the plan in force, on a real batch.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gpujob_api.settings import OptimizeMode, Settings
 from gpujob_worker.explanation import Explanation
+from gpujob_worker.failure import MemoryLimitError
 from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
 from gpujob_worker.tune.compare import Closeness, Speedup, measure_speedup
 from gpujob_worker.tune.no_trace import no_trace
@@ -218,6 +220,17 @@ def agreement(outputs: Closeness, gradients: Closeness) -> str:
     """How close two runs are, for people."""
     cosine = f"gradients' cosine {gradients.cosine:.5f}"
     return f"outputs differ by {100 * outputs.relative_error:.2g} %, {cosine}"
+
+
+@contextmanager
+def measuring(item: str, explanation: Explanation) -> Generator[None]:
+    """What fails in our own measuring is said, and is not the script's failure."""
+    try:
+        yield
+    except MemoryLimitError:
+        raise
+    except Exception as error:
+        explanation.refused(item, f"measuring failed: {short(error)}")
 
 
 def short(error: Exception) -> str:
