@@ -6,15 +6,16 @@ from datetime import datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
+from gpujob_api.gpujob import GPUJob, JobPhase, Reservation, StopReason
 from gpujob_api.quantities import GIB
+from gpujob_operator.decide.capacity import Capacity, Card
 from gpujob_operator.decide.claims import soonest
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.memory import Memory
 from gpujob_operator.decide.needs import Needs, needs_of
 from gpujob_operator.decide.releases import Releases
 from gpujob_operator.decide.snapshot import Snapshot
-from gpujob_operator.decide.starts import KEPT_MAX, Place, Starts
+from gpujob_operator.decide.starts import KEPT_MAX, Place, Soon, Starts, fits_without, nodes_for
 from tests.harness.builders import (
     T0,
     after,
@@ -140,32 +141,58 @@ def test_places_that_were_kept_are_those_found_anew(story: list[Snapshot], secon
 
 
 @given(pictures())
-def test_places_come_in_order_and_hold_what_they_say(picture: Snapshot) -> None:
+def test_places_are_those_that_asking_every_card_finds(picture: Snapshot) -> None:
     memory = Memory()
     memory.take_in(picture, T0)
+    capacity, releases = memory.capacity, memory.releases
     for job in WAITING:
         needs = needs_of(job, None)
-        for of_model in memory.starts.places(
-            needs, memory.capacity, memory.releases, CONFIGURATION
-        ):
-            places = list(of_model)
-            assert places == sorted(places)
-            uuids = [uuid for place in places for uuid in place.uuids]
-            assert len(uuids) == len(set(uuids))
-            assert all(_is_worker(needs, place, memory) for place in places)
+        found = memory.starts.places(needs, capacity, releases, CONFIGURATION)
+        models = capacity.models(())
+        expected = [asked_one_by_one(needs, model, capacity, releases) for model in models]
+        assert [list(of_model) for of_model in found] == expected
 
 
-def _is_worker(needs: Needs, place: Place, memory: Memory) -> bool:
-    """As many cards of one node as a worker has, ready when the last who must go has gone."""
-    nodes = [name for name, node in memory.capacity.nodes.items() if place.cards[0] in node.cards]
-    there = {card.uuid for name in nodes for card in memory.capacity.nodes[name].cards}
-    moments = [memory.releases.moment(tenant.job_uid) for tenant in place.tenants]
-    late = place.soon.at > 1.0
-    return (
-        len(place.uuids) == needs.job.spec.gpus_per_worker
-        and there.issuperset(place.uuids)
-        and (place.soon.at == max(moments) if late else all(at <= 1.0 for at in moments))
+def asked_one_by_one(
+    needs: Needs, model: str, capacity: Capacity, releases: Releases
+) -> list[Place]:
+    wanted = needs.reservation(model, capacity.largest_bytes(model), CONFIGURATION)
+    size = needs.job.spec.gpus_per_worker
+    places: list[Place] = []
+    for node in nodes_for(needs, capacity):
+        cards = [card for card in node.cards if card.model == model]
+        ready = sorted(
+            place for card in cards if (place := on_card(needs, wanted, card, releases)) is not None
+        )
+        groups = zip(*[iter(ready)] * size, strict=False)
+        places += [together(group) for group in groups]
+    return sorted(places)
+
+
+def together(cards: tuple[Place, ...]) -> Place:
+    return Place(
+        cards[-1].soon,
+        tuple(uuid for one in cards for uuid in one.uuids),
+        tuple(card for one in cards for card in one.cards),
+        tuple(tenant for one in cards for tenant in one.tenants),
     )
+
+
+def on_card(
+    needs: Needs, wanted: Reservation | None, card: Card, releases: Releases
+) -> Place | None:
+    """As soon as enough tenants have left, in the order of their ends."""
+    leaving = sorted(card.tenants, key=lambda t: (releases.moment(t.job_uid), t.job_uid))
+    if card.blocked or card.room_soon_bytes < needs.least_bytes(card.model, wanted):
+        return None
+    for count in range(len(leaving) + 1):
+        gone = leaving[:count]
+        if fits_without(needs, wanted, card, frozenset(tenant.job_uid for tenant in gone)):
+            moments = [releases.moment(tenant.job_uid) for tenant in gone]
+            at = max([1.0 if card.leaving_bytes else 0.0, *moments])
+            soon = Soon(at, count, -card.free_bytes, card.uuid)
+            return Place(soon, (card.uuid,), (card,), tuple(gone))
+    return None
 
 
 def test_no_more_kinds_are_kept_than_there_is_room_for() -> None:
