@@ -1,8 +1,10 @@
 """Worker processes for data loaders: only where they change neither samples nor order."""
 
+import gc
 import io
 import random
 import sys
+import weakref
 from typing import Any
 
 import numpy as np
@@ -16,8 +18,9 @@ from gpujob_worker.inject import loader_policy
 from gpujob_worker.inject.loader_policy import LoaderPolicy
 from gpujob_worker.inject.loaders import (
     add_workers,
-    leave_workers,
+    go_on_here,
     loader_refusal,
+    remove_workers,
 )
 from gpujob_worker.session import Session
 from gpujob_worker.tune.applied import Applied
@@ -138,7 +141,8 @@ def test_a_pass_goes_on_without_its_workers(taken: int) -> None:
             first.append(batch.tolist())
             if injected and len(first) == taken:
                 workers = iterator._workers
-                leave_workers(loader, [iterator])
+                remove_workers(loader)
+                go_on_here(iterator)
         orders.append((first, [batch.tolist() for batch in loader], torch.rand(3).tolist()))
     assert orders[0] == orders[1]
     assert len(workers) == 2
@@ -156,21 +160,45 @@ class Training:
         self.session.meter.clock = lambda: self.now
         self.session.baseline_wait_percent = 40.0
         self.policy = LoaderPolicy(self.session)
-        self.loader = DataLoader(Numbers(), batch_size=1, shuffle=True)
+        self.loader = self.new_loader()
         self.applied = Applied()
+
+    def new_loader(self) -> DataLoader[Any]:
+        return DataLoader(Numbers(), batch_size=1, shuffle=True)
 
     def passes(self, number: int, seconds: float, waiting: float) -> list[Any]:
         """Each pass has ten steps."""
         seen: list[Any] = []
         for _ in range(number):
-            self.policy.before_pass(self.loader)
-            iterator = iter(self.loader)
-            self.policy.begun(self.loader, iterator)
-            for batch in iterator:
-                self.policy.waited(waiting)
-                seen.append(batch.item())
-                self.now += seconds
-                self.session.meter.step_done()
+            seen += self._steps(self._begin(self.loader), seconds, waiting)
+        return seen
+
+    def passes_of_their_own(
+        self, number: int, seconds: float, waiting: float
+    ) -> list[weakref.ref[Any]]:
+        """As `passes`, each over a loader that is gone when its pass has begun."""
+        loaders: list[weakref.ref[Any]] = []
+        for _ in range(number):
+            loader = self.new_loader()
+            loaders.append(weakref.ref(loader))
+            iterator = self._begin(loader)
+            del loader
+            assert sorted(self._steps(iterator, seconds, waiting)) == [*range(10)]
+        return loaders
+
+    def _begin(self, loader: Any) -> Any:
+        self.policy.before_pass(loader)
+        iterator = iter(loader)
+        self.policy.begun(loader, iterator)
+        return iterator
+
+    def _steps(self, iterator: Any, seconds: float, waiting: float) -> list[Any]:
+        seen: list[Any] = []
+        for batch in iterator:
+            self.policy.waited(waiting)
+            seen.append(batch.item())
+            self.now += seconds
+            self.session.meter.step_done()
         return seen
 
     def tuned(self) -> None:
@@ -221,6 +249,22 @@ def test_workers_that_give_nothing_go_in_the_middle_of_the_pass(
     assert "data loading refused: no gain: steps take" in training.said
     training.passes(1, seconds, waiting)
     assert training.loader.num_workers == 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "waiting", "verdict"),
+    [(0.012, 0.0, "data loading steps take"), (0.019, 0.009, "data loading refused: no gain")],
+)
+def test_loaders_that_are_made_for_one_pass_are_judged_and_let_go(
+    training: Training, seconds: float, waiting: float, verdict: str
+) -> None:
+    training.passes_of_their_own(1, 0.02, 0.008)
+    training.tuned()
+    training.passes_of_their_own(1, 0.02, 0.008)
+    loaders = training.passes_of_their_own(4, seconds, waiting)
+    assert verdict in training.said
+    gc.collect()
+    assert not any(loader() for loader in loaders)
 
 
 def test_too_few_steps_before_a_pass_start_no_trial(training: Training) -> None:

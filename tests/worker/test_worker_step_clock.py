@@ -2,14 +2,16 @@
 
 import gc
 import weakref
+from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 from gpujob_worker.environment import Environment
 from gpujob_worker.in_force import InForce
 from gpujob_worker.inject.root import Root, RootPlan
-from gpujob_worker.inject.script_facts import ScriptFacts
+from gpujob_worker.inject.script_facts import ScriptFacts, watch_optimizers
 from gpujob_worker.inject.step_clock import STEPS_OF_ANOTHER, StepClock
 from gpujob_worker.session import Session
 from gpujob_worker.tune.applied import Applied
@@ -61,3 +63,34 @@ def test_optimizers_and_models_are_the_scripts_to_drop() -> None:
     assert [found() for found in seen] == [None, None]
     assert (facts.optimizers, in_force.optimizer, in_force.applied.plan) == ([], None, RootPlan())
     in_force.roll_back("a test")  # with nothing there to take back from
+
+
+def test_the_first_optimizer_is_seen_and_the_class_is_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain = torch.optim.Optimizer.__init__
+    monkeypatch.setattr(torch.optim.Optimizer, "__init__", plain)
+    seen: list[int] = []
+    watch_optimizers(lambda: seen.append(1))
+    for _ in range(2):
+        torch.optim.SGD([torch.ones(1, requires_grad=True)])
+    assert seen == [1]
+    assert torch.optim.Optimizer.__init__ is plain
+
+
+def test_what_a_library_puts_around_the_class_meanwhile_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.optim.Optimizer, "__init__", torch.optim.Optimizer.__init__)
+    seen: list[str] = []
+    watch_optimizers(lambda: seen.append("ours"))
+    ours = torch.optim.Optimizer.__init__
+
+    def librarys(self: Any, *args: Any, **kwargs: Any) -> None:
+        seen.append("library's")
+        ours(self, *args, **kwargs)
+
+    torch.optim.Optimizer.__init__ = librarys
+    for _ in range(2):
+        torch.optim.SGD([torch.ones(1, requires_grad=True)])
+    assert seen == ["library's", "ours", "library's"]

@@ -11,9 +11,10 @@ from typing import Any
 from gpujob_api.settings import OptimizeMode, Toggle
 from gpujob_worker.inject.loaders import (
     add_workers,
-    leave_workers,
+    go_on_here,
     loader_refusal,
     pin_memory,
+    remove_workers,
 )
 from gpujob_worker.inject.workers import loaded, workers_wanted
 from gpujob_worker.meter import Timed
@@ -35,10 +36,12 @@ class LoaderPolicy:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._workers: int | None = None
-        self._seen: set[int] = set()
-        self._given: dict[int, Any] = {}
+        # By their identity, for as long as the script has them: a loader may come with each epoch.
+        self._seen: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._given: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._passes: weakref.WeakSet[Any] = weakref.WeakSet()
         self._trial: _Trial | None = None
+        self._judged = False  # and what was measured is said
         self._stopped = False
         self._applied: Applied | None = None
         settings = session.environment.settings
@@ -61,7 +64,7 @@ class LoaderPolicy:
             return
         if self._trial is not None and not self._trial.may_start(session.meter.timed):
             return
-        self._seen.add(id(loader))
+        self._seen[id(loader)] = loader
         if self._workers < 1:
             session.explanation.refused(_ITEM, "no core to spare for worker processes")
             return
@@ -73,9 +76,9 @@ class LoaderPolicy:
         self._given[id(loader)] = loader
         if self._trial is not None:
             self._trial.starts(session.meter.timed)
-        session.explanation.applied(
-            _ITEM, f"{self._workers} worker processes, new ones for each pass"
-        )
+        if not self._judged:
+            text = f"{self._workers} worker processes, new ones for each pass"
+            session.explanation.applied(_ITEM, text)
 
     def begun(self, loader: Any, iterator: Any) -> None:
         """A pass over the loader; its workers, if ours, may have to leave before its end."""
@@ -87,12 +90,11 @@ class LoaderPolicy:
         meter = self._session.meter
         meter.waited(seconds)
         trial = self._trial
-        if trial is None or not self._given:
-            return
-        verdict = trial.verdict(meter.timed)
+        verdict = trial.verdict(meter.timed) if trial is not None else None
         if verdict is None:
             return
         self._trial = None
+        self._judged = True
         if verdict.shorter:
             self._session.explanation.note(_ITEM, str(verdict))
         else:
@@ -101,7 +103,9 @@ class LoaderPolicy:
     def _take_back(self, why: str) -> None:
         session = self._session
         for loader in self._given.values():
-            leave_workers(loader, self._passes)
+            remove_workers(loader)
+        for iterator in self._passes:
+            go_on_here(iterator)
         self._given.clear()
         self._passes.clear()
         self._workers = None

@@ -8,7 +8,7 @@ other samples.
 import multiprocessing
 import pickle
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -125,16 +125,19 @@ def add_workers(loader: Any, workers: int) -> None:
     loader.prefetch_factor = loader.prefetch_factor or PREFETCH_FACTOR
 
 
-def leave_workers(loader: Any, iterators: Iterable[Any]) -> None:
-    """Passes under way go on in this process, after what their workers have begun; so do others.
+def remove_workers(loader: Any) -> None:
+    """Takes back what `add_workers` gave, from the loader's next pass on."""
+    loader.num_workers = 0
+    loader.prefetch_factor = None
+
+
+def go_on_here(iterator: Any) -> None:
+    """A pass under way goes on in this process, after what its workers have begun.
 
     The order was drawn by this process in any case: no sample comes twice or not at all.
     """
-    loader.num_workers = 0
-    loader.prefetch_factor = None
-    for iterator in iterators:
-        if not isinstance(iterator._next_data, _HereFromNow):
-            iterator._next_data = _HereFromNow(iterator)
+    if not isinstance(iterator._next_data, _HereFromNow):
+        iterator._next_data = _HereFromNow(iterator)
 
 
 class _HereFromNow:

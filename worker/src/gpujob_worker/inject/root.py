@@ -106,6 +106,8 @@ class Root:
         self.module = module
         self.wrapper: torch.nn.Module | None = None  # in whose call the module's call is
         self._plan = self.running = _PLAIN
+        # What a call that fails is made again with; None where that would be the same.
+        self._fallback: RootPlan | None = None
         self.signatures: set[tuple[Any, ...]] = set()
         self.rows: int | None = None
         self.recording = False
@@ -137,6 +139,8 @@ class Root:
     def plan(self, plan: RootPlan) -> None:
         change_flags(self._plan.flags, plan.flags)
         self._plan = _PLAIN if plan == _PLAIN else plan
+        plain = plan.memory_only()
+        self._fallback = plain if plain != plan else None
 
     @property
     def device(self) -> torch.device:
@@ -185,8 +189,8 @@ class Root:
 
     def _run_or_fall_back(self, inputs: CallInputs) -> Any:
         """The script may take a way that no probe saw, and that the plan's types do not fit."""
-        plain = self._plan.memory_only()
-        if plain == self._plan:
+        plain = self._fallback
+        if plain is None:
             return self.run(self._plan, inputs)
         try:
             return self.run(self._plan, inputs)

@@ -43,10 +43,16 @@ def watch_optimizers(on_first: Callable[[], None]) -> None:
 
     @functools.wraps(plain)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        nonlocal waiting
         plain(self, *args, **kwargs)
-        torch.optim.Optimizer.__init__ = plain
-        on_first()
+        # Not where a library has wrapped it since: its wrapper would be lost.
+        if torch.optim.Optimizer.__init__ is __init__:
+            torch.optim.Optimizer.__init__ = plain
+        if waiting:
+            waiting = False
+            on_first()
 
+    waiting = True
     torch.optim.Optimizer.__init__ = __init__
 
 

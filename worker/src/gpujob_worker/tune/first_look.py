@@ -67,11 +67,9 @@ class _Parameters:
         """The name of one that was changed, if any was."""
         changed: str | None = None
         for name, parameter, data, value in self._kept:
-            now = parameter.data
+            now, parameter.data = parameter.data, data
             if now.shape != value.shape or not _same(now, value):
                 changed = changed or name
-            parameter.data = data
-            if changed is not None:
                 data.copy_(value)
         return changed
 
