@@ -1,5 +1,6 @@
 """The memory model, what a loss takes, and the choice of a way that keeps the limit."""
 
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,6 +66,9 @@ class Memory:
     def give_back_early(self, early: bool) -> bool:
         changed, self.early = early is not self.early, early
         return changed
+
+    def exact(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 def test_a_loss_is_measured_from_the_models_return_to_the_start_of_its_backward() -> None:
@@ -230,7 +234,7 @@ def test_a_real_model_is_measured_and_split_to_keep_a_limit() -> None:
     # Two activations of 256 floats are kept of each of six blocks; temporaries come on top.
     kept = 6 * 2 * 1024
     assert 0.9 * kept < found.held.bytes_per_row < 1.3 * kept
-    assert 0.9 * kept < found.peak.bytes_per_row < 2 * kept
+    assert kept < found.peak.bytes_per_row < 1.5 * kept
     assert found.output_bytes_per_row == 64 * 4
     case = limited(module, 8192, int(found.predict(2048) / 0.94))
     case.fit.fit(case.root, case.call)

@@ -7,6 +7,8 @@ file pages such as libraries do not count, as on a card.
 import contextlib
 import ctypes
 import re
+from collections.abc import Generator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +21,9 @@ _CLEAR_REFS = Path("/proc/self/clear_refs")
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _THRESHOLD_MAX_BYTES = 32 * 1024**2
 LARGE_BLOCK_BYTES = 1024**2
+# While memory is measured, smaller ones too: freed blocks on the heap are hardly used again, since
+# torch asks for aligned ones, and made a step of few rows seem to take up to twice what it does.
+MEASURED_BLOCK_BYTES = 128 * 1024
 
 
 class DeviceMemory(Protocol):
@@ -31,6 +36,7 @@ class DeviceMemory(Protocol):
     def reset_peak(self) -> None: ...
     def trim(self) -> None: ...
     def give_back_early(self, early: bool) -> bool: ...
+    def exact(self) -> AbstractContextManager[None]: ...
 
 
 class CpuMemory:
@@ -81,12 +87,23 @@ class CpuMemory:
         if early == self._early:
             return False
         self._early = early
-        size = LARGE_BLOCK_BYTES if early else _THRESHOLD_MAX_BYTES
-        with contextlib.suppress(OSError, AttributeError):
-            library = ctypes.CDLL(None)
-            library.mallopt(_M_MMAP_THRESHOLD, size)
-            library.mallopt(_M_TRIM_THRESHOLD, size if early else 2 * size)
+        self._set_thresholds()
         return True
+
+    @contextlib.contextmanager
+    def exact(self) -> Generator[None]:
+        """For a measurement: inside, what is freed is not counted any more, in small blocks too."""
+        _set_thresholds(MEASURED_BLOCK_BYTES, MEASURED_BLOCK_BYTES)
+        try:
+            yield
+        finally:
+            self._set_thresholds()
+
+    def _set_thresholds(self) -> None:
+        if self._early:
+            _set_thresholds(LARGE_BLOCK_BYTES, LARGE_BLOCK_BYTES)
+        else:
+            _set_thresholds(_THRESHOLD_MAX_BYTES, 2 * _THRESHOLD_MAX_BYTES)
 
 
 class CudaMemory:
@@ -132,6 +149,10 @@ class CudaMemory:
         del early
         return False
 
+    def exact(self) -> AbstractContextManager[None]:
+        """It counts what is allocated, too."""
+        return contextlib.nullcontext()
+
 
 class Growth:
     """Memory taken since a moment, in bytes. Blocks that are only cached are given back first.
@@ -159,6 +180,13 @@ class Growth:
         memory = self._memory
         reserved = memory.peak_bytes() - self._start
         return max(0, reserved, memory.allocated_peak_bytes() - self._allocated)
+
+
+def _set_thresholds(mmap_bytes: int, trim_bytes: int) -> None:
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        library.mallopt(_M_MMAP_THRESHOLD, mmap_bytes)
+        library.mallopt(_M_TRIM_THRESHOLD, trim_bytes)
 
 
 def _status_bytes() -> dict[str, int]:

@@ -34,7 +34,7 @@ class MemoryProbe:
         if self._recorded.whole_only:
             raise ValueError("fewer samples than all of a batch cannot run")
         gradients = gradient_bytes(self._root)
-        with no_trace(self._root.module):
+        with no_trace(self._root.module), self._memory.exact():
             self._warm_up()
             self._memory.trim()
             resident = self._memory.current_bytes() + OPTIMIZER_STATE_FACTOR * gradients
