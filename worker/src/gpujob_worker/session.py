@@ -229,10 +229,6 @@ class Session:
         self.reporter.start()
 
 
-def current_session() -> Session | None:
-    return _current
-
-
 def ensure_session() -> Session:
     """The session of `gpujob-run`, or one from the environment for a script that runs without."""
     if _current is not None:
