@@ -15,7 +15,7 @@ from gpujob_operator.decide.memory import Memory
 from gpujob_operator.decide.needs import Needs, needs_of
 from gpujob_operator.decide.releases import Releases
 from gpujob_operator.decide.snapshot import Snapshot
-from gpujob_operator.decide.starts import KEPT_MAX, Place, Soon, Starts, fits_without, nodes_for
+from gpujob_operator.decide.starts import Place, Soon, Starts, fits_without, nodes_for
 from tests.harness.builders import (
     T0,
     after,
@@ -195,16 +195,26 @@ def on_card(
     return None
 
 
-def test_no_more_kinds_are_kept_than_there_is_room_for() -> None:
+@given(pictures(), pictures())
+def test_places_found_before_stay_as_they_were(picture: Snapshot, later: Snapshot) -> None:
+    """A cycle looks again at those that it found while it places other jobs."""
     memory = Memory()
-    memory.take_in(make_snapshot(cards=[make_card("GPU-0")]), T0)
-    for size in range(2 * KEPT_MAX):
-        needs = needs_of(make_job(memory_bytes=(size + 1) * GIB // 4), None)
-        assert len(
-            list(memory.starts.places(needs, memory.capacity, memory.releases, CONFIGURATION)[0])
-        )
-    kept = memory.starts._kept  # pyright: ignore[reportPrivateUsage]
-    assert len(kept) == KEPT_MAX
+    memory.take_in(picture, T0)
+    capacity, releases = memory.capacity, memory.releases
+    found = [
+        of_model
+        for job in WAITING
+        for of_model in Starts().places(needs_of(job, None), capacity, releases, CONFIGURATION)
+    ]
+    expected = [list(of_model) for of_model in found]
+    unseen = [
+        of_model
+        for job in WAITING
+        for of_model in memory.starts.places(needs_of(job, None), capacity, releases, CONFIGURATION)
+    ]
+    memory.take_in(later, T0)
+    answers(memory, memory.starts, memory.releases)
+    assert [list(of_model) for of_model in unseen] == expected
 
 
 def test_who_leaves_first_can_change_while_the_card_stays_the_same() -> None:

@@ -17,16 +17,17 @@ from gpujob_operator.decide.estimate import Run, RunHistory, remaining_seconds
 from gpujob_operator.decide.profiles import profile_name
 
 _Workload = tuple[str, str]
+# Runs of a workload on so many cards.
+_Like = tuple[_Workload, int]
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
     """When a job's cards are free, in seconds since 1970; or, with `like`, since when it runs, for
-    as long as its like did on so many cards."""
+    as long as those did."""
 
     at: float
-    like: _Workload | None = None
-    cards: int = 1
+    like: _Like | None = None
 
 
 _UNKNOWN = _End(inf)
@@ -46,6 +47,8 @@ class Releases:
     # What each succeeded job adds to it.
     _runs: dict[str, Run] = field(default_factory=dict[str, Run])
     _ends: dict[str, _End] = field(default_factory=dict[str, _End])
+    # How long runs are expected to take, while the history is the same.
+    _lengths: dict[_Like, float] = field(default_factory=dict[_Like, float])
 
     @classmethod
     def of(cls, jobs: Iterable[GPUJob], now: datetime) -> "Releases":
@@ -69,6 +72,7 @@ class Releases:
         if run is not None:
             self._runs[uid] = run
             self._history.add(workload, run)
+            self._lengths.clear()
 
     def drop(self, uid: str) -> None:
         self.version += 1
@@ -78,15 +82,27 @@ class Releases:
         run = self._runs.pop(uid, None)
         if run is not None and workload is not None:
             self._history.remove(workload, run)
+            self._lengths.clear()
 
     def moment(self, uid: str) -> float:
         """When this job's cards are free, in seconds since 1970, perhaps past; infinite when
         nobody can tell."""
-        end = self._ends.get(uid)
-        if end is None:
-            job = self.jobs.get(uid)
-            end = self._ends[uid] = _UNKNOWN if job is None else self._end_of(job)
-        return end.at if end.like is None else self._by_its_like(end)
+        return self.moments((uid,))[0]
+
+    def moments(self, uids: Iterable[str]) -> list[float]:
+        """The same of many."""
+        ends, lengths, now = self._ends, self._lengths, self.now_seconds
+        found: list[float] = []
+        for uid in uids:
+            end = ends.get(uid) or self._find_end(uid)
+            if end.like is None:
+                found.append(end.at)
+                continue
+            length = lengths.get(end.like)
+            at = end.at + (self._length(end.like) if length is None else length)
+            # One that has run longer than its like is not expected to end at once.
+            found.append(at if at > now else inf)
+        return found
 
     def seconds(self, uid: str) -> float:
         """The same from now."""
@@ -103,7 +119,12 @@ class Releases:
             return left
         workload = self._workloads.get(job.metadata.uid)
         workload = workload or (job.metadata.namespace, profile_name(job))
-        return self._expected(workload, _cards(job))
+        return self._length((workload, _cards(job)))
+
+    def _find_end(self, uid: str) -> _End:
+        job = self.jobs.get(uid)
+        end = self._ends[uid] = _UNKNOWN if job is None else self._end_of(job)
+        return end
 
     def _end_of(self, job: GPUJob) -> _End:
         status, stop = job.status, job.status.stop
@@ -115,19 +136,15 @@ class Releases:
         if status.attempt_started_at is None:
             return _UNKNOWN
         workload = self._workloads[job.metadata.uid]
-        return _End(status.attempt_started_at.timestamp(), workload, _cards(job))
+        return _End(status.attempt_started_at.timestamp(), (workload, _cards(job)))
 
-    def _by_its_like(self, end: _End) -> float:
-        """One that has run longer than its like is not expected to end at once."""
-        assert end.like is not None, "asked only of an end that follows from others"
-        at = end.at + self._expected(end.like, end.cards)
-        return at if at > self.now_seconds else inf
-
-    def _expected(self, workload: _Workload, cards: int) -> float:
-        expected = self._history.expected_seconds(workload, cards)
-        # Nobody knows it better than to two digits, and what is found from it stays the same when
-        # one more run of many has ended.
-        return inf if expected is None else float(f"{expected:.2g}")
+    def _length(self, like: _Like) -> float:
+        if like not in self._lengths:
+            expected = self._history.expected_seconds(*like)
+            # Nobody knows it better than to two digits, and what is found from it stays the same
+            # when one more run of many has ended.
+            self._lengths[like] = inf if expected is None else float(f"{expected:.2g}")
+        return self._lengths[like]
 
 
 def _run_of(job: GPUJob) -> Run | None:

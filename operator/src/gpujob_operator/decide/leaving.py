@@ -1,0 +1,162 @@
+"""Who leaves each card, and when: all cards of the cluster as arrays, a row each.
+
+A column for each tenant of the fullest card. Kept from cycle to cycle: rows are filled anew where
+the node is not the same object, moments are asked of `releases` every time.
+"""
+
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpujob_operator.decide.board import disturbed
+from gpujob_operator.decide.capacity import Capacity, Card, NodeCapacity, Tenant
+from gpujob_operator.decide.fleet import Booleans, Floats, Integers
+from gpujob_operator.decide.releases import Releases
+
+SLOWDOWN_PERCENT_MAX = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """What is on each card, by row, once so many tenants have left (by column) in the order of
+    their ends."""
+
+    memory_bytes: Integers
+    utilization_percent: Floats
+    # The least that any of them allows.
+    slowdown_percent: Integers
+    whole_card: Booleans
+    # When the last of those who left is gone, in seconds since 1970.
+    since: Floats
+    # Columns of the tenants, in the order in which they leave.
+    order: Integers
+
+
+@dataclass(slots=True)
+class Rows:
+    """Rows are cards in the order of nodes and of the cards on them."""
+
+    nodes: list[NodeCapacity] = field(default_factory=list[NodeCapacity])
+    cards: list[Card] = field(default_factory=list[Card])
+    # Of each card, by UID.
+    tenants: list[list[Tenant]] = field(default_factory=list[list[Tenant]])
+    # Of each node; one more at the end.
+    first_row: list[int] = field(default_factory=lambda: [0])
+    node_of: Integers = field(default_factory=lambda: np.zeros(0, np.int64))
+    # The place of each card's UUID among all.
+    rank: Integers = field(default_factory=lambda: np.zeros(0, np.int64))
+    free_bytes: Integers = field(default_factory=lambda: np.zeros(0, np.int64))
+    room_soon_bytes: Integers = field(default_factory=lambda: np.zeros(0, np.int64))
+    usable: Booleans = field(default_factory=lambda: np.zeros(0, np.bool_))
+    disturbed: Booleans = field(default_factory=lambda: np.zeros(0, np.bool_))
+    unread: Booleans = field(default_factory=lambda: np.zeros(0, np.bool_))
+    models: NDArray[np.object_] = field(default_factory=lambda: np.zeros(0, np.object_))
+    count: Integers = field(default_factory=lambda: np.zeros(0, np.int64))
+    _memory: Integers = field(default_factory=lambda: np.zeros((0, 0), np.int64))
+    _utilization: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    _slowdown: Integers = field(default_factory=lambda: np.zeros((0, 0), np.int64))
+    _whole: Booleans = field(default_factory=lambda: np.zeros((0, 0), np.bool_))
+    _stay: Stay | None = None
+    _version: int = -1
+
+    def renew(self, capacity: Capacity, releases: Releases) -> Stay:
+        """Makes all of it true; what was handed out before stays as it was."""
+        nodes = list(capacity.nodes.values())
+        changed = self._changed(nodes)
+        if changed is None:
+            self._build(nodes)
+        elif changed:
+            self.cards, self.tenants = list(self.cards), list(self.tenants)
+            for number in changed:
+                self._fill(number, nodes[number])
+            self.nodes = nodes
+        if self._stay is None or changed != [] or self._version != releases.version:
+            self._stay, self._version = self._staying(releases), releases.version
+        return self._stay
+
+    def _changed(self, nodes: list[NodeCapacity]) -> list[int] | None:
+        """Nodes that are not the same objects; None: the rows do not fit them."""
+        if len(nodes) != len(self.nodes):
+            return None
+        changed: list[int] = []
+        columns = self._memory.shape[1]
+        for number, (before, node) in enumerate(zip(self.nodes, nodes, strict=True)):
+            if before is node:
+                continue
+            if [card.uuid for card in before.cards] != [card.uuid for card in node.cards]:
+                return None
+            if any(len(card.tenants) > columns for card in node.cards):
+                return None
+            changed.append(number)
+        return changed
+
+    def _build(self, nodes: list[NodeCapacity]) -> None:
+        cards = [card for node in nodes for card in node.cards]
+        size = len(cards)
+        columns = max((len(card.tenants) for card in cards), default=0)
+        self.nodes, self.cards, self.tenants = nodes, cards, [[]] * size
+        counts = np.array([len(node.cards) for node in nodes], dtype=np.int64)
+        self.first_row = [0, *np.cumsum(counts).tolist()]
+        self.node_of = np.repeat(np.arange(len(nodes)), counts)
+        ranks = {uuid: rank for rank, uuid in enumerate(sorted(card.uuid for card in cards))}
+        self.rank = np.array([ranks[card.uuid] for card in cards], dtype=np.int64)
+        self.free_bytes, self.room_soon_bytes = np.zeros((2, size), np.int64)
+        self.usable, self.disturbed, self.unread = np.zeros((3, size), np.bool_)
+        self.models = np.array([card.model for card in cards], dtype=np.object_)
+        self.count = np.zeros(size, np.int64)
+        self._memory, self._slowdown = np.zeros((2, size, columns), np.int64)
+        self._utilization = np.zeros((size, columns))
+        self._whole = np.zeros((size, columns), np.bool_)
+        for number, node in enumerate(nodes):
+            self._fill(number, node)
+
+    def _fill(self, number: int, node: NodeCapacity) -> None:
+        for row, card in enumerate(node.cards, self.first_row[number]):
+            if card is self.cards[row] and self.tenants[row]:
+                continue
+            tenants = sorted(card.tenants, key=lambda one: one.job_uid)
+            self.cards[row], self.tenants[row] = card, tenants
+            self.free_bytes[row] = card.free_bytes
+            self.room_soon_bytes[row] = card.room_soon_bytes
+            self.models[row] = card.model
+            self.usable[row] = not card.blocked
+            self.disturbed[row] = disturbed(card, soon=True)
+            self.unread[row] = card.leaving_bytes > 0
+            count = self.count[row] = len(tenants)
+            self._memory[row, :count] = [one.memory_bytes + one.excess_bytes for one in tenants]
+            self._utilization[row, :count] = [one.utilization_percent for one in tenants]
+            self._slowdown[row, :count] = [one.max_slowdown_percent for one in tenants]
+            self._whole[row, :count] = [one.whole_card for one in tenants]
+            self._memory[row, count:] = 0
+            self._utilization[row, count:] = 0.0
+            self._slowdown[row, count:] = SLOWDOWN_PERCENT_MAX
+            self._whole[row, count:] = False
+
+    def _staying(self, releases: Releases) -> Stay:
+        moments = np.full(self._memory.shape, inf)
+        here = np.arange(self._memory.shape[1]) < self.count[:, None]
+        moments[here] = releases.moments(one.job_uid for row in self.tenants for one in row)
+        # Stable: those whose end nobody knows leave by their UID, before the columns of nobody.
+        order = np.argsort(moments, axis=1, kind="stable")
+        return Stay(
+            memory_bytes=_sums(np.take_along_axis(self._memory, order, 1)),
+            utilization_percent=_sums(np.take_along_axis(self._utilization, order, 1)),
+            slowdown_percent=_least(np.take_along_axis(self._slowdown, order, 1)),
+            whole_card=_sums(np.take_along_axis(self._whole, order, 1)).astype(np.bool_),
+            since=np.pad(np.take_along_axis(moments, order, 1), ((0, 0), (1, 0))),
+            order=order,
+        )
+
+
+def _sums(values: NDArray[Any]) -> NDArray[Any]:
+    """Of each row, what is left of the sum once the first 0, 1, ... are gone."""
+    return np.pad(np.cumsum(values[:, ::-1], axis=1)[:, ::-1], ((0, 0), (0, 1)))
+
+
+def _least(values: Integers) -> Integers:
+    """The least of those that are left, likewise; of nobody the most."""
+    found = np.minimum.accumulate(values[:, ::-1], axis=1)[:, ::-1]
+    return np.pad(found, ((0, 0), (0, 1)), constant_values=SLOWDOWN_PERCENT_MAX)
