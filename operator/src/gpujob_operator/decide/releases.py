@@ -141,8 +141,7 @@ class Releases:
     def _length(self, like: _Like) -> float:
         if like not in self._lengths:
             expected = self._history.expected_seconds(*like)
-            # Nobody knows it better than to two digits, and what is found from it stays the same
-            # when one more run of many has ended.
+            # Nobody knows it better than to two digits.
             self._lengths[like] = inf if expected is None else float(f"{expected:.2g}")
         return self._lengths[like]
 
