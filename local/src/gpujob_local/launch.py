@@ -24,9 +24,11 @@ def main(arguments: list[str]) -> int:
         return EXIT_PARENT_GONE
     if cores != "-":
         os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
-    # The interpreter ignores these two; an ignored signal would stay so through exec.
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)
+    # A signal that is ignored stays so through exec. The interpreter ignores two; whoever started
+    # the local cluster in the background left others so (SIGINT, SIGQUIT, SIGHUP).
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
     try:
         os.execvp(command[0], command)  # noqa: S606 - becoming the command is the purpose
     except OSError as error:

@@ -165,7 +165,14 @@ def test_launched_commands_keep_to_their_core_and_start_with_default_signals() -
         "print(open('/proc/self/status').read().split('SigIgn:')[1].split()[0])"
     )
     command = launch_command([sys.executable, "-I", "-c", script], [core])
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    # As a shell leaves them to what it starts in the background, and nohup.
+    left = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in left}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
     affinity, ignored = done.stdout.splitlines()
     assert affinity == f"[{core}]"
     # This Python ignores SIGPIPE and SIGXFSZ itself. Signals 32 and 33 belong to the C library,
