@@ -54,11 +54,16 @@ def test_the_snapshot_is_the_same_cluster() -> None:
     assert plan(snapshot, NOW).items
 
 
-def test_cycles_carry_out_what_was_decided() -> None:
-    cluster = scale.Cluster.of(2)
+def cycles_of(nodes: int) -> Cycles:
+    """With 20 jobs that wait."""
+    cluster = scale.Cluster.of(nodes)
     scale.offer(cluster, cluster.draw(30))
     snapshot = scale.snapshot_of(cluster, cluster.draw(20))
-    cycles = Cycles(snapshot, scale.running_pod, cluster.waiting_job, pending=20)
+    return Cycles(snapshot, scale.running_pod, cluster.waiting_job, pending=20)
+
+
+def test_cycles_carry_out_what_was_decided() -> None:
+    cycles = cycles_of(2)
     for _ in range(8):
         cycles.step()
     assert cycles.step()[0].items == ()
@@ -76,10 +81,7 @@ def test_cycles_carry_out_what_was_decided() -> None:
 
 
 def test_as_many_jobs_arrive_as_have_started_and_all_nodes_are_read_in_turn() -> None:
-    cluster = scale.Cluster.of(3)
-    scale.offer(cluster, cluster.draw(30))
-    snapshot = scale.snapshot_of(cluster, cluster.draw(20))
-    cycles = Cycles(snapshot, scale.running_pod, cluster.waiting_job, pending=20)
+    cycles = cycles_of(3)
     for _ in range(4):
         cycles.change(2)
         cycles.step()

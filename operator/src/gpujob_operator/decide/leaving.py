@@ -39,28 +39,31 @@ class Stay:
 class Rows:
     """Rows are cards in the order of nodes and of the cards on them."""
 
-    nodes: list[NodeCapacity] = field(default_factory=list[NodeCapacity])
-    cards: list[Card] = field(default_factory=list[Card])
+    nodes: list[NodeCapacity] = field(init=False)
+    cards: list[Card] = field(init=False)
     # Of each card, by UID.
-    tenants: list[list[Tenant]] = field(default_factory=list[list[Tenant]])
+    tenants: list[list[Tenant]] = field(init=False)
     # Of each node; one more at the end.
-    first_row: list[int] = field(default_factory=lambda: [0])
-    node_of: Integers = field(default_factory=lambda: np.zeros(0, np.int64))
+    first_row: list[int] = field(init=False)
+    node_of: Integers = field(init=False)
     # The place of each card's UUID among all.
-    rank: Integers = field(default_factory=lambda: np.zeros(0, np.int64))
-    free_bytes: Integers = field(default_factory=lambda: np.zeros(0, np.int64))
-    room_soon_bytes: Integers = field(default_factory=lambda: np.zeros(0, np.int64))
-    usable: Booleans = field(default_factory=lambda: np.zeros(0, np.bool_))
-    disturbed: Booleans = field(default_factory=lambda: np.zeros(0, np.bool_))
-    unread: Booleans = field(default_factory=lambda: np.zeros(0, np.bool_))
-    models: NDArray[np.object_] = field(default_factory=lambda: np.zeros(0, np.object_))
-    count: Integers = field(default_factory=lambda: np.zeros(0, np.int64))
-    _memory: Integers = field(default_factory=lambda: np.zeros((0, 0), np.int64))
-    _utilization: Floats = field(default_factory=lambda: np.zeros((0, 0)))
-    _slowdown: Integers = field(default_factory=lambda: np.zeros((0, 0), np.int64))
-    _whole: Booleans = field(default_factory=lambda: np.zeros((0, 0), np.bool_))
+    rank: Integers = field(init=False)
+    free_bytes: Integers = field(init=False)
+    room_soon_bytes: Integers = field(init=False)
+    usable: Booleans = field(init=False)
+    disturbed: Booleans = field(init=False)
+    unread: Booleans = field(init=False)
+    models: NDArray[np.object_] = field(init=False)
+    count: Integers = field(init=False)
+    _memory: Integers = field(init=False)
+    _utilization: Floats = field(init=False)
+    _slowdown: Integers = field(init=False)
+    _whole: Booleans = field(init=False)
     _stay: Stay | None = None
     _version: int = -1
+
+    def __post_init__(self) -> None:
+        self._build([])
 
     def renew(self, capacity: Capacity, releases: Releases) -> Stay:
         """Makes all of it true; what was handed out before stays as it was."""
