@@ -35,7 +35,7 @@ from bench.table import format_table
 from gpujob_api.gpujob import GPUJob
 from gpujob_operator.decide.fleet import CardState, Fleet, NodeState
 from gpujob_operator.decide.fragmentation import Demand, Mix
-from gpujob_operator.decide.placement import Choice, Ledger, Request, choose
+from gpujob_operator.decide.placement import Ledger, Request, choose
 from gpujob_operator.decide.snapshot import NodeView, Snapshot
 
 GIB = 1024**3
@@ -158,7 +158,7 @@ class Cluster:
 
     def place(self, request: Request) -> bool:
         choice = choose(self.fleet, request, self.mix, self.ledger)
-        if not isinstance(choice, Choice):
+        if choice is None:
             return False
         self.fleet.place(choice.row, choice.cards, request.take)
         held = Held(choice.row, choice.cards, request)

@@ -13,7 +13,7 @@ from bench.openb.cluster import PODS_PER_NODE_MAX, Cluster
 from bench.openb.trace import GPU_MILLI, Nodes, PodClass, Trace
 from gpujob_operator.decide.fleet import CardState, Fleet, NodeState
 from gpujob_operator.decide.fragmentation import Demand, Mix
-from gpujob_operator.decide.placement import Choice, Ledger, Request, choose
+from gpujob_operator.decide.placement import Ledger, Request, choose
 
 
 def demand_of(pod: PodClass) -> Demand:
@@ -68,7 +68,7 @@ class Product:
         request = self._requests[class_number]
         self._before_choosing()
         choice = choose(self._fleet, request, self._mix, self._ledger)
-        if not isinstance(choice, Choice):
+        if choice is None:
             self._full.add(class_number)
             return None
         assert cluster.pods[choice.row] < PODS_PER_NODE_MAX

@@ -5,7 +5,7 @@ from typing import Any
 from gpujob_api.quantities import GIB
 from gpujob_operator.decide.fleet import CardState, Fleet, NodeState
 from gpujob_operator.decide.fragmentation import Demand, Mix
-from gpujob_operator.decide.placement import Choice, Ledger, Request, choose
+from gpujob_operator.decide.placement import Ledger, Request, choose
 
 CARD_BYTES = 80 * GIB
 
@@ -72,7 +72,7 @@ def place_all(fleet: Fleet, demands: list[Demand], mix: Mix) -> list[tuple[str, 
     for demand in demands:
         request = Request(demand)
         choice = choose(fleet, request, mix, ledger)
-        if isinstance(choice, Choice):
+        if choice is not None:
             fleet.place(choice.row, choice.cards, request.take)
             where.append((fleet.names[choice.row], choice.cards))
         else:

@@ -7,10 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.feasibility import Refusal
 from gpujob_operator.decide.fleet import CardState, Fleet, NodeState, Undo
 from gpujob_operator.decide.fragmentation import Demand, Mix
-from gpujob_operator.decide.placement import Choice, Ledger, Request, choose
+from gpujob_operator.decide.placement import Ledger, Request, choose
 
 MODELS = ("A100", "T4")
 SIZES = {"A100": 80 * GIB, "T4": 16 * GIB}
@@ -114,12 +113,10 @@ def test_only_room_that_is_there_is_given_and_room_that_is_there_is_found(
     for demand in queue:
         request = Request(demand)
         found = choose(fleet, request, mix, ledger)
-        assert isinstance(found, Choice) is fits_somewhere(fleet, demand)
-        if isinstance(found, Choice):
+        assert (found is not None) is fits_somewhere(fleet, demand)
+        if found is not None:
             check_row(fleet, found.row, found.cards, demand)
             fleet.place(found.row, found.cards, request.take)
-        else:
-            assert sum(found.failed.values()) == found.nodes == len(states)
 
 
 @given(node_lists(), QUEUES, st.data())
@@ -134,7 +131,7 @@ def test_kept_figures_change_no_choice(
         request = Request(demand)
         kept = choose(fleet, request, mix, ledger)
         fresh = choose(fleet.copy(), request, mix, Ledger())
-        if isinstance(kept, Choice) and isinstance(fresh, Choice):
+        if kept is not None and fresh is not None:
             assert (kept.row, kept.cards, kept.candidates) == (
                 fresh.row,
                 fresh.cards,
@@ -144,11 +141,11 @@ def test_kept_figures_change_no_choice(
         else:
             assert kept == fresh
         action = data.draw(st.sampled_from(("place", "place", "undo", "close", "renew")))
-        if action == "place" and isinstance(kept, Choice):
+        if action == "place" and kept is not None:
             undos.append(fleet.place(kept.row, kept.cards, request.take))
         elif action == "undo" and undos:
             fleet.undo(undos.pop())
-        elif action == "close" and isinstance(kept, Choice) and kept.cards:
+        elif action == "close" and kept is not None and kept.cards:
             fleet.close(kept.row, kept.cards[:1])
         elif action == "renew":
             row = data.draw(st.integers(0, len(states) - 1))
@@ -166,7 +163,7 @@ def test_the_same_input_gives_the_same_choices(
         for demand in queue:
             choice = choose(fleet, Request(demand), mix, ledger)
             found.append(choice)
-            if isinstance(choice, Choice):
+            if choice is not None:
                 fleet.place(choice.row, choice.cards, Request(demand).take)
         return found
 
@@ -182,5 +179,4 @@ def test_more_capacity_never_blocks_what_fitted(
     before = choose(Fleet.of(states), Request(demand), mix, Ledger())
     extra = data.draw(nodes(99))
     after = choose(Fleet.of([*states, extra]), Request(demand), mix, Ledger())
-    if isinstance(after, Refusal):
-        assert isinstance(before, Refusal)
+    assert after is not None or before is None

@@ -71,6 +71,8 @@ _KINDS: Mapping[ResourceType, Kind] = {
 CYCLE_AGE_SECONDS_MAX = 120.0
 WATCH_AGE_SECONDS_MAX = 300.0
 FLUSH_SECONDS = 2.0
+# Made and not yet gone, before garbage is looked for.
+COLLECTION_OBJECTS = 50_000
 
 
 class _Tokens:
@@ -89,9 +91,11 @@ class _Tokens:
 
 def spare_from_collection() -> None:
     """Nouns hold no cycles: going through a hundred thousand of them again and again finds nothing,
-    and would hold up a cycle on a large cluster for half a second."""
+    and would hold up a cycle on a large cluster for half a second. What a cycle makes itself is
+    gone through once in a while, not every 700 objects: its lists are long."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(COLLECTION_OBJECTS)
 
 
 class Operator:

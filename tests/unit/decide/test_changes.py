@@ -1,11 +1,12 @@
 """Finding what changed, and the next deadline, without looking at everything."""
 
 from datetime import datetime
+from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpujob_operator.decide.changes import Deadlines, Roll
+from gpujob_operator.decide.changes import AHEAD, Deadlines, Roll
 from tests.harness.builders import after
 
 
@@ -26,15 +27,41 @@ def test_the_same_picture_says_nothing() -> None:
     assert roll.take(tuple(reversed(things))) == ([], [])
 
 
-@given(st.lists(st.tuples(st.sets(st.integers(0, 9)), st.randoms(use_true_random=False))))
-def test_new_and_gone_are_the_differences(pictures: list[tuple[set[int], object]]) -> None:
-    things = {number: Thing() for number in range(10)}
-    roll, before = Roll[Thing](), set[int]()
-    for picture, _ in pictures:
-        new, gone = roll.take(tuple(things[number] for number in sorted(picture)))
-        assert new == [things[number] for number in sorted(picture - before)]
-        assert gone == [things[number] for number in sorted(before - picture)]
+@given(st.lists(st.lists(st.integers(0, 99), unique=True), max_size=6))
+def test_new_and_gone_are_the_differences(pictures: list[list[int]]) -> None:
+    things = {number: Thing() for number in range(100)}
+    roll, before = Roll[Thing](), list[int]()
+    for picture in pictures:
+        new, gone = roll.take(tuple(things[number] for number in picture))
+        assert new == [things[number] for number in picture if number not in before]
+        assert gone == [things[number] for number in before if number not in picture]
         before = picture
+
+
+@given(st.randoms(use_true_random=False))
+def test_long_pictures_that_change_a_little(random: Random) -> None:
+    roll = Roll[Thing]()
+    before = [Thing() for _ in range(500)]
+    roll.take(tuple(before))
+    for _ in range(4):
+        picture = _changed(before, random)
+        new, gone = roll.take(tuple(picture))
+        known, left = set(map(id, before)), set(map(id, picture))
+        assert new == [thing for thing in picture if id(thing) not in known]
+        assert gone == [thing for thing in before if id(thing) not in left]
+        before = picture
+
+
+def _changed(things: list[Thing], random: Random) -> list[Thing]:
+    """Some replaced where they are, some away and some put in, one or many side by side."""
+    changed = list(things)
+    for _ in range(random.randrange(6)):
+        changed[random.randrange(len(changed))] = Thing()
+        place = random.randrange(len(changed))
+        del changed[place : place + random.choice((1, 2, AHEAD, AHEAD + 1))]
+        place = random.randrange(len(changed))
+        changed[place:place] = [Thing() for _ in range(random.choice((1, 2, AHEAD, AHEAD + 1)))]
+    return changed
 
 
 def test_a_deadline_is_due_at_its_moment_and_once() -> None:

@@ -11,17 +11,14 @@ from math import inf
 
 import numpy as np
 
-from gpujob_api.quantities import MIB
 from gpujob_operator.decide import placement
 from gpujob_operator.decide.capacity import Capacity, Card, NodeCapacity, Tenant
-from gpujob_operator.decide.fleet import CardState, Fleet, Integers, NodeState, Undo
+from gpujob_operator.decide.fleet import Fleet, Integers, Undo
 from gpujob_operator.decide.fragmentation import Mix
-from gpujob_operator.decide.interference import summed_utilization_limit_percent
-from gpujob_operator.decide.placement import Ledger, NodeMask, Request
+from gpujob_operator.decide.placement import NodeMask, Request
+from gpujob_operator.decide.sides import Kept, Side, disturbed, node_order
 from gpujob_operator.decide.snapshot import NodeView
 
-# A stranger below this is the desktop or a monitoring tool, not a tenant.
-STRANGER_NOISE_BYTES = 64 * MIB
 # What requests ask of nodes, kept as masks.
 MASKS_MAX = 512
 
@@ -39,84 +36,7 @@ class Mark:
     """Where the board was before a trial."""
 
     capacity: Capacity
-    undos: tuple[tuple["_Side", Undo], ...] = ()
-
-
-@dataclass(slots=True)
-class _Side:
-    """One fleet with the figures kept for it."""
-
-    fleet: Fleet
-    ledger: Ledger = field(default_factory=Ledger)
-
-
-@dataclass(slots=True)
-class Kept:
-    """The arrays of the last cycle's board, taken up again where nodes are the same objects."""
-
-    side: _Side | None = None
-    nodes: list[NodeCapacity] = field(default_factory=list[NodeCapacity])
-    # The fleet's clock when it was last true to `nodes`; what changed later was only planned.
-    clock: int = 0
-    # What can ever fit, while nodes and cards are of the same size and marks.
-    facts: dict[Hashable, bool] = field(default_factory=dict[Hashable, bool])
-    # What keeps jobs of a kind off a node, by kind and node; see `explain`.
-    findings: dict[Hashable, dict[str, object]] = field(
-        default_factory=dict[Hashable, dict[str, object]]
-    )
-    # Which rows a request may use, by what it asks of nodes; None: all.
-    masks: dict[Hashable, NodeMask | None] = field(default_factory=dict[Hashable, NodeMask | None])
-    # The domain of each row, by the labels that say so.
-    levels: dict[tuple[str, ...], list[Integers]] = field(
-        default_factory=dict[tuple[str, ...], list[Integers]]
-    )
-
-    def renew(self, ordered: list[NodeCapacity]) -> _Side:
-        """The side that is true to these nodes, in this order."""
-        side = self._renewed(ordered)
-        if side is None:
-            side = _Side(Fleet.of([_node_state(node) for node in ordered]))
-            self._forget()
-        self.side, self.nodes, self.clock = side, ordered, side.fleet.clock
-        return side
-
-    def _forget(self) -> None:
-        self.masks.clear()
-        self.levels.clear()
-        self.facts.clear()
-        self.findings.clear()
-
-    def _renewed(self, ordered: list[NodeCapacity]) -> _Side | None:
-        """The kept side brought up to date; None where it has to be built anew."""
-        if self.side is None or not self._in_order(ordered):
-            return None
-        fleet = self.side.fleet
-        columns = fleet.usable.shape[1]
-        for row, (before, node) in enumerate(zip(self.nodes, ordered, strict=True)):
-            if before is node and fleet.changed[row] <= self.clock:
-                continue
-            if len(node.cards) > columns:
-                return None
-            if before is not node and _lasting(before) != _lasting(node):
-                self._forget()
-            fleet.renew(row, _node_state(node))
-        return self.side if fleet.kinds == fleet.kinds_in_order() else None
-
-    def _in_order(self, ordered: list[NodeCapacity]) -> bool:
-        """Brings the kept rows into this order, if they are the same nodes."""
-        assert self.side is not None, "asked only of a side that is kept"
-        names = tuple(node.node.name for node in ordered)
-        if names == self.side.fleet.names:
-            return True
-        rows = {name: row for row, name in enumerate(self.side.fleet.names)}
-        if rows.keys() != set(names):
-            return False
-        order = np.array([rows[name] for name in names], dtype=np.int64)
-        self.side = _Side(self.side.fleet.reordered(order), self.side.ledger.reordered(order))
-        self.nodes = [self.nodes[row] for row in order.tolist()]
-        self.masks.clear()
-        self.levels.clear()
-        return True
+    undos: tuple[tuple["Side", Undo], ...] = ()
 
 
 @dataclass(slots=True)
@@ -126,24 +46,24 @@ class Board:
     claimed: frozenset[str] = frozenset()
     # When the first of the claims is expected to be taken up; whoever is gone by then may use them.
     claimed_from_seconds: float = inf
-    # What kinds of jobs fitted nowhere. A board only fills up, so that it holds for the cycle.
     # The claimed cards by node; never changed, but replaced.
     claimed_on: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
+    # What kinds of jobs fitted nowhere. A board only fills up, so that it holds for the cycle.
     refusals: dict[Hashable, object] = field(default_factory=dict[Hashable, object])
     _rows: dict[str, int] = field(default_factory=dict[str, int])
-    _main: _Side = field(default_factory=lambda: _Side(Fleet.of(())))
+    _main: Side = field(default_factory=lambda: Side(Fleet.of(())))
     # For jobs that share with nobody: the same without cards on which strangers are.
-    _clean: _Side | None = None
+    _clean: Side | None = None
     # For jobs that are gone before any claim is taken up: the same with claimed cards open.
-    _filler: _Side | None = None
+    _filler: Side | None = None
     kept: Kept = field(default_factory=Kept)
-    _undos: list[tuple[_Side, Undo]] = field(default_factory=list[tuple[_Side, Undo]])
+    _undos: list[tuple[Side, Undo]] = field(default_factory=list[tuple[Side, Undo]])
 
     @classmethod
     def of(cls, capacity: Capacity, mix: Mix | None = None, kept: Kept | None = None) -> "Board":
         # Of equals the first wins: what is in use before what is idle and could be left so, small
         # nodes before large ones, which larger jobs may need.
-        ordered = sorted(capacity.nodes.values(), key=_node_order)
+        ordered = sorted(capacity.nodes.values(), key=node_order)
         kept = kept if kept is not None else Kept()
         side = kept.renew(ordered)
         rows = {node.node.name: row for row, node in enumerate(ordered)}
@@ -156,15 +76,15 @@ class Board:
         may use claimed ones."""
         side = self._side(undisturbed=undisturbed, filler=filler)
         choice = placement.choose(side.fleet, request, self.mix, side.ledger)
-        if not isinstance(choice, placement.Choice):
+        if choice is None:
             return None
         return self._place(side, choice.row, choice.cards)
 
-    def _side(self, *, undisturbed: bool, filler: bool) -> _Side:
+    def _side(self, *, undisturbed: bool, filler: bool) -> Side:
         side = self._filler if filler and self._filler is not None else self._main
         return self._without_strangers() if undisturbed else side
 
-    def _place(self, side: _Side, row: int, columns: Iterable[int]) -> Place:
+    def _place(self, side: Side, row: int, columns: Iterable[int]) -> Place:
         node = self.capacity.nodes[side.fleet.names[row]]
         uuids = {side.fleet.uuids[row][column] for column in columns}
         return Place(node.node.name, tuple(card for card in node.cards if card.uuid in uuids))
@@ -230,7 +150,7 @@ class Board:
         if not new:
             return
         if self._filler is None:
-            self._filler = _Side(self._main.fleet.copy())
+            self._filler, _ = self.kept.filler.follow(self._main)
         self.claimed |= new
         self.claimed_from_seconds = min(self.claimed_from_seconds, start_seconds)
         # What was refused before knew nothing of the claim, and stays refused.
@@ -264,16 +184,18 @@ class Board:
             masks[key] = None if allowed.all() else NodeMask(allowed)
         return masks[key]
 
-    def _sides(self) -> tuple[_Side, ...]:
+    def _sides(self) -> tuple[Side, ...]:
         return tuple(s for s in (self._main, self._clean, self._filler) if s is not None)
 
-    def _without_strangers(self) -> _Side:
+    def _without_strangers(self) -> Side:
         if self._clean is None:
-            self._clean = _Side(self._main.fleet.copy())
-            for name, node in self.capacity.nodes.items():
+            self._clean, rows = self.kept.clean.follow(self._main)
+            for row in rows:
+                node = self.capacity.nodes[self._main.fleet.names[row]]
                 used = {card.uuid for card in node.cards if disturbed(card)}
                 if used:
-                    self._clean.fleet.close(self._rows[name], self._columns(name, used))
+                    self._clean.fleet.close(row, self._columns(node.node.name, used))
+            self.kept.clean.settle()
         return self._clean
 
     def _columns(self, node: str, uuids: Set[str]) -> list[int]:
@@ -288,61 +210,6 @@ def _domains(values: list[list[str | None]]) -> Integers:
     return np.array(
         [-1 if None in one else numbers[tuple(str(v) for v in one)] for one in values],
         dtype=np.int64,
-    )
-
-
-def disturbed(card: Card, *, soon: bool = False) -> bool:
-    """True when a stranger uses more of the card than noise; with `soon`, once another reading has
-    come."""
-    others_bytes = card.others_bytes - card.leaving_bytes if soon else card.others_bytes
-    return others_bytes > STRANGER_NOISE_BYTES
-
-
-def _lasting(node: NodeCapacity) -> tuple[object, ...]:
-    """What tells whether a request could ever be on the node: marks and sizes."""
-    view = node.node
-    sizes = tuple((card.model, card.total_bytes - card.driver_bytes) for card in node.cards)
-    allocatable = view.cpu_milli_allocatable, view.memory_bytes_allocatable
-    return view.labels, view.taints, view.spot, allocatable, sizes
-
-
-def _node_order(node: NodeCapacity) -> tuple[bool, int, str]:
-    return not any(card.tenants for card in node.cards), len(node.cards), node.node.name
-
-
-def _card_order(card: Card) -> tuple[bool, int]:
-    """Cards in use first, the fullest first; the idle ones stay as they were (sorted is stable)."""
-    return not card.tenants, card.free_bytes if card.tenants else 0
-
-
-def _node_state(node: NodeCapacity) -> NodeState:
-    return NodeState(
-        name=node.node.name,
-        cpu_milli_free=node.cpu_milli_free,
-        memory_bytes_free=node.memory_bytes_free,
-        cards=tuple(_card_state(card) for card in sorted(node.cards, key=_card_order)),
-        spot=node.node.spot,
-        price_per_gpu_hour=node.price_with_losses,
-        eligible=not node.closed,
-        interruptions_per_hour=node.interruptions_per_hour,
-    )
-
-
-def _card_state(card: Card) -> CardState:
-    limits = [
-        summed_utilization_limit_percent(t.max_slowdown_percent, card.law) for t in card.tenants
-    ]
-    return CardState(
-        uuid=card.uuid,
-        model=card.model,
-        memory_total_bytes=max(card.total_bytes - card.driver_bytes, 0),
-        memory_free_bytes=card.free_bytes,
-        utilization_used_percent=card.utilization_percent,
-        utilization_limit_percent=min(limits, default=100.0),
-        idle=not card.tenants,
-        taken=card.taken,
-        usable=not card.blocked,
-        link_group=card.link_group,
     )
 
 

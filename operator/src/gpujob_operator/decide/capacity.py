@@ -57,8 +57,10 @@ class Card:
     @property
     def free_bytes(self) -> int:
         """May be negative when a stranger or a leak took more than was left."""
-        used_bytes = self.driver_bytes + self.others_bytes + self.excess_bytes
-        return self.total_bytes - used_bytes - self.reserved_bytes
+        free_bytes = self.total_bytes - self.driver_bytes - self.others_bytes
+        for tenant in self.tenants:
+            free_bytes -= tenant.memory_bytes + tenant.excess_bytes
+        return free_bytes
 
     @property
     def room_bytes(self) -> int:
@@ -93,6 +95,12 @@ class NodeCapacity:
     # How often such a node is taken away, and the price with what that costs (see `spot`).
     interruptions_per_hour: float = 0.0
     price_with_losses: float | None = None
+
+
+def marks(node: NodeCapacity) -> tuple[object, ...]:
+    """What a job that runs there sees of the node, besides its cards."""
+    view = node.node
+    return node.closed, view.not_ready_since, view.taints, node.price_per_gpu_hour
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,10 @@ _STATUS: dict[bool | None, ConditionStatus] = {
 
 
 def find(status: GPUJobStatus, kind: str) -> Condition | None:
-    return next((c for c in status.conditions if c.type == kind), None)
+    for condition in status.conditions:
+        if condition.type == kind:
+            return condition
+    return None
 
 
 def with_condition(
@@ -36,21 +39,29 @@ def with_condition(
 ) -> GPUJobStatus:
     """Returns the status with this condition; `value` None means Unknown."""
     wanted = _STATUS[value]
+    message = message[:MESSAGE_CHARACTERS_MAX]
     before = find(status, kind)
+    said = wanted, reason, message, generation
+    if before is not None and said == _said(before):
+        # So it is for thousands of jobs in every cycle.
+        return status
     changed = before is None or before.status is not wanted
     since = now if changed or before is None else before.last_transition_time
     after = Condition(
         type=kind,
         status=wanted,
         reason=reason,
-        message=message[:MESSAGE_CHARACTERS_MAX],
+        message=message,
         last_transition_time=since,
         observed_generation=generation,
     )
-    if after == before:
-        return status
     others = tuple(c for c in status.conditions if c.type != kind)
     return replace(status, conditions=tuple(sorted((*others, after), key=lambda c: c.type)))
+
+
+def _said(condition: Condition) -> tuple[object, ...]:
+    """All but since when."""
+    return condition.status, condition.reason, condition.message, condition.observed_generation
 
 
 class ConditionWriter:

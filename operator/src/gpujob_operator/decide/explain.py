@@ -4,16 +4,17 @@ What is found on a node holds as long as the node is the same object, and is kep
 cycle: thousands of waiting jobs are told again and again.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gpujob_api.gpujob import Reservation
 from gpujob_api.quantities import format_memory
-from gpujob_operator.decide.board import Board, Kept, disturbed
+from gpujob_operator.decide.board import Board
 from gpujob_operator.decide.capacity import Capacity, Card, NodeCapacity
 from gpujob_operator.decide.interference import summed_utilization_limit_percent
 from gpujob_operator.decide.needs import Needs, node_refusal
+from gpujob_operator.decide.sides import Kept, disturbed
+from gpujob_operator.decide.survey import FARTHEST, NO_CARDS, Findings, Survey
 
 # A card that would do, on a node that has too few of them.
 _FREE = "free, but too few on one node"
@@ -37,16 +38,6 @@ class Refusal:
         if self._message is None:
             self._message = self.describe()
         return self._message
-
-
-@dataclass(frozen=True, slots=True)
-class _Findings:
-    """Of one node: how many cards for each reason, and the nearest fit."""
-
-    node: NodeCapacity
-    claimed: frozenset[str]
-    counts: Counter[str] = field(default_factory=Counter[str])
-    nearest: tuple[int, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,44 +108,55 @@ def _explain(
     placed: int,
 ) -> str:
     """Counts the cards by what keeps the job off them, and names the nearest fit."""
-    key = (needs.alike, model)
-    findings = kept.findings.setdefault(key, {})
-    while len(kept.findings) > KINDS_MAX:
-        del kept.findings[next(iter(kept.findings))]
-    counts: Counter[str] = Counter()
-    nearest: tuple[int, str] | None = None
-    for name, node in capacity.nodes.items():
-        known = findings.get(name)
-        claimed = claimed_on.get(name, frozenset())
-        if not isinstance(known, _Findings) or known.node is not node or known.claimed != claimed:
-            known = findings[name] = _look(needs, model, wanted, node, claimed)
-        counts.update(known.counts)
-        if known.nearest is not None:
-            nearest = min(nearest or (2**63, ""), known.nearest)
+    survey = _survey(needs, model, kept)
+    survey.renew(
+        capacity.nodes,
+        claimed_on,
+        lambda node, claimed: _look(needs, model, wanted, node, claimed),
+    )
+    counts = survey.counts
     total = sum(counts.values())
     asked = needs.job.spec.workers * needs.job.spec.gpus_per_worker
     what = _what(needs, wanted)
     text = "; ".join(f"{n} {finding}" for finding, n in sorted(counts.items()))
     gang = f" (room for {placed} of {needs.job.spec.workers} workers)" if placed else ""
     message = f"needs {asked} x {what}{gang}; of {total} cards: {text}"
-    if nearest is not None:
-        message += f"; nearest: {nearest[1]}, {format_memory(nearest[0])} are missing"
-    return message
+    missing_bytes, uuid, name = survey.nearest
+    return message + _nearest_text(missing_bytes, name, capacity.card(name, uuid))
+
+
+def _survey(needs: Needs, model: str, kept: Kept) -> Survey:
+    """The one kept for this kind, or an empty one."""
+    key = (needs.alike, model)
+    found = kept.surveys.get(key)
+    if found is None:
+        if len(kept.surveys) >= KINDS_MAX:
+            del kept.surveys[next(iter(kept.surveys))]
+        found = kept.surveys[key] = Survey()
+    return found
+
+
+def _nearest_text(missing_bytes: int, node: str, card: Card | None) -> str:
+    if card is None:
+        return ""
+    free, total = format_memory(max(card.free_bytes, 0)), format_memory(card.total_bytes)
+    where = f"{card.uuid} on {node} with {free} free of {total}"
+    return f"; nearest: {where}, {format_memory(missing_bytes)} are missing"
 
 
 def node_lacks(needs: Needs, model: str, wanted: Reservation | None, node: NodeCapacity) -> str:
     """What keeps one worker off this node, with numbers; "" where it fits."""
     if all(card.model != model for card in node.cards):
         return f"no card of model {model}"
-    found = _look(needs, model, wanted, node, frozenset())
+    found = _look(needs, model, wanted, node, NO_CARDS)
     count = needs.job.spec.gpus_per_worker
-    if found.counts[_FREE] >= count:
+    if found.counts.get(_FREE, 0) >= count:
         return ""
     text = "; ".join(f"{n} {finding}" for finding, n in sorted(found.counts.items()))
     lacks = f"of {sum(found.counts.values())} cards: {text}"
-    if found.nearest is not None:
-        lacks += f"; nearest: {found.nearest[1]}, {format_memory(found.nearest[0])} are missing"
-    return lacks
+    missing_bytes, uuid, name = found.nearest
+    nearest = next((card for card in node.cards if card.uuid == uuid), None)
+    return lacks + _nearest_text(missing_bytes, name, nearest)
 
 
 def _look(
@@ -163,18 +165,19 @@ def _look(
     wanted: Reservation | None,
     node: NodeCapacity,
     claimed: frozenset[str],
-) -> _Findings:
-    counts: Counter[str] = Counter()
-    nearest: tuple[int, str] | None = None
+) -> Findings:
+    counts: dict[str, int] = {}
+    nearest = FARTHEST
     on_node = _node_misfit(needs, node)
     for card in node.cards:
         if card.model != model:
             continue
         misfit = on_node or _card_misfit(needs, wanted, card, claimed)
-        counts[misfit.finding if misfit else _FREE] += 1
-        if misfit is not None and misfit.missing_bytes:
-            nearest = min(nearest or (2**63, ""), (misfit.missing_bytes, _place(node, card)))
-    return _Findings(node, claimed, counts, nearest)
+        finding = misfit.finding if misfit else _FREE
+        counts[finding] = counts.get(finding, 0) + 1
+        if misfit is not None and 0 < misfit.missing_bytes <= nearest[0]:
+            nearest = min(nearest, (misfit.missing_bytes, card.uuid, node.node.name))
+    return Findings(counts, nearest)
 
 
 def _node_misfit(needs: Needs, node: NodeCapacity) -> _Misfit | None:
@@ -231,8 +234,3 @@ def _what(needs: Needs, wanted: Reservation | None) -> str:
         return f"{format_memory(wanted.memory_bytes)} at {wanted.utilization_percent:.0f} %"
     hint = f" of at least {format_memory(needs.hint_bytes)}" if needs.hint_bytes else ""
     return f"a whole card{hint}"
-
-
-def _place(node: NodeCapacity, card: Card) -> str:
-    free = format_memory(max(card.free_bytes, 0))
-    return f"{card.uuid} on {node.node.name} with {free} free of {format_memory(card.total_bytes)}"

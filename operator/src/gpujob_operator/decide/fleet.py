@@ -155,6 +155,20 @@ class Fleet:
             changed=self.changed.copy(),
         )
 
+    def copy_rows(self, other: "Fleet", rows: Integers) -> None:
+        """Takes over these rows of a fleet that this one was copied from."""
+        if not len(rows):
+            return
+        for column in fields(self):
+            value = getattr(self, column.name)
+            if isinstance(value, np.ndarray):
+                value[rows] = getattr(other, column.name)[rows]
+        for row in rows.tolist():
+            self.uuids[row] = other.uuids[row]
+        self.kinds[:] = other.kinds
+        self.clock += 1
+        self.changed[rows] = self.clock
+
     def reordered(self, order: Integers) -> "Fleet":
         """The same nodes with row `order[n]` of this fleet as row n."""
         rows = order.tolist()
@@ -242,16 +256,16 @@ class Fleet:
         # A card that is gone leaves nothing behind.
         for array in (self.usable, self.idle, self.taken, self.memory_total, self.memory_free):
             array[row] = 0
-        for column, card in enumerate(node.cards):
-            self.kind[row, column] = self._kind_of(card)
-            self.memory_total[row, column] = card.memory_total_bytes
-            self.memory_free[row, column] = card.memory_free_bytes
-            self.utilization_used[row, column] = card.utilization_used_percent
-            self.utilization_limit[row, column] = card.utilization_limit_percent
-            self.idle[row, column] = card.idle
-            self.taken[row, column] = card.taken
-            self.usable[row, column] = card.usable and card.memory_total_bytes > 0
-            self.link_group[row, column] = card.link_group
+        here, cards = slice(len(node.cards)), node.cards
+        self.kind[row, here] = [self._kind_of(card) for card in cards]
+        self.memory_total[row, here] = [card.memory_total_bytes for card in cards]
+        self.memory_free[row, here] = [card.memory_free_bytes for card in cards]
+        self.utilization_used[row, here] = [card.utilization_used_percent for card in cards]
+        self.utilization_limit[row, here] = [card.utilization_limit_percent for card in cards]
+        self.idle[row, here] = [card.idle for card in cards]
+        self.taken[row, here] = [card.taken for card in cards]
+        self.usable[row, here] = [card.usable and card.memory_total_bytes > 0 for card in cards]
+        self.link_group[row, here] = [card.link_group for card in cards]
         self._touch(row)
 
     def _kind_of(self, card: CardState) -> int:

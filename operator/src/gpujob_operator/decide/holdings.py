@@ -169,8 +169,10 @@ class Holdings:
         configuration: Configuration,
         now: datetime,
         learned: "Learned",
+        known: Mapping[str, Card] | None = None,
     ) -> NodeCapacity:
-        """The ledger of one node."""
+        """The ledger of one node. `known` are those of its cards on which nothing changed."""
+        known = known or {}
         cpu, memory = self.coming.get(view.name, (0, 0))
         price = _price(gpu_node, view, configuration)
         rate = interruptions_per_hour(view, learned.spot_rates)
@@ -178,7 +180,10 @@ class Holdings:
         return NodeCapacity(
             node=view,
             price_per_gpu_hour=price,
-            cards=tuple(self._card(gpu, learned, gpu_node.status.observed_at) for gpu in gpus),
+            cards=tuple(
+                known.get(gpu.uuid) or self._card(gpu, learned, gpu_node.status.observed_at)
+                for gpu in gpus
+            ),
             cpu_milli_free=view.cpu_milli_free - cpu,
             memory_bytes_free=view.memory_bytes_free - memory,
             closed=closed_reason(view, gpu_node, configuration, now),

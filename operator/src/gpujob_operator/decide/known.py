@@ -5,7 +5,7 @@ from datetime import datetime
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpuprofile import GPUProfile
-from gpujob_operator.decide.capacity import Capacity
+from gpujob_operator.decide.capacity import Capacity, marks
 from gpujob_operator.decide.changes import Roll
 from gpujob_operator.decide.fragmentation import Demand
 from gpujob_operator.decide.holdings import HostRequests
@@ -78,7 +78,6 @@ def around(job: GPUJob, capacity: Capacity) -> tuple[object, ...]:
         if node is None:
             found.append(None)
             continue
-        view = node.node
-        found += (node.closed, view.not_ready_since, view.taints, node.price_per_gpu_hour)
+        found += marks(node)
         found += (card for card in node.cards if card.uuid in worker.gpus)
     return tuple(found)

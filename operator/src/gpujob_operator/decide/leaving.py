@@ -5,16 +5,15 @@ the node is not the same object, moments are asked of `releases` every time.
 """
 
 from dataclasses import dataclass, field
-from math import inf
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpujob_operator.decide.board import disturbed
 from gpujob_operator.decide.capacity import Capacity, Card, NodeCapacity, Tenant
 from gpujob_operator.decide.fleet import Booleans, Floats, Integers
 from gpujob_operator.decide.releases import Releases
+from gpujob_operator.decide.sides import disturbed
 
 SLOWDOWN_PERCENT_MAX = 100
 
@@ -55,26 +54,29 @@ class Rows:
     unread: Booleans = field(init=False)
     models: NDArray[np.object_] = field(init=False)
     count: Integers = field(init=False)
+    # Whose end it is, as `releases` numbers jobs; 0 beyond the last tenant.
+    _number: Integers = field(init=False)
     _memory: Integers = field(init=False)
     _utilization: Floats = field(init=False)
     _slowdown: Integers = field(init=False)
     _whole: Booleans = field(init=False)
     _stay: Stay | None = None
+    _numbers: object = None
     _version: int = -1
 
     def __post_init__(self) -> None:
-        self._build([])
+        self._build([], Releases())
 
     def renew(self, capacity: Capacity, releases: Releases) -> Stay:
         """Makes all of it true; what was handed out before stays as it was."""
         nodes = list(capacity.nodes.values())
         changed = self._changed(nodes)
-        if changed is None:
-            self._build(nodes)
+        if changed is None or self._numbers is not releases.numbers:
+            self._build(nodes, releases)
         elif changed:
             self.cards, self.tenants = list(self.cards), list(self.tenants)
             for number in changed:
-                self._fill(number, nodes[number])
+                self._fill(number, nodes[number], releases)
             self.nodes = nodes
         if self._stay is None or changed != [] or self._version != releases.version:
             self._stay, self._version = self._staying(releases), releases.version
@@ -96,11 +98,12 @@ class Rows:
             changed.append(number)
         return changed
 
-    def _build(self, nodes: list[NodeCapacity]) -> None:
+    def _build(self, nodes: list[NodeCapacity], releases: Releases) -> None:
         cards = [card for node in nodes for card in node.cards]
         size = len(cards)
         columns = max((len(card.tenants) for card in cards), default=0)
         self.nodes, self.cards, self.tenants = nodes, cards, [[]] * size
+        self._stay = None
         counts = np.array([len(node.cards) for node in nodes], dtype=np.int64)
         self.first_row = [0, *np.cumsum(counts).tolist()]
         self.node_of = np.repeat(np.arange(len(nodes)), counts)
@@ -110,13 +113,14 @@ class Rows:
         self.usable, self.disturbed, self.unread = np.zeros((3, size), np.bool_)
         self.models = np.array([card.model for card in cards], dtype=np.object_)
         self.count = np.zeros(size, np.int64)
-        self._memory, self._slowdown = np.zeros((2, size, columns), np.int64)
+        self._memory, self._slowdown, self._number = np.zeros((3, size, columns), np.int64)
+        self._numbers = releases.numbers
         self._utilization = np.zeros((size, columns))
         self._whole = np.zeros((size, columns), np.bool_)
         for number, node in enumerate(nodes):
-            self._fill(number, node)
+            self._fill(number, node, releases)
 
-    def _fill(self, number: int, node: NodeCapacity) -> None:
+    def _fill(self, number: int, node: NodeCapacity, releases: Releases) -> None:
         for row, card in enumerate(node.cards, self.first_row[number]):
             if card is self.cards[row] and self.tenants[row]:
                 continue
@@ -129,19 +133,18 @@ class Rows:
             self.disturbed[row] = disturbed(card, soon=True)
             self.unread[row] = card.leaving_bytes > 0
             count = self.count[row] = len(tenants)
+            self._number[row, :count] = [releases.number(one.job_uid) for one in tenants]
             self._memory[row, :count] = [one.memory_bytes + one.excess_bytes for one in tenants]
             self._utilization[row, :count] = [one.utilization_percent for one in tenants]
             self._slowdown[row, :count] = [one.max_slowdown_percent for one in tenants]
             self._whole[row, :count] = [one.whole_card for one in tenants]
-            self._memory[row, count:] = 0
+            self._memory[row, count:] = self._number[row, count:] = 0
             self._utilization[row, count:] = 0.0
             self._slowdown[row, count:] = SLOWDOWN_PERCENT_MAX
             self._whole[row, count:] = False
 
     def _staying(self, releases: Releases) -> Stay:
-        moments = np.full(self._memory.shape, inf)
-        here = np.arange(self._memory.shape[1]) < self.count[:, None]
-        moments[here] = releases.moments(one.job_uid for row in self.tenants for one in row)
+        moments = releases.moments(self._number)
         # Stable: those whose end nobody knows leave by their UID, before the columns of nobody.
         order = np.argsort(moments, axis=1, kind="stable")
         return Stay(

@@ -10,6 +10,7 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from operator import itemgetter
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_operator.decide.capacity import FleetSize
@@ -73,7 +74,7 @@ class Line:
             lines.setdefault(entry.job.spec.queue, []).append((key, entry))
         for line in lines.values():
             # The best at the end, where it is taken off; keys end with the UID and never tie.
-            line.sort(key=lambda item: item[0], reverse=True)
+            line.sort(key=itemgetter(0), reverse=True)
         return cls(queues, fleet, memory_of, lines)
 
     def __iter__(self) -> Iterator[Pending]:

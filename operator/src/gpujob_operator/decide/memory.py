@@ -6,14 +6,12 @@ rests on objects that are not the same. Dropping it changes no plan; a test hold
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import TypeVar
 
 from gpujob_api.gpujob import PRIORITY_MAX, GPUJob
 from gpujob_api.gpuprofile import GPUProfile
-from gpujob_operator.decide.board import Kept
 from gpujob_operator.decide.capacity import (
     Capacity,
     holds_cards,
@@ -21,6 +19,7 @@ from gpujob_operator.decide.capacity import (
 from gpujob_operator.decide.changes import Deadlines
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.fragmentation import Mix
+from gpujob_operator.decide.groups import Groups
 from gpujob_operator.decide.holdings import holding_of
 from gpujob_operator.decide.known import Inputs, Known, ProfileKey, Rolls, spec_version
 from gpujob_operator.decide.lifecycle import Step
@@ -32,6 +31,7 @@ from gpujob_operator.decide.outcome import FOR_OTHERS
 from gpujob_operator.decide.profiles import differ_in_paces, profile_name
 from gpujob_operator.decide.queueing import Queues, QueueUse, turn_of_job
 from gpujob_operator.decide.releases import Releases
+from gpujob_operator.decide.sides import Kept
 from gpujob_operator.decide.slowdown import is_slowed
 from gpujob_operator.decide.snapshot import CardUsage, PodView, ReceivedReport, Snapshot
 from gpujob_operator.decide.starts import Starts
@@ -40,7 +40,6 @@ from gpujob_operator.decide.workload import host_requests
 
 # Kinds of waiting jobs that are told apart at a time.
 KINDS_MAX = 10_000
-_Key = TypeVar("_Key")
 _Usage = Mapping[tuple[str, int], CardUsage]
 
 
@@ -76,8 +75,9 @@ class Memory:
     _pods: dict[str, PodView] = field(default_factory=dict[str, PodView])
     _pods_of: dict[str, dict[str, PodView]] = field(default_factory=dict[str, dict[str, PodView]])
     _profiles: dict[ProfileKey, GPUProfile] = field(default_factory=dict[ProfileKey, GPUProfile])
-    _users: dict[ProfileKey, set[str]] = field(default_factory=dict[ProfileKey, set[str]])
-    _jobs_on: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+    # Jobs by the profile that they look at, and by the nodes that they are on.
+    _users: Groups[ProfileKey] = field(default_factory=lambda: Groups[ProfileKey]())
+    _jobs_on: Groups[str] = field(default_factory=lambda: Groups[str]())
     _use: dict[str, QueueUse] = field(default_factory=dict[str, QueueUse])
     _counts: MixCounts = field(default_factory=MixCounts)
     # Jobs that are to be counted in the mix.
@@ -99,8 +99,9 @@ class Memory:
         self._take_profiles(snapshot.profiles)
         self._take_readings(snapshot)
         self._settle()
-        for name in self._nodes.renew(snapshot.configuration, now):
-            self.awake |= self._jobs_on.get(name, set())
+        for name, cards in self._nodes.renew(snapshot.configuration, now).items():
+            jobs = self._jobs_on.of(name)
+            self.awake |= jobs if cards is None else self._on_cards(jobs, cards)
         self._renew_mix()
         self._renew_waiting()
         self.awake.update(self._quiet_until.due(now))
@@ -170,19 +171,26 @@ class Memory:
         """Cards came or went: jobs on them are on other nodes now."""
         if not moved:
             return
-        for uid in self.holding:
+        for uid in self._on_cards(self.holding, moved):
             known = self.known[uid]
-            placement = known.job.status.placement
+            self._put_on(known, self._nodes.of_job(known.job))
+            self._changed.add(uid)
+
+    def _on_cards(self, uids: Iterable[str], cards: Set[str]) -> set[str]:
+        """Those of the jobs that have any of these cards."""
+        found = set[str]()
+        for uid in uids:
+            placement = self.known[uid].job.status.placement
             workers = placement.workers if placement is not None else ()
-            if any(not moved.isdisjoint(worker.gpus) for worker in workers):
-                self._put_on(known, self._nodes.of_job(known.job))
-                self._changed.add(uid)
+            if any(not cards.isdisjoint(worker.gpus) for worker in workers):
+                found.add(uid)
+        return found
 
     def _put_on(self, known: Known, nodes: frozenset[str]) -> None:
         for name in known.nodes - nodes:
-            _discard(self._jobs_on, name, known.job.metadata.uid)
+            self._jobs_on.discard(name, known.job.metadata.uid)
         for name in nodes:
-            self._jobs_on.setdefault(name, set()).add(known.job.metadata.uid)
+            self._jobs_on.add(name, known.job.metadata.uid)
         known.nodes = nodes
 
     def _take_pods(self, pods: tuple[PodView, ...]) -> None:
@@ -222,7 +230,7 @@ class Memory:
         self._quiet_until.drop((uid,))
         self.next_at.drop((uid,))
         self.awake.discard(uid)
-        _discard(self._users, known.profile_key, uid)
+        self._users.discard(known.profile_key, uid)
         self.releases.drop(uid)
         del self.known[uid]
         self._changed.add(uid)
@@ -237,12 +245,12 @@ class Memory:
         nodes: frozenset[str] = frozenset()
         if before is not None:
             self._uncount(before)
-            _discard(self._users, before.profile_key, uid)
+            self._users.discard(before.profile_key, uid)
             nodes = before.nodes
         known = Known(job, requests, key, holds_cards(job), nodes, profile=self._profiles.get(key))
         self.known[uid] = known
         self.releases.put(job, key)
-        self._users.setdefault(key, set()).add(uid)
+        self._users.add(key, uid)
         self._put_on(known, self._nodes.of_job(job))
         self._count(known)
         self._changed.add(uid)
@@ -291,7 +299,7 @@ class Memory:
         """The jobs that look at this profile, which was `before`."""
         after = self._profiles.get(key)
         only_paces = before is not None and after is not None and differ_in_paces(before, after)
-        for uid in sorted(self._users.get(key, ())):
+        for uid in sorted(self._users.of(key)):
             known = self.known[uid]
             known.profile = after
             if only_paces:
@@ -336,7 +344,7 @@ class Memory:
                 self.gone.add(uid)
             job, requests = (known.job, known.requests) if known is not None else (None, (0, 0))
             self._nodes.hold(uid, holding_of(job, ordered, requests))
-        self.awake.intersection_update(self.known)
+        self.awake = {uid for uid in self.awake if uid in self.known}
 
     def _renew_mix(self) -> None:
         if self._counts.start_again(self.capacity):
@@ -383,11 +391,3 @@ class Memory:
             self._last_kind += 1
             self._kinds[kind] = self._last_kind
         return self._kinds[kind]
-
-
-def _discard(sets: dict[_Key, set[str]], key: _Key, uid: str) -> None:
-    """Takes the UID out; an empty set does not stay."""
-    left = sets[key]
-    left.discard(uid)
-    if not left:
-        del sets[key]

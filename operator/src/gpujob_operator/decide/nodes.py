@@ -4,6 +4,7 @@ those nodes are built anew on which something changed."""
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from itertools import zip_longest
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpunode import GPUNode
@@ -16,10 +17,18 @@ from gpujob_operator.decide.capacity import (
     closed_reason,
     holds_cards,
     is_stale,
+    marks,
 )
 from gpujob_operator.decide.changes import Deadlines, Roll
 from gpujob_operator.decide.configuration import Configuration
-from gpujob_operator.decide.holdings import NOTHING, Holding, Holdings, Learned, holding_of_gone
+from gpujob_operator.decide.holdings import (
+    NOTHING,
+    Ended,
+    Holding,
+    Holdings,
+    Learned,
+    holding_of_gone,
+)
 from gpujob_operator.decide.snapshot import GonePod, NodeView, Snapshot
 from gpujob_operator.decide.spot import rates
 
@@ -42,8 +51,9 @@ class Nodes:
     _old: set[str] = field(default_factory=set[str])
     _learned: Learned = field(default_factory=Learned)
     _profiles: tuple[GPUProfile, ...] = ()
-    # Nodes whose ledger may have changed since it was renewed.
+    # Nodes whose ledger may have changed since it was renewed: altogether, or on these cards.
     _dirty: set[str] = field(default_factory=set[str])
+    _touched: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
 
     def take(self, snapshot: Snapshot) -> set[str]:
         """Brings the nodes up to date; returns the cards that came, went, or are elsewhere."""
@@ -118,26 +128,46 @@ class Nodes:
         self._sum.remove(before)
         self._sum.add(after)
         for holding in (before, after):
-            ended = (uuid for pod in holding.ended for uuid in pod.cards)
-            self._dirty |= self._of_cards((*holding.cards, *holding.strays, *ended))
-            self._dirty.update(node for node, _, _ in holding.coming)
+            self._touch((*holding.cards, *holding.strays))
+            for pod in holding.ended:
+                self._touch(self._cards_with(pod))
+            for node, _, _ in holding.coming:
+                self._touched.setdefault(node, set())
 
-    def renew(self, configuration: Configuration, now: datetime) -> set[str]:
-        """Makes the ledger true; returns the nodes that are not the same any more. What stayed the
-        same stays the same object."""
-        nodes, changed = dict(self.capacity.nodes), set[str]()
-        due = {*self._old, *self._old_at.due(now)} - self._dirty
-        for name in sorted(self._dirty | due):
+    def _touch(self, uuids: Iterable[str]) -> None:
+        for uuid in uuids:
+            node = self._node_of_card.get(uuid)
+            if node is not None:
+                self._touched.setdefault(node, set()).add(uuid)
+
+    def _cards_with(self, pod: Ended) -> set[str]:
+        """The pod's cards, and others of the same nodes on which its processes were seen."""
+        nodes = [self._gpu_nodes[name] for name in self._of_cards(pod.cards)]
+        gpus = (gpu for node in nodes for gpu in node.status.gpus)
+        seen = {g.uuid for g in gpus if any(p.pod_uid == pod.pod_uid for p in g.processes)}
+        return seen.union(pod.cards)
+
+    def renew(
+        self, configuration: Configuration, now: datetime
+    ) -> dict[str, frozenset[str] | None]:
+        """Makes the ledger true; returns the nodes that are not the same any more, each with those
+        of its cards that are not, or None where more of it changed. What stayed the same stays the
+        same object."""
+        nodes = dict(self.capacity.nodes)
+        changed: dict[str, frozenset[str] | None] = {}
+        due = {*self._old, *self._old_at.due(now)}
+        for name in sorted(self._dirty | self._touched.keys() | due):
             before = nodes.pop(name, None)
-            after = self._node(name, before if name in due else None, configuration, now)
+            same = None if name in self._dirty else before
+            after = self._node(name, same, configuration, now)
             self._old.discard(name)
             self._old_at.drop((name,))
             if after is not None:
                 nodes[name] = after = _kept(before, after)
                 self._watch(name, after.closed, configuration)
             if after is not before:
-                changed.add(name)
-        self._dirty = set()
+                changed[name] = _changed_cards(before, after)
+        self._dirty, self._touched = set(), {}
         if changed or self.capacity.laws != self._learned.laws:
             self.capacity = capacity_of(nodes, self._learned.laws)
         return changed
@@ -145,12 +175,15 @@ class Nodes:
     def _node(
         self, name: str, before: NodeCapacity | None, configuration: Configuration, now: datetime
     ) -> NodeCapacity | None:
-        """The node's ledger, if it is one of ours; `before` where only time has passed."""
+        """The node's ledger, if it is one of ours; `before` where it was not observed anew."""
         view, gpu_node = self._views.get(name), self._gpu_nodes.get(name)
         if view is None or gpu_node is None:
             return None
-        if before is None:
-            return self._sum.node(view, gpu_node, configuration, now, self._learned)
+        touched = self._touched.get(name)
+        if before is None or touched is not None:
+            old = before.cards if before is not None else ()
+            known = {card.uuid: card for card in old if card.uuid not in (touched or ())}
+            return self._sum.node(view, gpu_node, configuration, now, self._learned, known)
         closed = closed_reason(view, gpu_node, configuration, now)
         return replace(before, closed=closed) if closed != before.closed else before
 
@@ -166,6 +199,17 @@ class Nodes:
 
 def _cards_of(nodes: Iterable[GPUNode]) -> set[tuple[str, str]]:
     return {(gpu.uuid, node.metadata.name) for node in nodes for gpu in node.status.gpus}
+
+
+def _changed_cards(
+    before: NodeCapacity | None, after: NodeCapacity | None
+) -> frozenset[str] | None:
+    """The cards that are not the same objects; None where jobs see another change of the node."""
+    if before is None or after is None or marks(before) != marks(after):
+        return None
+    cards = zip_longest(before.cards, after.cards)
+    changed = (card for pair in cards if pair[0] is not pair[1] for card in pair)
+    return frozenset(card.uuid for card in changed if card is not None)
 
 
 def _kept(before: NodeCapacity | None, after: NodeCapacity) -> NodeCapacity:

@@ -16,7 +16,7 @@ from enum import Enum
 
 import numpy as np
 
-from gpujob_operator.decide.feasibility import Refusal, explain, free_cards, host_fits
+from gpujob_operator.decide.feasibility import free_cards, host_fits
 from gpujob_operator.decide.fleet import Booleans, Fleet, Floats, Integers, Take
 from gpujob_operator.decide.fragmentation import Demand, Mix
 from gpujob_operator.decide.gangs import place_gang
@@ -148,8 +148,8 @@ class Ledger:
         return self.valuation
 
 
-def choose(fleet: Fleet, request: Request, mix: Mix, ledger: Ledger) -> Choice | Refusal:
-    """The best place for one worker, or with numbers why there is none.
+def choose(fleet: Fleet, request: Request, mix: Mix, ledger: Ledger) -> Choice | None:
+    """The best place for one worker; None where there is none.
 
     `ledger` belongs to this fleet (and its undone trials), not to a copy of it.
     """
@@ -162,8 +162,7 @@ def choose(fleet: Fleet, request: Request, mix: Mix, ledger: Ledger) -> Choice |
     steps = np.ceil(cost / STEP_CARDS - 1e-9)
     row = _first_best(fleet, request, steps)
     if row is None:
-        limit = request.utilization_limit_percent
-        return explain(fleet, request.demand, _allowed(fleet, request), limit)
+        return None
     demand = request.demand
     if demand.cards == 1 and not demand.exclusive:
         cards: tuple[int, ...] = (int(scores.card[row]),)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
-from gpujob_api.gpujob import GPUJob, JobPhase
+from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
 from gpujob_api.gpuqueue import GPUQueueStatus
 from gpujob_operator.decide import lifecycle, trouble
 from gpujob_operator.decide.admission import Admission
@@ -31,7 +31,7 @@ from gpujob_operator.decide.plan import (
 from gpujob_operator.decide.profiles import updated_profile
 from gpujob_operator.decide.queueing import Queues, QueueUse
 from gpujob_operator.decide.slowdown import find_move, has_cards_alone, observed_pace
-from gpujob_operator.decide.snapshot import CardUsage, ReceivedReport, Snapshot
+from gpujob_operator.decide.snapshot import Snapshot
 from gpujob_operator.decide.writing import Picture, finish_status, worth_writing
 
 # After every deadline.
@@ -154,14 +154,11 @@ class _Cycle:
                     memory.awake.discard(uid)
                 found[uid] = Step(job.status)
                 continue
-            report = memory.reports.get(uid)
-            used = memory.usage.get((uid, job.status.attempt))
-            if self._holds(known, report, used):
+            step = self._next_step(uid, known)
+            if step is None:
                 memory.awake.discard(uid)
-                continue
-            inputs = Inputs(report, used, around(job, self.capacity))
-            self._inputs[uid] = inputs
-            found[uid] = self._advance(known, inputs)
+            else:
+                found[uid] = step
         return found
 
     def step(self, uid: str, steps: Mapping[str, Step]) -> Step:
@@ -169,23 +166,35 @@ class _Cycle:
         known = self.memory.known[uid]
         return steps.get(uid) or known.step or Step(known.job.status)
 
-    def _holds(self, known: Known, report: ReceivedReport | None, used: CardUsage | None) -> bool:
-        """Whether the last step was decided from the same."""
-        inputs, until = known.inputs, known.quiet_until
-        if inputs is None or until is None or self.now >= until:
-            return False
-        if inputs.report is not report or inputs.usage != used:
-            return False
-        return inputs.around == around(known.job, self.capacity)
+    def _next_step(self, uid: str, known: Known) -> Step | None:
+        """The step of a job that has pods or holds cards; None while the last one holds."""
+        memory, job, before = self.memory, known.job, known.inputs
+        report, used = memory.reports.get(uid), memory.usage.get((uid, job.status.attempt))
+        nearby = around(job, self.capacity)
+        rests = known.quiet_until is not None and self.now < known.quiet_until
+        rests = rests and before is not None and before.report is report and before.usage == used
+        if rests and before is not None and before.around == nearby:
+            return None
+        inputs = self._inputs[uid] = Inputs(report, used, nearby)
+        found = trouble.find(job, self.capacity, self.configuration, self.now)
+        lost = memory.lost_nodes(job)
+        if rests and known.step is not None and found is None and not lost:
+            # Only others came to its cards, or left: what it says of itself is as it was.
+            at = memory.next_at.get(uid)
+            left = None if at is None else (at - self.now).total_seconds()
+            return replace(known.step, next_seconds=left)
+        return self._advance(known, inputs, found, lost)
 
-    def _advance(self, known: Known, inputs: Inputs) -> Step:
+    def _advance(
+        self, known: Known, inputs: Inputs, found: StopReason | None, lost: frozenset[str]
+    ) -> Step:
         seen = Seen(
             pods=known.pods,
             report=inputs.report,
             usage=inputs.usage,
             profile=known.profile,
-            trouble=trouble.find(known.job, self.capacity, self.configuration, self.now),
-            lost_nodes=self.memory.lost_nodes(known.job),
+            trouble=found,
+            lost_nodes=lost,
             listening_since=self.snapshot.listening_since,
         )
         return lifecycle.advance(known.job, seen, self.configuration, self.now)
@@ -273,11 +282,11 @@ def _items(known: Known, step: Step, cycle: _Cycle) -> list[PlanItem]:
     status = finish_status(job, step.status, known.profile, picture)
     if worth_writing(job, status, picture):
         items.append(WriteStatus(job, replace(status, observed_at=cycle.now), step.events))
-    elif status != job.status:
+    elif status is not job.status and status != job.status:
         cycle.held_back.add(job.metadata.uid)
     items += step.deletes
     items += step.creates
-    after = replace(job, status=status)
+    after = job if status is job.status else replace(job, status=status)
     alone = has_cards_alone(status, cycle.capacity)
     pace = None if alone else observed_pace(status, known.profile, cycle.capacity)
     profile = updated_profile(after, known.profile, cycle.now, alone=alone, pace=pace)

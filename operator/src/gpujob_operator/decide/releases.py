@@ -13,24 +13,10 @@ from datetime import datetime
 from math import inf
 
 from gpujob_api.gpujob import GPUJob, JobPhase
+from gpujob_operator.decide.ends import UNKNOWN, End, Ends, Like, Workload
 from gpujob_operator.decide.estimate import Run, RunHistory, remaining_seconds
+from gpujob_operator.decide.fleet import Floats, Integers
 from gpujob_operator.decide.profiles import profile_name
-
-_Workload = tuple[str, str]
-# Runs of a workload on so many cards.
-_Like = tuple[_Workload, int]
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    """When a job's cards are free, in seconds since 1970; or, with `like`, since when it runs, for
-    as long as those did."""
-
-    at: float
-    like: _Like | None = None
-
-
-_UNKNOWN = _End(inf)
 
 
 @dataclass(slots=True)
@@ -42,13 +28,15 @@ class Releases:
     # Another one whenever another moment could be found of any job.
     version: int = 0
     jobs: dict[str, GPUJob] = field(default_factory=dict[str, GPUJob])
-    _workloads: dict[str, _Workload] = field(default_factory=dict[str, _Workload])
+    _workloads: dict[str, Workload] = field(default_factory=dict[str, Workload])
     _history: RunHistory = field(default_factory=RunHistory)
     # What each succeeded job adds to it.
     _runs: dict[str, Run] = field(default_factory=dict[str, Run])
-    _ends: dict[str, _End] = field(default_factory=dict[str, _End])
+    _ends: dict[str, End] = field(default_factory=dict[str, End])
+    # The same of jobs that were given a number.
+    _numbered: Ends = field(default_factory=Ends)
     # How long runs are expected to take, while the history is the same.
-    _lengths: dict[_Like, float] = field(default_factory=dict[_Like, float])
+    _lengths: dict[Like, float] = field(default_factory=dict[Like, float])
 
     @classmethod
     def of(cls, jobs: Iterable[GPUJob], now: datetime) -> "Releases":
@@ -61,8 +49,9 @@ class Releases:
         """Another cycle: from now on this is the time."""
         self.now_seconds = now.timestamp()
         self.version += 1
+        self._numbered.tidy(len(self.jobs))
 
-    def put(self, job: GPUJob, workload: _Workload | None = None) -> None:
+    def put(self, job: GPUJob, workload: Workload | None = None) -> None:
         """This job as it is now. `workload` is its profile's namespace and name, if known."""
         uid = job.metadata.uid
         self.drop(uid)
@@ -77,6 +66,7 @@ class Releases:
     def drop(self, uid: str) -> None:
         self.version += 1
         self._ends.pop(uid, None)
+        self._numbered.forget(uid)
         self.jobs.pop(uid, None)
         workload = self._workloads.pop(uid, None)
         run = self._runs.pop(uid, None)
@@ -87,22 +77,22 @@ class Releases:
     def moment(self, uid: str) -> float:
         """When this job's cards are free, in seconds since 1970, perhaps past; infinite when
         nobody can tell."""
-        return self.moments((uid,))[0]
+        end = self._end(uid)
+        length = 0.0 if end.like is None else self._length(end.like)
+        return end.moment(length, self.now_seconds)
 
-    def moments(self, uids: Iterable[str]) -> list[float]:
-        """The same of many."""
-        ends, lengths, now = self._ends, self._lengths, self.now_seconds
-        found: list[float] = []
-        for uid in uids:
-            end = ends.get(uid) or self._find_end(uid)
-            if end.like is None:
-                found.append(end.at)
-                continue
-            length = lengths.get(end.like)
-            at = end.at + (self._length(end.like) if length is None else length)
-            # One that has run longer than its like is not expected to end at once.
-            found.append(at if at > now else inf)
-        return found
+    @property
+    def numbers(self) -> object:
+        """Another object once numbers that were given hold no longer."""
+        return self._numbered.numbers
+
+    def number(self, uid: str) -> int:
+        """Of a job, whether it is there or not; never 0. For `moments`."""
+        return self._numbered.number(uid)
+
+    def moments(self, numbers: Integers) -> Floats:
+        """`moment` of the jobs of these numbers, in their shape; of 0 infinite."""
+        return self._numbered.moments(numbers, self._end, self._length, self.now_seconds)
 
     def seconds(self, uid: str) -> float:
         """The same from now."""
@@ -121,24 +111,27 @@ class Releases:
         workload = workload or (job.metadata.namespace, profile_name(job))
         return self._length((workload, _cards(job)))
 
-    def _find_end(self, uid: str) -> _End:
-        job = self.jobs.get(uid)
-        end = self._ends[uid] = _UNKNOWN if job is None else self._end_of(job)
+    def _end(self, uid: str) -> End:
+        end, job = self._ends.get(uid), self.jobs.get(uid)
+        if job is None:
+            return UNKNOWN
+        if end is None:
+            end = self._ends[uid] = self._end_of(job)
         return end
 
-    def _end_of(self, job: GPUJob) -> _End:
+    def _end_of(self, job: GPUJob) -> End:
         status, stop = job.status, job.status.stop
         if status.phase is JobPhase.STOPPING and stop is not None:
-            return _End(stop.deadline.timestamp())
+            return End(stop.deadline.timestamp())
         left = _own_remaining(job)
         if left is not None and status.observed_at is not None:
-            return _End(status.observed_at.timestamp() + left)
+            return End(status.observed_at.timestamp() + left)
         if status.attempt_started_at is None:
-            return _UNKNOWN
+            return UNKNOWN
         workload = self._workloads[job.metadata.uid]
-        return _End(status.attempt_started_at.timestamp(), (workload, _cards(job)))
+        return End(status.attempt_started_at.timestamp(), (workload, _cards(job)))
 
-    def _length(self, like: _Like) -> float:
+    def _length(self, like: Like) -> float:
         if like not in self._lengths:
             expected = self._history.expected_seconds(*like)
             # Nobody knows it better than to two digits.

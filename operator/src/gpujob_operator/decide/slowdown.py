@@ -15,7 +15,7 @@ from gpujob_api.gpuprofile import GPUProfile, ProfileEntry, SharedPace
 from gpujob_api.meta import ConditionStatus
 from gpujob_operator.decide import conditions
 from gpujob_operator.decide.assignment import Assignment, assign
-from gpujob_operator.decide.board import Board, disturbed
+from gpujob_operator.decide.board import Board
 from gpujob_operator.decide.calibration import band_percent
 from gpujob_operator.decide.capacity import Capacity, Card
 from gpujob_operator.decide.configuration import Configuration
@@ -24,6 +24,7 @@ from gpujob_operator.decide.needs import Needs
 from gpujob_operator.decide.outcome import SLOWED
 from gpujob_operator.decide.reservation import profile_entry
 from gpujob_operator.decide.room import interruptible, interruption_gpu_seconds
+from gpujob_operator.decide.sides import disturbed
 
 # Over its limit a job counts as slowed from this many points on: steps vary by themselves.
 SLACK_PERCENT = 5.0

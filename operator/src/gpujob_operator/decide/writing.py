@@ -49,11 +49,10 @@ def finish_status(
     elif conditions.find(status, conditions.CARD_PRESSURE) is not None:
         status = writer.set(status, conditions.CARD_PRESSURE, False, "Fits", "all of it fits again")
     status = _with_slowdown(job, status, profile, writer, picture.capacity)
-    return replace(
-        status,
-        observed_generation=job.metadata.generation,
-        summary=summarize(job, status, picture.capacity),
-    )
+    generation, summary = job.metadata.generation, summarize(job, status, picture.capacity)
+    if (generation, summary) == (status.observed_generation, status.summary):
+        return status
+    return replace(status, observed_generation=generation, summary=summary)
 
 
 def _with_slowdown(
@@ -91,7 +90,7 @@ def _with_reachability(
 def worth_writing(job: GPUJob, status: GPUJobStatus, picture: Picture) -> bool:
     """At once when something happened; at a bounded rate when only figures moved."""
     before = job.status
-    if status == before:
+    if status is before or status == before:
         return False
     if _essence(status) != _essence(before):
         return True

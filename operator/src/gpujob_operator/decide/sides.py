@@ -1,0 +1,193 @@
+"""The ledger of cards as arrays, kept from one cycle's board to the next.
+
+The main side is true to the nodes; others are the same but for some cards, and follow it: only rows
+are copied that changed on either.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gpujob_api.quantities import MIB
+from gpujob_operator.decide.capacity import Card, NodeCapacity
+from gpujob_operator.decide.fleet import CardState, Fleet, Integers, NodeState
+from gpujob_operator.decide.interference import summed_utilization_limit_percent
+from gpujob_operator.decide.placement import Ledger, NodeMask
+from gpujob_operator.decide.survey import Survey
+
+# A stranger below this is the desktop or a monitoring tool, not a tenant.
+STRANGER_NOISE_BYTES = 64 * MIB
+
+
+@dataclass(slots=True)
+class Side:
+    """One fleet with the figures kept for it."""
+
+    fleet: Fleet
+    ledger: Ledger = field(default_factory=Ledger)
+
+
+@dataclass(slots=True)
+class Follower:
+    """Another side, the same as the main one but for what is changed on it."""
+
+    _side: Side | None = None
+    # What it follows; the clocks of both when they were last as they should be.
+    _main: Fleet | None = None
+    _main_clock: int = 0
+    _clock: int = 0
+
+    def follow(self, main: Side) -> tuple[Side, list[int]]:
+        """Makes it the same as the main one; also which rows were not. `settle` tells that what was
+        changed on them since is to stay."""
+        fleet = main.fleet
+        if self._side is None or self._main is not fleet:
+            self._side = Side(fleet.copy())
+            rows = np.arange(len(fleet.names))
+        else:
+            own = self._side.fleet
+            rows = np.flatnonzero((fleet.changed > self._main_clock) | (own.changed > self._clock))
+            own.copy_rows(fleet, rows)
+        self._main, self._main_clock = fleet, fleet.clock
+        self.settle()
+        return self._side, rows.tolist()
+
+    def settle(self) -> None:
+        assert self._side is not None, "called after `follow`"
+        self._clock = self._side.fleet.clock
+
+
+@dataclass(slots=True)
+class Kept:
+    """The arrays of the last cycle's board, taken up again where nodes are the same objects."""
+
+    side: Side | None = None
+    # Without cards on which strangers are, and with claimed cards open; see `Board`.
+    clean: Follower = field(default_factory=Follower)
+    filler: Follower = field(default_factory=Follower)
+    nodes: list[NodeCapacity] = field(default_factory=list[NodeCapacity])
+    # The fleet's clock when it was last true to `nodes`; what changed later was only planned.
+    clock: int = 0
+    # The rows' cards as they were made from the ledger's, by UUID.
+    states: dict[str, tuple[Card, CardState]] = field(
+        default_factory=dict[str, tuple[Card, CardState]]
+    )
+    # What can ever fit, while nodes and cards are of the same size and marks.
+    facts: dict[Hashable, bool] = field(default_factory=dict[Hashable, bool])
+    # What keeps jobs of a kind off the cards, by kind and model; see `explain`.
+    surveys: dict[Hashable, Survey] = field(default_factory=dict[Hashable, Survey])
+    # Which rows a request may use, by what it asks of nodes; None: all.
+    masks: dict[Hashable, NodeMask | None] = field(default_factory=dict[Hashable, NodeMask | None])
+    # The domain of each row, by the labels that say so.
+    levels: dict[tuple[str, ...], list[Integers]] = field(
+        default_factory=dict[tuple[str, ...], list[Integers]]
+    )
+
+    def renew(self, ordered: list[NodeCapacity]) -> Side:
+        """The side that is true to these nodes, in this order."""
+        side = self._renewed(ordered)
+        if side is None:
+            self.states.clear()
+            side = Side(Fleet.of([self._node_state(node) for node in ordered]))
+            self._forget()
+        self.side, self.nodes, self.clock = side, ordered, side.fleet.clock
+        return side
+
+    def _forget(self) -> None:
+        self.masks.clear()
+        self.levels.clear()
+        self.facts.clear()
+        self.surveys.clear()
+
+    def _renewed(self, ordered: list[NodeCapacity]) -> Side | None:
+        """The kept side brought up to date; None where it has to be built anew."""
+        if self.side is None or not self._in_order(ordered):
+            return None
+        fleet = self.side.fleet
+        columns = fleet.usable.shape[1]
+        for row, (before, node) in enumerate(zip(self.nodes, ordered, strict=True)):
+            if before is node and fleet.changed[row] <= self.clock:
+                continue
+            if len(node.cards) > columns:
+                return None
+            if before is not node and _lasting(before) != _lasting(node):
+                self._forget()
+            fleet.renew(row, self._node_state(node))
+        return self.side if fleet.kinds == fleet.kinds_in_order() else None
+
+    def _node_state(self, node: NodeCapacity) -> NodeState:
+        return NodeState(
+            name=node.node.name,
+            cpu_milli_free=node.cpu_milli_free,
+            memory_bytes_free=node.memory_bytes_free,
+            cards=tuple(self._card_state(card) for card in sorted(node.cards, key=_card_order)),
+            spot=node.node.spot,
+            price_per_gpu_hour=node.price_with_losses,
+            eligible=not node.closed,
+            interruptions_per_hour=node.interruptions_per_hour,
+        )
+
+    def _card_state(self, card: Card) -> CardState:
+        known = self.states.get(card.uuid)
+        if known is None or known[0] is not card:
+            known = self.states[card.uuid] = card, _card_state(card)
+        return known[1]
+
+    def _in_order(self, ordered: list[NodeCapacity]) -> bool:
+        """Brings the kept rows into this order, if they are the same nodes."""
+        assert self.side is not None, "asked only of a side that is kept"
+        names = tuple(node.node.name for node in ordered)
+        if names == self.side.fleet.names:
+            return True
+        rows = {name: row for row, name in enumerate(self.side.fleet.names)}
+        if rows.keys() != set(names):
+            return False
+        order = np.array([rows[name] for name in names], dtype=np.int64)
+        self.side = Side(self.side.fleet.reordered(order), self.side.ledger.reordered(order))
+        self.nodes = [self.nodes[row] for row in order.tolist()]
+        self.masks.clear()
+        self.levels.clear()
+        return True
+
+
+def disturbed(card: Card, *, soon: bool = False) -> bool:
+    """True when a stranger uses more of the card than noise; with `soon`, once another reading has
+    come."""
+    others_bytes = card.others_bytes - card.leaving_bytes if soon else card.others_bytes
+    return others_bytes > STRANGER_NOISE_BYTES
+
+
+def _lasting(node: NodeCapacity) -> tuple[object, ...]:
+    """What tells whether a request could ever be on the node: marks and sizes."""
+    view = node.node
+    sizes = tuple((card.model, card.total_bytes - card.driver_bytes) for card in node.cards)
+    allocatable = view.cpu_milli_allocatable, view.memory_bytes_allocatable
+    return view.labels, view.taints, view.spot, allocatable, sizes
+
+
+def node_order(node: NodeCapacity) -> tuple[bool, int, str]:
+    return not any(card.tenants for card in node.cards), len(node.cards), node.node.name
+
+
+def _card_order(card: Card) -> tuple[bool, int]:
+    """Cards in use first, the fullest first; the idle ones stay as they were (sorted is stable)."""
+    return not card.tenants, card.free_bytes if card.tenants else 0
+
+
+def _card_state(card: Card) -> CardState:
+    limits = [
+        summed_utilization_limit_percent(t.max_slowdown_percent, card.law) for t in card.tenants
+    ]
+    return CardState(
+        uuid=card.uuid,
+        model=card.model,
+        memory_total_bytes=max(card.total_bytes - card.driver_bytes, 0),
+        memory_free_bytes=card.free_bytes,
+        utilization_used_percent=card.utilization_percent,
+        utilization_limit_percent=min(limits, default=100.0),
+        idle=not card.tenants,
+        taken=card.taken,
+        usable=not card.blocked,
+        link_group=card.link_group,
+    )
