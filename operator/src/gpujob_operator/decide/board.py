@@ -18,6 +18,7 @@ from gpujob_operator.decide.fragmentation import Mix
 from gpujob_operator.decide.placement import NodeMask, Request
 from gpujob_operator.decide.sides import Kept, Side, disturbed, node_order
 from gpujob_operator.decide.snapshot import NodeView
+from gpujob_operator.decide.survey import NO_CARDS
 
 # What requests ask of nodes, kept as masks.
 MASKS_MAX = 512
@@ -51,6 +52,8 @@ class Board:
     # What kinds of jobs fitted nowhere. A board only fills up, so that it holds for the cycle.
     refusals: dict[Hashable, object] = field(default_factory=dict[Hashable, object])
     _rows: dict[str, int] = field(default_factory=dict[str, int])
+    # By card; made when first asked for.
+    _cards_rows: dict[str, int] = field(default_factory=dict[str, int])
     _main: Side = field(default_factory=lambda: Side(Fleet.of(())))
     # For jobs that share with nobody: the same without cards on which strangers are.
     _clean: Side | None = None
@@ -154,15 +157,18 @@ class Board:
         self.claimed |= new
         self.claimed_from_seconds = min(self.claimed_from_seconds, start_seconds)
         # What was refused before knew nothing of the claim, and stays refused.
-        for name, node in self.capacity.nodes.items():
-            here = new & {card.uuid for card in node.cards}
-            if here:
-                before = self.claimed_on.get(name, frozenset())
-                self.claimed_on = {**self.claimed_on, name: before | here}
-            columns = self._columns(name, here)
-            for side in (self._main, self._clean) if columns else ():
+        on: dict[str, set[str]] = {}
+        for uuid in new:
+            row = self._row_of_card.get(uuid)
+            if row is not None:
+                on.setdefault(self._main.fleet.names[row], set()).add(uuid)
+        before = self.claimed_on
+        after = {name: before.get(name, NO_CARDS) | here for name, here in on.items()}
+        self.claimed_on = {**before, **after}
+        for name, here in on.items():
+            for side in (self._main, self._clean):
                 if side is not None:
-                    side.fleet.close(self._rows[name], columns)
+                    side.fleet.close(self._rows[name], self._columns(name, here))
 
     def may_fill(self, length_seconds: float) -> bool:
         """Whether a job of this length is gone before the first claim is taken up."""
@@ -197,6 +203,13 @@ class Board:
                     self._clean.fleet.close(row, self._columns(node.node.name, used))
             self.kept.clean.settle()
         return self._clean
+
+    @property
+    def _row_of_card(self) -> Mapping[str, int]:
+        if not self._cards_rows:
+            uuids = enumerate(self._main.fleet.uuids)
+            self._cards_rows = {uuid: row for row, here in uuids for uuid in here}
+        return self._cards_rows
 
     def _columns(self, node: str, uuids: Set[str]) -> list[int]:
         row = self._main.fleet.uuids[self._rows[node]]

@@ -4,7 +4,7 @@ A column for each tenant of the fullest card. Kept from cycle to cycle: rows are
 the node is not the same object, moments are asked of `releases` every time.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -60,7 +60,10 @@ class Rows:
     _utilization: Floats = field(init=False)
     _slowdown: Integers = field(init=False)
     _whole: Booleans = field(init=False)
-    _stay: Stay | None = None
+    _stay: Stay = field(init=False)
+    # What it was made from, and rows that were filled since.
+    _moments: Floats = field(init=False)
+    _filled: set[int] = field(default_factory=set[int])
     _numbers: object = None
     _version: int = -1
 
@@ -68,7 +71,8 @@ class Rows:
         self._build([], Releases())
 
     def renew(self, capacity: Capacity, releases: Releases) -> Stay:
-        """Makes all of it true; what was handed out before stays as it was."""
+        """Makes all of it true. Lists that were handed out before stay as they were, arrays do
+        not."""
         nodes = list(capacity.nodes.values())
         changed = self._changed(nodes)
         if changed is None or self._numbers is not releases.numbers:
@@ -78,8 +82,9 @@ class Rows:
             for number in changed:
                 self._fill(number, nodes[number], releases)
             self.nodes = nodes
-        if self._stay is None or changed != [] or self._version != releases.version:
-            self._stay, self._version = self._staying(releases), releases.version
+        if self._filled or self._version != releases.version:
+            self._renew_stay(releases.moments(self._number))
+            self._version = releases.version
         return self._stay
 
     def _changed(self, nodes: list[NodeCapacity]) -> list[int] | None:
@@ -103,7 +108,6 @@ class Rows:
         size = len(cards)
         columns = max((len(card.tenants) for card in cards), default=0)
         self.nodes, self.cards, self.tenants = nodes, cards, [[]] * size
-        self._stay = None
         counts = np.array([len(node.cards) for node in nodes], dtype=np.int64)
         self.first_row = [0, *np.cumsum(counts).tolist()]
         self.node_of = np.repeat(np.arange(len(nodes)), counts)
@@ -119,12 +123,16 @@ class Rows:
         self._whole = np.zeros((size, columns), np.bool_)
         for number, node in enumerate(nodes):
             self._fill(number, node, releases)
+        self._moments = np.zeros((size, columns))
+        self._stay = self._staying(np.arange(size))
+        self._filled = set(range(size))
 
     def _fill(self, number: int, node: NodeCapacity, releases: Releases) -> None:
         for row, card in enumerate(node.cards, self.first_row[number]):
             if card is self.cards[row] and self.tenants[row]:
                 continue
             tenants = sorted(card.tenants, key=lambda one: one.job_uid)
+            self._filled.add(row)
             self.cards[row], self.tenants[row] = card, tenants
             self.free_bytes[row] = card.free_bytes
             self.room_soon_bytes[row] = card.room_soon_bytes
@@ -143,15 +151,25 @@ class Rows:
             self._slowdown[row, count:] = SLOWDOWN_PERCENT_MAX
             self._whole[row, count:] = False
 
-    def _staying(self, releases: Releases) -> Stay:
-        moments = releases.moments(self._number)
+    def _renew_stay(self, moments: Floats) -> None:
+        """Only rows of which anything is not as it was."""
+        other = (moments != self._moments).any(axis=1)
+        other[list(self._filled)] = True
+        self._moments, self._filled = moments, set()
+        rows = np.flatnonzero(other)
+        part = self._staying(rows)
+        for column in fields(Stay):
+            getattr(self._stay, column.name)[rows] = getattr(part, column.name)
+
+    def _staying(self, rows: Integers) -> Stay:
+        moments = self._moments[rows]
         # Stable: those whose end nobody knows leave by their UID, before the columns of nobody.
         order = np.argsort(moments, axis=1, kind="stable")
         return Stay(
-            memory_bytes=_sums(np.take_along_axis(self._memory, order, 1)),
-            utilization_percent=_sums(np.take_along_axis(self._utilization, order, 1)),
-            slowdown_percent=_least(np.take_along_axis(self._slowdown, order, 1)),
-            whole_card=_sums(np.take_along_axis(self._whole, order, 1)).astype(np.bool_),
+            memory_bytes=_sums(np.take_along_axis(self._memory[rows], order, 1)),
+            utilization_percent=_sums(np.take_along_axis(self._utilization[rows], order, 1)),
+            slowdown_percent=_least(np.take_along_axis(self._slowdown[rows], order, 1)),
+            whole_card=_sums(np.take_along_axis(self._whole[rows], order, 1)).astype(np.bool_),
             since=np.pad(np.take_along_axis(moments, order, 1), ((0, 0), (1, 0))),
             order=order,
         )

@@ -51,14 +51,10 @@ def updated_profile(
     before = profile.status.entries if profile is not None else ()
     same = next((e for e in before if _key(e) == _key(entry)), None)
     if same is not None:
-        joined = _joined(same, entry)
-        entry = replace(
-            joined,
-            alone_step_seconds=_alone_seconds(same, entry, joined.tuned),
-            shared=with_pace(same.shared, pace),
-        )
-        if not _differs(same, entry):
+        joined = _joined(same, entry, pace)
+        if joined is None:
             return None
+        entry = joined
     others = tuple(e for e in before if _key(e) != _key(entry))
     entries = (entry, *others)[:ENTRIES_MAX]
     if profile is not None:
@@ -108,14 +104,28 @@ def _key(entry: ProfileEntry) -> tuple[str, str]:
     return entry.gpu_model, entry.torch_version
 
 
-def _joined(before: ProfileEntry, after: ProfileEntry) -> ProfileEntry:
-    """What both know. Only more memory and faster settings replace what is there, so that several
+def _joined(
+    before: ProfileEntry, after: ProfileEntry, pace: SharedPace | None
+) -> ProfileEntry | None:
+    """What both know, or None when it is not worth a write: more memory by 5 %, faster settings, or
+    another timing are. Only more memory and faster settings replace what is there, so that several
     jobs of one workload come to the same entry and then stop writing.
     """
+    best = after if before.current is None or _is_faster(after, before) else before
     memory_bytes = max(before.memory_bytes, after.memory_bytes)
-    if before.current is not None and not _is_faster(after, before):
-        return replace(before, memory_bytes=memory_bytes, updated_at=after.updated_at)
-    return replace(after, memory_bytes=memory_bytes)
+    alone_seconds = _alone_seconds(before, after, best.tuned)
+    shared = with_pace(before.shared, pace)
+    timings = best.current, best.tuned, alone_seconds, shared
+    known = before.current, before.tuned, before.alone_step_seconds, before.shared
+    if memory_bytes <= before.memory_bytes * 1.05 and timings == known:
+        return None
+    return replace(
+        best,
+        memory_bytes=memory_bytes,
+        updated_at=after.updated_at,
+        alone_step_seconds=alone_seconds,
+        shared=shared,
+    )
 
 
 def _is_faster(one: ProfileEntry, other: ProfileEntry) -> bool:
@@ -124,16 +134,6 @@ def _is_faster(one: ProfileEntry, other: ProfileEntry) -> bool:
     if (one.tuned is None) != (other.tuned is None):
         return one.tuned is not None
     return one.current.step_seconds < other.current.step_seconds * 0.95
-
-
-def _differs(before: ProfileEntry, after: ProfileEntry) -> bool:
-    """More memory by 5 %, faster settings, or a first timing: worth a write."""
-    grown = after.memory_bytes > before.memory_bytes * 1.05
-    return grown or _timings(before) != _timings(after)
-
-
-def _timings(entry: ProfileEntry) -> tuple[object, ...]:
-    return entry.current, entry.tuned, entry.alone_step_seconds, entry.shared
 
 
 def _spec(job: GPUJob) -> GPUProfileSpec:

@@ -135,7 +135,8 @@ class Starts:
             found = found[:, None]
         last = found[:, -1]
         found = found[np.lexsort([key[last] for key in keys])]
-        return InOrder(found, rows.cards, rows.tenants, at, count, stay.order)
+        # The order is brought up to date while places are still asked for.
+        return InOrder(found, rows.cards, rows.tenants, at, count, stay.order.copy())
 
 
 def _groups(size: int, rows: Integers, node_of: Integers) -> Integers:
