@@ -31,6 +31,7 @@ from gpujob_api.report import (
     CheckpointReport,
     Explanations,
     FailureClass,
+    Joules,
     Loss,
     Seconds,
     Timing,
@@ -284,6 +285,8 @@ class Measurement:
     baseline: Timing | None = None
     current: Timing | None = None
     data_wait_percent: WaitPercent | None = None
+    # Of the card, whoever else runs on it.
+    joules_per_step: Joules | None = None
     device: Model = ""
     torch_version: Version = ""
 

@@ -17,7 +17,7 @@ from gpujob_api.bounds import (
 from gpujob_api.codec import check
 from gpujob_api.gpujob import GPUS_PER_WORKER_MAX, WORKERS_MAX
 from gpujob_api.meta import Conditions, Metadata
-from gpujob_api.report import Seconds, Timing
+from gpujob_api.report import Joules, Seconds, Timing
 from gpujob_api.settings import TunedSettings
 
 
@@ -44,7 +44,9 @@ class ProfileEntry:
     current: Timing | None = None
     tuned: TunedSettings | None = None
     tuning_seconds: Seconds | None = None
+    # With cards to itself: the fastest step, and what one of its cards drew for it.
     alone_step_seconds: Seconds | None = None
+    alone_joules_per_step: Joules | None = None
     shared: Annotated[tuple[SharedPace, ...], Items(8, keys=("up_to_percent",))] = ()
 
 

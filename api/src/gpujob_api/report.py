@@ -35,6 +35,7 @@ Seconds = Annotated[float, Range(0, 10_000_000)]
 Loss = Annotated[float, Range(-FRACTION_MAX, FRACTION_MAX, clamp=True)]
 WaitPercent = Annotated[float, Range(0, 100, clamp=True)]
 Flop = Annotated[float, Range(0, 10**21)]
+Joules = Annotated[float, Range(0, 10**9)]
 Explanations = Annotated[tuple[Annotated[str, Text(512, clip=True)], ...], Items(64, clip=True)]
 
 
@@ -96,7 +97,7 @@ class Efficiency:
     flop_per_second: Flop | None = None
     card_flop_per_second: Flop | None = None
     card_utilization_percent: Percent | None = None
-    joules_per_step: Annotated[float, Range(0, 10**9)] | None = None
+    joules_per_step: Joules | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from gpujob_operator.decide.placement import Choice, NodeMask, Request, Score
 from gpujob_operator.decide.plan import WriteStatus
 from gpujob_operator.decide.planner import plan
 from gpujob_operator.decide.snapshot import NodeView, Snapshot
+from gpujob_operator.decide.step_cost import NOT_KNOWN, StepCost, step_cost
 
 CANDIDATES_MAX = 5
 
@@ -43,6 +44,7 @@ class Candidate:
     prices: tuple[float | None, ...]
     # Of the nodes: how often such a node is taken away.
     interruptions_per_hour: tuple[float, ...]
+    step_cost: StepCost = NOT_KNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +166,10 @@ class _Explainer:
         known = [self.capacity.nodes.get(node) for node in nodes]
         prices = tuple(None if one is None else one.price_with_losses for one in known)
         rates = tuple(0.0 if one is None else one.interruptions_per_hour for one in known)
-        return Candidate(where, held, scores, prices, rates)
+        cards = zip(where.workers, prices, strict=True)
+        card_prices = [price for worker, price in cards for _ in worker.gpus]
+        step = step_cost(self.needs.profile, where.gpu_model, card_prices)
+        return Candidate(where, held, scores, prices, rates, step)
 
     def lacks(self) -> dict[str, str]:
         """What every node lacks that could not take one worker on any model."""

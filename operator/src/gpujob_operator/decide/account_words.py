@@ -118,13 +118,27 @@ def _difference(account: Account, first: Candidate, one: Candidate) -> str:
     prefers = account.needs.job.spec.spot.policy is SpotPolicy.PREFER
     if prefers and first.placement.spot is not one.placement.spot:
         return "spot, which the job prefers" if one.placement.spot else "not spot as preferred"
-    mine, theirs = _bytes(first), _bytes(one)
-    if one.placement.gpu_model != first.placement.gpu_model and theirs != mine:
-        more = format_memory(abs(theirs - mine))
-        return f"on {one.placement.gpu_model} it holds {more} {'more' if theirs > mine else 'less'}"
+    if one.placement.gpu_model != first.placement.gpu_model:
+        between = _between_models(first, one)
+        if between:
+            return between
     if len(one.scores) > 1:
         return _less_close(first.placement, one.placement)
     return _by_cost(first, one)
+
+
+def _between_models(first: Candidate, one: Candidate) -> str:
+    """What tells the models apart, or "" for nothing but their names."""
+    on = f"on {one.placement.gpu_model}"
+    mine, theirs = first.step_cost, one.step_cost
+    if None not in (mine.dollars, theirs.dollars) and mine.dollars != theirs.dollars:
+        return f"{on} a step costs ${theirs.dollars:.2g} instead of ${mine.dollars:.2g}"
+    if None not in (mine.joules, theirs.joules) and mine.joules != theirs.joules:
+        return f"{on} a step takes {theirs.joules:.2g} J instead of {mine.joules:.2g} J"
+    more = _bytes(one) - _bytes(first)
+    if not more:
+        return ""
+    return f"{on} it holds {format_memory(abs(more))} {'more' if more > 0 else 'less'}"
 
 
 def _by_cost(first: Candidate, one: Candidate) -> str:

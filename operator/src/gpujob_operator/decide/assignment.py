@@ -1,9 +1,9 @@
 """Cards for one job, all its workers or none, and for one that fits nowhere the reasons.
 
-The order of preference is that of `placement.choose`: the spot policy, then what costs the jobs
-still to come the least, then the cheaper node, then the first name; for gangs that of
-`placement.choose_gang`: the spot policy, then close together. Stable: the same snapshot always
-gives the same answer.
+On cards of one model the order of preference is that of `placement.choose`: the spot policy, then
+what costs the jobs still to come the least, then the cheaper node, then the first name; for gangs
+that of `placement.choose_gang`: the spot policy, then close together. Between models see `_best`.
+Stable: the same snapshot always gives the same answer.
 """
 
 from dataclasses import dataclass
@@ -23,6 +23,7 @@ from gpujob_operator.decide.explain import Refusal, no_model, refuse
 from gpujob_operator.decide.interference import summed_utilization_limit_percent
 from gpujob_operator.decide.needs import Needs, node_refusal
 from gpujob_operator.decide.placement import Request, SpotPreference
+from gpujob_operator.decide.step_cost import StepCost, step_cost
 
 _SPOT = {
     SpotPolicy.PREFER: SpotPreference.PREFER,
@@ -40,6 +41,7 @@ class Assignment:
     request: Request
     places: tuple[Place, ...]
     tenant: Tenant
+    step_cost: StepCost
 
     def take_on(self, board: Board) -> None:
         for place in self.places:
@@ -59,7 +61,7 @@ def assign(
     known = board.refusals.get(alike)
     if isinstance(known, Refusal):
         return known
-    best: Assignment | None = None
+    fitting: list[Assignment] = []
     refusals: list[Refusal] = []
     start = board.mark()
     for model in board.capacity.models(needs.job.spec.gpu.models):
@@ -67,25 +69,31 @@ def assign(
         board.back(start)
         if isinstance(found, Refusal):
             refusals.append(found)
-        elif best is None or _better(found, best, needs):
-            best = found
-    if best is not None:
-        return best
+        else:
+            fitting.append(found)
+    if fitting:
+        return _best(fitting, needs)
     refusals = refusals or [no_model(needs, board)]
     refusal = next((one for one in refusals if one.possible), refusals[0])
     board.refusals[alike] = refusal
     return refusal
 
 
-def _better(one: Assignment, other: Assignment, needs: Needs) -> bool:
-    """Between card models: spot as wished, then less memory held, then the model's name."""
+def _best(fitting: list[Assignment], needs: Needs) -> Assignment:
+    """Between card models: spot as wished, then the less money and the less energy for a step, each
+    only where it is known on all of them, then less memory held, then the model's name."""
+    prefer = needs.job.spec.spot.policy is SpotPolicy.PREFER
+    priced = all(one.step_cost.dollars is not None for one in fitting)
+    metered = all(one.step_cost.joules is not None for one in fitting)
 
-    def key(assignment: Assignment) -> tuple[object, ...]:
-        prefer = needs.job.spec.spot.policy is SpotPolicy.PREFER
-        wrong = prefer and not assignment.placement.spot
-        return wrong, assignment.reservation.memory_bytes, assignment.placement.gpu_model
+    def key(one: Assignment) -> tuple[object, ...]:
+        wrong = prefer and not one.placement.spot
+        dollars = one.step_cost.dollars if priced else None
+        joules = one.step_cost.joules if metered else None
+        held = one.reservation.memory_bytes
+        return wrong, dollars or 0.0, joules or 0.0, held, one.placement.gpu_model
 
-    return key(one) < key(other)
+    return min(fitting, key=key)
 
 
 def _assign_on_model(
@@ -117,7 +125,13 @@ def _assign_on_model(
         request=request,
         places=tuple(places),
         tenant=_tenant(needs, held),
+        step_cost=step_cost(needs.profile, model, _card_prices(places, board)),
     )
+
+
+def _card_prices(places: list[Place], board: Board) -> list[float | None]:
+    nodes = board.capacity.nodes
+    return [nodes[place.node].price_with_losses for place in places for _ in place.cards]
 
 
 def _places(

@@ -11,6 +11,7 @@ from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.fragmentation import Demand
 from gpujob_operator.decide.reservation import is_settled, profile_entry, wanted_reservation
 from gpujob_operator.decide.snapshot import NodeView, Taint
+from gpujob_operator.decide.step_cost import step_of
 from gpujob_operator.decide.workload import host_requests, pod_spec, tolerations
 
 # What a job of which nothing is known must find free: a card that strangers have filled is none.
@@ -104,7 +105,7 @@ class Needs:
 
 def _known(entries: tuple[ProfileEntry, ...]) -> Hashable:
     """What placement reads of a profile."""
-    return tuple((e.gpu_model, e.memory_bytes, e.utilization_percent) for e in entries)
+    return tuple((e.gpu_model, e.memory_bytes, e.utilization_percent, *step_of(e)) for e in entries)
 
 
 def needs_of(

@@ -78,6 +78,17 @@ def _alone_seconds(
     return new if new < known * 0.95 else known
 
 
+def _alone_joules(
+    before: ProfileEntry, after: ProfileEntry, tuned: TunedSettings | None, seconds: float | None
+) -> float | None:
+    """What was drawn for the step that takes so long; one measurement is as good as the next."""
+    known = before.alone_joules_per_step if before.tuned == tuned else None
+    new = after.alone_joules_per_step if after.tuned == tuned else None
+    if known is None or new is None:
+        return known if new is None else new
+    return known if seconds == before.alone_step_seconds else new
+
+
 def _entry(job: GPUJob, now: datetime, *, alone: bool) -> ProfileEntry | None:
     status = job.status
     measurement, reservation = status.measurement, status.reservation
@@ -97,6 +108,7 @@ def _entry(job: GPUJob, now: datetime, *, alone: bool) -> ProfileEntry | None:
         tuned=status.tuned,
         tuning_seconds=status.tuning_seconds,
         alone_step_seconds=measurement.current.step_seconds if alone else None,
+        alone_joules_per_step=measurement.joules_per_step if alone else None,
     )
 
 
@@ -115,8 +127,10 @@ def _joined(
     memory_bytes = max(before.memory_bytes, after.memory_bytes)
     alone_seconds = _alone_seconds(before, after, best.tuned)
     shared = with_pace(before.shared, pace)
-    timings = best.current, best.tuned, alone_seconds, shared
-    known = before.current, before.tuned, before.alone_step_seconds, before.shared
+    joules = _alone_joules(before, after, best.tuned, alone_seconds)
+    timings = best.current, best.tuned, alone_seconds, joules, shared
+    alone = before.alone_step_seconds, before.alone_joules_per_step
+    known = before.current, before.tuned, *alone, before.shared
     if memory_bytes <= before.memory_bytes * 1.05 and timings == known:
         return None
     return replace(
@@ -124,6 +138,7 @@ def _joined(
         memory_bytes=memory_bytes,
         updated_at=after.updated_at,
         alone_step_seconds=alone_seconds,
+        alone_joules_per_step=joules,
         shared=shared,
     )
 

@@ -82,6 +82,11 @@ def _with_steps(status: GPUJobStatus, report: Report | None) -> GPUJobStatus:
             if report.data_wait_percent is None
             else report.data_wait_percent
         ),
+        joules_per_step=(
+            before.joules_per_step
+            if report.efficiency is None or report.efficiency.joules_per_step is None
+            else report.efficiency.joules_per_step
+        ),
         device=report.device or before.device,
         torch_version=report.torch_version or before.torch_version,
     )

@@ -1,0 +1,55 @@
+"""What a step of a workload costs on the cards of one model: money and energy, as far as measured.
+
+    dollars of a step = price of all its cards per hour x seconds of a step / 3600
+
+Seconds and joules are those of earlier runs of the workload with cards to themselves (its profile),
+joules those of one card, times the number of cards.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpujob_api.gpuprofile import GPUProfile, ProfileEntry
+from gpujob_operator.decide.reservation import profile_entry
+
+_SECONDS_PER_HOUR = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """None: not known, for want of a price or of a run on this model."""
+
+    dollars: float | None = None
+    joules: float | None = None
+
+
+NOT_KNOWN = StepCost()
+
+
+def step_cost(
+    profile: GPUProfile | None, gpu_model: str, card_prices: Iterable[float | None]
+) -> StepCost:
+    """Of the workload of this profile on cards of these prices per hour, to two digits: less is
+    noise."""
+    entry = profile_entry(profile, gpu_model)
+    if entry is None:
+        return NOT_KNOWN
+    cards = list(card_prices)
+    prices = [price for price in cards if price is not None]
+    seconds, joules = step_of(entry)
+    dollars = None
+    if seconds is not None and len(prices) == len(cards):
+        dollars = sum(prices) * seconds / _SECONDS_PER_HOUR
+    return StepCost(_rounded(dollars), _rounded(None if joules is None else joules * len(cards)))
+
+
+def step_of(entry: ProfileEntry) -> tuple[float | None, float | None]:
+    """Seconds and joules of one card: alone where it was seen alone, else seconds as measured."""
+    seconds = entry.alone_step_seconds
+    if seconds is None and entry.current is not None:
+        seconds = entry.current.step_seconds
+    return seconds, entry.alone_joules_per_step
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.2g}")

@@ -1,0 +1,232 @@
+"""Between card models: what a step of the workload costs where it was measured."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpujob_api.gpujob import GPUJob, SpotPolicy
+from gpujob_api.gpuprofile import GPUProfile, GPUProfileSpec, GPUProfileStatus, ProfileEntry
+from gpujob_api.meta import Metadata
+from gpujob_api.quantities import GIB
+from gpujob_api.report import Efficiency, Timing
+from gpujob_api.settings import Precision, TunedSettings
+from gpujob_operator.decide.account import account
+from gpujob_operator.decide.account_words import rows
+from gpujob_operator.decide.needs import needs_of
+from gpujob_operator.decide.plan import SaveProfile
+from gpujob_operator.decide.planner import plan
+from gpujob_operator.decide.profiles import profile_name, updated_profile
+from gpujob_operator.decide.snapshot import Snapshot
+from gpujob_operator.decide.step_cost import NOT_KNOWN, StepCost, step_cost
+from gpujob_operator.decide.workload import fingerprint
+from tests.harness.builders import (
+    NAMESPACE,
+    T0,
+    make_card,
+    make_gpu_node,
+    make_job,
+    make_node,
+    make_pods,
+    make_report,
+    make_snapshot,
+    measured,
+    received,
+    reserve,
+    running,
+    statuses,
+    used,
+    with_status,
+)
+
+OLD, NEW = "NVIDIA A10", "NVIDIA H100"
+# Seconds of a step and joules.
+Measured = tuple[float | None, float | None]
+
+
+def entry(model: str, seconds: float | None, joules: float | None) -> ProfileEntry:
+    current = None if seconds is None else Timing(seconds, 4 * GIB)
+    return ProfileEntry(
+        *(model, "", 4 * GIB, 20.0, 10, T0),
+        current=current,
+        alone_step_seconds=seconds,
+        alone_joules_per_step=joules,
+    )
+
+
+def profile_of(job: GPUJob, known: Mapping[str, Measured]) -> GPUProfile:
+    entries = tuple(entry(model, *figures) for model, figures in known.items())
+    return GPUProfile(
+        Metadata(profile_name(job), NAMESPACE, uid="p"),
+        GPUProfileSpec(fingerprint(job.spec), "image:1"),
+        GPUProfileStatus(0, entries),
+    )
+
+
+def picture(
+    job: GPUJob, known: Mapping[str, Measured], old: float | None, new: float | None
+) -> Snapshot:
+    """An idle card of each model, of these prices per hour."""
+    nodes = (
+        make_gpu_node("old", make_card("GPU-0", model=OLD), price=old),
+        make_gpu_node("new", make_card("GPU-1", model=NEW), price=new),
+    )
+    return make_snapshot(job, gpu_nodes=nodes, profiles=(profile_of(job, known),))
+
+
+def model_of(
+    known: Mapping[str, Measured], old: float | None = None, new: float | None = None
+) -> str:
+    job = make_job("job")
+    placement = statuses(plan(picture(job, known, old, new), T0).items)["job"].placement
+    assert placement is not None
+    return placement.gpu_model
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "chosen"),
+    [
+        # 4 times as fast for 3 times the price, and for 5 times.
+        (1.0, 3.0, NEW),
+        (1.0, 5.0, OLD),
+        # Nobody set a price for both: the name decides.
+        (1.0, None, OLD),
+        (None, 1.0, OLD),
+    ],
+)
+def test_the_model_on_which_a_step_costs_less(
+    old: float | None, new: float | None, chosen: str
+) -> None:
+    assert model_of({OLD: (0.4, None), NEW: (0.1, None)}, old, new) == chosen
+
+
+def test_of_models_that_cost_the_same_the_one_that_draws_less() -> None:
+    known = {OLD: (0.4, 60.0), NEW: (0.1, 50.0)}
+    assert model_of(known, 1.0, 4.0) == NEW
+    assert model_of(known) == NEW, "also where no price is known"
+    assert model_of({**known, NEW: (0.1, 70.0)}) == OLD
+    assert model_of({**known, NEW: (0.1, None)}) == OLD, "not known of both: the name"
+    assert model_of(known, 1.0, 4.4) == OLD, "money first"
+
+
+def test_where_it_has_not_run_on_one_of_them_nothing_is_compared() -> None:
+    known: dict[str, Measured] = {NEW: (0.1, 1.0)}
+    assert model_of(known, 1.0, 100.0) == NEW, "measured there, it holds less than a whole card"
+
+
+def test_spot_as_wished_comes_before_what_it_costs() -> None:
+    job = make_job("job", spot=SpotPolicy.PREFER)
+    seen = picture(job, {OLD: (0.4, None), NEW: (0.1, None)}, 1.0, 1.0)
+    spot = replace(seen, nodes=(make_node("old", spot=True), make_node("new")))
+    placement = statuses(plan(spot, T0).items)["job"].placement
+    assert placement is not None
+    assert placement.gpu_model == OLD
+
+
+def test_the_figures_by_hand() -> None:
+    job = make_job("job")
+    known = profile_of(job, {OLD: (1.8, 100.0)})
+    assert step_cost(known, OLD, (2.0, 2.0)) == StepCost(0.002, 200.0)
+    assert step_cost(known, OLD, (2.0, None)) == StepCost(None, 200.0)
+    assert step_cost(known, NEW, (2.0,)) == NOT_KNOWN
+    assert step_cost(None, OLD, (2.0,)) == NOT_KNOWN
+    beside = replace(entry(OLD, None, None), current=Timing(3.6, GIB))
+    shared = replace(known, status=replace(known.status, entries=(beside,)))
+    assert step_cost(shared, OLD, (1.0,)) == StepCost(0.001, None)
+
+
+@given(st.floats(0.01, 10), st.floats(0.995, 1.005))
+def test_noise_changes_nothing_but_at_an_edge(seconds: float, noise: float) -> None:
+    """Two digits: figures within half a percent are at most a step of the last digit apart."""
+    job = make_job("job")
+    one, other = (
+        step_cost(profile_of(job, {OLD: (value, None)}), OLD, (3600.0,)).dollars or 0.0
+        for value in (seconds, seconds * noise)
+    )
+    assert abs(one - other) <= 0.11 * max(one, other)
+
+
+def test_kinds_of_jobs_are_told_apart_by_it() -> None:
+    """Who is told together is refused and placed together."""
+    job = make_job("job")
+    alike = {
+        needs_of(job, profile_of(job, {OLD: figures})).alike
+        for figures in ((0.4, None), (0.5, None), (0.4, 7.0))
+    }
+    assert len(alike) == 3
+
+
+def test_why_there_and_not_on_the_other_model() -> None:
+    def told(known: Mapping[str, Measured], old: float | None, new: float | None) -> str:
+        found = account(picture(make_job("job"), known, old, new), T0, "uid-job")
+        return "\n".join(value for _, value in rows(found))
+
+    known = {OLD: (0.4, 60.0), NEW: (0.1, 50.0)}
+    assert f"on {OLD} a step costs $0.00011 instead of $8.3e-05" in told(known, 1.0, 3.0)
+    assert f"on {OLD} a step takes 60 J instead of 50 J" in told(known, None, None)
+
+
+# -- from a report into the profile
+
+
+def training(joules: float | None) -> tuple[GPUJob, Snapshot]:
+    """A job alone on its card that reports a step of 0.1 s."""
+    known = replace(measured(4 * GIB, step=100), current=Timing(0.1, 4 * GIB))
+    job = with_status(running(make_job("a"), held=reserve(5 * GIB)), measurement=known)
+    report = make_report(step=101, efficiency=Efficiency(joules_per_step=joules))
+    return job, make_snapshot(
+        job,
+        pods=make_pods(job),
+        reports=(received(job, report),),
+        usage={(job.metadata.uid, 1): used(4 * GIB)},
+    )
+
+
+def test_what_a_step_draws_is_kept_with_the_workload() -> None:
+    _, seen = training(35.0)
+    (item,) = (item for item in plan(seen, T0).items if isinstance(item, SaveProfile))
+    (saved,) = item.profile.status.entries
+    assert (saved.alone_step_seconds, saved.alone_joules_per_step) == (0.1, 35.0)
+
+
+def test_a_report_that_knows_no_energy_forgets_none() -> None:
+    job, seen = training(None)
+    assert job.status.measurement is not None
+    known = replace(job.status.measurement, joules_per_step=20.0)
+    job = with_status(job, measurement=known)
+    (item,) = (
+        item for item in plan(replace(seen, jobs=(job,)), T0).items if isinstance(item, SaveProfile)
+    )
+    assert item.profile.status.entries[0].alone_joules_per_step == 20.0
+
+
+def finished(seconds: float, joules: float | None, tuned: TunedSettings | None = None) -> GPUJob:
+    known = replace(
+        measured(4 * GIB, step=100), current=Timing(seconds, 4 * GIB), joules_per_step=joules
+    )
+    job = running(make_job("a"), held=reserve(5 * GIB))
+    return with_status(job, measurement=known, tuned=tuned)
+
+
+def learned(*jobs: GPUJob) -> list[Measured]:
+    """What the profile says after each, all alone."""
+    profile, found = None, list[Measured]()
+    for job in jobs:
+        profile = updated_profile(job, profile, T0, alone=True) or profile
+        assert profile is not None
+        last = profile.status.entries[0]
+        found.append((last.alone_step_seconds, last.alone_joules_per_step))
+    return found
+
+
+def test_energy_belongs_to_the_step_that_was_the_fastest() -> None:
+    assert learned(finished(0.1, 30.0), finished(0.1, 31.0)) == [(0.1, 30.0), (0.1, 30.0)]
+    assert learned(finished(0.1, 30.0), finished(0.05, 20.0)) == [(0.1, 30.0), (0.05, 20.0)]
+    assert learned(finished(0.1, None), finished(0.1, 31.0)) == [(0.1, None), (0.1, 31.0)]
+
+
+def test_energy_of_other_settings_is_not_taken_over() -> None:
+    tuned = TunedSettings(precision=Precision.BFLOAT16)
+    assert learned(finished(0.1, 30.0), finished(0.05, None, tuned))[-1] == (0.05, None)
