@@ -120,17 +120,13 @@ class Capacity:
     largest: Mapping[str, int] = field(default_factory=dict[str, int])
     # Laws of slowdown that were measured, by model.
     laws: Mapping[str, Law] = field(default_factory=dict[str, Law])
+    # All cards there are, whoever uses them.
+    size: FleetSize = FleetSize(0, 0)
 
     def card(self, node_name: str, uuid: str) -> Card | None:
         node = self.nodes.get(node_name)
         cards = node.cards if node is not None else ()
         return next((card for card in cards if card.uuid == uuid), None)
-
-    @property
-    def size(self) -> FleetSize:
-        """All cards there are, whoever uses them."""
-        totals = [card.total_bytes for node in self.nodes.values() for card in node.cards]
-        return FleetSize(len(totals), sum(totals))
 
     def models(self, accepted: Collection[str]) -> list[str]:
         """Card models that there are and that a job accepts; it accepts any if it names none."""
@@ -149,12 +145,18 @@ def capacity_of(
 ) -> Capacity:
     """The ledger of these nodes."""
     largest: dict[str, int] = {}
+    cards = total_bytes = 0
     for node in nodes.values():
-        for card in node.cards:
-            room_bytes = card.total_bytes - card.driver_bytes
-            if room_bytes > largest.get(card.model, -1):
-                largest[card.model] = room_bytes
-    return Capacity({name: nodes[name] for name in sorted(nodes)}, largest, laws or {})
+        for model, size_bytes, driver_bytes in sizes(node):
+            cards, total_bytes = cards + 1, total_bytes + size_bytes
+            largest[model] = max(largest.get(model, 0), size_bytes - driver_bytes)
+    ordered = {name: nodes[name] for name in sorted(nodes)}
+    return Capacity(ordered, largest, laws or {}, FleetSize(cards, total_bytes))
+
+
+def sizes(node: NodeCapacity) -> tuple[tuple[str, int, int], ...]:
+    """Of each card its model, its memory and what the driver keeps of that, in bytes."""
+    return tuple((card.model, card.total_bytes, card.driver_bytes) for card in node.cards)
 
 
 def holds_cards(job: GPUJob) -> bool:

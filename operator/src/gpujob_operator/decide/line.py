@@ -7,6 +7,7 @@ that key.
 """
 
 import heapq
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -67,11 +68,10 @@ class Line:
     ) -> "Line":
         rules = order_rules(configuration)
         now_seconds = now.timestamp()
-        lines: dict[str, list[tuple[OrderKey, Pending]]] = {}
+        lines: defaultdict[str, list[tuple[OrderKey, Pending]]] = defaultdict(list)
         for entry in waiting:
             turn = entry.turn or turn_of(contender(entry.job, now), rules)
-            key = turn.key(now_seconds)
-            lines.setdefault(entry.job.spec.queue, []).append((key, entry))
+            lines[entry.job.spec.queue].append((turn.key(now_seconds), entry))
         for line in lines.values():
             # The best at the end, where it is taken off; keys end with the UID and never tie.
             line.sort(key=itemgetter(0), reverse=True)

@@ -18,6 +18,7 @@ from gpujob_operator.decide.capacity import (
     holds_cards,
     is_stale,
     marks,
+    sizes,
 )
 from gpujob_operator.decide.changes import Deadlines, Roll
 from gpujob_operator.decide.configuration import Configuration
@@ -157,7 +158,7 @@ class Nodes:
         changed: dict[str, frozenset[str] | None] = {}
         due = {*self._old, *self._old_at.due(now)}
         for name in sorted(self._dirty | self._touched.keys() | due):
-            before = nodes.pop(name, None)
+            before = nodes.get(name)
             same = None if name in self._dirty else before
             after = self._node(name, same, configuration, now)
             self._old.discard(name)
@@ -165,12 +166,21 @@ class Nodes:
             if after is not None:
                 nodes[name] = after = _kept(before, after)
                 self._watch(name, after.closed, configuration)
+            else:
+                nodes.pop(name, None)
             if after is not before:
                 changed[name] = _changed_cards(before, after)
         self._dirty, self._touched = set(), {}
         if changed or self.capacity.laws != self._learned.laws:
-            self.capacity = capacity_of(nodes, self._learned.laws)
+            self.capacity = self._capacity_of(nodes, changed)
         return changed
+
+    def _capacity_of(self, nodes: dict[str, NodeCapacity], changed: Iterable[str]) -> Capacity:
+        before = self.capacity.nodes
+        both = all(name in before and name in nodes for name in changed)
+        if both and all(sizes(before[name]) == sizes(nodes[name]) for name in changed):
+            return replace(self.capacity, nodes=nodes, laws=self._learned.laws)
+        return capacity_of(nodes, self._learned.laws)
 
     def _node(
         self, name: str, before: NodeCapacity | None, configuration: Configuration, now: datetime

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gpujob_api.quantities import MIB
-from gpujob_operator.decide.capacity import Card, NodeCapacity
+from gpujob_operator.decide.capacity import Card, NodeCapacity, sizes
 from gpujob_operator.decide.fleet import CardState, Fleet, Integers, NodeState
 from gpujob_operator.decide.interference import summed_utilization_limit_percent
 from gpujob_operator.decide.placement import Ledger, NodeMask
@@ -161,9 +161,8 @@ def disturbed(card: Card, *, soon: bool = False) -> bool:
 def _lasting(node: NodeCapacity) -> tuple[object, ...]:
     """What tells whether a request could ever be on the node: marks and sizes."""
     view = node.node
-    sizes = tuple((card.model, card.total_bytes - card.driver_bytes) for card in node.cards)
     allocatable = view.cpu_milli_allocatable, view.memory_bytes_allocatable
-    return view.labels, view.taints, view.spot, allocatable, sizes
+    return view.labels, view.taints, view.spot, allocatable, sizes(node)
 
 
 def node_order(node: NodeCapacity) -> tuple[bool, int, str]:
