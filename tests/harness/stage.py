@@ -158,9 +158,12 @@ class Stage:
         }
         self.client.merge(f"{OURS}/gpunodes/{self.node}/status", {"status": status})
 
-    def lease_holder(self) -> str:
+    def lease(self) -> Json:
         path = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM_NAMESPACE}/leases/gpujob-operator"
-        return self.client.get(path)["spec"].get("holderIdentity") or ""
+        return self.client.get(path)
+
+    def lease_holder(self) -> str:
+        return self.lease()["spec"].get("holderIdentity") or ""
 
     def _create_node(self) -> None:
         labels = {"gpujob.dev/managed": "true"}

@@ -19,6 +19,8 @@ LABEL_JOB_UID = f"{GROUP}/job-uid"
 LABEL_ATTEMPT = f"{GROUP}/attempt"
 LABEL_RANK = f"{GROUP}/rank"
 ANNOTATION_GPUS = f"{GROUP}/gpus"
+# On the operator's Lease: what it knows of spot pools, for the operator after it.
+ANNOTATION_SPOT_POOLS = f"{GROUP}/spot-pools"
 TAINT_RECLAIM = f"{GROUP}/reclaim"
 
 MESSAGE_CHARACTERS_MAX = 1024

@@ -16,7 +16,7 @@ from typing import Any
 
 from aiohttp import web
 
-from gpujob_api.meta import Metadata
+from gpujob_api.meta import ANNOTATION_SPOT_POOLS, Metadata
 from gpujob_operator.act.crash import CrashAfterWrites
 from gpujob_operator.act.events import EventPoster
 from gpujob_operator.act.executor import Executor, Feedback
@@ -33,7 +33,7 @@ from gpujob_operator.act.kube import (
     ResourceType,
     load_configuration,
 )
-from gpujob_operator.act.lease import Leadership, LeaseSettings
+from gpujob_operator.act.lease import Leadership, LeaseSettings, Legacy
 from gpujob_operator.act.retry import Retry
 from gpujob_operator.act.tokens import TokenReviewer
 from gpujob_operator.cycle import CycleDumps, PlanFunction
@@ -200,7 +200,14 @@ class Operator:
                 self._distrust_cache()
             self._dirty.mark()
 
-        return Leadership(kube, settings, monotonic=time.monotonic, changed=changed)
+        spot = self._cache.spot
+        return Leadership(
+            kube,
+            settings,
+            monotonic=time.monotonic,
+            changed=changed,
+            legacy=Legacy(ANNOTATION_SPOT_POOLS, write=spot.to_text, read=spot.inherit),
+        )
 
     def _receiver(self, kube: Kube, leadership: Leadership) -> ReportReceiver:
         return ReportReceiver(

@@ -110,6 +110,29 @@ def test_only_one_of_two_acts_and_the_other_takes_over(stage: Stage) -> None:
     assert stage.job("before")["status"]["attempt"] == 1
 
 
+def _interruptions(stage: Stage) -> list[int]:
+    """Of all pools of spot nodes, as the leader left them for the next one."""
+    annotations = stage.lease()["metadata"].get("annotations", {})
+    known = json.loads(annotations.get("gpujob.dev/spot-pools", "{}"))
+    return [interruptions for _, interruptions in known.values()]
+
+
+def test_what_was_seen_of_spot_nodes_outlives_the_operator(stage: Stage) -> None:
+    labels = {"gpujob.dev/managed": "true", "gpujob.dev/spot": "true"}
+    name = f"{stage.node}-spot"
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
+    first = stage.operator("--identity=first")
+    first.wait_for("leadership changed", leads=True)
+    stage.client.create("/api/v1/nodes", node)
+    stage.wait(lambda: _interruptions(stage) == [0], "the pool is watched")
+    stage.client.delete(f"/api/v1/nodes/{name}")
+    stage.wait(lambda: _interruptions(stage) == [1], "the node was taken away")
+    first.kill()
+    stage.operator("--identity=second")
+    stage.wait(lambda: stage.lease_holder() == "second", "another one leads")
+    stage.wait(lambda: _interruptions(stage) == [1], "and knows what happened before it")
+
+
 def test_a_frozen_leader_does_not_write_after_it_wakes(stage: Stage) -> None:
     """Split brain: the Lease is taken from a stopped process, which then goes on."""
     first = stage.operator("--identity=first")

@@ -3,7 +3,7 @@
 import pytest
 
 from gpujob_operator.act.kube import LEASES, Unavailable
-from gpujob_operator.act.lease import HOLD_FRACTION, Leadership, LeaseSettings
+from gpujob_operator.act.lease import HOLD_FRACTION, Leadership, LeaseSettings, Legacy
 from tests.harness.clocks import FakeClock
 from tests.harness.fake_kube import FakeKube
 
@@ -11,8 +11,12 @@ SECONDS = 15.0
 
 
 class _Candidate:
+    """`knows` is what it would leave to the next one."""
+
     def __init__(self, kube: FakeKube, clock: FakeClock, identity: str) -> None:
         self.changes: list[bool] = []
+        self.knows = identity
+        self.inherited: list[str] = []
         settings = LeaseSettings("gpujob-system", identity, seconds=SECONDS)
         self.leadership = Leadership(
             kube,
@@ -20,6 +24,7 @@ class _Candidate:
             monotonic=clock.monotonic,
             sleep=clock.sleep,
             changed=self.changes.append,
+            legacy=Legacy("known", write=lambda: self.knows, read=self.inherited.append),
         )
 
     async def attempt(self) -> bool:
@@ -201,3 +206,55 @@ async def test_keep_tries_three_times_a_duration(one: _Candidate, clock: FakeClo
         await one.leadership.keep()
     assert pauses == [SECONDS / 3] * 5
     assert one.leads
+
+
+# -- what is left for the next holder
+
+
+def _left(kube: FakeKube) -> str:
+    lease = kube.stored(LEASES, "gpujob-operator", "gpujob-system")
+    return lease["metadata"]["annotations"]["known"]
+
+
+async def test_the_next_holder_inherits_what_the_last_renewal_said(
+    one: _Candidate, two: _Candidate, clock: FakeClock, kube: FakeKube
+) -> None:
+    await one.attempt()
+    assert (one.inherited, _left(kube)) == ([""], "one")
+    one.knows = "more"
+    await one.attempt()
+    await two.attempt()
+    assert two.inherited == []
+    clock.advance(SECONDS + 0.1)
+    await two.attempt()
+    assert (one.inherited, two.inherited, _left(kube)) == ([""], ["more"], "two")
+
+
+async def test_what_was_left_survives_giving_the_lease_back(
+    one: _Candidate, two: _Candidate, kube: FakeKube
+) -> None:
+    await one.attempt()
+    await one.leadership.release()
+    await two.attempt()
+    assert two.inherited == ["one"]
+
+
+async def test_a_holder_of_the_same_name_inherits_from_itself_once(
+    one: _Candidate, clock: FakeClock, kube: FakeKube
+) -> None:
+    """The same pod, started again before its Lease ran out."""
+    await one.attempt()
+    again = _Candidate(kube, clock, "one")
+    await again.attempt()
+    await again.attempt()
+    assert again.inherited == ["one"]
+
+
+async def test_annotations_of_others_stay(one: _Candidate, kube: FakeKube) -> None:
+    await one.attempt()
+    lease = kube.stored(LEASES, "gpujob-operator", "gpujob-system")
+    lease["metadata"]["annotations"]["theirs"] = "kept"
+    await kube.replace(LEASES, "gpujob-operator", lease, "gpujob-system")
+    await one.attempt()
+    lease = kube.stored(LEASES, "gpujob-operator", "gpujob-system")
+    assert lease["metadata"]["annotations"] == {"theirs": "kept", "known": "one"}

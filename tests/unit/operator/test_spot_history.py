@@ -1,7 +1,10 @@
 """What counts as an interruption of a spot node, and for how long a pool was watched."""
 
+import json
 from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from gpujob_api.meta import TAINT_RECLAIM
 from gpujob_operator.decide.snapshot import NodeView, SpotPool, Taint
@@ -125,3 +128,74 @@ def test_the_same_observation_is_the_same_value() -> None:
     story.is_there()
     assert story.history.pools() == (SpotPool("g5/a", 0, 0),)
     assert replace(story.history.pools()[0]) == SpotPool("g5/a", 0, 0)
+
+
+# -- from one process to the next
+
+
+def test_the_next_process_goes_on_from_the_counts_of_the_last() -> None:
+    first = Story()
+    first.is_there("n")
+    first.is_there("m", zone="b")
+    first.hours = 5
+    first.goes("n")
+    second = Story()
+    second.hours = 5
+    second.is_there("m", zone="b")
+    second.history.inherit(first.history.to_text())
+    assert second.pools() == [("g5/a", 5, 1), ("g5/b", 5, 0)]
+    second.hours = 7
+    assert second.pools() == [("g5/a", 5, 1), ("g5/b", 7, 0)]
+
+
+def test_what_both_saw_is_not_counted_twice() -> None:
+    """One leads, the other stands by and sees the same."""
+    first, second = Story(), Story()
+    for story in (first, second):
+        story.is_there()
+        story.hours = 3
+        story.goes()
+        story.is_there()
+        story.hours = 4
+    second.history.inherit(first.history.to_text())
+    assert second.pools() == first.pools() == [("g5/a", 4, 1)]
+    second.goes()
+    assert second.pools() == [("g5/a", 4, 2)]
+
+
+def test_without_a_predecessor_a_process_keeps_its_own() -> None:
+    story = Story()
+    story.is_there()
+    story.hours = 2
+    story.history.inherit("")
+    assert story.pools() == [("g5/a", 2, 0)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        "3",
+        '{"g5/a": 3}',
+        '{"g5/a": [1]}',
+        '{"g5/a": [1.5, 1]}',
+        '{"g5/a": [-1, 1]}',
+        '{"g5/a": ["1", 1]}',
+        '{"g5/a": [1' + "0" * 400 + ", 1]}",
+        "[" * 100_000,
+    ],
+)
+def test_what_nobody_can_read_changes_nothing(text: str) -> None:
+    story = Story()
+    story.is_there()
+    story.hours = 2
+    story.history.inherit(text)
+    assert story.pools() == [("g5/a", 2, 0)]
+
+
+def test_no_more_pools_are_inherited_than_are_counted() -> None:
+    story = Story()
+    story.is_there()
+    story.history.inherit(json.dumps({f"p{n}": [3600, 1] for n in range(POOLS_MAX + 5)}))
+    assert len(story.pools()) == POOLS_MAX

@@ -4,6 +4,8 @@ The holder renews three times within the lease's duration and stops acting at tw
 counted from before its last successful renewal; another takes over only after it has watched the
 Lease unchanged for the whole duration. Both count with their own monotonic clock, so wrong wall
 clocks do not matter, and a third of the duration covers a request that is still under way.
+
+What only the holder knows can be left with the Lease for the next one (`Legacy`).
 """
 
 import asyncio
@@ -30,6 +32,15 @@ class LeaseSettings:
     seconds: float = LEASE_SECONDS
 
 
+@dataclass(frozen=True, slots=True)
+class Legacy:
+    """An annotation of the Lease, written with every renewal; read once, before the first."""
+
+    annotation: str
+    write: Callable[[], str]
+    read: Callable[[str], None]
+
+
 class Leadership:
     """Takes, keeps and gives back the Lease. `leads` is safe to ask before every write."""
 
@@ -41,12 +52,16 @@ class Leadership:
         monotonic: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         changed: Callable[[bool], None] = lambda leads: None,
+        legacy: Legacy | None = None,
     ) -> None:
         self._kube = kube
         self._settings = settings
         self._monotonic = monotonic
         self._sleep = sleep
         self._changed = changed
+        self._legacy = legacy
+        # Whether the legacy was read since somebody else may have led.
+        self._inherited = False
         self._held_until = float("-inf")
         self._said = False
         # The state of somebody else's Lease, and since when it is unchanged.
@@ -100,6 +115,7 @@ class Leadership:
         if holder and holder != self._settings.identity and not self._expired(lease, now):
             return False
         acquires = holder != self._settings.identity
+        self._pass_on(lease["metadata"], fresh=acquires)
         if acquires:
             spec["acquireTime"] = _now()
             spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + 1
@@ -112,6 +128,17 @@ class Leadership:
             # Somebody else led since we last said so, however short it was.
             self._said = False
         return True
+
+    def _pass_on(self, metadata: Manifest, *, fresh: bool) -> None:
+        """Takes over what the last holder knew, then leaves what we know."""
+        if self._legacy is None:
+            return
+        annotations = dict(metadata.get("annotations") or {})
+        if fresh or not self._inherited:
+            self._legacy.read(annotations.get(self._legacy.annotation, ""))
+            self._inherited = True
+        annotations[self._legacy.annotation] = self._legacy.write()
+        metadata["annotations"] = annotations
 
     def _expired(self, lease: Manifest, now: float) -> bool:
         """Somebody else's Lease did not change for its whole duration while we looked."""
@@ -142,6 +169,7 @@ class Leadership:
                 "leaseTransitions": 0,
             },
         }
+        self._pass_on(lease["metadata"], fresh=True)
         try:
             await self._kube.create(LEASES, lease, self._settings.namespace)
         except ApiError as error:

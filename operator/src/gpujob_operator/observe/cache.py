@@ -70,7 +70,7 @@ class Cache:
         self._clock = clock
         self._freshness = Freshness()
         self._ledger = UsageLedger()
-        self._spot = SpotHistory(clock)
+        self.spot = SpotHistory(clock)
         self._pruned_at: datetime | None = None
         self._gone: dict[str, GonePod] = {}
         self._node_use: dict[str, _NodeUse] = {}
@@ -159,7 +159,7 @@ class Cache:
             profiles=self.profiles.views,
             reports=reports,
             usage=self._ledger.usage(),
-            spot_pools=self._spot.pools(),
+            spot_pools=self.spot.pools(),
             gone_pods=self._gone_pods(),
             configuration=configuration,
         )
@@ -225,7 +225,7 @@ class Cache:
 
     def _node_changed(self, before: CachedNode | None, after: CachedNode | None) -> None:
         views = (node.empty if node is not None else None for node in (before, after))
-        self._spot.changed(*views)
+        self.spot.changed(*views)
         for node in (before, after):
             if node is not None:
                 self._node_views.pop(node.empty.name, None)

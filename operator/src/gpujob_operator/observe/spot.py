@@ -1,10 +1,11 @@
 """Watches spot nodes come and go: how long each pool was there, how often a node was taken away.
 
 Taken away is a node that gets a reclaim notice, or that vanishes while it was open to new pods.
-Whoever scales a cluster down cordons or taints a node first: that is no interruption. Kept by this
-process: after a restart the count begins anew.
+Whoever scales a cluster down cordons or taints a node first: that is no interruption. The leading
+process leaves its counts with the Lease (`to_text`), the next one goes on from there (`inherit`).
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -12,6 +13,9 @@ from datetime import datetime
 from gpujob_api.meta import TAINT_RECLAIM
 from gpujob_operator.decide.snapshot import NodeView, SpotPool
 from gpujob_operator.decide.spot import pool_of
+from gpujob_operator.logs import Log
+
+log = Log(__name__)
 
 # Pools beyond this are not counted; a cluster has a handful.
 POOLS_MAX = 256
@@ -61,6 +65,37 @@ class SpotHistory:
             for name, pool in sorted(self._pools.items())
         )
 
+    def to_text(self) -> str:
+        """All counts, for `inherit`: [seconds, interruptions] by pool."""
+        now = self._clock()
+        return json.dumps(
+            {
+                name: [int(self._seconds(pool, now)), pool.interruptions]
+                for name, pool in sorted(self._pools.items())
+            },
+            separators=(",", ":"),
+        )
+
+    def inherit(self, text: str) -> None:
+        """Goes on from these counts instead of its own, which are of the same time. Nothing, or
+        what nobody can read, leaves its own."""
+        if not text:
+            return
+        try:
+            known = {str(name): _counts(value) for name, value in json.loads(text).items()}
+        except (ValueError, AttributeError, OverflowError, RecursionError) as error:
+            log.warning("counts of spot pools not readable", error=str(error))
+            return
+        now = self._clock()
+        for pool in self._pools.values():
+            pool.seconds, pool.interruptions = 0.0, 0
+            for node in pool.nodes.values():
+                node.since = now
+        for name, (seconds, interruptions) in known.items():
+            pool = self._pool(name)
+            if pool is not None:
+                pool.seconds, pool.interruptions = seconds, interruptions
+
     def _seen(self, node: NodeView) -> None:
         name = node.name
         if any(taint.key == TAINT_RECLAIM for taint in node.taints):
@@ -107,3 +142,12 @@ class SpotHistory:
     def _seconds(pool: _Pool, now: datetime) -> float:
         there = sum(max((now - node.since).total_seconds(), 0.0) for node in pool.nodes.values())
         return pool.seconds + there
+
+
+def _counts(value: object) -> tuple[float, int]:
+    """Raises ValueError, and OverflowError for what is too large for a float."""
+    match value:
+        case [int(seconds), int(interruptions)] if seconds >= 0 and interruptions >= 0:
+            return float(seconds), interruptions
+        case _:
+            raise ValueError(f"[seconds, interruptions] expected; got {value!r}")
