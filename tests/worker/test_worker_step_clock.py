@@ -65,25 +65,25 @@ def test_optimizers_and_models_are_the_scripts_to_drop() -> None:
     in_force.roll_back("a test")  # with nothing there to take back from
 
 
-def test_the_first_optimizer_is_seen_and_the_class_is_as_it_was(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    plain = torch.optim.Optimizer.__init__
-    monkeypatch.setattr(torch.optim.Optimizer, "__init__", plain)
-    seen: list[int] = []
-    watch_optimizers(lambda: seen.append(1))
-    for _ in range(2):
-        torch.optim.SGD([torch.ones(1, requires_grad=True)])
-    assert seen == [1]
-    assert torch.optim.Optimizer.__init__ is plain
-
-
-def test_what_a_library_puts_around_the_class_meanwhile_stays(
+def test_each_optimizer_is_seen_once_it_has_its_parameters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.optim.Optimizer, "__init__", torch.optim.Optimizer.__init__)
+    seen: list[tuple[str, int]] = []
+
+    def made(optimizer: torch.optim.Optimizer) -> None:
+        seen.append((type(optimizer).__name__, len(optimizer.param_groups)))
+
+    watch_optimizers(made)
+    for kind in (torch.optim.SGD, torch.optim.Adam):
+        kind([torch.ones(1, requires_grad=True)])
+    assert seen == [("SGD", 1), ("Adam", 1)]
+
+
+def test_what_a_library_puts_around_the_class_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.optim.Optimizer, "__init__", torch.optim.Optimizer.__init__)
     seen: list[str] = []
-    watch_optimizers(lambda: seen.append("ours"))
+    watch_optimizers(lambda _: seen.append("ours"))
     ours = torch.optim.Optimizer.__init__
 
     def librarys(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -93,4 +93,4 @@ def test_what_a_library_puts_around_the_class_meanwhile_stays(
     torch.optim.Optimizer.__init__ = librarys
     for _ in range(2):
         torch.optim.SGD([torch.ones(1, requires_grad=True)])
-    assert seen == ["library's", "ours", "library's"]
+    assert seen == ["library's", "ours"] * 2

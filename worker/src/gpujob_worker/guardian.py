@@ -59,6 +59,11 @@ class Guardian:
     def _applied(self) -> Applied:
         return self._in_force.applied
 
+    def again(self) -> None:
+        """Another model trains from now on."""
+        self._loss = LossWatch()
+        self._since = 0
+
     def first_steps(self) -> None:
         """Losses of the steps that later ones are compared with."""
         if self._session.loss_tensor is not None:
@@ -124,9 +129,10 @@ class Guardian:
         tuner.applied.plan = replace(tuner.applied.plan, rows_per_step=finer, keeps_chunk=False)
         numbers = f"{format_memory(peak)} measured, limit {format_memory(limit)}"
         self._explain.applied("batch split", f"steps of {finer}; of {rows}: {numbers}")
-        self._explain.note("memory limit", f"{numbers}; steps of {finer} from now on")
+        text = f"{numbers}; steps of {finer} from now on{self._in_force.whose}"
+        self._explain.note("memory limit", text)
         self._in_force.put()
-        session.tuned = tuner.applied.tuned()
+        self._in_force.report()
         session.meter.memory.trim()
         session.meter.new_window()
 

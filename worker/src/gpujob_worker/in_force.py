@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from gpujob_api.settings import OptimizeMode
+from gpujob_api.settings import OptimizeMode, TunedSettings
 from gpujob_worker.agreement import Agreement
+from gpujob_worker.explanation import Explanation
 from gpujob_worker.inject.offload import OptimizerOffload
 from gpujob_worker.inject.optimizers import keep_fused, use_fused
 from gpujob_worker.inject.root import Root
@@ -14,12 +15,13 @@ from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.session import Session
 from gpujob_worker.tune.applied import Applied, keep_only, put_in_force
 from gpujob_worker.tune.memory_fit import MemoryFit
+from gpujob_worker.tune.trial import AN_EARLIER_RUN
 from gpujob_worker.tune.tuner import Tuner
 
 
 @dataclass(slots=True)
 class InForce:
-    """What was applied to the roots and the first optimizer of the script."""
+    """What was applied to the roots and the first optimizer of the model in training."""
 
     session: Session
     facts: ScriptFacts
@@ -33,20 +35,56 @@ class InForce:
     agreement: Agreement | None = None
     # Why the module may not be run for a measurement; with others, not by one process alone.
     run_refusal: str | None = None
+    # Of a model that follows the first one: whether it is like it, whose settings are reported;
+    # how it is called; where is said what becomes of each item, while the run's page keeps what
+    # was measured for the first.
+    first_shape: bool = True
+    whose: str = ""
+    explanation: Explanation = field(default_factory=Explanation)
     _tuned: "weakref.ref[torch.optim.Optimizer] | None" = None
+
+    def __post_init__(self) -> None:
+        self.explanation = self.session.explanation
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
         """The one that settings are for; None when the script has dropped it."""
         return self._tuned() if self._tuned is not None else None
 
+    @property
+    def known(self) -> TunedSettings | None:
+        """Settings that were found before: by an earlier run, or for the model in training."""
+        session = self.session
+        found = session.tuned if session.tuning_seconds is not None else None
+        return session.known_tuned or (found if self.first_shape else None)
+
+    @property
+    def source(self) -> str:
+        """Where they come from."""
+        return "an earlier model" if self.whose else AN_EARLIER_RUN
+
     def drop(self, root: Root) -> None:
         """The script is done with this module; its memory is the script's again."""
+        put_in_force(root, None, Applied())
         root.remove()
         self.roots.remove(root)
         if not self.roots:
             self.applied = Applied(loader_workers=self.applied.loader_workers)
             self.tuner = self.fit = None
+
+    def renew(self) -> None:
+        """Another model follows, and everything begins again."""
+        for root in list(self.roots):
+            self.drop(root)
+        self.applied = Applied(loader_workers=self.applied.loader_workers)
+        self.tuner = self.fit = self.optimizer_offload = self.run_refusal = self._tuned = None
+        self.rolled_back = False
+        self.session.loss_scale = None
+
+    def report(self) -> None:
+        """What is in force now is the run's settings, if it is the first model or one like it."""
+        if self.tuner is not None and self.first_shape:
+            self.session.tuned = self.tuner.applied.tuned()
 
     def drop_uncalled(self) -> None:
         for root in [root for root in self.roots if not root.called]:
@@ -119,6 +157,7 @@ class InForce:
             self.tuner.applied = self.applied
         if self.roots:
             put_in_force(self.roots[0], None, self.applied)
-        self.session.explanation.note("roll-back", f"to plain settings: {why}")
-        self.session.tuned = self.applied.tuned()
+        self.session.explanation.note("roll-back", f"to plain settings{self.whose}: {why}")
+        if self.first_shape:
+            self.session.tuned = self.applied.tuned()
         self.session.meter.new_window()

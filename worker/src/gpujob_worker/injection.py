@@ -5,6 +5,7 @@ steps on a recorded batch; what was chosen is in force from the next step on. Wh
 that is `preparation`, the tuning `tuning`, and what is watched afterwards `guardian`.
 """
 
+import time
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from gpujob_worker.inject.script_facts import (
     watch_scaler,
 )
 from gpujob_worker.inject.step_clock import StepClock
+from gpujob_worker.later_models import LaterModels
 from gpujob_worker.preparation import Preparation
 from gpujob_worker.session import Session
 from gpujob_worker.tune.together import root_inside
@@ -60,6 +62,9 @@ class Injection:
         self._tuning = Tuning(session, self._in_force, self._loaders)
         self._guardian = Guardian(session, self._in_force)
         self._discovery = Discovery(self._on_root)
+        self._later = LaterModels(session, self._in_force)
+        # The step after which the model in training began, and steps made since roots are watched.
+        self._began_at = self._watched_steps = 0
         self._clock = StepClock()
         self._waits_for_calls = False
         # Our own work is under way; what torch calls us for meanwhile is not the script's.
@@ -85,11 +90,35 @@ class Injection:
         watch_scaler(self._facts)
         watch_gradients_of_gradients(self._facts)
         # Models call their parts when they are made, to learn a size; that trains nothing.
-        watch_optimizers(self._on_first_optimizer)
+        watch_optimizers(self._on_optimizer)
 
-    def _on_first_optimizer(self) -> None:
-        if not self._facts.compiles:
-            self._discovery.start()
+    @property
+    def _steps(self) -> int:
+        """Steps of the model in training."""
+        return self._session.meter.steps - self._began_at
+
+    def _on_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """The script makes an optimizer: what is called from now on may be its model."""
+        if self._inside:
+            return
+        self._later.made(optimizer)
+        if not self._session.meter.steps or self._later.watches:
+            self._watch_roots()
+
+    def _watch_roots(self) -> None:
+        if self._facts.compiles or self._discovery.active:
+            return
+        self._discovery = Discovery(self._on_root, self._roots)
+        self._watched_steps = 0
+        for root in self._roots:
+            root.settled = False
+        self._discovery.start()
+
+    def _roots_are_known(self) -> None:
+        self._discovery.finish()
+        self._discovery.forget()
+        for root in self._roots:
+            root.settled = True
 
     def _release(self) -> None:
         """The interpreter's end takes the script's objects apart in the script's order.
@@ -111,10 +140,11 @@ class Injection:
         session, needed = self._session, WARM_UP_STEPS + BASELINE_STEPS
         if not session.optimizes or session.tuning_seconds is not None:
             return
-        steps = session.meter.steps
+        steps = self._steps
         if not steps and self._explain.lines:
             return  # another framework trains, or what was said is the reason
-        seen = f"the run ended after {steps} of the {needed} steps that are measured first"
+        whose = "the last model" if self._began_at else "the run"
+        seen = f"{whose} ended after {steps} of the {needed} steps that are measured first"
         self._explain.refused("tuning", seen if steps else "no optimizer of torch made a step")
 
     def in_child(self) -> None:
@@ -132,33 +162,61 @@ class Injection:
             self._discovery.finish()
 
     def _on_root(self, module: torch.nn.Module) -> Root | None:
+        if self._inside:
+            return None
+        if self._steps and self._later.watches:
+            with self._session.meter.paused():
+                over = self._later.is_over(warm=self._steps >= WARM_UP_STEPS)
+                if over:
+                    self._begin_again()
+        if self._steps >= WARM_UP_STEPS:
+            return None  # trained beside the present one, and as written
         root = root_inside(module, self._in_force, self._before_call)
         root = root or Root(module, self._before_call)
         self._roots.append(root)
         root.failed = self._guardian.call_failed
         root.install()
+        root.let_go()
         return root
+
+    def _begin_again(self) -> None:
+        self._later.begin()
+        # It may hold the model before.
+        self._discovery.forget()
+        self._preparation.again()
+        self._guardian.again()
+        self._began_at = self._session.meter.steps
 
     def _before_call(self, root: Root) -> None:
         if self._inside:
             return
         self._inside = True
+        start = time.monotonic()
         try:
+            self._later.before_call(root)
             self._preparation.before_call(root)
         finally:
             self._inside = False
+            self._later.spent(time.monotonic() - start)
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._inside:
             return
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         self._facts.steps_with_closure = self._facts.steps_with_closure or closure is not None
-        if not self._facts.optimizers:
-            self._preparation.before_first_step(optimizer)
+        if self._later.waits or not self._facts.has_seen(optimizer):
+            self._before_first_step(optimizer)
         self._in_force.step_starts(optimizer)
         if optimizer is self._clock.optimizer and not self._facts.steps_with_closure:
             with self._session.meter.paused():
                 self._session.meter.optimizer_starts()
+
+    def _before_first_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._session.meter.steps and self._later.watches:
+            self._watch_roots()
+        if self._in_force.optimizer is None and self._later.suits(optimizer):
+            self._preparation.before_first_step(optimizer)
+            self._later.stepped()
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         del args, kwargs
@@ -167,6 +225,7 @@ class Injection:
         if not self._inside:
             self._in_force.step_ends(optimizer)
         self._facts.saw(optimizer)
+        self._count_watched()
         if self._inside or not self._clock.ticks(optimizer):
             return
         self._session.meter.step_done()
@@ -181,6 +240,13 @@ class Injection:
         self._profile()
         self._session.safe_point()
 
+    def _count_watched(self) -> None:
+        """Models that follow show themselves in the first steps of a new optimizer, or are none."""
+        if self._discovery.active and self._steps >= WARM_UP_STEPS:
+            self._watched_steps += 1
+            if self._watched_steps >= WARM_UP_STEPS:
+                self._roots_are_known()
+
     def _profile(self) -> None:
         """Last of all, so that none of our own work is in the profile."""
         profiler = self._session.profiler
@@ -190,21 +256,22 @@ class Injection:
 
     def _advance(self, optimizer: torch.optim.Optimizer) -> None:
         session = self._session
-        steps = session.meter.steps
+        steps = self._steps
         if steps == 1:
             use_device(session, device_type_of(optimizer))
-            session.phase = WorkerPhase.MEASURING if session.optimizes else WorkerPhase.TRAINING
+            measures = session.optimizes and not self._in_force.whose
+            session.phase = WorkerPhase.MEASURING if measures else WorkerPhase.TRAINING
             session.samples_per_step = self._roots[0].rows if self._roots else None
             if self._in_force.fit is not None and self._roots:
                 self._roots[0].asks = True
         if not session.optimizes:
             return
-        self._drop_what_is_over(steps)
+        self._drop_what_is_over(session.meter.steps)
         if steps == WARM_UP_STEPS:
-            self._discovery.finish()
-            self._discovery.forget()
+            self._roots_are_known()
+            self._later.warm()
             for root in self._roots:
-                root.settled, root.asks = True, False
+                root.asks = False
             session.meter.memory.trim()
             session.meter.new_window()
         self._since_baseline(steps - WARM_UP_STEPS - BASELINE_STEPS, optimizer)
@@ -213,6 +280,8 @@ class Injection:
         """Once another optimizer is stepped: models that its whole next step did not call."""
         if self._waits_for_calls:
             self._in_force.drop_uncalled()
+            if not self._roots and self._later.watches:
+                self._watch_roots()
         self._waits_for_calls = self._clock.fresh and steps > 1
         if self._waits_for_calls:
             for root in self._roots:

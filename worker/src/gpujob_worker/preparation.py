@@ -1,4 +1,6 @@
-"""What must hold from a run's first step on: a memory limit, and the settings of an earlier run.
+"""What must hold from a model's first step on: a memory limit, and settings that are known before.
+
+They are those of an earlier run, or of the model that was trained before (`later_models`).
 
 Both are seen to before the first call of the first root runs; the limit once more before its second
 call, when it is known what a step took. Everything else waits for the tuning.
@@ -25,7 +27,10 @@ class Preparation:
     def __init__(self, session: Session, in_force: InForce) -> None:
         self._session = session
         self._in_force = in_force
-        self._explain = session.explanation
+        self._done = False
+
+    def again(self) -> None:
+        """Another model is trained from now on."""
         self._done = False
 
     def before_call(self, root: Root) -> None:
@@ -34,7 +39,7 @@ class Preparation:
         if again and not (self._in_force.fit is not None and root is self._in_force.roots[0]):
             return
         assert root.recorded is not None
-        with self._session.meter.paused(), measuring("memory limit", self._explain):
+        with self._session.meter.paused(), measuring("memory limit", self._in_force.explanation):
             if again:
                 self._fit_again(root, root.recorded)
             else:
@@ -42,13 +47,13 @@ class Preparation:
 
     def before_first_step(self, optimizer: torch.optim.Optimizer) -> None:
         """The known settings that are the optimizer's."""
-        session, tuner = self._session, self._in_force.tuner
-        if session.known_tuned is None or tuner is None:
+        known, tuner = self._in_force.known, self._in_force.tuner
+        if known is None or tuner is None:
             return
         tuner.adopt_scaling(optimizer)
-        tuner.adopt_fused(optimizer, session.known_tuned)
+        tuner.adopt_fused(optimizer, known)
         self._in_force.put(optimizer)
-        session.tuned = tuner.applied.tuned()
+        self._in_force.report()
 
     def _prepare(self, root: Root, recorded: RecordedCall) -> None:
         session, in_force = self._session, self._in_force
@@ -61,7 +66,7 @@ class Preparation:
             in_force.run_refusal = communicates(root, recorded)
         if limited and in_force.run_refusal is not None:
             text = f"nothing was measured: {in_force.run_refusal}"
-            self._explain.refused("memory limit", text)
+            in_force.explanation.refused("memory limit", text)
         if session.known_tuned is not None:
             self._apply_known(root, recorded, session.known_tuned)
         elif limited and in_force.run_refusal is None:
@@ -75,7 +80,7 @@ class Preparation:
         session, in_force = self._session, self._in_force
         in_force.tuner = tuner = tuner_for(in_force)
         if in_force.run_refusal is None:
-            session.step_flop = step_flop(root, recorded)
+            session.step_flop = step_flop(root, recorded) if in_force.first_shape else None
             tuner.adopt(root, recorded, tuned)
         in_force.settle()
         if in_force.agreement is not None:
@@ -87,19 +92,20 @@ class Preparation:
             session.environment.memory_limit_bytes is not None and in_force.run_refusal is None
         )
         probed = "only memory is probed" if limited else "nothing was probed"
-        self._explain.note("tuning", f"settings of an earlier run are known; {probed}")
+        text = f"settings of {in_force.source} are known; {probed}"
+        in_force.explanation.note("tuning", text)
         if limited:
             self._fit_limit(root, recorded)
         in_force.put()
-        session.tuned = tuner.applied.tuned()
-        session.tuning_seconds = 0.0
+        in_force.report()
+        session.tuning_seconds = session.tuning_seconds or 0.0
 
     def _fit_limit(self, root: Root, recorded: RecordedCall) -> None:
         session, tuner = self._session, self._in_force.tuner
         limit, meter = session.environment.memory_limit_bytes, session.meter
         assert tuner is not None
         assert limit is not None
-        self._in_force.fit = fit = MemoryFit(meter.memory, self._explain, tuner, limit)
+        self._in_force.fit = fit = MemoryFit(meter.memory, self._in_force.explanation, tuner, limit)
         fit.fit(root, recorded)
         session.needed_bytes = fit.needed_bytes
         fit.watch(root, LossWatch(meter.memory, meter.read_memory))

@@ -5,6 +5,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,9 @@ class Session:
         # Settings to start with: of an earlier run, or of the checkpoint that is resumed.
         self.known_tuned: TunedSettings | None = environment.settings.tuned
         self.tuning_seconds: float | None = None
+        # What steps took of the models before; `current` while the present one's tell nothing.
+        self._before: Timing | None = None
+        self._alike = True
         self.samples_per_step: int | None = None
         self.steps_total: int | None = None
         self.first_step = 0
@@ -132,7 +136,7 @@ class Session:
             steps_total=self.steps_total,
             loss=self.loss(),
             baseline=self.baseline,
-            current=window.timing(self.samples_per_step),
+            current=self._current(),
             peaks=window.peaks,
             efficiency=self._efficiency(),
             data_wait_percent=window.data_wait_percent,
@@ -146,6 +150,20 @@ class Session:
             torch_version=self.torch_version,
             explain=self.explanation.lines,
         )
+
+    def begin_model(self, *, alike: bool) -> None:
+        """Another model trains from now on; its steps are compared with the first one's if alike"""
+        if self._alike:
+            self._before = self.meter.window.timing(self.samples_per_step) or self._before
+        self._alike = alike
+        self.meter.new_window()
+
+    def _current(self) -> Timing | None:
+        now = self.meter.window.timing(self.samples_per_step)
+        if self._before is None or (self._alike and now is not None):
+            return now
+        peak = max(self._before.peak_memory_bytes, self.meter.window.peak_memory_bytes)
+        return replace(self._before, peak_memory_bytes=peak)
 
     def _efficiency(self) -> Efficiency | None:
         tuned = self.tuned or TunedSettings()

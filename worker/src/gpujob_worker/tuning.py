@@ -60,6 +60,8 @@ class Tuning:
         if self._in_force.rolled_back or self._in_force.tuner is None:
             self._compile_due = None
             return
+        if not self._in_force.first_shape:
+            return
         root = self._in_force.roots[0]
         if not root.recording:
             root.recording = True
@@ -115,5 +117,5 @@ class Tuning:
         with measuring("compile", self._explain):
             tuner.compile(root, recorded)
         self._in_force.put()
-        session.tuned = tuner.applied.tuned()
+        self._in_force.report()
         session.meter.new_window()

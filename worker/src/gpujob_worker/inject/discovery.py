@@ -4,7 +4,7 @@ For the first steps a class-wide `_compiled_call_impl` sees every call of every 
 gets its own stand-in, and the class is put back as it was.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,12 +16,14 @@ from gpujob_worker.inject.root import Root
 class Discovery:
     """Watches calls until `finish`; calls `on_root` with each root, before its first call runs."""
 
-    def __init__(self, on_root: Callable[[torch.nn.Module], Root | None]) -> None:
+    def __init__(
+        self, on_root: Callable[[torch.nn.Module], Root | None], known: Sequence[Root] = ()
+    ) -> None:
         self._on_root = on_root
         self._depth = 0
-        self._active = False
+        self.active = False
         self._seen: set[int] = set()
-        self._roots: list[Root] = []
+        self._roots = list(known)
 
     def start(self) -> None:
         discovery = self
@@ -29,12 +31,12 @@ class Discovery:
         def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             return discovery.call(module, args, kwargs)
 
-        self._active = True
+        self.active = True
         torch.nn.Module._compiled_call_impl = call  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
 
     def finish(self) -> None:
-        if self._active:
-            self._active = False
+        if self.active:
+            self.active = False
             torch.nn.Module._compiled_call_impl = None  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
 
     def forget(self) -> None:

@@ -3,6 +3,7 @@
 Copies change no bit. Both take time on the bus and are for jobs that do not fit otherwise.
 """
 
+import weakref
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
@@ -52,7 +53,12 @@ class OptimizerOffload:
     """Keeps an optimizer's large state tensors in host memory between its steps."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizer = optimizer
+        # Weakly: it is the script's to drop.
+        self._of = weakref.ref(optimizer)
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        return self._of()
 
     def step_starts(self) -> None:
         for parameter, state, key in self._large():
@@ -66,9 +72,10 @@ class OptimizerOffload:
         self.step_starts()
 
     def _large(self) -> list[tuple[torch.Tensor, dict[str, Any], str]]:
+        optimizer = self.optimizer
         return [
             (parameter, state, key)
-            for parameter, state in self.optimizer.state.items()
+            for parameter, state in (optimizer.state.items() if optimizer is not None else ())
             for key, value in state.items()
             if isinstance(value, torch.Tensor) and value.numel() >= STATE_ELEMENTS_MIN
         ]

@@ -4,6 +4,7 @@ A module's `_compiled_call_impl` is the place where torch itself (`Module.compil
 it is honoured by `__call__` and dropped by pickle and deepcopy, so copies of a model stay plain.
 """
 
+import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -68,6 +69,7 @@ class RootPlan:
 
 
 _PLAIN = RootPlan()
+_GONE = torch.nn.Module()
 
 
 @dataclass(slots=True)
@@ -103,7 +105,7 @@ class Root:
     """Stands in for the root module's call."""
 
     def __init__(self, module: torch.nn.Module, before_call: Callable[["Root"], None]) -> None:
-        self.module = module
+        self._module: Callable[[], torch.nn.Module | None] = lambda: module
         self.wrapper: torch.nn.Module | None = None  # in whose call the module's call is
         self._plan = self.running = _PLAIN
         # What a call that fails is made again with; None where that would be the same.
@@ -125,6 +127,15 @@ class Root:
     def __reduce__(self) -> tuple[Any, ...]:
         # A module that copies its own attributes copies this one too; its copies stay plain.
         return type(None), ()
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """An empty one, once it is let go and the script has dropped it."""
+        return self._module() or _GONE
+
+    def let_go(self) -> None:
+        """From now on the module is the script's alone, to drop when it likes."""
+        self._module = weakref.ref(self.module)
 
     def stop_recording(self) -> None:
         self.recording = False

@@ -31,28 +31,24 @@ class ScriptFacts:
         """Those that stepped and that the script still has."""
         return [found for found in (optimizer() for optimizer in self.stepped) if found is not None]
 
+    def has_seen(self, optimizer: torch.optim.Optimizer) -> bool:
+        return any(known is optimizer for known in self.optimizers)
+
     def saw(self, optimizer: torch.optim.Optimizer) -> None:
-        if all(known is not optimizer for known in self.optimizers):
+        if not self.has_seen(optimizer):
             self.stepped = [known for known in self.stepped if known() is not None]
             self.stepped.append(weakref.ref(optimizer))
 
 
-def watch_optimizers(on_first: Callable[[], None]) -> None:
-    """Calls `on_first` when the script makes its first optimizer: what runs from then on trains."""
+def watch_optimizers(on_made: Callable[[torch.optim.Optimizer], None]) -> None:
+    """Calls `on_made` with each optimizer that the script makes: what runs from then on trains."""
     plain = torch.optim.Optimizer.__init__
 
     @functools.wraps(plain)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        nonlocal waiting
         plain(self, *args, **kwargs)
-        # Not where a library has wrapped it since: its wrapper would be lost.
-        if torch.optim.Optimizer.__init__ is __init__:
-            torch.optim.Optimizer.__init__ = plain
-        if waiting:
-            waiting = False
-            on_first()
+        on_made(self)
 
-    waiting = True
     torch.optim.Optimizer.__init__ = __init__
 
 

@@ -132,9 +132,10 @@ def tuner_for(in_force: InForce) -> Tuner:
     tuner = kind(
         session.environment.settings,
         session.switches,
-        session.explanation,
+        in_force.explanation,
         session.tuning_budget_seconds,
         in_force.facts,
+        in_force.source,
     )
     if isinstance(tuner, (LeadingTuner, FollowingTuner)):
         assert agreement is not None

@@ -18,6 +18,7 @@ from gpujob_worker.tune.no_trace import no_trace
 from gpujob_worker.tune.probe import RootProbe
 
 SPEEDUP_NEEDED = 1.02
+AN_EARLIER_RUN = "an earlier run"
 # So much slower on few samples, nothing is worth a measurement on all of them.
 HOPELESS = 2.5
 
@@ -52,11 +53,12 @@ class Decision:
         processes: int = 1,
         *,
         limited: bool = False,
+        source: str = AN_EARLIER_RUN,
     ) -> None:
         self._processes = processes
         self.limited = limited
         # Where settings come from that are taken over without a measurement.
-        self.source = "from an earlier run"
+        self.source = f"from {source}"
         self._explain = explanation
         self._recommend = settings.mode is OptimizeMode.RECOMMEND
         self.budget_seconds = budget_seconds

@@ -31,6 +31,7 @@ from gpujob_worker.tune.compare import measure_speedup
 from gpujob_worker.tune.compile import CompileItems
 from gpujob_worker.tune.speed import SpeedItems
 from gpujob_worker.tune.trial import (
+    AN_EARLIER_RUN,
     SPEEDUP_NEEDED,
     Decision,
     Trial,
@@ -52,6 +53,7 @@ class Tuner:
         explanation: Explanation,
         budget_seconds: float,
         facts: ScriptFacts | None = None,
+        source: str = AN_EARLIER_RUN,
     ) -> None:
         self._settings = settings
         self._switches = switches
@@ -63,6 +65,7 @@ class Tuner:
             budget_seconds,
             self._facts.processes,
             limited=self._facts.memory_limited,
+            source=source,
         )
         self.applied = Applied()
 
@@ -231,13 +234,13 @@ class Tuner:
         # The optimizer is not known yet; `adopt_fused` looks at it before its first step.
         self.applied.fused = tuned.fused_optimizer and self._switches.optimizer
         if tuned.batch_per_step is not None:
-            self.split(root, recorded, tuned.batch_per_step, "from an earlier run")
+            self.split(root, recorded, tuned.batch_per_step, self._decision.source)
         if tuned.activation_checkpointing:
-            self.activation_checkpointing(root, recorded, "from an earlier run")
+            self.activation_checkpointing(root, recorded, self._decision.source)
         if tuned.activation_offload:
-            self._activation_offload(root, recorded, "from an earlier run")
+            self._activation_offload(root, recorded, self._decision.source)
         if tuned.optimizer_offload:
-            self._optimizer_offload(root, "from an earlier run")
+            self._optimizer_offload(root, self._decision.source)
         self.speed_items(root, recorded).adopt(tuned)
         self.compile_items(root, recorded).adopt(tuned)
 

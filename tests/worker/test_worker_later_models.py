@@ -1,0 +1,316 @@
+"""Scripts that train several models one after the other: all start with what the first one got."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gpujob_api.report import Timing
+from gpujob_api.settings import OptimizeMode, Settings, TunedSettings
+from gpujob_worker.environment import Environment
+from gpujob_worker.in_force import InForce
+from gpujob_worker.inject.root import Root
+from gpujob_worker.inject.script_facts import ScriptFacts
+from gpujob_worker.later_models import LOOKS_MAX, LaterModels
+from gpujob_worker.session import Session
+from tests.harness.blocks import Model, root_and_call
+from tests.harness.worker_process import WorkerRun, run_worker
+
+pytestmark = pytest.mark.timeout(240)
+
+# `rows` has the samples of every call of a model, ours included.
+HEAD = """
+import gc, weakref
+import torch
+from torch import nn
+torch.manual_seed(5)
+x = torch.randn(32, 8); y = x.sum(1, keepdim=True).tanh()
+rows = []
+class Net(nn.Module):
+    def __init__(self, width=16, mixes=False, fails=False):
+        super().__init__()
+        self.stem, self.head = nn.Linear(8, width), nn.Linear(width, 1)
+        self.mixes, self.fails = mixes, fails
+    def forward(self, v):
+        rows.append(len(v))
+        if self.fails and torch.is_autocast_enabled("cpu"):
+            raise ValueError("bfloat16 is not for this")
+        h = torch.tanh(self.stem(v))
+        return self.head(h - h.mean(0) if self.mixes else h)
+class Other(Net): pass
+models, last = [], {}
+def step(net, opt, x, y):
+    opt.zero_grad(); loss = nn.functional.mse_loss(net(x), y); loss.backward(); opt.step()
+    return loss
+def train(name, net, opt, n=12, x=x, y=y, scheduler=None):
+    models.append(weakref.ref(net))
+    for i in range(n):
+        rows.clear(); loss = step(net, opt, x, y)
+        if scheduler is not None: scheduler.step()
+    fused = [group["fused"] is True for group in opt.param_groups]
+    print(name, "rows", max(rows), "fused", any(fused), "loss", round(loss.item(), 4))
+def one(name, kind=Net, optimizer=torch.optim.AdamW, schedules=False, n=12, b=32, **keywords):
+    net = kind(**keywords); opt = optimizer(net.parameters(), lr=0.01)
+    s = torch.optim.lr_scheduler.StepLR(opt, 100) if schedules else None
+    train(name, net, opt, n, x[:b], y[:b], s)
+"""
+FOLDS = """
+for fold in range(3): one(f"fold{fold}", schedules=True)
+gc.collect(); print([model() is None for model in models])
+"""
+KNOWN = {"tuned": {"precision": "float32", "batchPerStep": 8, "fusedOptimizer": True}}
+
+
+def run(folder: Path, body: str, **keywords: Any) -> WorkerRun:
+    folder.mkdir(exist_ok=True)
+    script = folder / "train.py"
+    script.write_text(HEAD + body)
+    code, found = run_worker(folder, ["python", str(script)], **keywords)
+    assert code == 0, found.errors
+    return found
+
+
+def trained(found: WorkerRun) -> dict[str, tuple[int, bool, float]]:
+    """Of each model: samples in a call of its last step, whether it stepped fused, its loss."""
+    pattern = r"^(\S+) rows (\d+) fused (\w+) loss (\S+)$"
+    lines = re.findall(pattern, found.output, re.MULTILINE)
+    return {name: (int(rows), fused == "True", float(loss)) for name, rows, fused, loss in lines}
+
+
+def said(found: WorkerRun) -> str:
+    return "\n".join(found.report["explain"])
+
+
+@pytest.mark.parametrize("settings", [KNOWN, {"batchPerStep": 8}])
+def test_all_folds_start_with_the_settings_of_the_first(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    plain = trained(run(tmp_path / "plain", FOLDS, settings={"mode": "Off"}))
+    found = run(tmp_path / "injected", FOLDS, settings=settings)
+    folds = trained(found)
+    assert {kept[0] for kept in plain.values()} == {32}
+    assert {kept[0] for kept in folds.values()} == {8}, said(found)
+    # Whether a fused step is faster here is what the run measured.
+    fused = found.report["tuned"]["fusedOptimizer"]
+    assert {kept[1] for kept in folds.values()} == {fused}
+    assert fused or settings is not KNOWN
+    for name, (_, _, loss) in folds.items():
+        assert loss == pytest.approx(plain[name][2], rel=1e-3)
+    line = "later models 2 of 2 started with the settings found for Net: steps of 8"
+    assert line in said(found), said(found)
+    # What was said of the first one stays, and nothing of it is left behind.
+    assert said(found).count("batch split applied: 32 samples in steps of 8") == 1
+    assert found.report["tuned"]["batchPerStep"] == 8
+    assert found.report["step"] == 36
+    assert found.output.splitlines()[-1] == "[True, True, True]"
+
+
+def test_what_is_of_another_shape_runs_as_written(tmp_path: Path) -> None:
+    body = (
+        "one('first'); one('wide', width=24); one('other', kind=Other)\n"
+        "one('plain', optimizer=torch.optim.SGD); one('small', b=16); one('again')\n"
+    )
+    found = run(tmp_path, body, settings=KNOWN)
+    models = trained(found)
+    whole = {"wide": 32, "other": 32, "plain": 32, "small": 16}
+    for name, kept in models.items():
+        assert kept[:2] == ((whole[name], False) if name in whole else (8, True)), said(found)
+    assert "1 of 5 started with the settings found for Net: steps of 8, fused" in said(found)
+    for why in ("Net has other parameters", "Other is another model than Net", "SGD steps it"):
+        assert f"1 as written: {why}" in said(found)
+    assert "1 more as written" in said(found)
+    assert found.report["tuned"]["batchPerStep"] == 8
+    assert found.report["tuned"]["fusedOptimizer"]
+
+
+def test_what_is_not_safe_for_a_later_model_is_left_out_or_taken_back(tmp_path: Path) -> None:
+    body = "one('first'); one('mixed', mixes=True); one('third')\n"
+    plain = trained(run(tmp_path / "plain", body, settings={"mode": "Off"}))
+    found = run(tmp_path / "injected", body, settings=KNOWN)
+    models = trained(found)
+    assert models["first"][:2] == (8, True)
+    assert models["mixed"][:2] == (32, True), said(found)
+    for name, (_, _, loss) in models.items():
+        assert loss == pytest.approx(plain[name][2], rel=1e-3)
+    assert "refused in model 2 (Net): batch split refused: samples" in said(found)
+
+
+TAKEN_BACK = """
+one('first')
+net = Net(); opt = torch.optim.AdamW(net.parameters(), lr=0.01)
+train('good', net, opt, 3)
+print(net(x).grad_fn.name())
+net.fails = True
+train('fails', net, opt, 3)
+del net, opt
+one('after')
+"""
+
+
+def test_a_later_model_that_fails_with_them_takes_them_back_for_all(tmp_path: Path) -> None:
+    tuned = {"precision": "bfloat16", "fusedOptimizer": True}
+    found = run(tmp_path, TAKEN_BACK, settings={"tuned": tuned})
+    fused = {name: kept[1] for name, kept in trained(found).items()}
+    assert fused == {"first": True, "good": True, "fails": False, "after": False}, said(found)
+    assert "ToCopyBackward0" in found.output  # back from bfloat16
+    assert "roll-back to plain settings in model 2 (Net): a call of the model failed" in said(found)
+    assert "1 as written: they were taken back" in said(found)
+    assert found.report["tuned"]["precision"] == "float32"
+    assert not found.report["tuned"]["fusedOptimizer"]
+
+
+KEPT = """
+one('first')
+kept = [Net() for _ in range(2)]
+optimizers = [torch.optim.AdamW(net.parameters(), lr=0.01) for net in kept]
+for number, net in enumerate(kept): train(f"kept{number}", net, optimizers[number], 12)
+train("long", kept[1], optimizers[1], 120)
+kept.clear(); optimizers.clear(); phases = Net()
+for number in range(2):
+    train(f"phase{number}", phases, torch.optim.AdamW(phases.parameters(), lr=0.01), 12)
+train("switch", phases, torch.optim.SGD(phases.parameters(), lr=0.01), 12)
+"""
+
+
+def test_models_that_are_kept_and_optimizers_that_follow(tmp_path: Path) -> None:
+    found = run(tmp_path, KEPT, settings=KNOWN)
+    rows = {name: kept[:2] for name, kept in trained(found).items()}
+    assert rows["first"] == rows["kept0"] == (8, True), said(found)
+    # The first one kept may go on at any time, until the next was stepped often enough.
+    assert rows["kept1"] == (32, False)
+    assert rows["long"] == (8, True), said(found)
+    assert rows["phase0"] == rows["phase1"] == (8, True), said(found)
+    assert rows["switch"] == (8, False)
+    assert "later models 3 of 3 started" in said(found)
+
+
+LIMITED = """
+import sys
+import torch
+from torch import nn
+rows = []
+class Stack(nn.Module):
+    def __init__(self, width=64):
+        super().__init__()
+        parts = (nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(24))
+        self.parts = nn.Sequential(*parts)
+    def forward(self, v):
+        rows.append(len(v))
+        return self.parts(v)
+x = torch.randn(16384, 64)
+for fold, width in enumerate([64, 64, 64, 8][:int(sys.argv[1])]):
+    net = Stack(width); opt = torch.optim.SGD(net.parameters(), lr=0.01); rows.clear()
+    for i in range(int(sys.argv[2])):
+        opt.zero_grad(); net(x[:, :width]).square().mean().backward(); opt.step()
+    print("fold", fold, max(rows))
+"""
+
+
+def test_a_memory_limit_is_kept_by_every_model(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(LIMITED)
+    options = ("--explain", "--tuning-seconds", "2")
+    command = ["python", str(script)]
+    unlimited = {"GPUJOB_MEMORY_LIMIT_BYTES": str(2**40)}
+    _, free = run_worker(
+        tmp_path / "free", [*command, "1", "8"], environment=unlimited, options=options
+    )
+    found = re.search(r"(\d+) MiB predicted for 16384 samples", said(free))
+    assert found is not None, free.errors
+    limit = {"GPUJOB_MEMORY_LIMIT_BYTES": str((int(found[1]) - 60) * 2**20)}
+    code, tight = run_worker(
+        tmp_path / "tight", [*command, "4", "24"], environment=limit, options=options
+    )
+    assert code == 0, tight.errors
+    largest = [int(rows) for rows in re.findall(r"fold \d (\d+)", tight.output)]
+    # From the first step on; the last model takes little, and is looked at by itself.
+    assert all(rows < 16384 for rows in largest[:3]), tight.errors
+    assert "later models 2 of 3 started with the settings found for Stack: steps of" in said(tight)
+    assert "1 as written but for the memory limit: Stack has other parameters" in said(tight)
+    assert re.search(r"memory limit, \d+ MiB predicted for 16384 .* in model 4", said(tight))
+    assert tight.report["tuned"]["batchPerStep"] < 16384
+
+
+def later_models(mode: OptimizeMode = OptimizeMode.AUTO, **values: Any) -> LaterModels:
+    session = Session(Environment(settings=Settings(mode=mode), **values), tuning_seconds=0.0)
+    return LaterModels(session, InForce(session, ScriptFacts()))
+
+
+def test_nothing_is_looked_for_where_nothing_would_be_done() -> None:
+    assert later_models().watches
+    assert not later_models(OptimizeMode.RECOMMEND).watches
+    assert not later_models(world_size=2).watches
+
+
+def trains(later: LaterModels, root: Root) -> torch.optim.Optimizer:
+    optimizer = torch.optim.SGD(root.module.parameters(), lr=0.1)
+    later.made(optimizer)
+    later.before_call(root)
+    later._in_force.roots[:] = [root]  # pyright: ignore[reportPrivateUsage]
+    later._in_force.facts.saw(optimizer)  # pyright: ignore[reportPrivateUsage]
+    return optimizer
+
+
+def test_the_time_for_looking_at_models_is_limited_but_for_a_memory_limit() -> None:
+    for limit in (None, 2**40):
+        later = later_models(memory_limit_bytes=limit)
+        session, in_force = later._session, later._in_force  # pyright: ignore[reportPrivateUsage]
+        for seconds in (0.0, 0.0, 60.0, 0.0):
+            root, call = root_and_call(Model())
+            root.recorded = call
+            optimizer = trains(later, root)
+            later.spent(seconds)
+            session.tuned, session.tuning_seconds = TunedSettings(batch_per_step=4), 1.0
+            del optimizer
+            assert later.is_over(warm=True)
+            known, alike = session.known_tuned, in_force.first_shape
+            later.begin()
+        assert alike is (limit is not None)
+        assert known == (TunedSettings(batch_per_step=4) if alike else TunedSettings())
+        assert later.watches is alike
+
+
+def test_garbage_is_looked_for_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    later = later_models()
+    root, call = root_and_call(Model())
+    root.recorded = call
+    optimizer = trains(later, root)
+    later.warm()
+    looks: list[int] = []
+    monkeypatch.setattr("gpujob_worker.later_models.gc.collect", lambda: looks.append(1))
+    assert not later.is_over(warm=False)
+    assert not looks
+    assert not any(later.is_over(warm=True) for _ in range(2 * LOOKS_MAX))
+    assert len(looks) == LOOKS_MAX
+    assert not later.suits(torch.optim.SGD(nn.Linear(2, 2).parameters()))
+    assert later.suits(torch.optim.SGD(root.module.parameters()))
+    assert not later.suits(torch.optim.Adam(root.module.parameters()))
+    # Of another model, and kept: it says nothing of this one.
+    other = torch.optim.SGD(nn.Linear(2, 2).parameters())
+    later._in_force.facts.saw(other)  # pyright: ignore[reportPrivateUsage]
+    del optimizer
+    assert later.is_over(warm=False)
+    later.begin()
+    later._in_force.roots.append(root)  # pyright: ignore[reportPrivateUsage]
+    assert not later.is_over(warm=False)  # nobody has stepped this one yet: all must be gone
+    del other
+    assert later.is_over(warm=False)
+
+
+def test_a_model_of_another_shape_is_not_compared_with_the_first() -> None:
+    session = Session(Environment())
+    session.meter.window.seconds.extend([0.5, 0.5])
+    session.meter.window.peak_memory_bytes = 10
+    session.begin_model(alike=True)
+    assert session.report().current == Timing(0.5, session.meter.window.peak_memory_bytes or 10)
+    session.meter.window.seconds.append(0.25)
+    now = session.report().current
+    assert now is not None
+    assert now.step_seconds == 0.25
+    session.begin_model(alike=False)
+    session.meter.window.seconds.append(9.0)
+    session.meter.window.peak_memory_bytes = 2**50
+    assert session.report().current == Timing(0.25, 2**50)
