@@ -11,11 +11,16 @@ from torch import nn
 from gpujob_api.report import Timing
 from gpujob_api.settings import OptimizeMode, Settings, TunedSettings
 from gpujob_worker.environment import Environment
+from gpujob_worker.explanation import Explanation
 from gpujob_worker.in_force import InForce
-from gpujob_worker.inject.root import Root
+from gpujob_worker.inject.root import Root, RootPlan
 from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.later_models import LOOKS_MAX, LaterModels
 from gpujob_worker.session import Session
+from gpujob_worker.switches import Switches
+from gpujob_worker.tune.applied import Applied
+from gpujob_worker.tune.trial import AN_EARLIER_RUN
+from gpujob_worker.tune.tuner import Tuner
 from tests.harness.blocks import Model, root_and_call
 from tests.harness.worker_process import WorkerRun, run_worker
 
@@ -298,6 +303,24 @@ def test_garbage_is_looked_for_a_few_times_only(monkeypatch: pytest.MonkeyPatch)
     assert not later.is_over(warm=False)  # nobody has stepped this one yet: all must be gone
     del other
     assert later.is_over(warm=False)
+
+
+def test_a_split_is_made_for_the_next_model_as_it_was_for_the_last_one_like_it() -> None:
+    """The limit found that the last chunk's graph is not to be kept; a report does not say it."""
+    later = later_models(memory_limit_bytes=2**40)
+    in_force = later._in_force  # pyright: ignore[reportPrivateUsage]
+    for alike, rows, kept in ((True, None, True), (True, 4, False), (False, 4, False)):
+        root, _ = root_and_call(Model())
+        in_force.roots.append(root)
+        in_force.first_shape = alike
+        in_force.applied = Applied(RootPlan(rows_per_step=rows, keeps_chunk=not alike))
+        in_force.renew()
+        assert in_force.keeps_chunk is kept
+    root, call = root_and_call(Model().eval())
+    tuner = Tuner(Settings(), Switches(), Explanation(), 1.0, source=AN_EARLIER_RUN)
+    known = TunedSettings(batch_per_step=4)
+    tuner.adopt(root, call, known, keeps_chunk=in_force.keeps_chunk)
+    assert tuner.applied.plan == RootPlan(rows_per_step=4, keeps_chunk=False)
 
 
 def test_a_model_of_another_shape_is_not_compared_with_the_first() -> None:

@@ -10,6 +10,7 @@ from torch import nn
 
 from gpujob_worker.environment import Environment
 from gpujob_worker.in_force import InForce
+from gpujob_worker.inject.process_flags import ProcessFlags
 from gpujob_worker.inject.root import Root, RootPlan
 from gpujob_worker.inject.script_facts import ScriptFacts, watch_optimizers
 from gpujob_worker.inject.step_clock import STEPS_OF_ANOTHER, StepClock
@@ -63,6 +64,17 @@ def test_optimizers_and_models_are_the_scripts_to_drop() -> None:
     assert [found() for found in seen] == [None, None]
     assert (facts.optimizers, in_force.optimizer, in_force.applied.plan) == ([], None, RootPlan())
     in_force.roll_back("a test")  # with nothing there to take back from
+
+
+def test_what_was_set_for_the_whole_process_goes_with_the_model() -> None:
+    in_force = InForce(Session(Environment()), ScriptFacts())
+    root = Root(nn.Linear(2, 2), lambda _: None)
+    in_force.roots.append(root)
+    before = torch.backends.cudnn.benchmark
+    root.plan = RootPlan(flags=ProcessFlags(convolution_autotuning=True))
+    assert torch.backends.cudnn.benchmark
+    in_force.drop(root)
+    assert torch.backends.cudnn.benchmark is before is False
 
 
 def test_each_optimizer_is_seen_once_it_has_its_parameters(

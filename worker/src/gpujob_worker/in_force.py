@@ -41,6 +41,8 @@ class InForce:
     first_shape: bool = True
     whose: str = ""
     explanation: Explanation = field(default_factory=Explanation)
+    # How the split was made that was in force for the first model or one like it.
+    keeps_chunk: bool = True
     _tuned: "weakref.ref[torch.optim.Optimizer] | None" = None
 
     def __post_init__(self) -> None:
@@ -69,6 +71,9 @@ class InForce:
         root.remove()
         self.roots.remove(root)
         if not self.roots:
+            plan = self.applied.plan
+            if self.first_shape and plan.rows_per_step is not None:
+                self.keeps_chunk = plan.keeps_chunk
             self.applied = Applied(loader_workers=self.applied.loader_workers)
             self.tuner = self.fit = None
 

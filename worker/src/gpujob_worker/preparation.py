@@ -81,7 +81,7 @@ class Preparation:
         in_force.tuner = tuner = tuner_for(in_force)
         if in_force.run_refusal is None:
             session.step_flop = step_flop(root, recorded) if in_force.first_shape else None
-            tuner.adopt(root, recorded, tuned)
+            tuner.adopt(root, recorded, tuned, keeps_chunk=in_force.keeps_chunk)
         in_force.settle()
         if in_force.agreement is not None:
             session.known_tuned = tuner.applied.tuned()

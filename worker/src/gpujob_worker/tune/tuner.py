@@ -228,13 +228,16 @@ class Tuner:
         if self._decision.decide(_FUSED, found, numbers, close <= FUSED_ERROR_MAX, False):
             self.applied.fused = True
 
-    def adopt(self, root: Root, recorded: RecordedCall, tuned: TunedSettings) -> None:
+    def adopt(
+        self, root: Root, recorded: RecordedCall, tuned: TunedSettings, *, keeps_chunk: bool = True
+    ) -> None:
         """Takes over settings of an earlier run. What cannot be shown to be safe is left out."""
         self.applied.loader_workers = tuned.data_loader_workers
         # The optimizer is not known yet; `adopt_fused` looks at it before its first step.
         self.applied.fused = tuned.fused_optimizer and self._switches.optimizer
         if tuned.batch_per_step is not None:
-            self.split(root, recorded, tuned.batch_per_step, self._decision.source)
+            rows, source = tuned.batch_per_step, self._decision.source
+            self.split(root, recorded, rows, source, keeps_chunk=keeps_chunk)
         if tuned.activation_checkpointing:
             self.activation_checkpointing(root, recorded, self._decision.source)
         if tuned.activation_offload:
