@@ -15,7 +15,7 @@ from gpujob_worker.explanation import Explanation
 from gpujob_worker.in_force import InForce
 from gpujob_worker.inject.root import Root, RootPlan
 from gpujob_worker.inject.script_facts import ScriptFacts
-from gpujob_worker.later_models import LOOKS_MAX, LaterModels
+from gpujob_worker.later_models import LOOKS_MAX, UNTUNED_MAX, LaterModels
 from gpujob_worker.session import Session
 from gpujob_worker.switches import Switches
 from gpujob_worker.tune.applied import Applied
@@ -276,6 +276,23 @@ def test_the_time_for_looking_at_models_is_limited_but_for_a_memory_limit() -> N
         assert alike is (limit is not None)
         assert known == (TunedSettings(batch_per_step=4) if alike else TunedSettings())
         assert later.watches is alike
+        line = session.explanation.line("later models")
+        assert ("those that follow run as written" in line) is not alike
+
+
+def test_models_that_are_made_for_a_few_steps_are_not_looked_at_for_ever() -> None:
+    later = later_models(memory_limit_bytes=2**40)
+    for _ in range(UNTUNED_MAX):
+        assert later.watches
+        later.begin()
+    assert not later.watches
+
+
+def test_of_many_models_not_each_is_said_aloud(capsys: pytest.CaptureFixture[str]) -> None:
+    explanation = Explanation(verbose=True)
+    for count in range(3):
+        explanation.note("models", str(count), aloud=count != 1)
+    assert capsys.readouterr().err == "gpujob: models 0\ngpujob: models 2\n"
 
 
 def test_garbage_is_looked_for_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:

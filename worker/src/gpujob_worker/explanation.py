@@ -23,8 +23,8 @@ class Explanation:
     def recommended(self, item: str, what: str) -> None:
         self._say(item, f"recommended: {what}")
 
-    def note(self, item: str, what: str) -> None:
-        self._say(item, what)
+    def note(self, item: str, what: str, *, aloud: bool = True) -> None:
+        self._say(item, what, aloud=aloud)
 
     def line(self, item: str) -> str:
         """What was last said of the item; empty when nothing was."""
@@ -34,11 +34,11 @@ class Explanation:
     def lines(self) -> tuple[str, ...]:
         return tuple(self._lines.values())
 
-    def _say(self, item: str, text: str) -> None:
+    def _say(self, item: str, text: str, *, aloud: bool = True) -> None:
         line = f"{item} {text}"[:LINE_CHARACTERS_MAX]
         if item not in self._lines and len(self._lines) >= ITEMS_MAX:
             return
         changed = self._lines.get(item) != line
         self._lines[item] = line
-        if self.verbose and changed:
+        if self.verbose and changed and aloud:
             sys.stderr.write(f"gpujob: {line}\n")

@@ -23,6 +23,10 @@ from gpujob_worker.session import Session
 ITEM, LIMIT = "later models", "memory limit"
 # Of the run's time, beyond the time for tuning, for looking at later models.
 SECONDS_FRACTION = 0.05
+# So many models in a row that were dropped before a tuning: the script makes them for a few steps.
+UNTUNED_MAX = 8
+# Models of which each one is said aloud; of those that follow it is every so many.
+ALOUD_MAX = 10
 # Looks for garbage that found the model before still in use; a script may make many beside it.
 LOOKS_MAX = 3
 # Reasons that are said; those that are counted.
@@ -67,7 +71,7 @@ class LaterModels:
         self._owned = False
         self._began = time.monotonic()
         self._seconds = 0.0
-        self._looks = 0
+        self._looks = self._untuned = 0
         self._count = self._started = 0
         self._settings: list[str] = []
         self._reasons: dict[str, int] = {}
@@ -79,7 +83,7 @@ class LaterModels:
         """Whether to look for later models at all."""
         environment = self._session.environment
         decides = environment.settings.mode is OptimizeMode.AUTO and environment.world_size == 1
-        return decides and (self._limited or self._in_time())
+        return decides and self._untuned < UNTUNED_MAX and (self._limited or self._in_time())
 
     @property
     def _limited(self) -> bool:
@@ -135,6 +139,7 @@ class LaterModels:
         """The model before is over; the next call of a root is the first of another one."""
         self._begins = True
         self._owned = False
+        self._untuned += self._session.tuning_seconds is None
         self._in_force.renew()
         self._session.known_scale = None
         if self._limited:
@@ -173,12 +178,14 @@ class LaterModels:
         if self._first is None:
             return "no model was seen in the first training"
         if not self._limited and not self._in_time():
-            return "the time for looking at models is over"
+            return "there was no time to look at it"
         return self._first.difference(shape, self._inputs)
 
     def spent(self, seconds: float) -> None:
         if self._count:
             self._seconds += seconds
+            if not self.watches:
+                self._say()
 
     def stepped(self) -> None:
         """Just before a later model's first optimizer step: now it is known what is in force."""
@@ -213,13 +220,17 @@ class LaterModels:
         first = self._first.name if self._first is not None else "the first"
         text = f"{self._started} of {self._count} started with the settings found for {first}"
         text += f": {', '.join(self._settings)}" if self._settings else ""
+        if not self.watches:
+            # Before the reasons, of which the end may be cut off.
+            text += "; the time for looking at models is over, those that follow run as written"
         plain = "as written but for the memory limit" if self._limited else "as written"
         reasons = list(self._reasons.items())
         for reason, number in reasons[:REASONS_MAX]:
             text += f"; {number} {plain}: {reason}"
         others = sum(number for _, number in reasons[REASONS_MAX:])
         text += f"; {others} more {plain}" if others else ""
-        self._session.explanation.note(ITEM, text)
+        aloud = self._count <= ALOUD_MAX or self._count % ALOUD_MAX == 0
+        self._session.explanation.note(ITEM, text, aloud=aloud)
 
     def _shape(self, root: Root) -> Shape:
         module, recorded = root.module, root.recorded
