@@ -192,6 +192,18 @@ def test_models_that_are_kept_and_optimizers_that_follow(tmp_path: Path) -> None
     assert "later models 3 of 3 started" in said(found)
 
 
+def test_models_that_the_script_compiles_are_said_to_run_as_written(tmp_path: Path) -> None:
+    body = """
+for fold in range(3):
+    net = Net(); fast = torch.compile(net, backend="eager")
+    train(f"fold{fold}", fast, torch.optim.SGD(net.parameters(), lr=0.01))
+"""
+    found = run(tmp_path, body)
+    line = "later models 0 of 2 started with the settings found for the first; 2 as written: the"
+    assert f"{line} script compiles its model itself" in said(found)
+    assert not any(fused for _, fused, _ in list(trained(found).values())[1:])
+
+
 LIMITED = """
 import sys
 import torch

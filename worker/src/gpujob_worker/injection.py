@@ -214,7 +214,11 @@ class Injection:
     def _before_first_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self._session.meter.steps and self._later.watches:
             self._watch_roots()
-        if self._in_force.optimizer is None and self._later.suits(optimizer):
+        if self._in_force.optimizer is not None:
+            return
+        if self._facts.compiles:
+            self._later.unseen()
+        if self._later.suits(optimizer):
             self._preparation.before_first_step(optimizer)
             self._later.stepped()
 

@@ -168,6 +168,13 @@ class LaterModels:
         if reason is not None:
             self._plain(reason)
 
+    def unseen(self) -> None:
+        """An optimizer begins with a model that is not seen, the one before being gone."""
+        follows = self._in_force.facts.stepped and self._session.tuning_seconds is not None
+        if follows and self.watches:
+            self._count += 1
+            self._plain("the script compiles its model itself")
+
     def _plain(self, reason: str) -> None:
         if len(self._reasons) >= REASONS_KEPT_MAX and reason not in self._reasons:
             reason = "other reasons"
