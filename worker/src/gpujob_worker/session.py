@@ -152,7 +152,7 @@ class Session:
         )
 
     def begin_model(self, *, alike: bool) -> None:
-        """Another model trains from now on; its steps are compared with the first one's if alike"""
+        """Another model trains from now on; its steps are compared with the first's if alike."""
         if self._alike:
             self._before = self.meter.window.timing(self.samples_per_step) or self._before
         self._alike = alike

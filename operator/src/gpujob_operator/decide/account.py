@@ -23,11 +23,11 @@ from gpujob_operator.decide.line import Line, Pending
 from gpujob_operator.decide.memory import Memory
 from gpujob_operator.decide.needs import Needs
 from gpujob_operator.decide.picture import with_statuses, without_attempt
-from gpujob_operator.decide.placement import Choice, NodeMask, Request, Score
+from gpujob_operator.decide.placement import NodeMask, Request, Score
 from gpujob_operator.decide.plan import WriteStatus
 from gpujob_operator.decide.planner import plan
 from gpujob_operator.decide.snapshot import NodeView, Snapshot
-from gpujob_operator.decide.step_cost import NOT_KNOWN, StepCost, step_cost
+from gpujob_operator.decide.step_cost import StepCost, step_cost
 
 CANDIDATES_MAX = 5
 
@@ -44,7 +44,8 @@ class Candidate:
     prices: tuple[float | None, ...]
     # Of the nodes: how often such a node is taken away.
     interruptions_per_hour: tuple[float, ...]
-    step_cost: StepCost = NOT_KNOWN
+    # As far as it was compared, for a place that was chosen now.
+    step_cost: StepCost
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ class _Board(Board):
         allowed[row] = True
         here = replace(request, nodes=NodeMask(allowed))
         choice = placement.choose(side.fleet, here, self.mix, side.ledger)
-        return choice.score if isinstance(choice, Choice) else None
+        return choice.score if choice is not None else None
 
 
 _Held = tuple[Placement | None, Reservation | None]
@@ -166,9 +167,10 @@ class _Explainer:
         known = [self.capacity.nodes.get(node) for node in nodes]
         prices = tuple(None if one is None else one.price_with_losses for one in known)
         rates = tuple(0.0 if one is None else one.interruptions_per_hour for one in known)
-        cards = zip(where.workers, prices, strict=True)
-        card_prices = [price for worker, price in cards for _ in worker.gpus]
-        step = step_cost(self.needs.profile, where.gpu_model, card_prices)
+        if found is not None:
+            step = found.step_cost
+        else:
+            step = step_cost(self.needs.profile, where, self.capacity.nodes)
         return Candidate(where, held, scores, prices, rates, step)
 
     def lacks(self) -> dict[str, str]:

@@ -6,7 +6,7 @@ that of `placement.choose_gang`: the spot policy, then close together. Between m
 Stable: the same snapshot always gives the same answer.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from gpujob_api.gpujob import (
@@ -41,6 +41,7 @@ class Assignment:
     request: Request
     places: tuple[Place, ...]
     tenant: Tenant
+    # As far as it was compared with that on other models.
     step_cost: StepCost
 
     def take_on(self, board: Board) -> None:
@@ -86,14 +87,17 @@ def _best(fitting: list[Assignment], needs: Needs) -> Assignment:
     priced = all(one.step_cost.dollars is not None for one in fitting)
     metered = all(one.step_cost.joules is not None for one in fitting)
 
-    def key(one: Assignment) -> tuple[object, ...]:
-        wrong = prefer and not one.placement.spot
-        dollars = one.step_cost.dollars if priced else None
-        joules = one.step_cost.joules if metered else None
-        held = one.reservation.memory_bytes
-        return wrong, dollars or 0.0, joules or 0.0, held, one.placement.gpu_model
+    def compared(one: Assignment) -> StepCost:
+        cost = one.step_cost
+        return StepCost(cost.dollars if priced else None, cost.joules if metered else None)
 
-    return min(fitting, key=key)
+    def key(one: Assignment) -> tuple[object, ...]:
+        wrong, cost = prefer and not one.placement.spot, compared(one)
+        held = one.reservation.memory_bytes
+        return wrong, cost.dollars or 0.0, cost.joules or 0.0, held, one.placement.gpu_model
+
+    best = min(fitting, key=key)
+    return replace(best, step_cost=compared(best))
 
 
 def _assign_on_model(
@@ -112,26 +116,22 @@ def _assign_on_model(
         board.take(place, request, _tenant(needs, held))
     if not complete:
         return refuse(needs, model, wanted, board, len(places))
-    return Assignment(
-        placement=Placement(
-            workers=tuple(
-                WorkerPlacement(rank, place.node, tuple(card.uuid for card in place.cards))
-                for rank, place in enumerate(places)
-            ),
-            spot=all(board.capacity.nodes[place.node].node.spot for place in places),
-            gpu_model=model,
+    placement = Placement(
+        workers=tuple(
+            WorkerPlacement(rank, place.node, tuple(card.uuid for card in place.cards))
+            for rank, place in enumerate(places)
         ),
+        spot=all(board.capacity.nodes[place.node].node.spot for place in places),
+        gpu_model=model,
+    )
+    return Assignment(
+        placement=placement,
         reservation=held,
         request=request,
         places=tuple(places),
         tenant=_tenant(needs, held),
-        step_cost=step_cost(needs.profile, model, _card_prices(places, board)),
+        step_cost=step_cost(needs.profile, placement, board.capacity.nodes),
     )
-
-
-def _card_prices(places: list[Place], board: Board) -> list[float | None]:
-    nodes = board.capacity.nodes
-    return [nodes[place.node].price_with_losses for place in places for _ in place.cards]
 
 
 def _places(

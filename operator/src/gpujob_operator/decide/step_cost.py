@@ -6,10 +6,12 @@ Seconds and joules are those of earlier runs of the workload with cards to thems
 joules those of one card, times the number of cards.
 """
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gpujob_api.gpujob import Placement
 from gpujob_api.gpuprofile import GPUProfile, ProfileEntry
+from gpujob_operator.decide.capacity import NodeCapacity
 from gpujob_operator.decide.reservation import profile_entry
 
 _SECONDS_PER_HOUR = 3600
@@ -23,24 +25,23 @@ class StepCost:
     joules: float | None = None
 
 
-NOT_KNOWN = StepCost()
-
-
 def step_cost(
-    profile: GPUProfile | None, gpu_model: str, card_prices: Iterable[float | None]
+    profile: GPUProfile | None, placement: Placement, nodes: Mapping[str, NodeCapacity]
 ) -> StepCost:
-    """Of the workload of this profile on cards of these prices per hour, to two digits: less is
-    noise."""
-    entry = profile_entry(profile, gpu_model)
+    """Of the workload of this profile on these cards, to two digits: less is noise. A shared card
+    counts whole."""
+    entry = profile_entry(profile, placement.gpu_model)
     if entry is None:
-        return NOT_KNOWN
-    cards = list(card_prices)
-    prices = [price for price in cards if price is not None]
+        return StepCost()
+    known = [(nodes.get(worker.node), len(worker.gpus)) for worker in placement.workers]
+    prices = [(None if node is None else node.price_with_losses, cards) for node, cards in known]
     seconds, joules = step_of(entry)
     dollars = None
-    if seconds is not None and len(prices) == len(cards):
-        dollars = sum(prices) * seconds / _SECONDS_PER_HOUR
-    return StepCost(_rounded(dollars), _rounded(None if joules is None else joules * len(cards)))
+    if seconds is not None and all(price is not None for price, _ in prices):
+        per_hour = sum((price or 0.0) * cards for price, cards in prices)
+        dollars = per_hour * seconds / _SECONDS_PER_HOUR
+    cards = sum(cards for _, cards in known)
+    return StepCost(_rounded(dollars), _rounded(None if joules is None else joules * cards))
 
 
 def step_of(entry: ProfileEntry) -> tuple[float | None, float | None]:
