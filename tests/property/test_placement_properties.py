@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.fleet import CardState, Fleet, NodeState, Undo
+from gpujob_operator.decide.fleet import CardState, Fleet, NodeState
 from gpujob_operator.decide.fragmentation import Demand, Mix
 from gpujob_operator.decide.placement import Ledger, Request, choose
 
@@ -124,9 +124,8 @@ def test_only_room_that_is_there_is_given_and_room_that_is_there_is_found(
 def test_kept_figures_change_no_choice(
     states: list[NodeState], queue: list[Demand], data: st.DataObject
 ) -> None:
-    """Placements, undone trials, closed cards and renewed nodes between choices."""
+    """Placements, closed cards and renewed nodes between choices."""
     fleet, mix, ledger = Fleet.of(states), Mix.of_demands(queue), Ledger()
-    undos: list[Undo] = []
     for demand in [*queue, *queue]:
         request = Request(demand)
         kept = choose(fleet, request, mix, ledger)
@@ -140,17 +139,14 @@ def test_kept_figures_change_no_choice(
             assert np.isclose(kept.score.total, fresh.score.total)
         else:
             assert kept == fresh
-        action = data.draw(st.sampled_from(("place", "place", "undo", "close", "renew")))
+        action = data.draw(st.sampled_from(("place", "place", "close", "renew")))
         if action == "place" and kept is not None:
-            undos.append(fleet.place(kept.row, kept.cards, request.take))
-        elif action == "undo" and undos:
-            fleet.undo(undos.pop())
+            fleet.place(kept.row, kept.cards, request.take)
         elif action == "close" and kept is not None and kept.cards:
             fleet.close(kept.row, kept.cards[:1])
         elif action == "renew":
             row = data.draw(st.integers(0, len(states) - 1))
             fleet.renew(row, states[row])
-            undos = [undo for undo in undos if undo.row != row]
 
 
 @given(node_lists(), QUEUES)

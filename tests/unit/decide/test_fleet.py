@@ -56,25 +56,13 @@ def test_a_whole_card_is_taken() -> None:
     assert fleet.taken[0].tolist() == [True, False]
 
 
-@pytest.mark.parametrize("take", [SHARE, WHOLE])
-def test_undo_restores_every_array(take: Take) -> None:
-    fleet = Fleet.of([idle_node("a", 2), idle_node("b", 2)])
-    before = arrays(fleet)
-    first = fleet.place(1, (0,), SHARE)
-    second = fleet.place(1, (1,), take)
-    assert arrays(fleet) != before
-    fleet.undo(second)
-    fleet.undo(first)
-    assert arrays(fleet) == before
-
-
 def test_every_change_moves_the_clock_of_its_row_only() -> None:
     fleet = Fleet.of([idle_node("a"), idle_node("b")])
     seen = fleet.clock
-    undo = fleet.place(1, (0,), SHARE)
+    fleet.place(1, (0,), SHARE)
     assert np.flatnonzero(fleet.changed > seen).tolist() == [1]
     seen = fleet.clock
-    fleet.undo(undo)
+    fleet.renew(1, idle_node("b"))
     assert np.flatnonzero(fleet.changed > seen).tolist() == [1]
     seen = fleet.clock
     fleet.close(0, (2,))

@@ -207,15 +207,15 @@ def test_an_empty_mix_packs_onto_used_cards() -> None:
     assert chosen(fleet, shared(10), Mix()).row == 1
 
 
-def test_what_was_undone_is_forgotten() -> None:
+def test_what_was_taken_and_renewed_is_free_again() -> None:
     fleet = Fleet.of([idle_node("a", 1)])
     ledger = Ledger()
     request = Request(whole())
     choice = choose(fleet, request, HALVES, ledger)
     assert choice is not None
-    undo = fleet.place(choice.row, choice.cards, request.take)
+    fleet.place(choice.row, choice.cards, request.take)
     assert choose(fleet, request, HALVES, ledger) is None
-    fleet.undo(undo)
+    fleet.renew(choice.row, idle_node("a", 1))
     assert choose(fleet, request, HALVES, ledger) == choice
 
 

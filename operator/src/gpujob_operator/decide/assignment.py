@@ -64,10 +64,8 @@ def assign(
         return known
     fitting: list[Assignment] = []
     refusals: list[Refusal] = []
-    start = board.mark()
     for model in board.capacity.models(needs.job.spec.gpu.models):
         found = _assign_on_model(needs, model, board, configuration, filler=filler)
-        board.back(start)
         if isinstance(found, Refusal):
             refusals.append(found)
         else:
@@ -108,14 +106,13 @@ def _assign_on_model(
     places = _places(needs, request, board, configuration, filler=filler)
     complete = len(places) == needs.job.spec.workers
     if not complete and not places:
-        return refuse(needs, model, wanted, board, 0)
+        return refuse(needs, model, wanted, board, board.capacity, 0)
     held = wanted or min(
         (_whole(needs, place.cards) for place in places), key=lambda whole: whole.memory_bytes
     )
-    for place in places:
-        board.take(place, request, _tenant(needs, held))
     if not complete:
-        return refuse(needs, model, wanted, board, len(places))
+        rest = board.after(places, request, _tenant(needs, held))
+        return refuse(needs, model, wanted, board, rest, len(places))
     placement = Placement(
         workers=tuple(
             WorkerPlacement(rank, place.node, tuple(card.uuid for card in place.cards))

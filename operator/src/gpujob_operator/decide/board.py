@@ -2,7 +2,7 @@
 
 `Capacity` says in words what is on each card; the `Fleet` holds the same as arrays, on which
 `placement.choose` finds the best place among thousands. Every placement of the cycle is taken on
-both, and a gang that does not fit as a whole is taken back on both.
+both.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
@@ -13,7 +13,7 @@ import numpy as np
 
 from gpujob_operator.decide import placement
 from gpujob_operator.decide.capacity import Capacity, Card, NodeCapacity, Tenant
-from gpujob_operator.decide.fleet import Fleet, Integers, Undo
+from gpujob_operator.decide.fleet import Fleet, Integers
 from gpujob_operator.decide.fragmentation import Mix
 from gpujob_operator.decide.placement import NodeMask, Request
 from gpujob_operator.decide.sides import Kept, Side, disturbed, node_order
@@ -32,16 +32,9 @@ class Place:
     cards: tuple[Card, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """Where the board was before a trial."""
-
-    capacity: Capacity
-    undos: tuple[tuple["Side", Undo], ...] = ()
-
-
 @dataclass(slots=True)
 class Board:
+    # Its nodes are the board's own, and change as places are taken.
     capacity: Capacity
     mix: Mix
     claimed: frozenset[str] = frozenset()
@@ -60,7 +53,7 @@ class Board:
     # For jobs that are gone before any claim is taken up: the same with claimed cards open.
     _filler: Side | None = None
     kept: Kept = field(default_factory=Kept)
-    _undos: list[tuple[Side, Undo]] = field(default_factory=list[tuple[Side, Undo]])
+    _nodes: dict[str, NodeCapacity] = field(default_factory=dict[str, NodeCapacity])
 
     @classmethod
     def of(cls, capacity: Capacity, mix: Mix | None = None, kept: Kept | None = None) -> "Board":
@@ -70,7 +63,9 @@ class Board:
         kept = kept if kept is not None else Kept()
         side = kept.renew(ordered)
         rows = {node.node.name: row for row, node in enumerate(ordered)}
-        return cls(capacity, mix or Mix(), _rows=rows, _main=side, kept=kept)
+        nodes = dict(capacity.nodes)
+        own = replace(capacity, nodes=nodes)
+        return cls(own, mix or Mix(), _rows=rows, _main=side, kept=kept, _nodes=nodes)
 
     def choose(
         self, request: Request, *, undisturbed: bool = False, filler: bool = False
@@ -122,9 +117,7 @@ class Board:
     def take(self, place: Place, request: Request, tenant: Tenant) -> None:
         """Gives a worker its place for the rest of the cycle."""
         row = self._rows[place.node]
-        node = self.capacity.nodes[place.node]
-        taken = {card.uuid for card in place.cards}
-        columns = self._columns(place.node, taken)
+        columns = self._columns(place.node, {card.uuid for card in place.cards})
         amount = replace(
             request.take,
             card_memory_bytes=tenant.memory_bytes,
@@ -132,19 +125,15 @@ class Board:
             utilization_limit_percent=request.utilization_limit_percent,
         )
         for side in self._sides():
-            self._undos.append((side, side.fleet.place(row, columns, amount)))
-        self.capacity = _with_tenant(self.capacity, node, taken, tenant, request)
+            side.fleet.place(row, columns, amount)
+        self._nodes[place.node] = _with_tenant(self._nodes[place.node], place, request, tenant)
 
-    def mark(self) -> Mark:
-        """Remembers the board; `back` returns to it. Marks do not nest."""
-        self._undos.clear()
-        return Mark(self.capacity)
-
-    def back(self, mark: Mark) -> None:
-        for side, undo in reversed(self._undos):
-            side.fleet.undo(undo)
-        self._undos.clear()
-        self.capacity = mark.capacity
+    def after(self, places: Iterable[Place], request: Request, tenant: Tenant) -> Capacity:
+        """What there would be with these places taken; the board stays as it is."""
+        nodes = dict(self._nodes)
+        for place in places:
+            nodes[place.node] = _with_tenant(nodes[place.node], place, request, tenant)
+        return replace(self.capacity, nodes=nodes)
 
     def claim(self, uuids: Iterable[str], start_seconds: float = 0.0) -> None:
         """Keeps cards for a job that has waited and could start there in `start_seconds`: nothing
@@ -227,16 +216,16 @@ def _domains(values: list[list[str | None]]) -> Integers:
 
 
 def _with_tenant(
-    capacity: Capacity, node: NodeCapacity, taken: set[str], tenant: Tenant, request: Request
-) -> Capacity:
+    node: NodeCapacity, place: Place, request: Request, tenant: Tenant
+) -> NodeCapacity:
+    taken = {card.uuid for card in place.cards}
     cards = tuple(
         replace(card, tenants=(*card.tenants, tenant)) if card.uuid in taken else card
         for card in node.cards
     )
-    after = replace(
+    return replace(
         node,
         cards=cards,
         cpu_milli_free=node.cpu_milli_free - request.demand.cpu_milli,
         memory_bytes_free=node.memory_bytes_free - request.demand.memory_bytes,
     )
-    return replace(capacity, nodes={**capacity.nodes, node.node.name: after})

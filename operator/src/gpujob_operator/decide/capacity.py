@@ -96,6 +96,12 @@ class NodeCapacity:
     interruptions_per_hour: float = 0.0
     price_with_losses: float | None = None
 
+    def card(self, uuid: str) -> Card | None:
+        for card in self.cards:
+            if card.uuid == uuid:
+                return card
+        return None
+
 
 def marks(node: NodeCapacity) -> tuple[object, ...]:
     """What a job that runs there sees of the node, besides its cards."""
@@ -125,8 +131,7 @@ class Capacity:
 
     def card(self, node_name: str, uuid: str) -> Card | None:
         node = self.nodes.get(node_name)
-        cards = node.cards if node is not None else ()
-        return next((card for card in cards if card.uuid == uuid), None)
+        return node.card(uuid) if node is not None else None
 
     def models(self, accepted: Collection[str]) -> list[str]:
         """Card models that there are and that a job accepts; it accepts any if it names none."""

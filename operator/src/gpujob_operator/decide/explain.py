@@ -14,7 +14,7 @@ from gpujob_operator.decide.capacity import Capacity, Card, NodeCapacity
 from gpujob_operator.decide.interference import summed_utilization_limit_percent
 from gpujob_operator.decide.needs import Needs, node_refusal
 from gpujob_operator.decide.sides import Kept, disturbed
-from gpujob_operator.decide.survey import FARTHEST, NO_CARDS, Findings, Survey
+from gpujob_operator.decide.survey import FARTHEST, NO_CARDS, NOTHING, Findings, Survey
 
 # A card that would do, on a node that has too few of them.
 _FREE = "free, but too few on one node"
@@ -49,11 +49,17 @@ class _Misfit:
 
 
 def refuse(
-    needs: Needs, model: str, wanted: Reservation | None, board: Board, placed: int
+    needs: Needs,
+    model: str,
+    wanted: Reservation | None,
+    board: Board,
+    capacity: Capacity,
+    placed: int,
 ) -> Refusal:
-    """The refusal on cards of one model; `placed` workers of the gang found a place."""
+    """The refusal on cards of one model; `placed` workers of the gang found a place, which is taken
+    in `capacity`."""
     # As it was when the job was refused: its own claim is not in its way.
-    capacity, claimed_on = board.capacity, board.claimed_on
+    claimed_on = board.claimed_on
     return Refusal(
         _possible(needs, model, wanted, board),
         lambda: _explain(needs, model, wanted, capacity, claimed_on, board.kept, placed),
@@ -155,8 +161,7 @@ def node_lacks(needs: Needs, model: str, wanted: Reservation | None, node: NodeC
     text = "; ".join(f"{n} {finding}" for finding, n in sorted(found.counts.items()))
     lacks = f"of {sum(found.counts.values())} cards: {text}"
     missing_bytes, uuid, name = found.nearest
-    nearest = next((card for card in node.cards if card.uuid == uuid), None)
-    return lacks + _nearest_text(missing_bytes, name, nearest)
+    return lacks + _nearest_text(missing_bytes, name, node.card(uuid))
 
 
 def _look(
@@ -166,13 +171,16 @@ def _look(
     node: NodeCapacity,
     claimed: frozenset[str],
 ) -> Findings:
+    cards = [card for card in node.cards if card.model == model]
+    if not cards:
+        return NOTHING
+    on_node = _node_misfit(needs, node)
+    if on_node:
+        return Findings({on_node: len(cards)})
     counts: dict[str, int] = {}
     nearest = FARTHEST
-    on_node = _node_misfit(needs, node)
-    for card in node.cards:
-        if card.model != model:
-            continue
-        misfit = on_node or _card_misfit(needs, wanted, card, claimed)
+    for card in cards:
+        misfit = _card_misfit(needs, wanted, card, claimed)
         finding = misfit.finding if misfit else _FREE
         counts[finding] = counts.get(finding, 0) + 1
         if misfit is not None and 0 < misfit.missing_bytes <= nearest[0]:
@@ -180,18 +188,17 @@ def _look(
     return Findings(counts, nearest)
 
 
-def _node_misfit(needs: Needs, node: NodeCapacity) -> _Misfit | None:
-    if node.closed:
-        return _Misfit(node.closed)
-    refusal = node_refusal(needs, node.node)
+def _node_misfit(needs: Needs, node: NodeCapacity) -> str:
+    """What keeps the job off all of the node's cards, or ""."""
+    refusal = node.closed or node_refusal(needs, node.node)
     if refusal:
-        return _Misfit(refusal)
+        return refusal
     if node.cpu_milli_free < needs.cpu_milli:
-        return _Misfit(f"{needs.cpu_milli - node.cpu_milli_free} milli-CPU short")
+        return f"{needs.cpu_milli - node.cpu_milli_free} milli-CPU short"
     if node.memory_bytes_free < needs.memory_bytes:
         short = needs.memory_bytes - node.memory_bytes_free
-        return _Misfit(f"{format_memory(short)} host memory short")
-    return None
+        return f"{format_memory(short)} host memory short"
+    return ""
 
 
 def _card_misfit(

@@ -1,4 +1,4 @@
-"""The cards of all nodes as arrays: what placement reads, and what a trial placement changes.
+"""The cards of all nodes as arrays: what placement reads, and what a placement changes.
 
 Built once from plain values; afterwards only nodes that changed are replaced. Rows keep the order
 in which nodes were given, cards the order within their node, so that ties are always broken the
@@ -66,20 +66,6 @@ class Take:
     whole_card: bool
     # Up to which sum of utilizations others may join it.
     utilization_limit_percent: float = UTILIZATION_FULL_PERCENT
-
-
-@dataclass(frozen=True, slots=True)
-class Undo:
-    """A row as it was before a trial placement."""
-
-    row: int
-    cpu_milli_free: int
-    memory_bytes_free: int
-    memory_free: Integers
-    utilization_used: Floats
-    utilization_limit: Floats
-    idle: Booleans
-    taken: Booleans
 
 
 @dataclass(slots=True)
@@ -181,18 +167,8 @@ class Fleet:
         uuids = [self.uuids[row] for row in rows]
         return replace(self, names=names, uuids=uuids, kinds=list(self.kinds), **arrays)
 
-    def place(self, row: int, cards: Sequence[int], take: Take) -> Undo:
+    def place(self, row: int, cards: Sequence[int], take: Take) -> None:
         """Takes a worker's resources. The caller has checked that they are free."""
-        undo = Undo(
-            row,
-            int(self.cpu_milli_free[row]),
-            int(self.memory_bytes_free[row]),
-            self.memory_free[row].copy(),
-            self.utilization_used[row].copy(),
-            self.utilization_limit[row].copy(),
-            self.idle[row].copy(),
-            self.taken[row].copy(),
-        )
         self.cpu_milli_free[row] -= take.cpu_milli
         self.memory_bytes_free[row] -= take.memory_bytes
         for card in cards:
@@ -203,19 +179,6 @@ class Fleet:
             self.utilization_limit[row, card] = min(present, take.utilization_limit_percent)
             self.idle[row, card] = False
             self.taken[row, card] |= take.whole_card
-        self._touch(row)
-        return undo
-
-    def undo(self, undo: Undo) -> None:
-        """Takes a trial placement back; the latest first when a row has several."""
-        row = undo.row
-        self.cpu_milli_free[row] = undo.cpu_milli_free
-        self.memory_bytes_free[row] = undo.memory_bytes_free
-        self.memory_free[row] = undo.memory_free
-        self.utilization_used[row] = undo.utilization_used
-        self.utilization_limit[row] = undo.utilization_limit
-        self.idle[row] = undo.idle
-        self.taken[row] = undo.taken
         self._touch(row)
 
     def close(self, row: int, cards: Sequence[int]) -> None:

@@ -140,12 +140,18 @@ class Memory:
     def pods_of_gone(self) -> list[PodView]:
         return [pod for uid in self.gone for pod in self._pods_of[uid].values()]
 
-    def rest(self, uid: str, step: Step, inputs: Inputs, until: datetime) -> None:
-        """Nothing follows from the same until then."""
+    def rest(
+        self, uid: str, step: Step, inputs: Inputs, until: datetime, next_at: datetime | None
+    ) -> None:
+        """Nothing follows from the same until then; `next_at` is the job's own deadline."""
         known = self.known[uid]
         known.inputs, known.step, known.quiet_until = inputs, step, until
         self.awake.discard(uid)
         self._quiet_until.put(uid, until)
+        if next_at is not None:
+            self.next_at.put(uid, next_at)
+        else:
+            self.next_at.drop((uid,))
 
     def wake(self, uid: str) -> None:
         """The job's next step is decided anew, in this cycle and those to come."""
@@ -181,9 +187,9 @@ class Memory:
         found = set[str]()
         for uid in uids:
             placement = self.known[uid].job.status.placement
-            workers = placement.workers if placement is not None else ()
-            if any(not cards.isdisjoint(worker.gpus) for worker in workers):
-                found.add(uid)
+            for worker in placement.workers if placement is not None else ():
+                if not cards.isdisjoint(worker.gpus):
+                    found.add(uid)
         return found
 
     def _put_on(self, known: Known, nodes: frozenset[str]) -> None:

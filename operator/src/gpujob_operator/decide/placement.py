@@ -151,7 +151,7 @@ class Ledger:
 def choose(fleet: Fleet, request: Request, mix: Mix, ledger: Ledger) -> Choice | None:
     """The best place for one worker; None where there is none.
 
-    `ledger` belongs to this fleet (and its undone trials), not to a copy of it.
+    `ledger` belongs to this fleet, not to a copy of it.
     """
     valuation = ledger.of(fleet, mix)
     scores = _renewed(fleet, request, valuation, ledger)

@@ -208,27 +208,26 @@ class _Cycle:
     def remember(self, uid: str, step: Step, written: list[PlanItem]) -> None:
         """Lets a job rest whose step led to nothing, as long as nothing else can follow."""
         memory, known, inputs = self.memory, self.memory.known[uid], self._inputs.get(uid)
+        heard = not written and uid not in self.unheard
+        if heard and inputs is not None and self._is_steady(known):
+            after = step.next_seconds
+            next_at = None if after is None else self.now + timedelta(seconds=after)
+            memory.rest(uid, step, inputs, self._until(known.job, next_at), next_at)
+            return
         memory.wake(uid)
-        if written:
-            return
         job = known.job
-        if not known.held and not known.pods:
-            if job.finished or job.metadata.deletion_timestamp is not None:
-                memory.awake.discard(uid)
-            return
-        if inputs is None or uid in self.unheard or not self._is_steady(known):
-            return
-        until = FAR
-        if step.next_seconds is not None:
-            next_at = self.now + timedelta(seconds=step.next_seconds)
-            memory.next_at.put(uid, next_at)
-            # Deadlines closer than a second are told as one second.
-            until = next_at - timedelta(seconds=1)
+        ended = job.finished or job.metadata.deletion_timestamp is not None
+        if ended and not written and not known.held and not known.pods:
+            memory.awake.discard(uid)
+
+    def _until(self, job: GPUJob, next_at: datetime | None) -> datetime:
+        """The first moment at which a job that rests has something to do or to say."""
+        # Deadlines closer than a second are told as one second.
+        until = FAR if next_at is None else next_at - timedelta(seconds=1)
         told = job.status.observed_at
-        if told is not None and uid in self.held_back:
-            due = told + timedelta(seconds=self.configuration.progress_write_seconds)
-            until = min(until, due)
-        memory.rest(uid, step, inputs, until)
+        if told is None or job.metadata.uid not in self.held_back:
+            return until
+        return min(until, told + timedelta(seconds=self.configuration.progress_write_seconds))
 
     def _is_steady(self, known: Known) -> bool:
         """Whether time alone brings nothing new before the next deadline: a job that runs on

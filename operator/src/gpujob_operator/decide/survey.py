@@ -25,6 +25,7 @@ class Findings:
     nearest: Nearest = FARTHEST
 
 
+NOTHING = Findings()
 Look = Callable[[NodeCapacity, frozenset[str]], Findings]
 _ClaimedOn = Mapping[str, frozenset[str]]
 
@@ -59,7 +60,7 @@ class Survey:
         changed = list(compress(range(len(nodes)), map(is_not, before, nodes)))
         same = len(before) == len(nodes)
         if not same or any(before[row].node.name != nodes[row].node.name for row in changed):
-            self._nodes, self._findings = nodes, [Findings()] * len(nodes)
+            self._nodes, self._findings = nodes, [NOTHING] * len(nodes)
             self.counts.clear()
             return list(range(len(nodes)))
         before_on, names = self._claimed_on, claimed_on.keys() | self._claimed_on.keys()

@@ -32,7 +32,7 @@ def find(
         if is_stale(node.closed):
             continue  # Stale telemetry never stops a job (I14).
         for uuid in worker.gpus:
-            card = next((c for c in node.cards if c.uuid == uuid), None)
+            card = node.card(uuid)
             if card is not None and card.blocked.startswith("unhealthy"):
                 message = f"card {uuid} on {worker.node} is {card.blocked}"
                 return StopReason("CardUnhealthy", message, now + grace)
