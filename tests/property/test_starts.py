@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpujob_api.gpujob import GPUJob, JobPhase, Reservation, StopReason
+from gpujob_api.gpujob import GPUJob, JobPhase, Reservation, SpotPolicy, StopReason
 from gpujob_api.quantities import GIB
 from gpujob_operator.decide.capacity import Capacity, Card
 from gpujob_operator.decide.claims import soonest
@@ -14,7 +14,7 @@ from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.memory import Memory
 from gpujob_operator.decide.needs import Needs, needs_of
 from gpujob_operator.decide.releases import Releases
-from gpujob_operator.decide.snapshot import Snapshot
+from gpujob_operator.decide.snapshot import NodeView, Snapshot, Taint
 from gpujob_operator.decide.starts import Place, Soon, Starts, fits_without, nodes_for
 from tests.harness.builders import (
     T0,
@@ -24,6 +24,7 @@ from tests.harness.builders import (
     make_job,
     make_node,
     make_snapshot,
+    make_template,
     measured,
     reserve,
     running,
@@ -36,6 +37,8 @@ WAITING = (
     make_job("large", memory_bytes=20 * GIB),
     make_job("pair", gpus_per_worker=2),
     make_job("gang", workers=3, memory_bytes=8 * GIB),
+    make_job("on-demand", memory_bytes=2 * GIB, spot=SpotPolicy.NEVER),
+    make_job("in-hall", template=make_template(nodeSelector={"hall": "a"})),
 )
 MODELS = ("NVIDIA A10", "NVIDIA L4")
 
@@ -62,6 +65,17 @@ def tenants(draw: st.DrawFn) -> GPUJob:
             return with_status(job, phase=JobPhase.STOPPING, stop=stop)
         case _:
             return job
+
+
+@st.composite
+def nodes_called(draw: st.DrawFn, name: str) -> NodeView:
+    return make_node(
+        name,
+        ready=draw(st.integers(0, 9)) > 0,
+        spot=draw(st.booleans()),
+        labels=draw(st.sampled_from(({}, {"hall": "a"}))),
+        taints=draw(st.sampled_from(((), (), (Taint("keep", "out", "NoSchedule"),)))),
+    )
 
 
 @st.composite
@@ -92,7 +106,7 @@ def pictures(draw: st.DrawFn) -> Snapshot:
         )
         for n in sorted(names)
     ]
-    nodes = [make_node(f"n{n}", ready=draw(st.integers(0, 9)) > 0) for n in sorted(names)]
+    nodes = [draw(nodes_called(f"n{n}")) for n in sorted(names)]
     return make_snapshot(*jobs.values(), *done, nodes=nodes, gpu_nodes=gpu_nodes)
 
 

@@ -117,20 +117,22 @@ class Admission:
             self.configuration,
             self.now,
         )
+        state = self._state()
         for entry in line:
-            if self._is_settled(entry):
+            if self._is_settled(entry, state):
                 self._position += 1
             else:
                 self.steps[entry.job.metadata.uid] = self._step(entry)
+                state = self._state()
 
-    def _is_settled(self, entry: Pending) -> bool:
+    def _is_settled(self, entry: Pending, state: tuple[int, ...]) -> bool:
         """Whether the job could only be told again what it was told lately: an earlier one of its
         kind was refused as it is now, and nothing was done for it. Thousands of waiting jobs cost
         next to nothing."""
         told, refused = entry.told, self._refused.get(entry.kind)
         if told is None or refused is None or self.now >= told.until:
             return False
-        if refused.reason != told.reason or refused.state != self._state():
+        if refused.reason != told.reason or refused.state != state:
             return False
         if self.now >= told.patience_at and not self._patience_is_idle(entry.job, refused.reason):
             return False

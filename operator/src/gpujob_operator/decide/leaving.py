@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from gpujob_operator.decide.capacity import Capacity, Card, NodeCapacity, Tenant
 from gpujob_operator.decide.fleet import Booleans, Floats, Integers
+from gpujob_operator.decide.needs import node_marks
 from gpujob_operator.decide.releases import Releases
 from gpujob_operator.decide.sides import disturbed
 
@@ -44,6 +45,9 @@ class Rows:
     tenants: list[list[Tenant]] = field(init=False)
     # Of each node; one more at the end.
     first_row: list[int] = field(init=False)
+    open_nodes: Booleans = field(init=False)
+    # Moves on when a node's marks change: labels, taints, spot.
+    marks_version: int = 0
     node_of: Integers = field(init=False)
     # The place of each card's UUID among all.
     rank: Integers = field(init=False)
@@ -80,6 +84,7 @@ class Rows:
         elif changed:
             self.cards, self.tenants = list(self.cards), list(self.tenants)
             for number in changed:
+                self._mark(number, nodes[number])
                 self._fill(number, nodes[number], releases)
             self.nodes = nodes
         if self._filled or self._version != releases.version:
@@ -110,6 +115,8 @@ class Rows:
         self.nodes, self.cards, self.tenants = nodes, cards, [[]] * size
         counts = np.array([len(node.cards) for node in nodes], dtype=np.int64)
         self.first_row = [0, *np.cumsum(counts).tolist()]
+        self.open_nodes = np.array([not node.closed for node in nodes], dtype=np.bool_)
+        self.marks_version += 1
         self.node_of = np.repeat(np.arange(len(nodes)), counts)
         ranks = {uuid: rank for rank, uuid in enumerate(sorted(card.uuid for card in cards))}
         self.rank = np.array([ranks[card.uuid] for card in cards], dtype=np.int64)
@@ -126,6 +133,12 @@ class Rows:
         self._moments = np.zeros((size, columns))
         self._stay = self._staying(np.arange(size))
         self._filled = set(range(size))
+
+    def _mark(self, number: int, node: NodeCapacity) -> None:
+        self.open_nodes[number] = not node.closed
+        before, view = self.nodes[number].node, node.node
+        if before is not view and node_marks(before) != node_marks(view):
+            self.marks_version += 1
 
     def _fill(self, number: int, node: NodeCapacity, releases: Releases) -> None:
         for row, card in enumerate(node.cards, self.first_row[number]):

@@ -129,6 +129,11 @@ def needs_of(
     )
 
 
+def node_marks(node: NodeView) -> tuple[object, ...]:
+    """What `node_refusal` looks at."""
+    return node.spot, node.taints, node.labels
+
+
 def node_refusal(needs: Needs, node: NodeView) -> str:
     """Why this node will never do for the job as it is labelled and tainted, or ""."""
     policy = needs.job.spec.spot.policy

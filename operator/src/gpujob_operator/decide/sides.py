@@ -13,6 +13,7 @@ from gpujob_api.quantities import MIB
 from gpujob_operator.decide.capacity import Card, NodeCapacity, sizes
 from gpujob_operator.decide.fleet import CardState, Fleet, Integers, NodeState
 from gpujob_operator.decide.interference import summed_utilization_limit_percent
+from gpujob_operator.decide.needs import node_marks
 from gpujob_operator.decide.placement import Ledger, NodeMask
 from gpujob_operator.decide.survey import Survey
 
@@ -162,7 +163,7 @@ def _lasting(node: NodeCapacity) -> tuple[object, ...]:
     """What tells whether a request could ever be on the node: marks and sizes."""
     view = node.node
     allocatable = view.cpu_milli_allocatable, view.memory_bytes_allocatable
-    return view.labels, view.taints, view.spot, allocatable, sizes(node)
+    return node_marks(view), allocatable, sizes(node)
 
 
 def node_order(node: NodeCapacity) -> tuple[bool, int, str]:

@@ -4,7 +4,7 @@ For every card: how many of its tenants must be gone, and when the last of them 
 (`releases`). Every card of the cluster is asked at once, on arrays (`leaving`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -22,6 +22,8 @@ from gpujob_operator.decide.releases import Releases
 
 # Before every moment: a card is ready, or will be once it was read again.
 _READY, _UNREAD = 0.0, 1.0
+# What jobs ask of nodes, of which the answer is kept.
+WISHES_MAX = 256
 
 
 class Soon(NamedTuple):
@@ -85,6 +87,9 @@ class Starts:
     """Give the same one to every cycle; it changes no answer."""
 
     _rows: Rows = field(default_factory=Rows)
+    # By what jobs ask of nodes, as long as nodes are marked as they are.
+    _allowed: dict[Hashable, Booleans] = field(default_factory=dict[Hashable, Booleans])
+    _marks_version: int = 0
 
     def places(
         self, needs: Needs, capacity: Capacity, releases: Releases, configuration: Configuration
@@ -104,11 +109,10 @@ class Starts:
         """Of each card: how many of its tenants must be gone, in the order of their ends, before
         it can take a worker; and whether it ever can."""
         rows = self._rows
-        open_nodes = np.array([_is_open(needs, node) for node in rows.nodes], dtype=np.bool_)
         fits = rows.usable & (rows.models == model)
         fits &= rows.room_soon_bytes >= needs.least_bytes(model, wanted)
         if rows.nodes:
-            fits &= open_nodes[rows.node_of]
+            fits &= (rows.open_nodes & self._allowed_nodes(needs))[rows.node_of]
         if needs.exclusive:
             fits &= ~rows.disturbed
         if wanted is None:
@@ -121,6 +125,18 @@ class Starts:
         enough = (stay.memory_bytes <= room_bytes) & ~stay.whole_card
         enough &= nobody | (total_percent <= limits[stay.slowdown_percent])
         return enough.argmax(axis=1), fits & enough.any(axis=1)
+
+    def _allowed_nodes(self, needs: Needs) -> Booleans:
+        """Nodes that will do as they are labelled and tainted."""
+        rows = self._rows
+        if self._marks_version != rows.marks_version or len(self._allowed) >= WISHES_MAX:
+            self._allowed.clear()
+            self._marks_version = rows.marks_version
+        wishes = needs.node_wishes
+        if wishes not in self._allowed:
+            allowed = [not node_refusal(needs, node.node) for node in rows.nodes]
+            self._allowed[wishes] = np.array(allowed, dtype=np.bool_)
+        return self._allowed[wishes]
 
     def _in_order(self, size: int, count: Integers, fits: Booleans, stay: Stay) -> InOrder:
         rows = self._rows
@@ -183,8 +199,5 @@ def fits_without(
 
 def nodes_for(needs: Needs, capacity: Capacity) -> list[NodeCapacity]:
     """Open nodes that the job may use, by name."""
-    return [node for node in capacity.nodes.values() if _is_open(needs, node)]
-
-
-def _is_open(needs: Needs, node: NodeCapacity) -> bool:
-    return not node.closed and not node_refusal(needs, node.node)
+    nodes = capacity.nodes.values()
+    return [node for node in nodes if not node.closed and not node_refusal(needs, node.node)]
