@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from math import inf
 
+from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.quantities import format_memory
 from gpujob_operator.decide import conditions
@@ -292,7 +293,7 @@ class Admission:
         if wait.position:
             message += f"; position {wait.position} of those waiting for room"
         message += self._estimate(job, wait)
-        status = replace(job.status, phase=JobPhase.PENDING)
+        status = changed(job.status, phase=JobPhase.PENDING)
         status = ConditionWriter(job, self.now).set(
             status, conditions.SCHEDULED, False, wait.reason, message
         )
@@ -344,7 +345,7 @@ def _placed(job: GPUJob, found: Assignment, now: datetime) -> Step:
         f"attempt {job.status.attempt + 1} on {where} ({cards}), holds {held} a card "
         f"({reservation.source.value}{', spot' if placement.spot else ''})"
     )
-    status = replace(
+    status = changed(
         job.status,
         phase=JobPhase.STARTING,
         attempt=job.status.attempt + 1,

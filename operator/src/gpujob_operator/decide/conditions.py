@@ -1,8 +1,8 @@
 """Conditions of a GPUJob: set without touching the transition time of what stays as it was."""
 
-from dataclasses import replace
 from datetime import datetime
 
+from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus
 from gpujob_api.meta import MESSAGE_CHARACTERS_MAX, Condition, ConditionStatus
 
@@ -45,8 +45,8 @@ def with_condition(
     if before is not None and said == _said(before):
         # So it is for thousands of jobs in every cycle.
         return status
-    changed = before is None or before.status is not wanted
-    since = now if changed or before is None else before.last_transition_time
+    turned = before is None or before.status is not wanted
+    since = now if turned or before is None else before.last_transition_time
     after = Condition(
         type=kind,
         status=wanted,
@@ -56,7 +56,7 @@ def with_condition(
         observed_generation=generation,
     )
     others = tuple(c for c in status.conditions if c.type != kind)
-    return replace(status, conditions=tuple(sorted((*others, after), key=lambda c: c.type)))
+    return changed(status, conditions=tuple(sorted((*others, after), key=lambda c: c.type)))
 
 
 def _said(condition: Condition) -> tuple[object, ...]:

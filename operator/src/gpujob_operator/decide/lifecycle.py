@@ -13,6 +13,7 @@ every one of its pods is finished or gone.
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
+from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, StopReason
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_api.report import FailureClass, Report
@@ -153,7 +154,7 @@ def _starting(
     creates = tuple(CreatePod(job, rank, settings) for rank in missing)
     writer = ConditionWriter(job, now)
     if not missing and all(pod.phase is not PodPhase.PENDING for pod in pods):
-        status = replace(
+        status = changed(
             job.status,
             phase=JobPhase.RUNNING,
             started_at=job.status.started_at or now,
@@ -246,7 +247,7 @@ def _works_silently(job: GPUJob, seen: Seen) -> bool:
 
 def _stop(job: GPUJob, stop: StopReason, live: int, now: datetime) -> Step:
     """First the decision is made durable; the pods are stopped from the next cycle on."""
-    status = replace(job.status, phase=JobPhase.STOPPING, stop=stop)
+    status = changed(job.status, phase=JobPhase.STOPPING, stop=stop)
     writer = ConditionWriter(job, now)
     status = writer.set(status, conditions.RUNNING, False, stop.reason, stop.message)
     left = (stop.deadline - now).total_seconds()
@@ -321,7 +322,7 @@ def _succeeded(job: GPUJob, now: datetime) -> Step:
         f"finished after {seconds:.0f} s, {job.status.attempt} attempts, "
         f"{job.status.counters.interruptions} interruptions"
     )
-    status = replace(
+    status = changed(
         job.status, phase=JobPhase.SUCCEEDED, finished_at=now, stop=None, next_attempt_at=None
     )
     status = writer.set(status, conditions.RUNNING, False, "Finished", text)
@@ -334,7 +335,7 @@ def _again(job: GPUJob, outcome: Outcome, decision: Verdict, now: datetime) -> S
     cause = outcome.failure.message if outcome.failure else _why_interrupted(job, outcome)
     kind = outcome.failure.failure_class.value if outcome.failure else _kind_of(outcome)
     text = f"attempt {job.status.attempt}: {cause}; {decision.message}"
-    status = replace(
+    status = changed(
         job.status,
         counters=decision.counters,
         failure=outcome.failure,
@@ -343,11 +344,11 @@ def _again(job: GPUJob, outcome: Outcome, decision: Verdict, now: datetime) -> S
     )
     status = writer.set(status, conditions.RUNNING, False, kind, text)
     if not decision.retry:
-        status = replace(status, phase=JobPhase.FAILED, finished_at=now)
+        status = changed(status, phase=JobPhase.FAILED, finished_at=now)
         status = writer.set(status, conditions.SUCCEEDED, False, kind, text)
         return Step(status, events=(EventNote("Failed", text, EventType.WARNING),))
     made_room = job.status.stop is not None and job.status.stop.reason in FOR_OTHERS
-    status = replace(
+    status = changed(
         status,
         phase=JobPhase.PENDING,
         # Behind those that were there already: else it would take back what it gave.

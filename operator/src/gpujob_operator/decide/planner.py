@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
+from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
 from gpujob_api.gpuqueue import GPUQueueStatus
 from gpujob_operator.decide import lifecycle, trouble
@@ -114,7 +115,7 @@ def _separate(steps: dict[str, Step], board: Board, cycle: "_Cycle") -> None:
     before = cycle.step(uid, steps)
     step = lifecycle.stopped_for(memory.known[uid].job, before, move.stop, cycle.now)
     floor = max(step.status.utilization_floor_percent, move.utilization_floor_percent)
-    status = replace(step.status, utilization_floor_percent=floor)
+    status = changed(step.status, utilization_floor_percent=floor)
     steps[uid] = replace(step, status=status)
 
 
@@ -280,7 +281,7 @@ def _items(known: Known, step: Step, cycle: _Cycle) -> list[PlanItem]:
     picture = Picture(cycle.capacity, cycle.configuration, cycle.now)
     status = finish_status(job, step.status, known.profile, picture)
     if worth_writing(job, status, picture):
-        items.append(WriteStatus(job, replace(status, observed_at=cycle.now), step.events))
+        items.append(WriteStatus(job, changed(status, observed_at=cycle.now), step.events))
     elif status is not job.status and status != job.status:
         cycle.held_back.add(job.metadata.uid)
     items += step.deletes

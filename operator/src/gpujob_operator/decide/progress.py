@@ -3,6 +3,7 @@
 from dataclasses import replace
 from datetime import datetime
 
+from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, Measurement, ReservationSource
 from gpujob_api.quantities import format_memory
 from gpujob_api.report import Report, WorkerPhase
@@ -27,7 +28,7 @@ def with_report(status: GPUJobStatus, received: ReceivedReport | None) -> GPUJob
     if checkpoint is not None and status.checkpoint is not None:
         # The durable step never goes back, whatever an odd report says (I6).
         checkpoint = max(checkpoint, status.checkpoint, key=lambda c: c.step)
-    return replace(
+    return changed(
         status,
         tuned=report.tuned or status.tuned,
         tuning_seconds=(
@@ -63,7 +64,7 @@ def with_measurement(
             utilization_percent=measurement.utilization_percent,
             samples=max(measurement.samples, before.samples),
         )
-    return _with_steps(replace(status, measurement=measurement), report)
+    return _with_steps(changed(status, measurement=measurement), report)
 
 
 def _with_steps(status: GPUJobStatus, report: Report | None) -> GPUJobStatus:
@@ -90,7 +91,7 @@ def _with_steps(status: GPUJobStatus, report: Report | None) -> GPUJobStatus:
         device=report.device or before.device,
         torch_version=report.torch_version or before.torch_version,
     )
-    return replace(status, measurement=measurement)
+    return changed(status, measurement=measurement)
 
 
 def with_measured_reservation(
@@ -114,7 +115,7 @@ def with_measured_reservation(
         f"holds {format_memory(wanted.memory_bytes)} instead of "
         f"{format_memory(held.memory_bytes)} ({_source(held.source)})",
     )
-    return replace(status, reservation=wanted), (note,)
+    return changed(status, reservation=wanted), (note,)
 
 
 def joined_usage(usage: CardUsage | None, report: Report | None) -> CardUsage | None:

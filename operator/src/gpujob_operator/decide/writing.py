@@ -1,10 +1,11 @@
 """What of a job's next status is written, and when: conditions that every status has, and the rate
 at which figures are updated."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from datetime import datetime
 from operator import attrgetter
 
+from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_operator.decide import conditions, trouble
@@ -52,7 +53,7 @@ def finish_status(
     generation, summary = job.metadata.generation, summarize(job, status, picture.capacity)
     if (generation, summary) == (status.observed_generation, status.summary):
         return status
-    return replace(status, observed_generation=generation, summary=summary)
+    return changed(status, observed_generation=generation, summary=summary)
 
 
 def _with_slowdown(
