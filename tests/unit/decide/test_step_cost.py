@@ -17,7 +17,7 @@ from gpujob_operator.decide.holdings import build_capacity
 from gpujob_operator.decide.needs import needs_of
 from gpujob_operator.decide.plan import SaveProfile
 from gpujob_operator.decide.planner import plan
-from gpujob_operator.decide.profiles import profile_name, updated_profile
+from gpujob_operator.decide.profiles import new_entries, profile_name, with_entries
 from gpujob_operator.decide.snapshot import Snapshot
 from gpujob_operator.decide.step_cost import StepCost, step_cost, step_of
 from gpujob_operator.decide.workload import fingerprint
@@ -237,7 +237,8 @@ def learned(*jobs: GPUJob) -> list[Measured]:
     """What the profile says after each, all alone."""
     profile, found = None, list[Measured]()
     for job in jobs:
-        profile = updated_profile(job, profile, T0, alone=True) or profile
+        entries = new_entries(job, profile, T0, alone=True)
+        profile = profile if entries is None else with_entries(job, profile, entries)
         assert profile is not None
         last = profile.status.entries[0]
         found.append((last.alone_step_seconds, last.alone_joules_per_step))

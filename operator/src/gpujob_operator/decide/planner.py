@@ -29,7 +29,7 @@ from gpujob_operator.decide.plan import (
     WriteQueueStatus,
     WriteStatus,
 )
-from gpujob_operator.decide.profiles import updated_profile
+from gpujob_operator.decide.profiles import new_entries, with_entries
 from gpujob_operator.decide.queueing import Queues, QueueUse
 from gpujob_operator.decide.slowdown import find_move, has_cards_alone, observed_pace
 from gpujob_operator.decide.snapshot import Snapshot
@@ -289,14 +289,14 @@ def _items(known: Known, step: Step, cycle: _Cycle) -> list[PlanItem]:
     after = job if status is job.status else replace(job, status=status)
     alone = has_cards_alone(status, cycle.capacity)
     pace = None if alone else observed_pace(status, known.profile, cycle.capacity)
-    profile = updated_profile(after, known.profile, cycle.now, alone=alone, pace=pace)
-    if profile is None:
+    entries = new_entries(after, known.profile, cycle.now, alone=alone, pace=pace)
+    if entries is None:
         return items
     if known.profile_key in cycle.saved:
         cycle.unheard.add(job.metadata.uid)
         return items
     cycle.saved.add(known.profile_key)
-    items.append(SaveProfile(profile))
+    items.append(SaveProfile(with_entries(job, known.profile, entries)))
     return items
 
 

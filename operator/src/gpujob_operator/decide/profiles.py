@@ -35,16 +35,16 @@ def _without_paces(profile: GPUProfile) -> tuple[object, ...]:
     return profile.spec, still
 
 
-def updated_profile(
+def new_entries(
     job: GPUJob,
     profile: GPUProfile | None,
     now: datetime,
     *,
     alone: bool = False,
     pace: SharedPace | None = None,
-) -> GPUProfile | None:
-    """The profile with this job's measurement, or None when it says nothing new. `alone`: it has
-    its cards to itself; else `pace` is what it measured beside others, if that is known."""
+) -> tuple[ProfileEntry, ...] | None:
+    """The profile's entries with this job's measurement, or None when it says nothing new. `alone`:
+    it has its cards to itself; else `pace` is what it measured beside others, if that is known."""
     entry = _entry(job, now, alone=alone)
     if entry is None:
         return None
@@ -56,7 +56,13 @@ def updated_profile(
             return None
         entry = joined
     others = tuple(e for e in before if _key(e) != _key(entry))
-    entries = (entry, *others)[:ENTRIES_MAX]
+    return (entry, *others)[:ENTRIES_MAX]
+
+
+def with_entries(
+    job: GPUJob, profile: GPUProfile | None, entries: tuple[ProfileEntry, ...]
+) -> GPUProfile:
+    """The profile of the job's workload, or a new one, with these entries."""
     if profile is not None:
         return replace(profile, status=replace(profile.status, entries=entries))
     return GPUProfile(
