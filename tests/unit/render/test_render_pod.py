@@ -99,6 +99,40 @@ def test_the_pod_passes_pod_security_restricted_and_has_no_api_token() -> None:
     assert source["serviceAccountToken"]["audience"] == "gpujob"
 
 
+def worker_mounts(spec: Any) -> dict[str, str]:
+    worker = next(c for c in spec["containers"] if c["name"] == "worker")
+    return {mount["mountPath"]: mount["name"] for mount in worker["volumeMounts"]}
+
+
+def test_the_worker_has_room_for_shared_memory() -> None:
+    """A container's own /dev/shm has 64 MiB: two batches of a data loader end it with SIGBUS."""
+    template = make_template()
+    template["spec"]["containers"].append({"name": "side", "image": "x"})
+    spec = pod_of(placed(make_job(template=template)))["spec"]
+    name = worker_mounts(spec)["/dev/shm"]
+    (volume,) = [v for v in spec["volumes"] if v["name"] == name]
+    assert volume == {"name": name, "emptyDir": {"medium": "Memory"}}
+    assert "volumeMounts" not in spec["containers"][1]
+
+
+@pytest.mark.parametrize("path", ["/dev/shm", "/dev/shm/"])
+def test_shared_memory_of_the_users_own_stays(path: str) -> None:
+    own = {"name": "own", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}}
+    template = make_template(volumes=[own])
+    template["spec"]["containers"][0]["volumeMounts"] = [{"name": "own", "mountPath": path}]
+    spec = pod_of(placed(make_job(template=template)))["spec"]
+    assert worker_mounts(spec)[path] == "own"
+    assert [v for v in spec["volumes"] if v.get("emptyDir", {}).get("medium")] == [own]
+
+
+@pytest.mark.parametrize(("named", "expected"), [("nvidia", "nvidia"), ("", None), (None, None)])
+def test_an_empty_runtime_class_is_none(named: str | None, expected: str | None) -> None:
+    """The API server refuses a pod whose runtime class is the empty string."""
+    configuration = replace(CONFIGURATION, runtime_class_name=named)
+    spec = pod_of(placed(make_job()), configuration=configuration)["spec"]
+    assert spec.get("runtimeClassName") == expected
+
+
 def test_it_goes_to_the_chosen_node_within_the_users_own_affinity() -> None:
     wanted = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
     rule = "requiredDuringSchedulingIgnoredDuringExecution"

@@ -29,6 +29,8 @@ TOKEN_SECONDS = 3600
 WORKER_GROUP = 65532
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 TERMINATION_FILE = "/dev/termination-log"
+SHARED_MEMORY_DIRECTORY = "/dev/shm"  # noqa: S108 - where POSIX shared memory is, not a temporary file
+SHARED_MEMORY_VOLUME = "gpujob-shared-memory"
 # Below the ports that Linux gives to outgoing connections.
 MASTER_PORT_FIRST, MASTER_PORTS = 20_000, 12_768
 
@@ -51,6 +53,7 @@ def worker_pod(create: CreatePod, configuration: Configuration) -> dict[str, Any
         _restrict(container)
         if container["name"] == WORKER_CONTAINER:
             _complete_worker(container, create, worker, configuration)
+            _share_memory(spec, container)
             grace = str(spec["terminationGracePeriodSeconds"])
             container["env"].append({"name": names.ENV_GRACE_SECONDS, "value": grace})
         else:
@@ -98,7 +101,7 @@ def _complete_spec(
     if job.spec.workers > 1:
         spec["hostname"] = worker_hostname(worker.rank)
         spec["subdomain"] = service_name(job)
-    if configuration.runtime_class_name is not None:
+    if configuration.runtime_class_name:
         spec.setdefault("runtimeClassName", configuration.runtime_class_name)
     security = spec.setdefault("securityContext", {})
     security.setdefault("runAsNonRoot", True)
@@ -146,6 +149,19 @@ def _checkpoint_volume(job: GPUJob) -> dict[str, Any]:
         {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
     )
     return {"name": "gpujob-checkpoints", **source}
+
+
+def _share_memory(spec: dict[str, Any], worker: dict[str, Any]) -> None:
+    """Room for what processes of one worker hand each other: batches of data loader workers, NCCL.
+
+    A container gets 64 MiB, and who writes more is killed by SIGBUS. What is written counts as the
+    container's own memory, so its limit is the bound.
+    """
+    mounts: list[dict[str, Any]] = worker["volumeMounts"]
+    if any(mount["mountPath"].rstrip("/") == SHARED_MEMORY_DIRECTORY for mount in mounts):
+        return
+    mounts.append({"name": SHARED_MEMORY_VOLUME, "mountPath": SHARED_MEMORY_DIRECTORY})
+    spec["volumes"].append({"name": SHARED_MEMORY_VOLUME, "emptyDir": {"medium": "Memory"}})
 
 
 def _restrict(container: dict[str, Any]) -> None:
