@@ -12,6 +12,7 @@ from gpujob_api.settings import Precision, Settings
 from gpujob_worker.environment import Environment
 from gpujob_worker.explanation import Explanation
 from gpujob_worker.in_force import InForce
+from gpujob_worker.inject.discovery import Discovery
 from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
 from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.trees import CallInputs
@@ -133,3 +134,21 @@ def test_groups_that_come_later_step_as_the_others_do() -> None:
     in_force.step_starts(optimizer)
     assert not in_force.applied.fused
     assert [group["fused"] for group in optimizer.param_groups] == [None] * 3
+
+
+def test_a_frozen_module_is_no_model_that_trains() -> None:
+    """A teacher whose parameters are frozen is called in training mode, and with gradients."""
+    teacher, student = nn.Linear(4, 2), nn.Linear(4, 2)
+    teacher.requires_grad_(False)
+    found: list[nn.Module] = []
+    discovery = Discovery(lambda module: found.append(module))
+    discovery.start()
+    try:
+        teacher(torch.randn(3, 4))
+        student(torch.randn(3, 4))
+        assert found == [student]
+        teacher.weight.requires_grad_()
+        teacher(torch.randn(3, 4))
+    finally:
+        discovery.finish()
+    assert found == [student, teacher], "it learns from now on"

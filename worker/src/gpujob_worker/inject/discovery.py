@@ -1,4 +1,5 @@
-"""Finds the root modules: what is called from outside any module, trains, and has parameters.
+"""Finds the root modules: what is called from outside any module, trains, and has parameters
+that learn.
 
 For the first steps a class-wide `_compiled_call_impl` sees every call of every module; the root
 gets its own stand-in, and the class is put back as it was.
@@ -62,8 +63,8 @@ class Discovery:
             return None
         if torch._C._current_graph_task_id() != -1:  # pyright: ignore[reportPrivateUsage]
             return None  # a recomputation inside backward, ours or the script's own
-        if next(module.parameters(), None) is None:
-            return None
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            return None  # nothing to learn, or frozen: a teacher, the features a loss compares
         self._seen.add(id(module))
         root = self._on_root(module)
         if root is not None:
