@@ -13,6 +13,7 @@ from gpujob_api.quantities import GIB, MIB
 from gpujob_operator.act.kube import GPU_NODES, Unavailable
 from gpujob_operator.agent.agent import Agent
 from gpujob_operator.agent.publish import Publisher, Readiness
+from gpujob_operator.decide.configuration import Configuration
 from tests.harness.builders import make_card
 from tests.harness.clocks import FakeClock
 from tests.harness.fake_kube import FakeKube
@@ -24,13 +25,13 @@ CARD = make_card(ours=[("pod-a", 2 * GIB)])
 
 
 class _Bench:
-    def __init__(self) -> None:
+    def __init__(self, interval_seconds: float = 2.0) -> None:
         self.kube = FakeKube()
         self.clock = FakeClock()
         self.publisher = Publisher(
             self.kube,
             "n0",
-            interval_seconds=2.0,
+            interval_seconds=interval_seconds,
             agent_version="1",
             clock=self.clock.now,
             monotonic=self.clock.monotonic,
@@ -79,6 +80,21 @@ async def test_noise_waits_for_the_heartbeat(bench: _Bench) -> None:
         if await bench.publish(noisy):
             written.append(reading)
     assert written == [5, 10]
+
+
+@pytest.mark.parametrize("interval_seconds", [0.5, 2.0, 5.0, 10.0, 15.0])
+async def test_a_card_on_which_nothing_happens_does_not_grow_stale(interval_seconds: float) -> None:
+    """I14: what is written less often than the operator believes it would place nothing here."""
+    bench = _Bench(interval_seconds)
+    await bench.publish(CARD)
+    oldest = 0.0
+    for _ in range(round(120 / interval_seconds)):
+        bench.clock.advance(interval_seconds)
+        observed_at = bench.node.status.observed_at
+        assert observed_at is not None
+        oldest = max(oldest, (bench.clock.now() - observed_at).total_seconds())
+        await bench.publish(CARD)
+    assert oldest <= Configuration().telemetry_stale_seconds / 2
 
 
 def _more(card: GPU, amount: int) -> GPU:

@@ -13,6 +13,9 @@ from gpujob_operator.act.kube import GPU_NODES, AlreadyExists, Kube, Manifest, N
 
 READY = "Ready"
 HEARTBEAT_INTERVALS = 5
+# A third of the age at which the operator stops to believe a reading: with a longer interval every
+# reading is written, rather than cards taken for stale that nothing happens on.
+HEARTBEAT_SECONDS_MAX = 10.0
 MEMORY_CHANGE_FRACTION = 0.01
 MEMORY_CHANGE_BYTES = 32 * 1024**2
 
@@ -127,7 +130,7 @@ class Publisher:
         return condition
 
     def _due(self, status: GPUNodeStatus) -> bool:
-        heartbeat = self._interval_seconds * HEARTBEAT_INTERVALS
+        heartbeat = min(self._interval_seconds * HEARTBEAT_INTERVALS, HEARTBEAT_SECONDS_MAX)
         # Half an interval early rather than a whole one late.
         if self._monotonic() - self._published_at >= heartbeat - self._interval_seconds / 2:
             return True
