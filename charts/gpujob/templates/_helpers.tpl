@@ -39,7 +39,8 @@ app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
 {{- define "gpujob.reportURL" -}}
-{{- default (printf "http://%s-operator.%s.svc:%d/report" (include "gpujob.fullname" .) .Release.Namespace (int .Values.reports.port)) .Values.reports.url -}}
+{{- $said := default .Values.reports.url .Values.configuration.reportUrl -}}
+{{- default (printf "http://%s-operator.%s.svc:%d/report" (include "gpujob.fullname" .) .Release.Namespace (int .Values.reports.port)) $said -}}
 {{- end -}}
 
 {{/* What Pod Security "restricted" asks of a container, and a read-only root on top. */}}

@@ -1,0 +1,121 @@
+"""Choices of a platform team that would fail late: they are refused at once, or they agree."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import yaml
+
+from gpujob_api.codec import decode
+from gpujob_operator.decide.configuration import Configuration
+from tests.harness.chart import ALL_ON, Manifest, of_kind, pod_spec, render, template
+
+pytestmark = pytest.mark.cluster
+
+
+def one(objects: list[Manifest], kind: str) -> Manifest:
+    (found,) = of_kind(objects, kind)
+    return found
+
+
+def configuration_of(objects: list[Manifest]) -> Configuration:
+    text = one(objects, "ConfigMap")["data"]["configuration.yaml"]
+    return decode(Configuration, yaml.safe_load(text) or {}, "configuration")
+
+
+@pytest.mark.parametrize(
+    ("values", "agents", "workers"),
+    [
+        ({}, "nvidia", "nvidia"),
+        ({"agent": {"runtimeClassName": ""}}, None, None),
+        ({"agent": {"runtimeClassName": "gpu"}}, "gpu", "gpu"),
+        ({"configuration": {"runtimeClassName": "other"}}, "nvidia", "other"),
+        ({"configuration": {"runtimeClassName": ""}}, "nvidia", ""),
+        ({"agent": {"enabled": False}}, None, "nvidia"),
+    ],
+    ids=str,
+)
+def test_workers_get_the_runtime_class_of_the_agent_unless_told(
+    values: Mapping[str, Any], agents: str | None, workers: str | None
+) -> None:
+    """With another one than the agent's, a worker would run and see no card."""
+    objects = render(values)
+    for agent in of_kind(objects, "DaemonSet"):
+        assert pod_spec(agent).get("runtimeClassName") == agents
+    assert configuration_of(objects).runtime_class_name == workers
+
+
+@pytest.mark.parametrize(
+    ("interval", "stale", "is_taken"),
+    [(15, None, True), (16, None, False), (60, 120, True), (60.5, 1000, False), (2, 3, False)],
+)
+def test_an_agent_reads_often_enough_for_its_readings_to_count(
+    interval: float, stale: float | None, is_taken: bool
+) -> None:
+    configuration = {} if stale is None else {"telemetryStaleSeconds": stale}
+    done = template({"agent": {"intervalSeconds": interval}, "configuration": configuration})
+    assert (done.returncode == 0) is is_taken, done.stderr
+    assert is_taken or "intervalSeconds" in done.stderr
+
+
+def test_reports_and_metrics_have_ports_of_their_own() -> None:
+    done = template({"reports": {"port": 9000}, "metrics": {"port": 9000}})
+    assert done.returncode != 0
+    assert "metrics.port: must differ from reports.port" in done.stderr
+
+
+def test_large_numbers_reach_the_operator_as_they_are() -> None:
+    """Helm keeps numbers as floating point; the operator takes whole bytes only."""
+    values = {"memoryMarginBytes": 3 * 2**40 + 1, "terminationGraceSeconds": 86_400}
+    found = configuration_of(render({"configuration": values}))
+    assert found.memory_margin_bytes == 3 * 2**40 + 1
+    assert found.termination_grace_seconds == 86_400
+
+
+@pytest.mark.parametrize(
+    ("values", "address"),
+    [
+        ({"reports": {"url": "https://a/report"}}, "https://a/report"),
+        ({"configuration": {"reportUrl": "https://b/report"}}, "https://b/report"),
+        (
+            {
+                "reports": {"url": "https://a/report"},
+                "configuration": {"reportUrl": "https://b/report"},
+            },
+            "https://b/report",
+        ),
+    ],
+    ids=["value", "configuration", "both"],
+)
+def test_helm_test_asks_the_address_that_workers_are_told(
+    values: Mapping[str, Any], address: str
+) -> None:
+    objects = render(values)
+    (argument,) = [
+        text.removeprefix("--report-url=")
+        for text in pod_spec(one(objects, "Deployment"))["containers"][0]["args"]
+        if text.startswith("--report-url=")
+    ]
+    environment = pod_spec(one(objects, "Pod"))["containers"][0]["env"]
+    told = configuration_of(objects).report_url or argument
+    assert told == address
+    assert {"name": "REPORT_URL", "value": told} in environment
+
+
+def test_helm_test_gets_through_the_network_policy() -> None:
+    objects = render(ALL_ON)
+    labels = one(objects, "Pod")["metadata"]["labels"]
+    ports: set[str] = set()
+    for rule in one(objects, "NetworkPolicy")["spec"]["ingress"]:
+        for peer in rule.get("from", ()):
+            wanted = peer.get("podSelector", {}).get("matchLabels", {})
+            if wanted and "namespaceSelector" not in peer and wanted.items() <= labels.items():
+                ports |= {port["port"] for port in rule["ports"]}
+    assert ports == {"reports", "metrics"}
+
+
+def test_helm_test_runs_where_the_operator_may() -> None:
+    objects = render(ALL_ON)
+    operator, probe = (pod_spec(one(objects, kind)) for kind in ("Deployment", "Pod"))
+    for name in ("nodeSelector", "tolerations"):
+        assert probe[name] == operator[name]
