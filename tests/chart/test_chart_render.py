@@ -11,6 +11,7 @@ import yaml
 from gpujob_api.codec import json_fields
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.options import load_configuration_file
+from kubectl_gpujob.listing import CONFIGURATION, CONFIGURATION_FILE
 from tests.harness.chart import (
     ALL_ON,
     CHART,
@@ -50,6 +51,13 @@ def test_every_object_fits_its_schema(objects: list[Manifest]) -> None:
     for found in objects:
         if found["kind"] not in FOREIGN:
             kubernetes_validate.validate(found, KUBERNETES_VERSION, strict=True)
+
+
+def test_the_command_line_finds_the_operators_configuration(objects: list[Manifest]) -> None:
+    found = one(objects, "ConfigMap")
+    labels = found["metadata"]["labels"]
+    assert set(CONFIGURATION.split(",")) <= {f"{name}={value}" for name, value in labels.items()}
+    assert list(found["data"]) == [CONFIGURATION_FILE]
 
 
 def test_objects_have_unique_names(objects: list[Manifest]) -> None:

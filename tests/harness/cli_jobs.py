@@ -1,6 +1,6 @@
 """Jobs as the API server stores them, and a cluster that holds them in memory."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -105,10 +105,11 @@ class MemoryCluster:
     # What `listing` finds besides, and the server's time.
     objects: Objects = field(default_factory=Objects)
     now: datetime = NOW
+    configurations: Mapping[str, str] | None = None
 
     def listing(self) -> Listing:
         self.asked.append("everything")
-        return Listing(self.objects, self.now)
+        return Listing(self.objects, self.now, self.configurations)
 
     def job(self, name: str) -> GPUJob:
         for held in self.held:

@@ -58,7 +58,7 @@ Source = Annotated[
 ConfigurationFile = Annotated[
     Path | None,
     typer.Option(
-        "--configuration", help="The operator's file. Default: the dump's, else all defaults."
+        "--configuration", help="The operator's file. Default: the dump's, or the cluster's."
     ),
 ]
 Horizon = Annotated[str, typer.Option("--horizon", help="How far to look: 90s, 30m, 24h, 7d.")]

@@ -26,14 +26,22 @@ from kubectl_gpujob.cluster import (
 OURS = f"/apis/{GROUP}/{VERSION}"
 HTTP_OK = 200
 MANAGED = f"{LABEL_MANAGED}=true"
+# The chart's ConfigMap with the operator's file.
+CONFIGURATION = "app.kubernetes.io/name=gpujob,app.kubernetes.io/component=operator"
+CONFIGURATION_FILE = "configuration.yaml"
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """All objects, and the API server's time when the first of them were read."""
+    """All objects, and the API server's time when the first of them were read.
+
+    `configurations` are the texts of operators' files by namespace and name; None where they may
+    not be read.
+    """
 
     objects: Objects
     now: datetime
+    configurations: Mapping[str, str] | None = None
 
 
 def read_all(api: Any) -> Listing:
@@ -48,7 +56,21 @@ def read_all(api: Any) -> Listing:
     nodes, _ = _list(api, "nodes", "/api/v1/nodes", labelSelector=MANAGED)
     pods, _ = _list(api, "pods of all namespaces", "/api/v1/pods")
     objects = Objects(jobs, gpu_nodes, queues, profiles, pods, nodes)
-    return Listing(objects, now)
+    return Listing(objects, now, _configurations(api))
+
+
+def _configurations(api: Any) -> dict[str, str] | None:
+    what = "configmaps of all namespaces"
+    try:
+        found, _ = _list(api, what, "/api/v1/configmaps", labelSelector=CONFIGURATION)
+    except UserError:
+        return None
+    texts: dict[str, str] = {}
+    for item in found:
+        metadata, data = item.get("metadata") or {}, item.get("data") or {}
+        if CONFIGURATION_FILE in data:
+            texts[f"{metadata.get('namespace')}/{metadata.get('name')}"] = data[CONFIGURATION_FILE]
+    return texts
 
 
 def _list(api: Any, what: str, path: str, **query: str) -> tuple[list[Mapping[str, Any]], datetime]:

@@ -1,5 +1,6 @@
 """Where a simulation begins: the cluster as it is, or a cycle that the operator dumped."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +17,15 @@ from kubectl_gpujob.simulate import Picture
 
 
 def picture_from_cluster(cluster: Cluster, configuration: Path | None) -> Picture:
-    """The cluster now. Raises `UserError` with what may not be read."""
-    chosen = _configuration(configuration) or Configuration()
+    """The cluster now, with its operator's configuration unless there is another. Raises
+    `UserError` with what may not be read."""
+    chosen = _configuration(configuration)
     listing = cluster.listing()
-    return Picture(snapshot_of(listing.objects, chosen), listing.now, "the cluster")
+    source = "the cluster"
+    if chosen is None:
+        chosen, whose = _operators(listing.configurations)
+        source += f" ({whose})"
+    return Picture(snapshot_of(listing.objects, chosen), listing.now, source)
 
 
 def picture_from_dump(path: Path, configuration: Path | None) -> Picture:
@@ -38,7 +44,24 @@ def picture_from_dump(path: Path, configuration: Path | None) -> Picture:
 def _configuration(path: Path | None) -> Configuration | None:
     if path is None:
         return None
+    return _read(str(path), read_text(path))
+
+
+def _operators(texts: Mapping[str, str] | None) -> tuple[Configuration, str]:
+    """The configuration of the operator that there is, and whose it is. Raises `UserError`."""
+    if texts is None:
+        return Configuration(), "all defaults: you may not read the operator's configuration"
+    if not texts:
+        return Configuration(), "all defaults: no operator's configuration was found"
+    if len(texts) > 1:
+        names = ", ".join(sorted(texts))
+        raise UserError(f"there are {len(texts)} operators ({names}): give one's --configuration")
+    [(name, text)] = texts.items()
+    return _read(f"configmap {name}", text), f"configuration of {name}"
+
+
+def _read(where: str, text: str) -> Configuration:
     try:
-        return configuration_from_text(read_text(path))
+        return configuration_from_text(text)
     except (FieldError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: {error}") from None
+        raise UserError(f"{where}: {error}") from None

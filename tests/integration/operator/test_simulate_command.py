@@ -138,6 +138,22 @@ def answer_of(stage: Stage, *arguments: str) -> Json:
     return json.loads(output)
 
 
+def test_the_operators_configuration_is_that_of_the_charts_configmap(stage: Stage) -> None:
+    """As the chart writes it; without it, and once it is there."""
+    assert "(all defaults: no operator's configuration was found)" in simulate(stage)[1]
+    path = "/api/v1/namespaces/default/configmaps"
+    labels = {"app.kubernetes.io/name": "gpujob", "app.kubernetes.io/component": "operator"}
+    metadata = {"name": "gpujob-configuration", "labels": labels}
+    data = {"configuration.yaml": "queueOrder: none"}
+    stage.client.create(path, {"metadata": metadata, "data": data})
+    try:
+        code, _, errors = simulate(stage)
+    finally:
+        stage.client.delete(f"{path}/gpujob-configuration")
+    assert code == 1
+    assert "default/gpujob-configuration: configuration.queueOrder: is not a known" in errors
+
+
 def test_what_may_not_be_read_or_is_wrong_is_one_line(stage: Stage) -> None:
     code, output, errors = simulate(stage, "-f", job_file(stage, "bad", workers=0))
     assert (code, output) == (1, "")

@@ -149,12 +149,14 @@ def test_refusals_say_what_to_do(server: Server, status: int, expected: str) -> 
         connect(Target(server.kubeconfig)).job("x")
 
 
+CONFIGMAPS = "/api/v1/configmaps"
 KINDS = ("/gpujobs", "/gpunodes", "/gpuqueues", "/gpuprofiles", "/api/v1/nodes", "/api/v1/pods")
 
 
 def test_everything_is_listed_jobs_first_and_pods_last(server: Server) -> None:
     for kind in KINDS:
         server.answers.add(kind, {"items": [{"metadata": {"name": kind}}], "metadata": {}})
+    server.answers.add(CONFIGMAPS, {"items": [], "metadata": {}})
     server.answers.add(KINDS[-1], {"items": [{"a": 1}], "metadata": {"continue": "next"}})
     server.answers.add(KINDS[-1], {"items": [{"b": 2}], "metadata": {}}, page="next")
     found = connect(Target(server.kubeconfig)).listing()
@@ -163,7 +165,21 @@ def test_everything_is_listed_jobs_first_and_pods_last(server: Server) -> None:
     assert server.answers.asked == [
         *(one if one.startswith("/api/") else PREFIX + one for one in KINDS),
         KINDS[-1],
+        CONFIGMAPS,
     ]
+
+
+def test_operators_configurations_are_read_where_they_may_be(server: Server) -> None:
+    for kind in KINDS:
+        server.answers.add(kind, {"items": [], "metadata": {}})
+    metadata = {"namespace": "system", "name": "gpujob-configuration"}
+    other = {"metadata": {"namespace": "system", "name": "other"}, "data": {"a": "b"}}
+    ours = {"metadata": metadata, "data": {"configuration.yaml": "spotPriceFactor: 2"}}
+    server.answers.add(CONFIGMAPS, {"items": [other, ours, {"metadata": {}}], "metadata": {}})
+    found = connect(Target(server.kubeconfig)).listing().configurations
+    assert found == {"system/gpujob-configuration": "spotPriceFactor: 2"}
+    server.answers.add(CONFIGMAPS, {"kind": "Status"}, status=403)
+    assert connect(Target(server.kubeconfig)).listing().configurations is None
 
 
 def test_the_time_of_a_listing_is_the_servers(server: Server) -> None:

@@ -93,7 +93,7 @@ def test_the_cluster_is_asked_for_a_placed_job() -> None:
     )
     cluster = MemoryCluster(namespace="team", objects=objects, now=NOW)
     result = invoke("here", "--places", cluster=cluster)
-    assert "team/here, as if it were placed now, from the cluster" in result.stdout
+    assert "team/here, as if it were placed now, from the cluster (all defaults: " in result.stdout
     assert "n0 (GPU-0), costs " in result.stdout
     assert "nowhere else is room" in result.stdout
     assert cluster.asked == ["everything"]

@@ -1,7 +1,7 @@
 """kubectl gpujob simulate: questions from files and options, answers in words and JSON."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -167,18 +167,63 @@ def test_a_quota_keeps_a_job_waiting(tmp_path: Path) -> None:
     assert "OverQuota" in invoke(*arguments, "--quota", "vision.gpus=0").stdout
 
 
-def test_the_cluster_is_listed_once_and_its_time_counts() -> None:
+def idle_cluster(configurations: Mapping[str, str] | None) -> MemoryCluster:
+    """One job waits; the only node was read 5 s ago."""
     waiting = make_job("next", sharing=SharingMode.EXCLUSIVE)
     objects = Objects(
         jobs=[job_manifest(waiting)],
         nodes=[node_manifest()],
         gpu_nodes=[gpu_node_manifest(observed_at="2026-01-01T00:00:05Z")],
     )
-    cluster = MemoryCluster(namespace="team", objects=objects, now=NOW)
+    return MemoryCluster(namespace="team", objects=objects, now=NOW, configurations=configurations)
+
+
+@pytest.mark.parametrize(
+    ("configurations", "whose"),
+    [
+        (None, "all defaults: you may not read the operator's configuration"),
+        ({}, "all defaults: no operator's configuration was found"),
+        ({"system/gpujob": "telemetryStaleSeconds: 60"}, "configuration of system/gpujob"),
+    ],
+)
+def test_the_cluster_is_listed_once_and_its_time_counts(
+    configurations: Mapping[str, str] | None, whose: str
+) -> None:
+    cluster = idle_cluster(configurations)
     result = invoke("next", cluster=cluster)
-    assert "Simulated from the cluster of 2026-01-01 00:00:10 UTC" in result.stdout
+    assert f"Simulated from the cluster ({whose}) of 2026-01-01 00:00:10 UTC" in result.stdout
     assert "at once on n0" in result.stdout
     assert cluster.asked == ["everything"]
+
+
+def test_the_operators_configuration_counts_unless_there_is_another(tmp_path: Path) -> None:
+    cluster = idle_cluster({"system/gpujob": "telemetryStaleSeconds: 1"})
+    assert "measurements are 5 s old (limit 1 s)" in invoke("next", cluster=cluster).stdout
+    own = tmp_path / "own.yaml"
+    own.write_text("telemetryStaleSeconds: 60")
+    result = invoke("next", "--configuration", str(own), cluster=cluster)
+    assert "Simulated from the cluster of 2026-01-01 00:00:10 UTC" in result.stdout
+    assert "at once on n0" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("configurations", "problem"),
+    [
+        (
+            {"a/gpujob": "", "b/gpujob": ""},
+            "there are 2 operators (a/gpujob, b/gpujob): give one's",
+        ),
+        ({"a/gpujob": "cards: 1"}, "configmap a/gpujob: configuration.cards: is not a known field"),
+        ({"a/gpujob": "{"}, "configmap a/gpujob: "),
+    ],
+)
+def test_an_operators_configuration_that_cannot_be_taken_is_named(
+    configurations: Mapping[str, str], problem: str
+) -> None:
+    result = invoke("next", cluster=idle_cluster(configurations))
+    assert result.exit_code == 1
+    assert isinstance(result.exception, UserError)
+    assert str(result.exception).startswith(problem)
 
 
 def test_nobody_waits_is_an_answer(tmp_path: Path) -> None:
