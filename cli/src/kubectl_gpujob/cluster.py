@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+import yaml
+
 from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.manifest import GPUJOB, from_manifest
@@ -113,20 +115,29 @@ def answered(where: str, method: Any, *values: Any, **arguments: Any) -> Any:
     except ApiException as error:
         raise UserError(explain_status(where, cast("int", error.status))) from None
     except HTTPError as error:
-        raise UserError(f"the API server cannot be reached: {error}") from None
+        # urllib3 wraps the reason in the whole request.
+        reason = getattr(error, "reason", None) or error
+        raise UserError(f"the API server cannot be reached: {reason}") from None
 
 
 def connect(target: Target) -> KubernetesCluster:
     """Opens the cluster of the kubeconfig. Raises `UserError`."""
     from kubernetes import client, config
+    from kubernetes.config.kube_config import KUBE_CONFIG_DEFAULT_LOCATION
 
     path = str(target.kubeconfig) if target.kubeconfig is not None else None
+    where = f"no usable kubeconfig at {path or KUBE_CONFIG_DEFAULT_LOCATION}"
     try:
         contexts, active = config.list_kube_config_contexts(path)
         chosen = _choose(contexts, active, target.context)
         api = config.new_client_from_config(path, context=chosen["name"])
-    except config.ConfigException as error:
-        raise UserError(f"no usable kubeconfig: {error}") from None
+    except (config.ConfigException, OSError) as error:
+        raise UserError(f"{where}: {error}") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{where}: is not YAML: {' '.join(str(error).split())}") from None
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        # The client's loader takes the file's shape for granted.
+        raise UserError(f"{where}: is not a kubeconfig ({type(error).__name__}: {error})") from None
     # A person waits at the other end: one attempt, and the reason at once.
     api.rest_client.pool_manager.connection_pool_kw["retries"] = 0
     namespace = target.namespace or chosen.get("context", {}).get("namespace") or "default"
