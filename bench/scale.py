@@ -37,6 +37,7 @@ from gpujob_operator.decide.fleet import CardState, Fleet, NodeState
 from gpujob_operator.decide.fragmentation import Demand, Mix
 from gpujob_operator.decide.placement import Ledger, Request, choose
 from gpujob_operator.decide.snapshot import NodeView, Snapshot
+from gpujob_operator.run import collect_seldom
 
 GIB = 1024**3
 CARDS_PER_NODE = 8
@@ -252,6 +253,8 @@ def time_plan(cluster: Cluster, pending: int) -> dict[str, float]:
     snapshot = snapshot_of(cluster, cluster.draw(pending))
     snapshot_bytes, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
+    # As the operator does when it starts.
+    collect_seldom()
     cycles = Cycles(snapshot, running_pod, cluster.waiting_job, pending)
     _, first, _ = cycles.step()
     cycles.settle(CHANGES)

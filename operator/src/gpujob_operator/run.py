@@ -89,13 +89,17 @@ class _Tokens:
         return None if identity is None else PodIdentity(*identity)
 
 
+def collect_seldom() -> None:
+    """What is made is gone through once in a while, not every 700 objects: lists are long, and the
+    first picture of a large cluster is a million objects that all stay."""
+    gc.set_threshold(COLLECTION_OBJECTS)
+
+
 def spare_from_collection() -> None:
     """Nouns hold no cycles: going through a hundred thousand of them again and again finds nothing,
-    and would hold up a cycle on a large cluster for half a second. What a cycle makes itself is
-    gone through once in a while, not every 700 objects: its lists are long."""
+    and would hold up a cycle on a large cluster for half a second."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(COLLECTION_OBJECTS)
 
 
 class Operator:
@@ -120,6 +124,7 @@ class Operator:
 
     async def run(self) -> None:
         """Runs until `stop`, SIGTERM or SIGINT. Raises what ended a part that never ends."""
+        collect_seldom()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self.stop)
         connection = await load_configuration(self._options.kubeconfig)
