@@ -12,7 +12,7 @@ from gpujob_operator.decide.account import account
 from gpujob_operator.decide.account_words import rows
 from gpujob_operator.decide.planner import Planner, plan
 from gpujob_operator.logs import configure_logs
-from gpujob_operator.options import parse_arguments, run_options
+from gpujob_operator.options import RunOptions, parse_arguments, run_options
 
 EXIT_DIFFERENT = 1
 EXIT_USAGE = 2
@@ -24,18 +24,26 @@ def main() -> int:
     try:
         if arguments.command == "replay":
             return _replay(arguments.file, arguments.why)
-        options = run_options(arguments, f"{socket.gethostname()}-{os.getpid()}")
+        return _run(run_options(arguments, f"{socket.gethostname()}-{os.getpid()}"))
     except FieldError as error:
         print(f"gpujob-operator: {error}", file=sys.stderr)
         return EXIT_USAGE
+
+
+def _run(options: RunOptions) -> int:
     configure_logs(options.log_format, options.log_level)
     # Loads kopf and the Kubernetes client, which a replay does without.
+    from gpujob_operator.act.kube import BadConnection
     from gpujob_operator.run import Operator
 
     async def run() -> None:
         await Operator(options, Planner()).run()
 
-    asyncio.run(run())
+    try:
+        asyncio.run(run())
+    except BadConnection as error:
+        print(f"gpujob-operator: {error}", file=sys.stderr)
+        return EXIT_USAGE
     return 0
 
 

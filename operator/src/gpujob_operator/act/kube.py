@@ -13,8 +13,10 @@ from urllib.parse import urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
+import yaml
 from kubernetes.aio import client, config
 
+from gpujob_api.codec import FieldError
 from gpujob_api.manifest import GPUJOB, GPUNODE, GPUPROFILE, GPUQUEUE, Resource
 from gpujob_api.meta import GROUP, VERSION
 
@@ -62,6 +64,10 @@ class Throttled(ApiError):  # noqa: N818 - the API's own word
     def __init__(self, message: str, retry_after_seconds: float | None) -> None:
         super().__init__(429, "TooManyRequests", message)
         self.retry_after_seconds = retry_after_seconds
+
+
+class BadConnection(FieldError):  # noqa: N818 - an answer for who started us
+    """There is no telling where the API server is, or who we are."""
 
 
 class Unavailable(ApiError):  # noqa: N818 - the API's own word
@@ -270,12 +276,27 @@ class Kube:
 
 
 async def load_configuration(kubeconfig: str | None) -> client.Configuration:
-    """The connection from a kubeconfig file, or from the pod's service account without one."""
+    """The connection from a kubeconfig file, or from the pod's service account without one.
+
+    Raises `BadConnection` naming the option.
+    """
     configuration = client.Configuration()
-    if kubeconfig is None:
-        config.load_incluster_config(client_configuration=configuration)
-    else:
-        await config.load_kube_config(config_file=kubeconfig, client_configuration=configuration)
+    try:
+        if kubeconfig is None:
+            config.load_incluster_config(client_configuration=configuration)
+        else:
+            await config.load_kube_config(
+                config_file=kubeconfig, client_configuration=configuration
+            )
+    except config.ConfigException as error:
+        hint = "" if kubeconfig else "not given, and this is no pod with a service account: "
+        raise BadConnection("--kubeconfig", f"{hint}{error}") from None
+    except (AttributeError, KeyError, OSError, TypeError, ValueError, yaml.YAMLError) as error:
+        # The client's loader takes the file's shape for granted.
+        problem = " ".join(str(error).split())
+        raise BadConnection(
+            "--kubeconfig", f"{kubeconfig} is not a kubeconfig: {problem}"
+        ) from None
     configuration.retries = None
     configuration.proxy = configuration.proxy or _proxy_for(configuration.host)
     # Or else aiohttp looks for proxies and a .netrc again, in a thread and for every request: that

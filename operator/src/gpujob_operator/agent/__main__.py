@@ -9,7 +9,7 @@ import time
 from datetime import UTC, datetime
 from importlib.metadata import version
 
-from gpujob_operator.act.kube import Kube, load_configuration
+from gpujob_operator.act.kube import BadConnection, Kube, load_configuration
 from gpujob_operator.agent.agent import Agent
 from gpujob_operator.agent.nvml import load_nvml
 from gpujob_operator.agent.owners import (
@@ -21,6 +21,7 @@ from gpujob_operator.agent.owners import (
 from gpujob_operator.agent.publish import Publisher
 from gpujob_operator.logs import configure_logs
 
+EXIT_USAGE = 2
 OWNERS = {"cgroup": owner_by_cgroup, "environment": owner_by_environment}
 
 
@@ -68,10 +69,14 @@ async def _run(arguments: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Exit code 0 after SIGTERM, with a last status that says the agent is gone."""
+    """Exit codes: 0 after SIGTERM, with a last status that says the agent is gone; 2 bad input."""
     arguments = _arguments()
     configure_logs(arguments.log_format, arguments.log_level)
-    asyncio.run(_run(arguments))
+    try:
+        asyncio.run(_run(arguments))
+    except (BadConnection, ModuleNotFoundError) as error:
+        print(f"gpujob-agent: {error}", file=sys.stderr)
+        return EXIT_USAGE
     return 0
 
 
