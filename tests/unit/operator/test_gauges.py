@@ -1,5 +1,7 @@
 """Gauges say what the snapshot says, and nothing of what is gone."""
 
+from dataclasses import replace
+
 from gpujob_api.quantities import GIB
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.gauges import PERIOD_SECONDS, Gauges
@@ -38,3 +40,17 @@ def test_cards_jobs_and_stale_nodes() -> None:
     gauges.update(other, after(100))
     assert value("gpujob_gpu_memory_used_bytes", CARD) is None
     assert value("gpujob_stale_nodes") == 1
+
+
+def test_a_node_that_is_gone_is_not_stale() -> None:
+    """Its GPUNode stays until somebody deletes it; an alert would never end."""
+    metrics, clock = Metrics(), FakeClock()
+    value = metrics.registry.get_sample_value
+    snapshot = make_snapshot(gpu_nodes=[make_gpu_node("n0", make_card(stranger=GIB), at=0)])
+    gauges = Gauges(metrics, clock.monotonic)
+    gauges.update(snapshot, after(100))
+    assert value("gpujob_stale_nodes") == 1
+    clock.advance(PERIOD_SECONDS)
+    gauges.update(replace(snapshot, nodes=()), after(100))
+    assert value("gpujob_stale_nodes") == 0
+    assert value("gpujob_gpu_memory_used_bytes", CARD) is None

@@ -1,10 +1,11 @@
 """What the snapshot says, as gauges: jobs by phase, memory reserved and measured by card."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 
 from gpujob_api.gpujob import GPUJob, JobPhase
+from gpujob_api.gpunode import GPUNode
 from gpujob_operator.decide.snapshot import Snapshot
 from gpujob_operator.metrics import Metrics
 
@@ -19,7 +20,8 @@ class Gauges:
         self._updated_at = float("-inf")
 
     def update(self, snapshot: Snapshot, now: datetime) -> None:
-        """Jobs at once, cards at most every ten seconds. Cards that are gone leave no series."""
+        """Jobs at once, cards at most every ten seconds. Cards that are gone leave no series, and a
+        GPUNode whose node is gone has none."""
         phases = Counter(job.status.phase for job in snapshot.jobs)
         for phase in JobPhase:
             self._metrics.jobs.labels(phase.value).set(phases[phase])
@@ -27,23 +29,28 @@ class Gauges:
         if moment - self._updated_at < PERIOD_SECONDS:
             return
         self._updated_at = moment
-        self._update_cards(snapshot)
+        there = {node.name for node in snapshot.nodes}
+        gpu_nodes = [node for node in snapshot.gpu_nodes if node.metadata.name in there]
+        self._update_cards(gpu_nodes, reserved_by_card(snapshot.jobs))
         for pool in snapshot.spot_pools:
             self._metrics.spot_node_hours.labels(pool.name).set(pool.node_hours)
             self._metrics.spot_interruptions.labels(pool.name).set(pool.interruptions)
         limit = snapshot.configuration.telemetry_stale_seconds
-        seen = [node.status.observed_at for node in snapshot.gpu_nodes]
+        seen = [node.status.observed_at for node in gpu_nodes]
         stale = [at for at in seen if at is None or (now - at).total_seconds() > limit]
         self._metrics.stale_nodes.set(len(stale))
 
-    def _update_cards(self, snapshot: Snapshot) -> None:
-        reserved = reserved_by_card(snapshot.jobs)
+    def _update_cards(
+        self, gpu_nodes: Iterable[GPUNode], reserved: Mapping[tuple[str, str], int]
+    ) -> None:
         self._metrics.card_reserved.clear()
         self._metrics.card_used.clear()
-        for node in snapshot.gpu_nodes:
+        for node in gpu_nodes:
             name = node.metadata.name
             for gpu in node.status.gpus:
-                self._metrics.card_reserved.labels(name, gpu.uuid).set(reserved[name, gpu.uuid])
+                self._metrics.card_reserved.labels(name, gpu.uuid).set(
+                    reserved.get((name, gpu.uuid), 0)
+                )
                 self._metrics.card_used.labels(name, gpu.uuid).set(gpu.memory_used_bytes)
 
 
