@@ -1,0 +1,260 @@
+"""What documents name is there: options, fields, values, variables, metrics, labels, defaults."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from enum import Enum
+from functools import cache
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from gpujob_api import meta
+from gpujob_api.codec import encode, json_fields
+from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.metrics import Metrics
+from kubectl_gpujob.__main__ import build
+from kubectl_gpujob.cluster import connect
+from tests.harness.repository import ROOT, relative, tracked
+
+REFERENCE = ROOT / "docs" / "reference"
+# Of the platform, and not fields of ours.
+DOCUMENTS = [path for path in tracked("*.md") if path.name != "CHANGELOG.md"]
+ENVIRONMENT = re.compile(r"\bGPUJOB_[A-Z_]+\b")
+OUR_KEY = re.compile(r"\bgpujob\.dev/([a-z][a-z-]*)\b")
+FIELD = re.compile(r"`((?:spec|status)(?:\.[A-Za-z]+)+)`")
+CHART_VALUE = re.compile(
+    r"`((?:agent|configuration|crds|image|metrics|networkPolicy|operator|podDisruptionBudget|rbac|"
+    r"reports|serviceAccount)(?:\.[A-Za-z]+)+)(?:=[^`]*)?`"
+)
+SET_FLAG = re.compile(r"--set ([^\s`]+)")
+SERIES = re.compile(r"\bgpujob_(?!api|operator|worker|local)[a-z_]+")
+ROW = re.compile(r"^\| `([^`]+)` \| ([^|]+) \|", re.MULTILINE)
+
+
+def find(pattern: re.Pattern[str]) -> Iterator[tuple[str, str]]:
+    for path in DOCUMENTS:
+        for match in pattern.finditer(path.read_text()):
+            yield relative(path), match[1] if pattern.groups else match[0]
+
+
+def missing(pattern: re.Pattern[str], known: set[str]) -> list[tuple[str, str]]:
+    return [(where, name) for where, name in find(pattern) if name not in known]
+
+
+@cache
+def code() -> str:
+    return "\n".join(path.read_text() for path in tracked("*/src/*.py"))
+
+
+def test_variables_exist() -> None:
+    known = {*ENVIRONMENT.findall(code()), *ENVIRONMENT.findall((ROOT / "Makefile").read_text())}
+    assert missing(ENVIRONMENT, known) == []
+
+
+def test_labels_annotations_and_taints_exist() -> None:
+    constants = [value for value in vars(meta).values() if isinstance(value, str)]
+    known = {text.partition("/")[2] for text in constants if text.startswith("gpujob.dev/")}
+    assert {"managed", "spot", "reclaim"} <= known
+    assert missing(OUR_KEY, known | {meta.VERSION[:1]}) == []
+
+
+def paths(schema: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Every field's path, through lists and maps."""
+    for name, part in (schema.get("properties") or {}).items():
+        yield f"{prefix}{name}"
+        yield from paths(part, f"{prefix}{name}.")
+    for key in ("items", "additionalProperties"):
+        if isinstance(schema.get(key), dict):
+            yield from paths(schema[key], prefix)
+
+
+def test_fields_of_objects_exist() -> None:
+    known: set[str] = set()
+    for path in (ROOT / "crds").glob("*.yaml"):
+        for version in yaml.safe_load(path.read_text())["spec"]["versions"]:
+            known |= set(paths(version["schema"]["openAPIV3Schema"]))
+    assert missing(FIELD, known) == []
+
+
+def test_values_of_the_chart_exist() -> None:
+    schema = json.loads((ROOT / "charts/gpujob/values.schema.json").read_text())
+    known = set(paths(schema))
+    assert missing(CHART_VALUE, known) == []
+    flags = [(where, pair) for where, text in find(SET_FLAG) for pair in text.split(",")]
+    assert flags
+    assert [flag for flag in flags if flag[1].partition("=")[0] not in known] == []
+
+
+def test_values_schema_and_defaults_have_the_same_fields() -> None:
+    """A value without a default is in no file that users read; one without a schema unchecked."""
+    schema = json.loads((ROOT / "charts/gpujob/values.schema.json").read_text())
+    defaults = yaml.safe_load((ROOT / "charts/gpujob/values.yaml").read_text())
+    free = re.compile(r"^(configuration|global)(\.|$)|\.(resources|affinity)\.|\.name$")
+    known = {path for path in paths(schema) if not free.search(path)}
+    written = {path for path in value_paths(defaults) if not free.search(path)}
+    assert known == written
+
+
+def value_paths(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in values.items():
+        yield f"{prefix}{name}"
+        if isinstance(value, dict):
+            yield from value_paths(value, f"{prefix}{name}.")
+
+
+def test_templates_read_no_value_that_there_is_not() -> None:
+    schema = json.loads((ROOT / "charts/gpujob/values.schema.json").read_text())
+    known = set(paths(schema))
+    read = {
+        match.rstrip(".")
+        for path in tracked("charts/gpujob/templates/*")
+        for match in re.findall(r"\.Values\.([A-Za-z.]+)", path.read_text())
+    }
+    assert read
+    assert read - known == set()
+
+
+BYTES = re.compile(r"^(\d+) \(")
+
+
+def test_the_configurations_defaults_are_those_that_are_told() -> None:
+    rows = dict(ROW.findall((REFERENCE / "configuration.md").read_text()))
+    defaults = encode(Configuration())
+    assert list(rows) == list(json_fields(Configuration))
+    for name in rows:
+        default = defaults.get(name) or None
+        told = rows[name].split(";")[0].strip()
+        if default is None:
+            assert told == ("the operator's own" if name == "reportUrl" else "none"), name
+        else:
+            told = match[1] if (match := BYTES.match(told)) else told.strip("`")
+            assert told_value(told) == default, name
+
+
+def told_value(text: str) -> object:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def test_every_series_is_in_the_reference() -> None:
+    families = [f for f in Metrics().registry.collect() if f.name.startswith("gpujob_")]
+    exported = {f.name + ("_total" if f.type == "counter" else ""): f.type for f in families}
+    table = dict(ROW.findall((REFERENCE / "metrics.md").read_text()))
+    told = {name: kind.strip() for name, kind in table.items() if name.startswith("gpujob_")}
+    assert told == exported
+    assert missing(SERIES, set(exported)) == []
+
+
+def command_options() -> dict[str, list[set[str]]]:
+    """The names of each option of each command."""
+    app: Any = typer.main.get_command(build(connect, lambda: datetime.now(UTC)))
+    return {
+        name: [set(one.opts) for one in command.params if one.opts[0].startswith("-")]
+        for name, command in app.commands.items()
+    }
+
+
+COMMAND_LINE = re.compile(r"kubectl gpujob ([a-z]+)((?: [^`\n#]+)?)")
+OPTION = re.compile(r"(?<![\w-])(-[a-zA-Z]|--[a-z][a-z-]+)\b")
+
+
+def test_kubectl_gpujobs_commands_and_options_exist() -> None:
+    known = command_options()
+    wrong: list[str] = []
+    for path in DOCUMENTS:
+        for name, rest in COMMAND_LINE.findall(path.read_text()):
+            if name in known:
+                unknown = set(OPTION.findall(rest)) - {"--help"}.union(*known[name])
+                wrong += [f"{relative(path)}: {name} {option}" for option in unknown]
+    assert wrong == []
+    text = (REFERENCE / "commands.md").read_text()
+    for name, options in known.items():
+        assert f"kubectl gpujob {name}" in text, name
+        untold = [names for names in options if not any(f"{one}" in text for one in names)]
+        assert untold == [], name
+
+
+PROGRAMS = {
+    "gpujob-run": ["gpujob_worker", "--help"],
+    "gpujob-operator": ["gpujob_operator", "run", "--help"],
+    "gpujob-agent": ["gpujob_operator.agent", "--help"],
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_programs_options_exist(program: str) -> None:
+    command = [sys.executable, "-m", *PROGRAMS[program]]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    known = set(OPTION.findall(re.sub(r"-\n\s+", "-", shown))) | {"--why"}
+    assert known
+    line = re.compile(rf"(?:`|^\$ |\[){program}(?!-)([^`\n\]]*)", re.MULTILINE)
+    wrong = [
+        f"{relative(path)}: {option}"
+        for path in DOCUMENTS
+        for rest in line.findall(path.read_text())
+        for option in OPTION.findall(rest.partition(" -- ")[0])
+        if option not in known
+    ]
+    assert wrong == []
+
+
+def test_every_option_of_the_launcher_in_the_reference_exists() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "gpujob_worker", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
+    known = set(OPTION.findall(re.sub(r"-\n\s*", "-", shown))) - {"--epochs"}
+    text = (REFERENCE / "commands.md").read_text().partition("## gpujob-run")[2]
+    section = text.partition("\n## ")[0]
+    rows = re.findall(r"^\| (`[^|]+) \|", section, re.MULTILINE)
+    told = {option for row in rows for option in OPTION.findall(row)} - {"--no-"}
+    assert told - known == set()
+    switches = {option for option in known if option.startswith("--no-")}
+    assert known - switches - told == {"-h", "--help"}
+
+
+CONDITION_OR_REASON = re.compile(r"(?:reason|condition|Reason|Condition)s? `([A-Z][A-Za-z]+)`")
+
+
+def test_conditions_and_reasons_exist() -> None:
+    words = {
+        value.value if isinstance(value, Enum) else value
+        for value in re.findall(r'"([A-Z][A-Za-z]+)"', code())
+    }
+    assert list(find(CONDITION_OR_REASON))
+    assert missing(CONDITION_OR_REASON, words) == []
+
+
+# What must not be there, and where results are written.
+ABSENT = {"operator/__init__.py", "bench/results/"}
+
+
+def test_files_named_in_documents_exist() -> None:
+    named = re.compile(
+        r"`((?:api|bench|charts|cli|crds|docs|examples|local|operator|requirements|scripts|tests|"
+        r"tools|worker)/[\w./{},-]+)`"
+    )
+    wrong = [
+        (where, name)
+        for where, name in find(named)
+        if name not in ABSENT and not all(list(ROOT.glob(one)) for one in expanded(name))
+    ]
+    assert wrong == []
+
+
+def expanded(name: str) -> list[str]:
+    match = re.search(r"\{([^}]*)\}", name)
+    if match is None:
+        return [name.rstrip("/")]
+    return [name.replace(match[0], part, 1).rstrip("/") for part in match[1].split(",")]
