@@ -75,7 +75,7 @@ QUIET = {"precision": "float32", "compile": "Off"}
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
-def limited(folder: Path, script: str, limit: int, *arguments: int) -> WorkerRun:
+def limited(folder: Path, script: str, limit: int, *arguments: object) -> WorkerRun:
     """Runs to the end; the run's exit code is in its process."""
     folder.mkdir()
     (folder / "train.py").write_text(script)
@@ -153,3 +153,96 @@ def test_what_cannot_be_kept_ends_before_the_first_step_with_what_it_needs(tmp_p
     enough = limited(tmp_path / "enough", PICTURES, needed, 9, 256, 1)
     assert enough.process.exitcode == 0, enough.errors
     assert enough.report["current"]["peakMemoryBytes"] <= needed, enough.errors
+
+
+# `large` is the part of the two that takes most; the graphs of both are held before backward.
+PAIR = (
+    HEAD
+    + """
+import re
+kind, large, norm = sys.argv[3], sys.argv[4], sys.argv[5]
+def body(inputs, outputs, depth):
+    layers = [nn.Linear(inputs, 128)]
+    for _ in range(depth):
+        layers += [nn.Linear(128, 128), nn.BatchNorm1d(128) if norm == "batch" else nn.Tanh()]
+    return nn.Sequential(*layers, nn.Linear(128, outputs))
+class First(nn.Sequential): pass
+class Second(nn.Sequential): pass
+one = First(*body(16, 32, 12 if large == "first" else 2))
+two = Second(*body(32 if kind == "gan" else 16, 1, 12 if large == "second" else 2))
+opt = torch.optim.Adam(one.parameters()); opt2 = torch.optim.Adam(two.parameters())
+x, real = torch.randn(batch, 16), torch.randn(batch, 32)
+status = re.compile(r"^(?:RssAnon|RssShmem):\\s+(\\d+)", re.MULTILINE)
+most = 0
+def backward(loss):
+    global most
+    with open("/proc/self/status") as file: now = sum(map(int, status.findall(file.read())))
+    most = max(most, now * 1024)
+    loss.backward()
+def critic():
+    opt.zero_grad(); opt2.zero_grad()
+    loss = one(x).square().mean() + (two(x) - x[:, :1]).square().mean()
+    backward(loss); opt.step(); opt2.step()
+    return loss
+def gan():
+    fake = one(x); opt2.zero_grad()
+    loss = F.softplus(-two(real)).mean() + F.softplus(two(fake.detach())).mean()
+    backward(loss); opt2.step(); opt.zero_grad()
+    loss = F.softplus(-two(fake)).mean(); backward(loss); opt.step()
+    return loss
+for step in range(steps):
+    print(step, (gan if kind == "gan" else critic)().item(), flush=True)
+print("most", most)
+"""
+)
+
+
+def of_pair(run: WorkerRun) -> tuple[int, list[float]]:
+    """What was held at most when a backward began, and the losses."""
+    most = re.search(r"^most (\d+)$", run.output, re.MULTILINE)
+    assert most is not None, run.errors
+    return int(most[1]), [float(line.split()[1]) for line in run.output.splitlines()[:-1]]
+
+
+def predicted_of(run: WorkerRun) -> int:
+    """The larger of what the two were predicted to take; a heap without a limit keeps more."""
+    predicted = re.findall(r"(\d+) MiB predicted for 8192 samples", run.errors)
+    return max(map(int, predicted)) * 2**20
+
+
+@pytest.mark.parametrize("kind", ["critic", "gan"])
+@pytest.mark.parametrize("large", ["first", "second"])
+def test_a_limit_is_kept_by_two_that_train_together(kind: str, large: str, tmp_path: Path) -> None:
+    arguments = (12, 8192, kind, large, "none")
+    whole = limited(tmp_path / "whole", PAIR, 2**40, *arguments)
+    _, losses = of_pair(whole)
+    limit = int(0.95 * predicted_of(whole))
+    run = limited(tmp_path / "tight", PAIR, limit, *arguments)
+    assert run.process.exitcode == 0, run.errors
+    most, split = of_pair(run)
+    # From the first step on.
+    assert most <= limit, run.errors
+    assert run.report["baseline"]["peakMemoryBytes"] <= limit * 1.02, run.errors
+    assert split == pytest.approx(losses, rel=1e-4)
+    module = "" if large == "first" else " of Second"
+    assert f"gpujob: batch split{module} applied: 8192 samples in steps of" in run.errors
+    assert "memory limit kept: " in "\n".join(run.report["explain"])
+
+
+def test_a_second_module_that_does_not_fit_ends_the_run_before_its_first_call(
+    tmp_path: Path,
+) -> None:
+    arguments = (9, 8192, "critic", "second", "batch")
+    whole = predicted_of(limited(tmp_path / "whole", PAIR, 2**40, *arguments))
+    run = limited(tmp_path / "tight", PAIR, int(whole * 0.86), *arguments)
+    assert run.process.exitcode == 1
+    assert run.output == "", "no step was made above the limit"
+    failure = run.report["failure"]
+    assert failure["failureClass"] == "OutOfMemory"
+    assert "BatchNorm1d 2 learns from the whole" in failure["message"]
+    assert "memory limit of Second refused: cannot be kept" in run.errors
+    needed = failure["neededBytes"]
+    assert 0.9 * whole < needed < 1.2 * whole
+    enough = limited(tmp_path / "enough", PAIR, needed, *arguments)
+    assert enough.process.exitcode == 0, enough.errors
+    assert of_pair(enough)[0] <= needed

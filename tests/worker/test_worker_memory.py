@@ -1,5 +1,6 @@
 """The memory model, what a loss takes, and the choice of a way that keeps the limit."""
 
+import re
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -300,6 +301,53 @@ def test_a_limit_that_does_not_bind_says_so_with_numbers() -> None:
     assert case.tuner.applied.plan == RootPlan()
     assert "predicted for 256 samples" in case.fit.not_asked
     assert case.fit.not_asked.endswith("limit 1 TiB")
+
+
+def test_what_is_held_before_another_call_leaves_less_room() -> None:
+    """The graph of another module, or of a call before of the same one."""
+    module = Wide()
+    free = limited(module, 4096, 2**40)
+    free.fit.fit(free.root, free.call)
+    whole = float(amount_of(free.said.line("memory limit")))
+    case = limited(module, 4096, int(whole / 0.95) + 24 * MIB)
+    case.fit.fit(case.root, case.call)
+    assert case.tuner.applied.plan.rows_per_step is None, case.said.lines
+    held = torch.ones(16 * MIB)
+    case.fit.look_again(case.root, case.call)
+    rows = case.tuner.applied.plan.rows_per_step
+    assert rows is not None, case.said.lines
+    del held
+    case.fit.look_again(case.root, case.call)
+    assert case.tuner.applied.plan.rows_per_step == rows, "the next step holds it again"
+
+
+def amount_of(line: str) -> int:
+    found = re.search(r"(\d+) MiB predicted", line)
+    assert found is not None, line
+    return int(found[1]) * MIB
+
+
+def test_freed_memory_goes_back_for_as_long_as_one_of_several_asks_for_it() -> None:
+    memory = Memory(64 * MIB)
+    fits: list[MemoryFit] = []
+    for limit in (128 * MIB, 2**40):
+        case = limited(Wide(depth=1), 64, limit)
+        found = MemoryFit(memory, case.said, case.tuner, limit)
+        found.others = lambda: fits
+        found.fit(case.root, case.call)
+        fits.append(found)
+    assert not memory.early
+    memory.current = memory.peak = 118 * MIB
+    fits.pop(0)
+    case = limited(Wide(depth=1), 64, 128 * MIB)
+    near = MemoryFit(memory, case.said, case.tuner, 128 * MIB)
+    near.fit(case.root, case.call)
+    assert memory.early
+    fits[:] = [near]
+    far = MemoryFit(memory, case.said, case.tuner, 2**40)
+    far.others = lambda: fits
+    far.fit(case.root, case.call)
+    assert (near.wants_early, far.wants_early, memory.early) == (True, False, True)
 
 
 def test_a_limit_that_cannot_be_kept_ends_the_job_with_what_it_needs() -> None:

@@ -9,6 +9,7 @@ from torch import nn
 
 from gpujob_api.report import Timing
 from gpujob_api.settings import Precision, Settings
+from gpujob_worker.beside import Beside
 from gpujob_worker.environment import Environment
 from gpujob_worker.explanation import Explanation
 from gpujob_worker.in_force import InForce
@@ -63,11 +64,16 @@ class KnownFit:
     def __init__(self, applied: Applied) -> None:
         self.applied = applied
         self.asked: list[tuple[str, int]] = []
+        self.settles, self.chose_finer = True, False
 
-    def correct(self, root: Root, recorded: RecordedCall, observed_bytes: int) -> None:
+    def correct(
+        self, root: Root, recorded: RecordedCall, observed_bytes: int, *, ends: bool
+    ) -> bool:
         assert recorded.inputs.rows == 12
-        self.asked.append((type(root.module).__name__, observed_bytes))
-        self.applied.plan = RootPlan(rows_per_step=3)
+        self.asked.append((type(root.module).__name__ + (" ends" if ends else ""), observed_bytes))
+        if self.settles:
+            self.applied.plan = RootPlan(rows_per_step=3)
+        return self.settles
 
     def judge(self, observed_bytes: int) -> None:
         self.asked.append(("judged", observed_bytes))
@@ -93,11 +99,67 @@ def test_of_several_modules_the_first_keeps_what_a_limit_asks_for() -> None:
     assert fit.asked == [("judged", 77)]
     root.recorded = call
     tuning.among_others(root, "Critic", "again")
-    assert fit.asked == [("judged", 77), ("Model", 77)]
-    assert "is of Model; what is trained beside it (Critic) is added" in line("memory model")
+    assert fit.asked == [("judged", 77), ("Model ends", 77)]
+    assert "is of Model, and of each that trains beside it (Critic)" in line("memory model")
     # The split of the limit is in force and is not said to be refused.
     assert line("batch split") == "batch split refused: 2 modules are trained"
     assert line("precision") == "precision refused: again"
+
+
+@pytest.mark.parametrize(
+    ("settles", "finer", "asked"),
+    [
+        ((True, True), (False, False), ["Model", "Critic"]),  # kept: said of each
+        ((True, True), (True, False), ["Model"]),  # the first one's way takes enough off
+        ((False, True), (False, True), ["Model", "Critic"]),
+        ((False, False), (False, False), ["Model", "Critic", "judged"]),
+    ],
+)
+def test_of_several_modules_as_many_take_less_as_are_needed(
+    settles: tuple[bool, bool], finer: tuple[bool, bool], asked: list[str]
+) -> None:
+    class Critic(Model): ...
+
+    session = Session(Environment())
+    session.baseline = Timing(0.1, 77)
+    root, root.recorded = root_and_call(Model())
+    other, other.recorded = root_and_call(Critic())
+    first, second = (tuner(session.explanation) for _ in range(2))
+    fits = [KnownFit(first.applied), KnownFit(second.applied)]
+    fits[1].asked = fits[0].asked
+    for fit, it_settles, it_is_finer in zip(fits, settles, finer, strict=True):
+        fit.settles, fit.chose_finer = it_settles, it_is_finer
+    of_first: Any = fits[0]
+    of_other: Any = fits[1]
+    beside = Beside(other, second, of_other, session.explanation.about("Critic"))
+    in_force = InForce(session, ScriptFacts(), [root, other], tuner=first, beside=[beside])
+    in_force.fit = of_first
+    optimizer = torch.optim.SGD(root.module.parameters(), lr=0.1)
+    TuningPass(session, in_force, optimizer).among_others(root, "Critic", "2 modules")
+    assert [name for name, _ in fits[0].asked] == asked
+    assert other.recorded is None
+    put = "Critic" in asked and settles[1]
+    assert other.plan == (RootPlan(rows_per_step=3) if put else RootPlan())
+
+
+def test_a_module_that_is_left_alone_keeps_its_way() -> None:
+    """The script trained two, and goes on with the second one."""
+    session = Session(Environment())
+    (first, _), (second, _) = root_and_call(Model()), root_and_call(Model())
+    said = session.explanation.about("Model 2")
+    beside = Beside(second, tuner(said), None, said)
+    beside.tuner.applied.plan = RootPlan(rows_per_step=3)
+    beside.put()
+    in_force = InForce(
+        session, ScriptFacts(), [first, second], tuner=tuner(session.explanation), beside=[beside]
+    )
+    in_force.drop(first)
+    assert (in_force.roots, in_force.beside) == ([second], [])
+    assert in_force.applied.plan == second.plan == RootPlan(rows_per_step=3)
+    said.refused("batch split", "why")
+    assert session.explanation.lines == ("batch split of Model 2 refused: why",)
+    in_force.renew()
+    assert second.plan == RootPlan()
 
 
 def test_groups_that_come_later_step_as_the_others_do() -> None:

@@ -12,6 +12,9 @@ class Explanation:
     """The newest line of every item, in the order in which items first spoke. Bounded."""
 
     verbose: bool = False
+    # Where the same is said too, each item with the addition.
+    within: "Explanation | None" = None
+    addition: str = ""
     _lines: dict[str, str] = field(default_factory=dict[str, str])
 
     def applied(self, item: str, what: str) -> None:
@@ -30,11 +33,17 @@ class Explanation:
         """What was last said of the item; empty when nothing was."""
         return self._lines.get(item, "")
 
+    def about(self, whose: str) -> "Explanation":
+        """For one of several that the same items are said of; it is said here as well."""
+        return Explanation(within=self, addition=f" of {whose}")
+
     @property
     def lines(self) -> tuple[str, ...]:
         return tuple(self._lines.values())
 
     def _say(self, item: str, text: str, *, aloud: bool = True) -> None:
+        if self.within is not None:
+            self.within.note(f"{item}{self.addition}", text, aloud=aloud)
         line = f"{item} {text}"[:LINE_CHARACTERS_MAX]
         if item not in self._lines and len(self._lines) >= ITEMS_MAX:
             return

@@ -118,8 +118,10 @@ class Guardian:
         peak = session.meter.window.peak_memory_bytes
         if limit is None or peak <= limit:
             return
-        finer = next((n for n in divisors(rows or 1) if n <= (rows or 1) // 2), None)
+        finer = _finer(rows)
         if finer is None:
+            if self._finer_beside(peak, limit):
+                return
             if self._in_force.fit is not None:
                 # Later peaks may be of anything: an evaluation, a checkpoint. They are only said.
                 self._in_force.fit.judge(peak, ends=settling)
@@ -135,6 +137,22 @@ class Guardian:
         self._in_force.report()
         session.meter.memory.trim()
         session.meter.new_window()
+
+    def _finer_beside(self, peak: int, limit: int) -> bool:
+        """Whether the split of another module than the first could be made finer."""
+        for other in self._in_force.beside:
+            plan = other.tuner.applied.plan
+            finer = _finer(plan.rows_per_step)
+            if finer is None or other.tuner.recommends:
+                continue
+            other.tuner.applied.plan = replace(plan, rows_per_step=finer, keeps_chunk=False)
+            numbers = f"{format_memory(peak)} measured, limit {format_memory(limit)}"
+            other.explanation.applied("batch split", f"steps of {finer} from now on: {numbers}")
+            other.put()
+            self._session.meter.memory.trim()
+            self._session.meter.new_window()
+            return True
+        return False
 
     def _confirm(self) -> None:
         """What was chosen for speed alone must not make the real steps slower."""
@@ -160,3 +178,8 @@ class Guardian:
         verdict = self._loss.verdict(float(self._session.loss_tensor))
         if verdict is not None:
             self._roll_back(verdict, self._since)
+
+
+def _finer(rows: int | None) -> int | None:
+    """At most half of the rows, or None."""
+    return next((n for n in divisors(rows or 1) if n <= (rows or 1) // 2), None)

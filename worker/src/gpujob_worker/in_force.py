@@ -7,6 +7,7 @@ import torch
 
 from gpujob_api.settings import OptimizeMode, TunedSettings
 from gpujob_worker.agreement import Agreement
+from gpujob_worker.beside import Beside
 from gpujob_worker.explanation import Explanation
 from gpujob_worker.inject.offload import OptimizerOffload
 from gpujob_worker.inject.optimizers import keep_fused, use_fused
@@ -29,6 +30,8 @@ class InForce:
     applied: Applied = field(default_factory=Applied)
     tuner: Tuner | None = None
     fit: MemoryFit | None = None
+    # Other roots than the first, where a memory limit is looked at.
+    beside: list[Beside] = field(default_factory=list[Beside])
     rolled_back: bool = False
     optimizer_offload: OptimizerOffload | None = None
     # With the other processes, where they decide together.
@@ -54,6 +57,12 @@ class InForce:
         return self._tuned() if self._tuned is not None else None
 
     @property
+    def fits(self) -> list[MemoryFit]:
+        """What keeps the memory limit, of every root for which it was looked at."""
+        found = [self.fit, *(other.fit for other in self.beside)]
+        return [fit for fit in found if fit is not None]
+
+    @property
     def known(self) -> TunedSettings | None:
         """Settings that were found before: by an earlier run, or for the model in training."""
         session = self.session
@@ -67,19 +76,34 @@ class InForce:
 
     def drop(self, root: Root) -> None:
         """The script is done with this module; its memory is the script's again."""
+        was_first = root is self.roots[0]
         put_in_force(root, None, Applied())
         root.remove()
         self.roots.remove(root)
+        self.beside = [other for other in self.beside if other.root is not root]
         if not self.roots:
             plan = self.applied.plan
             if self.first_shape and plan.rows_per_step is not None:
                 self.keeps_chunk = plan.keeps_chunk
             self.applied = Applied(loader_workers=self.applied.loader_workers)
             self.tuner = self.fit = None
+        elif was_first:
+            self._promote(self.roots[0])
+
+    def _promote(self, root: Root) -> None:
+        """The first root is gone; what keeps the limit for this one is in force as it was."""
+        found = next((other for other in self.beside if other.root is root), None)
+        if found is None:
+            return
+        self.beside.remove(found)
+        self.tuner, self.fit = found.tuner, found.fit
+        self.tuner.applied.loader_workers = self.applied.loader_workers
+        if not found.tuner.recommends:
+            self.applied = found.tuner.applied
 
     def renew(self) -> None:
         """Another model follows, and everything begins again."""
-        for root in list(self.roots):
+        for root in reversed(list(self.roots)):
             self.drop(root)
         self.applied = Applied(loader_workers=self.applied.loader_workers)
         self.tuner = self.fit = self.optimizer_offload = self.run_refusal = self._tuned = None

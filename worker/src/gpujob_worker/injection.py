@@ -134,6 +134,7 @@ class Injection:
         self._facts.stepped.clear()
         self._in_force.tuner = None
         self._in_force.fit = None
+        self._in_force.beside.clear()
         self._in_force.agreement = None
 
     def _say_if_short(self) -> None:
@@ -266,6 +267,7 @@ class Injection:
             measures = session.optimizes and not self._in_force.whose
             session.phase = WorkerPhase.MEASURING if measures else WorkerPhase.TRAINING
             session.samples_per_step = self._roots[0].rows if self._roots else None
+            self._preparation.stepped()
             if self._in_force.fit is not None and self._roots:
                 self._roots[0].asks = True
         if not session.optimizes:
@@ -301,5 +303,7 @@ class Injection:
             self._session.phase = WorkerPhase.TRAINING
         elif since == -1 and self._roots:
             self._roots[0].recording = len(self._roots) == 1 or self._in_force.fit is not None
+            for beside in self._in_force.beside:
+                beside.root.recording = beside.fit is not None
         elif since == 0:
             self._tuning.run(optimizer)

@@ -10,6 +10,7 @@ from gpujob_worker.inject.root import RecordedCall, Root
 from gpujob_worker.session import Session
 from gpujob_worker.tune.applied import put_in_force
 from gpujob_worker.tune.flop import forced_float32, step_flop
+from gpujob_worker.tune.memory_fit import MemoryFit
 from gpujob_worker.tune.tuner import Tuner
 
 COMPILE_AFTER_SECONDS = 120.0
@@ -53,19 +54,33 @@ class TuningPass:
             self._in_force.fit.judge(self._session.baseline_peak_bytes)
 
     def among_others(self, root: Root, others: str, reason: str) -> None:
-        """Several modules train. The limit's model is of `root`; what they take is measured."""
+        """Several modules train. The limit's models are of each; what they take is measured."""
         fit, recorded = self._in_force.fit, root.recorded
         if fit is None or recorded is None:
             self.without_root(reason)
             return
         root.recorded = None
         name = type(root.module).__name__
-        text = f"is of {name}; what is trained beside it ({others}) is added as steps took it"
+        text = f"is of {name}, and of each that trains beside it ({others}); steps have all"
         self._explain.note("memory model", text)
-        fit.correct(root, recorded, self._session.baseline_peak_bytes)
+        self._correct_all(fit, root, recorded)
         self._in_force.fit = None  # judged
         self.without_root(reason)
         self._in_force.fit = fit
+
+    def _correct_all(self, fit: MemoryFit, root: Root, recorded: RecordedCall) -> None:
+        """As many are made to take less as are needed; where none can be, the run may end."""
+        observed, beside = self._session.baseline_peak_bytes, self._in_force.beside
+        settled = fit.correct(root, recorded, observed, ends=not beside)
+        enough = settled and fit.chose_finer
+        for other in beside:
+            if enough:
+                other.root.recorded = None
+                continue
+            settled = other.correct(observed) or settled
+            enough = other.fit is not None and other.fit.chose_finer
+        if beside and not settled:
+            fit.judge(observed)
 
     def run(self, root: Root) -> float | None:
         """When compilation is due, on the monotonic clock; None when it is not.

@@ -1,5 +1,6 @@
 """Chooses how a step is made within a memory limit: whole, split, checkpointed, offloaded."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,6 +51,9 @@ class MemoryChooser:
         self._limit = limit_bytes
         self.plain = plain
         self.offloads = False
+        # What is freed is to go back at once, for this root or for another one.
+        self.wants_early = False
+        self.others_want_early: Callable[[], bool] = lambda: False
         self._checkpointed: MemoryModel | None = None
         whole = Rows(plain.rows, True, plain.predict(plain.rows))
         self.choice = Choice(whole, False, False)
@@ -57,8 +61,22 @@ class MemoryChooser:
     def know(self, loss: LossBytes, resident_bytes: float, late_gradient_bytes: float) -> None:
         """What the first step showed."""
         self._change(
-            loss=loss, resident_bytes=resident_bytes, late_gradient_bytes=late_gradient_bytes
+            loss=loss,
+            resident_bytes=resident_bytes,
+            late_gradient_bytes=late_gradient_bytes,
+            beside_bytes=0.0,
         )
+
+    def holds_beside(self, resident_bytes: float) -> bool:
+        """Whether the choice fits with so much resident, which it is at least from now on."""
+        if resident_bytes > self.plain.resident_bytes:
+            self._change(resident_bytes=resident_bytes)
+            rows = self.choice.rows
+            predicted = self._model.predict(rows.rows, keeps_chunk=rows.keeps_chunk)
+            fits = predicted <= self._limit * (1 - RESERVE_FRACTION)
+            rows = replace(rows, predicted_bytes=predicted)
+            self.choice = replace(self.choice, rows=rows, fits=fits)
+        return self.choice.fits
 
     def raise_by(self, more_bytes: float) -> None:
         """Real steps took so much more than was predicted."""
@@ -104,7 +122,8 @@ class MemoryChooser:
         if self.certain_bytes > self._limit:
             self.offloads = self._tuner.offload(root, recorded, self._why(self.plain))
         near = self.choice.rows.predicted_bytes > self._limit * (1 - HEAP_FRACTION)
-        self._memory.give_back_early(self.binds or near)
+        self.wants_early = self.binds or near
+        self._memory.give_back_early(self.wants_early or self.others_want_early())
         if self.choice.fits and self.binds and not self.choice.checkpointing:
             self._explain.refused("activation checkpointing", "the split keeps the limit alone")
 
@@ -141,6 +160,7 @@ class MemoryChooser:
             model,
             resident_bytes=plain.resident_bytes,
             late_gradient_bytes=plain.late_gradient_bytes,
+            beside_bytes=plain.beside_bytes,
             loss=plain.loss,
         )
 
@@ -213,5 +233,8 @@ def _certain(model: MemoryModel) -> MemoryModel:
     state = OPTIMIZER_STATE_FACTOR * model.gradient_bytes
     outputs = model.output_bytes_per_row * model.rows
     return replace(
-        model, resident_bytes=model.resident_bytes - state, loss=LossBytes(0.0, -outputs)
+        model,
+        resident_bytes=model.resident_bytes - state,
+        beside_bytes=0.0,
+        loss=LossBytes(0.0, -outputs),
     )

@@ -6,6 +6,9 @@ made again. After the baseline it is compared with what real steps took. What ca
 the job with a report of what it needs.
 """
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
 from gpujob_api.quantities import format_memory
 from gpujob_worker.explanation import Explanation
 from gpujob_worker.failure import MemoryLimitError
@@ -14,7 +17,12 @@ from gpujob_worker.memory import DeviceMemory
 from gpujob_worker.tune.loss_memory import LossWatch
 from gpujob_worker.tune.memory_choice import MemoryChooser
 from gpujob_worker.tune.memory_model import ALIKE_FRACTION, RESERVE_FRACTION
-from gpujob_worker.tune.memory_probe import MemoryProbe, present_gradient_bytes
+from gpujob_worker.tune.memory_probe import (
+    OPTIMIZER_STATE_FACTOR,
+    MemoryProbe,
+    gradient_bytes,
+    present_gradient_bytes,
+)
 from gpujob_worker.tune.tuner import Tuner
 
 ITEM = "memory limit"
@@ -35,19 +43,30 @@ class MemoryFit:
         self._limit = limit_bytes
         self._chooser: MemoryChooser | None = None
         self._watch: LossWatch | None = None
-        self._known = False
+        self._known = self._refined = False
+        # The most that was there before a call of the first steps, without its gradients.
+        self._seen_bytes = 0.0
         # What the limit must be at least for this job; None while nothing says so.
         self.needed_bytes: int | None = None
+        # Those of modules that train beside this one, where there are any.
+        self.others: Callable[[], Sequence[MemoryFit]] = lambda: ()
+        # What real steps took too much is taken off by another way that was chosen since.
+        self.chose_finer = False
 
-    def fit(self, root: Root, recorded: RecordedCall) -> None:
-        """Before the first step. Raises `MemoryLimitError` where no way can be within the limit."""
+    def fit(self, root: Root, recorded: RecordedCall, beside_bytes: float = 0.0) -> None:
+        """Before the first step. `beside_bytes` is what modules beside this one will take more.
+
+        Raises `MemoryLimitError` where no way can be within the limit.
+        """
         total = recorded.inputs.rows
         if total is None or total < ROWS_MIN:
             self._explain.refused(ITEM, "the call has no batch of four samples to measure")
             return
         self._memory.give_back_early(True)
         plain = MemoryProbe(root, recorded, self._memory).model()
+        plain = replace(plain, beside_bytes=beside_bytes)
         self._chooser = MemoryChooser(self._memory, self._explain, self._tuner, self._limit, plain)
+        self._chooser.others_want_early = lambda: any(fit.wants_early for fit in self.others())
         self._known = self._chooser.keeps_present(root, recorded)
         if self._known:
             self._say_predicted(self._chooser)
@@ -60,6 +79,25 @@ class MemoryFit:
             self._watch = watch
             root.seen = watch.returned
 
+    def look_again(self, root: Root, recorded: RecordedCall) -> None:
+        """Before another call of the first steps: what is held by then may leave less room.
+
+        Other modules' graphs, or that of a call before. Raises `MemoryLimitError`, as `fit`.
+        """
+        chooser = self._chooser
+        if chooser is None or chooser.offloads or self._tuner.recommends:
+            return
+        self._seen_bytes = max(self._seen_bytes, self._resident_bytes(root))
+        resident = self._seen_bytes
+        if not self._refined:
+            resident += OPTIMIZER_STATE_FACTOR * gradient_bytes(root)
+        if not chooser.holds_beside(resident) and recorded.inputs.rows == chooser.plain.rows:
+            self._choose(chooser, root, recorded)
+
+    def _resident_bytes(self, root: Root) -> float:
+        self._memory.trim()
+        return float(self._memory.current_bytes() - present_gradient_bytes(root))
+
     def refine(self, root: Root, recorded: RecordedCall) -> None:
         """After the first step: what the loss took, and what is resident between steps.
 
@@ -69,9 +107,10 @@ class MemoryFit:
         chooser, watch, self._watch = self._chooser, self._watch, None
         if chooser is None or watch is None or chooser.offloads or self._tuner.recommends:
             return
+        self._refined = True
+        # Called more than once in a step, it has to fit beside the most that was held then.
+        resident = max(self._seen_bytes, self._resident_bytes(root))
         gradients = present_gradient_bytes(root)
-        self._memory.trim()
-        resident = float(self._memory.current_bytes() - gradients)
         chooser.know(watch.found or chooser.plain.loss, resident, gradients)
         if self._known and chooser.keeps_present(root, recorded):
             self._say_predicted(chooser)
@@ -89,23 +128,39 @@ class MemoryFit:
         limit = format_memory(self._limit)
         self._explain.note(ITEM, f"{chooser.predicted()}{known}; limit {limit}")
 
-    def correct(self, root: Root, recorded: RecordedCall, observed_bytes: int) -> None:
+    def correct(
+        self, root: Root, recorded: RecordedCall, observed_bytes: int, *, ends: bool = True
+    ) -> bool:
         """After the baseline: real steps took `observed_bytes`.
 
-        The model is raised by what it fell short of, and the rows are chosen again. Raises
-        `MemoryLimitError` where that leaves nothing to choose.
+        The model is raised by what it fell short of, and the rows are chosen again. False where
+        that leaves nothing to choose; raises `MemoryLimitError` there, if `ends`.
         """
         chooser = self._chooser
         if self._tuner.recommends:
-            return
+            return True
         if chooser is None:
-            self.judge(observed_bytes)
-            return
+            if ends:
+                self.judge(observed_bytes)
+            return observed_bytes <= self._limit
         if observed_bytes <= self._limit:
             self._explain.note(ITEM, f"kept: {self._numbers(chooser, observed_bytes)}")
-            return
+            return True
         if self._gives_back_early(observed_bytes):
-            return
+            return True
+        return self._choose_finer(chooser, root, recorded, observed_bytes) or self._end(
+            observed_bytes, ends=ends
+        )
+
+    def _end(self, observed_bytes: int, *, ends: bool) -> bool:
+        if ends:
+            self.judge(observed_bytes)
+        return False
+
+    def _choose_finer(
+        self, chooser: MemoryChooser, root: Root, recorded: RecordedCall, observed_bytes: int
+    ) -> bool:
+        """Whether another way takes less than what was seen."""
         before = chooser.choice.rows
         short = max(0.0, observed_bytes - before.predicted_bytes)
         chooser.raise_by(short)
@@ -113,10 +168,11 @@ class MemoryFit:
         as_before = (before.predicted_bytes + short) * (1 - ALIKE_FRACTION)
         less = chooser.choice.rows.predicted_bytes < as_before
         if not less and not chooser.offloads:
-            self.judge(observed_bytes)
-            return
+            return False
+        self.chose_finer = chooser.choice.fits
         numbers = self._numbers(chooser, observed_bytes)
         self._explain.note(ITEM, f"{numbers}; {chooser.way()} from now on")
+        return True
 
     def judge(self, observed_bytes: int, *, ends: bool = True) -> None:
         """Real steps took so much, and nothing makes them take less.
@@ -144,6 +200,11 @@ class MemoryFit:
             f"{measured} measured, limit {limit}; what is freed goes back at once from now on",
         )
         return True
+
+    @property
+    def wants_early(self) -> bool:
+        """Whether what is freed is to go back at once; it does so for the whole process."""
+        return self._chooser is not None and self._chooser.wants_early
 
     @property
     def binds(self) -> bool:

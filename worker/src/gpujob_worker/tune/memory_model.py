@@ -55,13 +55,15 @@ class MemoryModel:
     loss: LossBytes
     # Gradients of the step before that the script drops only after its forward.
     late_gradient_bytes: float = 0.0
+    # Gradients and optimizer state of modules that train beside it, where not there yet; assumed.
+    beside_bytes: float = 0.0
 
     def predict(self, rows: int, *, keeps_chunk: bool = True) -> float:
         """The step's peak with so many rows at once; all of them is the unsplit step."""
         temporaries = _OPTIMIZER_TEMPORARIES_FACTOR * self.gradient_bytes
         optimizer = self.gradient_bytes + temporaries
         parts = self._whole() if rows >= self.rows else self._split(rows, keeps_chunk)
-        return self.resident_bytes + max(optimizer, *parts)
+        return self.resident_bytes + self.beside_bytes + max(optimizer, *parts)
 
     def _whole(self) -> tuple[float, float]:
         kept_more = max(0.0, self.loss.held_bytes - self._outputs)
