@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gpujob_api.codec import encode
-from gpujob_api.gpujob import GPUJob, JobPhase
-from gpujob_api.meta import Condition, ConditionStatus
+from gpujob_api.gpujob import WORKER_CONTAINER, GPUJob, JobPhase
+from gpujob_api.meta import LABEL_ATTEMPT, LABEL_JOB_UID, Condition, ConditionStatus
 from kubectl_gpujob import text
 
 Row = tuple[str, str]
@@ -51,6 +51,8 @@ def rows(job: GPUJob, place: Position | None, now: datetime) -> list[Row]:
     ]
     if status.failure is not None:
         found.append(("Failure", f"{status.failure.failure_class.value}: {status.failure.message}"))
+    if status.phase is JobPhase.FAILED and status.attempt:
+        found.append(("Log", log_command(job)))
     if status.stop is not None:
         left = text.duration((status.stop.deadline - now).total_seconds())
         found.append(
@@ -67,6 +69,15 @@ def rows(job: GPUJob, place: Position | None, now: datetime) -> list[Row]:
     if status.observed_generation < job.metadata.generation:
         found.append(("Operator", "has not seen the newest edit of this job yet"))
     return found or [("Operator", "has not seen this job yet; is it running?")]
+
+
+def log_command(job: GPUJob) -> str:
+    """What shows the last attempt's own words: its pods stay as long as the job."""
+    name, namespace = job.metadata.name, job.metadata.namespace
+    if job.spec.workers == 1:
+        return f"kubectl logs -n {namespace} {name}-{job.status.attempt}-0 -c {WORKER_CONTAINER}"
+    chosen = f"{LABEL_JOB_UID}={job.metadata.uid},{LABEL_ATTEMPT}={job.status.attempt}"
+    return f"kubectl logs -n {namespace} -l {chosen} -c {WORKER_CONTAINER} --prefix --tail 20"
 
 
 def as_json(job: GPUJob, place: Position | None) -> dict[str, Any]:

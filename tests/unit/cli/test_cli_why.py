@@ -48,6 +48,26 @@ def test_a_failure_and_the_next_attempt_are_told() -> None:
     assert ("Next attempt", "in 40 s") in found
 
 
+@pytest.mark.parametrize(
+    ("spec", "command"),
+    [
+        ({}, "kubectl logs -n vision resnet50-3-0 -c worker"),
+        (
+            {"workers": 2},
+            "kubectl logs -n vision -l gpujob.dev/job-uid={uid},gpujob.dev/attempt=3 -c worker "
+            "--prefix --tail 20",
+        ),
+    ],
+    ids=["one", "gang"],
+)
+def test_a_failed_job_says_where_its_log_is(spec: dict[str, object], command: str) -> None:
+    failed = job(spec=spec, status={"phase": "Failed", "attempt": 3})
+    expected = command.format(uid=failed.metadata.uid)
+    assert dict(why.rows(failed, None, NOW))["Log"] == expected
+    running = job(spec=spec, status={"phase": "Running", "attempt": 3})
+    assert "Log" not in dict(why.rows(running, None, NOW))
+
+
 def test_a_retry_time_that_is_over_is_not_told() -> None:
     found = why.rows(job(status={"nextAttemptAt": "2026-11-20T11:00:00Z"}), None, NOW)
     assert "Next attempt" not in dict(found)
