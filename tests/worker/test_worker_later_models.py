@@ -251,6 +251,55 @@ def test_a_memory_limit_is_kept_by_every_model(tmp_path: Path) -> None:
     assert tight.report["tuned"]["batchPerStep"] < 16384
 
 
+ALONE = """
+one('first', schedules=True)
+one('second', width=24)
+net = Net(); opt = torch.optim.AdamW(net.parameters(), lr=0.01)
+train('third', net, opt)
+head = torch.optim.SGD(net.head.parameters(), lr=0.01)  # another one of the same model
+train('head', net, head)
+"""
+
+
+@pytest.mark.parametrize(
+    ("settings", "environment", "why"),
+    [
+        ({"mode": "Recommend"}, {}, "mode Recommend looks at the first model alone"),
+        (
+            {},
+            {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"},
+            "several processes that train together look at the first model alone",
+        ),
+        ({"mode": "Recommend"}, {"GPUJOB_MEMORY_LIMIT_BYTES": str(2**40)}, "mode Recommend"),
+    ],
+)
+def test_models_that_are_left_alone_are_said_to_be(
+    settings: dict[str, Any], environment: dict[str, str], why: str, tmp_path: Path
+) -> None:
+    plain = run(tmp_path / "plain", ALONE, settings={"mode": "Off"})
+    assert "later models" not in said(plain)
+    found = run(tmp_path / "injected", ALONE, settings=settings, environment=environment)
+    assert f"later models refused: {why}" in said(found)
+    end = (
+        ", without a look at the memory limit" if "GPUJOB_MEMORY_LIMIT_BYTES" in environment else ""
+    )
+    assert found.report["explain"][-1].endswith(f"; 2 more ran as written{end}"), said(found)
+    later = ("second", "third", "head")
+    assert {name: trained(found)[name] for name in later} == {
+        name: trained(plain)[name] for name in later
+    }
+
+
+def test_two_that_train_together_are_no_later_models(tmp_path: Path) -> None:
+    body = """
+a, b = Net(), Net()
+first, second = (torch.optim.SGD(net.parameters(), lr=0.01) for net in (a, b))
+for i in range(12): step(a, first, x, y); step(b, second, x, y)
+"""
+    found = run(tmp_path, body, settings={"mode": "Recommend"})
+    assert "later models" not in said(found)
+
+
 def later_models(mode: OptimizeMode = OptimizeMode.AUTO, **values: Any) -> LaterModels:
     session = Session(Environment(settings=Settings(mode=mode), **values), tuning_seconds=0.0)
     return LaterModels(session, InForce(session, ScriptFacts()))

@@ -215,6 +215,9 @@ class Injection:
     def _before_first_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self._session.meter.steps and self._later.watches:
             self._watch_roots()
+        elif self._session.meter.steps and self._later.passes(optimizer):
+            self._guardian.again()
+            return
         if self._in_force.optimizer is not None:
             return
         if self._facts.compiles:

@@ -77,13 +77,50 @@ class LaterModels:
         self._reasons: dict[str, int] = {}
         # For the present model's optimizer to step, when it is known what is in force.
         self.waits = False
+        # Of models that are not looked at: a parameter each, by which another optimizer is known.
+        self._passed: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
 
     @property
     def watches(self) -> bool:
         """Whether to look for later models at all."""
+        asked = self._session.environment.settings.mode is not OptimizeMode.OFF
+        looks = asked and self._left_alone is None
+        return looks and self._untuned < UNTUNED_MAX and (self._limited or self._in_time())
+
+    @property
+    def _left_alone(self) -> str | None:
+        """Why this run looks at its first model alone; None where it does not."""
         environment = self._session.environment
-        decides = environment.settings.mode is OptimizeMode.AUTO and environment.world_size == 1
-        return decides and self._untuned < UNTUNED_MAX and (self._limited or self._in_time())
+        if environment.settings.mode is OptimizeMode.RECOMMEND:
+            return "mode Recommend looks at the first model alone"
+        if environment.world_size > 1:
+            return "several processes that train together look at the first model alone"
+        return None
+
+    def passes(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether an optimizer that steps for the first time begins a model that is left alone.
+
+        Says so, and that its steps are not the first model's.
+        """
+        session, why = self._session, self._left_alone
+        if not session.optimizes or why is None or not self._is_another(optimizer):
+            return False
+        self._passed.update(parameters_of(optimizer)[:1])
+        self._count += 1
+        session.begin_model(alike=False)
+        text = f"{why}; {self._count} more ran as written"
+        text += ", without a look at the memory limit" if self._limited else ""
+        aloud = self._count <= ALOUD_MAX or self._count % ALOUD_MAX == 0
+        session.explanation.note(ITEM, f"refused: {text}", aloud=aloud)
+        return True
+
+    def _is_another(self, optimizer: torch.optim.Optimizer) -> bool:
+        in_force = self._in_force
+        if not in_force.facts.stepped or any(p in self._passed for p in parameters_of(optimizer)):
+            return False
+        if in_force.roots:
+            return not _steps(optimizer, in_force.roots)
+        return not in_force.facts.optimizers
 
     @property
     def _limited(self) -> bool:
@@ -263,7 +300,11 @@ def _kind(layer: torch.nn.Module) -> str:
 def _steps(optimizer: torch.optim.Optimizer, roots: Sequence[Root]) -> bool:
     """Whether it steps a parameter of them."""
     theirs = {id(parameter) for root in roots for parameter in root.module.parameters()}
-    return any(id(p) in theirs for group in optimizer.param_groups for p in group["params"])
+    return any(id(p) in theirs for p in parameters_of(optimizer))
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _size(parameter: torch.nn.Parameter) -> tuple[int, ...] | None:
