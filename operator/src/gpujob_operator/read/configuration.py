@@ -1,9 +1,62 @@
 """The operator's configuration file: YAML with the fields of `Configuration` in camelCase."""
 
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
 import yaml
 
-from gpujob_api.codec import FieldError, decode, json_fields
+from gpujob_api.codec import FieldError, decode, encode, json_fields
 from gpujob_operator.decide.configuration import Configuration
+
+WEEK_SECONDS = 604_800
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a number may be. `above` leaves out the lowest one itself."""
+
+    low: float = 0
+    high: float = math.inf
+    above: bool = False
+
+    def problem(self, value: float) -> str:
+        """Empty where the value is within."""
+        if value < self.low or value > self.high or (self.above and value == self.low):
+            least = f"above {self.low:g}" if self.above else f"at least {self.low:g}"
+            most = f" and at most {self.high:.10g}" if self.high < math.inf else ""
+            return f"must be {least}{most}; got {value:.10g}"
+        return ""
+
+
+_SECONDS = Bounds(high=WEEK_SECONDS)
+_POSITIVE_SECONDS = Bounds(high=WEEK_SECONDS, above=True)
+# The chart's values.schema.json has the same ones. Numbers that are not here are at least 0.
+BOUNDS: Mapping[str, Bounds] = {
+    "memoryMarginFraction": Bounds(high=1),
+    "measurementSamplesMin": Bounds(1, 1000),
+    "measurementSamplesWithoutReportsMin": Bounds(1, 10_000),
+    "preemptionsMax": Bounds(high=1000),
+    "preemptionWaitSeconds": _SECONDS,
+    "restartSeconds": _SECONDS,
+    "terminationGraceSeconds": Bounds(high=86_400),
+    "claimAfterSeconds": _POSITIVE_SECONDS,
+    "telemetryStaleSeconds": _POSITIVE_SECONDS,
+    "progressWriteSeconds": _POSITIVE_SECONDS,
+    "pendingWriteSeconds": _POSITIVE_SECONDS,
+    "startTimeoutSeconds": _POSITIVE_SECONDS,
+    "nodeLostSeconds": _POSITIVE_SECONDS,
+    "retryBackoffSeconds": _POSITIVE_SECONDS,
+    "retryBackoffMaxSeconds": _POSITIVE_SECONDS,
+    "reportIntervalSeconds": _POSITIVE_SECONDS,
+}
+PATTERNS: Mapping[str, str] = {
+    "reportUrl": r"^(https?://.*)?$",
+    "checkpointMount": r"^/",
+    "runtimeClassName": r"^([a-z0-9]([a-z0-9-]*[a-z0-9])?)?$",
+}
 
 
 def configuration_from_text(text: str) -> Configuration:
@@ -19,4 +72,19 @@ def configuration_from_text(text: str) -> Configuration:
     unknown = {str(name) for name in data} - set(json_fields(Configuration))
     if unknown:
         raise FieldError(f"configuration.{min(unknown)}", "is not a known field")
+    for name, value in encode(configuration).items():
+        problem = _problem(name, value)
+        if problem:
+            raise FieldError(f"configuration.{name}", problem)
     return configuration
+
+
+def _problem(name: str, value: Any) -> str:
+    if isinstance(value, str):
+        pattern = PATTERNS.get(name)
+        is_fine = pattern is None or re.match(pattern, value)
+        return "" if is_fine else f"must match {pattern}; got {value!r}"
+    numbers: Iterable[Any] = value.values() if isinstance(value, dict) else [value]
+    bounds = BOUNDS.get(name, Bounds())
+    problems = (bounds.problem(one) for one in numbers if isinstance(one, int | float))
+    return next((problem for problem in problems if problem), "")

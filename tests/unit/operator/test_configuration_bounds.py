@@ -1,0 +1,70 @@
+"""What the chart refuses, the operator refuses in its file, too, by name and with the number."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import yaml
+
+from gpujob_api.codec import FieldError
+from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.read.configuration import configuration_from_text
+from tests.harness.repository import ROOT
+
+SCHEMA: Mapping[str, Mapping[str, Any]] = json.loads(
+    (ROOT / "charts/gpujob/values.schema.json").read_text()
+)["properties"]["configuration"]["properties"]
+NUMBERS = [name for name, schema in SCHEMA.items() if schema.get("type") in ("number", "integer")]
+
+
+def read(name: str, value: object) -> Configuration:
+    return configuration_from_text(yaml.safe_dump({name: value}))
+
+
+def refusal(name: str, value: object) -> str:
+    with pytest.raises(FieldError) as caught:
+        read(name, value)
+    assert caught.value.field == f"configuration.{name}"
+    return caught.value.problem
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_are_bounded_as_in_the_chart(name: str) -> None:
+    schema = SCHEMA[name]
+    step: Any = 1 if schema["type"] == "integer" else 0.5
+    if "exclusiveMinimum" in schema:
+        low = schema["exclusiveMinimum"]
+        assert f"above {low}" in refusal(name, low)
+        read(name, low + step)
+    else:
+        low = schema["minimum"]
+        assert f"at least {low}" in refusal(name, low - step)
+        read(name, low)
+    if "maximum" in schema:
+        high = schema["maximum"]
+        assert f"at most {high}" in refusal(name, high + step)
+        read(name, high)
+    else:
+        read(name, 10**12)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("pricePerGpuHour", {"A10": 1.0, "H100": -1.0}),
+        ("spotPricePerGpuHour", {"A10": -0.1}),
+        ("checkpointMount", "checkpoints"),
+        ("reportUrl", "operator:8080"),
+        ("runtimeClassName", "NVIDIA Runtime"),
+    ],
+)
+def test_other_nonsense_is_refused_with_the_value(name: str, value: object) -> None:
+    assert "got" in refusal(name, value)
+
+
+@pytest.mark.parametrize(
+    "text", ["runtimeClassName: ''", "reportUrl: ''", "pricePerGpuHour: {A10: 0}", ""]
+)
+def test_what_says_nothing_is_taken(text: str) -> None:
+    configuration_from_text(text)
