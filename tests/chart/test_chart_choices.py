@@ -8,7 +8,18 @@ import yaml
 
 from gpujob_api.codec import decode
 from gpujob_operator.decide.configuration import Configuration
-from tests.harness.chart import ALL_ON, Manifest, of_kind, pod_spec, render, template
+from tests.harness.chart import (
+    ALL_ON,
+    CHART,
+    NAMESPACE,
+    RELEASE,
+    Manifest,
+    helm,
+    of_kind,
+    pod_spec,
+    render,
+    template,
+)
 
 pytestmark = pytest.mark.cluster
 
@@ -70,6 +81,19 @@ def test_large_numbers_reach_the_operator_as_they_are() -> None:
     found = configuration_of(render({"configuration": values}))
     assert found.memory_margin_bytes == 3 * 2**40 + 1
     assert found.termination_grace_seconds == 86_400
+
+
+def test_the_notes_name_what_the_cluster_must_have() -> None:
+    def notes(values: Mapping[str, Any]) -> str:
+        arguments = ("install", RELEASE, str(CHART), "--dry-run=client", "--namespace", NAMESPACE)
+        done = helm(*arguments, values=values)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.partition("\nNOTES:\n")[2]
+
+    assert "runtime class nvidia" in notes({})
+    assert "helm test gpujob --namespace gpujob-system" in notes({})
+    assert "runtime class" not in notes({"agent": {"runtimeClassName": ""}})
+    assert "hostPID" not in notes({"agent": {"enabled": False}})
 
 
 @pytest.mark.parametrize(

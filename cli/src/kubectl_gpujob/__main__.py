@@ -105,6 +105,8 @@ def _why_command(connect: Connect, now: Callable[[], datetime]) -> Callable[...,
             target = Target(kubeconfig, context, namespace)
             _places(connect, target, name, source, configuration, output)
             return
+        if configuration is not None:
+            raise typer.BadParameter("goes with --places or --from", param_hint="--configuration")
         cluster = connect(Target(kubeconfig, context, namespace))
         job = cluster.job(name)
         place = why.position(job, _queue(cluster))

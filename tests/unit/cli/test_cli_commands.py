@@ -104,7 +104,17 @@ def test_version_names_the_api() -> None:
     assert invoke(MemoryCluster(), "version").stdout.strip().endswith("(gpujob.dev/v1alpha1)")
 
 
-@pytest.mark.parametrize("arguments", [["why"], ["report", "a", "-o", "xml"], ["nonsense"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["why"],
+        ["report", "a", "-o", "xml"],
+        ["nonsense"],
+        # It would change nothing of the answer.
+        ["why", "a", "--configuration", "operator.yaml"],
+    ],
+    ids=" ".join,
+)
 def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
     assert invoke(MemoryCluster(), *arguments).exit_code == 2
 
