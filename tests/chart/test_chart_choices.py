@@ -69,6 +69,15 @@ def test_an_agent_reads_often_enough_for_its_readings_to_count(
     assert is_taken or "intervalSeconds" in done.stderr
 
 
+def test_editors_make_jobs_and_forget_profiles_but_write_no_measurement() -> None:
+    roles = of_kind(render(), "ClusterRole")
+    (edit,) = [role for role in roles if role["metadata"]["name"] == "gpujob-edit"]
+    granted = {rule["resources"][0]: set(rule["verbs"]) for rule in edit["rules"]}
+    assert {"create", "patch", "delete"} <= granted["gpujobs"]
+    assert granted["gpuprofiles"] == {"delete", "deletecollection"}
+    assert granted.keys() == {"gpujobs", "gpuprofiles"}
+
+
 def test_reports_and_metrics_have_ports_of_their_own() -> None:
     done = template({"reports": {"port": 9000}, "metrics": {"port": 9000}})
     assert done.returncode != 0
