@@ -78,6 +78,42 @@ def test_editors_make_jobs_and_forget_profiles_but_write_no_measurement() -> Non
     assert granted.keys() == {"gpujobs", "gpuprofiles"}
 
 
+CLASHING: Mapping[str, str] = {
+    "app.kubernetes.io/part-of": "ml",
+    "app.kubernetes.io/component": "theirs",
+    "team": "ml",
+}
+
+
+def test_labels_of_the_users_clash_with_none_of_ours() -> None:
+    """A key that was there twice was refused as bad YAML; what selectors look at stays ours."""
+    objects = render(
+        {
+            "operator": {"podLabels": CLASHING},
+            "agent": {"podLabels": CLASHING},
+            "metrics": {"serviceMonitor": {"enabled": True, "labels": CLASHING}},
+        }
+    )
+    for workload in of_kind(objects, "Deployment", "DaemonSet"):
+        labels = workload["spec"]["template"]["metadata"]["labels"]
+        assert (labels["app.kubernetes.io/part-of"], labels["team"]) == ("ml", "ml")
+        assert workload["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    labels = one(objects, "ServiceMonitor")["metadata"]["labels"]
+    assert (labels["app.kubernetes.io/component"], labels["team"]) == ("operator", "ml")
+
+
+def test_pods_stay_on_linux_and_agents_on_nodes_that_joined() -> None:
+    mine = {"kubernetes.io/os": "linux", "pool": "a"}
+    for values in ({}, {"operator": {"nodeSelector": mine}, "agent": {"nodeSelector": mine}}):
+        objects = render(values)
+        for workload in of_kind(objects, "Deployment", "DaemonSet", "Pod"):
+            selector = pod_spec(workload)["nodeSelector"]
+            assert selector["kubernetes.io/os"] == "linux"
+            assert ("pool" in selector) is bool(values)
+        agent = pod_spec(one(objects, "DaemonSet"))["nodeSelector"]
+        assert agent["gpujob.dev/managed"] == "true"
+
+
 def test_reports_and_metrics_have_ports_of_their_own() -> None:
     done = template({"reports": {"port": 9000}, "metrics": {"port": 9000}})
     assert done.returncode != 0

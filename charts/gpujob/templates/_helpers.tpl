@@ -17,6 +17,15 @@ app.kubernetes.io/part-of: gpujob
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
 {{- end -}}
 
+{{/*
+Labels with those of the user, who wins but for what selectors look at; a key is there once.
+Call: include "gpujob.labelsWith" (dict "root" $ "component" "operator" "labels" .Values...)
+*/}}
+{{- define "gpujob.labelsWith" -}}
+{{- $selector := include "gpujob.selector" . | fromYaml -}}
+{{- merge (dict) $selector .labels (include "gpujob.labels" . | fromYaml) | toYaml -}}
+{{- end -}}
+
 {{- define "gpujob.selector" -}}
 app.kubernetes.io/name: gpujob
 app.kubernetes.io/instance: {{ .root.Release.Name }}
