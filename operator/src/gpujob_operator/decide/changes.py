@@ -100,9 +100,6 @@ class Deadlines(Generic[K]):
         for key in keys:
             self._at.pop(key, None)
 
-    def get(self, key: K) -> datetime | None:
-        return self._at.get(key)
-
     @property
     def first(self) -> datetime | None:
         heap = self._heap

@@ -5,7 +5,7 @@ from datetime import datetime
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpuprofile import GPUProfile
-from gpujob_operator.decide.capacity import Capacity, marks
+from gpujob_operator.decide.capacity import Capacity, Card, marks
 from gpujob_operator.decide.changes import Roll
 from gpujob_operator.decide.fragmentation import Demand
 from gpujob_operator.decide.holdings import HostRequests
@@ -14,6 +14,8 @@ from gpujob_operator.decide.needs import Needs
 from gpujob_operator.decide.snapshot import CardUsage, PodView, ReceivedReport
 
 ProfileKey = tuple[str, str]
+# Of each worker's node, what matters to the job: its marks, None if it is gone, and its cards.
+Around = tuple[tuple[tuple[object, ...] | None, tuple[Card, ...]], ...]
 _Version = tuple[int, int]
 
 
@@ -23,8 +25,7 @@ class Inputs:
 
     report: ReceivedReport | None
     usage: CardUsage | None
-    # Of its nodes, what matters to it: whether they are well, and its cards.
-    around: tuple[object, ...]
+    around: Around
 
 
 @dataclass(slots=True)
@@ -69,15 +70,15 @@ def spec_version(job: GPUJob) -> _Version:
     return (generation, 0) if generation else (0, id(job))
 
 
-def around(job: GPUJob, capacity: Capacity) -> tuple[object, ...]:
+def around(job: GPUJob, capacity: Capacity) -> Around:
     """What a running job sees of its nodes; what else changes there is nothing to it."""
-    found: list[object] = []
+    found: list[tuple[tuple[object, ...] | None, tuple[Card, ...]]] = []
     placement = job.status.placement
     for worker in placement.workers if placement is not None else ():
         node = capacity.nodes.get(worker.node)
         if node is None:
-            found.append(None)
+            found.append((None, ()))
             continue
-        found += marks(node)
-        found += (card for card in node.cards if card.uuid in worker.gpus)
+        cards = tuple([card for card in node.cards if card.uuid in worker.gpus])
+        found.append((marks(node), cards))
     return tuple(found)

@@ -10,16 +10,17 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from gpujob_api.copies import changed
-from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
+from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.gpuqueue import GPUQueueStatus
 from gpujob_operator.decide import lifecycle, trouble
 from gpujob_operator.decide.admission import Admission
 from gpujob_operator.decide.board import Board
 from gpujob_operator.decide.capacity import Capacity, holds_cards
 from gpujob_operator.decide.configuration import Configuration
-from gpujob_operator.decide.known import Inputs, Known, ProfileKey, around
+from gpujob_operator.decide.known import Around, Inputs, Known, ProfileKey, around
 from gpujob_operator.decide.lifecycle import Seen, Step
 from gpujob_operator.decide.memory import Memory
+from gpujob_operator.decide.neighbours import change_nothing
 from gpujob_operator.decide.plan import (
     DeletePod,
     Plan,
@@ -174,31 +175,37 @@ class _Cycle:
         nearby = around(job, self.capacity)
         rests = known.quiet_until is not None and self.now < known.quiet_until
         rests = rests and before is not None and before.report is report and before.usage == used
-        if rests and before is not None and before.around == nearby:
+        if rests and before is not None and self._still_rests(known, before, nearby):
             return None
         inputs = self._inputs[uid] = Inputs(report, used, nearby)
-        found = trouble.find(job, self.capacity, self.configuration, self.now)
-        lost = memory.lost_nodes(job)
-        if rests and known.step is not None and found is None and not lost:
-            # Only others came to its cards, or left: what it says of itself is as it was.
-            at = memory.next_at.get(uid)
-            left = None if at is None else (at - self.now).total_seconds()
-            return replace(known.step, next_seconds=left)
-        return self._advance(known, inputs, found, lost)
+        return self._advance(known, inputs)
 
-    def _advance(
-        self, known: Known, inputs: Inputs, found: StopReason | None, lost: frozenset[str]
-    ) -> Step:
+    def _still_rests(self, known: Known, before: Inputs, nearby: Around) -> bool:
+        """Whether the last step holds also with these nodes and cards around."""
+        if before.around == nearby:
+            return True
+        marks_before, marks = ([one for one, _ in there] for there in (before.around, nearby))
+        if known.step is None or marks_before != marks:
+            return False
+        cards = [card for _, here in nearby for card in here]
+        status = known.step.status
+        if not change_nothing(known.job, status, known.profile, cards, self.capacity):
+            return False
+        known.inputs = replace(before, around=nearby)
+        return True
+
+    def _advance(self, known: Known, inputs: Inputs) -> Step:
+        job = known.job
         seen = Seen(
             pods=known.pods,
             report=inputs.report,
             usage=inputs.usage,
             profile=known.profile,
-            trouble=found,
-            lost_nodes=lost,
+            trouble=trouble.find(job, self.capacity, self.configuration, self.now),
+            lost_nodes=self.memory.lost_nodes(job),
             listening_since=self.snapshot.listening_since,
         )
-        return lifecycle.advance(known.job, seen, self.configuration, self.now)
+        return lifecycle.advance(job, seen, self.configuration, self.now)
 
     def matters(self, uid: str, step: Step) -> bool:
         """Whether anything could have to be written for the job."""

@@ -13,7 +13,7 @@ def summarize(job: GPUJob, status: GPUJobStatus, capacity: Capacity) -> Summary:
         where=_where(status),
         speed=_speed(status),
         memory=_memory(status),
-        cost=_cost(job, status, capacity),
+        cost=cost_text(job, status, capacity),
         reason=_reason(status),
     )
 
@@ -52,7 +52,7 @@ def _memory(status: GPUJobStatus) -> str:
     return f"{format_memory(status.measurement.memory_bytes)} of {held}"
 
 
-def _cost(job: GPUJob, status: GPUJobStatus, capacity: Capacity) -> str:
+def cost_text(job: GPUJob, status: GPUJobStatus, capacity: Capacity) -> str:
     """Price of the cards per hour; a shared card is split by reserved memory."""
     if status.placement is None or status.finished_at is not None:
         return ""
