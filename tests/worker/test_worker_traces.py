@@ -5,6 +5,7 @@ import logging
 import pickle
 import random
 import sys
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from torch.func import functional_call, grad, vmap
 
 from gpujob_worker.inject.discovery import Discovery
 from gpujob_worker.inject.guards import probe_refusal
-from gpujob_worker.inject.root import RecordedCall, Root
+from gpujob_worker.inject.root import RecordedCall, Root, hide_from_script_compiler
 from gpujob_worker.inject.trees import CallInputs
 from gpujob_worker.tune.first_look import trace_refusal
 from gpujob_worker.tune.no_trace import no_trace
@@ -226,3 +227,48 @@ def test_copies_of_a_model_stay_plain_whatever_it_copies() -> None:
     for twin in twins:
         assert vars(twin).get("_compiled_call_impl") is None
         assert twin.layer(torch.ones(1, 4)).shape == (1, 2)
+
+
+class Counting(Base):
+    """Keeps what it sees in containers of the standard library."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = Counter[str]()
+        self.recent = deque[int]([7], maxlen=2)
+        self.by_rows = defaultdict[int, list[int]](list)
+        self.order = OrderedDict[str, int](first=1, second=2)
+
+    def forward(self, x: Any) -> Any:
+        self.calls["forward"] += 1
+        self.recent.append(len(x))
+        self.by_rows[len(x)].append(1)
+        self.order.move_to_end("first")
+        return self.layer(x)
+
+
+def test_counters_and_queues_of_a_model_are_put_back() -> None:
+    model = Counting()
+    model.calls["forward"] = 3
+    with no_trace(model):
+        model(torch.ones(2, 4))
+        model(torch.ones(3, 4))
+        assert (model.calls["forward"], list(model.recent)) == (5, [2, 3])
+    assert model.calls == {"forward": 3}
+    assert (list(model.recent), model.recent.maxlen) == ([7], 2)
+    assert dict(model.by_rows) == {}
+    assert list(model.order) == ["first", "second"]
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*torch.jit:FutureWarning", "ignore:.*torch.jit:DeprecationWarning"
+)
+def test_a_model_in_training_can_be_compiled_to_a_script() -> None:
+    """As many do at the end, to export it; the script compiler looks at every attribute."""
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+    root = Root(model, lambda _: None)
+    root.install()
+    hide_from_script_compiler()
+    x = torch.randn(2, 4)
+    assert torch.equal(torch.jit.script(model)(x), model(x))
+    assert vars(model)["_compiled_call_impl"] is root

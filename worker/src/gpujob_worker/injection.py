@@ -25,7 +25,7 @@ from gpujob_worker.inject.discovery import Discovery
 from gpujob_worker.inject.loader_policy import LoaderPolicy
 from gpujob_worker.inject.loaders import watch_loaders
 from gpujob_worker.inject.optimizers import device_type_of
-from gpujob_worker.inject.root import Root
+from gpujob_worker.inject.root import Root, hide_from_script_compiler
 from gpujob_worker.inject.script_facts import (
     ScriptFacts,
     watch_backward,
@@ -86,6 +86,7 @@ class Injection:
         if session.switches.compile and settings.compile is not Toggle.OFF:
             # Before torch's compiler is imported, which settles on a place of its own.
             keep_compiled_in(session.environment.checkpoint_directory)
+        hide_from_script_compiler()
         watch_compile(self._on_compile)
         watch_scaler(self._facts)
         watch_gradients_of_gradients(self._facts)

@@ -285,6 +285,13 @@ class Root:
             recorded.handles.append(leaf.register_hook(keep(index)))
 
 
+def hide_from_script_compiler() -> None:
+    """`torch.jit.script` looks at every attribute of a module; the stand-in is not the script's."""
+    names: list[str] = torch.jit._recursive.ignored_attributes  # pyright: ignore
+    if "_compiled_call_impl" not in names:
+        names.append("_compiled_call_impl")
+
+
 def names_of(roots: Sequence[Root]) -> str:
     """The kinds of their modules, for people."""
     names = [type(root.module).__name__ for root in roots]

@@ -8,6 +8,7 @@ import io
 import logging
 import random
 import sys
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Generator
 from typing import Any
 
@@ -17,7 +18,7 @@ from gpujob_worker.inject.reachable import OwnGenerators
 
 _INTERNAL = frozenset(("_parameters", "_buffers", "_modules", "training", "_compiled_call_impl"))
 
-_CONTAINERS = (list, dict, set)
+_CONTAINERS = (list, dict, set, deque, Counter, OrderedDict, defaultdict)
 
 
 class RandomStates:
@@ -105,7 +106,10 @@ def _restore_contents(container: Any, before: Any) -> None:
         container[:] = before
         return
     container.clear()
-    container.update(before)
+    if isinstance(container, deque):
+        container.extend(before)
+    else:
+        container.update(before)
 
 
 def _restore_attributes(layer: torch.nn.Module, values: dict[str, Any]) -> None:
