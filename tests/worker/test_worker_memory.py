@@ -376,6 +376,9 @@ def test_without_a_model_of_the_step_only_what_was_measured_is_said() -> None:
     assert "no batch of four samples" in case.said.line("memory limit")
     case.fit.correct(case.root, case.call, 2**29)
     assert case.said.line("memory limit") == "memory limit kept: 512 MiB measured, limit 1 GiB"
+    assert case.fit.correct(case.root, case.call, 2**29 + MIB, ends=False)
+    assert case.said.line("memory limit") == "memory limit kept: 513 MiB measured, limit 1 GiB"
+    assert not case.fit.correct(case.root, case.call, 2**31, ends=False)
     case.fit.correct(case.root, case.call, 2**31)
     assert "goes back at once" in case.said.line("memory limit")
     with pytest.raises(MemoryLimitError, match="cannot be kept: 2 GiB measured, limit 1 GiB"):

@@ -140,7 +140,7 @@ class MemoryFit:
         if self._tuner.recommends:
             return True
         if chooser is None:
-            if ends:
+            if ends or observed_bytes <= self._limit:
                 self.judge(observed_bytes)
             return observed_bytes <= self._limit
         if observed_bytes <= self._limit:
