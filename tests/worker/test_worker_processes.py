@@ -67,6 +67,29 @@ total = loss.detach().clone(); dist.all_reduce(total)
 if rank == 0: print("loss", total.item(), sys.argv[1:], flush=True)
 dist.destroy_process_group()
 """
+# Two modules in a step, and a model afterwards.
+SEVERAL = """
+import os, torch, torch.distributed as dist
+from torch import nn
+dist.init_process_group("gloo"); rank = dist.get_rank()
+torch.manual_seed(1); torch.set_num_threads(1)
+class First(nn.Sequential): pass
+class Second(nn.Sequential): pass
+def made(kind, width):
+    net = kind(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, width))
+    return nn.parallel.DistributedDataParallel(net)
+a, b = made(First, 16), made(Second, 1)
+opts = [torch.optim.Adam(net.parameters()) for net in (a, b)]
+x = torch.randn(64, 16, generator=torch.Generator().manual_seed(rank))
+for i in range(12):
+    for opt in opts: opt.zero_grad()
+    loss = a(x).square().mean() + (b(x) - x[:, :1]).square().mean(); loss.backward()
+    for opt in opts: opt.step()
+c = made(Second, 2); opt = torch.optim.SGD(c.parameters(), lr=0.1)
+for i in range(9): opt.zero_grad(); c(x).square().mean().backward(); opt.step()
+if rank == 0: print("loss", loss.item(), c(x).sum().item(), flush=True)
+dist.destroy_process_group()
+"""
 SPAWNING = """
 import torch
 import torch.multiprocessing as multiprocessing
@@ -128,6 +151,23 @@ def test_torchrun_with_two_processes(tmp_path: Path) -> None:
     assert "processes 2 processes decided together" in said
     assert "could measure and decide differently" not in done.stderr
     assert done.stderr.count("2 processes decided together") == 2
+
+
+def test_several_modules_of_several_processes_are_said_to_be_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUJOB_MEMORY_LIMIT_BYTES", str(2**40))
+    done, report = launch(tmp_path, SEVERAL, TORCHRUN)
+    assert done.returncode == 0, done.stderr
+    said = "\n".join(report.explain)
+    assert "memory limit of Second refused: nothing was measured: several processes" in said
+    assert "memory model is of First; what steps took is of all (First, Second)" in said
+    assert "memory limit kept: " in said
+    later = "later models refused: several processes that train together look at the first model"
+    assert f"{later} alone; 1 more ran as written, without a look at the memory limit" in said
+    monkeypatch.setenv("GPUJOB_SETTINGS", '{"mode": "Off"}')
+    plain, _ = launch(tmp_path, SEVERAL, TORCHRUN)
+    assert plain.stdout == done.stdout
 
 
 def test_the_process_that_failed_first_has_the_last_word(tmp_path: Path) -> None:

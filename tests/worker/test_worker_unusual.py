@@ -100,7 +100,7 @@ def test_of_several_modules_the_first_keeps_what_a_limit_asks_for() -> None:
     root.recorded = call
     tuning.among_others(root, "Critic", "again")
     assert fit.asked == [("judged", 77), ("Model ends", 77)]
-    assert "is of Model, and of each that trains beside it (Critic)" in line("memory model")
+    assert line("memory model").endswith("is of Model; what steps took is of all (Model, Critic)")
     # The split of the limit is in force and is not said to be refused.
     assert line("batch split") == "batch split refused: 2 modules are trained"
     assert line("precision") == "precision refused: again"

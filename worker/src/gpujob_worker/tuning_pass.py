@@ -6,7 +6,7 @@ import torch
 
 from gpujob_api.settings import Toggle
 from gpujob_worker.in_force import InForce
-from gpujob_worker.inject.root import RecordedCall, Root
+from gpujob_worker.inject.root import RecordedCall, Root, names_of
 from gpujob_worker.session import Session
 from gpujob_worker.tune.applied import put_in_force
 from gpujob_worker.tune.flop import forced_float32, step_flop
@@ -61,7 +61,8 @@ class TuningPass:
             return
         root.recorded = None
         name = type(root.module).__name__
-        text = f"is of {name}, and of each that trains beside it ({others}); steps have all"
+        modelled = [other.root for other in self._in_force.beside if other.fit is not None]
+        text = f"is of {names_of([root, *modelled])}; what steps took is of all ({name}, {others})"
         self._explain.note("memory model", text)
         self._correct_all(fit, root, recorded)
         self._in_force.fit = None  # judged
