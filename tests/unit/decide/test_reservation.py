@@ -9,7 +9,9 @@ from gpujob_api.gpujob import Counters, GPUJob, Reservation, ReservationSource, 
 from gpujob_api.gpuprofile import GPUProfile, GPUProfileSpec, GPUProfileStatus, ProfileEntry
 from gpujob_api.meta import Metadata
 from gpujob_api.quantities import GIB, MIB
-from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.configuration import Configuration, DeviceAccess
+from gpujob_operator.decide.plan import WriteStatus
+from gpujob_operator.decide.planner import plan
 from gpujob_operator.decide.reservation import (
     measured_reservation,
     profile_entry,
@@ -21,6 +23,7 @@ from tests.harness.builders import (
     MODEL,
     T0,
     make_job,
+    make_snapshot,
     measured,
     reserve,
     running,
@@ -29,6 +32,7 @@ from tests.harness.builders import (
 )
 
 CONFIGURATION = Configuration()
+PICKED_BY_KUBELET = Configuration(device_access=DeviceAccess.DEVICE_PLUGIN)
 ENTRY = ProfileEntry(MODEL, "2.0", 8 * GIB, 35.0, 10, T0)
 
 
@@ -54,6 +58,28 @@ def test_exclusive_is_always_the_whole_card() -> None:
     """I2."""
     job = with_status(make_job(sharing=SharingMode.EXCLUSIVE), measurement=measured(GIB))
     assert wanted(job, ENTRY) is None
+
+
+@pytest.mark.parametrize("mode", list(SharingMode))
+def test_where_the_kubelet_picks_the_cards_all_jobs_take_whole_ones(mode: SharingMode) -> None:
+    """I1: on the card that it picks may be other jobs than on the one that was chosen."""
+    job = with_status(make_job(sharing=mode, memory_bytes=2 * GIB), measurement=measured(GIB))
+    assert wanted_reservation(job, ENTRY, PICKED_BY_KUBELET) is None
+    held = reserve(24 * GIB, source=ReservationSource.WHOLE_CARD)
+    after = running(make_job(sharing=mode), held=held)
+    assert measured_reservation(after, used(GIB), PICKED_BY_KUBELET) is None
+
+
+def test_two_small_jobs_do_not_share_a_card_that_the_kubelet_picks() -> None:
+    jobs = [with_status(make_job(name), measurement=measured(GIB)) for name in ("a", "b")]
+    placed = {
+        configuration.device_access: sum(
+            isinstance(item, WriteStatus) and item.status.placement is not None
+            for item in plan(make_snapshot(*jobs, configuration=configuration), T0).items
+        )
+        for configuration in (CONFIGURATION, PICKED_BY_KUBELET)
+    }
+    assert placed == {DeviceAccess.ENVIRONMENT: 2, DeviceAccess.DEVICE_PLUGIN: 1}
 
 
 def test_profile_then_measurement() -> None:

@@ -6,7 +6,7 @@ workload's profile on this card model, the whole card until a measurement exists
 
 from gpujob_api.gpujob import GPUJob, Measurement, Reservation, ReservationSource, SharingMode
 from gpujob_api.gpuprofile import GPUProfile, ProfileEntry
-from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.configuration import Configuration, DeviceAccess
 from gpujob_operator.decide.snapshot import CardUsage
 
 
@@ -21,13 +21,19 @@ def profile_entry(profile: GPUProfile | None, gpu_model: str) -> ProfileEntry | 
     return next((e for e in profile.status.entries if e.gpu_model == gpu_model), None)
 
 
+def takes_whole_cards(job: GPUJob, configuration: Configuration) -> bool:
+    """Whether the job never shares: it does not want to, or the kubelet picks the cards, which need
+    not be those that were chosen."""
+    picked = configuration.device_access is DeviceAccess.DEVICE_PLUGIN
+    return picked or job.spec.sharing.mode is SharingMode.EXCLUSIVE
+
+
 def wanted_reservation(
     job: GPUJob, entry: ProfileEntry | None, configuration: Configuration
 ) -> Reservation | None:
     """What a new attempt should hold on a card of the entry's model; None: the whole card."""
-    exclusive = job.spec.sharing.mode is SharingMode.EXCLUSIVE
     measurement = job.status.measurement
-    if exclusive:
+    if takes_whole_cards(job, configuration):
         return None
     hint = job.spec.gpu.memory
     if job.spec.sharing.mode is SharingMode.SHARED and hint is not None:
@@ -66,7 +72,7 @@ def measured_reservation(
     when the job is seen to use more than it holds: the rest may be somebody's already (I1).
     """
     held = job.status.reservation
-    if held is None or held.exclusive or job.spec.sharing.mode is SharingMode.EXCLUSIVE:
+    if held is None or held.exclusive or takes_whole_cards(job, configuration):
         return None
     if usage.samples < configuration.measurement_samples_min:
         return None
