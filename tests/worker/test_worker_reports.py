@@ -85,6 +85,18 @@ def test_the_token_is_read_again_for_every_report(operator: Operator, tmp_path: 
     assert operator.received[0][1]["phase"] == "training"
 
 
+@pytest.mark.parametrize("name", ["http_proxy", "HTTP_PROXY", "all_proxy"])
+def test_no_proxy_sees_the_token(
+    operator: Operator, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Nobody listens at this one."""
+    monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    post(Destination(operator.url, None), Report(attempt=1, phase=WorkerPhase.TRAINING))
+    assert len(operator.received) == 1
+
+
 def test_a_session_reports_and_obeys_a_stop(operator: Operator, tmp_path: Path) -> None:
     reply = Reply(interval_seconds=0.2, stop=StopRequest("Reclaimed", 30.0))
     operator.answers = [

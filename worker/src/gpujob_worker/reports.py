@@ -99,6 +99,10 @@ class Reporter:
         self._on_reply(reply)
 
 
+# A proxy that the image or the job is told of would get the token, and seldom reaches a Service.
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
 def post(destination: Destination, report: Report) -> Reply:
     """One POST. Raises `OSError` when it does not arrive, `ValueError` on a reply of no sense."""
     headers = {"Content-Type": "application/json"}
@@ -108,7 +112,7 @@ def post(destination: Destination, report: Report) -> Reply:
     request = urllib.request.Request(  # noqa: S310 - the scheme was checked when it was read
         destination.url, data=report.to_text().encode(), headers=headers, method="POST"
     )
-    with urllib.request.urlopen(request, timeout=REQUEST_SECONDS_MAX) as answer:  # noqa: S310
+    with _DIRECT.open(request, timeout=REQUEST_SECONDS_MAX) as answer:
         text = answer.read(REPLY_BYTES_MAX).decode()
     try:
         return Reply.from_text(text) if text.strip() else Reply()
