@@ -63,7 +63,7 @@ def beside(name: str, step_seconds: float) -> GPUJob:
 
 def slowdown_of(job: GPUJob, *neighbours: GPUJob) -> Slowdown | None:
     capacity = build_capacity(make_snapshot(job, *neighbours), T0, {})
-    return measured_slowdown(job, job.status, profile_of(job), capacity)
+    return measured_slowdown(job, job.status, profile_of(job), capacity.cards_of(job.status))
 
 
 def test_the_slowdown_is_against_the_fastest_measured_alone() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from gpujob_api.gpujob import GPUJob, ReservationSource
+from gpujob_api.gpujob import GPUJob, GPUJobStatus, ReservationSource
 from gpujob_api.gpunode import GPUNode
 from gpujob_api.meta import TAINT_RECLAIM
 from gpujob_operator.decide.configuration import Configuration
@@ -132,6 +132,12 @@ class Capacity:
     def card(self, node_name: str, uuid: str) -> Card | None:
         node = self.nodes.get(node_name)
         return node.card(uuid) if node is not None else None
+
+    def cards_of(self, status: GPUJobStatus) -> list[Card]:
+        """The cards that a job of this status is on, as far as they are there."""
+        workers = status.placement.workers if status.placement is not None else ()
+        named = ((worker.node, uuid) for worker in workers for uuid in worker.gpus)
+        return [card for node, uuid in named if (card := self.card(node, uuid)) is not None]
 
     def models(self, accepted: Collection[str]) -> list[str]:
         """Card models that there are and that a job accepts; it accepts any if it names none."""

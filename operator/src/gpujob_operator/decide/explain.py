@@ -82,13 +82,15 @@ def _possible(needs: Needs, model: str, wanted: Reservation | None, board: Board
     if found is None:
         if len(board.kept.facts) >= FACTS_MAX:
             board.kept.facts.clear()
-        least = needs.least_bytes(model, wanted)
+        least_bytes = needs.least_bytes(model, wanted)
         count = needs.job.spec.gpus_per_worker
         places = 0
         for node in board.capacity.nodes.values():
             misfit = _node_never(needs, node)
             large = (
-                c.total_bytes - c.driver_bytes >= least for c in node.cards if c.model == model
+                c.total_bytes - c.driver_bytes >= least_bytes
+                for c in node.cards
+                if c.model == model
             )
             places += 0 if misfit else sum(large) // count
         found = board.kept.facts[key] = places >= needs.job.spec.workers
@@ -179,8 +181,9 @@ def _look(
         return Findings({on_node: len(cards)})
     counts: dict[str, int] = {}
     nearest = FARTHEST
+    least_bytes = needs.least_bytes(model, wanted)
     for card in cards:
-        misfit = _card_misfit(needs, wanted, card, claimed)
+        misfit = _card_misfit(needs, wanted, least_bytes, card, claimed)
         finding = misfit.finding if misfit else _FREE
         counts[finding] = counts.get(finding, 0) + 1
         if misfit is not None and 0 < misfit.missing_bytes <= nearest[0]:
@@ -202,14 +205,13 @@ def _node_misfit(needs: Needs, node: NodeCapacity) -> str:
 
 
 def _card_misfit(
-    needs: Needs, wanted: Reservation | None, card: Card, claimed: frozenset[str]
+    needs: Needs, wanted: Reservation | None, least_bytes: int, card: Card, claimed: frozenset[str]
 ) -> _Misfit | None:
     if card.blocked:
         return _Misfit(f"blocked ({card.blocked.split(':')[0]})")
     room = card.total_bytes - card.driver_bytes
-    least = needs.least_bytes(card.model, wanted)
-    if least > room:
-        return _Misfit("too small", least - room)
+    if least_bytes > room:
+        return _Misfit("too small", least_bytes - room)
     if card.uuid in claimed:
         return _Misfit("kept for an earlier job")
     if card.taken:
@@ -218,10 +220,10 @@ def _card_misfit(
         return _Misfit("shared already, and this job starts alone until it is measured")
     if needs.exclusive and disturbed(card):
         return _Misfit(f"used by strangers ({format_memory(card.others_bytes)})")
-    if card.free_bytes < least:
+    if card.free_bytes < least_bytes:
         stranger = disturbed(card)
         finding = "too full, strangers included" if stranger else "too full"
-        return _Misfit(finding, least - card.free_bytes)
+        return _Misfit(finding, least_bytes - card.free_bytes)
     return _slowed(needs, wanted, card) if wanted is not None else None
 
 

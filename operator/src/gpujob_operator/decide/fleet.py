@@ -55,6 +55,10 @@ class NodeState:
     interruptions_per_hour: float = 0.0
 
 
+# In columns without a card.
+_NO_CARD = CardState("", "", 0, 0, idle=False, usable=False)
+
+
 @dataclass(frozen=True, slots=True)
 class Take:
     """What one worker takes of a node: host resources, and the same of each of its cards."""
@@ -102,20 +106,24 @@ class Fleet:
             raise ValueError("a node's name came twice")
         columns = max((len(node.cards) for node in states), default=0)
         fleet = _empty(names, max(columns, 1))
-        for row, node in enumerate(states):
-            fleet._fill(row, node)
+        fleet._fill(range(len(states)), states)
         return fleet
 
     def renew(self, row: int, node: NodeState) -> None:
-        """Takes over a node's new state.
+        """As `renew_all`, of one."""
+        self.renew_all((row,), (node,))
+
+    def renew_all(self, rows: Sequence[int], nodes: Sequence[NodeState]) -> None:
+        """Takes over the new states of the nodes in these rows.
 
         Raises ValueError for another node's name, or for more cards than the fleet has columns.
         """
-        if node.name != self.names[row]:
-            raise ValueError(f"row {row} is {self.names[row]}, not {node.name}")
-        if len(node.cards) > self.usable.shape[1]:
-            raise ValueError(f"{node.name} has {len(node.cards)} cards: build the fleet again")
-        self._fill(row, node)
+        for row, node in zip(rows, nodes, strict=True):
+            if node.name != self.names[row]:
+                raise ValueError(f"row {row} is {self.names[row]}, not {node.name}")
+            if len(node.cards) > self.usable.shape[1]:
+                raise ValueError(f"{node.name} has {len(node.cards)} cards: build the fleet again")
+        self._fill(rows, nodes)
 
     def copy(self) -> "Fleet":
         """A fleet of its own for a what-if; some 100 microseconds for 10,000 cards."""
@@ -207,32 +215,42 @@ class Fleet:
         self.clock += 1
         self.changed[row] = self.clock
 
-    def _fill(self, row: int, node: NodeState) -> None:
-        self.uuids[row] = tuple(card.uuid for card in node.cards)
-        self.cpu_milli_free[row] = node.cpu_milli_free
-        self.memory_bytes_free[row] = node.memory_bytes_free
-        self.eligible[row] = node.eligible
-        self.spot[row] = node.spot
-        price = node.price_per_gpu_hour
-        self.price[row] = np.inf if price is None else price
-        self.risk[row] = node.interruptions_per_hour
+    def _fill(self, rows: Sequence[int], nodes: Sequence[NodeState]) -> None:
+        """Column by column: an assignment to an array costs as much for one row as for many."""
+        if not rows:
+            return
+        at = np.array(rows, dtype=np.int64)
+        for row, node in zip(rows, nodes, strict=True):
+            self.uuids[row] = tuple([card.uuid for card in node.cards])
+        self.cpu_milli_free[at] = [node.cpu_milli_free for node in nodes]
+        self.memory_bytes_free[at] = [node.memory_bytes_free for node in nodes]
+        self.eligible[at] = [node.eligible for node in nodes]
+        self.spot[at] = [node.spot for node in nodes]
+        prices = (node.price_per_gpu_hour for node in nodes)
+        self.price[at] = [np.inf if price is None else price for price in prices]
+        self.risk[at] = [node.interruptions_per_hour for node in nodes]
+        columns = self.usable.shape[1]
         # A card that is gone leaves nothing behind.
-        for array in (self.usable, self.idle, self.taken, self.memory_total, self.memory_free):
-            array[row] = 0
-        here, cards = slice(len(node.cards)), node.cards
-        self.kind[row, here] = [self._kind_of(card) for card in cards]
-        self.memory_total[row, here] = [card.memory_total_bytes for card in cards]
-        self.memory_free[row, here] = [card.memory_free_bytes for card in cards]
-        self.utilization_used[row, here] = [card.utilization_used_percent for card in cards]
-        self.utilization_limit[row, here] = [card.utilization_limit_percent for card in cards]
-        self.idle[row, here] = [card.idle for card in cards]
-        self.taken[row, here] = [card.taken for card in cards]
-        self.usable[row, here] = [card.usable and card.memory_total_bytes > 0 for card in cards]
-        self.link_group[row, here] = [card.link_group for card in cards]
-        self._touch(row)
+        here = [(*node.cards, *[_NO_CARD] * (columns - len(node.cards))) for node in nodes]
+        self.kind[at] = [[self._kind_of(card) for card in cards] for cards in here]
+        self.memory_total[at] = [[card.memory_total_bytes for card in cards] for cards in here]
+        self.memory_free[at] = [[card.memory_free_bytes for card in cards] for cards in here]
+        self.utilization_used[at] = [[c.utilization_used_percent for c in cards] for cards in here]
+        self.utilization_limit[at] = [
+            [card.utilization_limit_percent for card in cards] for cards in here
+        ]
+        self.idle[at] = [[card.idle for card in cards] for cards in here]
+        self.taken[at] = [[card.taken for card in cards] for cards in here]
+        usable = [[card.usable and card.memory_total_bytes > 0 for card in cards] for cards in here]
+        self.usable[at] = usable
+        self.link_group[at] = [[card.link_group for card in cards] for cards in here]
+        self.clock += 1
+        self.changed[at] = self.clock
 
     def _kind_of(self, card: CardState) -> int:
         """Cards of one model and size are of one kind; kinds only ever get more."""
+        if card is _NO_CARD:
+            return 0
         kind = (card.model, card.memory_total_bytes)
         if kind not in self.kinds:
             self.kinds.append(kind)

@@ -5,6 +5,8 @@ the node is not the same object, moments are asked of `releases` every time.
 """
 
 from dataclasses import dataclass, field, fields
+from itertools import compress, count
+from operator import is_not
 from typing import Any
 
 import numpy as np
@@ -98,9 +100,8 @@ class Rows:
             return None
         changed: list[int] = []
         columns = self._memory.shape[1]
-        for number, (before, node) in enumerate(zip(self.nodes, nodes, strict=True)):
-            if before is node:
-                continue
+        for number in compress(count(), map(is_not, self.nodes, nodes)):
+            before, node = self.nodes[number], nodes[number]
             if [card.uuid for card in before.cards] != [card.uuid for card in node.cards]:
                 return None
             if any(len(card.tenants) > columns for card in node.cards):

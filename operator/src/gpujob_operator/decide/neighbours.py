@@ -1,7 +1,7 @@
 """What others on its cards change for a running job that rests: mostly nothing, and then nothing of
 it is looked at again."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus
 from gpujob_api.gpuprofile import GPUProfile
@@ -16,7 +16,7 @@ def change_nothing(
     job: GPUJob,
     status: GPUJobStatus,
     profile: GPUProfile | None,
-    cards: Iterable[Card],
+    cards: Sequence[Card],
     capacity: Capacity,
 ) -> bool:
     """Whether nothing follows from who is on the job's cards now, if nothing followed from who was
@@ -33,17 +33,17 @@ def change_nothing(
     if not shared:
         # Alone again: its profile may learn how fast that is.
         return False
-    slowdown = measured_slowdown(job, status, profile, capacity)
+    slowdown = measured_slowdown(job, status, profile, cards)
     if is_slowed(job.status) is not (slowdown is not None and slowdown.too_much):
         return False
     if cost_text(job, status, capacity) != job.status.summary.cost:
         return False
-    return not _tells_a_pace(status, profile, capacity)
+    return not _tells_a_pace(status, profile, cards)
 
 
-def _tells_a_pace(status: GPUJobStatus, profile: GPUProfile | None, capacity: Capacity) -> bool:
+def _tells_a_pace(status: GPUJobStatus, profile: GPUProfile | None, cards: Sequence[Card]) -> bool:
     """Whether the profile has yet to learn how much the job is slowed by as many others."""
-    pace = observed_pace(status, profile, capacity)
+    pace = observed_pace(status, profile, cards)
     if pace is None or status.placement is None:
         return False
     entry = profile_entry(profile, status.placement.gpu_model)

@@ -294,8 +294,9 @@ def _items(known: Known, step: Step, cycle: _Cycle) -> list[PlanItem]:
     items += step.deletes
     items += step.creates
     after = job if status is job.status else replace(job, status=status)
-    alone = has_cards_alone(status, cycle.capacity)
-    pace = None if alone else observed_pace(status, known.profile, cycle.capacity)
+    cards = cycle.capacity.cards_of(status)
+    alone = has_cards_alone(status, cards)
+    pace = None if alone else observed_pace(status, known.profile, cards)
     entries = new_entries(after, known.profile, cycle.now, alone=alone, pace=pace)
     if entries is None:
         return items

@@ -6,6 +6,8 @@ are copied that changed on either.
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from itertools import compress, count
+from operator import is_not
 
 import numpy as np
 
@@ -107,14 +109,16 @@ class Kept:
             return None
         fleet = self.side.fleet
         columns = fleet.usable.shape[1]
-        for row, (before, node) in enumerate(zip(self.nodes, ordered, strict=True)):
-            if before is node and fleet.changed[row] <= self.clock:
-                continue
+        planned_on = np.flatnonzero(fleet.changed > self.clock).tolist()
+        others = compress(count(), map(is_not, self.nodes, ordered))
+        rows = sorted({*planned_on, *others})
+        for row in rows:
+            before, node = self.nodes[row], ordered[row]
             if len(node.cards) > columns:
                 return None
             if before is not node and _lasting(before) != _lasting(node):
                 self._forget()
-            fleet.renew(row, self._node_state(node))
+        fleet.renew_all(rows, [self._node_state(ordered[row]) for row in rows])
         return self.side if fleet.kinds == fleet.kinds_in_order() else None
 
     def _node_state(self, node: NodeCapacity) -> NodeState:

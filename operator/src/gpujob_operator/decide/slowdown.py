@@ -6,7 +6,7 @@ settings. Who moves counts from then on with so much utilization that the same p
 together again.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
@@ -17,7 +17,7 @@ from gpujob_operator.decide import conditions
 from gpujob_operator.decide.assignment import Assignment, assign
 from gpujob_operator.decide.board import Board
 from gpujob_operator.decide.calibration import band_percent
-from gpujob_operator.decide.capacity import Capacity, Card
+from gpujob_operator.decide.capacity import Card
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.interference import summed_utilization_limit_percent
 from gpujob_operator.decide.needs import Needs
@@ -56,13 +56,14 @@ class Slowdown:
 
 
 def measured_slowdown(
-    job: GPUJob, status: GPUJobStatus, profile: GPUProfile | None, capacity: Capacity
+    job: GPUJob, status: GPUJobStatus, profile: GPUProfile | None, cards: Sequence[Card]
 ) -> Slowdown | None:
-    """The job's slowdown beside others; None when it is alone or nothing to compare is known."""
+    """The job's slowdown beside others on its cards; None when it is alone or nothing to compare is
+    known."""
+    if not any(len(card.tenants) > 1 for card in cards):
+        return None
     step_seconds, entry = _comparable(status, profile)
     if entry is None or entry.current is None or entry.current.step_seconds <= 0:
-        return None
-    if not any(len(card.tenants) > 1 for card in _cards(status, capacity)):
         return None
     limit = job.spec.sharing.max_slowdown_percent
     return Slowdown(step_seconds, entry.current.step_seconds, limit)
@@ -83,35 +84,26 @@ def _comparable(
     return measured.current.step_seconds, entry if same else None
 
 
-def has_cards_alone(status: GPUJobStatus, capacity: Capacity) -> bool:
+def has_cards_alone(status: GPUJobStatus, cards: Sequence[Card]) -> bool:
     """Whether a running job shares its cards with nobody, strangers included."""
-    cards = list(_cards(status, capacity))
     running = status.phase is JobPhase.RUNNING and bool(cards)
     return running and not any(len(card.tenants) > 1 or disturbed(card) for card in cards)
 
 
 def observed_pace(
-    status: GPUJobStatus, profile: GPUProfile | None, capacity: Capacity
+    status: GPUJobStatus, profile: GPUProfile | None, cards: Sequence[Card]
 ) -> SharedPace | None:
     """What a job's run beside others says of its card model; None when it says nothing: the step
     must be known from a run with cards to itself and the same settings."""
     step_seconds, entry = _comparable(status, profile)
     if status.phase is not JobPhase.RUNNING or entry is None or not entry.alone_step_seconds:
         return None
-    cards = [card for card in _cards(status, capacity) if len(card.tenants) > 1]
-    if not cards or any(disturbed(card) for card in cards):
+    shared = [card for card in cards if len(card.tenants) > 1]
+    if not shared or any(disturbed(card) for card in shared):
         return None
-    summed_percent = max(card.utilization_percent for card in cards)
+    summed_percent = max(card.utilization_percent for card in shared)
     longer = step_seconds / entry.alone_step_seconds - 1.0
     return SharedPace(band_percent(summed_percent), round(max(100.0 * longer, 0.0), 1))
-
-
-def _cards(status: GPUJobStatus, capacity: Capacity) -> Iterable[Card]:
-    for worker in status.placement.workers if status.placement is not None else ():
-        for uuid in worker.gpus:
-            card = capacity.card(worker.node, uuid)
-            if card is not None:
-                yield card
 
 
 def is_slowed(status: GPUJobStatus) -> bool:
@@ -146,7 +138,7 @@ def find_move(
         since_seconds = (now - found.last_transition_time).total_seconds()
         if since_seconds < configuration.slowed_seconds:
             continue
-        for card in _cards(job.status, board.capacity):
+        for card in board.capacity.cards_of(job.status):
             move = _off_card(job, card, running, board, needs_of, configuration, now)
             if move is not None:
                 return move

@@ -64,7 +64,8 @@ def _with_slowdown(
     capacity: Capacity,
 ) -> GPUJobStatus:
     running = status.phase is JobPhase.RUNNING
-    slowdown = measured_slowdown(job, status, profile, capacity) if running else None
+    cards = capacity.cards_of(status) if running else []
+    slowdown = measured_slowdown(job, status, profile, cards) if running else None
     if slowdown is not None and slowdown.too_much:
         return writer.set(status, conditions.SLOWED, True, "Neighbours", slowdown.message)
     if conditions.find(status, conditions.SLOWED) is not None:
