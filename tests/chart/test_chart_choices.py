@@ -58,7 +58,11 @@ def test_workers_get_the_runtime_class_of_the_agent_unless_told(
 
 @pytest.mark.parametrize(
     ("interval", "stale", "is_taken"),
-    [(15, None, True), (16, None, False), (60, 120, True), (60.5, 1000, False), (2, 3, False)],
+    [
+        *((15, None, True), (16, None, False), (60, 120, True), (60.5, 1000, False)),
+        # Cards on which nothing happens are told again after 10 s, or after five shorter intervals.
+        *((2, 11, False), (2, 12, True), (1, 5, False), (1, 6, True)),
+    ],
 )
 def test_an_agent_reads_often_enough_for_its_readings_to_count(
     interval: float, stale: float | None, is_taken: bool

@@ -6,26 +6,17 @@ import pytest
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpunode import GPU
-from gpujob_api.gpuprofile import (
-    GPUProfile,
-    GPUProfileSpec,
-    GPUProfileStatus,
-    ProfileEntry,
-    SharedPace,
-)
-from gpujob_api.meta import Metadata
+from gpujob_api.gpuprofile import GPUProfile, ProfileEntry, SharedPace
 from gpujob_api.quantities import GIB
 from gpujob_api.report import Timing
 from gpujob_operator.decide import conditions
 from gpujob_operator.decide.conditions import ConditionWriter
 from gpujob_operator.decide.holdings import build_capacity
 from gpujob_operator.decide.neighbours import change_nothing
-from gpujob_operator.decide.profiles import profile_name
+from gpujob_operator.decide.profiles import with_entries
 from gpujob_operator.decide.summary import cost_text
-from gpujob_operator.decide.workload import fingerprint
 from tests.harness.builders import (
     MODEL,
-    NAMESPACE,
     T0,
     make_card,
     make_gpu_node,
@@ -60,11 +51,7 @@ def profile_of(job: GPUJob, *said: SharedPace) -> GPUProfile:
         alone_step_seconds=ALONE_SECONDS,
         shared=said,
     )
-    return GPUProfile(
-        Metadata(profile_name(job), NAMESPACE),
-        GPUProfileSpec(fingerprint=fingerprint(job.spec), image="image:1"),
-        GPUProfileStatus(entries=(entry,)),
-    )
+    return with_entries(job, None, (entry,))
 
 
 def nothing(

@@ -6,19 +6,16 @@ from datetime import datetime
 import pytest
 
 from gpujob_api.gpujob import GPUJob, JobPhase
-from gpujob_api.gpuprofile import GPUProfile, GPUProfileSpec, GPUProfileStatus, ProfileEntry
-from gpujob_api.meta import Metadata
+from gpujob_api.gpuprofile import GPUProfile, ProfileEntry
 from gpujob_api.quantities import GIB
 from gpujob_api.report import CheckpointReport, Timing
 from gpujob_operator.decide import conditions
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.holdings import build_capacity
-from gpujob_operator.decide.profiles import profile_name
+from gpujob_operator.decide.profiles import with_entries
 from gpujob_operator.decide.slowdown import SLACK_PERCENT, Slowdown, measured_slowdown
-from gpujob_operator.decide.workload import fingerprint
 from tests.harness.builders import (
     MODEL,
-    NAMESPACE,
     T0,
     make_card,
     make_gpu_node,
@@ -47,11 +44,7 @@ def profile_of(job: GPUJob, step_seconds: float = ALONE_SECONDS, at: datetime = 
         updated_at=at,
         current=Timing(step_seconds, 4 * GIB),
     )
-    return GPUProfile(
-        Metadata(profile_name(job), NAMESPACE, uid=f"profile-{job.metadata.name}"),
-        GPUProfileSpec(fingerprint=fingerprint(job.spec), image="image:1"),
-        GPUProfileStatus(entries=(entry,)),
-    )
+    return with_entries(job, None, (entry,))
 
 
 def beside(name: str, step_seconds: float) -> GPUJob:

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from gpujob_api.gpujob import GPUJob, Placement, SpotPolicy, WorkerPlacement
-from gpujob_api.gpuprofile import GPUProfile, GPUProfileSpec, GPUProfileStatus, ProfileEntry
-from gpujob_api.meta import Metadata
+from gpujob_api.gpuprofile import GPUProfile, ProfileEntry
 from gpujob_api.quantities import GIB
 from gpujob_api.report import Efficiency, Timing
 from gpujob_api.settings import Precision, TunedSettings
@@ -17,12 +16,10 @@ from gpujob_operator.decide.holdings import build_capacity
 from gpujob_operator.decide.needs import needs_of
 from gpujob_operator.decide.plan import SaveProfile
 from gpujob_operator.decide.planner import plan
-from gpujob_operator.decide.profiles import new_entries, profile_name, with_entries
+from gpujob_operator.decide.profiles import new_entries, with_entries
 from gpujob_operator.decide.snapshot import Snapshot
 from gpujob_operator.decide.step_cost import StepCost, step_cost, step_of
-from gpujob_operator.decide.workload import fingerprint
 from tests.harness.builders import (
-    NAMESPACE,
     T0,
     make_card,
     make_gpu_node,
@@ -57,11 +54,7 @@ def entry(model: str, seconds: float | None, joules: float | None) -> ProfileEnt
 
 def profile_of(job: GPUJob, known: Mapping[str, Measured]) -> GPUProfile:
     entries = tuple(entry(model, *figures) for model, figures in known.items())
-    return GPUProfile(
-        Metadata(profile_name(job), NAMESPACE, uid="p"),
-        GPUProfileSpec(fingerprint(job.spec), "image:1"),
-        GPUProfileStatus(0, entries),
-    )
+    return with_entries(job, None, entries)
 
 
 def picture(

@@ -70,9 +70,8 @@ class Line:
         now_seconds = now.timestamp()
         lines: defaultdict[str, list[tuple[OrderKey, Pending]]] = defaultdict(list)
         for entry in waiting:
-            job = entry.job
-            turn = entry.turn or turn_of(contender(job, now), rules)
-            lines[job.spec.queue].append((turn.key(now_seconds), entry))
+            turn = entry.turn or turn_of(contender(entry.job, now), rules)
+            lines[entry.job.spec.queue].append((turn.key(now_seconds), entry))
         for line in lines.values():
             # The best at the end, where it is taken off; keys end with the UID and never tie.
             line.sort(key=itemgetter(0), reverse=True)
