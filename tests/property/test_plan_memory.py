@@ -183,7 +183,7 @@ class LongLine(World):
     def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
         found = plan(snapshot, now, self.quick)
         assert_same(found, plan(snapshot, now, self.thorough))
-        waiting = len(self.quick.waiting)
+        waiting = len(self.quick.waiting.entries)
         self.settled += max(waiting - len(found.items), 0)
         return found
 

@@ -5,8 +5,9 @@ from gpujob_api.gpuqueue import GPUQueue
 from gpujob_api.quantities import GIB, Memory
 from gpujob_operator.decide.capacity import FleetSize
 from gpujob_operator.decide.configuration import Configuration
-from gpujob_operator.decide.line import Line, Pending
-from gpujob_operator.decide.queueing import queues_of
+from gpujob_operator.decide.line import Line
+from gpujob_operator.decide.lines import Lines, Pending
+from gpujob_operator.decide.queueing import Queues, queues_of
 from tests.harness.builders import (
     after,
     make_job,
@@ -20,9 +21,15 @@ FLEET = FleetSize(cards=10, memory_bytes=240 * GIB)
 CONFIGURATION = Configuration()
 
 
+def line_of(jobs: list[GPUJob], queues: Queues, fleet: FleetSize = FLEET) -> Line:
+    waiting = Lines.of(Pending(job) for job in jobs)
+    return Line(waiting.in_order(CONFIGURATION, after(20)), queues, fleet, lambda _: GIB)
+
+
 def names_in_line(jobs: list[GPUJob], *queues: GPUQueue, fleet: FleetSize = FLEET) -> list[str]:
-    waiting = [Pending(job) for job in jobs if job.status.placement is None]
-    line = Line.of(waiting, queues_of(queues, jobs), fleet, lambda _: GIB, CONFIGURATION, after(20))
+    line = line_of(
+        [job for job in jobs if job.status.placement is None], queues_of(queues, jobs), fleet
+    )
     return [entry.job.metadata.name for entry in line]
 
 
@@ -110,8 +117,7 @@ def test_shares_grow_while_jobs_are_placed() -> None:
         *(make_job(f"b{n}", queue="b", created=10 + n) for n in range(3)),
     ]
     queues = queues_of([make_queue("a"), make_queue("b")], jobs)
-    waiting = [Pending(job) for job in jobs]
-    line = Line.of(waiting, queues, FLEET, lambda _: GIB, CONFIGURATION, after(20))
+    line = line_of(jobs, queues)
     names: list[str] = []
     for entry in line:
         names.append(entry.job.metadata.name)

@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpujob_operator.decide.capacity import NodeCapacity
-from gpujob_operator.decide.survey import FARTHEST, NO_CARDS, Findings, Survey
+from gpujob_operator.decide.survey import FARTHEST, NO_CARDS, Finding, Findings, Survey
 from tests.harness.builders import make_node
+
+FULL, KEPT = Finding("full"), Finding("kept")
 
 
 def node(name: str, free: int = 0) -> NodeCapacity:
@@ -19,7 +21,7 @@ def look(one: NodeCapacity, claimed: frozenset[str]) -> Findings:
     """Stands for a look at cards: as many are full as the node has processor free."""
     if not one.cpu_milli_free:
         return Findings()
-    counts = {"full": one.cpu_milli_free, "kept": len(claimed)}
+    counts = {FULL: one.cpu_milli_free, KEPT: len(claimed)}
     return Findings(counts, (one.cpu_milli_free, "GPU", one.node.name))
 
 
@@ -45,9 +47,9 @@ def test_only_what_changed_is_looked_at_again() -> None:
     nodes["b"] = node("b", 5)
     assert surveyed(survey, nodes, {}) == ["b"]
     assert surveyed(survey, nodes, {"c": frozenset({"GPU-c"})}) == ["c"]
-    assert (survey.counts["full"], survey.counts["kept"], survey.nearest) == (7, 1, (1, "GPU", "a"))
+    assert (survey.counts[FULL], survey.counts[KEPT], survey.nearest) == (7, 1, (1, "GPU", "a"))
     assert surveyed(survey, nodes, {}) == ["c"]
-    assert dict(survey.counts) == {"full": 7}
+    assert dict(survey.counts) == {FULL: 7}
 
 
 def test_of_no_nodes_there_is_nothing() -> None:

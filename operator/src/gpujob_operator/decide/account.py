@@ -19,7 +19,8 @@ from gpujob_operator.decide.capacity import Capacity
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.explain import Refusal, node_lacks
 from gpujob_operator.decide.interruption import held_bytes
-from gpujob_operator.decide.line import Line, Pending
+from gpujob_operator.decide.line import Line
+from gpujob_operator.decide.lines import Pending
 from gpujob_operator.decide.memory import Memory
 from gpujob_operator.decide.needs import Needs
 from gpujob_operator.decide.picture import with_statuses, without_attempt
@@ -241,7 +242,7 @@ def _placed_before(
     memory.take_in(snapshot, now)
     queues = memory.queues(snapshot)
     board = Board.of(memory.capacity, memory.mix)
-    waiting = memory.waiting.values()
+    waiting = memory.waiting.in_order(snapshot.configuration, now)
 
     def memory_bytes(entry: Pending) -> int:
         needs = memory.needs(entry.job.metadata.uid)
@@ -249,7 +250,7 @@ def _placed_before(
 
     size = memory.capacity.size
     found: dict[str, GPUJobStatus] = {}
-    for entry in Line.of(waiting, queues, size, memory_bytes, snapshot.configuration, now):
+    for entry in Line(waiting, queues, size, memory_bytes):
         at = entry.job.metadata.uid
         if at == uid:
             break

@@ -5,7 +5,7 @@ whether it may make some (`room`), and once it has waited for long keeps cards f
 (`claims`), which only jobs that are gone in time may still use.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from math import inf
@@ -26,12 +26,13 @@ from gpujob_operator.decide.interruption import (
     waits_for,
 )
 from gpujob_operator.decide.lifecycle import Step
-from gpujob_operator.decide.line import Line, Pending
+from gpujob_operator.decide.line import Line
+from gpujob_operator.decide.lines import InOrder, Pending
 from gpujob_operator.decide.needs import Needs
 from gpujob_operator.decide.plan import EventNote
 from gpujob_operator.decide.queueing import Queues
 from gpujob_operator.decide.releases import Releases
-from gpujob_operator.decide.starts import InOrder, Starts
+from gpujob_operator.decide.starts import Places, Starts
 from gpujob_operator.decide.waiting import told_lately, waited_seconds
 
 # How many jobs of the line keep cards for themselves.
@@ -91,8 +92,8 @@ class Admission:
     _refused: dict[int, "_Refused"] = field(default_factory=dict[int, "_Refused"])
     _explained: set[Hashable] = field(default_factory=set[Hashable])
     _held: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
-    _places: dict[Hashable, tuple[InOrder, ...]] = field(
-        default_factory=dict[Hashable, tuple[InOrder, ...]]
+    _places: dict[Hashable, tuple[Places, ...]] = field(
+        default_factory=dict[Hashable, tuple[Places, ...]]
     )
     _position: int = 0
 
@@ -108,16 +109,9 @@ class Admission:
             needs_of=self._needs_of,
         )
 
-    def admit(self, waiting: Iterable[Pending]) -> None:
+    def admit(self, lines: InOrder) -> None:
         """Gives every waiting job its step, in order. All workers of a job or none (I11)."""
-        line = Line.of(
-            waiting,
-            self.queues,
-            self.board.capacity.size,
-            self._memory_bytes,
-            self.configuration,
-            self.now,
-        )
+        line = Line(lines, self.queues, self.board.capacity.size, self._memory_bytes)
         state = self._state()
         for entry in line:
             if self._is_settled(entry, state):

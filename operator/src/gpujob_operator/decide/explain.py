@@ -4,6 +4,7 @@ What is found on a node holds as long as the node is the same object, and is kep
 cycle: thousands of waiting jobs are told again and again.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -14,10 +15,22 @@ from gpujob_operator.decide.capacity import Capacity, Card, NodeCapacity
 from gpujob_operator.decide.interference import summed_utilization_limit_percent
 from gpujob_operator.decide.needs import Needs, node_refusal
 from gpujob_operator.decide.sides import Kept, disturbed
-from gpujob_operator.decide.survey import FARTHEST, NO_CARDS, NOTHING, Findings, Survey
+from gpujob_operator.decide.survey import FARTHEST, NO_CARDS, NOTHING, Finding, Findings, Survey
 
 # A card that would do, on a node that has too few of them.
-_FREE = "free, but too few on one node"
+_FREE = Finding("free, but too few on one node")
+_CLAIMED = Finding("kept for an earlier job")
+_TAKEN = Finding("held whole by another job")
+_TOO_SMALL = Finding("too small")
+_TOO_FULL = Finding("too full")
+_TOO_FULL_BY_STRANGERS = Finding("too full, strangers included")
+_UNMEASURED = Finding("shared already, and this job starts alone until it is measured")
+# With the figure in thousandths of a processor, and in bytes.
+_CPU_SHORT = "{} milli-CPU short"
+_MEMORY_SHORT = "{} host memory short"
+_STRANGERS = "used by strangers ({})"
+# Of a card that does not do: the finding, and what is missing in bytes where that is it.
+_Misfit = tuple[Finding, int]
 # Kinds of jobs whose findings are kept.
 KINDS_MAX = 64
 # Kinds of jobs of which it is kept whether they can ever fit.
@@ -38,14 +51,6 @@ class Refusal:
         if self._message is None:
             self._message = self.describe()
         return self._message
-
-
-@dataclass(frozen=True, slots=True)
-class _Misfit:
-    """A card that does not do: the finding, and what is missing in bytes where that is it."""
-
-    finding: str
-    missing_bytes: int = 0
 
 
 def refuse(
@@ -126,9 +131,8 @@ def _explain(
     total = sum(counts.values())
     asked = needs.job.spec.workers * needs.job.spec.gpus_per_worker
     what = _what(needs, wanted)
-    text = "; ".join(f"{n} {finding}" for finding, n in sorted(counts.items()))
     gang = f" (room for {placed} of {needs.job.spec.workers} workers)" if placed else ""
-    message = f"needs {asked} x {what}{gang}; of {total} cards: {text}"
+    message = f"needs {asked} x {what}{gang}; of {total} cards: {_in_words(counts)}"
     missing_bytes, uuid, name = survey.nearest
     return message + _nearest_text(missing_bytes, name, capacity.card(name, uuid))
 
@@ -142,6 +146,24 @@ def _survey(needs: Needs, model: str, kept: Kept) -> Survey:
             del kept.surveys[next(iter(kept.surveys))]
         found = kept.surveys[key] = Survey()
     return found
+
+
+def _in_words(counts: Mapping[Finding, int]) -> str:
+    """What keeps most of the cards comes first; findings that differ in the figure are one."""
+    cards: Counter[str] = Counter()
+    figures: dict[str, list[int]] = {}
+    for finding, count in counts.items():
+        cards[finding.text] += count
+        figures.setdefault(finding.text, []).append(finding.figure)
+    return "; ".join(
+        f"{cards[text]} {_with_figures(text, min(figures[text]), max(figures[text]))}"
+        for text in sorted(cards, key=lambda text: (-cards[text], text))
+    )
+
+
+def _with_figures(text: str, low: int, high: int) -> str:
+    show = format_memory if text in (_MEMORY_SHORT, _STRANGERS) else str
+    return text.format(show(low) if low == high else f"{show(low)} to {show(high)}")
 
 
 def _nearest_text(missing_bytes: int, node: str, card: Card | None) -> str:
@@ -160,8 +182,7 @@ def node_lacks(needs: Needs, model: str, wanted: Reservation | None, node: NodeC
     count = needs.job.spec.gpus_per_worker
     if found.counts.get(_FREE, 0) >= count:
         return ""
-    text = "; ".join(f"{n} {finding}" for finding, n in sorted(found.counts.items()))
-    lacks = f"of {sum(found.counts.values())} cards: {text}"
+    lacks = f"of {sum(found.counts.values())} cards: {_in_words(found.counts)}"
     missing_bytes, uuid, name = found.nearest
     return lacks + _nearest_text(missing_bytes, name, node.card(uuid))
 
@@ -179,51 +200,54 @@ def _look(
     on_node = _node_misfit(needs, node)
     if on_node:
         return Findings({on_node: len(cards)})
-    counts: dict[str, int] = {}
+    counts: dict[Finding, int] = {}
     nearest = FARTHEST
     least_bytes = needs.least_bytes(model, wanted)
     for card in cards:
         misfit = _card_misfit(needs, wanted, least_bytes, card, claimed)
-        finding = misfit.finding if misfit else _FREE
+        finding, missing_bytes = misfit or (_FREE, 0)
         counts[finding] = counts.get(finding, 0) + 1
-        if misfit is not None and 0 < misfit.missing_bytes <= nearest[0]:
-            nearest = min(nearest, (misfit.missing_bytes, card.uuid, node.node.name))
+        if 0 < missing_bytes <= nearest[0]:
+            nearest = min(nearest, (missing_bytes, card.uuid, node.node.name))
     return Findings(counts, nearest)
 
 
-def _node_misfit(needs: Needs, node: NodeCapacity) -> str:
-    """What keeps the job off all of the node's cards, or ""."""
+def _node_misfit(needs: Needs, node: NodeCapacity) -> Finding | None:
+    """What keeps the job off all of the node's cards."""
     refusal = node.closed or node_refusal(needs, node.node)
     if refusal:
-        return refusal
+        return _as_said(refusal)
     if node.cpu_milli_free < needs.cpu_milli:
-        return f"{needs.cpu_milli - node.cpu_milli_free} milli-CPU short"
+        return Finding(_CPU_SHORT, needs.cpu_milli - node.cpu_milli_free)
     if node.memory_bytes_free < needs.memory_bytes:
-        short = needs.memory_bytes - node.memory_bytes_free
-        return f"{format_memory(short)} host memory short"
-    return ""
+        return Finding(_MEMORY_SHORT, needs.memory_bytes - node.memory_bytes_free)
+    return None
+
+
+def _as_said(text: str) -> Finding:
+    """Words of somebody else, braces included."""
+    return Finding(text.replace("{", "{{").replace("}", "}}"))
 
 
 def _card_misfit(
     needs: Needs, wanted: Reservation | None, least_bytes: int, card: Card, claimed: frozenset[str]
 ) -> _Misfit | None:
     if card.blocked:
-        return _Misfit(f"blocked ({card.blocked.split(':')[0]})")
+        return _as_said(f"blocked ({card.blocked.split(':')[0]})"), 0
     room = card.total_bytes - card.driver_bytes
     if least_bytes > room:
-        return _Misfit("too small", least_bytes - room)
+        return _TOO_SMALL, least_bytes - room
     if card.uuid in claimed:
-        return _Misfit("kept for an earlier job")
+        return _CLAIMED, 0
     if card.taken:
-        return _Misfit("held whole by another job")
+        return _TAKEN, 0
     if wanted is None and card.tenants:
-        return _Misfit("shared already, and this job starts alone until it is measured")
+        return _UNMEASURED, 0
     if needs.exclusive and disturbed(card):
-        return _Misfit(f"used by strangers ({format_memory(card.others_bytes)})")
+        return Finding(_STRANGERS, card.others_bytes), 0
     if card.free_bytes < least_bytes:
-        stranger = disturbed(card)
-        finding = "too full, strangers included" if stranger else "too full"
-        return _Misfit(finding, least_bytes - card.free_bytes)
+        finding = _TOO_FULL_BY_STRANGERS if disturbed(card) else _TOO_FULL
+        return finding, least_bytes - card.free_bytes
     return _slowed(needs, wanted, card) if wanted is not None else None
 
 
@@ -235,7 +259,7 @@ def _slowed(needs: Needs, wanted: Reservation, card: Card) -> _Misfit | None:
     limit = min(*limits, needs.job.spec.sharing.max_slowdown_percent)
     if total <= summed_utilization_limit_percent(limit, card.law):
         return None
-    return _Misfit(f"busy: {total:.0f} % together would slow a job by over {limit} %")
+    return Finding(f"busy: {{}} % together would slow a job by over {limit} %", round(total)), 0
 
 
 def _what(needs: Needs, wanted: Reservation | None) -> str:

@@ -27,11 +27,10 @@ from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.interference import PUBLISHED_SLOWDOWNS, Law
 from gpujob_operator.decide.snapshot import GonePod, NodeView, PodPhase, PodView, Snapshot
 from gpujob_operator.decide.spot import interruptions_per_hour, price_with_losses, rates
+from gpujob_operator.decide.workload import HostRequests
 
 # A pod's end and a reading are told by different clocks, and a process takes a moment to go.
 CLOCKS_DIFFER_SECONDS = 5.0
-# CPU in thousandths of a core and memory in bytes.
-HostRequests = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)

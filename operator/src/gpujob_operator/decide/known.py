@@ -8,10 +8,10 @@ from gpujob_api.gpuprofile import GPUProfile
 from gpujob_operator.decide.capacity import Capacity, Card, marks
 from gpujob_operator.decide.changes import Roll
 from gpujob_operator.decide.fragmentation import Demand
-from gpujob_operator.decide.holdings import HostRequests
 from gpujob_operator.decide.lifecycle import Step
 from gpujob_operator.decide.needs import Needs
 from gpujob_operator.decide.snapshot import CardUsage, PodView, ReceivedReport
+from gpujob_operator.decide.workload import HostRequests
 
 ProfileKey = tuple[str, str]
 # Of each worker's node, what matters to the job: its marks, None if it is gone, and its cards.

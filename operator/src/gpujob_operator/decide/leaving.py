@@ -4,8 +4,9 @@ A column for each tenant of the fullest card. Kept from cycle to cycle: rows are
 the node is not the same object, moments are asked of `releases` every time.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
-from itertools import compress, count
+from itertools import chain, compress, count
 from operator import is_not
 from typing import Any
 
@@ -87,7 +88,7 @@ class Rows:
             self.cards, self.tenants = list(self.cards), list(self.tenants)
             for number in changed:
                 self._mark(number, nodes[number])
-                self._fill(number, nodes[number], releases)
+            self._fill(changed, nodes, releases)
             self.nodes = nodes
         if self._filled or self._version != releases.version:
             self._renew_stay(releases.moments(self._number))
@@ -129,8 +130,7 @@ class Rows:
         self._numbers = releases.numbers
         self._utilization = np.zeros((size, columns))
         self._whole = np.zeros((size, columns), np.bool_)
-        for number, node in enumerate(nodes):
-            self._fill(number, node, releases)
+        self._fill(range(len(nodes)), nodes, releases)
         self._moments = np.zeros((size, columns))
         self._stay = self._staying(np.arange(size))
         self._filled = set(range(size))
@@ -141,29 +141,37 @@ class Rows:
         if before is not view and node_marks(before) != node_marks(view):
             self.marks_version += 1
 
-    def _fill(self, number: int, node: NodeCapacity, releases: Releases) -> None:
-        for row, card in enumerate(node.cards, self.first_row[number]):
-            if card is self.cards[row] and self.tenants[row]:
-                continue
-            tenants = sorted(card.tenants, key=lambda one: one.job_uid)
-            self._filled.add(row)
-            self.cards[row], self.tenants[row] = card, tenants
-            self.free_bytes[row] = card.free_bytes
-            self.room_soon_bytes[row] = card.room_soon_bytes
-            self.models[row] = card.model
-            self.usable[row] = not card.blocked
-            self.disturbed[row] = disturbed(card, soon=True)
-            self.unread[row] = card.leaving_bytes > 0
-            count = self.count[row] = len(tenants)
-            self._number[row, :count] = [releases.number(one.job_uid) for one in tenants]
-            self._memory[row, :count] = [one.memory_bytes + one.excess_bytes for one in tenants]
-            self._utilization[row, :count] = [one.utilization_percent for one in tenants]
-            self._slowdown[row, :count] = [one.max_slowdown_percent for one in tenants]
-            self._whole[row, :count] = [one.whole_card for one in tenants]
-            self._memory[row, count:] = self._number[row, count:] = 0
-            self._utilization[row, count:] = 0.0
-            self._slowdown[row, count:] = SLOWDOWN_PERCENT_MAX
-            self._whole[row, count:] = False
+    def _fill(self, numbers: Iterable[int], nodes: list[NodeCapacity], releases: Releases) -> None:
+        """Column by column: an assignment to an array costs as much for one row as for many."""
+        rows: list[int] = []
+        for number in numbers:
+            for row, card in enumerate(nodes[number].cards, self.first_row[number]):
+                if card is not self.cards[row] or not self.tenants[row]:
+                    self.cards[row] = card
+                    self.tenants[row] = sorted(card.tenants, key=lambda one: one.job_uid)
+                    rows.append(row)
+        if not rows:
+            return
+        self._filled.update(rows)
+        at = np.array(rows, dtype=np.int64)
+        cards, here = [self.cards[row] for row in rows], [self.tenants[row] for row in rows]
+        self.free_bytes[at] = [card.free_bytes for card in cards]
+        self.room_soon_bytes[at] = [card.room_soon_bytes for card in cards]
+        self.models[at] = [card.model for card in cards]
+        self.usable[at] = [not card.blocked for card in cards]
+        self.disturbed[at] = [disturbed(card, soon=True) for card in cards]
+        self.unread[at] = [card.leaving_bytes > 0 for card in cards]
+        self.count[at] = counts = [len(tenants) for tenants in here]
+        self._memory[at] = self._number[at] = 0
+        self._utilization[at], self._whole[at] = 0.0, False
+        self._slowdown[at] = SLOWDOWN_PERCENT_MAX
+        tenants = list(chain.from_iterable(here))
+        places = np.repeat(at, counts), _columns(counts)
+        self._number[places] = [releases.number(one.job_uid) for one in tenants]
+        self._memory[places] = [one.memory_bytes + one.excess_bytes for one in tenants]
+        self._utilization[places] = [one.utilization_percent for one in tenants]
+        self._slowdown[places] = [one.max_slowdown_percent for one in tenants]
+        self._whole[places] = [one.whole_card for one in tenants]
 
     def _renew_stay(self, moments: Floats) -> None:
         """Only rows of which anything is not as it was."""
@@ -187,6 +195,11 @@ class Rows:
             since=np.pad(np.take_along_axis(moments, order, 1), ((0, 0), (1, 0))),
             order=order,
         )
+
+
+def _columns(counts: Sequence[int]) -> list[int]:
+    """0, 1, ... for each row in turn, as many as its tenants."""
+    return list(chain.from_iterable(map(range, counts)))
 
 
 def _sums(values: NDArray[Any]) -> NDArray[Any]:

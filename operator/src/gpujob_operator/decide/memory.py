@@ -12,10 +12,7 @@ from datetime import datetime
 
 from gpujob_api.gpujob import PRIORITY_MAX, GPUJob
 from gpujob_api.gpuprofile import GPUProfile
-from gpujob_operator.decide.capacity import (
-    Capacity,
-    holds_cards,
-)
+from gpujob_operator.decide.capacity import Capacity, holds_cards
 from gpujob_operator.decide.changes import Deadlines
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.fragmentation import Mix
@@ -23,7 +20,7 @@ from gpujob_operator.decide.groups import Groups
 from gpujob_operator.decide.holdings import holding_of
 from gpujob_operator.decide.known import Inputs, Known, ProfileKey, Rolls, spec_version
 from gpujob_operator.decide.lifecycle import Step
-from gpujob_operator.decide.line import Pending, order_rules
+from gpujob_operator.decide.lines import Lines, Pending, order_rules
 from gpujob_operator.decide.mix import MixCounts, demand_of
 from gpujob_operator.decide.needs import Needs, needs_of
 from gpujob_operator.decide.nodes import Nodes
@@ -50,7 +47,7 @@ class Memory:
     known: dict[str, Known] = field(default_factory=dict[str, Known])
     releases: Releases = field(default_factory=Releases)
     starts: Starts = field(default_factory=Starts)
-    waiting: dict[str, Pending] = field(default_factory=dict[str, Pending])
+    waiting: Lines = field(default_factory=Lines)
     # Jobs that hold cards, in the order in which they were seen to.
     holding: dict[str, None] = field(default_factory=dict[str, None])
     # Jobs whose step is to be decided in this cycle; `rest` takes one out.
@@ -118,7 +115,7 @@ class Memory:
     def needs(self, uid: str) -> Needs:
         known = self.known[uid]
         if known.needs is None:
-            known.needs = needs_of(known.job, known.profile, self._configuration)
+            known.needs = needs_of(known.job, known.profile, self._configuration, known.requests)
         return known.needs
 
     def lost_nodes(self, job: GPUJob) -> frozenset[str]:
@@ -377,15 +374,16 @@ class Memory:
         for uid in sorted(self._changed):
             known = self.known.get(uid)
             if known is None or not known.waits:
-                self.waiting.pop(uid, None)
+                self.waiting.drop(uid)
                 continue
-            self.waiting[uid] = Pending(
+            entry = Pending(
                 known.job,
                 known.pods,
                 kind=self._kind(known),
                 told=told_of(known.job, known.pods, self._configuration),
                 turn=turn_of_job(known.job, rules),
             )
+            self.waiting.put(entry)
 
     def _kind(self, known: Known) -> int:
         spec = known.job.spec

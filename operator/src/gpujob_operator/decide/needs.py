@@ -1,7 +1,8 @@
 """What a pending job needs of nodes and cards, in one place for placing and for explaining."""
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from gpujob_api.gpujob import GPUJob, Reservation, ReservationSource, SharingMode, SpotPolicy
@@ -12,14 +13,15 @@ from gpujob_operator.decide.fragmentation import Demand
 from gpujob_operator.decide.reservation import is_settled, profile_entry, wanted_reservation
 from gpujob_operator.decide.snapshot import NodeView, Taint
 from gpujob_operator.decide.step_cost import step_of
-from gpujob_operator.decide.workload import host_requests, pod_spec, tolerations
+from gpujob_operator.decide.workload import HostRequests, host_requests, pod_spec, tolerations
 
 # What a job of which nothing is known must find free: a card that strangers have filled is none.
 UNKNOWN_BYTES = 256 * MIB
 _NO_NEW_PODS = ("NoSchedule", "NoExecute")
 
 
-@dataclass(frozen=True, slots=True)
+# Without slots: jobs that hold cards are never asked who is alike, which is found when asked.
+@dataclass(frozen=True)
 class Needs:
     """Needs of each worker of a job. `hint_bytes` is 0 without a hint."""
 
@@ -34,21 +36,16 @@ class Needs:
     selector: Mapping[str, str]
     tolerations: tuple[Mapping[str, Any], ...]
 
-    # The same for jobs that fit or do not fit together: thousands of them cost one answer.
-    alike: Hashable = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "alike", self._alike())
-
-    def _alike(self) -> Hashable:
+    @cached_property
+    def alike(self) -> Hashable:
+        """The same for jobs that fit or do not fit together: thousands of them cost one answer."""
         job = self.job
         measured = job.status.measurement
         return (
             (self.cpu_milli, self.memory_bytes, self.hint_bytes, self.exclusive),
-            tuple(sorted(self.selector.items())),
-            str(self.tolerations),
+            self.node_wishes,
             (job.spec.workers, job.spec.gpus_per_worker, job.spec.gpu.models),
-            (job.spec.spot.policy, job.spec.sharing),
+            job.spec.sharing,
             _known(self.profile.status.entries) if self.profile is not None else None,
             (measured.memory_bytes, measured.utilization_percent, self.settled)
             if measured
@@ -56,7 +53,7 @@ class Needs:
             (job.status.counters.out_of_memory, job.status.utilization_floor_percent),
         )
 
-    @property
+    @cached_property
     def node_wishes(self) -> Hashable:
         """What `node_refusal` looks at."""
         selector = tuple(sorted(self.selector.items()))
@@ -109,10 +106,14 @@ def _known(entries: tuple[ProfileEntry, ...]) -> Hashable:
 
 
 def needs_of(
-    job: GPUJob, profile: GPUProfile | None, configuration: Configuration | None = None
+    job: GPUJob,
+    profile: GPUProfile | None,
+    configuration: Configuration | None = None,
+    requests: HostRequests | None = None,
 ) -> Needs:
-    """What the job needs; without a configuration by the default one."""
-    cpu, memory = host_requests(job)
+    """What the job needs; without a configuration by the default one. `requests` are its worker's,
+    where they were read before."""
+    cpu, memory = requests or host_requests(job)
     hint = job.spec.gpu.memory
     measured = job.status.measurement
     settled = measured is not None and is_settled(measured, configuration or Configuration())
@@ -141,11 +142,13 @@ def node_refusal(needs: Needs, node: NodeView) -> str:
         return "not a spot node"
     if policy is SpotPolicy.NEVER and node.spot:
         return "a spot node"
-    missing = [key for key, value in needs.selector.items() if node.labels.get(key) != value]
-    if missing:
-        return f"nodeSelector {missing[0]}={needs.selector[missing[0]]} does not match"
-    untolerated = [t.key for t in node.taints if not _tolerated(t, needs.tolerations)]
-    return f"taint {untolerated[0]} is not tolerated" if untolerated else ""
+    for key, value in needs.selector.items():
+        if node.labels.get(key) != value:
+            return f"nodeSelector {key}={value} does not match"
+    for taint in node.taints:
+        if not _tolerated(taint, needs.tolerations):
+            return f"taint {taint.key} is not tolerated"
+    return ""
 
 
 def _tolerated(taint: Taint, tolerations: tuple[Mapping[str, Any], ...]) -> bool:

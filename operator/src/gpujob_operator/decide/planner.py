@@ -50,7 +50,7 @@ def plan(snapshot: Snapshot, now: datetime, memory: Memory | None = None) -> Pla
     cycle = _Cycle(snapshot, now, memory)
     steps = cycle.steps()
     queues = memory.queues(snapshot)
-    if memory.waiting or memory.slowed:
+    if memory.waiting.entries or memory.slowed:
         _admit(steps, queues, cycle)
     items: list[PlanItem] = [
         RejectJob(job)
@@ -94,7 +94,7 @@ def _admit(steps: dict[str, Step], queues: Queues, cycle: "_Cycle") -> None:
         room_is_made=memory.room_is_made,
         needs_of=memory.needs,
     )
-    admission.admit(memory.waiting.values())
+    admission.admit(memory.waiting.in_order(cycle.configuration, cycle.now))
     for uid, step in admission.steps.items():
         own = steps.get(uid)
         steps[uid] = replace(step, deletes=own.deletes) if own and own.deletes else step
@@ -324,7 +324,7 @@ def _orphans(snapshot: Snapshot, memory: Memory) -> list[PlanItem]:
 def _queue_items(snapshot: Snapshot, use: Mapping[str, QueueUse], memory: Memory) -> list[PlanItem]:
     """Written when counts of jobs or cards changed; reserved memory alone follows with them."""
     items: list[PlanItem] = []
-    waiting = memory.waiting.values() if snapshot.queues else ()
+    waiting = memory.waiting.entries.values() if snapshot.queues else ()
     counts = Counter(entry.job.spec.queue for entry in waiting)
     for queue in sorted(snapshot.queues, key=lambda q: q.metadata.name):
         name = queue.metadata.name

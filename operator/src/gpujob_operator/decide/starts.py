@@ -52,7 +52,7 @@ class Place(NamedTuple):
 
 
 @dataclass(slots=True)
-class InOrder:
+class Places:
     """Places, the soonest first; told in words only as far as anybody looks."""
 
     # Of each place its cards' rows, the last to be ready last.
@@ -93,10 +93,10 @@ class Starts:
 
     def places(
         self, needs: Needs, capacity: Capacity, releases: Releases, configuration: Configuration
-    ) -> tuple[InOrder, ...]:
+    ) -> tuple[Places, ...]:
         """For every model that the job accepts."""
         stay = self._rows.renew(capacity, releases)
-        found: list[InOrder] = []
+        found: list[Places] = []
         for model in capacity.models(needs.job.spec.gpu.models):
             wanted = needs.reservation(model, capacity.largest_bytes(model), configuration)
             count, fits = self._must_leave(needs, model, wanted, stay, capacity.law(model))
@@ -138,7 +138,7 @@ class Starts:
             self._allowed[wishes] = np.array(allowed, dtype=np.bool_)
         return self._allowed[wishes]
 
-    def _in_order(self, size: int, count: Integers, fits: Booleans, stay: Stay) -> InOrder:
+    def _in_order(self, size: int, count: Integers, fits: Booleans, stay: Stay) -> Places:
         rows = self._rows
         ready = np.where(rows.unread, _UNREAD, _READY)
         at = np.maximum(ready, np.take_along_axis(stay.since, count[:, None], 1)[:, 0])
@@ -152,7 +152,7 @@ class Starts:
         last = found[:, -1]
         found = found[np.lexsort([key[last] for key in keys])]
         # The order is brought up to date while places are still asked for.
-        return InOrder(found, rows.cards, rows.tenants, at, count, stay.order.copy())
+        return Places(found, rows.cards, rows.tenants, at, count, stay.order.copy())
 
 
 def _groups(size: int, rows: Integers, node_of: Integers) -> Integers:

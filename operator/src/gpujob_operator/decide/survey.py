@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import compress
 from operator import is_not
+from typing import NamedTuple
 
 from gpujob_operator.decide.capacity import NodeCapacity
 
@@ -17,11 +18,17 @@ FARTHEST: Nearest = (2**63, "", "")
 NO_CARDS: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Findings:
+class Finding(NamedTuple):
+    """What keeps a job off a card. The figure, if there is one, stands at the {} of the text."""
+
+    text: str
+    figure: int = 0
+
+
+class Findings(NamedTuple):
     """Of one node: how many cards for each reason, and the nearest fit."""
 
-    counts: Mapping[str, int] = field(default_factory=dict[str, int])
+    counts: Mapping[Finding, int] = {}
     nearest: Nearest = FARTHEST
 
 
@@ -35,7 +42,7 @@ class Survey:
     """What keeps the jobs of a kind off the cards of one model: every node's findings, and their
     sum."""
 
-    counts: Counter[str] = field(default_factory=Counter[str])
+    counts: Counter[Finding] = field(default_factory=Counter[Finding])
     _nodes: list[NodeCapacity] = field(default_factory=list[NodeCapacity])
     _findings: list[Findings] = field(default_factory=list[Findings])
     _claimed_on: _ClaimedOn = field(default_factory=dict[str, frozenset[str]])

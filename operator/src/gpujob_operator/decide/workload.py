@@ -27,6 +27,8 @@ _UNITS = {
     "Gi": 1024**3,
     "Ti": 1024**4,
 }
+# CPU in thousandths of a core and memory in bytes.
+HostRequests = tuple[int, int]
 # GPU nodes often carry this taint to keep other pods away.
 DEFAULT_TOLERATIONS: tuple[Mapping[str, str], ...] = (
     {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
@@ -96,7 +98,7 @@ def memory_bytes(quantity: object) -> int:
     return round(float(match[1]) * _UNITS[match[2]])
 
 
-def host_requests(job: GPUJob) -> tuple[int, int]:
+def host_requests(job: GPUJob) -> HostRequests:
     """CPU (milli) and host memory (bytes) that one worker pod asks of its node."""
     cpu = memory = 0
     for container in pod_spec(job).get("containers") or ():

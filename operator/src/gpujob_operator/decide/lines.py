@@ -1,0 +1,109 @@
+"""The waiting jobs of each queue in order, kept from cycle to cycle: thousands of them wait, and
+few come, go, or become overdue in between.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from math import inf
+from operator import itemgetter
+
+from gpujob_api.gpujob import GPUJob
+from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.order import OrderKey, OrderRules, Turn, turn_of
+from gpujob_operator.decide.queueing import contender
+from gpujob_operator.decide.snapshot import PodView
+from gpujob_operator.decide.waiting import Told
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A job without cards. Its pods, if any, are remains of an earlier attempt."""
+
+    job: GPUJob
+    pods: tuple[PodView, ...] = ()
+    # Jobs of one kind fit, or do not, together and have the same rights; 0: nobody knows.
+    kind: int = 0
+    told: Told | None = None
+    # None: nobody knows when it arrived, and it counts as having arrived now.
+    turn: Turn | None = None
+
+
+# With its key of this moment, which ends with the UID, so that none tie.
+Keyed = tuple[OrderKey, Pending]
+# Of each queue, who is next comes first.
+InOrder = Mapping[str, Sequence[Keyed]]
+
+
+def order_rules(configuration: Configuration) -> OrderRules:
+    return OrderRules(
+        policy=configuration.order_policy,
+        waiting_seconds_max=configuration.waiting_seconds_max,
+        stretch_max=configuration.waiting_stretch_max,
+    )
+
+
+@dataclass(slots=True)
+class Lines:
+    """`put` and `drop` as jobs come and go; the configuration is always the same one."""
+
+    # By UID.
+    entries: dict[str, Pending] = field(default_factory=dict[str, Pending])
+    _queues: dict[str, list[Keyed]] = field(default_factory=dict[str, list[Keyed]])
+    # Whose places are not, or no longer, true.
+    _moved: set[str] = field(default_factory=set[str])
+    _undated: set[str] = field(default_factory=set[str])
+    # When the first of those who are on time becomes overdue.
+    _due_seconds: float = inf
+    _now_seconds: float = -inf
+
+    @classmethod
+    def of(cls, waiting: Iterable[Pending]) -> "Lines":
+        lines = cls()
+        for entry in waiting:
+            lines.put(entry)
+        return lines
+
+    def put(self, entry: Pending) -> None:
+        uid = entry.job.metadata.uid
+        self.entries[uid] = entry
+        self._moved.add(uid)
+
+    def drop(self, uid: str) -> None:
+        if self.entries.pop(uid, None) is not None:
+            self._moved.add(uid)
+
+    def in_order(self, configuration: Configuration, now: datetime) -> InOrder:
+        """Who waits, as of now. What was handed out before is not to be used any more."""
+        now_seconds = now.timestamp()
+        if not self._now_seconds <= now_seconds < self._due_seconds:
+            self._due_seconds = inf
+            self._moved |= self.entries.keys()
+        self._now_seconds = now_seconds
+        self._moved |= self._undated
+        if self._moved:
+            self._place_again(order_rules(configuration), now)
+        return self._queues
+
+    def _place_again(self, rules: OrderRules, now: datetime) -> None:
+        moved, self._moved, self._undated = self._moved, set(), set()
+        for line in self._queues.values():
+            line[:] = [one for one in line if one[0][-1] not in moved]
+        for uid in moved & self.entries.keys():
+            entry = self.entries[uid]
+            key = self._key(uid, entry, rules, now)
+            self._queues.setdefault(entry.job.spec.queue, []).append((key, entry))
+        for name, line in list(self._queues.items()):
+            # What stayed is in order already, which makes it cheap.
+            line.sort(key=itemgetter(0))
+            if not line:
+                del self._queues[name]
+
+    def _key(self, uid: str, entry: Pending, rules: OrderRules, now: datetime) -> OrderKey:
+        turn = entry.turn
+        if turn is None:
+            self._undated.add(uid)
+            turn = turn_of(contender(entry.job, now), rules)
+        if self._now_seconds < turn.due_seconds:
+            self._due_seconds = min(self._due_seconds, turn.due_seconds)
+        return turn.key(self._now_seconds)
