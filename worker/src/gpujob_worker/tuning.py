@@ -43,7 +43,8 @@ class Tuning:
         start = time.monotonic()
         in_force.tuner = tuner = in_force.tuner or tuner_for(in_force)
         tuner.start()
-        self._try_items(optimizer)
+        with measuring("tuning", self._explain):
+            self._try_items(optimizer)
         in_force.settle()
         in_force.put()
         self._loaders.decide(tuner.applied)
@@ -76,11 +77,9 @@ class Tuning:
             root.stop_recording()
         reason = self._no_single_root()
         if reason is None:
-            with measuring("tuning", self._explain):
-                self._compile_due = tuning.run(roots[0])
+            self._compile_due = tuning.run(roots[0])
         elif in_force.run_refusal is None and len(roots) > 1 and not in_force.facts.compiles:
-            with measuring("tuning", self._explain):
-                tuning.among_others(roots[0], names_of(roots[1:]), reason)
+            tuning.among_others(roots[0], names_of(roots[1:]), reason)
         else:
             tuning.without_root(reason)
 

@@ -259,6 +259,8 @@ def chunked_call(
     parameters = trainable(module)
     if not parameters:
         raise NotSplittableError("nothing to learn")
+    if not inputs.divisible:
+        raise NotSplittableError("samples cannot be taken out of a sparse or nested batch")
     run = _Run(call, parameters, inputs, rows, keeps_chunk)
     wanted = [leaf for leaf in inputs.leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
     before = _Random(run.device)

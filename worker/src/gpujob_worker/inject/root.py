@@ -80,7 +80,7 @@ class RecordedCall:
     output_gradients: list[torch.Tensor | None] = field(default_factory=list[torch.Tensor | None])
     # Why this call tells nothing of one that we would make.
     refusal: str | None = None
-    # Few of its samples cannot run alone: a hidden state, offsets, or no batch at all.
+    # Few of its samples cannot run alone: a hidden state, offsets, a sparse matrix, or no batch.
     whole_only: bool = False
     handles: list[Any] = field(default_factory=list[Any])
 
@@ -184,7 +184,10 @@ class Root:
                 if self.recorded is not None:
                     self.recorded.forget_hooks()
                 refusal = called_with_other_parameters()
-                self.recorded = RecordedCall(inputs.detached(), refusal=refusal)
+                whole_only = not inputs.divisible
+                self.recorded = RecordedCall(
+                    inputs.detached(), refusal=refusal, whole_only=whole_only
+                )
             if asks:
                 self._before_call(self)
                 # A batch kept for nothing would count as the script's own memory.

@@ -37,6 +37,8 @@ def split_refusal(root: Root, recorded: RecordedCall) -> str | None:
     rows = recorded.inputs.rows
     if rows is None or rows < 2:
         return "the call has no batch of at least 2 samples as first dimension"
+    if not recorded.inputs.divisible:
+        return "samples cannot be taken out of a sparse or nested batch"
     few = recorded.inputs.narrow(0, min(rows, CHECK_ROWS), recorded.inputs.batched())
     try:
         with no_trace(module):

@@ -44,14 +44,20 @@ class CallInputs:
         """Samples in the batch: the first dimension of the first tensor that has one."""
         for leaf in self.leaves:
             if isinstance(leaf, Tensor) and leaf.dim() > 0:
-                return int(leaf.shape[0])
+                return int(leaf.size(0))
         return None
+
+    @property
+    def divisible(self) -> bool:
+        """Whether fewer samples can be taken: not out of sparse matrices or nested tensors."""
+        carriers = zip(self.leaves, self.batched(), strict=True)
+        return all(_is_plain(leaf) for leaf, is_batched in carriers if is_batched)
 
     def batched(self) -> tuple[bool, ...]:
         """Which leaves carry the samples: tensors whose first dimension is the number of rows."""
         rows = self.rows
         return tuple(
-            isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == rows
+            isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.size(0) == rows
             for leaf in self.leaves
         )
 
@@ -66,9 +72,18 @@ class CallInputs:
     def signature(self) -> tuple[Any, ...]:
         """Shapes and types: equal signatures run the same compiled graph."""
         return tuple(
-            (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else type(leaf)
+            (_shape(leaf), leaf.dtype) if isinstance(leaf, Tensor) else type(leaf)
             for leaf in self.leaves
         )
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    """Of a nested tensor its parts alone: the others are of many sizes."""
+    return (tensor.size(0),) if tensor.is_nested else tuple(tensor.shape)
 
 
 def tensor_leaves(output: Any) -> list[Tensor]:

@@ -31,7 +31,8 @@ def trace_refusal(root: Root, recorded: RecordedCall, *, whole: bool) -> str | N
     reason = recorded.refusal or probe_refusal(root.module)
     if reason is not None or parallel_wrapper(root.module) is not None:
         return reason
-    for call in (few_rows(recorded, _ROWS), recorded) if whole else (few_rows(recorded, _ROWS),):
+    few = () if recorded.whole_only else (few_rows(recorded, _ROWS),)
+    for call in (*few, recorded) if whole else few:
         try:
             refusal = _look(root.module, call.inputs)
         except Exception:  # noqa: S112 - what cannot run is said by the items that need it
