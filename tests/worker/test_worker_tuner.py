@@ -1,5 +1,6 @@
 """The tuner: measured choices that leave no trace, refusals with reasons, the memory model."""
 
+import copy
 import itertools
 import math
 import operator
@@ -15,7 +16,13 @@ from torch import nn
 from gpujob_api.settings import OptimizeMode, Precision, Settings, Toggle, TunedSettings
 from gpujob_worker.explanation import Explanation
 from gpujob_worker.inject.guards import probe_refusal
-from gpujob_worker.inject.optimizers import OptimizerCopy, fused_refusal, use_fused
+from gpujob_worker.inject.optimizers import (
+    OptimizerCopy,
+    fused_in_force,
+    fused_refusal,
+    keep_fused,
+    use_fused,
+)
 from gpujob_worker.inject.root import Root, RootPlan
 from gpujob_worker.inject.trees import CallInputs
 from gpujob_worker.memory import CpuMemory
@@ -222,6 +229,35 @@ def test_a_fused_optimizer_takes_the_same_step(kind: str) -> None:
     for ours, expected, old in zip(model.parameters(), plain.parameters, before, strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-7)
         assert not torch.equal(ours, old)
+
+
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_what_the_script_saves_names_no_kernel_of_ours(amsgrad: bool) -> None:
+    """A run without us loads it and steps as it would have; in this one the kernel stays."""
+    model = Model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, amsgrad=amsgrad)
+    model(torch.randn(4, 16)).sum().backward()
+    optimizer.step()
+    plain = copy.deepcopy(optimizer.state_dict())
+    use_fused(optimizer, True)
+    use_fused(optimizer, True)
+    saved = optimizer.state_dict()
+    assert saved["param_groups"] == plain["param_groups"]
+    assert fused_in_force(optimizer)
+    assert len(optimizer._optimizer_state_dict_post_hooks) == 1
+    optimizer.load_state_dict(saved)
+    assert not fused_in_force(optimizer)
+    assert keep_fused(optimizer)
+    assert fused_in_force(optimizer)
+
+
+def test_a_kernel_that_the_script_chose_is_saved() -> None:
+    model = Model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    use_fused(optimizer, True)
+    use_fused(optimizer, False)
+    optimizer.param_groups[0]["fused"] = True
+    assert optimizer.state_dict()["param_groups"][0]["fused"] is True
 
 
 def test_fused_refusals() -> None:

@@ -34,6 +34,9 @@ def fused_refusal(optimizer: torch.optim.Optimizer) -> str | None:
 
 def use_fused(optimizer: torch.optim.Optimizer, fused: bool) -> None:
     """Switches the kernel of a running optimizer; its state stays as it is."""
+    hooks = optimizer._optimizer_state_dict_post_hooks  # pyright: ignore[reportPrivateUsage]
+    if fused and _as_written not in hooks.values():
+        optimizer.register_state_dict_post_hook(_as_written)
     for group in optimizer.param_groups:
         group["fused"] = True if fused else None
         group["foreach"] = False if fused else None
@@ -43,6 +46,26 @@ def use_fused(optimizer: torch.optim.Optimizer, fused: bool) -> None:
         step = state.get("step")
         if fused and isinstance(step, torch.Tensor) and parameter.device.type == "cuda":
             state["step"] = step.to(parameter.device, torch.float32)
+
+
+def _as_written(_: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """What the script saves is what it would have saved without us, for a run without us to load.
+
+    torch calls this with the dict that `state_dict` returns; its groups are copies, its state not.
+    """
+    for group in state["param_groups"]:
+        if _switched(group):
+            group["fused"] = group["foreach"] = None
+            state["state"].update(_steps_on_host(state["state"], group["params"]))
+
+
+def _steps_on_host(states: dict[int, dict[str, Any]], wanted: list[int]) -> dict[int, Any]:
+    """States whose count of steps is on a card, where only a fused kernel wants it."""
+    return {
+        index: {**states[index], "step": states[index]["step"].cpu()}
+        for index in wanted
+        if index in states and getattr(states[index].get("step"), "is_cuda", False)
+    }
 
 
 def keep_fused(optimizer: torch.optim.Optimizer) -> bool:
@@ -136,7 +159,8 @@ def _states(
 
 def fused_in_force(optimizer: torch.optim.Optimizer) -> bool:
     """Whether `use_fused` switched it on, in this run or in the one whose state was loaded."""
-    return all(
-        group.get("fused") is True and group.get("foreach") is False
-        for group in optimizer.param_groups
-    )
+    return all(_switched(group) for group in optimizer.param_groups)
+
+
+def _switched(group: dict[str, Any]) -> bool:
+    return group.get("fused") is True and group.get("foreach") is False

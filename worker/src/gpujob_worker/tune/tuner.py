@@ -261,7 +261,7 @@ class Tuner:
     def adopt_fused(self, optimizer: torch.optim.Optimizer, tuned: TunedSettings) -> None:
         """Before the first step of a run that knows its settings: the kernel of the earlier run.
 
-        A checkpoint brings it along in the optimizer's own state.
+        A script that made copies of its optimizer may bring it along in the optimizer's own groups.
         """
         if not tuned.fused_optimizer:
             return
