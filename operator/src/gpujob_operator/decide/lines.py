@@ -2,6 +2,7 @@
 few come, go, or become overdue in between.
 """
 
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -31,6 +32,7 @@ class Pending:
 
 # With its key of this moment, which ends with the UID, so that none tie.
 Keyed = tuple[OrderKey, Pending]
+_KEY = itemgetter(0)
 # Of each queue, who is next comes first.
 InOrder = Mapping[str, Sequence[Keyed]]
 
@@ -50,6 +52,8 @@ class Lines:
     # By UID.
     entries: dict[str, Pending] = field(default_factory=dict[str, Pending])
     _queues: dict[str, list[Keyed]] = field(default_factory=dict[str, list[Keyed]])
+    # The queue and key of each, by UID.
+    _at: dict[str, tuple[str, OrderKey]] = field(default_factory=dict[str, tuple[str, OrderKey]])
     # Whose places are not, or no longer, true.
     _moved: set[str] = field(default_factory=set[str])
     _undated: set[str] = field(default_factory=set[str])
@@ -77,27 +81,44 @@ class Lines:
         """Who waits, as of now. What was handed out before is not to be used any more."""
         now_seconds = now.timestamp()
         if not self._now_seconds <= now_seconds < self._due_seconds:
-            self._due_seconds = inf
-            self._moved |= self.entries.keys()
+            self._turn(now_seconds)
         self._now_seconds = now_seconds
         self._moved |= self._undated
         if self._moved:
             self._place_again(order_rules(configuration), now)
         return self._queues
 
+    def _turn(self, now_seconds: float) -> None:
+        """Notes who became overdue; or is on time again, as the clock was set back."""
+        first, last = sorted((self._now_seconds, now_seconds))
+        self._due_seconds = inf
+        for uid, entry in self.entries.items():
+            if entry.turn is None:
+                continue
+            due = entry.turn.due_seconds
+            if first < due <= last:
+                self._moved.add(uid)
+            if due > now_seconds:
+                self._due_seconds = min(self._due_seconds, due)
+
     def _place_again(self, rules: OrderRules, now: datetime) -> None:
         moved, self._moved, self._undated = self._moved, set(), set()
-        for line in self._queues.values():
-            line[:] = [one for one in line if one[0][-1] not in moved]
+        for uid in moved:
+            self._take_out(uid)
         for uid in moved & self.entries.keys():
             entry = self.entries[uid]
-            key = self._key(uid, entry, rules, now)
-            self._queues.setdefault(entry.job.spec.queue, []).append((key, entry))
-        for name, line in list(self._queues.items()):
-            # What stayed is in order already, which makes it cheap.
-            line.sort(key=itemgetter(0))
-            if not line:
-                del self._queues[name]
+            queue, key = entry.job.spec.queue, self._key(uid, entry, rules, now)
+            insort(self._queues.setdefault(queue, []), (key, entry), key=_KEY)
+            self._at[uid] = queue, key
+
+    def _take_out(self, uid: str) -> None:
+        if uid not in self._at:
+            return
+        queue, key = self._at.pop(uid)
+        line = self._queues[queue]
+        del line[bisect_left(line, key, key=_KEY)]
+        if not line:
+            del self._queues[queue]
 
     def _key(self, uid: str, entry: Pending, rules: OrderRules, now: datetime) -> OrderKey:
         turn = entry.turn

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import compress
-from operator import is_not
+from operator import attrgetter, is_not
 from typing import NamedTuple
 
 from gpujob_operator.decide.capacity import NodeCapacity
@@ -33,6 +33,7 @@ class Findings(NamedTuple):
 
 
 NOTHING = Findings()
+_NEAREST = attrgetter("nearest")
 Look = Callable[[NodeCapacity, frozenset[str]], Findings]
 _ClaimedOn = Mapping[str, frozenset[str]]
 
@@ -60,7 +61,7 @@ class Survey:
 
     @property
     def nearest(self) -> Nearest:
-        return min((found.nearest for found in self._findings), default=FARTHEST)
+        return min(map(_NEAREST, self._findings), default=FARTHEST)
 
     def _changed(self, nodes: list[NodeCapacity], claimed_on: _ClaimedOn) -> list[int]:
         before = self._nodes
