@@ -223,7 +223,7 @@ def test_a_memory_limit_is_kept_by_every_model(tmp_path: Path) -> None:
     assert found is not None, free.errors
     limit = {"GPUJOB_MEMORY_LIMIT_BYTES": str((int(found[1]) - 60) * 2**20)}
     code, tight = run_worker(
-        tmp_path / "tight", [*command, "4", "24"], environment=limit, options=options
+        tmp_path / "tight", [*command, "4", "12"], environment=limit, options=options
     )
     assert code == 0, tight.errors
     largest = [int(rows) for rows in re.findall(r"fold \d (\d+)", tight.output)]
