@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gpujob_worker.inject.functional import transforms
+from gpujob_worker.inject.functional import is_traced, transforms
 from gpujob_worker.inject.root import Root
 
 
@@ -46,7 +46,7 @@ class Discovery:
     def call(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # A root found earlier is called past this class; what runs inside it is no root.
         outermost = self._depth == 0 and not any(root.inside for root in self._roots)
-        root = self._root(module) if outermost else None
+        root = self._root(module) if outermost and not is_traced(args, kwargs) else None
         self._depth += 1
         try:
             # A root inside a wrapper is called by the wrapper.

@@ -18,7 +18,11 @@ from gpujob_worker.inject.attention import attention_kernel
 from gpujob_worker.inject.chunked import NotSplittableError, chunked_call
 from gpujob_worker.inject.compiling import CompiledBlocks
 from gpujob_worker.inject.distributed import compiled_as_one
-from gpujob_worker.inject.functional import called_with_other_parameters, transforms
+from gpujob_worker.inject.functional import (
+    called_with_other_parameters,
+    is_traced,
+    transforms,
+)
 from gpujob_worker.inject.loss_scale import LossScale, scaled_call
 from gpujob_worker.inject.memory_format import (
     SampleShapes,
@@ -170,7 +174,7 @@ class Root:
         if self.settled and not (self.recording or self.asks) and self._plan is _PLAIN:
             return self.module._call_impl(*args, **kwargs)  # pyright: ignore[reportPrivateUsage]
         seen = self.module.training and torch.is_grad_enabled() and not transforms()
-        if self.inside or not seen:
+        if self.inside or not seen or is_traced(args, kwargs):
             return self.module._call_impl(*args, **kwargs)  # pyright: ignore[reportPrivateUsage]
         self.inside = True
         try:
