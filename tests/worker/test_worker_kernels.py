@@ -318,6 +318,14 @@ x = torch.randn(32, 8)
 for i in range(4):
     opt.zero_grad(); net(x).square().mean().backward(); opt.step()
 print(opt.param_groups[0]["fused"])
+import copy, io, pickle
+saved = io.BytesIO(); torch.save([net, opt], saved); saved.seek(0)
+others = [copy.deepcopy(opt), torch.load(saved, weights_only=False)[1]]
+others.append(pickle.loads(pickle.dumps(opt)))
+groups = [other.param_groups[0] for other in others] + opt.state_dict()["param_groups"]
+print(*(group["fused"] for group in groups))
+for other in others: other.step()
+print(len(opt.param_groups[0]["params"]), opt.param_groups[0]["fused"])
 """
 
 
@@ -338,6 +346,6 @@ def test_a_known_fused_kernel_steps_from_the_first_step(
     settings = {"tuned": {"fusedOptimizer": True}}
     code, run = run_worker(tmp_path, command, settings=settings, options=options)
     assert code == 0, run.errors
-    assert run.output == output
+    assert run.output == f"{output}None None None None\n2 {output}", "what it saves is as written"
     assert f"fused optimizer {line}" in run.report["explain"]
     assert run.report["tuned"]["fusedOptimizer"] is (output == "True\n")

@@ -24,7 +24,7 @@ from gpujob_worker.inject.compiling import keep_compiled_in
 from gpujob_worker.inject.discovery import Discovery
 from gpujob_worker.inject.loader_policy import LoaderPolicy
 from gpujob_worker.inject.loaders import watch_loaders
-from gpujob_worker.inject.optimizers import device_type_of
+from gpujob_worker.inject.optimizers import device_type_of, pickle_as_written
 from gpujob_worker.inject.root import Root, hide_from_script_compiler
 from gpujob_worker.inject.script_facts import (
     ScriptFacts,
@@ -90,6 +90,7 @@ class Injection:
         watch_compile(self._on_compile)
         watch_scaler(self._facts)
         watch_gradients_of_gradients(self._facts)
+        pickle_as_written()
         # Models call their parts when they are made, to learn a size; that trains nothing.
         watch_optimizers(self._on_optimizer)
 

@@ -1,6 +1,7 @@
 """The optimizer's fused kernel, switched in place after it was measured on copies."""
 
 import copy
+import functools
 import time
 from typing import Any
 
@@ -57,6 +58,22 @@ def _as_written(_: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         if _switched(group):
             group["fused"] = group["foreach"] = None
             state["state"].update(_steps_on_host(state["state"], group["params"]))
+
+
+def pickle_as_written() -> None:
+    """The same for scripts that save, or copy, their optimizer as an object."""
+    plain = torch.optim.Optimizer.__getstate__
+
+    @functools.wraps(plain)
+    def __getstate__(self: torch.optim.Optimizer) -> dict[str, Any]:  # noqa: N807
+        state = plain(self)
+        state["param_groups"] = [
+            {**group, "fused": None, "foreach": None} if _switched(group) else group
+            for group in state["param_groups"]
+        ]
+        return state
+
+    torch.optim.Optimizer.__getstate__ = __getstate__
 
 
 def _steps_on_host(states: dict[int, dict[str, Any]], wanted: list[int]) -> dict[int, Any]:
