@@ -111,6 +111,47 @@ class Hooks(Base):
         return out
 
 
+class Trains(Base):
+    """Learns in its own forward, as meta learning does; its last step left gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.optimizer = torch.optim.Adam(self.layer.parameters(), 0.1)
+        self.forward(torch.ones(3, 4))
+
+    def forward(self, x: Any) -> Any:
+        self.optimizer.zero_grad(set_to_none=False)
+        loss = self.layer(x).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+
+class Differentiates(Trains):
+    def forward(self, x: Any) -> Any:
+        loss = self.layer(x).square().mean()
+        loss.backward()
+        return loss
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (Trains, "forward steps an optimizer"),
+        (Differentiates, "forward changes the gradient of layer.weight"),
+    ],
+)
+def test_a_forward_that_trains_is_not_run_twice(kind: type[Trains], reason: str) -> None:
+    model = kind()
+    gradients = [parameter.grad for parameter in model.parameters()]
+    state = (model.state_dict(), model.optimizer.state_dict(), gradients)
+    before = copy.deepcopy(state)
+    assert (looked_at(model, torch.ones(3, 4)) or "").startswith(reason)
+    assert repr(state) == repr(before)
+    assert all(p.grad is g for p, g in zip(model.parameters(), gradients, strict=True))
+    model.optimizer.step()
+
+
 def looked_at(model: nn.Module, *args: Any) -> str | None:
     root = Root(model, lambda _: None)
     return trace_refusal(root, RecordedCall(CallInputs.of(args, {}).detached()), whole=True)

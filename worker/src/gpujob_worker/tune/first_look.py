@@ -1,8 +1,9 @@
 """The first run of the root that the script did not ask for: does it leave what cannot be undone?
 
-A forward may change parameters (a momentum encoder), its inputs, the dict that it was given, or add
-hooks that call the script. Runs for a measurement would do so again and again. This one runs on
-copies, puts the parameters back, and says what it saw.
+A forward may change parameters (a momentum encoder), its inputs, the dict that it was given, add
+hooks that call the script, or train by itself (meta learning). Runs for a measurement would do so
+again and again. This one runs on copies, stops before an optimizer's step, puts the parameters and
+their gradients back, and says what it saw.
 """
 
 from collections.abc import Generator
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils import _pytree as pytree
 
 from gpujob_worker.inject.guards import parallel_wrapper, probe_refusal
@@ -20,6 +22,7 @@ from gpujob_worker.tune.no_trace import no_trace
 from gpujob_worker.tune.trial import few_rows
 
 _ROWS = 2
+_STEPS = "forward steps an optimizer, as every try would"
 _HOOKING = ("register_hook", "register_post_accumulate_grad_hook")
 
 
@@ -35,6 +38,8 @@ def trace_refusal(root: Root, recorded: RecordedCall, *, whole: bool) -> str | N
     for call in (*few, recorded) if whole else few:
         try:
             refusal = _look(root.module, call.inputs)
+        except _SteppedError:
+            return _STEPS
         except Exception:  # noqa: S112 - what cannot run is said by the items that need it
             continue
         recorded.whole_only = call is recorded
@@ -42,35 +47,62 @@ def trace_refusal(root: Root, recorded: RecordedCall, *, whole: bool) -> str | N
     return None
 
 
+class _SteppedError(Exception):
+    """The script's own optimizer was about to step."""
+
+
+@contextmanager
+def _no_step() -> Generator[None]:
+    def stop(*_: Any) -> None:
+        raise _SteppedError(_STEPS)
+
+    handle = register_optimizer_step_pre_hook(stop)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
 def _look(module: torch.nn.Module, inputs: CallInputs) -> str | None:
     parameters = _Parameters(module)
     arguments = _Arguments(inputs)
     hooks: list[str] = []
     try:
-        with no_trace(module), torch.enable_grad(), _noting_hooks(hooks):
+        with no_trace(module), torch.enable_grad(), _noting_hooks(hooks), _no_step():
             output = arguments.call(module)
     finally:
         changed, written = parameters.put_back(), arguments.put_back()
     if changed is not None:
-        return f"forward changes parameter {changed}, as every try would"
+        return f"forward changes {changed}, as every try would"
     if hooks:
         return f"forward calls {hooks[0]}: the hook would run in tries too"
     return written or arguments.refusal() or _opaque(output)
 
 
 class _Parameters:
-    """Parameters with a copy of each, also where a forward gives them other memory."""
+    """Parameters with a copy of each, also where a forward gives them other memory.
+
+    They have no gradients meanwhile, so that those of the script cannot be added to.
+    """
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self._kept = [(n, p, p.data, p.detach().clone()) for n, p in module.named_parameters()]
+        named = list(module.named_parameters())
+        self._kept = [(n, p, p.data, p.detach().clone()) for n, p in named]
+        self._gradients = [(name, parameter, parameter.grad) for name, parameter in named]
+        for _, parameter in named:
+            parameter.grad = None
 
     def put_back(self) -> str | None:
-        """The name of one that was changed, if any was."""
+        """One that was changed, if any was."""
         changed: str | None = None
+        for name, parameter, gradient in self._gradients:
+            if parameter.grad is not None:
+                changed = changed or f"the gradient of {name}"
+            parameter.grad = gradient
         for name, parameter, data, value in self._kept:
             now, parameter.data = parameter.data, data
             if now.shape != value.shape or not _same(now, value):
-                changed = changed or name
+                changed = changed or f"parameter {name}"
                 data.copy_(value)
         return changed
 
