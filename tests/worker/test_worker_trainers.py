@@ -6,11 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch import nn
 
 from gpujob_api.settings import Precision, Settings, Toggle
 from gpujob_worker.adapters import huggingface, lightning, others
 from gpujob_worker.adapters.wishes import Wishes
 from gpujob_worker.explanation import Explanation
+from gpujob_worker.inject.guards import probe_refusal
 from gpujob_worker.switches import Switches
 from tests.harness.worker_process import run_worker
 
@@ -200,3 +202,47 @@ def test_precisions_of_other_frameworks() -> None:
     assert others.jax_variables(Settings(precision=Precision.TF32))[
         "JAX_DEFAULT_MATMUL_PRECISION"
     ] == ("tensorfloat32")
+
+
+CHECKPOINTED = """
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, logging
+logging.set_verbosity_error()
+torch.manual_seed(2)
+shape = dict(vocab_size=32, n_positions=16, n_embd=16, n_layer=2, n_head=2)
+net = GPT2LMHeadModel(GPT2Config(**shape, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
+net.gradient_checkpointing_enable()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+ids = torch.randint(0, 32, (6, 12))
+for step in range(12):
+    opt.zero_grad(); loss = net(input_ids=ids, labels=ids).loss; loss.backward(); opt.step()
+    print(loss.item())
+"""
+
+
+def test_checkpointing_of_transformers_does_not_hinder_precision(tmp_path: Path) -> None:
+    """It hooks the embedding; that hook marks what comes out and calls nothing of the script."""
+    script = tmp_path / "train.py"
+    script.write_text(CHECKPOINTED)
+    command = ["python", str(script)]
+    code, plain = run_worker(tmp_path / "plain", command, settings={"mode": "Off"})
+    assert code == 0, plain.errors
+    settings = {"precision": "bfloat16", "batchPerStep": 2, "compile": "Off"}
+    code, run = run_worker(tmp_path / "run", command, settings=settings)
+    assert code == 0, run.errors
+    said = "\n".join(run.report["explain"])
+    assert "precision applied: asked for" in said
+    assert "batch split refused: module transformer.wte has hooks, which would run" in said
+    losses = [[float(line) for line in text.split()] for text in (plain.output, run.output)]
+    assert losses[1] == pytest.approx(losses[0], rel=0.01)
+    assert losses[1][:7] == losses[0][:7], "the first steps are as written"
+
+
+def test_other_hooks_of_a_trainers_library_are_the_scripts() -> None:
+    model = nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 4))
+
+    def counts(*_: Any) -> None: ...
+
+    counts.__module__ = "transformers.modeling_utils"
+    model[0].register_forward_hook(counts)
+    assert (probe_refusal(model) or "").startswith("module 0 has hooks of the script")

@@ -17,6 +17,9 @@ _HOOKS = (
     "_backward_pre_hooks",
 )
 _GLOBAL_HOOKS = tuple(f"_global{name}" for name in _HOOKS)
+# Set by `gradient_checkpointing_enable` and the like.
+_MARKING_LIBRARIES = ("transformers", "peft")
+_MARKING_HOOK = "make_inputs_require_grad"
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule")
 
 
@@ -43,15 +46,16 @@ def batch_statistics(module: torch.nn.Module) -> str | None:
 def probe_refusal(module: torch.nn.Module) -> str | None:
     """Why this module must not be run for a measurement: what it sets off could not be undone.
 
-    Hooks of torch itself (weight and spectral norms) only touch parameters and buffers.
+    Hooks of torch itself (weight and spectral norms) only touch parameters and buffers; the one
+    that goes with checkpointing in transformers and peft marks what an embedding returns.
     """
     for hooks in _GLOBAL_HOOKS:
         of_all: dict[Any, Any] = getattr(torch.nn.modules.module, hooks, {})
-        if any(not _is_torchs(hook) for hook in of_all.values()):
+        if any(not _is_known(hook) for hook in of_all.values()):
             return "hooks of the script for all modules would run in probes too"
     for name, layer in module.named_modules():
         for hooks in _HOOKS:
-            if any(not _is_torchs(hook) for hook in vars(layer).get(hooks, {}).values()):
+            if any(not _is_known(hook) for hook in vars(layer).get(hooks, {}).values()):
                 owner = name or type(layer).__name__
                 return f"module {owner} has hooks of the script, which would run in probes too"
     for name, parameter in module.named_parameters():
@@ -62,9 +66,11 @@ def probe_refusal(module: torch.nn.Module) -> str | None:
     return None
 
 
-def _is_torchs(hook: Any) -> bool:
+def _is_known(hook: Any) -> bool:
     of: Any = getattr(hook, "__module__", None) or type(hook).__module__
-    return str(of).split(".")[0] == "torch"
+    library = str(of).split(".")[0]
+    marks = getattr(hook, "__name__", "").startswith(_MARKING_HOOK)
+    return library == "torch" or (marks and library in _MARKING_LIBRARIES)
 
 
 def statistics_layers(module: torch.nn.Module) -> list[torch.nn.Module]:
