@@ -1,5 +1,6 @@
 """Scripts that have their model written down (jit.trace, export, fx, counters) before it trains."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -108,3 +109,36 @@ def test_a_script_that_traces_its_model_runs_as_without_us(tmp_path: Path) -> No
     assert code == 0, run.errors
     assert run.output == plain.output
     assert "is needed" not in "\n".join(run.report["explain"])
+
+
+CATCHES = """
+import logging, traceback, torch
+from torch import nn
+class Fails(nn.Module):
+    def __init__(self):
+        super().__init__(); self.inner = nn.Linear(3, 2)
+    def forward(self, x): return self.inner(x)
+net = Fails(); optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for rows in (torch.ones(2, 3), torch.ones(2, 4)) * 6:
+    try:
+        optimizer.zero_grad(); net(rows).sum().backward(); optimizer.step()
+    except RuntimeError as error:
+        traceback.print_exc(); logging.exception("skipped")
+        print(len(traceback.extract_tb(error.__traceback__)), traceback.format_exc().count("File"))
+        print(len(list(traceback.walk_tb(error.__traceback__))))
+"""
+
+
+def test_errors_that_the_script_prints_itself_show_its_own_frames(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(CATCHES)
+    command = ["python", str(script)]
+    code, plain = run_worker(tmp_path / "plain", command, settings={"mode": "Off"}, options=())
+    assert code == 0, plain.errors
+    assert "Traceback" in plain.errors
+    code, run = run_worker(tmp_path / "run", command, options=("--tuning-seconds", "1"))
+    assert code == 0, run.errors
+    assert run.output == plain.output
+    frames = [re.findall(r"^  File .*, in (\S+)$", each.errors, re.M) for each in (plain, run)]
+    assert frames[0] == frames[1]
+    assert "gpujob" not in run.errors

@@ -5,17 +5,22 @@ frames of this package are taken out of what the user sees.
 """
 
 import contextlib
+import functools
 import importlib.machinery
 import os
 import runpy
 import sys
+import traceback
 import types
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 _OWN_DIRECTORY = str(Path(__file__).resolve().parent) + os.sep
 _OPTIONS_WITH_VALUE = ("-W", "-X")
+# What lists the frames of a traceback, for those who ask and for those who print.
+_WALKERS = ("walk_tb", "_walk_tb_with_full_positions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,7 @@ def parse_python(command: Sequence[str]) -> PythonCommand | None:
 
 def run_python(command: PythonCommand) -> None:
     """Runs it. Whatever the script raises comes out, with its traceback cleaned of our frames."""
+    hide_own_frames()
     try:
         if command.is_module:
             _run_module(command)
@@ -110,18 +116,38 @@ def clean_traceback(error: BaseException) -> None:
         pending += [current.__cause__, current.__context__]
 
 
-def _without_ours(traceback: types.TracebackType | None) -> types.TracebackType | None:
+def _without_ours(entries: types.TracebackType | None) -> types.TracebackType | None:
     kept: list[types.TracebackType] = []
-    while traceback is not None:
-        name = traceback.tb_frame.f_code.co_filename
+    while entries is not None:
+        name = entries.tb_frame.f_code.co_filename
         runner = name == "<frozen runpy>" or name.endswith(f"{os.sep}runpy.py")
         if not name.startswith(_OWN_DIRECTORY) and not (runner and not kept):
-            kept.append(traceback)
-        traceback = traceback.tb_next
+            kept.append(entries)
+        entries = entries.tb_next
     cleaned: types.TracebackType | None = None
     for entry in reversed(kept):
         cleaned = types.TracebackType(cleaned, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     return cleaned
+
+
+def hide_own_frames() -> None:
+    """Errors that the script catches and prints itself, or logs, show its own frames too.
+
+    Frames are in a traceback before the script gets it; `traceback`, where `logging` looks too, is
+    where they can be left out.
+    """
+    for name in _WALKERS:
+        plain: Any = getattr(traceback, name, None)
+        if plain is None or hasattr(plain, "__wrapped__"):
+            continue
+
+        @functools.wraps(plain)
+        def walk(entry: Any, _plain: Any = plain) -> Generator[Any]:
+            for found in _plain(entry):
+                if not found[0].f_code.co_filename.startswith(_OWN_DIRECTORY):
+                    yield found
+
+        setattr(traceback, name, walk)
 
 
 def flush_streams() -> None:
