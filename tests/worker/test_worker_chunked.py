@@ -60,6 +60,30 @@ def test_gradients_are_those_of_the_whole_batch(
         torch.testing.assert_close(ours, theirs, rtol=tolerance * 10, atol=tolerance)
 
 
+class Spectrum(nn.Module):
+    """Complex parameters, and complex outputs that the loss uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 2, dtype=torch.cfloat))
+
+    def forward(self, x: Any) -> Any:
+        return torch.fft.fft(x, dim=1) @ self.weight
+
+
+def test_complex_outputs_have_the_gradients_of_the_whole_batch() -> None:
+    torch.manual_seed(3)
+    module, x = Spectrum(), torch.randn(10, 6)
+    call = CallInputs.of((x,), {})
+    gradients: list[torch.Tensor] = []
+    for output in (module(x), chunked_call(module, module, call, 3)):
+        assert output.requires_grad
+        gradients += torch.autograd.grad(output.abs().square().mean(), module.weight)
+    torch.testing.assert_close(gradients[1], gradients[0])
+    root = Root(module, lambda _: None)
+    assert split_refusal(root, RecordedCall(call)) is None
+
+
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_gradients_of_gradients_are_those_of_the_whole_batch(dropout: float) -> None:
     """A penalty on gradients that comes only every so many steps, after the split was chosen."""

@@ -235,7 +235,7 @@ class _Chunked(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         outputs = run.forward()
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(out for out in outputs if not out.is_floating_point()))
+        ctx.mark_non_differentiable(*(out for out in outputs if not _differentiable(out)))
         return tuple(outputs)
 
     @staticmethod
@@ -271,6 +271,10 @@ def chunked_call(
         raise
     assert isinstance(outputs, tuple)
     return pytree.tree_unflatten(list(outputs), run.output_spec)
+
+
+def _differentiable(output: Tensor) -> bool:
+    return output.is_floating_point() or output.is_complex()
 
 
 def _for_rows(leaf: Tensor, rows: int) -> Tensor:
