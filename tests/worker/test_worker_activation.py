@@ -1,6 +1,7 @@
 """Activation checkpointing: the same bits, statistics that are counted once, every refusal."""
 
 import contextlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from gpujob_worker.inject import activation
 from gpujob_worker.inject.activation import ActivationCheckpointing
 from gpujob_worker.inject.blocks import repeated_blocks
 from tests.harness.blocks import Model, root_and_call
+from tests.harness.worker_process import run_worker
 
 
 def test_activation_checkpointing_gives_the_same_bits() -> None:
@@ -94,3 +96,30 @@ def test_activation_checkpointing_is_refused() -> None:
     assert repeated_blocks(nn.Linear(2, 2)) == []
     # Single layers hold nothing worth computing again.
     assert repeated_blocks(nn.ModuleList(nn.Embedding(8, 4) for _ in range(3))) == []
+
+
+LAZY = """
+import torch
+from torch import nn
+torch.manual_seed(1)
+net = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(1))
+optimizer = torch.optim.Adam(net.parameters(), 0.01)
+x = torch.randn(16, 5)
+for step in range(9):
+    optimizer.zero_grad(); loss = net(x).square().mean(); loss.backward(); optimizer.step()
+print(loss.item())
+"""
+
+
+def test_sizes_that_come_with_the_first_call_are_not_asked_for(tmp_path: Path) -> None:
+    lazy = nn.ModuleList(nn.Sequential(nn.LazyLinear(4), nn.ReLU()) for _ in range(2))
+    known = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(2))
+    assert repeated_blocks(nn.ModuleDict({"lazy": lazy, "known": known})) == list(known)
+    script = tmp_path / "train.py"
+    script.write_text(LAZY)
+    settings = {"tuned": {"activationCheckpointing": True, "fusedOptimizer": True}}
+    code, run = run_worker(tmp_path, ["python", str(script)], settings=settings)
+    assert code == 0, run.errors
+    said = "\n".join(run.report["explain"])
+    assert "measuring failed" not in said
+    assert "tuning settings of an earlier run are known" in said

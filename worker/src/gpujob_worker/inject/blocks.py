@@ -12,9 +12,14 @@ def repeated_blocks(module: torch.nn.Module) -> list[torch.nn.Module]:
             continue
         children = list(container.children())
         kinds = {type(child) for child in children}
-        size = sum(parameter.numel() for parameter in container.parameters())
+        size = sum(_size(parameter) for parameter in container.parameters())
         # A list of single layers (embedding tables, say) holds nothing worth computing again.
         nested = all(next(child.children(), None) is not None for child in children)
         if len(children) > 1 and len(kinds) == 1 and nested and size > best_size:
             best, best_size = children, size
     return best
+
+
+def _size(parameter: torch.nn.Parameter) -> int:
+    """Of one that is made in the first call, nothing is known yet."""
+    return 0 if torch.nn.parameter.is_lazy(parameter) else parameter.numel()
