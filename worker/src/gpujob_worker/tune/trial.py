@@ -9,6 +9,8 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
+
 from gpujob_api.settings import OptimizeMode, Settings
 from gpujob_worker.explanation import Explanation
 from gpujob_worker.failure import MemoryLimitError
@@ -77,6 +79,10 @@ class Decision:
         """Whether a measurement may decide here; says so where it may not."""
         if self._processes > 1 and not forced:
             self.refuse(item, f"{self._processes} processes could measure and decide differently")
+            return False
+        if torch.are_deterministic_algorithms_enabled() and not forced:
+            why = "a measurement could decide otherwise in the next run"
+            self.refuse(item, f"the script asks for deterministic algorithms; {why}")
             return False
         return True
 
