@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -19,6 +20,16 @@ def describe_machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "numpy": _numpy(),
     }
+
+
+def yardstick_milliseconds() -> float:
+    """What 100,000 steps of a loop over a small dictionary take now: how fast plain Python is at
+    this moment, on a machine whose speed changes."""
+    start = time.perf_counter()
+    seen: dict[int, int] = {}
+    for number in range(100_000):
+        seen[number & 1023] = seen.get(number & 511, 0) + 1
+    return 1000 * (time.perf_counter() - start)
 
 
 def _processor() -> str:

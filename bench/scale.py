@@ -14,7 +14,8 @@ a machine that does other things as well). Three figures per size:
   object is new; in cycles with 100 changes (50 jobs end, 50 nodes are read again; for each job that
   started another arrives) in which all decisions are carried out and remembered; and in such cycles
   once jobs have waited for over a minute and may keep cards from later ones, for which the soonest
-  start is looked for on every card.
+  start is looked for on every card. The yardstick beside it is a loop of plain Python, timed
+  before each cycle: it tells how fast the machine was meanwhile.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.machine import print_result
+from bench.machine import print_result, yardstick_milliseconds
 from bench.scale_cycle import Cycles
 from bench.scale_nouns import gpu_node, measured_job, running_job, running_pod
 from bench.table import format_table
@@ -271,9 +272,11 @@ def time_plan(cluster: Cluster, pending: int) -> dict[str, float]:
 def _time_cycles(cycles: Cycles, name: str) -> dict[str, float]:
     taken: list[float] = []
     processor: list[float] = []
+    yardstick: list[float] = []
     items = 0
     for _ in range(CYCLES):
         cycles.change(CHANGES)
+        yardstick.append(yardstick_milliseconds())
         decided, milliseconds, processor_milliseconds = cycles.step()
         items += len(decided.items)
         taken.append(milliseconds)
@@ -283,6 +286,7 @@ def _time_cycles(cycles: Cycles, name: str) -> dict[str, float]:
         f"{name}_milliseconds_median": statistics.median(taken),
         f"{name}_processor_milliseconds_median": statistics.median(processor),
         f"{name}_processor_milliseconds_max": max(processor),
+        f"{name}_yardstick_milliseconds_median": statistics.median(yardstick),
     }
 
 
@@ -337,7 +341,8 @@ def snapshot_of(cluster: Cluster, queue: Sequence[Request]) -> Snapshot:
 def _plan_columns(name: str) -> tuple[str, ...]:
     figures = ("items_per_cycle", "milliseconds_median")
     processor = ("processor_milliseconds_median", "processor_milliseconds_max")
-    return tuple(f"{name}_{figure}" for figure in (*figures, *processor))
+    yardstick = "yardstick_milliseconds_median"
+    return tuple(f"{name}_{figure}" for figure in (*figures, *processor, yardstick))
 
 
 COLUMNS = (

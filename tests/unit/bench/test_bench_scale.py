@@ -19,6 +19,7 @@ def test_the_table_and_the_last_line(capsys: pytest.CaptureFixture[str]) -> None
     assert (row["nodes"], row["cards"], row["pending"]) == (3, 24, 20)
     assert row["placements"] > 10
     assert row["placement_milliseconds_mean"] > 0
+    assert row["plan_yardstick_milliseconds_median"] > 0
     assert last["machine"]["cores"] >= 1
 
 
