@@ -71,11 +71,39 @@ def test_models_that_are_made_for_a_few_steps_are_not_looked_at_for_ever() -> No
     assert not later.watches
 
 
-def test_of_many_models_not_each_is_said_aloud(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_said_aloud_is_said_once_at_the_end(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     explanation = Explanation(verbose=True)
-    for count in range(3):
-        explanation.note("models", str(count), aloud=count != 1)
+    for count in range(5):
+        explanation.note("models", str(count), aloud=count in (0, 2))
     assert capsys.readouterr().err == "gpujob: models 0\ngpujob: models 2\n"
+    for _ in range(2):
+        explanation.end()
+    assert capsys.readouterr().err == "gpujob: models 4\n"
+
+
+def test_a_sweep_over_models_says_again_only_what_means_something_else(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    later = later_models()
+    session = later._session  # pyright: ignore[reportPrivateUsage]
+    session.explanation.verbose = True
+    for number in range(13):
+        # The last but one is of the first one's shape, with another shape of batch.
+        kind = type(f"Model{number if number != 11 else 0}", (Model,), {})
+        root, call = root_and_call(kind(), rows=12 if number != 11 else 8)
+        root.recorded = call
+        optimizer = trains(later, root)
+        session.tuned, session.tuning_seconds = TunedSettings(batch_per_step=4), 1.0
+        del optimizer
+        assert later.is_over(warm=True)
+        later.begin()
+    session.explanation.end()
+    said = [line for line in capsys.readouterr().err.splitlines() if "later models" in line]
+    counts = [line.split("later models ")[1].split(" started")[0] for line in said]
+    assert counts == ["0 of 1", "0 of 11", "0 of 12"], said
+    assert session.explanation.line("later models").endswith("; 9 more as written")
 
 
 def test_garbage_is_looked_for_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,8 @@ class Explanation:
     within: "Explanation | None" = None
     addition: str = ""
     _lines: dict[str, str] = field(default_factory=dict[str, str])
+    # Items of which the newest line was not said aloud.
+    _quiet: set[str] = field(default_factory=set[str])
 
     def applied(self, item: str, what: str) -> None:
         self._say(item, f"applied: {what}")
@@ -28,6 +30,13 @@ class Explanation:
 
     def note(self, item: str, what: str, *, aloud: bool = True) -> None:
         self._say(item, what, aloud=aloud)
+
+    def end(self) -> None:
+        """Says aloud what was kept for the end."""
+        for item, line in self._lines.items():
+            if item in self._quiet:
+                sys.stderr.write(f"gpujob: {line}\n")
+        self._quiet.clear()
 
     def line(self, item: str) -> str:
         """What was last said of the item; empty when nothing was."""
@@ -49,5 +58,10 @@ class Explanation:
             return
         changed = self._lines.get(item) != line
         self._lines[item] = line
-        if self.verbose and changed and aloud:
+        if not self.verbose or not changed:
+            return
+        if aloud:
+            self._quiet.discard(item)
             sys.stderr.write(f"gpujob: {line}\n")
+        else:
+            self._quiet.add(item)

@@ -25,8 +25,6 @@ ITEM, LIMIT = "later models", "memory limit"
 SECONDS_FRACTION = 0.05
 # So many models in a row that were dropped before a tuning: the script makes them for a few steps.
 UNTUNED_MAX = 8
-# Models of which each one is said aloud; of those that follow it is every so many.
-ALOUD_MAX = 10
 # Looks for garbage that found the model before still in use; a script may make many beside it.
 LOOKS_MAX = 3
 # Reasons that are said; those that are counted.
@@ -75,6 +73,9 @@ class LaterModels:
         self._count = self._started = 0
         self._settings: list[str] = []
         self._reasons: dict[str, int] = {}
+        # Of the reasons, without the names of models; and what was last said aloud.
+        self._kinds: set[str] = set()
+        self._meaning: tuple[Any, ...] = ()
         # For the present model's optimizer to step, when it is known what is in force.
         self.waits = False
         # Of models that are not looked at: a parameter each, by which another optimizer is known.
@@ -110,8 +111,7 @@ class LaterModels:
         session.begin_model(alike=False)
         text = f"{why}; {self._count} more ran as written"
         text += ", without a look at the memory limit" if self._limited else ""
-        aloud = self._count <= ALOUD_MAX or self._count % ALOUD_MAX == 0
-        session.explanation.note(ITEM, f"refused: {text}", aloud=aloud)
+        session.explanation.note(ITEM, f"refused: {text}", aloud=self._count == 1)
         return True
 
     def _is_another(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -203,7 +203,7 @@ class LaterModels:
         session.known_tuned = tuned or TunedSettings()
         self.waits = True
         if reason is not None:
-            self._plain(reason)
+            self._plain(reason, shape.name)
 
     def unseen(self) -> None:
         """An optimizer begins with a model that is not seen, the one before being gone."""
@@ -212,9 +212,11 @@ class LaterModels:
             self._count += 1
             self._plain("the script compiles its model itself")
 
-    def _plain(self, reason: str) -> None:
+    def _plain(self, reason: str, name: str = "") -> None:
+        kind = reason.removeprefix(name)
         if len(self._reasons) >= REASONS_KEPT_MAX and reason not in self._reasons:
-            reason = "other reasons"
+            reason = kind = "other reasons"
+        self._kinds.add(kind)
         self._reasons[reason] = self._reasons.get(reason, 0) + 1
         self._say()
 
@@ -273,8 +275,10 @@ class LaterModels:
             text += f"; {number} {plain}: {reason}"
         others = sum(number for _, number in reasons[REASONS_MAX:])
         text += f"; {others} more {plain}" if others else ""
-        aloud = self._count <= ALOUD_MAX or self._count % ALOUD_MAX == 0
-        self._session.explanation.note(ITEM, text, aloud=aloud)
+        # Counts alone are for the end.
+        meaning = (self._started > 0, self._settings, self.watches, len(self._kinds))
+        self._session.explanation.note(ITEM, text, aloud=meaning != self._meaning)
+        self._meaning = meaning
 
     def _shape(self, root: Root) -> Shape:
         module, recorded = root.module, root.recorded

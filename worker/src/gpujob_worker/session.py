@@ -219,6 +219,7 @@ class Session:
             self.meter.read_memory()
         self._close_profile()
         self.ending()
+        self.explanation.end()
         # Written here too: the reporting thread may be waiting for a network that is gone.
         self._write_summary(self.report())
         remaining = min(LAST_REPORT_SECONDS, self.stop.remaining_seconds() - EXIT_MARGIN_SECONDS)
