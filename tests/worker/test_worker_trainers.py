@@ -246,3 +246,28 @@ def test_other_hooks_of_a_trainers_library_are_the_scripts() -> None:
     counts.__module__ = "transformers.modeling_utils"
     model[0].register_forward_hook(counts)
     assert (probe_refusal(model) or "").startswith("module 0 has hooks of the script")
+
+
+COLLECTING = """
+import torch
+from transformers import BertConfig, BertModel
+sizes = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16)
+net = BertModel(BertConfig(vocab_size=32, output_hidden_states=True, **sizes))
+opt = torch.optim.SGD(net.parameters(), lr=0.01)
+for step in range(40):
+    kept = net(torch.randint(0, 32, (8, 4))).hidden_states
+    opt.zero_grad(); kept[1].square().mean().backward(); opt.step()
+    assert len(kept) == 3, kept
+"""
+
+
+def test_models_of_transformers_that_return_hidden_states_are_tuned(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(COLLECTING)
+    code, found = run_worker(
+        tmp_path, ["python", str(script)], options=("--explain", "--tuning-seconds", "2")
+    )
+    assert code == 0, found.errors
+    said = "\n".join(found.report["explain"])
+    assert "which would run in probes too" not in said, said
+    assert "precision " in said, said

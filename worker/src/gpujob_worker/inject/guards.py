@@ -20,6 +20,8 @@ _GLOBAL_HOOKS = tuple(f"_global{name}" for name in _HOOKS)
 # Set by `gradient_checkpointing_enable` and the like.
 _MARKING_LIBRARIES = ("transformers", "peft")
 _MARKING_HOOK = "make_inputs_require_grad"
+# Collects hidden states and attentions for the call of the model that is running, and for no other.
+_COLLECTING_HOOKS = "transformers.utils.output_capturing"
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule")
 
 
@@ -47,7 +49,8 @@ def probe_refusal(module: torch.nn.Module) -> str | None:
     """Why this module must not be run for a measurement: what it sets off could not be undone.
 
     Hooks of torch itself (weight and spectral norms) only touch parameters and buffers; the one
-    that goes with checkpointing in transformers and peft marks what an embedding returns.
+    that goes with checkpointing in transformers and peft marks what an embedding returns; those
+    that collect hidden states in transformers do so for each call by itself.
     """
     for hooks in _GLOBAL_HOOKS:
         of_all: dict[Any, Any] = getattr(torch.nn.modules.module, hooks, {})
@@ -70,7 +73,8 @@ def _is_known(hook: Any) -> bool:
     of: Any = getattr(hook, "__module__", None) or type(hook).__module__
     library = str(of).split(".")[0]
     marks = getattr(hook, "__name__", "").startswith(_MARKING_HOOK)
-    return library == "torch" or (marks and library in _MARKING_LIBRARIES)
+    marks = marks and library in _MARKING_LIBRARIES
+    return library == "torch" or of == _COLLECTING_HOOKS or marks
 
 
 def statistics_layers(module: torch.nn.Module) -> list[torch.nn.Module]:
