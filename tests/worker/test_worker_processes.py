@@ -99,7 +99,8 @@ def train(rank):
     net = nn.Linear(4, 1); opt = torch.optim.Adam(net.parameters(), lr=0.1)
     for i in range(20):
         opt.zero_grad(); net(torch.ones(8, 4)).square().mean().backward(); opt.step()
-    print("child", rank, bool(net.weight.isfinite().all()), flush=True)
+    # In one write: the other child prints at the same time.
+    print(f"child {rank} {bool(net.weight.isfinite().all())}\\n", end="", flush=True)
 if __name__ == "__main__":
     net = nn.Linear(4, 1); opt = torch.optim.Adam(net.parameters(), lr=0.1)
     for i in range(9):
