@@ -26,8 +26,8 @@ _TOO_FULL = Finding("too full")
 _TOO_FULL_BY_STRANGERS = Finding("too full, strangers included")
 _UNMEASURED = Finding("shared already, and this job starts alone until it is measured")
 # With the figure in thousandths of a processor, and in bytes.
-_CPU_SHORT = "{} milli-CPU short"
-_MEMORY_SHORT = "{} host memory short"
+_CPU_SHORT = "on nodes {} milli-CPU short"
+_MEMORY_SHORT = "on nodes {} host memory short"
 _STRANGERS = "used by strangers ({})"
 # Of a card that does not do: the finding, and what is missing in bytes where that is it.
 _Misfit = tuple[Finding, int]
