@@ -76,8 +76,8 @@ def start(folder: Path, attempt: int, *arguments: str, **settings: Any) -> Worke
     )
 
 
-def uninterrupted(folder: Path, *arguments: str) -> dict[str, Any]:
-    assert start(folder, 1, *arguments).wait() == 0
+def uninterrupted(folder: Path, *arguments: str, **settings: Any) -> dict[str, Any]:
+    assert start(folder, 1, *arguments, **settings).wait() == 0
     return json.loads((folder / "result.json").read_text())
 
 
@@ -125,6 +125,22 @@ def test_sigkill_at_random_moments(tmp_path: Path) -> None:
         assert max(steps) >= max(durable, step_of(run) - 2), "more than one interval was lost"
         durable = max(steps)
     assert start(folder, 4, "0", "plain").wait() == 0
+    assert json.loads((folder / "result.json").read_text()) == expected
+
+
+def test_the_kernel_in_force_goes_on_after_a_resume(tmp_path: Path) -> None:
+    """The checkpoint says so, although the optimizer's own state names no kernel of ours."""
+    known = {"mode": "Auto", "tuned": {"fusedOptimizer": True}}
+    expected = uninterrupted(tmp_path / "whole", "0", "plain", **known)
+    folder = tmp_path / "stopped"
+    run = start(folder, 1, "0", "plain", **known)
+    run.wait_until(lambda: step_of(run) >= 9)
+    run.send(signal.SIGTERM)
+    assert run.wait() == 143, run.errors
+    run = start(folder, 2, "0", "plain", mode="Auto")
+    assert run.wait() == 0, run.errors
+    assert run.report["resumedFromStep"] >= 9
+    assert run.report["tuned"]["fusedOptimizer"] is True
     assert json.loads((folder / "result.json").read_text()) == expected
 
 

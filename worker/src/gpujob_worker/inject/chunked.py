@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from gpujob_worker.inject.trees import CallInputs, trainable
+from gpujob_worker.inject.trees import INDIVISIBLE, CallInputs, trainable
 
 Tensor = torch.Tensor
 
@@ -260,7 +260,7 @@ def chunked_call(
     if not parameters:
         raise NotSplittableError("nothing to learn")
     if not inputs.divisible:
-        raise NotSplittableError("samples cannot be taken out of a sparse or nested batch")
+        raise NotSplittableError(INDIVISIBLE)
     run = _Run(call, parameters, inputs, rows, keeps_chunk)
     wanted = [leaf for leaf in inputs.leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
     before = _Random(run.device)

@@ -72,8 +72,8 @@ def probe_refusal(module: torch.nn.Module) -> str | None:
 def _is_known(hook: Any) -> bool:
     of: Any = getattr(hook, "__module__", None) or type(hook).__module__
     library = str(of).split(".")[0]
-    marks = getattr(hook, "__name__", "").startswith(_MARKING_HOOK)
-    marks = marks and library in _MARKING_LIBRARIES
+    name = getattr(hook, "__name__", "")
+    marks = library in _MARKING_LIBRARIES and name.startswith(_MARKING_HOOK)
     return library == "torch" or of == _COLLECTING_HOOKS or marks
 
 

@@ -13,7 +13,7 @@ from gpujob_worker.inject.guards import (
     without_dropout,
 )
 from gpujob_worker.inject.root import RecordedCall, Root
-from gpujob_worker.inject.trees import CallInputs, differentiable_leaves, trainable
+from gpujob_worker.inject.trees import INDIVISIBLE, CallInputs, differentiable_leaves, trainable
 from gpujob_worker.tune.no_trace import no_trace
 from gpujob_worker.tune.probe import probe
 
@@ -38,7 +38,7 @@ def split_refusal(root: Root, recorded: RecordedCall) -> str | None:
     if rows is None or rows < 2:
         return "the call has no batch of at least 2 samples as first dimension"
     if not recorded.inputs.divisible:
-        return "samples cannot be taken out of a sparse or nested batch"
+        return INDIVISIBLE
     few = recorded.inputs.narrow(0, min(rows, CHECK_ROWS), recorded.inputs.batched())
     try:
         with no_trace(module):

@@ -9,6 +9,9 @@ from torch.utils import _pytree as pytree
 
 Tensor = torch.Tensor
 
+# Why a batch that is not `divisible` is not split.
+INDIVISIBLE = "samples cannot be taken out of a sparse or nested batch"
+
 
 @dataclass(frozen=True, slots=True)
 class CallInputs:
