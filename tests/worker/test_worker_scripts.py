@@ -290,8 +290,7 @@ def test_errors_show_the_users_frames_only(tmp_path: Path) -> None:
     assert str(Path(gpujob_worker.__file__).parent) not in run.errors
     assert run.errors.rstrip().endswith("IndexError: label 12 is out of range")
     frames = re.findall(r'File "(.*?)", line \d+, in (\S+)', run.errors)
-    assert frames[0] == (str(script), "<module>")
-    assert frames[-1] == (str(script), "check")
+    assert [frames[0], frames[-1]] == [(str(script), "<module>"), (str(script), "check")]
     failure = run.report["failure"]
     assert failure["failureClass"] == "UserError"
     assert failure["message"] == "IndexError: label 12 is out of range"

@@ -83,6 +83,13 @@ def test_make_alone_lists_every_target() -> None:
     assert listed == make_targets()
 
 
+def test_the_demo_builds_only_the_control_plane() -> None:
+    result = subprocess.run(
+        ["make", "--dry-run", "demo"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert re.findall(r"-m gpujob_local\.tools\b *(.*)", result.stdout) == ["kubernetes"]
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
 def test_commands_in_documents_exist(document: Path) -> None:
     assert set(MAKE_COMMAND.findall(code_of(document))) <= make_targets()
