@@ -185,6 +185,14 @@ class Session:
             self.stop.watch()
             self.stop.request(reply.stop.reason, reply.stop.deadline_seconds)
 
+    def listen_for_stop(self) -> None:
+        """Once torch is imported; again at the first step, which the main thread may well make."""
+        late, refusal = self.meter.steps > 0, self.stop.listen()
+        if refusal is not None:
+            self.explanation.refused("graceful stop", refusal)
+        elif late:
+            self.explanation.applied("graceful stop", "from the first step on")
+
     def _nothing_to_save(self) -> bool:
         return self.owns_safe_points and self.meter.steps == 0
 
