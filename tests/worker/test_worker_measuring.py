@@ -14,7 +14,7 @@ from torch import nn
 from gpujob_api.report import Efficiency, MemoryPeaks, Report, Speedup, Timing, WorkerPhase
 from gpujob_api.settings import Precision
 from gpujob_worker.__main__ import main
-from gpujob_worker.card import CardMeter, card_meter, peak_flop_per_second
+from gpujob_worker.device.gpu import CardMeter, card_meter, peak_flop_per_second
 from gpujob_worker.efficiency import efficiency
 from gpujob_worker.inject.root import RecordedCall, Root
 from gpujob_worker.inject.trees import CallInputs

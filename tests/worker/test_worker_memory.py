@@ -12,11 +12,11 @@ from torch.nn import functional
 
 from gpujob_api.report import FailureClass
 from gpujob_api.settings import OptimizeMode, Settings, TunedSettings
+from gpujob_worker.device.memory import CpuMemory
 from gpujob_worker.explanation import Explanation
 from gpujob_worker.failure import MemoryLimitError, classify
 from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
 from gpujob_worker.inject.trees import CallInputs
-from gpujob_worker.memory import CpuMemory
 from gpujob_worker.switches import Switches
 from gpujob_worker.tune.loss_memory import LossWatch
 from gpujob_worker.tune.memory_fit import MemoryFit

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from gpujob_api.settings import OptimizeMode, Precision, Settings, Toggle, TunedSettings
+from gpujob_worker.device.memory import CpuMemory
 from gpujob_worker.explanation import Explanation
 from gpujob_worker.inject.guards import probe_refusal
 from gpujob_worker.inject.optimizers import (
@@ -25,7 +26,6 @@ from gpujob_worker.inject.optimizers import (
 )
 from gpujob_worker.inject.root import Root, RootPlan
 from gpujob_worker.inject.trees import CallInputs
-from gpujob_worker.memory import CpuMemory
 from gpujob_worker.switches import Switches
 from gpujob_worker.tune.applied import put_in_force
 from gpujob_worker.tune.compare import PAIRS_FUTILE, closeness, measure_speedup, speedup

@@ -10,6 +10,7 @@ from torch import nn
 from gpujob_api.report import Timing
 from gpujob_api.settings import Precision, Settings
 from gpujob_worker.beside import Beside
+from gpujob_worker.device.memory import CpuMemory
 from gpujob_worker.environment import Environment
 from gpujob_worker.explanation import Explanation
 from gpujob_worker.in_force import InForce
@@ -17,7 +18,6 @@ from gpujob_worker.inject.discovery import Discovery
 from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
 from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.trees import CallInputs
-from gpujob_worker.memory import CpuMemory
 from gpujob_worker.session import Session
 from gpujob_worker.switches import Switches
 from gpujob_worker.tune.applied import Applied

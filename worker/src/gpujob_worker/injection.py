@@ -16,7 +16,7 @@ from torch.optim.optimizer import (
 
 from gpujob_api.report import WorkerPhase
 from gpujob_api.settings import Toggle
-from gpujob_worker.device import use_device
+from gpujob_worker.control.device import use_device
 from gpujob_worker.guardian import Guardian
 from gpujob_worker.in_force import InForce
 from gpujob_worker.inject.children import in_forked_children

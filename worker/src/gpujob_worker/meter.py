@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpujob_api.report import MemoryPeaks, Timing
-from gpujob_worker.card import CardMeter
-from gpujob_worker.memory import DeviceMemory
+from gpujob_worker.device.gpu import CardMeter
+from gpujob_worker.device.memory import DeviceMemory
 
 WINDOW_STEPS_MAX = 200
 MEMORY_SECONDS = 0.25

@@ -11,7 +11,7 @@ import torch
 
 from gpujob_api.settings import TunedSettings
 from gpujob_worker.beside import Beside, name_beside
-from gpujob_worker.device import hold_to_limit, use_device
+from gpujob_worker.control.device import hold_to_limit, use_device
 from gpujob_worker.in_force import InForce
 from gpujob_worker.inject.root import RecordedCall, Root
 from gpujob_worker.session import Session

@@ -22,11 +22,11 @@ from gpujob_api.report import (
     WorkerPhase,
 )
 from gpujob_api.settings import OptimizeMode, TunedSettings
+from gpujob_worker.device.memory import CpuMemory
 from gpujob_worker.efficiency import efficiency
 from gpujob_worker.environment import Environment, read_environment
 from gpujob_worker.explanation import Explanation
 from gpujob_worker.failure import classify
-from gpujob_worker.memory import CpuMemory
 from gpujob_worker.meter import Meter
 from gpujob_worker.profiling import StepProfiler
 from gpujob_worker.reports import Destination, Reporter, write_termination_message

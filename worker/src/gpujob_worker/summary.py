@@ -13,7 +13,7 @@ from gpujob_api.codec import encode
 from gpujob_api.quantities import format_memory
 from gpujob_api.report import Efficiency, Report, Timing
 from gpujob_api.settings import Precision
-from gpujob_worker.card import peak_flop_per_second
+from gpujob_worker.device.gpu import peak_flop_per_second
 
 WAIT_PERCENT_WORTH_SAYING = 5.0
 IDLE_PERCENT = 50.0

@@ -8,7 +8,7 @@ import time
 import torch
 
 from gpujob_api.report import WorkerPhase
-from gpujob_worker.device import hold_to_limit
+from gpujob_worker.control.device import hold_to_limit
 from gpujob_worker.in_force import InForce
 from gpujob_worker.inject.guards import probe_refusal
 from gpujob_worker.inject.loader_policy import LoaderPolicy

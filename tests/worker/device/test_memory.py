@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from gpujob_worker.card_context import (
+from gpujob_worker.device.cuda_context import (
     CONTEXT_BYTES_ASSUMED,
     CardContext,
     card_context,
     limit_allocator,
 )
-from gpujob_worker.memory import CudaMemory, Growth
+from gpujob_worker.device.memory import CudaMemory, Growth
 from tests.harness.fake_nvml import NOT_SUPPORTED, FakeCard, FakeNvml
 
 MIB = 2**20

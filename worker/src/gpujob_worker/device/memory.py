@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-from gpujob_worker.card_context import CONTEXT_BYTES_ASSUMED, Context
+from gpujob_worker.device.cuda_context import CONTEXT_BYTES_ASSUMED, Context
 
 _STATUS = Path("/proc/self/status")
 _STATUS_FIELDS = re.compile(rb"^(RssAnon|RssFile|RssShmem|VmHWM):\s+(\d+)", re.MULTILINE)

@@ -2,9 +2,9 @@
 
 import torch
 
-from gpujob_worker.card import card_meter
-from gpujob_worker.card_context import card_context, limit_allocator
-from gpujob_worker.memory import CudaMemory
+from gpujob_worker.device.cuda_context import card_context, limit_allocator
+from gpujob_worker.device.gpu import card_meter
+from gpujob_worker.device.memory import CudaMemory
 from gpujob_worker.session import Session
 
 
