@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from gpujob_api.settings import Settings, Toggle, TunedSettings
-from gpujob_worker.explanation import Explanation
 from gpujob_worker.inject import compiling
 from gpujob_worker.inject.compiling import (
     ENV_CACHE,
@@ -26,7 +25,8 @@ from gpujob_worker.inject.compiling import (
 )
 from gpujob_worker.inject.root import RecordedCall, Root
 from gpujob_worker.inject.trees import CallInputs
-from gpujob_worker.switches import Switches
+from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.features import Switches
 from gpujob_worker.tune.applied import Applied, put_in_force
 from gpujob_worker.tune.compile import MANY_BLOCKS
 from gpujob_worker.tune.tuner import Tuner

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from gpujob_api.settings import Precision, Settings
-from gpujob_worker.explanation import Explanation
-from gpujob_worker.switches import Switches
+from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.features import Switches
 from gpujob_worker.tune.trial import Decision
 from gpujob_worker.tune.tuner import Tuner
 from tests.harness.blocks import Model, root_and_call

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from gpujob_api.settings import OptimizeMode, Precision, Settings
-from gpujob_worker.explanation import Explanation
 from gpujob_worker.inject.root import RootPlan
 from gpujob_worker.inject.script_facts import ScriptFacts
-from gpujob_worker.switches import Switches
+from gpujob_worker.probe.compare import PAIRS_MIN, Speedup, measure_pairs
+from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.features import Switches
 from gpujob_worker.tune import gain
 from gpujob_worker.tune.applied import Applied
-from gpujob_worker.tune.compare import PAIRS_MIN, Speedup, measure_pairs
 from gpujob_worker.tune.probe import RootProbe
 from gpujob_worker.tune.trial import Decision
 from gpujob_worker.tune.tuner import Tuner

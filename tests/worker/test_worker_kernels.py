@@ -10,7 +10,6 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpujob_api.settings import AttentionKernel, Settings, TunedSettings
-from gpujob_worker.explanation import Explanation
 from gpujob_worker.inject.activation import ActivationCheckpointing
 from gpujob_worker.inject.attention import (
     AttentionWatch,
@@ -27,9 +26,10 @@ from gpujob_worker.inject.process_flags import (
 )
 from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
 from gpujob_worker.inject.trees import CallInputs
-from gpujob_worker.switches import Switches
+from gpujob_worker.probe.compare import Speedup
+from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.features import Switches
 from gpujob_worker.tune.applied import Applied, put_in_force
-from gpujob_worker.tune.compare import Speedup
 from gpujob_worker.tune.trial import Trial
 from gpujob_worker.tune.tuner import Tuner
 from tests.harness.worker_process import run_worker

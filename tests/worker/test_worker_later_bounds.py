@@ -8,14 +8,14 @@ from torch import nn
 
 from gpujob_api.report import Timing
 from gpujob_api.settings import OptimizeMode, Settings, TunedSettings
-from gpujob_worker.environment import Environment
-from gpujob_worker.explanation import Explanation
 from gpujob_worker.in_force import InForce
 from gpujob_worker.inject.root import Root, RootPlan
 from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.later_models import LOOKS_MAX, UNTUNED_MAX, LaterModels
-from gpujob_worker.session import Session
-from gpujob_worker.switches import Switches
+from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.environment import Environment
+from gpujob_worker.run.features import Switches
+from gpujob_worker.run.session import Session
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.trial import AN_EARLIER_RUN
 from gpujob_worker.tune.tuner import Tuner

@@ -13,7 +13,6 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from gpujob_api.settings import OptimizeMode, Settings, TunedSettings
-from gpujob_worker.environment import Environment
 from gpujob_worker.inject import loader_policy
 from gpujob_worker.inject.loader_policy import LoaderPolicy
 from gpujob_worker.inject.loaders import (
@@ -22,7 +21,8 @@ from gpujob_worker.inject.loaders import (
     loader_refusal,
     remove_workers,
 )
-from gpujob_worker.session import Session
+from gpujob_worker.run.environment import Environment
+from gpujob_worker.run.session import Session
 from gpujob_worker.tune.applied import Applied
 
 

@@ -13,11 +13,11 @@ from torch.nn import functional
 from gpujob_api.report import FailureClass
 from gpujob_api.settings import OptimizeMode, Settings, TunedSettings
 from gpujob_worker.device.memory import CpuMemory
-from gpujob_worker.explanation import Explanation
-from gpujob_worker.failure import MemoryLimitError, classify
 from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
 from gpujob_worker.inject.trees import CallInputs
-from gpujob_worker.switches import Switches
+from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.failure import MemoryLimitError, classify
+from gpujob_worker.run.features import Switches
 from gpujob_worker.tune.loss_memory import LossWatch
 from gpujob_worker.tune.memory_fit import MemoryFit
 from gpujob_worker.tune.memory_model import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpujob_worker.stop import Stop
+from gpujob_worker.run.graceful_stop import Stop
 from tests.harness.worker_process import WorkerRun, run_worker, start_worker
 
 SCRIPT = """

@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional
 
 from gpujob_api.settings import Settings
-from gpujob_worker.environment import Environment
-from gpujob_worker.session import Session
+from gpujob_worker.run.environment import Environment
+from gpujob_worker.run.session import Session
 from gpujob_worker.split import LossReduction, SplitStep
 
 

@@ -20,8 +20,8 @@ from gpujob_worker.inject.discovery import Discovery
 from gpujob_worker.inject.guards import probe_refusal
 from gpujob_worker.inject.root import RecordedCall, Root, hide_from_script_compiler
 from gpujob_worker.inject.trees import CallInputs
+from gpujob_worker.probe.side_effects import no_trace
 from gpujob_worker.tune.first_look import trace_refusal
-from gpujob_worker.tune.no_trace import no_trace
 
 GENERATOR = np.random.default_rng(3)
 

@@ -11,9 +11,9 @@ from torch import nn
 from gpujob_api.settings import Precision, Settings, Toggle
 from gpujob_worker.adapters import huggingface, lightning, others
 from gpujob_worker.adapters.wishes import Wishes
-from gpujob_worker.explanation import Explanation
 from gpujob_worker.inject.guards import probe_refusal
-from gpujob_worker.switches import Switches
+from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.features import Switches
 from tests.harness.worker_process import run_worker
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.trainers]

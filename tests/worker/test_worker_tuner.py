@@ -15,7 +15,6 @@ from torch import nn
 
 from gpujob_api.settings import OptimizeMode, Precision, Settings, Toggle, TunedSettings
 from gpujob_worker.device.memory import CpuMemory
-from gpujob_worker.explanation import Explanation
 from gpujob_worker.inject.guards import probe_refusal
 from gpujob_worker.inject.optimizers import (
     OptimizerCopy,
@@ -26,9 +25,10 @@ from gpujob_worker.inject.optimizers import (
 )
 from gpujob_worker.inject.root import Root, RootPlan
 from gpujob_worker.inject.trees import CallInputs
-from gpujob_worker.switches import Switches
+from gpujob_worker.probe.compare import PAIRS_FUTILE, closeness, measure_speedup, speedup
+from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.features import Switches
 from gpujob_worker.tune.applied import put_in_force
-from gpujob_worker.tune.compare import PAIRS_FUTILE, closeness, measure_speedup, speedup
 from gpujob_worker.tune.memory_fit import MemoryFit
 from gpujob_worker.tune.trial import Decision
 from gpujob_worker.tune.tuner import Tuner

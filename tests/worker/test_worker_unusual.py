@@ -11,17 +11,17 @@ from gpujob_api.report import Timing
 from gpujob_api.settings import Precision, Settings
 from gpujob_worker.beside import Beside
 from gpujob_worker.device.memory import CpuMemory
-from gpujob_worker.environment import Environment
-from gpujob_worker.explanation import Explanation
 from gpujob_worker.in_force import InForce
 from gpujob_worker.inject.discovery import Discovery
 from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
 from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.trees import CallInputs
-from gpujob_worker.session import Session
-from gpujob_worker.switches import Switches
+from gpujob_worker.probe.compare import closeness
+from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.environment import Environment
+from gpujob_worker.run.features import Switches
+from gpujob_worker.run.session import Session
 from gpujob_worker.tune.applied import Applied
-from gpujob_worker.tune.compare import closeness
 from gpujob_worker.tune.first_look import trace_refusal
 from gpujob_worker.tune.flop import step_flop
 from gpujob_worker.tune.memory_probe import MemoryProbe

@@ -14,8 +14,6 @@ from gpujob_api.settings import ENV_SETTINGS, OptimizeMode
 from gpujob_worker.adapters import huggingface, lightning, others
 from gpujob_worker.adapters.wishes import Wishes
 from gpujob_worker.arguments import adapt
-from gpujob_worker.environment import read_environment
-from gpujob_worker.explanation import Explanation
 from gpujob_worker.interpreters import Interpreter, interpreter_of
 from gpujob_worker.launch import (
     PythonCommand,
@@ -26,15 +24,17 @@ from gpujob_worker.launch import (
 )
 from gpujob_worker.launchers import LAUNCHER_MODULES, under_launcher
 from gpujob_worker.module_import import when_imported
-from gpujob_worker.profiling import (
+from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.environment import read_environment
+from gpujob_worker.run.features import Switches
+from gpujob_worker.run.profiling import (
     FIRST_STEP,
     ProfileRequest,
     ProfileWith,
     StepProfiler,
     nsys_command,
 )
-from gpujob_worker.session import TUNING_SECONDS_DEFAULT, Session
-from gpujob_worker.switches import Switches
+from gpujob_worker.run.session import TUNING_SECONDS_DEFAULT, Session
 
 EXIT_USAGE = 2
 PROFILE_STEPS_DEFAULT = 5

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpujob_worker.explanation import Explanation
 from gpujob_worker.launch import PythonCommand
+from gpujob_worker.run.decision_log import Explanation
 
 SOURCE_BYTES_MAX = 4 << 20
 _ITEM = "arguments"

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from gpujob_worker.tune.no_trace import RandomStates
+from gpujob_worker.probe.side_effects import RandomStates
 
 
 class _Positioned:

@@ -8,7 +8,7 @@ from gpujob_api.settings import Precision, Toggle
 from gpujob_worker.in_force import InForce
 from gpujob_worker.inject.loss_scale import LossScale
 from gpujob_worker.inject.root import RootPlan
-from gpujob_worker.session import Session
+from gpujob_worker.run.session import Session
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.memory_model import divisors
 from gpujob_worker.tune.trial import short

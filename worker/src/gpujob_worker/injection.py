@@ -37,7 +37,7 @@ from gpujob_worker.inject.script_facts import (
 from gpujob_worker.inject.step_clock import StepClock
 from gpujob_worker.later_models import LaterModels
 from gpujob_worker.preparation import Preparation
-from gpujob_worker.session import Session
+from gpujob_worker.run.session import Session
 from gpujob_worker.tune.together import root_inside
 from gpujob_worker.tuning import Tuning
 

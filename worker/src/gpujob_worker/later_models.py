@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from gpujob_api.settings import OptimizeMode, Precision, TunedSettings
-from gpujob_worker.explanation import Explanation
 from gpujob_worker.in_force import InForce
 from gpujob_worker.inject.root import Root
-from gpujob_worker.session import Session
+from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.session import Session
 
 ITEM, LIMIT = "later models", "memory limit"
 # Of the run's time, beyond the time for tuning, for looking at later models.

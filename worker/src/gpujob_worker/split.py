@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from gpujob_worker.inject.guards import batch_statistics
-from gpujob_worker.session import Session
+from gpujob_worker.run.session import Session
 
 LossReduction = Literal["mean", "sum", "token"]
 

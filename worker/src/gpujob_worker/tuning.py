@@ -13,7 +13,7 @@ from gpujob_worker.in_force import InForce
 from gpujob_worker.inject.guards import probe_refusal
 from gpujob_worker.inject.loader_policy import LoaderPolicy
 from gpujob_worker.inject.root import names_of
-from gpujob_worker.session import Session
+from gpujob_worker.run.session import Session
 from gpujob_worker.tune.first_look import trace_refusal
 from gpujob_worker.tune.together import tuner_for
 from gpujob_worker.tune.trial import measuring

@@ -5,7 +5,7 @@ import torch
 from gpujob_worker.device.cuda_context import card_context, limit_allocator
 from gpujob_worker.device.gpu import card_meter
 from gpujob_worker.device.memory import CudaMemory
-from gpujob_worker.session import Session
+from gpujob_worker.run.session import Session
 
 
 def use_device(session: Session, device_type: str) -> None:

@@ -21,7 +21,7 @@ from gpujob_worker.inject.guards import (
     statistics_layers,
 )
 from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
-from gpujob_worker.tune.no_trace import no_trace, put_back
+from gpujob_worker.probe.side_effects import no_trace, put_back
 from gpujob_worker.tune.probe import RootProbe
 
 _TOLERANCE = 1e-6

@@ -17,8 +17,8 @@ from gpujob_worker.inject.loaders import (
     remove_workers,
 )
 from gpujob_worker.inject.workers import loaded, workers_wanted
-from gpujob_worker.meter import Timed
-from gpujob_worker.session import Session
+from gpujob_worker.run.meter import Timed
+from gpujob_worker.run.session import Session
 from gpujob_worker.tune.applied import Applied
 
 WAIT_PERCENT_NEEDED = 10.0

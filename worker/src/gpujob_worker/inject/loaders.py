@@ -20,8 +20,8 @@ from torch.utils.data.dataloader import (
     _DatasetKind,  # pyright: ignore[reportPrivateUsage]
 )
 
-from gpujob_worker.inject.reachable import OwnGenerators, open_file
-from gpujob_worker.tune.no_trace import RandomStates
+from gpujob_worker.probe.reachable import OwnGenerators, open_file
+from gpujob_worker.probe.side_effects import RandomStates
 
 PREFETCH_FACTOR = 2
 

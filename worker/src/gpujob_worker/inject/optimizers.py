@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gpujob_worker.tune.compare import Closeness, closeness
+from gpujob_worker.probe.compare import Closeness, closeness
 
 _FUSED = ("Adam", "AdamW", "SGD", "Adagrad")
 MEASURE_BYTES_MAX = 2 * 1024**3

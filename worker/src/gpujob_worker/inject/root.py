@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from gpujob_api.settings import AttentionKernel
-from gpujob_worker.failure import is_out_of_memory
 from gpujob_worker.inject.attention import attention_kernel
 from gpujob_worker.inject.chunked import NotSplittableError, chunked_call
 from gpujob_worker.inject.compiling import CompiledBlocks
@@ -33,6 +32,7 @@ from gpujob_worker.inject.memory_format import (
 from gpujob_worker.inject.offload import activations_on_host
 from gpujob_worker.inject.process_flags import ProcessFlags, change_flags
 from gpujob_worker.inject.trees import CallInputs, differentiable_leaves, map_tensors
+from gpujob_worker.run.failure import is_out_of_memory
 
 SIGNATURES_MAX = 16
 NAMED_MAX = 4

@@ -14,7 +14,7 @@ from gpujob_worker.inject.guards import (
 )
 from gpujob_worker.inject.root import RecordedCall, Root
 from gpujob_worker.inject.trees import INDIVISIBLE, CallInputs, differentiable_leaves, trainable
-from gpujob_worker.tune.no_trace import no_trace
+from gpujob_worker.probe.side_effects import no_trace
 from gpujob_worker.tune.probe import probe
 
 CHECK_ROWS = 6

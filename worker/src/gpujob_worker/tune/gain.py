@@ -10,8 +10,8 @@ from gpujob_api.report import Speedup
 from gpujob_worker.inject.activation import ActivationCheckpointing
 from gpujob_worker.inject.optimizers import OptimizerCopy, use_fused
 from gpujob_worker.inject.root import RecordedCall, Root
+from gpujob_worker.probe.compare import PAIRS_MIN, measure_pairs
 from gpujob_worker.tune.applied import Applied
-from gpujob_worker.tune.compare import PAIRS_MIN, measure_pairs
 from gpujob_worker.tune.probe import RootProbe
 
 GAIN_PAIRS = 10

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from gpujob_api.quantities import format_memory
 from gpujob_worker.device.memory import DeviceMemory
-from gpujob_worker.explanation import Explanation
-from gpujob_worker.failure import MemoryLimitError
 from gpujob_worker.inject.root import RecordedCall, Root
+from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.failure import MemoryLimitError
 from gpujob_worker.tune.loss_memory import LossWatch
 from gpujob_worker.tune.memory_choice import MemoryChooser
 from gpujob_worker.tune.memory_model import ALIKE_FRACTION, RESERVE_FRACTION

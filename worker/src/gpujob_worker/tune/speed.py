@@ -14,9 +14,9 @@ from gpujob_worker.inject.process_flags import convolution_autotuning_refusal, t
 from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
 from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.trees import differentiable_leaves, trainable
-from gpujob_worker.switches import Switches
+from gpujob_worker.probe.side_effects import no_trace
+from gpujob_worker.run.features import Switches
 from gpujob_worker.tune.applied import Applied
-from gpujob_worker.tune.no_trace import no_trace
 from gpujob_worker.tune.probe import RootProbe
 from gpujob_worker.tune.trial import (
     BFLOAT16,

@@ -23,7 +23,7 @@ from gpujob_worker.inject.distributed import (
     wrapper_refusal,
 )
 from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
-from gpujob_worker.tune.no_trace import no_trace
+from gpujob_worker.probe.side_effects import no_trace
 from gpujob_worker.tune.probe import RootProbe
 from gpujob_worker.tune.trial import few_rows, short
 from gpujob_worker.tune.tuner import Tuner

@@ -11,7 +11,6 @@ import torch
 from gpujob_api.quantities import format_memory
 from gpujob_api.report import Speedup
 from gpujob_api.settings import OptimizeMode, Settings, Toggle, TunedSettings
-from gpujob_worker.explanation import Explanation
 from gpujob_worker.inject.activation import ActivationCheckpointing
 from gpujob_worker.inject.loss_scale import skip_refusal
 from gpujob_worker.inject.offload import offload_refusal
@@ -26,12 +25,13 @@ from gpujob_worker.inject.optimizers import (
 from gpujob_worker.inject.root import RecordedCall, Root
 from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.split_check import split_refusal
-from gpujob_worker.switches import Switches
+from gpujob_worker.probe.compare import measure_speedup
+from gpujob_worker.probe.side_effects import no_trace
+from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.features import Switches
 from gpujob_worker.tune.applied import Applied
-from gpujob_worker.tune.compare import measure_speedup
 from gpujob_worker.tune.compile import CompileItems
 from gpujob_worker.tune.gain import GAIN_SECONDS, measure_gain
-from gpujob_worker.tune.no_trace import no_trace
 from gpujob_worker.tune.speed import SpeedItems
 from gpujob_worker.tune.trial import (
     AN_EARLIER_RUN,

@@ -18,10 +18,10 @@ from gpujob_api.report import (
     StopRequest,
     WorkerPhase,
 )
-from gpujob_worker import reports
-from gpujob_worker.environment import Environment
-from gpujob_worker.reports import Destination, Reporter, post, write_termination_message
-from gpujob_worker.session import Session
+from gpujob_worker.run import reporter
+from gpujob_worker.run.environment import Environment
+from gpujob_worker.run.reporter import Destination, Reporter, post, write_termination_message
+from gpujob_worker.run.session import Session
 
 pytestmark = pytest.mark.any_torch
 
@@ -142,7 +142,7 @@ def test_an_operator_that_never_answers_costs_the_training_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Far more than a crowded machine adds: who waited for the answer would be seen.
-    monkeypatch.setattr(reports, "REQUEST_SECONDS_MAX", 90.0)
+    monkeypatch.setattr(reporter, "REQUEST_SECONDS_MAX", 90.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         session = Session(Environment(report_url=f"http://127.0.0.1:{silent.getsockname()[1]}/"))
         start = time.monotonic()

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from gpujob_worker.inject.reachable import OwnGenerators
+from gpujob_worker.probe.reachable import OwnGenerators
 
 _INTERNAL = frozenset(("_parameters", "_buffers", "_modules", "training", "_compiled_call_impl"))
 

@@ -5,7 +5,7 @@ import torch
 
 from gpujob_api.report import FailureClass
 from gpujob_worker.checkpoint.errors import CorruptError
-from gpujob_worker.failure import classify, is_out_of_memory
+from gpujob_worker.run.failure import classify, is_out_of_memory
 
 OUT_OF_MEMORY = [
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB",

@@ -15,12 +15,12 @@ from gpujob_api.report import Efficiency, MemoryPeaks, Report, Speedup, Timing, 
 from gpujob_api.settings import Precision
 from gpujob_worker.__main__ import main
 from gpujob_worker.device.gpu import CardMeter, card_meter, peak_flop_per_second
-from gpujob_worker.efficiency import efficiency
 from gpujob_worker.inject.root import RecordedCall, Root
 from gpujob_worker.inject.trees import CallInputs
-from gpujob_worker.meter import APART_STEPS, Meter
-from gpujob_worker.profiling import ProfileRequest, StepProfiler
-from gpujob_worker.summary import Facts, findings, markdown
+from gpujob_worker.run.efficiency import efficiency
+from gpujob_worker.run.meter import APART_STEPS, Meter
+from gpujob_worker.run.profiling import ProfileRequest, StepProfiler
+from gpujob_worker.run.run_report import Facts, findings, markdown
 from gpujob_worker.tune.flop import forced_float32, step_flop
 from tests.harness.worker_process import run_worker
 

@@ -5,7 +5,7 @@ import pytest
 from gpujob_api.codec import FieldError
 from gpujob_api.settings import OptimizeMode
 from gpujob_worker.__main__ import main
-from gpujob_worker.environment import read_environment
+from gpujob_worker.run.environment import read_environment
 
 pytestmark = pytest.mark.any_torch
 

@@ -3,7 +3,7 @@
 from gpujob_api.report import Efficiency
 from gpujob_api.settings import Precision
 from gpujob_worker.device.gpu import peak_flop_per_second
-from gpujob_worker.meter import Meter
+from gpujob_worker.run.meter import Meter
 
 
 def efficiency(

@@ -23,16 +23,16 @@ from gpujob_api.report import (
 )
 from gpujob_api.settings import OptimizeMode, TunedSettings
 from gpujob_worker.device.memory import CpuMemory
-from gpujob_worker.efficiency import efficiency
-from gpujob_worker.environment import Environment, read_environment
-from gpujob_worker.explanation import Explanation
-from gpujob_worker.failure import classify
-from gpujob_worker.meter import Meter
-from gpujob_worker.profiling import StepProfiler
-from gpujob_worker.reports import Destination, Reporter, write_termination_message
-from gpujob_worker.stop import EXIT_MARGIN_SECONDS, Interrupted, Stop
-from gpujob_worker.summary import Facts, write
-from gpujob_worker.switches import Switches
+from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.efficiency import efficiency
+from gpujob_worker.run.environment import Environment, read_environment
+from gpujob_worker.run.failure import classify
+from gpujob_worker.run.features import Switches
+from gpujob_worker.run.graceful_stop import EXIT_MARGIN_SECONDS, Interrupted, Stop
+from gpujob_worker.run.meter import Meter
+from gpujob_worker.run.profiling import StepProfiler
+from gpujob_worker.run.reporter import Destination, Reporter, write_termination_message
+from gpujob_worker.run.run_report import Facts, write
 
 LAST_REPORT_SECONDS = 3.0
 TUNING_SECONDS_DEFAULT = 12.0
