@@ -13,17 +13,17 @@ from gpujob_api.codec import FieldError
 from gpujob_api.settings import ENV_SETTINGS, OptimizeMode
 from gpujob_worker.adapters import huggingface, lightning, others
 from gpujob_worker.adapters.wishes import Wishes
-from gpujob_worker.arguments import adapt
-from gpujob_worker.interpreters import Interpreter, interpreter_of
-from gpujob_worker.launch import (
+from gpujob_worker.launch.batch_flags import adapt
+from gpujob_worker.launch.import_hooks import when_imported
+from gpujob_worker.launch.interpreters import Interpreter, interpreter_of
+from gpujob_worker.launch.launchers import LAUNCHER_MODULES, under_launcher
+from gpujob_worker.launch.script_runner import (
     PythonCommand,
     clean_traceback,
     flush_streams,
     parse_python,
     run_python,
 )
-from gpujob_worker.launchers import LAUNCHER_MODULES, under_launcher
-from gpujob_worker.module_import import when_imported
 from gpujob_worker.run.decision_log import Explanation
 from gpujob_worker.run.environment import read_environment
 from gpujob_worker.run.features import Switches

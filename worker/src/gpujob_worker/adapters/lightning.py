@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from gpujob_worker.adapters.wishes import Wishes
-from gpujob_worker.module_import import when_imported
+from gpujob_worker.launch.import_hooks import when_imported
 from gpujob_worker.run.decision_log import Explanation
 
 LIGHTNING = "lightning precision"

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 
 from gpujob_api.settings import Precision, Settings, Toggle
-from gpujob_worker.module_import import when_imported
+from gpujob_worker.launch.import_hooks import when_imported
 from gpujob_worker.run.decision_log import Explanation
 
 _OUTSIDE = "steps are not measured here, the card is measured from outside"

@@ -12,7 +12,7 @@ import pytest
 import gpujob_worker
 from gpujob_api.report import Failure, FailureClass, Report, WorkerPhase
 from gpujob_api.settings import Settings
-from gpujob_worker.launchers import under_launcher
+from gpujob_worker.launch.launchers import under_launcher
 from gpujob_worker.run.decision_log import Explanation
 from gpujob_worker.run.reporter import write_termination_message
 from gpujob_worker.tune.trial import Decision

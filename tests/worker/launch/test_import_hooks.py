@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from gpujob_worker.module_import import ImportHook, when_imported
+from gpujob_worker.launch.import_hooks import ImportHook, when_imported
 
 pytestmark = [pytest.mark.any_torch, pytest.mark.timeout(240)]
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpujob_worker.launch import PythonCommand
+from gpujob_worker.launch.script_runner import PythonCommand
 from gpujob_worker.run.decision_log import Explanation
 
 SOURCE_BYTES_MAX = 4 << 20

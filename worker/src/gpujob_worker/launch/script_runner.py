@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_OWN_DIRECTORY = str(Path(__file__).resolve().parent) + os.sep
+_OWN_DIRECTORY = str(Path(__file__).resolve().parents[1]) + os.sep
 _OPTIONS_WITH_VALUE = ("-W", "-X")
 # What lists the frames of a traceback, for those who ask and for those who print.
 _WALKERS = ("walk_tb", "_walk_tb_with_full_positions")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpujob_worker.interpreters import Interpreter, interpreter_of
-from gpujob_worker.launch import PythonCommand, parse_python
+from gpujob_worker.launch.interpreters import Interpreter, interpreter_of
+from gpujob_worker.launch.script_runner import PythonCommand, parse_python
 
 pytestmark = pytest.mark.any_torch
 
