@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from gpujob_api.settings import OptimizeMode, Precision, Settings
-from gpujob_worker.inject.root import RootPlan
 from gpujob_worker.inject.script_facts import ScriptFacts
+from gpujob_worker.inject.wrapped_module import RootPlan
 from gpujob_worker.probe.compare import PAIRS_MIN, Speedup, measure_pairs
 from gpujob_worker.run.decision_log import Explanation
 from gpujob_worker.run.features import Switches

@@ -12,8 +12,8 @@ from gpujob_api.report import Speedup, Timing
 from gpujob_api.settings import Settings, TunedSettings
 from gpujob_worker.guardian import CONFIRM_STEPS, DIVERGED_CHECKS, Guardian, LossWatch
 from gpujob_worker.in_force import InForce
-from gpujob_worker.inject.root import Root, RootPlan
 from gpujob_worker.inject.script_facts import ScriptFacts
+from gpujob_worker.inject.wrapped_module import Root, RootPlan
 from gpujob_worker.run.environment import Environment
 from gpujob_worker.run.features import Switches
 from gpujob_worker.run.session import Session

@@ -10,22 +10,22 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpujob_api.settings import AttentionKernel, Settings, TunedSettings
-from gpujob_worker.inject.activation import ActivationCheckpointing
+from gpujob_worker.inject.activation_checkpointing import ActivationCheckpointing
 from gpujob_worker.inject.attention import (
     AttentionWatch,
     attention_kernel,
     candidates,
     dropout_of,
 )
-from gpujob_worker.inject.memory_format import sample_shapes
+from gpujob_worker.inject.call_inputs import CallInputs
+from gpujob_worker.inject.channels_last import sample_shapes
 from gpujob_worker.inject.process_flags import (
     ProcessFlags,
     convolution_autotuning_refusal,
     flags_in_force,
     tf32_refusal,
 )
-from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
-from gpujob_worker.inject.trees import CallInputs
+from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
 from gpujob_worker.probe.compare import Speedup
 from gpujob_worker.run.decision_log import Explanation
 from gpujob_worker.run.features import Switches

@@ -13,8 +13,8 @@ from torch.nn import functional
 from gpujob_api.report import FailureClass
 from gpujob_api.settings import OptimizeMode, Settings, TunedSettings
 from gpujob_worker.device.memory import CpuMemory
-from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
-from gpujob_worker.inject.trees import CallInputs
+from gpujob_worker.inject.call_inputs import CallInputs
+from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
 from gpujob_worker.run.decision_log import Explanation
 from gpujob_worker.run.failure import MemoryLimitError, classify
 from gpujob_worker.run.features import Switches

@@ -16,9 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gpujob_api.settings import AttentionKernel, Precision, Settings, Toggle, TunedSettings
 from gpujob_worker.agreement import Agreement, Store, common
-from gpujob_worker.inject.distributed import inside, scaling_refusal_of, wrapper_refusal
+from gpujob_worker.inject.ddp import inside, scaling_refusal_of, wrapper_refusal
+from gpujob_worker.inject.grad_scaling import LossScale
 from gpujob_worker.inject.guards import parallel_wrapper
-from gpujob_worker.inject.loss_scale import LossScale
 from gpujob_worker.run.decision_log import Explanation
 from gpujob_worker.run.features import Switches
 from gpujob_worker.tune.together import FollowingTuner

@@ -15,16 +15,16 @@ from torch import nn
 
 from gpujob_api.settings import OptimizeMode, Precision, Settings, Toggle, TunedSettings
 from gpujob_worker.device.memory import CpuMemory
-from gpujob_worker.inject.guards import probe_refusal
-from gpujob_worker.inject.optimizers import (
+from gpujob_worker.inject.call_inputs import CallInputs
+from gpujob_worker.inject.fused_optimizer import (
     OptimizerCopy,
     fused_in_force,
     fused_refusal,
     keep_fused,
     use_fused,
 )
-from gpujob_worker.inject.root import Root, RootPlan
-from gpujob_worker.inject.trees import CallInputs
+from gpujob_worker.inject.guards import probe_refusal
+from gpujob_worker.inject.wrapped_module import Root, RootPlan
 from gpujob_worker.probe.compare import PAIRS_FUTILE, closeness, measure_speedup, speedup
 from gpujob_worker.run.decision_log import Explanation
 from gpujob_worker.run.features import Switches

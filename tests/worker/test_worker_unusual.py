@@ -12,10 +12,10 @@ from gpujob_api.settings import Precision, Settings
 from gpujob_worker.beside import Beside
 from gpujob_worker.device.memory import CpuMemory
 from gpujob_worker.in_force import InForce
+from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.discovery import Discovery
-from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
 from gpujob_worker.inject.script_facts import ScriptFacts
-from gpujob_worker.inject.trees import CallInputs
+from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
 from gpujob_worker.probe.compare import closeness
 from gpujob_worker.run.decision_log import Explanation
 from gpujob_worker.run.environment import Environment

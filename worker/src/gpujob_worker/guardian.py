@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from gpujob_api.quantities import format_memory
 from gpujob_api.settings import Precision, Toggle
 from gpujob_worker.in_force import InForce
-from gpujob_worker.inject.loss_scale import LossScale
-from gpujob_worker.inject.root import RootPlan
+from gpujob_worker.inject.grad_scaling import LossScale
+from gpujob_worker.inject.wrapped_module import RootPlan
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.memory_model import divisors

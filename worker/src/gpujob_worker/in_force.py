@@ -8,10 +8,10 @@ import torch
 from gpujob_api.settings import OptimizeMode, TunedSettings
 from gpujob_worker.agreement import Agreement
 from gpujob_worker.beside import Beside
+from gpujob_worker.inject.fused_optimizer import keep_fused, use_fused
 from gpujob_worker.inject.offload import OptimizerOffload
-from gpujob_worker.inject.optimizers import keep_fused, use_fused
-from gpujob_worker.inject.root import Root
 from gpujob_worker.inject.script_facts import ScriptFacts
+from gpujob_worker.inject.wrapped_module import Root
 from gpujob_worker.run.decision_log import Explanation
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.applied import Applied, keep_only, put_in_force

@@ -19,13 +19,11 @@ from gpujob_api.settings import Toggle
 from gpujob_worker.control.device import use_device
 from gpujob_worker.guardian import Guardian
 from gpujob_worker.in_force import InForce
-from gpujob_worker.inject.children import in_forked_children
 from gpujob_worker.inject.compiling import keep_compiled_in
+from gpujob_worker.inject.data_loader import watch_loaders
 from gpujob_worker.inject.discovery import Discovery
-from gpujob_worker.inject.loader_policy import LoaderPolicy
-from gpujob_worker.inject.loaders import watch_loaders
-from gpujob_worker.inject.optimizers import device_type_of, pickle_as_written
-from gpujob_worker.inject.root import Root, hide_from_script_compiler
+from gpujob_worker.inject.fork_hooks import in_forked_children
+from gpujob_worker.inject.fused_optimizer import device_type_of, pickle_as_written
 from gpujob_worker.inject.script_facts import (
     ScriptFacts,
     watch_backward,
@@ -35,9 +33,11 @@ from gpujob_worker.inject.script_facts import (
     watch_scaler,
 )
 from gpujob_worker.inject.step_clock import StepClock
+from gpujob_worker.inject.wrapped_module import Root, hide_from_script_compiler
 from gpujob_worker.later_models import LaterModels
 from gpujob_worker.preparation import Preparation
 from gpujob_worker.run.session import Session
+from gpujob_worker.tune.data_loader_policy import LoaderPolicy
 from gpujob_worker.tune.together import root_inside
 from gpujob_worker.tuning import Tuning
 

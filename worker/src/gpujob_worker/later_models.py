@@ -16,7 +16,7 @@ import torch
 
 from gpujob_api.settings import OptimizeMode, Precision, TunedSettings
 from gpujob_worker.in_force import InForce
-from gpujob_worker.inject.root import Root
+from gpujob_worker.inject.wrapped_module import Root
 from gpujob_worker.run.decision_log import Explanation
 from gpujob_worker.run.session import Session
 

@@ -13,7 +13,7 @@ from gpujob_api.settings import TunedSettings
 from gpujob_worker.beside import Beside, name_beside
 from gpujob_worker.control.device import hold_to_limit, use_device
 from gpujob_worker.in_force import InForce
-from gpujob_worker.inject.root import RecordedCall, Root
+from gpujob_worker.inject.wrapped_module import RecordedCall, Root
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.first_look import trace_refusal
 from gpujob_worker.tune.flop import step_flop

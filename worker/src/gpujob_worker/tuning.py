@@ -11,9 +11,9 @@ from gpujob_api.report import WorkerPhase
 from gpujob_worker.control.device import hold_to_limit
 from gpujob_worker.in_force import InForce
 from gpujob_worker.inject.guards import probe_refusal
-from gpujob_worker.inject.loader_policy import LoaderPolicy
-from gpujob_worker.inject.root import names_of
+from gpujob_worker.inject.wrapped_module import names_of
 from gpujob_worker.run.session import Session
+from gpujob_worker.tune.data_loader_policy import LoaderPolicy
 from gpujob_worker.tune.first_look import trace_refusal
 from gpujob_worker.tune.together import tuner_for
 from gpujob_worker.tune.trial import measuring

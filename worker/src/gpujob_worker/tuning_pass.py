@@ -6,7 +6,7 @@ import torch
 
 from gpujob_api.settings import Toggle
 from gpujob_worker.in_force import InForce
-from gpujob_worker.inject.root import RecordedCall, Root, names_of
+from gpujob_worker.inject.wrapped_module import RecordedCall, Root, names_of
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.applied import put_in_force
 from gpujob_worker.tune.flop import forced_float32, step_flop

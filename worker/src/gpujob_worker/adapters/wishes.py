@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from gpujob_api.settings import Precision, Settings, Toggle
-from gpujob_worker.inject.workers import workers_wanted
+from gpujob_worker.inject.loader_workers import workers_wanted
 from gpujob_worker.run.features import Switches
 
 _MIXED = {Precision.BFLOAT16: "bf16", Precision.FLOAT16: "fp16"}

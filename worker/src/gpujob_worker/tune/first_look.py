@@ -14,9 +14,9 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils import _pytree as pytree
 
+from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.guards import parallel_wrapper, probe_refusal
-from gpujob_worker.inject.root import RecordedCall, Root
-from gpujob_worker.inject.trees import CallInputs
+from gpujob_worker.inject.wrapped_module import RecordedCall, Root
 from gpujob_worker.probe.reachable import reachable
 from gpujob_worker.probe.side_effects import no_trace
 from gpujob_worker.tune.trial import few_rows

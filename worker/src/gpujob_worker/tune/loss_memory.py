@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from gpujob_worker.device.memory import DeviceMemory, Growth
-from gpujob_worker.inject.trees import differentiable_leaves
+from gpujob_worker.inject.call_inputs import differentiable_leaves
 from gpujob_worker.tune.memory_model import LossBytes
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from gpujob_api.quantities import format_memory
 from gpujob_worker.device.memory import DeviceMemory
-from gpujob_worker.inject.activation import ActivationCheckpointing
-from gpujob_worker.inject.root import RecordedCall, Root
+from gpujob_worker.inject.activation_checkpointing import ActivationCheckpointing
+from gpujob_worker.inject.wrapped_module import RecordedCall, Root
 from gpujob_worker.run.decision_log import Explanation
 from gpujob_worker.tune.memory_model import (
     ALIKE_FRACTION,

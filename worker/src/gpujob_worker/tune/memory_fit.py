@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from gpujob_api.quantities import format_memory
 from gpujob_worker.device.memory import DeviceMemory
-from gpujob_worker.inject.root import RecordedCall, Root
+from gpujob_worker.inject.wrapped_module import RecordedCall, Root
 from gpujob_worker.run.decision_log import Explanation
 from gpujob_worker.run.failure import MemoryLimitError
 from gpujob_worker.tune.loss_memory import LossWatch

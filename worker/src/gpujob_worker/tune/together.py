@@ -16,13 +16,13 @@ from gpujob_worker.agreement import (
     Agreement,
 )
 from gpujob_worker.in_force import InForce
-from gpujob_worker.inject.distributed import (
+from gpujob_worker.inject.ddp import (
     group_store,
     inside,
     sequence_numbers,
     wrapper_refusal,
 )
-from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
+from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
 from gpujob_worker.probe.side_effects import no_trace
 from gpujob_worker.tune.probe import RootProbe
 from gpujob_worker.tune.trial import few_rows, short

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from gpujob_api.settings import OptimizeMode, Settings
-from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
+from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
 from gpujob_worker.probe.compare import Closeness, Speedup, measure_speedup
 from gpujob_worker.probe.side_effects import no_trace
 from gpujob_worker.run.decision_log import Explanation

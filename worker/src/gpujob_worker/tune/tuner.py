@@ -11,10 +11,8 @@ import torch
 from gpujob_api.quantities import format_memory
 from gpujob_api.report import Speedup
 from gpujob_api.settings import OptimizeMode, Settings, Toggle, TunedSettings
-from gpujob_worker.inject.activation import ActivationCheckpointing
-from gpujob_worker.inject.loss_scale import skip_refusal
-from gpujob_worker.inject.offload import offload_refusal
-from gpujob_worker.inject.optimizers import (
+from gpujob_worker.inject.activation_checkpointing import ActivationCheckpointing
+from gpujob_worker.inject.fused_optimizer import (
     MEASURE_BYTES_MAX,
     OptimizerCopy,
     copies_bytes,
@@ -22,9 +20,10 @@ from gpujob_worker.inject.optimizers import (
     fused_refusal,
     use_fused,
 )
-from gpujob_worker.inject.root import RecordedCall, Root
+from gpujob_worker.inject.grad_scaling import skip_refusal
+from gpujob_worker.inject.offload import offload_refusal
 from gpujob_worker.inject.script_facts import ScriptFacts
-from gpujob_worker.inject.split_check import split_refusal
+from gpujob_worker.inject.wrapped_module import RecordedCall, Root
 from gpujob_worker.probe.compare import measure_speedup
 from gpujob_worker.probe.side_effects import no_trace
 from gpujob_worker.run.decision_log import Explanation
@@ -33,6 +32,7 @@ from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.compile import CompileItems
 from gpujob_worker.tune.gain import GAIN_SECONDS, measure_gain
 from gpujob_worker.tune.speed import SpeedItems
+from gpujob_worker.tune.split_check import split_refusal
 from gpujob_worker.tune.trial import (
     AN_EARLIER_RUN,
     SPEEDUP_NEEDED,

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from gpujob_worker.inject.chunked import NotSplittableError, chunked_call
+from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.discovery import Discovery
-from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
-from gpujob_worker.inject.split_check import split_refusal
-from gpujob_worker.inject.trees import CallInputs
+from gpujob_worker.inject.microbatch import NotSplittableError, chunked_call
+from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
+from gpujob_worker.tune.split_check import split_refusal
 
 
 class Net(nn.Module):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpujob_worker.inject.workers import Machine, cores_here, loaded, workers_wanted
+from gpujob_worker.inject.loader_workers import Machine, cores_here, loaded, workers_wanted
 
 pytestmark = pytest.mark.any_torch
 

@@ -10,9 +10,9 @@ from torch import nn
 
 from gpujob_worker.in_force import InForce
 from gpujob_worker.inject.process_flags import ProcessFlags
-from gpujob_worker.inject.root import Root, RootPlan
 from gpujob_worker.inject.script_facts import ScriptFacts, watch_optimizers
 from gpujob_worker.inject.step_clock import STEPS_OF_ANOTHER, StepClock
+from gpujob_worker.inject.wrapped_module import Root, RootPlan
 from gpujob_worker.run.environment import Environment
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.applied import Applied

@@ -2,8 +2,13 @@
 
 import torch
 
-from gpujob_worker.inject.chunked import NotSplittableError, chunked_call
-from gpujob_worker.inject.distributed import one_call_refusal
+from gpujob_worker.inject.call_inputs import (
+    INDIVISIBLE,
+    CallInputs,
+    differentiable_leaves,
+    trainable,
+)
+from gpujob_worker.inject.ddp import one_call_refusal
 from gpujob_worker.inject.guards import (
     leaves_outside,
     observe,
@@ -12,8 +17,8 @@ from gpujob_worker.inject.guards import (
     state_refusal,
     without_dropout,
 )
-from gpujob_worker.inject.root import RecordedCall, Root
-from gpujob_worker.inject.trees import INDIVISIBLE, CallInputs, differentiable_leaves, trainable
+from gpujob_worker.inject.microbatch import NotSplittableError, chunked_call
+from gpujob_worker.inject.wrapped_module import RecordedCall, Root
 from gpujob_worker.probe.side_effects import no_trace
 from gpujob_worker.tune.probe import probe
 

@@ -9,14 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 from gpujob_api.settings import OptimizeMode, Toggle
-from gpujob_worker.inject.loaders import (
+from gpujob_worker.inject.data_loader import (
     add_workers,
     go_on_here,
     loader_refusal,
     pin_memory,
     remove_workers,
 )
-from gpujob_worker.inject.workers import loaded, workers_wanted
+from gpujob_worker.inject.loader_workers import loaded, workers_wanted
 from gpujob_worker.run.meter import Timed
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.applied import Applied

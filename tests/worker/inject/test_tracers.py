@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import gpujob_worker
 from gpujob_worker.inject.discovery import Discovery
-from gpujob_worker.inject.root import Root
+from gpujob_worker.inject.wrapped_module import Root
 from tests.harness.worker_process import run_worker
 
 pytestmark = pytest.mark.timeout(240)

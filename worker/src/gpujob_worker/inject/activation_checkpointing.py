@@ -20,7 +20,7 @@ from gpujob_worker.inject.guards import (
     state_refusal,
     statistics_layers,
 )
-from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
+from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
 from gpujob_worker.probe.side_effects import no_trace, put_back
 from gpujob_worker.tune.probe import RootProbe
 

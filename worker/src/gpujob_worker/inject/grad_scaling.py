@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from gpujob_worker.inject.trees import CallInputs, trainable
+from gpujob_worker.inject.call_inputs import CallInputs, trainable
 
 Tensor = torch.Tensor
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from gpujob_worker.inject.trees import INDIVISIBLE, CallInputs, trainable
+from gpujob_worker.inject.call_inputs import INDIVISIBLE, CallInputs, trainable
 
 Tensor = torch.Tensor
 

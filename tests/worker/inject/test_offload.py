@@ -9,10 +9,10 @@ from torch import nn
 from gpujob_api.settings import Settings, TunedSettings
 from gpujob_worker.in_force import InForce
 from gpujob_worker.inject import offload
+from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.offload import OptimizerOffload, offload_refusal, to_host
-from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
 from gpujob_worker.inject.script_facts import ScriptFacts
-from gpujob_worker.inject.trees import CallInputs
+from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
 from gpujob_worker.run.decision_log import Explanation
 from gpujob_worker.run.environment import Environment
 from gpujob_worker.run.features import Switches

@@ -14,24 +14,24 @@ import torch
 
 from gpujob_api.settings import AttentionKernel
 from gpujob_worker.inject.attention import attention_kernel
-from gpujob_worker.inject.chunked import NotSplittableError, chunked_call
-from gpujob_worker.inject.compiling import CompiledBlocks
-from gpujob_worker.inject.distributed import compiled_as_one
-from gpujob_worker.inject.functional import (
-    called_with_other_parameters,
-    is_traced,
-    transforms,
-)
-from gpujob_worker.inject.loss_scale import LossScale, scaled_call
-from gpujob_worker.inject.memory_format import (
+from gpujob_worker.inject.call_inputs import CallInputs, differentiable_leaves, map_tensors
+from gpujob_worker.inject.channels_last import (
     SampleShapes,
     sample_shapes,
     to_channels_first,
     to_channels_last,
 )
+from gpujob_worker.inject.compiling import CompiledBlocks
+from gpujob_worker.inject.ddp import compiled_as_one
+from gpujob_worker.inject.functional import (
+    called_with_other_parameters,
+    is_traced,
+    transforms,
+)
+from gpujob_worker.inject.grad_scaling import LossScale, scaled_call
+from gpujob_worker.inject.microbatch import NotSplittableError, chunked_call
 from gpujob_worker.inject.offload import activations_on_host
 from gpujob_worker.inject.process_flags import ProcessFlags, change_flags
-from gpujob_worker.inject.trees import CallInputs, differentiable_leaves, map_tensors
 from gpujob_worker.run.failure import is_out_of_memory
 
 SIGNATURES_MAX = 16

@@ -13,9 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from gpujob_api.settings import OptimizeMode, Settings, TunedSettings
-from gpujob_worker.inject import loader_policy
-from gpujob_worker.inject.loader_policy import LoaderPolicy
-from gpujob_worker.inject.loaders import (
+from gpujob_worker.inject.data_loader import (
     add_workers,
     go_on_here,
     loader_refusal,
@@ -23,7 +21,9 @@ from gpujob_worker.inject.loaders import (
 )
 from gpujob_worker.run.environment import Environment
 from gpujob_worker.run.session import Session
+from gpujob_worker.tune import data_loader_policy
 from gpujob_worker.tune.applied import Applied
+from gpujob_worker.tune.data_loader_policy import LoaderPolicy
 
 
 class Numbers(Dataset[Any]):
@@ -155,8 +155,8 @@ class Training:
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, mode: OptimizeMode = OptimizeMode.AUTO
     ) -> None:
-        monkeypatch.setattr(loader_policy, "workers_wanted", lambda: 2)
-        monkeypatch.setattr(loader_policy, "loaded", lambda: None)
+        monkeypatch.setattr(data_loader_policy, "workers_wanted", lambda: 2)
+        monkeypatch.setattr(data_loader_policy, "loaded", lambda: None)
         self.now = 0.0
         self.session = Session(Environment(Settings(mode=mode)))
         self.session.meter.clock = lambda: self.now
@@ -291,7 +291,7 @@ def test_a_recommendation_starts_no_workers(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_loaded_cores_get_no_workers(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader_policy, "loaded", lambda: "something waits for a core")
+    monkeypatch.setattr(data_loader_policy, "loaded", lambda: "something waits for a core")
     training.passes(1, 0.02, 0.008)
     training.tuned()
     training.passes(3, 0.02, 0.008)

@@ -16,6 +16,7 @@ from torch import nn
 
 from gpujob_api.settings import Settings, Toggle, TunedSettings
 from gpujob_worker.inject import compiling
+from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.compiling import (
     ENV_CACHE,
     CompiledBlocks,
@@ -23,8 +24,7 @@ from gpujob_worker.inject.compiling import (
     graphs_refusal,
     keep_compiled_in,
 )
-from gpujob_worker.inject.root import RecordedCall, Root
-from gpujob_worker.inject.trees import CallInputs
+from gpujob_worker.inject.wrapped_module import RecordedCall, Root
 from gpujob_worker.run.decision_log import Explanation
 from gpujob_worker.run.features import Switches
 from gpujob_worker.tune.applied import Applied, put_in_force

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from gpujob_worker.inject import activation
-from gpujob_worker.inject.activation import ActivationCheckpointing
+from gpujob_worker.inject import activation_checkpointing
+from gpujob_worker.inject.activation_checkpointing import ActivationCheckpointing
 from gpujob_worker.inject.blocks import repeated_blocks
 from tests.harness.blocks import Model, root_and_call
 from tests.harness.worker_process import run_worker
@@ -62,7 +62,7 @@ def test_a_batch_norm_counts_what_is_computed_twice_only_once(momentum: float | 
 
 def test_statistics_that_would_be_counted_twice_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     root, call = root_and_call(Model(normalize=True))
-    monkeypatch.setattr(activation, "CountedOnce", contextlib.nullcontext)
+    monkeypatch.setattr(activation_checkpointing, "CountedOnce", contextlib.nullcontext)
     refusal = ActivationCheckpointing(root).refusal(call)
     assert refusal == "statistics blocks.0.norm.running_mean would be counted twice"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gpujob_worker.inject.trees import CallInputs, map_tensors
+from gpujob_worker.inject.call_inputs import CallInputs, map_tensors
 
 _IMAGE_DIMENSIONS = 4
 _CONVOLUTIONS = (torch.nn.Conv2d, torch.nn.ConvTranspose2d)
