@@ -23,7 +23,7 @@ _context.set_forkserver_preload(
         "torch.utils.data",
         "safetensors.torch",
         "gpujob_worker.injection",
-        "gpujob_worker.job",
+        "gpujob_worker.resume.training_job",
     ]
 )
 # A crowded machine takes many times as long; what hangs is ended by the test's own time limit.

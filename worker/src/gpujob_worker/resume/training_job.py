@@ -21,10 +21,10 @@ from gpujob_api.settings import TunedSettings
 from gpujob_worker.checkpoint.errors import CheckpointError, FencedError, MismatchError
 from gpujob_worker.checkpoint.interval import interval_seconds
 from gpujob_worker.checkpoint.store import Commit, Loaded, Store
-from gpujob_worker.data import ResumableLoader, random_state, restore_random
+from gpujob_worker.resume.gradient_accumulation import LossReduction, SplitStep
+from gpujob_worker.resume.resumable_loader import ResumableLoader, random_state, restore_random
 from gpujob_worker.run.graceful_stop import Interrupted
 from gpujob_worker.run.session import Session, ensure_session
-from gpujob_worker.split import LossReduction, SplitStep
 
 Stateful = Any
 

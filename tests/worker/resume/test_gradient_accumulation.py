@@ -8,9 +8,9 @@ from torch import nn
 from torch.nn import functional
 
 from gpujob_api.settings import Settings
+from gpujob_worker.resume.gradient_accumulation import LossReduction, SplitStep
 from gpujob_worker.run.environment import Environment
 from gpujob_worker.run.session import Session
-from gpujob_worker.split import LossReduction, SplitStep
 
 
 def gradients(
