@@ -11,8 +11,8 @@ from typing import NoReturn
 
 from gpujob_api.codec import FieldError
 from gpujob_api.settings import ENV_SETTINGS, OptimizeMode
-from gpujob_worker.adapters import huggingface, lightning, others
-from gpujob_worker.adapters.wishes import Wishes
+from gpujob_worker.adapters import huggingface, lightning, tensorflow_jax
+from gpujob_worker.adapters.requested_settings import Wishes
 from gpujob_worker.launch.batch_flags import adapt
 from gpujob_worker.launch.import_hooks import when_imported
 from gpujob_worker.launch.interpreters import Interpreter, interpreter_of
@@ -199,7 +199,7 @@ def _adapt_trainers(session: Session) -> None:
     wishes = Wishes.of(settings, session.switches)
     huggingface.watch(wishes, explanation)
     lightning.watch(wishes, explanation)
-    others.watch(settings, explanation)
+    tensorflow_jax.watch(settings, explanation)
 
 
 def _inject(session: Session) -> None:

@@ -8,7 +8,7 @@ import functools
 import sys
 from typing import Any
 
-from gpujob_worker.adapters.wishes import Wishes
+from gpujob_worker.adapters.requested_settings import Wishes
 from gpujob_worker.launch.import_hooks import when_imported
 from gpujob_worker.run.decision_log import Explanation
 

@@ -9,8 +9,8 @@ import pytest
 from torch import nn
 
 from gpujob_api.settings import Precision, Settings, Toggle
-from gpujob_worker.adapters import huggingface, lightning, others
-from gpujob_worker.adapters.wishes import Wishes
+from gpujob_worker.adapters import huggingface, lightning, tensorflow_jax
+from gpujob_worker.adapters.requested_settings import Wishes
 from gpujob_worker.inject.guards import probe_refusal
 from gpujob_worker.run.decision_log import Explanation
 from gpujob_worker.run.features import Switches
@@ -197,9 +197,9 @@ def test_other_frameworks_get_variables_and_are_measured_from_outside(tmp_path: 
 
 
 def test_precisions_of_other_frameworks() -> None:
-    exact = others.tensorflow_variables(Settings(precision=Precision.FLOAT32))
+    exact = tensorflow_jax.tensorflow_variables(Settings(precision=Precision.FLOAT32))
     assert exact["NVIDIA_TF32_OVERRIDE"] == "0"
-    assert others.jax_variables(Settings(precision=Precision.TF32))[
+    assert tensorflow_jax.jax_variables(Settings(precision=Precision.TF32))[
         "JAX_DEFAULT_MATMUL_PRECISION"
     ] == ("tensorfloat32")
 
