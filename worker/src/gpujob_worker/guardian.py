@@ -8,9 +8,9 @@ from gpujob_api.settings import Precision, Toggle
 from gpujob_worker.in_force import InForce
 from gpujob_worker.inject.grad_scaling import LossScale
 from gpujob_worker.inject.wrapped_module import RootPlan
+from gpujob_worker.memory_limit.model import divisors
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.applied import Applied
-from gpujob_worker.tune.memory_model import divisors
 from gpujob_worker.tune.trial import short
 
 CONFIRM_STEPS = 10

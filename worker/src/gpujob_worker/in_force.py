@@ -12,10 +12,10 @@ from gpujob_worker.inject.fused_optimizer import keep_fused, use_fused
 from gpujob_worker.inject.offload import OptimizerOffload
 from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.wrapped_module import Root
+from gpujob_worker.memory_limit.limit_fit import MemoryFit
 from gpujob_worker.run.decision_log import Explanation
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.applied import Applied, keep_only, put_in_force
-from gpujob_worker.tune.memory_fit import MemoryFit
 from gpujob_worker.tune.trial import AN_EARLIER_RUN
 from gpujob_worker.tune.tuner import Tuner
 

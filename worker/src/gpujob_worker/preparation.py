@@ -14,12 +14,12 @@ from gpujob_worker.beside import Beside, name_beside
 from gpujob_worker.control.device import hold_to_limit, use_device
 from gpujob_worker.in_force import InForce
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root
+from gpujob_worker.memory_limit.limit_fit import MemoryFit
+from gpujob_worker.memory_limit.loss import LossWatch
+from gpujob_worker.memory_limit.probes import OPTIMIZER_STATE_FACTOR, gradient_bytes
 from gpujob_worker.run.session import Session
-from gpujob_worker.tune.first_look import trace_refusal
 from gpujob_worker.tune.flop import step_flop
-from gpujob_worker.tune.loss_memory import LossWatch
-from gpujob_worker.tune.memory_fit import MemoryFit
-from gpujob_worker.tune.memory_probe import OPTIMIZER_STATE_FACTOR, gradient_bytes
+from gpujob_worker.tune.safety_check import trace_refusal
 from gpujob_worker.tune.together import communicates, tuner_for
 from gpujob_worker.tune.trial import measuring
 from gpujob_worker.tune.tuner import Tuner

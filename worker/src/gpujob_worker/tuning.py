@@ -14,7 +14,7 @@ from gpujob_worker.inject.guards import probe_refusal
 from gpujob_worker.inject.wrapped_module import names_of
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.data_loader_policy import LoaderPolicy
-from gpujob_worker.tune.first_look import trace_refusal
+from gpujob_worker.tune.safety_check import trace_refusal
 from gpujob_worker.tune.together import tuner_for
 from gpujob_worker.tune.trial import measuring
 from gpujob_worker.tuning_pass import TuningPass

@@ -7,10 +7,10 @@ import torch
 from gpujob_api.settings import Toggle
 from gpujob_worker.in_force import InForce
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root, names_of
+from gpujob_worker.memory_limit.limit_fit import MemoryFit
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.applied import put_in_force
 from gpujob_worker.tune.flop import forced_float32, step_flop
-from gpujob_worker.tune.memory_fit import MemoryFit
 from gpujob_worker.tune.tuner import Tuner
 
 COMPILE_AFTER_SECONDS = 120.0

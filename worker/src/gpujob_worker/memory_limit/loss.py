@@ -11,7 +11,7 @@ import torch
 
 from gpujob_worker.device.memory import DeviceMemory, Growth
 from gpujob_worker.inject.call_inputs import differentiable_leaves
-from gpujob_worker.tune.memory_model import LossBytes
+from gpujob_worker.memory_limit.model import LossBytes
 
 
 class LossWatch:

@@ -15,15 +15,15 @@ from gpujob_api.settings import OptimizeMode, Settings, TunedSettings
 from gpujob_worker.device.memory import CpuMemory
 from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
+from gpujob_worker.memory_limit.limit_fit import MemoryFit
+from gpujob_worker.memory_limit.loss import LossWatch
+from gpujob_worker.memory_limit.model import (
+    LossBytes,
+)
+from gpujob_worker.memory_limit.probes import MemoryProbe
 from gpujob_worker.run.decision_log import Explanation
 from gpujob_worker.run.failure import MemoryLimitError, classify
 from gpujob_worker.run.features import Switches
-from gpujob_worker.tune.loss_memory import LossWatch
-from gpujob_worker.tune.memory_fit import MemoryFit
-from gpujob_worker.tune.memory_model import (
-    LossBytes,
-)
-from gpujob_worker.tune.memory_probe import MemoryProbe
 from gpujob_worker.tune.tuner import Tuner
 
 MIB = 2**20

@@ -25,11 +25,11 @@ from gpujob_worker.inject.fused_optimizer import (
 )
 from gpujob_worker.inject.guards import probe_refusal
 from gpujob_worker.inject.wrapped_module import Root, RootPlan
+from gpujob_worker.memory_limit.limit_fit import MemoryFit
 from gpujob_worker.probe.compare import PAIRS_FUTILE, closeness, measure_speedup, speedup
 from gpujob_worker.run.decision_log import Explanation
 from gpujob_worker.run.features import Switches
 from gpujob_worker.tune.applied import put_in_force
-from gpujob_worker.tune.memory_fit import MemoryFit
 from gpujob_worker.tune.trial import Decision
 from gpujob_worker.tune.tuner import Tuner
 from tests.harness.blocks import Model, root_and_call

@@ -12,17 +12,17 @@ from dataclasses import replace
 from gpujob_api.quantities import format_memory
 from gpujob_worker.device.memory import DeviceMemory
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root
-from gpujob_worker.run.decision_log import Explanation
-from gpujob_worker.run.failure import MemoryLimitError
-from gpujob_worker.tune.loss_memory import LossWatch
-from gpujob_worker.tune.memory_choice import MemoryChooser
-from gpujob_worker.tune.memory_model import ALIKE_FRACTION, RESERVE_FRACTION
-from gpujob_worker.tune.memory_probe import (
+from gpujob_worker.memory_limit.choose import MemoryChooser
+from gpujob_worker.memory_limit.loss import LossWatch
+from gpujob_worker.memory_limit.model import ALIKE_FRACTION, RESERVE_FRACTION
+from gpujob_worker.memory_limit.probes import (
     OPTIMIZER_STATE_FACTOR,
     MemoryProbe,
     gradient_bytes,
     present_gradient_bytes,
 )
+from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.failure import MemoryLimitError
 from gpujob_worker.tune.tuner import Tuner
 
 ITEM = "memory limit"

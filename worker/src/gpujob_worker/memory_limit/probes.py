@@ -5,9 +5,9 @@ import torch
 from gpujob_worker.device.memory import DeviceMemory, Growth
 from gpujob_worker.inject.call_inputs import trainable
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
+from gpujob_worker.memory_limit.model import LossBytes, MemoryModel, fit, probe_rows
 from gpujob_worker.probe.side_effects import no_trace
 from gpujob_worker.run.failure import is_out_of_memory
-from gpujob_worker.tune.memory_model import LossBytes, MemoryModel, fit, probe_rows
 from gpujob_worker.tune.probe import RootProbe
 from gpujob_worker.tune.trial import few_rows
 

@@ -11,7 +11,7 @@ from torch import nn
 from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.microbatch import NotSplittableError, chunked_call
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root
-from gpujob_worker.tune.first_look import trace_refusal
+from gpujob_worker.tune.safety_check import trace_refusal
 from gpujob_worker.tune.split_check import split_refusal
 from tests.harness.worker_process import run_worker
 

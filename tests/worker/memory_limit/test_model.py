@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpujob_worker.tune.memory_model import (
+from gpujob_worker.memory_limit.model import (
     ALIKE_FRACTION,
     PIECES_MAX,
     Line,

@@ -16,16 +16,16 @@ from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.discovery import Discovery
 from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
+from gpujob_worker.memory_limit.probes import MemoryProbe
 from gpujob_worker.probe.compare import closeness
 from gpujob_worker.run.decision_log import Explanation
 from gpujob_worker.run.environment import Environment
 from gpujob_worker.run.features import Switches
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.applied import Applied
-from gpujob_worker.tune.first_look import trace_refusal
 from gpujob_worker.tune.flop import step_flop
-from gpujob_worker.tune.memory_probe import MemoryProbe
 from gpujob_worker.tune.probe import ProbeResult
+from gpujob_worker.tune.safety_check import trace_refusal
 from gpujob_worker.tune.tuner import Tuner
 from gpujob_worker.tuning_pass import TuningPass
 from tests.harness.blocks import Model, root_and_call

@@ -8,8 +8,7 @@ from gpujob_api.quantities import format_memory
 from gpujob_worker.device.memory import DeviceMemory
 from gpujob_worker.inject.activation_checkpointing import ActivationCheckpointing
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root
-from gpujob_worker.run.decision_log import Explanation
-from gpujob_worker.tune.memory_model import (
+from gpujob_worker.memory_limit.model import (
     ALIKE_FRACTION,
     RESERVE_FRACTION,
     LossBytes,
@@ -18,7 +17,8 @@ from gpujob_worker.tune.memory_model import (
     least_rows,
     rows_within,
 )
-from gpujob_worker.tune.memory_probe import OPTIMIZER_STATE_FACTOR, MemoryProbe
+from gpujob_worker.memory_limit.probes import OPTIMIZER_STATE_FACTOR, MemoryProbe
+from gpujob_worker.run.decision_log import Explanation
 from gpujob_worker.tune.tuner import Tuner
 
 # A heap that keeps freed blocks often takes so much more than what is in use.

@@ -21,7 +21,7 @@ from gpujob_worker.inject.discovery import Discovery
 from gpujob_worker.inject.guards import probe_refusal
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root, hide_from_script_compiler
 from gpujob_worker.probe.side_effects import no_trace
-from gpujob_worker.tune.first_look import trace_refusal
+from gpujob_worker.tune.safety_check import trace_refusal
 
 GENERATOR = np.random.default_rng(3)
 
