@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from gpujob_api.settings import Settings, TunedSettings
-from gpujob_worker.in_force import InForce
+from gpujob_worker.control.applied_settings import InForce
 from gpujob_worker.inject import offload
 from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.offload import OptimizerOffload, offload_refusal, to_host

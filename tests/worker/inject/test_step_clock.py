@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpujob_worker.in_force import InForce
+from gpujob_worker.control.applied_settings import InForce
 from gpujob_worker.inject.process_flags import ProcessFlags
 from gpujob_worker.inject.script_facts import ScriptFacts, watch_optimizers
 from gpujob_worker.inject.step_clock import STEPS_OF_ANOTHER, StepClock

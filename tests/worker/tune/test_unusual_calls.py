@@ -9,9 +9,10 @@ from torch import nn
 
 from gpujob_api.report import Timing
 from gpujob_api.settings import Precision, Settings
-from gpujob_worker.beside import Beside
+from gpujob_worker.control.applied_settings import InForce
+from gpujob_worker.control.secondary_modules import Beside
+from gpujob_worker.control.tuning_run import TuningPass
 from gpujob_worker.device.memory import CpuMemory
-from gpujob_worker.in_force import InForce
 from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.discovery import Discovery
 from gpujob_worker.inject.script_facts import ScriptFacts
@@ -27,7 +28,6 @@ from gpujob_worker.tune.flop import step_flop
 from gpujob_worker.tune.probe import ProbeResult
 from gpujob_worker.tune.safety_check import trace_refusal
 from gpujob_worker.tune.tuner import Tuner
-from gpujob_worker.tuning_pass import TuningPass
 from tests.harness.blocks import Model, root_and_call
 
 

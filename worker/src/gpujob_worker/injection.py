@@ -16,9 +16,13 @@ from torch.optim.optimizer import (
 
 from gpujob_api.report import WorkerPhase
 from gpujob_api.settings import Toggle
+from gpujob_worker.control.applied_settings import InForce
 from gpujob_worker.control.device import use_device
-from gpujob_worker.guardian import Guardian
-from gpujob_worker.in_force import InForce
+from gpujob_worker.control.distributed_tuning import root_inside
+from gpujob_worker.control.rollback_guard import Guardian
+from gpujob_worker.control.schedule import Tuning
+from gpujob_worker.control.startup import Preparation
+from gpujob_worker.control.subsequent_models import LaterModels
 from gpujob_worker.inject.compiling import keep_compiled_in
 from gpujob_worker.inject.data_loader import watch_loaders
 from gpujob_worker.inject.discovery import Discovery
@@ -34,12 +38,8 @@ from gpujob_worker.inject.script_facts import (
 )
 from gpujob_worker.inject.step_clock import StepClock
 from gpujob_worker.inject.wrapped_module import Root, hide_from_script_compiler
-from gpujob_worker.later_models import LaterModels
-from gpujob_worker.preparation import Preparation
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.data_loader_policy import LoaderPolicy
-from gpujob_worker.tune.together import root_inside
-from gpujob_worker.tuning import Tuning
 
 WARM_UP_STEPS = 2
 BASELINE_STEPS = 5

@@ -10,9 +10,10 @@ held than before. Everything else waits for the tuning.
 import torch
 
 from gpujob_api.settings import TunedSettings
-from gpujob_worker.beside import Beside, name_beside
+from gpujob_worker.control.applied_settings import InForce
 from gpujob_worker.control.device import hold_to_limit, use_device
-from gpujob_worker.in_force import InForce
+from gpujob_worker.control.distributed_tuning import communicates, tuner_for
+from gpujob_worker.control.secondary_modules import Beside, name_beside
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root
 from gpujob_worker.memory_limit.limit_fit import MemoryFit
 from gpujob_worker.memory_limit.loss import LossWatch
@@ -20,7 +21,6 @@ from gpujob_worker.memory_limit.probes import OPTIMIZER_STATE_FACTOR, gradient_b
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.flop import step_flop
 from gpujob_worker.tune.safety_check import trace_refusal
-from gpujob_worker.tune.together import communicates, tuner_for
 from gpujob_worker.tune.trial import measuring
 from gpujob_worker.tune.tuner import Tuner
 

@@ -8,16 +8,16 @@ import time
 import torch
 
 from gpujob_api.report import WorkerPhase
+from gpujob_worker.control.applied_settings import InForce
 from gpujob_worker.control.device import hold_to_limit
-from gpujob_worker.in_force import InForce
+from gpujob_worker.control.distributed_tuning import tuner_for
+from gpujob_worker.control.tuning_run import TuningPass
 from gpujob_worker.inject.guards import probe_refusal
 from gpujob_worker.inject.wrapped_module import names_of
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.data_loader_policy import LoaderPolicy
 from gpujob_worker.tune.safety_check import trace_refusal
-from gpujob_worker.tune.together import tuner_for
 from gpujob_worker.tune.trial import measuring
-from gpujob_worker.tuning_pass import TuningPass
 
 
 class Tuning:

@@ -15,13 +15,13 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from gpujob_api.settings import AttentionKernel, Precision, Settings, Toggle, TunedSettings
-from gpujob_worker.agreement import Agreement, Store, common
+from gpujob_worker.control.consensus import Agreement, Store, common
+from gpujob_worker.control.distributed_tuning import FollowingTuner
 from gpujob_worker.inject.ddp import inside, scaling_refusal_of, wrapper_refusal
 from gpujob_worker.inject.grad_scaling import LossScale
 from gpujob_worker.inject.guards import parallel_wrapper
 from gpujob_worker.run.decision_log import Explanation
 from gpujob_worker.run.features import Switches
-from gpujob_worker.tune.together import FollowingTuner
 from tests.harness.worker_process import WorkerRun, start_worker
 
 pytestmark = pytest.mark.timeout(240)

@@ -5,7 +5,7 @@ import time
 import torch
 
 from gpujob_api.settings import Toggle
-from gpujob_worker.in_force import InForce
+from gpujob_worker.control.applied_settings import InForce
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root, names_of
 from gpujob_worker.memory_limit.limit_fit import MemoryFit
 from gpujob_worker.run.session import Session

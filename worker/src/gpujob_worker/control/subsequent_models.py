@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from gpujob_api.settings import OptimizeMode, Precision, TunedSettings
-from gpujob_worker.in_force import InForce
+from gpujob_worker.control.applied_settings import InForce
 from gpujob_worker.inject.wrapped_module import Root
 from gpujob_worker.run.decision_log import Explanation
 from gpujob_worker.run.session import Session

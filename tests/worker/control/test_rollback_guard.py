@@ -10,8 +10,8 @@ from torch import nn
 
 from gpujob_api.report import Speedup, Timing
 from gpujob_api.settings import Settings, TunedSettings
-from gpujob_worker.guardian import CONFIRM_STEPS, DIVERGED_CHECKS, Guardian, LossWatch
-from gpujob_worker.in_force import InForce
+from gpujob_worker.control.applied_settings import InForce
+from gpujob_worker.control.rollback_guard import CONFIRM_STEPS, DIVERGED_CHECKS, Guardian, LossWatch
 from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.wrapped_module import Root, RootPlan
 from gpujob_worker.run.environment import Environment

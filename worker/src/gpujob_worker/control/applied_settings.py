@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import torch
 
 from gpujob_api.settings import OptimizeMode, TunedSettings
-from gpujob_worker.agreement import Agreement
-from gpujob_worker.beside import Beside
+from gpujob_worker.control.consensus import Agreement
+from gpujob_worker.control.secondary_modules import Beside
 from gpujob_worker.inject.fused_optimizer import keep_fused, use_fused
 from gpujob_worker.inject.offload import OptimizerOffload
 from gpujob_worker.inject.script_facts import ScriptFacts

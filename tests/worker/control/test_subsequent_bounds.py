@@ -8,10 +8,10 @@ from torch import nn
 
 from gpujob_api.report import Timing
 from gpujob_api.settings import OptimizeMode, Settings, TunedSettings
-from gpujob_worker.in_force import InForce
+from gpujob_worker.control.applied_settings import InForce
+from gpujob_worker.control.subsequent_models import LOOKS_MAX, UNTUNED_MAX, LaterModels
 from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.wrapped_module import Root, RootPlan
-from gpujob_worker.later_models import LOOKS_MAX, UNTUNED_MAX, LaterModels
 from gpujob_worker.run.decision_log import Explanation
 from gpujob_worker.run.environment import Environment
 from gpujob_worker.run.features import Switches

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from gpujob_api.quantities import format_memory
 from gpujob_api.settings import Precision, Toggle
-from gpujob_worker.in_force import InForce
+from gpujob_worker.control.applied_settings import InForce
 from gpujob_worker.inject.grad_scaling import LossScale
 from gpujob_worker.inject.wrapped_module import RootPlan
 from gpujob_worker.memory_limit.model import divisors

@@ -9,13 +9,13 @@ from collections.abc import Callable
 import torch
 
 from gpujob_api.settings import OptimizeMode, Toggle, TunedSettings
-from gpujob_worker.agreement import (
+from gpujob_worker.control.applied_settings import InForce
+from gpujob_worker.control.consensus import (
     COME_SECONDS,
     COMPILE_SECONDS,
     MEASURE_SECONDS,
     Agreement,
 )
-from gpujob_worker.in_force import InForce
 from gpujob_worker.inject.ddp import (
     group_store,
     inside,
