@@ -22,7 +22,7 @@ _context.set_forkserver_preload(
         "torch._dynamo",
         "torch.utils.data",
         "safetensors.torch",
-        "gpujob_worker.injection",
+        "gpujob_worker.hooks",
         "gpujob_worker.resume.training_job",
     ]
 )

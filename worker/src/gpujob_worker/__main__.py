@@ -203,7 +203,7 @@ def _adapt_trainers(session: Session) -> None:
 
 
 def _inject(session: Session) -> None:
-    from gpujob_worker.injection import Injection
+    from gpujob_worker.hooks import Injection
 
     if session.optimizes:
         session.listen_for_stop()
