@@ -113,7 +113,9 @@ def test_garbage_is_looked_for_a_few_times_only(monkeypatch: pytest.MonkeyPatch)
     optimizer = trains(later, root)
     later.warm()
     looks: list[int] = []
-    monkeypatch.setattr("gpujob_worker.later_models.gc.collect", lambda: looks.append(1))
+    monkeypatch.setattr(
+        "gpujob_worker.control.subsequent_models.gc.collect", lambda: looks.append(1)
+    )
     assert not later.is_over(warm=False)
     assert not looks
     assert not any(later.is_over(warm=True) for _ in range(2 * LOOKS_MAX))

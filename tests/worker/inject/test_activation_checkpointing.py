@@ -11,6 +11,7 @@ from torch import nn
 from gpujob_worker.inject import activation_checkpointing
 from gpujob_worker.inject.activation_checkpointing import ActivationCheckpointing
 from gpujob_worker.inject.blocks import repeated_blocks
+from gpujob_worker.tune.checkpointing_check import checkpointing_refusal
 from tests.harness.blocks import Model, root_and_call
 from tests.harness.worker_process import run_worker
 
@@ -20,7 +21,7 @@ def test_activation_checkpointing_gives_the_same_bits() -> None:
     model = Model()
     root, call = root_and_call(model)
     blocks = ActivationCheckpointing(root)
-    assert blocks.refusal(call) is None
+    assert checkpointing_refusal(blocks, call) is None
     assert len(blocks.blocks) == 3
     gradients: list[list[torch.Tensor]] = []
     for enable in (False, True):
@@ -42,7 +43,7 @@ def test_a_batch_norm_counts_what_is_computed_twice_only_once(momentum: float | 
     start = {name: value.clone() for name, value in model.state_dict().items()}
     root, call = root_and_call(model)
     blocks = ActivationCheckpointing(root)
-    assert blocks.refusal(call) is None
+    assert checkpointing_refusal(blocks, call) is None
     assert all(torch.equal(value, start[name]) for name, value in model.state_dict().items())
     found: list[list[torch.Tensor]] = []
     for enable in (False, True):
@@ -63,7 +64,7 @@ def test_a_batch_norm_counts_what_is_computed_twice_only_once(momentum: float | 
 def test_statistics_that_would_be_counted_twice_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     root, call = root_and_call(Model(normalize=True))
     monkeypatch.setattr(activation_checkpointing, "CountedOnce", contextlib.nullcontext)
-    refusal = ActivationCheckpointing(root).refusal(call)
+    refusal = checkpointing_refusal(ActivationCheckpointing(root), call)
     assert refusal == "statistics blocks.0.norm.running_mean would be counted twice"
 
 
@@ -79,19 +80,22 @@ def test_a_block_that_fails_when_it_is_run_again_does_not_end_the_script() -> No
             return torch.tanh(self.layer(x))
 
     root, call = root_and_call(nn.Sequential(Fails(), Fails()))
-    assert ActivationCheckpointing(root).refusal(call) == "a probe failed: ValueError: not again"
+    assert (
+        checkpointing_refusal(ActivationCheckpointing(root), call)
+        == "a probe failed: ValueError: not again"
+    )
 
 
 def test_layers_that_speak_to_others_are_not_run_twice() -> None:
     block = nn.Sequential(nn.Linear(16, 16), nn.SyncBatchNorm(16))
     root, call = root_and_call(nn.Sequential(block, nn.Sequential(*block)))
-    assert "SyncBatchNorm" in (ActivationCheckpointing(root).refusal(call) or "")
+    assert "SyncBatchNorm" in (checkpointing_refusal(ActivationCheckpointing(root), call) or "")
 
 
 def test_activation_checkpointing_is_refused() -> None:
     root, call = root_and_call(nn.Sequential(nn.Linear(16, 4), nn.Tanh(), nn.Linear(4, 1)))
     assert "no list of two or more like blocks" in (
-        ActivationCheckpointing(root).refusal(call) or ""
+        checkpointing_refusal(ActivationCheckpointing(root), call) or ""
     )
     assert repeated_blocks(nn.Linear(2, 2)) == []
     # Single layers hold nothing worth computing again.

@@ -2,7 +2,7 @@
 
 The first steps run exactly as the script says and are its real steps; tuning happens between two
 steps on a recorded batch; what was chosen is in force from the next step on. What cannot wait for
-that is `preparation`, the tuning `tuning`, and what is watched afterwards `guardian`.
+that is `startup`, the tuning `schedule`, and what is watched afterwards `rollback_guard`.
 """
 
 import time

@@ -1,7 +1,7 @@
 """Tuning of several processes that train together: the first one measures, the others take over.
 
 Everybody looks at whether what was measured is safe for the batch and the module of its own; what
-is put in force is what all found safe (`agreement`).
+is put in force is what all found safe (`consensus`).
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """When and on which root a run is tuned: once after the baseline, and a compilation long after.
 
-What is tried, and in which order, is `tuning_pass`.
+What is tried, and in which order, is `tuning_run`.
 """
 
 import time

@@ -1,7 +1,7 @@
 """Modules that train beside the first one (a critic, a discriminator) under a memory limit.
 
 Each has a model of its own memory and is split or computed again by it, as the first one is
-(`preparation`). What others hold while it is called is in what is resident then. Nothing else is
+(`startup`). What others hold while it is called is in what is resident then. Nothing else is
 chosen for them.
 """
 

@@ -1,6 +1,6 @@
 """What must hold from a model's first step on: a memory limit, and settings that are known before.
 
-They are those of an earlier run, or of the model that was trained before (`later_models`).
+They are those of an earlier run, or of the model that was trained before (`subsequent_models`).
 
 Both are seen to before the first call of the first root runs. The limit is looked at for every
 root, and before each call of the first steps: when it is known what a step took, and when more is

@@ -1,7 +1,7 @@
 """A script that trains several models one after the other: folds, sweeps, a search and its result.
 
 What was found for the first model is what a later one of the same shape starts with, by the way
-that settings of an earlier run take (`preparation`). A model of another shape runs as written, but
+that settings of an earlier run take (`startup`). A model of another shape runs as written, but
 for what keeps a memory limit.
 """
 

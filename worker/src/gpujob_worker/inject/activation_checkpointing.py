@@ -13,18 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 from gpujob_worker.inject.attention import attention_kernel
 from gpujob_worker.inject.blocks import repeated_blocks
-from gpujob_worker.inject.guards import (
-    observe,
-    parallel_wrapper,
-    recompute_refusal,
-    state_refusal,
-    statistics_layers,
-)
-from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
-from gpujob_worker.probe.side_effects import no_trace, put_back
-from gpujob_worker.tune.probe import RootProbe
-
-_TOLERANCE = 1e-6
+from gpujob_worker.inject.guards import statistics_layers
+from gpujob_worker.inject.wrapped_module import Root
+from gpujob_worker.probe.side_effects import put_back
 
 
 class CountedOnce:
@@ -78,70 +69,14 @@ class ActivationCheckpointing:
     """Turns checkpointing of one root's blocks on and off."""
 
     def __init__(self, root: Root) -> None:
-        self._root = root
+        self.root = root
         self.blocks = repeated_blocks(root.module)
 
     def enable(self) -> None:
         for block in self.blocks:
-            block._compiled_call_impl = BlockCheckpoint(self._root, block)  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+            block._compiled_call_impl = BlockCheckpoint(self.root, block)  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
 
     def disable(self) -> None:
         for block in self.blocks:
             if isinstance(vars(block).get("_compiled_call_impl"), BlockCheckpoint):
                 vars(block).pop("_compiled_call_impl")
-
-    def refusal(self, recorded: RecordedCall) -> str | None:
-        """Why it must stay off; None when a run with and without it gave the same gradients."""
-        module = self._root.module
-        wrapper = parallel_wrapper(module)
-        if wrapper is not None:
-            return f"{wrapper} owns the gradients"
-        if not self.blocks:
-            return "no list of two or more like blocks with parameters"
-        for block in self.blocks:
-            reason = recompute_refusal(block)
-            if reason is not None:
-                return reason
-            if "_compiled_call_impl" in vars(block):
-                return "the script compiles the blocks itself"
-        try:
-            with no_trace(module):
-                return self._difference(recorded)
-        except Exception as error:
-            return f"a probe failed: {type(error).__name__}: {error}"[:160]
-
-    def _difference(self, recorded: RecordedCall) -> str | None:
-        rows = recorded.inputs.rows or 1
-        few = RecordedCall(recorded.inputs.narrow(0, min(rows, 4), recorded.inputs.batched()))
-        before = observe(self._root.module)
-        counted = _counted(self._root.module)
-        starts = {name: buffer.detach().clone() for name, buffer in counted.items()}
-        probe = RootProbe(self._root, few)
-        plain = probe.run(RootPlan())
-        changed = state_refusal(before, observe(self._root.module), frozenset(counted))
-        if changed is not None:
-            return changed
-        once = {name: buffer.detach().clone() for name, buffer in counted.items()}
-        for name, buffer in counted.items():
-            put_back(buffer, starts[name])
-        self.enable()
-        try:
-            outputs, gradients = plain.compare(probe.run(RootPlan()))
-        finally:
-            self.disable()
-        worst = max(outputs.relative_error, gradients.relative_error)
-        if worst > _TOLERANCE:
-            return f"results differ by {worst:.1e}"
-        twice = [name for name, buffer in counted.items() if not torch.equal(buffer, once[name])]
-        return f"statistics {twice[0]} would be counted twice" if twice else None
-
-
-def _counted(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Buffers in which layers count statistics of their inputs, by name."""
-    owners = {id(layer) for layer in statistics_layers(module)}
-    return {
-        f"{name}.{key}" if name else key: buffer
-        for name, layer in module.named_modules()
-        if id(layer) in owners
-        for key, buffer in layer.named_buffers(recurse=False)
-    }

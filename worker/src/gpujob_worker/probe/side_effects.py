@@ -1,6 +1,6 @@
 """Probing leaves no trace: random states, buffers, attributes and output streams are put back.
 
-What cannot be put back (`tune/first_look.py`) is found before anything is tried.
+What cannot be put back (`tune/safety_check.py`) is found before anything is tried.
 """
 
 import contextlib

@@ -29,6 +29,7 @@ from gpujob_worker.probe.side_effects import no_trace
 from gpujob_worker.run.decision_log import Explanation
 from gpujob_worker.run.features import Switches
 from gpujob_worker.tune.applied import Applied
+from gpujob_worker.tune.checkpointing_check import checkpointing_refusal
 from gpujob_worker.tune.compile import CompileItems
 from gpujob_worker.tune.gain import GAIN_SECONDS, measure_gain
 from gpujob_worker.tune.speed import SpeedItems
@@ -125,7 +126,7 @@ class Tuner:
             return False
         blocks = ActivationCheckpointing(root)
         off = self._settings.activation_checkpointing is Toggle.OFF
-        reason = "asked not to" if off else blocks.refusal(recorded)
+        reason = "asked not to" if off else checkpointing_refusal(blocks, recorded)
         if reason is not None:
             self._explain.refused(item, reason)
             return False
