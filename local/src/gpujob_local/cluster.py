@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import yaml
@@ -245,11 +245,17 @@ class LocalCluster:
         """A process of nobody's takes memory on a card; returns when it has it, with its name."""
         name = f"stranger-{secrets.token_hex(3)}"
         command = [sys.executable, "-m", "gpujob_local.stranger", str(memory_bytes)]
-        child = self._start_child(
-            name, command, {"NVIDIA_VISIBLE_DEVICES": card}, cores=[self._core_of(card)]
-        )
+        child = self.children[name] = self.start_on_card(card, name, command, {})
         self._wait(lambda: "ready" in child.log_tail(), f"{name} taking {memory_bytes} bytes")
         return name
+
+    def start_on_card(
+        self, card: str, name: str, command: Sequence[str], environment: Mapping[str, str]
+    ) -> Child:
+        """A process bound to a card as a pod's are. The caller ends it; the cluster's end does."""
+        core = self._core_of(card)
+        bound = {"NVIDIA_VISIBLE_DEVICES": card, "OMP_NUM_THREADS": "1"}
+        return self._start_process(name, command, bound | dict(environment), cores=[core])
 
     def stop_stranger(self, name: str) -> None:
         self._kill(name)
@@ -335,23 +341,25 @@ class LocalCluster:
             "LANG": "C.UTF-8",
         }
 
-    def _start_child(
+    def _start_child(self, name: str, command: list[str], environment: dict[str, str]) -> Child:
+        self.children[name] = self._start_process(name, command, environment)
+        return self.children[name]
+
+    def _start_process(
         self,
         name: str,
-        command: list[str],
-        environment: dict[str, str],
-        cores: list[int] | None = None,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        cores: Sequence[int] | None = None,
     ) -> Child:
-        child = start_child(
+        return start_child(
             name,
             command,
-            self._base_environment() | environment,
+            self._base_environment() | dict(environment),
             self.directory / "logs" / f"{name}.log",
             folder=self.directory,
             cores=cores,
         )
-        self.children[name] = child
-        return child
 
     def _kill(self, name: str) -> None:
         child = self.children.pop(name, None)

@@ -1,5 +1,6 @@
 """The demo's claims hold on what they claim, and fail on anything less."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,10 +10,11 @@ from gpujob_api.gpujob import Counters, GPUJob, ReservationSource
 from gpujob_api.gpuprofile import GPUProfile, GPUProfileSpec
 from gpujob_api.meta import Condition, ConditionStatus, Metadata
 from gpujob_api.quantities import GIB, MIB
-from gpujob_api.report import CheckpointReport, Timing
+from gpujob_api.report import CheckpointReport
 from gpujob_api.settings import Precision, TunedSettings
 from gpujob_local.demo import claims
 from gpujob_local.demo.telling import Teller
+from gpujob_local.demo.turns import LEFT_OUT, PAIRS, Comparison
 from tests.harness.builders import T0, make_job, measured, placed, reserve, with_status
 
 TUNED = TunedSettings(precision=Precision.BFLOAT16, batch_per_step=16)
@@ -37,13 +39,22 @@ FIRST = [
 def test_packed_needs_one_card_for_what_was_declared_for_two(
     card: str, memory: int, holds: bool
 ) -> None:
-    second = [held("second", memory, ReservationSource.PROFILE, card)]
-    assert claims.packed(FIRST, second, 2 * GIB).holds is holds
+    second = held("second", memory, ReservationSource.PROFILE, card)
+    away = held("away", 656 * MIB, ReservationSource.MEASURED, "GPU-2")
+    assert claims.packed(FIRST, second, [FIRST[-1], away], 2 * GIB).holds is holds
+
+
+def test_packed_beside_another_job_than_the_first_is_packed_as_well() -> None:
+    second = held("second", 656 * MIB, ReservationSource.PROFILE, "GPU-1")
+    other = held("other", 656 * MIB, ReservationSource.MEASURED, "GPU-1")
+    claim = claims.packed(FIRST, second, [FIRST[-1], other], 2 * GIB)
+    assert claim.holds
+    assert "second joined other on GPU-1" in claim.figures[1]
 
 
 def test_packed_fails_without_a_measurement() -> None:
-    second = [held("second", 656 * MIB, ReservationSource.PROFILE)]
-    assert not claims.packed(FIRST[:1], second, 2 * GIB).holds
+    second = held("second", 656 * MIB, ReservationSource.PROFILE)
+    assert not claims.packed(FIRST[:1], second, FIRST[:1], 2 * GIB).holds
 
 
 def waiting(message: str) -> GPUJob:
@@ -67,24 +78,53 @@ def test_the_stranger_claim_needs_numbers_and_one_attempt(
     assert claim.holds is holds
 
 
-@pytest.mark.parametrize(("loss", "holds"), [(1.01, True), (1.2, False)])
-def test_the_loss_must_agree(loss: float, holds: bool) -> None:
-    job = placed(make_job())
-    timings = {"baseline": Timing(0.4, GIB), "current": Timing(0.2, GIB // 2)}
-    job = with_status(
-        job,
-        measurement=replace(measured(GIB), **timings),
-        tuned=TUNED,
-        explain=("precision: bfloat16",),
-    )
-    claim = claims.optimized(job, {"loss": loss}, {"loss": 1.0})
+TUNING = with_status(
+    placed(make_job()),
+    tuned=TUNED,
+    explain=("precision applied: 2.00x", "compile refused: tried once training has lasted 120 s"),
+)
+
+
+def compared(speedups: Sequence[float], loss: float = 1.0, **changes: Any) -> Comparison:
+    in_turns = Comparison(tuple(speedups), (1.0,) * len(speedups), 1.0, loss, TUNED)
+    return replace(in_turns, **changes)
+
+
+@pytest.mark.parametrize(
+    ("loss", "learned", "holds"), [(1.01, 0.99, True), (1.2, 1.0, False), (1.0, 0.8, False)]
+)
+def test_the_loss_must_agree(loss: float, learned: float, holds: bool) -> None:
+    claim = claims.optimized(TUNING, {"loss": learned}, compared([2.0] * PAIRS, loss))
     assert claim.holds is holds
-    assert "2.00x" in claim.figures[0]
-    assert not claims.optimized(placed(make_job()), {"loss": 1.0}, {"loss": 1.0}).holds
-    others = [job, placed(make_job("not-measured"))]
-    gains = claims.optimized(job, {"loss": loss}, {"loss": 1.0}, others).figures
-    assert gains[0] == "job, chosen by measurement: step 400.0 ms -> 200.0 ms (2.00x)"
-    assert gains[1:] == claim.figures
+    assert "2.00x (95 % 2.00 to 2.00, 20 pairs)" in claim.figures[0]
+    assert claim.figures[1] == "in force: precision bfloat16, batchPerStep 16"
+    assert claim.figures[2] == "precision applied: 2.00x"
+
+
+@pytest.mark.parametrize(
+    ("slower", "holds"), [(0, True), (LEFT_OUT, True), (LEFT_OUT + 1, False), (PAIRS, False)]
+)
+def test_all_of_the_interval_must_be_faster(slower: int, holds: bool) -> None:
+    comparison = compared([0.9] * slower + [1.5] * (PAIRS - slower))
+    assert claims.optimized(TUNING, {"loss": 1.0}, comparison).holds is holds
+
+
+def test_a_step_as_long_as_before_is_no_gain() -> None:
+    assert not claims.optimized(TUNING, {"loss": 1.0}, compared([1.0] * PAIRS)).holds
+
+
+@pytest.mark.parametrize("in_force", [None, TunedSettings(), replace(TUNED, batch_per_step=8)])
+def test_only_settings_in_force_count(in_force: TunedSettings | None) -> None:
+    """What is faster without them is noise, or the merit of something else."""
+    comparison = compared([2.0] * PAIRS, in_force=in_force)
+    assert not claims.optimized(TUNING, {"loss": 1.0}, comparison).holds
+    nothing = with_status(TUNING, tuned=in_force)
+    expected = in_force is not None and in_force != TunedSettings()
+    assert claims.optimized(nothing, {"loss": 1.0}, comparison).holds is expected
+
+
+def test_without_a_comparison_nothing_is_claimed() -> None:
+    assert not claims.optimized(TUNING, {"loss": 1.0}, None).holds
 
 
 def moved(resumed: int) -> list[GPUJob]:
