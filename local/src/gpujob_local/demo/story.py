@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from gpujob_api.gpujob import GPUJob, JobPhase, ReservationSource
-from gpujob_local.cluster import LocalCluster
+from gpujob_local.cluster.cluster import LocalCluster
 from gpujob_local.demo import claims, turns
 from gpujob_local.demo.following import Follower, StoryError
 from gpujob_local.demo.telling import Claim, Teller

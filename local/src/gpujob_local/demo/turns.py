@@ -20,7 +20,7 @@ from typing import Any
 
 from gpujob_api.report import Report
 from gpujob_api.settings import ENV_SETTINGS, ENV_TERMINATION_FILE, Settings, TunedSettings
-from gpujob_local.processes import Child
+from gpujob_local.processes.processes import Child
 
 # The scripts of the examples say every tenth step, so that is the shortest turn.
 STEPS_IN_TURN = 10
