@@ -180,18 +180,19 @@ async def test_a_write_that_is_never_answered_makes_the_cache_doubtful(bench: _B
 
 
 @pytest.mark.parametrize(
-    "labels",
+    "owner",
     [
-        {"gpujob.dev/job-uid": "another"},
-        {"gpujob.dev/job-uid": "uid-job", "gpujob.dev/attempt": "7", "gpujob.dev/rank": "0"},
-        {},
+        {"uid": "another"},
+        {"controller": False},
+        {"kind": "ReplicaSet"},
+        {"apiVersion": "apps/v1"},
     ],
 )
-async def test_a_foreign_pod_of_the_name_is_a_failure(
-    bench: _Bench, labels: dict[str, str]
-) -> None:
+async def test_a_foreign_pod_of_the_name_is_a_failure(bench: _Bench, owner: dict[str, Any]) -> None:
+    """Labels prove nothing: the controller owner does."""
     job = bench.job()
-    foreign = pod_manifest(name="job-1-0", namespace="team", labels=labels)
+    foreign = pod_manifest(job)
+    foreign["metadata"]["ownerReferences"][0] |= owner
     bench.kube.put(PODS, foreign)
     assert await bench.run(_create(job)) == {WriteResult.CONFLICT: 1}
     assert bench.written == []

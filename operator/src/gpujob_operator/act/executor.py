@@ -13,7 +13,7 @@ from datetime import datetime
 from enum import Enum
 from typing import Protocol
 
-from gpujob_api.meta import LABEL_ATTEMPT, LABEL_JOB_UID, LABEL_RANK, Metadata
+from gpujob_api.meta import Metadata
 from gpujob_operator.act.kube import (
     JOBS,
     PODS,
@@ -42,6 +42,7 @@ from gpujob_operator.decide.plan import (
     WriteQueueStatus,
     WriteStatus,
 )
+from gpujob_operator.decide.workers import was_created_for
 from gpujob_operator.logs import Log
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.render.pod import worker_pod
@@ -286,11 +287,6 @@ def _lane(item: PlanItem) -> str:
 
 def _same_worker(manifest: Manifest, item: CreatePod) -> bool:
     """The pod that stands in the way is the very one we wanted: an earlier answer was lost."""
-    labels = manifest["metadata"].get("labels") or {}
-    expected = {
-        LABEL_JOB_UID: item.job.metadata.uid,
-        LABEL_ATTEMPT: str(item.job.status.attempt),
-        LABEL_RANK: str(item.rank),
-    }
-    deleting = "deletionTimestamp" in manifest["metadata"]
-    return not deleting and all(labels.get(name) == value for name, value in expected.items())
+    metadata = manifest["metadata"]
+    deleting = "deletionTimestamp" in metadata
+    return not deleting and was_created_for(metadata, item.job, item.rank)
