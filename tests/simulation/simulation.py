@@ -216,6 +216,8 @@ class Simulation:
                 self.cluster.delete_pod(self.clock.random.choice(pods), "user")
         elif incident.what == "owner-lost":
             self._strip_owners()
+        elif incident.what == "collector-away":
+            self.cluster.collects = False
         elif not machine.gone:
             self._happen_to(machine, incident)
 
