@@ -92,9 +92,10 @@ def read_event(line: bytes) -> dict[str, Any]:
         event = parsed(line)
     except ValueError as error:
         return {"type": "UNREADABLE", "object": {}, "problem": str(error)}
-    if not isinstance(event, dict) or "object" not in event:
+    shape = cast("dict[str, Any]", event) if isinstance(event, dict) else {}
+    if "object" not in shape or not isinstance(shape.get("type"), str):
         return {"type": "UNREADABLE", "object": {}, "problem": "is not a watch event"}
-    return cast("dict[str, Any]", event)
+    return shape
 
 
 def without_bulk(item: object) -> object:

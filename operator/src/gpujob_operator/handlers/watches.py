@@ -41,7 +41,8 @@ _CHANGES = frozenset({"ADDED", "MODIFIED", "DELETED"})
 
 
 class Watch:
-    """One list-and-watch. `alive_at` is the monotonic time of the last sign of life."""
+    """One list-and-watch. `alive_at` is the monotonic time of the last sign of life, `listed` tells
+    whether there was a whole list yet."""
 
     def __init__(
         self,
@@ -59,6 +60,11 @@ class Watch:
         self._sleep = sleep
         self._failures = 0
         self.alive_at = time.monotonic()
+        self.listed = False
+
+    @property
+    def name(self) -> str:
+        return self._watched.kind.value
 
     async def run(self) -> None:
         """Runs until cancelled."""
@@ -90,6 +96,7 @@ class Watch:
         listing = await self._kube.list(watched.resource, label_selector=watched.label_selector)
         self.alive_at = time.monotonic()
         self._cache.resync(watched.kind, listing.items, listing.resource_version)
+        self.listed = True
         return listing.resource_version
 
     async def _follow(self, version: str) -> str:
@@ -98,9 +105,9 @@ class Watch:
         stream = self._kube.watch(watched.resource, version, label_selector=watched.label_selector)
         async for event in stream:
             self.alive_at = time.monotonic()
-            manifest, kind = event["object"], event.get("type")
+            manifest, kind = event["object"], event["type"]
             version = _resource_version(manifest) or version
-            if isinstance(kind, str) and kind in _CHANGES:
+            if kind in _CHANGES:
                 counter.inc()
                 self._cache.apply(watched.kind, kind, manifest)
             elif kind != "BOOKMARK":
