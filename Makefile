@@ -18,7 +18,8 @@ help: ## List the targets
 	  awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 .PHONY: demo
-demo: tools ## Run the story on a real Kubernetes on this machine, no GPU, root or Docker (3 min)
+demo: setup ## Run the story on a real Kubernetes on this machine, no GPU, root or Docker (3 min)
+	@$(VENV)/python -m gpujob_local.tools kubernetes
 	@$(VENV)/python -m gpujob_local.demo
 
 .PHONY: test

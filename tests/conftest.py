@@ -1,11 +1,13 @@
 """Fixtures for all tests; what needs a cluster is only started when a test asks for it."""
 
 import asyncio
+import os
 import signal
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Where the tests run in the background, SIGINT is ignored, and every child would inherit that:
 # what Ctrl-C does could not be tested.
@@ -22,6 +24,19 @@ LONG = ("chaos", "simulation", "worker", "integration", "property", "chart")
 SLOW = ("slow", "timeout")
 # Tracing lines makes these take three times as long, and says nothing that unit tests do not.
 UNTRACED = ("simulation", "property")
+
+# No property depends on how fast the machine is, nor on what an earlier run left in a folder: what
+# fails is said with the text that reproduces it. Where the variable CI is set, the examples are the
+# same every time, so that a failure there comes back when its test is run once more.
+settings.register_profile(
+    "gpujob",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    database=None,
+    print_blob=True,
+    derandomize=bool(os.environ.get("CI")),
+)
+settings.load_profile("gpujob")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -167,23 +167,31 @@ def _end_with_parent() -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Lets the real loader of torch call back. The product has its own; this stands without it."""
+    """Lets the real loader of torch call back. The product has its own; this stands without it.
+
+    Libraries ask whether torch could be imported before they import it: it stays until then.
+    """
 
     def __init__(self, callback: Callable[[Any], None]) -> None:
         self._callback = callback
+        self._asks = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != "torch":
+        if fullname != "torch" or self._asks:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        self._asks = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._asks = False
         if spec is not None and spec.loader is not None:
             plain: Callable[[ModuleType], None] = spec.loader.exec_module
 
             def execute(module: ModuleType) -> None:
                 plain(module)
+                sys.meta_path.remove(self)
                 self._callback(module)
 
             spec.loader.exec_module = execute  # pyright: ignore[reportAttributeAccessIssue]

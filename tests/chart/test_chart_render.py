@@ -107,7 +107,7 @@ def test_the_roles_are_the_files_that_the_local_cluster_uses(
     roles = of_kind(objects, "ClusterRole", "Role")
     ours = [role for role in roles if role["metadata"]["name"] == f"gpujob-{name}"]
     granted = [rule for role in ours for rule in role["rules"]]
-    rules = yaml.safe_load((CHART / "files" / f"{name}-rules.yaml").read_text())
+    rules = yaml.safe_load((CHART / "files" / f"{name}-rules.yaml").read_text(encoding="utf-8"))
     assert sorted(granted, key=str) == sorted(rules, key=str)
 
 
@@ -138,7 +138,7 @@ def test_the_crds_are_ours_and_survive_an_uninstall(objects: list[Manifest]) -> 
     rendered = {found["metadata"]["name"]: found for found in of_kind(objects, KIND_CRD)}
     assert len(rendered) == len(list((ROOT / "crds").glob("*.yaml")))
     for path in (ROOT / "crds").glob("*.yaml"):
-        ours = yaml.safe_load(path.read_text())
+        ours = yaml.safe_load(path.read_text(encoding="utf-8"))
         found = rendered[ours["metadata"]["name"]]
         kept = {"annotations": {"helm.sh/resource-policy": "keep"}}
         assert found == ours | {"metadata": ours["metadata"] | kept}
@@ -186,13 +186,13 @@ def test_a_changed_configuration_restarts_the_operator() -> None:
 
 
 def test_the_schema_knows_every_field_of_the_configuration() -> None:
-    schema = json.loads((CHART / "values.schema.json").read_text())
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
     known = set(schema["properties"]["configuration"]["properties"])
     assert known == set(json_fields(Configuration))
 
 
 def test_the_configuration_reference_names_every_field() -> None:
-    text = (ROOT / "docs" / "reference" / "configuration.md").read_text()
+    text = (ROOT / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8")
     assert [name for name in json_fields(Configuration) if f"`{name}`" not in text] == []
 
 

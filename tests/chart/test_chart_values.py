@@ -20,7 +20,7 @@ def leaves(values: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tu
             yield (*path, name)
 
 
-DEFAULTS: Mapping[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
+DEFAULTS: Mapping[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
 LEAVES = list(leaves(DEFAULTS))
 
 
@@ -76,6 +76,6 @@ def test_nonsense_is_refused_by_name(values: Mapping[str, Any], named: str) -> N
 
 def test_every_value_is_explained() -> None:
     """A comment stands above or in the group of every top-level value."""
-    lines = (CHART / "values.yaml").read_text().splitlines()
+    lines = (CHART / "values.yaml").read_text(encoding="utf-8").splitlines()
     groups = "\n".join(lines).split("\n\n")
     assert [group for group in groups if "#" not in group and ":" in group] == []

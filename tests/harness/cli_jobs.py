@@ -80,6 +80,7 @@ def succeeded_status() -> dict[str, Any]:
                 "peakMemoryBytes": 10522669875,
                 "samplesPerSecond": 621.0,
             },
+            "speedup": {"ratio": 1.84, "low": 1.79, "high": 1.9, "pairs": 10},
             "current": {
                 "stepSeconds": 0.187,
                 "peakMemoryBytes": 5476083302,

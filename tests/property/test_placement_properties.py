@@ -105,7 +105,7 @@ def fits_somewhere(fleet: Fleet, demand: Demand) -> bool:
 
 
 @given(node_lists(), QUEUES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_only_room_that_is_there_is_given_and_room_that_is_there_is_found(
     states: list[NodeState], queue: list[Demand]
 ) -> None:
@@ -120,7 +120,7 @@ def test_only_room_that_is_there_is_given_and_room_that_is_there_is_found(
 
 
 @given(node_lists(), QUEUES, st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_kept_figures_change_no_choice(
     states: list[NodeState], queue: list[Demand], data: st.DataObject
 ) -> None:
@@ -150,7 +150,7 @@ def test_kept_figures_change_no_choice(
 
 
 @given(node_lists(), QUEUES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_same_input_gives_the_same_choices(
     states: list[NodeState], queue: list[Demand]
 ) -> None:
@@ -167,7 +167,7 @@ def test_the_same_input_gives_the_same_choices(
 
 
 @given(node_lists(), demands(), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_more_capacity_never_blocks_what_fitted(
     states: list[NodeState], demand: Demand, data: st.DataObject
 ) -> None:

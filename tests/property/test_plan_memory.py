@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpujob_api.gpujob import GPUJob, JobPhase, SharingMode
@@ -37,8 +37,7 @@ from tests.harness.builders import (
 from tests.harness.world import World
 from tests.property.plan_snapshots import NOW, fresh_clusters, odd_snapshots
 
-slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
-some = settings(max_examples=60, deadline=None, suppress_health_check=slow)
+some = settings(max_examples=60)
 
 
 def assert_same(remembered: Plan, fresh: Plan) -> None:

@@ -10,7 +10,7 @@ from datetime import datetime
 from random import Random
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpujob_api.gpujob import GPUJob, SharingMode
@@ -225,7 +225,7 @@ EVENTS = (
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 @given(st.integers(0, 10**9))
 def test_each_event_changes_what_it_would_change_without_a_memory(seed: int) -> None:
     random, tally = Random(seed), Tally()

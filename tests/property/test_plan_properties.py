@@ -5,7 +5,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpujob_api.gpujob import GPUJob, JobPhase, SharingMode
@@ -30,9 +30,8 @@ from tests.harness.builders import (
 )
 from tests.property.plan_snapshots import NOW, fresh_clusters, later, odd_snapshots
 
-slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
-few = settings(max_examples=40, deadline=None, suppress_health_check=slow)
-many = settings(max_examples=80, deadline=None, suppress_health_check=slow)
+few = settings(max_examples=40)
+many = settings(max_examples=80)
 
 
 def shuffled(snapshot: Snapshot, random: Random) -> Snapshot:

@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpujob_api.codec import FieldError
@@ -14,8 +14,7 @@ from gpujob_operator.decide.snapshot import Snapshot
 from gpujob_operator.decide.whatif.run import Limits, simulate
 from tests.property.plan_snapshots import NOW, fresh_clusters, odd_snapshots
 
-slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
-few = settings(max_examples=25, deadline=None, suppress_health_check=slow)
+few = settings(max_examples=25)
 LIMITS = Limits(horizon_seconds=3600, cycles=80)
 
 

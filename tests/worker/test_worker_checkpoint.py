@@ -69,7 +69,7 @@ TREES = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(TREES)
 def test_every_tree_comes_back(tree: Any) -> None:
     text, tensors = encode_tree(tree)

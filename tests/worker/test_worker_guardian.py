@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpujob_api.report import Timing
+from gpujob_api.report import Speedup, Timing
 from gpujob_api.settings import Settings, TunedSettings
 from gpujob_worker.environment import Environment
 from gpujob_worker.guardian import CONFIRM_STEPS, DIVERGED_CHECKS, Guardian, LossWatch
@@ -58,6 +58,10 @@ def test_a_roll_back_takes_everything_back_for_good(in_force: InForce) -> None:
     root, optimizer, tuner = in_force.roots[0], in_force.facts.optimizers[0], in_force.tuner
     assert root.plan.autocast is torch.bfloat16
     assert optimizer.param_groups[0]["fused"] is True
+    session, gain = in_force.session, Speedup(1.42, 1.38, 1.46, 10)
+    session.gained(in_force.applied.tuned(), gain)
+    in_force.report()
+    assert session.report().speedup == gain
     in_force.session.loss_tensor = torch.tensor(1.0)
     guardian = Guardian(in_force.session, in_force)
     guardian.first_steps()
@@ -66,6 +70,9 @@ def test_a_roll_back_takes_everything_back_for_good(in_force: InForce) -> None:
         assert not in_force.rolled_back
         guardian.step(20 * (check + 1) + 20)
     assert in_force.rolled_back
+    assert session.report().speedup is None
+    refused = "speed-up refused: not measured with the settings now in force"
+    assert session.explanation.line("speed-up") == refused
     assert root.plan == RootPlan()
     assert optimizer.param_groups[0]["fused"] is None
     assert in_force.session.tuned == TunedSettings(data_loader_workers=2)

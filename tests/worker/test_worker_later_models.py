@@ -229,7 +229,9 @@ def test_a_memory_limit_is_kept_by_every_model(tmp_path: Path) -> None:
     largest = [int(rows) for rows in re.findall(r"fold \d (\d+)", tight.output)]
     # From the first step on; the last model takes little, and is looked at by itself.
     assert all(rows < 16384 for rows in largest[:3]), tight.errors
-    assert "later models 2 of 3 started with the settings found for Stack: steps of" in said(tight)
+    # Which other settings are found beside the split depends on the machine's processor.
+    started = "later models 2 of 3 started with the settings found for Stack: .*steps of "
+    assert re.search(started, said(tight))
     assert "1 as written but for the memory limit: Stack has other parameters" in said(tight)
     assert re.search(r"memory limit, \d+ MiB predicted for 16384 .* in model 4", said(tight))
     assert tight.report["tuned"]["batchPerStep"] < 16384

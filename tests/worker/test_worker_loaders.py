@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from gpujob_api.settings import TunedSettings
+from gpujob_api.settings import OptimizeMode, Settings, TunedSettings
 from gpujob_worker.environment import Environment
 from gpujob_worker.inject import loader_policy
 from gpujob_worker.inject.loader_policy import LoaderPolicy
@@ -152,11 +152,13 @@ def test_a_pass_goes_on_without_its_workers(taken: int) -> None:
 class Training:
     """A loop whose steps take what a test says, by a clock of its own."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, mode: OptimizeMode = OptimizeMode.AUTO
+    ) -> None:
         monkeypatch.setattr(loader_policy, "workers_wanted", lambda: 2)
         monkeypatch.setattr(loader_policy, "loaded", lambda: None)
         self.now = 0.0
-        self.session = Session(Environment())
+        self.session = Session(Environment(Settings(mode=mode)))
         self.session.meter.clock = lambda: self.now
         self.session.baseline_wait_percent = 40.0
         self.policy = LoaderPolicy(self.session)
@@ -275,6 +277,17 @@ def test_too_few_steps_before_a_pass_start_no_trial(training: Training) -> None:
     assert training.loader.num_workers == 0  # nine steps were timed: the first has no start
     training.passes(1, 0.02, 0.008)
     assert training.loader.num_workers == 2
+
+
+def test_a_recommendation_starts_no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Training(monkeypatch, OptimizeMode.RECOMMEND)
+    training.passes(1, 0.02, 0.008)
+    training.tuned()
+    training.passes(3, 0.02, 0.008)
+    assert training.loader.num_workers == 0
+    assert training.session.tuned == TunedSettings()
+    expected = "data loading recommended: 2 worker processes: waiting takes 40 % of a step"
+    assert training.said == expected
 
 
 def test_loaded_cores_get_no_workers(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpujob_api.report import Efficiency, MemoryPeaks, Report, Timing, WorkerPhase
+from gpujob_api.report import Efficiency, MemoryPeaks, Report, Speedup, Timing, WorkerPhase
 from gpujob_api.settings import Precision
 from gpujob_worker.__main__ import main
 from gpujob_worker.card import CardMeter, card_meter, peak_flop_per_second
@@ -167,6 +167,7 @@ REPORT = Report(
     efficiency=Efficiency(1e13, 1e14, 989.5e12, 30.0, 41.5),
     data_wait_percent=3.0,
     skipped_steps=2,
+    speedup=Speedup(1.84, 1.79, 1.9, 10),
     device="NVIDIA H100 80GB HBM3",
     torch_version="2.15.0",
     explain=("precision applied: 2.00x",),
@@ -178,14 +179,16 @@ def test_the_page_gives_reasons_in_numbers() -> None:
     assert findings(REPORT, facts) == [
         "38 % of a step as written was waiting for data",
         "the card is busy 30 % of the time: too little work at once",
-        "fp32 matmuls: the script's matrix products run in float32, 15 times slower at their peak "
-        "on this card than bfloat16",
+        "fp32 matmuls: the script's matrix products run in float32, of which this card's peak is "
+        "67 TFLOP/s, of bfloat16 989.5",
         "the optimizer's step holds the memory peak (2 MiB; forward and backward 1 MiB)",
         "2 steps were skipped: float16 gradients overflowed",
     ]
     page = markdown(REPORT, facts)
     for line in (
-        "NVIDIA H100 80GB HBM3, torch 2.15.0: steps are 2.00 times as fast.",
+        "NVIDIA H100 80GB HBM3, torch 2.15.0: forward and backward are 1.84 times as fast "
+        "(95 % 1.79 to 1.90, 10 pairs in turns).",
+        "| | first steps | latest steps |",
         "| step | 200.0 ms | 100.0 ms |",
         "| waiting for data | 38 % | 3 % |",
         "| FLOP/s | 50 TFLOP/s | 100 TFLOP/s |",
@@ -194,8 +197,9 @@ def test_the_page_gives_reasons_in_numbers() -> None:
         "- precision applied: 2.00x",
     ):
         assert line in page.splitlines(), page
-    short = markdown(replace(REPORT, baseline=None, efficiency=None, peaks=None), Facts())
-    assert "too few steps for a comparison" in short
+    short = markdown(replace(REPORT, speedup=None, efficiency=None, peaks=None), Facts())
+    assert "no speed-up was measured" in short
+    assert "times as fast" not in short
     assert findings(replace(REPORT, skipped_steps=None, peaks=None, efficiency=None), Facts()) == []
 
 

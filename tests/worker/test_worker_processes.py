@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import gpujob_worker
 from gpujob_api.report import Failure, FailureClass, Report, WorkerPhase
 from gpujob_api.settings import Settings
 from gpujob_worker.explanation import Explanation
@@ -182,7 +183,7 @@ def test_the_process_that_failed_first_has_the_last_word(tmp_path: Path) -> None
     assert report.failure is not None
     assert report.failure.message == "ValueError: rank one broke"
     assert report.rank == 1
-    assert "gpujob_worker/" not in done.stderr
+    assert str(Path(gpujob_worker.__file__).parent) not in done.stderr
 
 
 DYING = """

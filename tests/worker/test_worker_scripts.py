@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import gpujob_worker
 from tests.harness.worker_process import run_worker
 
 pytestmark = pytest.mark.timeout(240)
@@ -286,11 +287,10 @@ def test_errors_show_the_users_frames_only(tmp_path: Path) -> None:
     )
     code, run = run_worker(tmp_path, ["python", str(script)], settings=SETTINGS, options=())
     assert code == 1
-    assert "gpujob_worker" not in run.errors
+    assert str(Path(gpujob_worker.__file__).parent) not in run.errors
     assert run.errors.rstrip().endswith("IndexError: label 12 is out of range")
     frames = re.findall(r'File "(.*?)", line \d+, in (\S+)', run.errors)
-    assert frames[0] == (str(script), "<module>")
-    assert frames[-1] == (str(script), "check")
+    assert [frames[0], frames[-1]] == [(str(script), "<module>"), (str(script), "check")]
     failure = run.report["failure"]
     assert failure["failureClass"] == "UserError"
     assert failure["message"] == "IndexError: label 12 is out of range"

@@ -11,11 +11,13 @@ import torch.fx
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+import gpujob_worker
 from gpujob_worker.inject.discovery import Discovery
 from gpujob_worker.inject.root import Root
 from tests.harness.worker_process import run_worker
 
 pytestmark = pytest.mark.timeout(240)
+OURS = str(Path(gpujob_worker.__file__).parent)
 
 
 class Net(nn.Module):
@@ -139,6 +141,9 @@ def test_errors_that_the_script_prints_itself_show_its_own_frames(tmp_path: Path
     code, run = run_worker(tmp_path / "run", command, options=("--tuning-seconds", "1"))
     assert code == 0, run.errors
     assert run.output == plain.output
-    frames = [re.findall(r"^  File .*, in (\S+)$", each.errors, re.M) for each in (plain, run)]
+    frames = [
+        re.findall(r'^  File "(.*)", line \d+, in (\S+)$', each.errors, re.M)
+        for each in (plain, run)
+    ]
     assert frames[0] == frames[1]
-    assert "gpujob" not in run.errors
+    assert OURS not in run.errors

@@ -34,6 +34,7 @@ from gpujob_api.report import (
     Joules,
     Loss,
     Seconds,
+    Speedup,
     Timing,
     WaitPercent,
 )
@@ -284,6 +285,9 @@ class Measurement:
     loss: Loss | None = None
     baseline: Timing | None = None
     current: Timing | None = None
+    # As in the newest report of the attempt. What `baseline` and `current` say was measured at
+    # different times, beside different neighbours, and is no such factor.
+    speedup: Speedup | None = None
     data_wait_percent: WaitPercent | None = None
     # Of the card, whoever else runs on it.
     joules_per_step: Joules | None = None

@@ -36,6 +36,7 @@ Loss = Annotated[float, Range(-FRACTION_MAX, FRACTION_MAX, clamp=True)]
 WaitPercent = Annotated[float, Range(0, 100, clamp=True)]
 Flop = Annotated[float, Range(0, 10**21)]
 Joules = Annotated[float, Range(0, 10**9)]
+Factor = Annotated[float, Range(0, 1_000_000)]
 Explanations = Annotated[tuple[Annotated[str, Text(512, clip=True)], ...], Items(64, clip=True)]
 
 
@@ -75,6 +76,23 @@ class Timing:
     step_seconds: Annotated[float, Range(0, 1_000_000)]
     peak_memory_bytes: CardMemoryBytes
     samples_per_second: Annotated[float, Range(0, 10**12)] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Speedup:
+    """How many times as fast the settings in force are, with the 95 % interval of the ratio.
+
+    Forward and backward on one batch of the script, and the optimizer's step where its kernel was
+    chosen; loading of data and exchange with other processes are not in it. The script's own way
+    and the settings in force ran in turns, so on the same GPU beside the same neighbours, and their
+    number was fixed before the first. Where a memory limit binds, both sides keep it.
+    """
+
+    ratio: Factor
+    low: Factor
+    high: Factor
+    # Runs of each side.
+    pairs: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +145,8 @@ class Report:
     data_wait_percent: WaitPercent | None = None
     tuned: TunedSettings | None = None
     tuning_seconds: Seconds | None = None
+    # Of the settings in force; None where that was not measured, and in other modes than Auto.
+    speedup: Speedup | None = None
     # Steps that changed nothing because a float16 gradient overflowed.
     skipped_steps: Count | None = None
     resumed_from_step: Count | None = None

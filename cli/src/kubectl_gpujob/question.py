@@ -40,7 +40,7 @@ def read_text(path: Path) -> str:
             return sys.stdin.read(FILE_BYTES_MAX)
         if path.stat().st_size > FILE_BYTES_MAX * 32:
             raise UserError(f"{path}: is larger than {FILE_BYTES_MAX * 32} bytes")
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
 

@@ -1,4 +1,8 @@
-"""kubectl gpujob report: one page of what was measured and gained, before and after."""
+"""kubectl gpujob report: one page of what was measured and gained.
+
+The first and the latest steps ran at different times, beside different neighbours, so their times
+stand side by side without a factor. A speed-up is what the worker measured in turns.
+"""
 
 from datetime import datetime
 from typing import Any
@@ -6,7 +10,8 @@ from typing import Any
 from gpujob_api.codec import encode
 from gpujob_api.gpujob import Counters, GPUJob, Measurement
 from gpujob_api.quantities import format_memory
-from gpujob_api.report import Timing
+from gpujob_api.report import Speedup
+from gpujob_api.settings import OptimizeMode
 from kubectl_gpujob import text
 
 Row = tuple[str, str]
@@ -21,11 +26,12 @@ _COUNTERS = {
 }
 
 
-def speedup(before: Timing, after: Timing) -> float:
-    """How many times faster: by samples where both know them, else by step time."""
-    if before.samples_per_second and after.samples_per_second:
-        return after.samples_per_second / before.samples_per_second
-    return before.step_seconds / after.step_seconds
+def speedup(job: GPUJob) -> Speedup | None:
+    """What was measured in turns; None in modes that change nothing."""
+    measured = job.status.measurement
+    if measured is None or job.spec.optimize.mode is not OptimizeMode.AUTO:
+        return None
+    return measured.speedup
 
 
 def comparison(job: GPUJob) -> list[Comparison]:
@@ -39,7 +45,7 @@ def comparison(job: GPUJob) -> list[Comparison]:
             "step time",
             text.duration(before.step_seconds),
             text.duration(after.step_seconds),
-            f"{speedup(before, after):.2f}x as fast",
+            "",
         ),
         (
             "peak memory",
@@ -50,9 +56,7 @@ def comparison(job: GPUJob) -> list[Comparison]:
     ]
     if before.samples_per_second and after.samples_per_second:
         rates = (before.samples_per_second, after.samples_per_second)
-        found.append(
-            ("samples/s", f"{rates[0]:.4g}", f"{rates[1]:.4g}", text.change_percent(*rates))
-        )
+        found.append(("samples/s", f"{rates[0]:.4g}", f"{rates[1]:.4g}", ""))
     return found
 
 
@@ -63,7 +67,12 @@ def rows(job: GPUJob, now: datetime) -> list[Row]:
     if status.tuned is not None:
         probing = status.tuning_seconds
         took = f" (found in {text.duration(probing)})" if probing else ""
-        found.append(("Settings", text.settings(status.tuned, job) + took))
+        recommends = job.spec.optimize.mode is OptimizeMode.RECOMMEND
+        name = "Recommended" if recommends else "Settings"
+        found.append((name, text.settings(status.tuned, job) + took))
+    gain = speedup(job)
+    if gain is not None:
+        found.append(("Speed-up", text.speedup(gain)))
     if status.measurement is not None:
         found += _measurement(status.measurement)
     if status.reservation is not None:
@@ -96,8 +105,11 @@ def as_json(job: GPUJob) -> dict[str, Any]:
     measured = status.measurement
     if measured is not None:
         result["measurement"] = encode(measured)
-        if measured.baseline is not None and measured.current is not None:
-            result["speedup"] = round(speedup(measured.baseline, measured.current), 4)
+        gain = speedup(job)
+        if gain is not None:
+            result["speedup"] = encode(gain)
+        else:
+            result["measurement"].pop("speedup", None)
     for name in ("tuned", "checkpoint", "reservation", "placement"):
         value = getattr(status, name)
         if value is not None:

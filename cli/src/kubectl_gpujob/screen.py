@@ -54,7 +54,7 @@ def print_comparison(rows: list[Comparison]) -> None:
     if not rows:
         return
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
-    for heading in ("  ", "before", "after", ""):
+    for heading in ("  ", "first steps", "latest steps", ""):
         table.add_column(heading)
     for what, *values in rows:
         table.add_row(f"  {what}", *values)

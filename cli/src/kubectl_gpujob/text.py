@@ -3,6 +3,7 @@
 from datetime import datetime
 
 from gpujob_api.gpujob import GPUJob, Placement
+from gpujob_api.report import Speedup
 from gpujob_api.settings import TunedSettings
 
 
@@ -28,6 +29,11 @@ def age(moment: datetime | None, now: datetime) -> str:
 def change_percent(before: float, after: float) -> str:
     """-48 % for a fall by 48 per cent; empty when there is nothing to compare with."""
     return f"{(after - before) / before:+.0%}".replace("%", " %") if before > 0 else ""
+
+
+def speedup(gain: Speedup) -> str:
+    interval = f"95 % {gain.low:.2f} to {gain.high:.2f}, {gain.pairs} pairs in turns"
+    return f"{gain.ratio:.2f}x as fast as the script's own way ({interval})"
 
 
 def ordinal(number: int) -> str:

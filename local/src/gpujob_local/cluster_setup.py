@@ -49,7 +49,7 @@ def account_token(client: ApiClient, account: str) -> str:
 
 
 def _grant_account(client: ApiClient, name: str, rules_file: Path) -> None:
-    rules = yaml.safe_load(rules_file.read_text())
+    rules = yaml.safe_load(rules_file.read_bytes())
     accounts = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/serviceaccounts"
     client.apply(f"{accounts}/{name}", _head("v1", "ServiceAccount", name))
     _apply_role(client, name, rules)

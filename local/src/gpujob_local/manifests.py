@@ -21,7 +21,7 @@ def read_manifests(paths: Iterable[Path]) -> list[Json]:
     """All documents of YAML files, in order."""
     documents: list[Json] = []
     for path in paths:
-        documents += [document for document in yaml.safe_load_all(path.read_text()) if document]
+        documents += [document for document in yaml.safe_load_all(path.read_bytes()) if document]
     return documents
 
 

@@ -11,7 +11,7 @@ from http.client import HTTPSConnection
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpujob_api.codec import FieldError
@@ -36,11 +36,6 @@ LEAST: dict[type[Any], Json] = {
     GPUQueue: {},
     GPUProfile: {"fingerprint": "f", "image": "trainer"},
 }
-QUICK = settings(
-    deadline=None,
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)
 
 
 class Server:
@@ -99,7 +94,7 @@ def server(
 
 
 def test_what_python_builds_is_taken(server: Server, kind: type[Any]) -> None:
-    @settings(QUICK, max_examples=12)
+    @settings(max_examples=12)
     @given(nouns(kind))
     def taken(noun: Any) -> None:
         manifest = to_manifest(noun)
@@ -120,7 +115,7 @@ def test_a_damaged_object_is_refused_by_both_or_by_none(
     places = mutable_paths(schema_of(kind)["properties"][part])
     send = server.create if part == "spec" else server.put_status
 
-    @settings(QUICK, max_examples=25)
+    @settings(max_examples=25)
     @given(nouns(kind), st.data())
     def agree(noun: Any, data: st.DataObject) -> None:
         body = copy.deepcopy(to_manifest(noun)[part])

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Annotated, Any
 
 import pytest
-from hypothesis import HealthCheck, given
+from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
@@ -62,9 +62,7 @@ class Tree:
 
 @pytest.mark.parametrize("kind", ROUND_TRIPPED)
 def test_every_noun_survives_a_round_trip_through_json(kind: type[Any]) -> None:
-    @hypothesis_settings(
-        max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
-    )
+    @hypothesis_settings(max_examples=40)
     @given(nouns(kind))
     def round_trip(noun: Any) -> None:
         text = json.dumps(encode(noun), allow_nan=False)
@@ -78,7 +76,7 @@ def test_any_json_is_read_or_refused_by_field(kind: type[Any]) -> None:
     known = [camel_case(name) for name in kind.__dataclass_fields__]
     objects = st.dictionaries(st.sampled_from(known), JSON, max_size=6)
 
-    @hypothesis_settings(max_examples=100, deadline=None, database=None)
+    @hypothesis_settings(max_examples=100)
     @given(objects)
     def read(data: dict[str, Any]) -> None:
         noun = _read_or_error(kind, data)

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import GPUJob
@@ -56,12 +56,7 @@ JOB: dict[str, Any] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_object_survives(kind: type[Any]) -> None:
-    @settings(
-        max_examples=25,
-        deadline=None,
-        database=None,
-        suppress_health_check=[HealthCheck.too_slow],
-    )
+    @settings(max_examples=25)
     @given(nouns(kind))
     def survive(noun: Any) -> None:
         manifest = to_manifest(noun)

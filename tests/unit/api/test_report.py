@@ -76,7 +76,7 @@ def test_the_termination_message_fits_whatever_the_alphabet(character: str) -> N
     assert read.failure.failure_class is FailureClass.OUT_OF_MEMORY
 
 
-@settings(max_examples=50, deadline=None, database=None)
+@settings(max_examples=50)
 @given(nouns(Report), st.text(max_size=6000))
 def test_every_report_fits(report: Report, message: str) -> None:
     failure = Failure(FailureClass.DATA, message)

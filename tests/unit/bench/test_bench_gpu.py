@@ -91,12 +91,12 @@ def test_figures_are_kept_with_the_device_and_its_versions(
 ) -> None:
     arguments = ["--device", "cpu", "--quick", "--results", str(tmp_path), "--workloads", "gpt2"]
     assert gpu.main(arguments) == 0
-    kept = json.loads((tmp_path / "cpu-gpt2.json").read_text())
+    kept = json.loads((tmp_path / "cpu-gpt2.json").read_text(encoding="utf-8"))
     assert kept == json.loads(capsys.readouterr().out.splitlines()[-1])
     assert kept["results"][0]["speedup"] == 2.0
     assert kept["versions"]["torch"] == torch.__version__
     assert kept["size"] == "tiny"
-    text = (tmp_path / "cpu-gpt2.txt").read_text()
+    text = (tmp_path / "cpu-gpt2.txt").read_text(encoding="utf-8")
     assert "Step time against the script alone" in text
     assert torch.__version__ in text
 

@@ -1,35 +1,44 @@
-"""kubectl gpujob report: before and after, and nothing that was not measured."""
+"""kubectl gpujob report: what was measured, and nothing that was not."""
+
+import json
+import re
+
+import pytest
 
 from kubectl_gpujob import report
 from tests.harness.cli_jobs import NOW, job, succeeded_status
 
 
-def test_before_and_after_stand_side_by_side() -> None:
+def test_the_first_and_the_latest_steps_stand_side_by_side() -> None:
+    """They ran at different times: what they took is no speed-up."""
     assert report.comparison(job(status=succeeded_status())) == [
-        ("step time", "412 ms", "187 ms", "2.20x as fast"),
+        ("step time", "412 ms", "187 ms", ""),
         ("peak memory", "9.8 GiB", "5.1 GiB", "-48 %"),
-        ("samples/s", "621", "1369", "+120 %"),
+        ("samples/s", "621", "1369", ""),
     ]
 
 
-def test_speed_is_compared_by_samples_where_steps_differ() -> None:
-    """Half the batch in half the time is no gain."""
+def test_a_speed_up_is_what_was_measured_in_turns() -> None:
+    rows = dict(report.rows(job(status=succeeded_status()), NOW))
+    assert rows["Speed-up"] == (
+        "1.84x as fast as the script's own way (95 % 1.79 to 1.90, 10 pairs in turns)"
+    )
     status = succeeded_status()
-    status["measurement"]["current"] = {
-        "stepSeconds": 0.206,
-        "peakMemoryBytes": 5476083302,
-        "samplesPerSecond": 621.0,
-    }
-    assert report.comparison(job(status=status))[0][3] == "1.00x as fast"
+    del status["measurement"]["speedup"]
+    assert "Speed-up" not in dict(report.rows(job(status=status), NOW))
+    assert "speedup" not in report.as_json(job(status=status))
 
 
-def test_without_sample_rates_step_times_are_compared() -> None:
-    status = succeeded_status()
-    for which in ("baseline", "current"):
-        del status["measurement"][which]["samplesPerSecond"]
-    rows = report.comparison(job(status=status))
-    assert [row[0] for row in rows] == ["step time", "peak memory"]
-    assert rows[0][3] == "2.20x as fast"
+@pytest.mark.parametrize("mode", ["Recommend", "Off"])
+def test_a_mode_that_changes_nothing_shows_no_speed_up(mode: str) -> None:
+    """Also where an attempt before had another mode."""
+    held = job(spec={"optimize": {"mode": mode}}, status=succeeded_status())
+    rows = report.rows(held, NOW)
+    assert ("Recommended" in dict(rows)) is (mode == "Recommend")
+    shown = json.dumps([rows, report.comparison(held), report.as_json(held)])
+    assert "1.84" not in shown
+    assert "speedup" not in shown
+    assert not re.search(r"[0-9]x\b|times as fast|\+[0-9]+ %", shown)
 
 
 def test_without_both_measurements_nothing_is_compared() -> None:
@@ -37,7 +46,6 @@ def test_without_both_measurements_nothing_is_compared() -> None:
     del status["measurement"]["baseline"]
     assert report.comparison(job(status=status)) == []
     assert report.comparison(job()) == []
-    assert "speedup" not in report.as_json(job(status=status))
 
 
 def test_the_page_says_what_was_done() -> None:
@@ -78,7 +86,7 @@ def test_a_whole_card_is_called_so() -> None:
 
 def test_json_carries_the_measured_figures() -> None:
     found = report.as_json(job(status=succeeded_status()))
-    assert found["speedup"] == 2.2045
+    assert found["speedup"] == {"ratio": 1.84, "low": 1.79, "high": 1.9, "pairs": 10}
     assert found["measurement"]["baseline"]["stepSeconds"] == 0.412
     assert found["attempts"]["interruptions"] == 1
     assert found["attempts"]["resumedFromStep"] == 210

@@ -4,7 +4,7 @@ import pytest
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, ReservationSource
 from gpujob_api.quantities import GIB
-from gpujob_api.report import CheckpointReport, Report, Timing, WorkerPhase
+from gpujob_api.report import CheckpointReport, Report, Speedup, Timing, WorkerPhase
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.progress import (
     is_hung,
@@ -87,6 +87,17 @@ def test_step_loss_and_speed_come_from_the_report() -> None:
     later = with_measurement(with_status(JOB, measurement=found).status, make_report(step=3), None)
     assert later.measurement is not None
     assert (later.measurement.step, later.measurement.loss) == (3, 0.5)
+
+
+def test_a_speed_up_is_that_of_the_newest_report() -> None:
+    """What was measured in an attempt before, perhaps on another GPU, is none of this one's."""
+    gain = Speedup(1.42, 1.38, 1.46, 10)
+    found = with_measurement(JOB.status, make_report(speedup=gain), used(GIB)).measurement
+    assert found is not None
+    assert found.speedup == gain
+    later = with_measurement(with_status(JOB, measurement=found).status, make_report(step=3), None)
+    assert later.measurement is not None
+    assert later.measurement.speedup is None
 
 
 def test_the_worker_sees_peaks_that_the_agent_misses() -> None:

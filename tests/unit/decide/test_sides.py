@@ -72,7 +72,7 @@ def test_another_fleet_is_followed_from_the_start() -> None:
 
 
 @given(st.randoms(use_true_random=False))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_figures_that_were_kept_change_no_choice(random: Random) -> None:
     main, follower = main_side(), Follower()
     for _ in range(12):

@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpujob_operator.act import streams
-from gpujob_operator.act.kube import PODS, Kube, load_configuration
+from gpujob_operator.act.connection import load_configuration
+from gpujob_operator.act.kube import PODS, Kube
 from gpujob_operator.act.streams import DEPTH_MAX, TooLong, lines, parsed, read_event
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.handlers.watches import WATCHED, Watch

@@ -39,7 +39,7 @@ ROW = re.compile(r"^\| `([^`]+)` \| ([^|]+) \|", re.MULTILINE)
 
 def find(pattern: re.Pattern[str]) -> Iterator[tuple[str, str]]:
     for path in DOCUMENTS:
-        for match in pattern.finditer(path.read_text()):
+        for match in pattern.finditer(path.read_text(encoding="utf-8")):
             yield relative(path), match[1] if pattern.groups else match[0]
 
 
@@ -49,11 +49,14 @@ def missing(pattern: re.Pattern[str], known: set[str]) -> list[tuple[str, str]]:
 
 @cache
 def code() -> str:
-    return "\n".join(path.read_text() for path in tracked("*/src/*.py"))
+    return "\n".join(path.read_text(encoding="utf-8") for path in tracked("*/src/*.py"))
 
 
 def test_variables_exist() -> None:
-    known = {*ENVIRONMENT.findall(code()), *ENVIRONMENT.findall((ROOT / "Makefile").read_text())}
+    known = {
+        *ENVIRONMENT.findall(code()),
+        *ENVIRONMENT.findall((ROOT / "Makefile").read_text(encoding="utf-8")),
+    }
     assert missing(ENVIRONMENT, known) == []
 
 
@@ -77,13 +80,13 @@ def paths(schema: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 def test_fields_of_objects_exist() -> None:
     known: set[str] = set()
     for path in (ROOT / "crds").glob("*.yaml"):
-        for version in yaml.safe_load(path.read_text())["spec"]["versions"]:
+        for version in yaml.safe_load(path.read_text(encoding="utf-8"))["spec"]["versions"]:
             known |= set(paths(version["schema"]["openAPIV3Schema"]))
     assert missing(FIELD, known) == []
 
 
 def test_values_of_the_chart_exist() -> None:
-    schema = json.loads((ROOT / "charts/gpujob/values.schema.json").read_text())
+    schema = json.loads((ROOT / "charts/gpujob/values.schema.json").read_text(encoding="utf-8"))
     known = set(paths(schema))
     assert missing(CHART_VALUE, known) == []
     flags = [(where, pair) for where, text in find(SET_FLAG) for pair in text.split(",")]
@@ -93,8 +96,8 @@ def test_values_of_the_chart_exist() -> None:
 
 def test_values_schema_and_defaults_have_the_same_fields() -> None:
     """A value without a default is in no file that users read; one without a schema unchecked."""
-    schema = json.loads((ROOT / "charts/gpujob/values.schema.json").read_text())
-    defaults = yaml.safe_load((ROOT / "charts/gpujob/values.yaml").read_text())
+    schema = json.loads((ROOT / "charts/gpujob/values.schema.json").read_text(encoding="utf-8"))
+    defaults = yaml.safe_load((ROOT / "charts/gpujob/values.yaml").read_text(encoding="utf-8"))
     free = re.compile(r"^(configuration|global)(\.|$)|\.(resources|affinity)\.|\.name$")
     known = {path for path in paths(schema) if not free.search(path)}
     written = {path for path in value_paths(defaults) if not free.search(path)}
@@ -109,12 +112,12 @@ def value_paths(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def test_templates_read_no_value_that_there_is_not() -> None:
-    schema = json.loads((ROOT / "charts/gpujob/values.schema.json").read_text())
+    schema = json.loads((ROOT / "charts/gpujob/values.schema.json").read_text(encoding="utf-8"))
     known = set(paths(schema))
     read = {
         match.rstrip(".")
         for path in tracked("charts/gpujob/templates/*")
-        for match in re.findall(r"\.Values\.([A-Za-z][A-Za-z.]*)", path.read_text())
+        for match in re.findall(r"\.Values\.([A-Za-z][A-Za-z.]*)", path.read_text(encoding="utf-8"))
     }
     assert read
     assert read - known == set()
@@ -124,7 +127,7 @@ BYTES = re.compile(r"^(\d+) \(")
 
 
 def test_the_configurations_defaults_are_those_that_are_told() -> None:
-    rows = dict(ROW.findall((REFERENCE / "configuration.md").read_text()))
+    rows = dict(ROW.findall((REFERENCE / "configuration.md").read_text(encoding="utf-8")))
     defaults = encode(Configuration())
     assert list(rows) == list(json_fields(Configuration))
     for name in rows:
@@ -147,7 +150,7 @@ def told_value(text: str) -> object:
 def test_every_series_is_in_the_reference() -> None:
     families = [f for f in Metrics().registry.collect() if f.name.startswith("gpujob_")]
     exported = {f.name + ("_total" if f.type == "counter" else ""): f.type for f in families}
-    table = dict(ROW.findall((REFERENCE / "metrics.md").read_text()))
+    table = dict(ROW.findall((REFERENCE / "metrics.md").read_text(encoding="utf-8")))
     told = {name: kind.strip() for name, kind in table.items() if name.startswith("gpujob_")}
     assert told == exported
     assert missing(SERIES, set(exported)) == []
@@ -170,12 +173,12 @@ def test_kubectl_gpujobs_commands_and_options_exist() -> None:
     known = command_options()
     wrong: list[str] = []
     for path in DOCUMENTS:
-        for name, rest in COMMAND_LINE.findall(path.read_text()):
+        for name, rest in COMMAND_LINE.findall(path.read_text(encoding="utf-8")):
             if name in known:
                 unknown = set(OPTION.findall(rest)) - {"--help"}.union(*known[name])
                 wrong += [f"{relative(path)}: {name} {option}" for option in unknown]
     assert wrong == []
-    text = (REFERENCE / "commands.md").read_text()
+    text = (REFERENCE / "commands.md").read_text(encoding="utf-8")
     for name, options in known.items():
         assert f"kubectl gpujob {name}" in text, name
         untold = [names for names in options if not any(f"{one}" in text for one in names)]
@@ -199,7 +202,7 @@ def test_the_programs_options_exist(program: str) -> None:
     wrong = [
         f"{relative(path)}: {option}"
         for path in DOCUMENTS
-        for rest in line.findall(path.read_text())
+        for rest in line.findall(path.read_text(encoding="utf-8"))
         for option in OPTION.findall(rest.partition(" -- ")[0])
         if option not in known
     ]
@@ -215,7 +218,7 @@ def test_every_option_of_the_launcher_in_the_reference_exists() -> None:
         timeout=60,
     ).stdout
     known = set(OPTION.findall(re.sub(r"-\n\s*", "-", shown))) - {"--epochs"}
-    text = (REFERENCE / "commands.md").read_text().partition("## gpujob-run")[2]
+    text = (REFERENCE / "commands.md").read_text(encoding="utf-8").partition("## gpujob-run")[2]
     section = text.partition("\n## ")[0]
     rows = re.findall(r"^\| (`[^|]+) \|", section, re.MULTILINE)
     told = {option for row in rows for option in OPTION.findall(row)} - {"--no-"}

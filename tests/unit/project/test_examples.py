@@ -21,18 +21,20 @@ def jobs_in(text: str) -> list[GPUJob]:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=relative)
 def test_an_example_names_a_script_beside_it(path: Path) -> None:
-    for job in jobs_in(path.read_text()):
+    for job in jobs_in(path.read_text(encoding="utf-8")):
         command = [str(part) for part in job.spec.worker_container()["command"]]
         assert command[:3] == ["gpujob-run", "--", "python"]
         assert (ROOT / "examples" / command[3]).is_file()
 
 
 def test_there_are_examples() -> None:
-    assert [job for path in EXAMPLES for job in jobs_in(path.read_text())]
+    assert [job for path in EXAMPLES for job in jobs_in(path.read_text(encoding="utf-8"))]
 
 
 def test_the_readmes_job_is_one() -> None:
-    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    blocks = re.findall(
+        r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
+    )
     (job,) = [job for block in blocks for job in jobs_in(block)]
     command = [str(part) for part in job.spec.worker_container()["command"]]
     assert (ROOT / "examples" / command[-1]).is_file()

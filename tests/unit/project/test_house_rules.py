@@ -34,7 +34,7 @@ def python_files() -> list[Path]:
 
 
 def functions(path: Path) -> Iterator[Function]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, Function):
             yield node
 
@@ -74,7 +74,10 @@ def test_nothing_outside_the_tree_is_referred_to() -> None:
 
 
 def test_files_stay_short() -> None:
-    lengths = {relative(path): len(path.read_text().splitlines()) for path in python_files()}
+    lengths = {
+        relative(path): len(path.read_text(encoding="utf-8").splitlines())
+        for path in python_files()
+    }
     long = {name: lines for name, lines in lengths.items() if lines > FILE_LINES_MAX}
     assert not long.keys() - SIZE_EXCEPTIONS, long
 
@@ -93,7 +96,8 @@ def test_every_module_says_what_it_is() -> None:
     silent = [
         relative(path)
         for path in tracked("*/src/*.py", "bench/*.py")
-        if path.read_text().strip() and not ast.get_docstring(ast.parse(path.read_text()))
+        if path.read_text(encoding="utf-8").strip()
+        and not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
     ]
     assert silent == []
 
@@ -101,7 +105,7 @@ def test_every_module_says_what_it_is() -> None:
 def test_python_source_is_ascii() -> None:
     """Tests may hold other letters: somebody will put them into a name."""
     paths = [path for path in python_files() if not relative(path).startswith("tests/")]
-    odd = [relative(path) for path in paths if not path.read_text().isascii()]
+    odd = [relative(path) for path in paths if not path.read_text(encoding="utf-8").isascii()]
     assert odd == []
 
 
@@ -114,7 +118,7 @@ def test_test_file_names_are_unique() -> None:
 def test_no_test_hides_another_of_the_same_name() -> None:
     hidden: list[str] = []
     for path in tracked("*/test_*.py"):
-        tree = ast.parse(path.read_text())
+        tree = ast.parse(path.read_text(encoding="utf-8"))
         for scope in [tree, *(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))]:
             names = Counter(node.name for node in scope.body if isinstance(node, Function))
             hidden += [f"{relative(path)}::{name}" for name, count in names.items() if count > 1]
@@ -127,7 +131,7 @@ def real_sleeps(path: Path) -> Iterator[ast.Call]:
     Under looptime asyncio's time is virtual. Where time itself is what a test is about, the line
     says so in a comment that starts with `real time:`.
     """
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     lines = text.splitlines()
     names = {"time.sleep"} if "pytest.mark.looptime" in text else {"time.sleep", "asyncio.sleep"}
     calls = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))

@@ -56,28 +56,28 @@ def setup(
 
 
 def test_it_is_the_oldest_that_is_promised() -> None:
-    worker = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+    worker = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
         "optional-dependencies"
     ]
     (floor,) = (
         name.removeprefix("torch>=") for name in worker["worker"] if name.startswith("torch")
     )
-    locked = (ROOT / "requirements/oldest.txt").read_text()
+    locked = (ROOT / "requirements/oldest.txt").read_text(encoding="utf-8")
     assert re.search(rf"^torch=={re.escape(floor)}\.\d+ ", locked, re.MULTILINE)
 
 
 def test_what_was_downloaded_before_needs_neither_room_nor_network(tmp_path: Path) -> None:
     assert setup(tmp_path, offline=0, online=UNREACHABLE, free_kib=0)[0] == 0
-    calls = (tmp_path / "calls").read_text()
+    calls = (tmp_path / "calls").read_text(encoding="utf-8")
     assert setup(tmp_path, offline=0) == (0, "")
-    assert (tmp_path / "calls").read_text() == calls
+    assert (tmp_path / "calls").read_text(encoding="utf-8") == calls
 
 
 def test_it_is_downloaded_where_there_is_room(tmp_path: Path) -> None:
     code, said = setup(tmp_path)
     assert code == 0
     assert "downloading" in said
-    assert "--require-hashes" in (tmp_path / "calls").read_text()
+    assert "--require-hashes" in (tmp_path / "calls").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

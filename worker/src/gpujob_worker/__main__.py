@@ -177,7 +177,7 @@ def _positive(text: str) -> int:
 
 def _run(session: Session, command: PythonCommand) -> int:
     session.start()
-    when_imported("torch", lambda: _inject(session))
+    hook = when_imported("torch", lambda: _inject(session))
     if session.optimizes:
         _adapt_trainers(session)
     error: BaseException | None = None
@@ -185,6 +185,9 @@ def _run(session: Session, command: PythonCommand) -> int:
         run_python(command)
     except BaseException as raised:
         error = raised
+    # Its optimizers are there as soon as torch was executed; a lazy torch may be listed without.
+    if not hook.done and "torch.optim" in sys.modules:
+        session.explanation.refused("everything", "torch was imported past the import hook")
     session.finish(error)
     return _exit_code(error)
 
@@ -202,8 +205,8 @@ def _adapt_trainers(session: Session) -> None:
 def _inject(session: Session) -> None:
     from gpujob_worker.injection import Injection
 
-    if session.optimizes and not session.stop.listen():
-        session.explanation.refused("graceful stop", "the script handles SIGTERM itself")
+    if session.optimizes:
+        session.listen_for_stop()
     Injection(session).install()
 
 

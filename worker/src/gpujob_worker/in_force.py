@@ -113,7 +113,7 @@ class InForce:
     def report(self) -> None:
         """What is in force now is the run's settings, if it is the first model or one like it."""
         if self.tuner is not None and self.first_shape:
-            self.session.tuned = self.tuner.applied.tuned()
+            self.session.settings_are(self.tuner.applied.tuned())
 
     def drop_uncalled(self) -> None:
         for root in [root for root in self.roots if not root.called]:
@@ -188,5 +188,5 @@ class InForce:
             put_in_force(self.roots[0], None, self.applied)
         self.session.explanation.note("roll-back", f"to plain settings{self.whose}: {why}")
         if self.first_shape:
-            self.session.tuned = self.applied.tuned()
+            self.session.settings_are(self.applied.tuned())
         self.session.meter.new_window()

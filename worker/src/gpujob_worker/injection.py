@@ -277,6 +277,8 @@ class Injection:
                 self._roots[0].asks = True
         if not session.optimizes:
             return
+        if steps == 1 and not session.stop.listens:
+            session.listen_for_stop()
         self._drop_what_is_over(session.meter.steps)
         if steps == WARM_UP_STEPS:
             self._roots_are_known()

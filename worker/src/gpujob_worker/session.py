@@ -17,6 +17,7 @@ from gpujob_api.report import (
     FailureClass,
     Reply,
     Report,
+    Speedup,
     Timing,
     WorkerPhase,
 )
@@ -58,6 +59,8 @@ class Session:
         self.baseline: Timing | None = None
         self.baseline_wait_percent: float | None = None
         self.tuned: TunedSettings | None = environment.settings.tuned
+        # What was gained, and by which settings.
+        self._gain: tuple[TunedSettings, Speedup] | None = None
         # Settings to start with: of an earlier run, or of the checkpoint that is resumed.
         self.known_tuned: TunedSettings | None = environment.settings.tuned
         self.tuning_seconds: float | None = None
@@ -142,6 +145,7 @@ class Session:
             data_wait_percent=window.data_wait_percent,
             tuned=self.tuned,
             tuning_seconds=self.tuning_seconds,
+            speedup=self.speedup,
             skipped_steps=self.skipped_steps,
             resumed_from_step=self.resumed_from_step,
             checkpoint=self.checkpoint,
@@ -150,6 +154,29 @@ class Session:
             torch_version=self.torch_version,
             explain=self.explanation.lines,
         )
+
+    @property
+    def speedup(self) -> Speedup | None:
+        """What was measured of the settings in force; None of any others."""
+        if self._gain is None or self.tuned is None:
+            return None
+        settings, gain = self._gain
+        return gain if settings == _without_loader(self.tuned) else None
+
+    def gained(self, settings: TunedSettings, gain: Speedup | None) -> None:
+        """So much faster `settings` were measured to be; said once they are in force."""
+        self._gain = None if gain is None else (_without_loader(settings), gain)
+
+    def settings_are(self, tuned: TunedSettings) -> None:
+        """The settings that are in force from now on, for reports."""
+        before, self.tuned = self.speedup, tuned
+        gain = self.speedup
+        if gain is not None:
+            text = f"{gain.ratio:.2f}x (95 % {gain.low:.2f} to {gain.high:.2f}, {gain.pairs} pairs)"
+            beside = " but for the memory limit" if self.environment.memory_limit_bytes else ""
+            self.explanation.note("speed-up", f"{text}, in turns with as written{beside}")
+        elif before is not None:
+            self.explanation.refused("speed-up", "not measured with the settings now in force")
 
     def begin_model(self, *, alike: bool) -> None:
         """Another model trains from now on; its steps are compared with the first's if alike."""
@@ -184,6 +211,14 @@ class Session:
         if reply.stop is not None:
             self.stop.watch()
             self.stop.request(reply.stop.reason, reply.stop.deadline_seconds)
+
+    def listen_for_stop(self) -> None:
+        """Once torch is imported; again at the first step, which the main thread may well make."""
+        late, refusal = self.meter.steps > 0, self.stop.listen()
+        if refusal is not None:
+            self.explanation.refused("graceful stop", refusal)
+        elif late:
+            self.explanation.applied("graceful stop", "from the first step on")
 
     def _nothing_to_save(self) -> bool:
         return self.owns_safe_points and self.meter.steps == 0
@@ -246,6 +281,11 @@ class Session:
         global _current
         _current = self
         self.reporter.start()
+
+
+def _without_loader(tuned: TunedSettings) -> TunedSettings:
+    """Workers of a data loader are in no measured run."""
+    return replace(tuned, data_loader_workers=None)
 
 
 def ensure_session() -> Session:

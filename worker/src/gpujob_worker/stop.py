@@ -37,6 +37,7 @@ class Stop:
         self._wake = threading.Event()
         self._watcher: threading.Thread | None = None
         self._over = False
+        self.listens = False
         self.interrupt_at_once: Callable[[], bool] = lambda: False
 
     @property
@@ -51,16 +52,19 @@ class Stop:
         self._deadline = min(self._deadline, time.monotonic() + max(0.0, seconds))
         self._wake.set()
 
-    def listen(self) -> bool:
-        """Takes over SIGTERM; False where the script has done so, or off the main thread."""
+    def listen(self) -> str | None:
+        """Takes over SIGTERM; returns what speaks against it, or None."""
+        if self.listens:
+            return None
         if threading.current_thread() is not threading.main_thread():
-            return False
+            return "only the main thread may handle SIGTERM, and torch was imported by another one"
         if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-            return False
+            return "the script handles SIGTERM itself"
         signal.signal(signal.SIGTERM, self._on_signal)
         os.register_at_fork(after_in_child=self._in_child)
+        self.listens = True
         self.watch()
-        return True
+        return None
 
     def end(self) -> None:
         """The run is over: neither a late SIGTERM nor the deadline changes its exit code now."""

@@ -1,4 +1,8 @@
-"""The page about a run: before and after, and why it was as it was. Markdown and JSON."""
+"""The page about a run: what was measured, and why it was as it was. Markdown and JSON.
+
+Its first and its latest steps ran at different times, beside different neighbours: they are shown,
+but a speed-up is only what was measured in turns.
+"""
 
 import json
 from collections.abc import Sequence
@@ -50,7 +54,8 @@ def _float32(report: Report) -> str:
     mixed = peak_flop_per_second(report.device, Precision.BFLOAT16)
     if plain is None or mixed is None:
         return text
-    return f"{text}, {mixed / plain:.0f} times slower at their peak on this card than bfloat16"
+    tera = f"{plain / 1e12:.4g} TFLOP/s, of bfloat16 {mixed / 1e12:.4g}"
+    return f"{text}, of which this card's peak is {tera}"
 
 
 def _memory(report: Report) -> list[str]:
@@ -66,7 +71,7 @@ def _memory(report: Report) -> list[str]:
 def markdown(report: Report, facts: Facts) -> str:
     """One page."""
     lines = [f"# Step {report.step}, attempt {report.attempt}", "", _headline(report), ""]
-    lines += ["| | as written | as run |", "|---|---|---|", *_rows(report, facts), ""]
+    lines += ["| | first steps | latest steps |", "|---|---|---|", *_rows(report, facts), ""]
     reasons = findings(report, facts)
     if reasons:
         lines += ["## Why", "", *(f"- {reason}" for reason in reasons), ""]
@@ -79,10 +84,11 @@ def markdown(report: Report, facts: Facts) -> str:
 
 def _headline(report: Report) -> str:
     where = f"{report.device or 'unknown device'}, torch {report.torch_version or 'not imported'}"
-    before, after = report.baseline, report.current
-    if before is None or after is None or after.step_seconds <= 0:
-        return f"{where}: too few steps for a comparison."
-    return f"{where}: steps are {before.step_seconds / after.step_seconds:.2f} times as fast."
+    gain = report.speedup
+    if gain is None:
+        return f"{where}: no speed-up was measured."
+    interval = f"(95 % {gain.low:.2f} to {gain.high:.2f}, {gain.pairs} pairs in turns)"
+    return f"{where}: forward and backward are {gain.ratio:.2f} times as fast {interval}."
 
 
 def _rows(report: Report, facts: Facts) -> list[str]:

@@ -49,7 +49,7 @@ class Tuning:
         in_force.put()
         self._loaders.decide(tuner.applied)
         session.tuning_seconds = time.monotonic() - start
-        session.tuned = tuner.applied.tuned()
+        in_force.report()
         session.phase = WorkerPhase.TRAINING
         session.meter.memory.trim()
         session.meter.new_window()
@@ -115,6 +115,8 @@ class Tuning:
         session.meter.new_window()
         with measuring("compile", self._explain):
             tuner.compile(root, recorded)
+            gain = tuner.gain(root, recorded, self._in_force.optimizer)
+            session.gained(tuner.applied.tuned(), gain)
         self._in_force.put()
         self._in_force.report()
         session.meter.new_window()

@@ -100,7 +100,10 @@ class TuningPass:
             self._tuner.expects_speed(root, recorded)
             self._fused_optimizer()
             self._tuner.speed(root, recorded)
-            return self._compile(root, recorded)
+            due = self._compile(root, recorded)
+            gain = self._tuner.gain(root, recorded, self._optimizer)
+            self._session.gained(self._tuner.applied.tuned(), gain)
+            return due
         finally:
             put_in_force(root, None, self._in_force.applied)
             root.recorded = None

@@ -8,14 +8,11 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
-from urllib.parse import urlencode, urlsplit
-from urllib.request import getproxies, proxy_bypass
+from urllib.parse import urlencode
 
 import aiohttp
-import yaml
-from kubernetes.aio import client, config
+from kubernetes.aio import client
 
-from gpujob_api.codec import FieldError
 from gpujob_api.manifest import GPUJOB, GPUNODE, GPUPROFILE, GPUQUEUE, Resource
 from gpujob_api.meta import GROUP, VERSION
 from gpujob_operator.act.streams import TooLong, lines, parsed, read_event, whole, without_bulk
@@ -67,8 +64,9 @@ class Throttled(ApiError):  # noqa: N818 - the API's own word
         self.retry_after_seconds = retry_after_seconds
 
 
-class BadConnection(FieldError):  # noqa: N818 - an answer for who started us
-    """There is no telling where the API server is, or who we are."""
+class Refused(ApiError):  # noqa: N818 - an answer, not a fault
+    """An answer of 500 that is definite: nothing was written, and the same again will be refused
+    until somebody mends what its message names (an admission webhook, the object's size)."""
 
 
 class Unavailable(ApiError):  # noqa: N818 - the API's own word
@@ -80,6 +78,17 @@ class TooLarge(ApiError):  # noqa: N818 - the API's own word
 
     def __init__(self, message: str) -> None:
         super().__init__(0, "TooLarge", message)
+
+
+# What the API server says, with 500, of a request that it did not store. Admission comes before
+# storage; what is too large never gets to etcd, or is refused there.
+_NOT_STORED = (
+    "failed calling webhook",
+    "failed calling admission webhook",
+    "admission plugin",
+    "request is too large",
+    "message larger than max",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,44 +313,6 @@ class Kube:
         return answer.response
 
 
-async def load_configuration(kubeconfig: str | None) -> client.Configuration:
-    """The connection from a kubeconfig file, or from the pod's service account without one.
-
-    Raises `BadConnection` naming the option.
-    """
-    configuration = client.Configuration()
-    try:
-        if kubeconfig is None:
-            config.load_incluster_config(client_configuration=configuration)
-        else:
-            await config.load_kube_config(
-                config_file=kubeconfig, client_configuration=configuration
-            )
-    except config.ConfigException as error:
-        hint = "" if kubeconfig else "not given, and this is no pod with a service account: "
-        raise BadConnection("--kubeconfig", f"{hint}{error}") from None
-    except (AttributeError, KeyError, OSError, TypeError, ValueError, yaml.YAMLError) as error:
-        # The client's loader takes the file's shape for granted.
-        problem = " ".join(str(error).split())
-        raise BadConnection(
-            "--kubeconfig", f"{kubeconfig} is not a kubeconfig: {problem}"
-        ) from None
-    configuration.retries = None
-    configuration.proxy = configuration.proxy or _proxy_for(configuration.host)
-    # Or else aiohttp looks for proxies and a .netrc again, in a thread and for every request: that
-    # doubles the processor time of a write (0.6 ms without).
-    configuration.client_session_kwargs = {"trust_env": False}
-    return configuration
-
-
-def _proxy_for(server: str) -> str | None:
-    """HTTPS_PROXY and its like, unless NO_PROXY names the server."""
-    address = urlsplit(server)
-    if address.hostname is None or proxy_bypass(address.netloc):
-        return None
-    return getproxies().get(address.scheme)
-
-
 def _selectors(label_selector: str, field_selector: str) -> dict[str, str]:
     both = {"labelSelector": label_selector, "fieldSelector": field_selector}
     return {name: value for name, value in both.items() if value}
@@ -394,4 +365,7 @@ def _status_error(status: int, body: Manifest, retry_after: str | None) -> ApiEr
     kinds = {404: NotFound, 410: Gone, 403: Forbidden}
     if status in kinds:
         return kinds[status](status, reason, message)
-    return (Unavailable if status >= 500 else ApiError)(status, reason, message)
+    if status >= 500:
+        refused = status == 500 and any(words in message for words in _NOT_STORED)
+        return (Refused if refused else Unavailable)(status, reason, message)
+    return ApiError(status, reason, message)

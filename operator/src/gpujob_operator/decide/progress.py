@@ -78,6 +78,7 @@ def _with_steps(status: GPUJobStatus, report: Report | None) -> GPUJobStatus:
         loss=before.loss if report.loss is None else report.loss,
         baseline=report.baseline or before.baseline,
         current=report.current or before.current,
+        speedup=report.speedup,
         data_wait_percent=(
             before.data_wait_percent
             if report.data_wait_percent is None

@@ -2,6 +2,7 @@
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, Summary
 from gpujob_api.quantities import format_memory
+from gpujob_api.settings import OptimizeMode
 from gpujob_operator.decide import conditions
 from gpujob_operator.decide.capacity import Capacity
 
@@ -11,7 +12,7 @@ REASON_CHARACTERS_MAX = 200
 def summarize(job: GPUJob, status: GPUJobStatus, capacity: Capacity) -> Summary:
     return Summary(
         where=_where(status),
-        speed=_speed(status),
+        speed=_speed(job, status),
         memory=_memory(status),
         cost=cost_text(job, status, capacity),
         reason=_reason(status),
@@ -33,13 +34,15 @@ def _where(status: GPUJobStatus) -> str:
     return f"{first.node}/{cards}{more}"
 
 
-def _speed(status: GPUJobStatus) -> str:
+def _speed(job: GPUJob, status: GPUJobStatus) -> str:
+    """With a factor only where it was measured in turns, of settings that may be in force."""
     measured = status.measurement
     if measured is None or measured.current is None:
         return f"step {measured.step}" if measured is not None and measured.step else ""
     text = f"{format_seconds(measured.current.step_seconds)}/step"
-    if measured.baseline is not None and measured.current.step_seconds > 0:
-        text += f", {measured.baseline.step_seconds / measured.current.step_seconds:.2f}x"
+    gain = measured.speedup
+    if gain is not None and job.spec.optimize.mode is OptimizeMode.AUTO:
+        text += f", {gain.ratio:.2f}x ({gain.low:.2f} to {gain.high:.2f})"
     return text
 
 

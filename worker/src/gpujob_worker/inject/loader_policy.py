@@ -45,7 +45,8 @@ class LoaderPolicy:
         self._stopped = False
         self._applied: Applied | None = None
         settings = session.environment.settings
-        if session.optimizes and settings.mode is not OptimizeMode.RECOMMEND:
+        self._recommends = settings.mode is OptimizeMode.RECOMMEND
+        if session.optimizes and not self._recommends:
             if settings.tuned is not None:
                 self._workers = settings.tuned.data_loader_workers
             elif settings.data_loading is Toggle.ON:
@@ -57,7 +58,9 @@ class LoaderPolicy:
 
     def before_pass(self, loader: Any) -> None:
         session = self._session
-        if self._stopped or not session.optimizes or not session.switches.data_loader:
+        if self._stopped or self._recommends or not session.optimizes:
+            return
+        if not session.switches.data_loader:
             return
         pin_memory(loader)
         if self._workers is None or id(loader) in self._seen:
@@ -137,6 +140,10 @@ class LoaderPolicy:
         session, workers, busy = self._session, workers_wanted(), loaded()
         if workers < 1 or busy is not None:
             session.explanation.refused(_ITEM, busy or "no core to spare for worker processes")
+            return
+        if self._recommends:
+            text = f"{workers} worker processes: waiting takes {wait_percent:.0f} % of a step"
+            session.explanation.recommended(_ITEM, text)
             return
         self._workers = applied.loader_workers = workers
         self._applied = applied

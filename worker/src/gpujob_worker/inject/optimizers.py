@@ -45,8 +45,9 @@ def use_fused(optimizer: torch.optim.Optimizer, fused: bool) -> None:
     optimizer._need_device_dtype_check_for_fused = fused  # pyright: ignore[reportAttributeAccessIssue]
     for parameter, state in optimizer.state.items():
         step = state.get("step")
-        if fused and isinstance(step, torch.Tensor) and parameter.device.type == "cuda":
-            state["step"] = step.to(parameter.device, torch.float32)
+        if isinstance(step, torch.Tensor) and parameter.device.type == "cuda":
+            # Other kernels would wait for the card to read it in every step.
+            state["step"] = step.to(parameter.device, torch.float32) if fused else step.cpu()
 
 
 def _as_written(_: torch.optim.Optimizer, state: dict[str, Any]) -> None:

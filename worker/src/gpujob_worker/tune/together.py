@@ -92,6 +92,11 @@ class FollowingTuner(Tuner):
     def compile(self, root: Root, recorded: RecordedCall) -> None:
         self.compile_items(root, recorded).adopt(self.proposed)
 
+    def gain(
+        self, root: Root, recorded: RecordedCall, optimizer: torch.optim.Optimizer | None
+    ) -> None:
+        """The first process measures, and reports."""
+
     def fused_optimizer(
         self, optimizer: torch.optim.Optimizer, room_bytes: int | None = None
     ) -> None:

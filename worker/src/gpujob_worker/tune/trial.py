@@ -103,15 +103,32 @@ class Decision:
         """At least so many seconds are left from now on."""
         self._ends = max(self._ends, time.monotonic() + seconds)
 
+    def seconds_left(self) -> float:
+        return max(0.0, self._ends - time.monotonic())
+
     def decide(self, item: str, found: Speedup, numbers: str, close: bool, forced: bool) -> bool:
         if not close:
             self.refuse(item, f"numbers disagree: {numbers}")
             return False
         if found.low <= SPEEDUP_NEEDED and not forced:
-            self.refuse(item, f"not faster beyond noise: {found}; {numbers}")
+            self.refuse(item, f"not faster beyond noise: {self.factor(found)}; {numbers}")
             return False
-        self.accept(item, f"{'asked for, ' if forced else ''}{found}; {numbers}")
+        told = self.factor(found)
+        if forced:
+            told = f"asked for, {told}"
+        elif self._recommend:
+            told = f"faster beyond noise, {told}"
+        self.accept(item, f"{told}; {numbers}")
         return True
+
+    def factor(self, found: Speedup) -> str:
+        """What was measured, for people. A run that nothing is applied to has no speed-up."""
+        return f"{found.pairs} pairs of runs" if self._recommend else str(found)
+
+    def refuse_slower(self, item: str, what: str, times: float, device: str) -> None:
+        """What a first look at few samples found hopeless."""
+        told = "far slower" if self._recommend else f"{times:.1f} times slower"
+        self.refuse(item, f"{what} is {told} on {device}")
 
     def accept(self, item: str, what: str) -> None:
         self._pending.discard(item)
@@ -148,8 +165,8 @@ class Trial:
         try:
             slower = self._times_slower(present, plan)
             if slower > HOPELESS and not forced:
-                text = f"{what or item} is {slower:.1f} times slower"
-                self.decision.refuse(item, f"{text} on {self.root.device.type}")
+                device = self.root.device.type
+                self.decision.refuse_slower(item, what or item, slower, device)
                 return False
             with no_trace(self.root.module):
                 outputs, gradients = self._probe.run(present).compare(self._probe.run(plan))
@@ -199,9 +216,12 @@ class Trial:
         rows = self.recorded.inputs.rows or 1
         probe = RootProbe(self.root, few_rows(self.recorded, max(2, rows // 16)))
         with no_trace(self.root.module):
-            plain = min(probe.seconds(present) for _ in range(3))
-            # Libraries set themselves up in a first call.
-            return min(probe.seconds(plan) for _ in range(2)) / max(plain, 1e-9)
+            plain, other = [probe.seconds(present)], list[float]()
+            # In turns. Libraries set themselves up in a first call, so that one does not count.
+            for _ in range(2):
+                other.append(probe.seconds(plan))
+                plain.append(probe.seconds(present))
+            return min(other) / max(min(plain), 1e-9)
 
 
 def few_rows(recorded: RecordedCall, rows: int) -> RecordedCall:

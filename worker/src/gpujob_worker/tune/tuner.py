@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from gpujob_api.quantities import format_memory
+from gpujob_api.report import Speedup
 from gpujob_api.settings import OptimizeMode, Settings, Toggle, TunedSettings
 from gpujob_worker.explanation import Explanation
 from gpujob_worker.inject.activation import ActivationCheckpointing
@@ -29,6 +30,8 @@ from gpujob_worker.switches import Switches
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.compare import measure_speedup
 from gpujob_worker.tune.compile import CompileItems
+from gpujob_worker.tune.gain import GAIN_SECONDS, measure_gain
+from gpujob_worker.tune.no_trace import no_trace
 from gpujob_worker.tune.speed import SpeedItems
 from gpujob_worker.tune.trial import (
     AN_EARLIER_RUN,
@@ -227,6 +230,23 @@ class Tuner:
         numbers = f"parameters differ by {close:.1e} after a step"
         if self._decision.decide(_FUSED, found, numbers, close <= FUSED_ERROR_MAX, False):
             self.applied.fused = True
+
+    def gain(
+        self, root: Root, recorded: RecordedCall, optimizer: torch.optim.Optimizer | None
+    ) -> Speedup | None:
+        """What was chosen, in turns with the script's own way; None where that cannot be said."""
+        chosen, plain = self.applied, Applied(loader_workers=self.applied.loader_workers)
+        if self._facts.memory_limited:
+            plain = chosen.memory_only()
+        if self.recommends or chosen == plain:
+            return None
+        seconds = max(GAIN_SECONDS, self._decision.seconds_left())
+        try:
+            with no_trace(root.module):
+                return measure_gain(root, recorded, optimizer, (plain, chosen), seconds)
+        except Exception as error:
+            self._explain.refused("speed-up", f"measuring failed: {short(error)}")
+            return None
 
     def adopt(
         self, root: Root, recorded: RecordedCall, tuned: TunedSettings, *, keeps_chunk: bool = True
