@@ -61,7 +61,7 @@ class _World:
 
     def get(self, path: str) -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(f"{self.url}{path}", timeout=5) as answer:
+            with urllib.request.urlopen(f"{self.url}{path}", timeout=20) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()

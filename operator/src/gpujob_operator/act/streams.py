@@ -20,7 +20,7 @@ _DIGITS_MAX = 4000
 # What the containers of a pod are started with.
 _BULK = ("args", "command", "env", "envFrom", "lifecycle", "volumeMounts")
 # A string, or what opens or closes a value.
-_MARKS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+_MARKS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
 
 
 class TooLong(Exception):  # noqa: N818 - it is a finding, not a fault of the program
