@@ -25,6 +25,7 @@ from gpujob_operator.observe.reports import (
 )
 from tests.harness.builders import make_job, make_pod, make_report, placed, with_status
 from tests.harness.clocks import FakeClock
+from tests.harness.odd_json import ODD_SCALARS, to_json
 
 JOB = placed(make_job())
 POD = make_pod(JOB)
@@ -262,3 +263,33 @@ async def test_other_paths_and_methods_do_not_exist(bench: _Bench) -> None:
         assert response.status == 405
     async with session.post("/") as response:
         assert response.status == 404
+
+
+async def test_whatever_a_report_holds_it_is_answered(bench: _Bench) -> None:
+    """No traceback, no 500: a refusal that names the field, or a report that others can read."""
+    for position, value in enumerate(ODD_SCALARS):
+        for name in ("loss", "step", "device", "failure", "attempt", "explain"):
+            data = {"attempt": 1, "phase": "training", "sequence": position, name: value}
+            status, answer = await bench.post(to_json(data))
+            assert status in (200, 400, 403, 413), (name, answer)
+            assert status in (200, 413) or answer["error"].startswith("report")
+            bench.clock.advance(60)
+    for body in (b"\xff", b"[", b"[" * 60_000, b"9" * 60_000, b"null"):
+        status, answer = await bench.post(body)
+        assert (status, answer["error"][:6]) == (400, "report")
+        bench.clock.advance(60)
+    for received in bench.receiver.newest():
+        json.loads(received.report.to_text(), parse_constant=pytest.fail).items()
+
+
+async def test_a_fault_of_our_own_is_an_answer_and_counted(
+    bench: _Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(uid: str) -> GPUJob:
+        raise ZeroDivisionError(uid)
+
+    monkeypatch.setattr(bench.workers, "pod", broken)
+    status, answer = await bench.post()
+    assert status == 500
+    assert "log" in answer["error"]
+    assert b'gpujob_reports_total{result="error"} 1.0' in bench.metrics.text()

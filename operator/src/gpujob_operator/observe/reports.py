@@ -4,7 +4,6 @@ The bearer token names the pod (TokenReview); the pod names the job, the attempt
 The newest report of each worker goes into the next snapshot.
 """
 
-import json
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -128,7 +127,8 @@ class ReportReceiver:
     async def _post(self, request: web.Request) -> web.Response:
         try:
             reply = await self._receive(request)
-        except _Refused as refused:
+        except Exception as error:
+            refused = _refusal(error)
             self._metrics.reports.labels(refused.result).inc()
             headers = {"Retry-After": str(RETRY_AFTER_SECONDS)}
             body = {"error": str(refused)}
@@ -203,18 +203,28 @@ class ReportReceiver:
         return Reply(interval_seconds=self._interval_seconds, stop=request)
 
 
+def _refusal(error: Exception) -> _Refused:
+    """What the worker is told, whatever went wrong: a fault of ours is logged and no end."""
+    if isinstance(error, _Refused):
+        return error
+    log.error("report broke", problem=f"{type(error).__name__}: {error}", with_traceback=True)
+    return _Refused(500, "error", "the report cannot be read; the operator's log says why")
+
+
 async def _body(request: web.Request) -> bytes:
     try:
         return await request.read()
     except web.HTTPRequestEntityTooLarge:
         text = f"the report is larger than {BODY_BYTES_MAX} bytes"
         raise _Refused(413, "too_large", text) from None
+    except (ConnectionError, web.RequestPayloadError) as error:
+        raise _Refused(400, "bad_report", f"the report ended early: {error}") from None
 
 
 def _read_report(body: bytes, pod: PodView) -> Report:
     try:
         report = Report.from_text(body.decode())
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except UnicodeDecodeError as error:
         raise _Refused(400, "bad_report", f"report: is not JSON: {error}") from None
     except FieldError as error:
         raise _Refused(400, "bad_report", str(error)) from None
