@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 from gpujob_local.cluster.cluster import ClusterError, ClusterOptions, LocalCluster, NodeOptions
-from gpujob_local.cluster.state import SOCKET_NAME, ClusterState
+from gpujob_local.cluster.state import ClusterState, socket_path
 from gpujob_local.control_plane.api_client import ApiError
 from gpujob_local.control_plane.control_plane import ControlPlaneOptions
 from gpujob_local.control_plane.go_toolchain import ToolError
@@ -141,9 +141,10 @@ def _node_state(node: dict[str, Any] | None) -> str:
 class _Server(socketserver.ThreadingUnixStreamServer):
     daemon_threads = True
 
-    def __init__(self, path: Path, owner: Owner) -> None:
+    def __init__(self, directory: Path, owner: Owner) -> None:
         self.owner = owner
-        super().__init__(str(path), _Handler)
+        with socket_path(directory) as path:
+            super().__init__(path, _Handler)
 
 
 class _Handler(socketserver.StreamRequestHandler):
@@ -159,7 +160,7 @@ def own(directory: Path, options: ClusterOptions, say: Callable[[str], None]) ->
     for number in STOP_SIGNALS:
         signal.signal(number, _leave)
     with LocalCluster.start(options, directory, say) as cluster:
-        with _Server(directory / SOCKET_NAME, Owner(cluster, stop)) as server:
+        with _Server(directory, Owner(cluster, stop)) as server:
             threading.Thread(target=server.serve_forever, daemon=True).start()
             ClusterState(
                 name=directory.name,

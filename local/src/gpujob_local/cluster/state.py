@@ -6,6 +6,7 @@ import os
 import socket
 import stat
 import tempfile
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,6 @@ SOCKET_NAME = "owner.sock"
 STATE_NAME = "state.json"
 LOG_NAME = "owner.log"
 NAME_LENGTH_MAX = 40
-# What a socket's path may have on Linux, with the closing zero.
-SOCKET_PATH_BYTES_MAX = 107
 ANSWER_BYTES_MAX = 1024 * 1024
 
 
@@ -51,10 +50,20 @@ def cluster_directory(name: str) -> Path:
     if not plain.isalnum() or not plain.isascii() or len(name) > NAME_LENGTH_MAX:
         message = f"must be letters, digits, - and _, at most {NAME_LENGTH_MAX}; got {name!r}"
         raise StateError(f"--name {message}")
-    directory = state_root() / name
-    if len(str(directory / SOCKET_NAME)) > SOCKET_PATH_BYTES_MAX:
-        raise StateError(f"{directory} is too long a path for a socket; set GPUJOB_LOCAL_STATE")
-    return directory
+    return state_root() / name
+
+
+@contextlib.contextmanager
+def socket_path(directory: Path) -> Generator[str]:
+    """A path to the owner's socket that is short while this lasts, however long the directory's is.
+
+    The path that a socket is bound or connected to may have 107 bytes.
+    """
+    descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{SOCKET_NAME}"
+    finally:
+        os.close(descriptor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +118,11 @@ def cluster_names() -> list[str]:
 def ask_owner(name: str, command: str, limit_seconds: float = 30, **arguments: Any) -> Any:
     """Has the owner of a cluster do something; returns its answer. Raises `StateError`."""
     state = ClusterState.read(name)
-    path = Path(state.directory) / SOCKET_NAME
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(limit_seconds)
         try:
-            connection.connect(str(path))
+            with socket_path(Path(state.directory)) as path:
+                connection.connect(path)
             connection.sendall(json.dumps({"command": command} | arguments).encode() + b"\n")
             with connection.makefile("rb") as stream:
                 text = stream.readline(ANSWER_BYTES_MAX)

@@ -1,4 +1,4 @@
-"""A process that takes memory on a card and belongs to nobody: `stranger.py BYTES`.
+"""A process that takes memory on a card and belongs to nobody: `external_process.py BYTES`.
 
 It is bound like any process, by NVIDIA_VISIBLE_DEVICES, but to no pod. It touches every page, so
 the memory is really in use, prints `ready` and then waits to be ended.

@@ -1,6 +1,9 @@
 """Where named clusters live: names, folders, what their owner wrote down."""
 
+import json
 import os
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -8,8 +11,10 @@ import pytest
 from gpujob_local.cluster.state import (
     ClusterState,
     StateError,
+    ask_owner,
     cluster_directory,
     cluster_names,
+    socket_path,
     state_root,
 )
 
@@ -23,12 +28,28 @@ def test_names_that_cannot_be_folders_are_refused(
         cluster_directory(name)
 
 
-def test_a_path_too_long_for_a_socket_is_refused(
+def test_an_owner_is_asked_however_long_the_path_to_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("GPUJOB_LOCAL_STATE", str(tmp_path / ("x" * 100)))
-    with pytest.raises(StateError, match="too long a path"):
-        cluster_directory("default")
+    monkeypatch.setenv("GPUJOB_LOCAL_STATE", str(tmp_path / ("caf\u00e9 " * 40)))
+    directory = cluster_directory("default")
+    directory.mkdir()
+    ClusterState("default", os.getpid(), "marker", str(directory), {}).write()
+    with socket.socket(socket.AF_UNIX) as listener, ThreadPoolExecutor(1) as owner:
+        with socket_path(directory) as path:
+            listener.bind(path)
+        listener.listen()
+        asked = owner.submit(answer_once, listener)
+        assert ask_owner("default", "status") == "well"
+        assert asked.result() == {"command": "status"}
+
+
+def answer_once(listener: socket.socket) -> object:
+    connection, _ = listener.accept()
+    with connection, connection.makefile("rwb") as stream:
+        asked = json.loads(stream.readline())
+        stream.write(b'{"result": "well"}\n')
+    return asked
 
 
 def test_a_state_folder_that_is_a_link_is_refused(

@@ -80,7 +80,9 @@ def test_the_program_that_waits_is_stopped(card: Card, monkeypatch: pytest.Monke
     monkeypatch.setattr(_Program, "turn", turn)
     compare(card)
     assert len(states) == 2 * 2 * turns.PAIRS
-    assert set(states) == {"T"}
+    # Stopped, or at its end where the machine was too busy to stop it in time; never running.
+    assert "T" in states
+    assert set(states) <= {"T", "Z"}
 
 
 def state_of(child: Child) -> str:
