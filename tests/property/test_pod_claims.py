@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpujob_api.gpujob import GPUJob
@@ -25,8 +25,7 @@ from tests.harness.manifests import job_manifest, node_manifest, pod_manifest
 from tests.property.plan_snapshots import NOW, odd_snapshots
 
 Manifest = dict[str, Any]
-slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
-some = settings(max_examples=80, deadline=None, suppress_health_check=slow)
+some = settings(max_examples=80)
 
 UIDS = ("uid-job0", "uid-job1", "uid-unknown", "")
 owners = st.fixed_dictionaries(
