@@ -1,0 +1,223 @@
+"""Operators whose shell is wrong in one way each, to show that the checks can fail."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from gpujob_api.meta import LABEL_JOB_UID
+from gpujob_operator.act.executor import Executor
+from gpujob_operator.act.kube import (
+    GPU_NODES,
+    JOBS,
+    NODES,
+    PODS,
+    PROFILES,
+    QUEUES,
+    ApiError,
+    Manifest,
+    ResourceType,
+    Unavailable,
+)
+from gpujob_operator.decide.plan import Plan
+from gpujob_operator.observe.cache import Cache, Kind
+from tests.simulation.api_server import ApiServer, OtherKind
+from tests.simulation.kube import SimulatedKube
+from tests.simulation.operator_shell import Parts
+from tests.simulation.pods import is_foreign, worker_ended
+from tests.simulation.troubles import Request
+
+WATCHED = (JOBS, GPU_NODES, QUEUES, PROFILES, NODES, PODS)
+REPEATS = 40
+
+
+class _ReadsPodsWrong(Cache):
+    """A cache that is told something else of each pod than what is so."""
+
+    def apply(self, kind: Kind, event_type: str | None, manifest: Mapping[str, Any]) -> bool:
+        if kind is Kind.POD and event_type != "DELETED":
+            return super().apply(kind, event_type, self._read(manifest))
+        return super().apply(kind, event_type, manifest)
+
+    def resync(
+        self, kind: Kind, manifests: Iterable[Mapping[str, Any]], resource_version: str
+    ) -> bool:
+        if kind is Kind.POD:
+            manifests = [self._read(manifest) for manifest in manifests]
+        return super().resync(kind, manifests, resource_version)
+
+    def _read(self, pod: Mapping[str, Any]) -> Mapping[str, Any]:
+        raise NotImplementedError
+
+
+class BelievesLabels(_ReadsPodsWrong):
+    """I15: what any pod with a job's label says is taken for its worker's word."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._workers: dict[str, Mapping[str, Any]] = {}
+
+    def _read(self, pod: Mapping[str, Any]) -> Mapping[str, Any]:
+        labels = pod["metadata"].get("labels") or {}
+        job_uid = labels.get(LABEL_JOB_UID, "")
+        if not is_foreign(pod):
+            self._workers[job_uid] = pod
+            return pod
+        worker = self._workers.get(job_uid)
+        if worker is None or worker_ended(pod) is None:
+            return pod
+        version = pod["metadata"]["resourceVersion"]
+        metadata = {**worker["metadata"], "resourceVersion": version}
+        return {**worker, "metadata": metadata, "status": pod["status"]}
+
+
+class WaitsForEveryContainer(_ReadsPodsWrong):
+    """I5: a worker has ended when its pod has."""
+
+    def _read(self, pod: Mapping[str, Any]) -> Mapping[str, Any]:
+        status = pod.get("status") or {}
+        if status.get("phase") != "Running" or worker_ended(pod) is None:
+            return pod
+        running = [{"name": "worker", "state": {"running": {}}}]
+        return {**pod, "status": {**status, "containerStatuses": running}}
+
+
+class BreaksOnOddWords(_ReadsPodsWrong):
+    """I15: one termination message ends the process."""
+
+    def _read(self, pod: Mapping[str, Any]) -> Mapping[str, Any]:
+        message = (worker_ended(pod) or {}).get("message") or ""
+        if message.startswith('{"attempt":1,"phase":"training","loss":1000'):
+            raise OverflowError("int too large to convert to float")
+        return pod
+
+
+class DeletesWhatCarriesLabels(Executor):
+    """I15: the operator is a deputy for deleting pods to whoever may label them."""
+
+    async def execute(self, plan: Plan) -> Any:
+        outcome = await super().execute(plan)
+        for pod in _api_of(self).list(Kind.POD):
+            metadata = pod["metadata"]
+            if is_foreign(pod) and LABEL_JOB_UID in metadata["labels"]:
+                await self._kube.delete(
+                    PODS, metadata["name"], metadata["namespace"], uid=metadata["uid"]
+                )
+        return outcome
+
+
+class ListsAllWhenRefused(SimulatedKube):
+    """I15: one refused write makes everything doubtful."""
+
+    async def _ask(self, request: Request, effect: Callable[[], Any]) -> Any:
+        try:
+            return await super()._ask(request, effect)
+        except Unavailable:
+            for kind in WATCHED:
+                await self.list(kind)
+            raise
+
+
+class RepeatsWhatIsRefused(SimulatedKube):
+    """I15: a refusal is answered with more of the same, without a pause that grows."""
+
+    async def _ask(self, request: Request, effect: Callable[[], Any]) -> Any:
+        for _ in range(REPEATS):
+            try:
+                return await super()._ask(request, effect)
+            except Unavailable:
+                continue
+        return await super()._ask(request, effect)
+
+
+class OneWriteAtATime(SimulatedKube):
+    """I15: a slow write of one namespace is waited for by all."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._lock = asyncio.Lock()
+
+    async def _ask(self, request: Request, effect: Callable[[], Any]) -> Any:
+        if request.kind is OtherKind.LEASE or request.verb in ("get", "list"):
+            return await super()._ask(request, effect)
+        async with self._lock:
+            return await super()._ask(request, effect)
+
+
+class TakesDoubtForNo(SimulatedKube):
+    """I1, I3: a write without an answer counts as one that was not made."""
+
+    async def _ask(self, request: Request, effect: Callable[[], Any]) -> Any:
+        try:
+            return await super()._ask(request, effect)
+        except Unavailable as error:
+            raise ApiError(422, "Invalid", error.message) from error
+
+
+class GivesLittleGrace(SimulatedKube):
+    """I13: every worker is killed after a second."""
+
+    async def delete(
+        self,
+        kind: ResourceType,
+        name: str,
+        namespace: str = "",
+        *,
+        uid: str,
+        grace_seconds: int | None = None,
+    ) -> Manifest:
+        return await super().delete(kind, name, namespace, uid=uid, grace_seconds=1)
+
+
+class GivesMuchGrace(SimulatedKube):
+    """I13: every worker may take as long as the longest of the templates says."""
+
+    async def delete(
+        self,
+        kind: ResourceType,
+        name: str,
+        namespace: str = "",
+        *,
+        uid: str,
+        grace_seconds: int | None = None,
+    ) -> Manifest:
+        return await super().delete(kind, name, namespace, uid=uid, grace_seconds=600)
+
+
+class IgnoresDeletion(Cache):
+    """I7: a job that is deleted and kept by a finalizer looks like any other."""
+
+    def apply(self, kind: Kind, event_type: str | None, manifest: Mapping[str, Any]) -> bool:
+        if kind is Kind.JOB and event_type != "DELETED":
+            manifest = _undeleted(manifest)
+        return super().apply(kind, event_type, manifest)
+
+    def resync(
+        self, kind: Kind, manifests: Iterable[Mapping[str, Any]], resource_version: str
+    ) -> bool:
+        if kind is Kind.JOB:
+            manifests = [_undeleted(manifest) for manifest in manifests]
+        return super().resync(kind, manifests, resource_version)
+
+
+def _undeleted(manifest: Mapping[str, Any]) -> Manifest:
+    metadata = {k: v for k, v in manifest["metadata"].items() if k != "deletionTimestamp"}
+    return {**manifest, "metadata": metadata}
+
+
+def _api_of(executor: Executor) -> ApiServer:
+    kube = executor._kube
+    assert isinstance(kube, SimulatedKube)
+    return kube._api
+
+
+BELIEVES_LABELS = Parts(cache=BelievesLabels)
+WAITS_FOR_EVERY_CONTAINER = Parts(cache=WaitsForEveryContainer)
+BREAKS_ON_ODD_WORDS = Parts(cache=BreaksOnOddWords)
+DELETES_WHAT_CARRIES_LABELS = Parts(executor=DeletesWhatCarriesLabels)
+LISTS_ALL_WHEN_REFUSED = Parts(kube=ListsAllWhenRefused)
+REPEATS_WHAT_IS_REFUSED = Parts(kube=RepeatsWhatIsRefused)
+ONE_WRITE_AT_A_TIME = Parts(kube=OneWriteAtATime)
+TAKES_DOUBT_FOR_NO = Parts(kube=TakesDoubtForNo)
+GIVES_LITTLE_GRACE = Parts(kube=GivesLittleGrace)
+GIVES_MUCH_GRACE = Parts(kube=GivesMuchGrace)
+IGNORES_DELETION = Parts(cache=IgnoresDeletion)
