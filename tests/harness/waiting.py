@@ -11,3 +11,11 @@ async def eventually(condition: Callable[[], bool], seconds: float = 30.0, what:
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s: {what or condition}"
         await asyncio.sleep(0.005)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30.0, what: str = "") -> None:
+    """The same for tests without an event loop."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what or condition}"
+        time.sleep(0.02)

@@ -1,7 +1,9 @@
-"""The one scheduling loop: wait for news, take a snapshot, decide, write, again.
+"""The one scheduling loop: wait for news, take a snapshot, decide, start to write, again.
 
-It acts only while it holds the Lease and only on a complete picture. An exception in a cycle is
-logged with the cycle dumped, counted, and followed by a pause; the loop never ends by itself.
+No cycle waits for writes: the executor carries them out in the background and assumes them in the
+next snapshot. The loop acts only while it holds the Lease and only on a complete picture. An
+exception in a cycle is logged with the cycle dumped, counted, and followed by a pause; the loop
+never ends by itself.
 """
 
 import time
@@ -10,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 
-from gpujob_operator.act.executor import Executor
+from gpujob_operator.act.executor import Executor, Submission
 from gpujob_operator.cycle import CycleDumps, PlanFunction
 from gpujob_operator.decide.plan import Plan
 from gpujob_operator.decide.snapshot import Snapshot
@@ -62,7 +64,7 @@ class SchedulingLoop:
         self._dump_every = dump_every
         self._dump_next = False
         self._pace = pace or Pace()
-        # Called once, after the first cycle that came to its end.
+        # Called once, after the first cycle.
         self._settled = settled
         self._failures = 0
         self.last_cycle_at: float = time.monotonic()
@@ -74,26 +76,26 @@ class SchedulingLoop:
         self._dirty.mark()
 
     async def run(self) -> None:
-        """Runs until `stop`; the cycle under way is finished first."""
+        """Runs until `stop`. Writes under way are the executor's to finish."""
         wait_seconds = 0.0
         while not self.stopping:
             await self._dirty.wait(wait_seconds, self._pace.settle, self._pace.soft)
             if self.stopping:
                 return
-            wait_seconds = await self._guarded_cycle()
+            wait_seconds = self._guarded_cycle()
 
     def stop(self) -> None:
         self.stopping = True
         self._dirty.mark()
 
-    async def _guarded_cycle(self) -> float:
+    def _guarded_cycle(self) -> float:
         """One cycle; how long to wait at most before the next."""
         self._dirty.take()
         if not self._may_act():
             self.last_cycle_at = time.monotonic()
             return self._pace.resync
         try:
-            wait_seconds = await self._cycle()
+            wait_seconds = self._cycle()
         except Exception as error:
             self._failures += 1
             self._metrics.cycle_errors.inc()
@@ -103,23 +105,42 @@ class SchedulingLoop:
         self._failures = 0
         return wait_seconds
 
-    async def _cycle(self) -> float:
+    def _cycle(self) -> float:
+        """Decides and starts the writes. What is being written is assumed in the snapshot."""
         started = time.monotonic()
-        snapshot, now = self._snapshot(), self._clock()
+        snapshot, now = self._executor.assume(self._snapshot()), self._clock()
         plan = self._decide(snapshot, now)
-        outcome = await self._executor.execute(plan)
+        submission = self._executor.submit(plan)
         self._measure(snapshot, now, started)
-        if plan.items:
-            results = {result.value: count for result, count in outcome.results.items()}
-            log.info("cycle", items=len(plan.items), postponed=outcome.postponed, **results)
-        if not outcome.complete:
-            return self._pace.error_pause
+        self._tell(plan, submission)
         if self._settled is not None:
             self._settled()
             self._settled = None
-        if plan.next_seconds is None:
-            return self._pace.resync
-        return min(self._pace.resync, max(self._pace.next_min, plan.next_seconds))
+        return self._wait_seconds(plan, submission)
+
+    def _wait_seconds(self, plan: Plan, submission: Submission) -> float:
+        """Until when to wait at most. The end of a lane is news, whatever this says."""
+        waits = [self._pace.resync]
+        if submission.retry_seconds is not None:
+            waits.append(max(self._pace.next_min, submission.retry_seconds))
+        if plan.next_seconds is not None:
+            # What is held back is decided anew in each cycle and changes nothing until then.
+            least = self._pace.error_pause if submission.held_back else self._pace.next_min
+            waits.append(max(least, plan.next_seconds))
+        return min(waits)
+
+    def _tell(self, plan: Plan, submission: Submission) -> None:
+        results = {one.value: count for one, count in self._executor.take_results().items()}
+        if submission.started or submission.postponed or results:
+            log.info(
+                "cycle",
+                items=len(plan.items),
+                started=submission.started,
+                held_back=submission.held_back,
+                backing_off=submission.backing_off,
+                postponed=submission.postponed,
+                **results,
+            )
 
     def _decide(self, snapshot: Snapshot, now: datetime) -> Plan:
         started = time.monotonic()

@@ -19,6 +19,7 @@ class Metrics:
         self._add_timings(registry)
         self._add_counters(registry)
         self._add_gauges(registry)
+        self._add_write_gauges(registry)
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
@@ -26,7 +27,7 @@ class Metrics:
     def _add_timings(self, registry: CollectorRegistry) -> None:
         self.cycle_seconds = Histogram(
             "gpujob_cycle_seconds",
-            "One scheduling cycle: snapshot, plan and writes.",
+            "One scheduling cycle: snapshot, plan, and the start of its writes.",
             buckets=_SECONDS,
             registry=registry,
         )
@@ -47,7 +48,7 @@ class Metrics:
     def _add_counters(self, registry: CollectorRegistry) -> None:
         self.writes = Counter(
             "gpujob_writes",
-            "Writes by plan item and result (done, conflict, gone, failed, not_leader).",
+            "Writes by plan item and result (done, conflict, gone, refused, failed, not_leader).",
             ["kind", "result"],
             registry=registry,
         )
@@ -78,6 +79,23 @@ class Metrics:
             "gpujob_reports",
             "Worker reports by result.",
             ["result"],
+            registry=registry,
+        )
+
+    def _add_write_gauges(self, registry: CollectorRegistry) -> None:
+        self.write_lanes = Gauge(
+            "gpujob_write_lanes",
+            "Jobs, queues and profiles with writes under way.",
+            registry=registry,
+        )
+        self.write_backoffs = Gauge(
+            "gpujob_write_backoffs",
+            "Objects whose last write was refused and which wait for the next try.",
+            registry=registry,
+        )
+        self.writes_in_doubt = Gauge(
+            "gpujob_writes_in_doubt",
+            "Writes without an answer whose objects are being read by name.",
             registry=registry,
         )
 

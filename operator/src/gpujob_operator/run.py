@@ -1,7 +1,8 @@
 """Puts the operator together: connection, cache, watches, report server, Lease, loop; and stops it.
 
 Order of starting: connection, lists and watches, servers, Lease, loop. Order of stopping: the loop
-finishes its cycle, events are flushed, the Lease is given back, then everything else ends.
+ends, writes under way are finished, events are flushed, the Lease is given back, then everything
+else ends.
 """
 
 import asyncio
@@ -19,7 +20,8 @@ from aiohttp import web
 from gpujob_api.meta import ANNOTATION_SPOT_POOLS, Metadata
 from gpujob_operator.act.crash import CrashAfterWrites
 from gpujob_operator.act.events import EventPoster
-from gpujob_operator.act.executor import Executor, Feedback
+from gpujob_operator.act.executor import Executor
+from gpujob_operator.act.item_runner import ItemRunner
 from gpujob_operator.act.kube import (
     GPU_NODES,
     JOBS,
@@ -36,6 +38,7 @@ from gpujob_operator.act.kube import (
 from gpujob_operator.act.lease import Leadership, LeaseSettings, Legacy
 from gpujob_operator.act.retry import Retry
 from gpujob_operator.act.tokens import TokenReviewer
+from gpujob_operator.act.writer import Feedback, Writer
 from gpujob_operator.cycle import CycleDumps, PlanFunction
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.plan import EventNote
@@ -71,6 +74,8 @@ _KINDS: Mapping[ResourceType, Kind] = {
 CYCLE_AGE_SECONDS_MAX = 120.0
 WATCH_AGE_SECONDS_MAX = 300.0
 FLUSH_SECONDS = 2.0
+# For writes under way when the operator is to end; a request takes 5 s at most.
+DRAIN_SECONDS = 8.0
 # Made and not yet gone, before garbage is looked for.
 COLLECTION_OBJECTS = 50_000
 
@@ -144,7 +149,8 @@ class Operator:
         async with site(receiver.application(), self._options.report_listen) as address:
             url = self._options.report_url or f"{address}{REPORT_PATH}"
             self._configuration = with_report_url(self._options.configuration, url)
-            loop = self._scheduling_loop(kube, leadership, receiver, poster)
+            executor = self._executor(kube, leadership, poster)
+            loop = self._scheduling_loop(executor, leadership, receiver)
             watches = [Watch(kube, self._cache, self._metrics, one) for one in WATCHED]
             health = self._health(loop, watches, leadership)
             async with site(health.application(), self._options.metrics_listen) as metrics_url:
@@ -159,12 +165,16 @@ class Operator:
                     self._keep_fresh(relist),
                 ]
                 async with background(*parts) as tasks:
-                    await self._lead(leadership, loop, tasks)
+                    await self._lead(leadership, loop, executor, tasks)
                     await poster.flush(FLUSH_SECONDS)
                     await leadership.release()
 
     async def _lead(
-        self, leadership: Leadership, loop: SchedulingLoop, parts: list[asyncio.Task[None]]
+        self,
+        leadership: Leadership,
+        loop: SchedulingLoop,
+        executor: Executor,
+        parts: list[asyncio.Task[None]],
     ) -> None:
         """Keeps the Lease and runs the loop until told to stop, or until a part fails."""
         async with background(leadership.keep(), self._stop.wait()) as keeping:
@@ -172,14 +182,13 @@ class Operator:
             await asyncio.wait([scheduling, *keeping, *parts], return_when=asyncio.FIRST_COMPLETED)
             loop.stop()
             await scheduling
+            await executor.drain(DRAIN_SECONDS)
         for part in parts:
             if part.done():
                 part.result()
 
     async def _keep_fresh(self, relist: Relist) -> None:
-        """Lists everything anew after taking the lead and after a write without an answer; nothing
-        is decided before.
-        """
+        """Lists everything anew after taking the lead; nothing is decided before."""
         while True:
             await self._stale.wait()
             self._stale.clear()
@@ -226,23 +235,22 @@ class Operator:
             is_leader=lambda: leadership.leads,
         )
 
-    def _scheduling_loop(
-        self,
-        kube: Kube,
-        leadership: Leadership,
-        receiver: ReportReceiver,
-        poster: EventPoster,
-    ) -> SchedulingLoop:
-        executor = Executor(
-            kube,
-            self._feedback(poster),
+    def _executor(self, kube: Kube, leadership: Leadership, poster: EventPoster) -> Executor:
+        writer = Writer(
+            kube, self._feedback(poster), configuration=self._configuration, clock=utc_now
+        )
+        runner = ItemRunner(
+            writer,
             self._metrics,
-            configuration=self._configuration,
-            clock=utc_now,
             monotonic=time.monotonic,
             may_act=lambda: leadership.leads and self._fresh,
             retry=Retry(retried=self._metrics.write_retries.inc),
         )
+        return Executor(runner, self._metrics, settled=self._dirty.mark)
+
+    def _scheduling_loop(
+        self, executor: Executor, leadership: Leadership, receiver: ReportReceiver
+    ) -> SchedulingLoop:
         directory = self._options.dump_directory
 
         def snapshot() -> Snapshot:
@@ -273,7 +281,7 @@ class Operator:
         def noted(metadata: Metadata, note: EventNote) -> None:
             poster.post(event(metadata, note, utc_now()))
 
-        return Feedback(written, gone, noted, self._distrust_cache)
+        return Feedback(written, gone, noted)
 
     def _deliver(self) -> Deliver:
         """From kopf's thread into our loop."""

@@ -21,6 +21,7 @@ from gpujob_operator.act.kube import (
     Gone,
     Kube,
     NotFound,
+    Refused,
     ResourceType,
     Throttled,
     Unavailable,
@@ -68,8 +69,10 @@ async def kube(server: _Server) -> AsyncGenerator[Kube]:
         await kube.close()
 
 
-def _status(code: int, reason: str = "", headers: dict[str, str] | None = None) -> web.Response:
-    body = {"kind": "Status", "reason": reason, "message": "why", "code": code}
+def _status(
+    code: int, reason: str = "", message: str = "why", *, headers: dict[str, str] | None = None
+) -> web.Response:
+    body = {"kind": "Status", "reason": reason, "message": message, "code": code}
     return web.json_response(body, status=code, headers=headers)
 
 
@@ -120,6 +123,10 @@ async def test_create_and_replace(kube: Kube, server: _Server) -> None:
         (lambda: _status(410, "Expired"), Gone),
         (lambda: _status(429, "TooManyRequests"), Throttled),
         (lambda: _status(500, "InternalError"), Unavailable),
+        (lambda: _status(500, "InternalError", 'failed calling webhook "x"'), Refused),
+        (lambda: _status(500, "", "etcdserver: request is too large"), Refused),
+        (lambda: _status(503, "", "failed calling webhook"), Unavailable),
+        (lambda: _status(413, "RequestEntityTooLarge"), ApiError),
         (lambda: web.Response(status=503, text="<html>"), Unavailable),
         (lambda: _status(422, "Invalid"), ApiError),
     ],

@@ -2,13 +2,15 @@
 
 import asyncio
 import json
+from collections import Counter
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpujob_operator.act.executor import Executor, Outcome, WriteResult
+from gpujob_operator.act.executor import Executor, Submission
+from gpujob_operator.act.writer import WriteResult
 from gpujob_operator.cycle import CycleDumps
 from gpujob_operator.decide.plan import Plan, WriteStatus
 from gpujob_operator.decide.snapshot import Snapshot
@@ -29,14 +31,18 @@ JOB = make_job()
 class _Executor(Executor):
     def __init__(self) -> None:
         self.plans: list[Plan] = []
-        self.outcome = Outcome()
-        self.gate = asyncio.Event()
-        self.gate.set()
+        self.submission = Submission()
+        self.assumed: Snapshot | None = None
 
-    async def execute(self, plan: Plan) -> Outcome:
+    def submit(self, plan: Plan) -> Submission:
         self.plans.append(plan)
-        await self.gate.wait()
-        return self.outcome
+        return self.submission
+
+    def assume(self, snapshot: Snapshot) -> Snapshot:
+        return self.assumed or snapshot
+
+    def take_results(self) -> Counter[WriteResult]:
+        return Counter()
 
 
 class _Bench:
@@ -47,6 +53,7 @@ class _Bench:
         self.leads = True
         self.next_plan: Plan | Exception = Plan()
         self.plans_made = 0
+        self.seen: list[Snapshot] = []
         self.loop = SchedulingLoop(
             snapshot=lambda: Snapshot(jobs=(JOB,)),
             plan=self.plan,
@@ -62,6 +69,7 @@ class _Bench:
 
     def plan(self, snapshot: Snapshot, now: datetime) -> Plan:
         self.plans_made += 1
+        self.seen.append(snapshot)
         if isinstance(self.next_plan, Exception):
             raise self.next_plan
         return self.next_plan
@@ -125,10 +133,32 @@ async def test_looks_again_when_the_plan_says_so() -> None:
     await bench.stop()
 
 
-async def test_what_could_not_be_written_is_tried_again_soon() -> None:
+async def test_what_backs_off_is_tried_again_when_it_may() -> None:
     bench = _Bench()
-    bench.executor.outcome = Outcome({WriteResult.FAILED: 1})
+    bench.executor.submission = Submission(backing_off=1, retry_seconds=4.0)
+    await bench.reached(2)
+    started = asyncio.get_running_loop().time()
     await bench.reached(3)
+    assert asyncio.get_running_loop().time() - started == pytest.approx(4.0, abs=0.1)
+    await bench.stop()
+
+
+async def test_what_is_held_back_does_not_make_the_loop_spin() -> None:
+    bench = _Bench(Pace(settle=0.001, next_min=0.001, error_pause=1.0))
+    bench.next_plan = Plan((WriteStatus(JOB, JOB.status),), next_seconds=0.0)
+    bench.executor.submission = Submission(held_back=1)
+    await bench.reached(1)
+    await asyncio.sleep(4.5)
+    assert bench.plans_made == 5
+    await bench.stop()
+
+
+async def test_the_plan_is_made_of_what_is_being_written() -> None:
+    bench = _Bench()
+    bench.executor.assumed = Snapshot(jobs=(make_job("assumed"),))
+    bench.dirty.mark()
+    await bench.reached(2)
+    assert bench.seen[-1] is bench.executor.assumed
     await bench.stop()
 
 
@@ -194,20 +224,6 @@ async def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path) -> 
     await bench.stop()
 
 
-async def test_stopping_finishes_the_cycle_under_way() -> None:
-    bench = _Bench()
-    await bench.reached(1)
-    bench.executor.gate.clear()
-    bench.dirty.mark()
-    await bench.reached(2)
-    bench.loop.stop()
-    await asyncio.sleep(0.01)
-    assert not bench.task.done()
-    bench.executor.gate.set()
-    await asyncio.wait_for(bench.task, 5)
-    assert len(bench.executor.plans) == 2
-
-
 async def test_jobs_are_counted_by_phase() -> None:
     bench = _Bench()
     await bench.reached(1)
@@ -215,16 +231,11 @@ async def test_jobs_are_counted_by_phase() -> None:
     await bench.stop()
 
 
-async def test_what_is_there_after_the_first_whole_cycle_is_told_once() -> None:
+async def test_the_first_cycle_is_told_once() -> None:
     settled: list[int] = []
     bench = _Bench(settled=lambda: settled.append(bench.plans_made))
-    bench.executor.outcome = Outcome({WriteResult.FAILED: 1})
+    await bench.reached(1)
+    bench.dirty.mark()
     await bench.reached(2)
-    assert settled == []
-    bench.executor.outcome = Outcome()
-    bench.dirty.mark()
-    await bench.reached(4)
-    bench.dirty.mark()
-    await bench.reached(5)
-    assert len(settled) == 1
+    assert settled == [1]
     await bench.stop()

@@ -5,7 +5,8 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from gpujob_operator.act.kube import JOBS, NODES, PODS, Gone, Unavailable
+from gpujob_operator.act.kube import JOBS, NODES, PODS, Gone, Throttled, Unavailable
+from gpujob_operator.act.retry import Retry
 from gpujob_operator.handlers.relist import OUR_KINDS, Relist
 from gpujob_operator.handlers.watches import WATCHED, Watch
 from gpujob_operator.metrics import Metrics
@@ -29,7 +30,9 @@ class _Bench:
         self.cache = Cache(Dirty(), self.metrics, self.clock.now)
         self.silences = 0
         self.watch = Watch(self.kube, self.cache, self.metrics, PODS_WATCHED, sleep=self.pause)
-        self.relist = Relist(self.kube, self.cache, silent=self._silent, sleep=self.pause)
+        self.relist = Relist(
+            self.kube, self.cache, silent=self._silent, retry=Retry(sleep=self.pause)
+        )
         self.tasks: list[asyncio.Task[None]] = []
 
     async def pause(self, seconds: float) -> None:
@@ -137,11 +140,18 @@ async def test_refresh_lists_jobs_first_and_pods_last(bench: _Bench) -> None:
     assert bench.cache.ready
 
 
-async def test_refresh_starts_over_until_all_of_it_worked(bench: _Bench) -> None:
-    bench.kube.fail("list", "nodes", times=2)
+async def test_refresh_lists_a_kind_again_until_it_works_with_growing_pauses(
+    bench: _Bench,
+) -> None:
+    bench.kube.fail("list", "nodes", times=12)
+    bench.kube.fail("list", "nodes", Throttled("slow down", 7.0))
     await bench.relist.refresh()
-    assert [call.plural for call in bench.kube.calls].count("gpujobs") == 3
-    assert bench.cache.ready
+    listed = [call.plural for call in bench.kube.calls]
+    assert (listed.count("gpujobs"), listed.count("nodes"), listed[-1]) == (1, 14, "pods")
+    pauses = bench.clock.slept
+    assert pauses[:3] == sorted(pauses[:3])
+    assert pauses[11] <= 30
+    assert pauses[12] >= 7, "as long as the API server asks"
 
 
 async def _check_all(bench: _Bench) -> None:
@@ -165,7 +175,7 @@ async def test_an_event_that_comes_a_little_late_is_no_silence(bench: _Bench) ->
     async def meanwhile(seconds: float) -> None:
         bench.cache.apply(Kind.JOB, "ADDED", stored)
 
-    bench.relist._sleep = meanwhile
+    bench.relist._retry.sleep = meanwhile
     await _check_all(bench)
     assert bench.silences == 0
     assert bench.cache.job("uid-job") is not None

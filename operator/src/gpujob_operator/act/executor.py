@@ -1,40 +1,28 @@
-"""Writes a plan: in order within a job, side by side across jobs, each write with a precondition.
+"""Writes plans in the background: in order within a job, side by side across jobs.
 
-Nothing is decided here. A write that no longer fits (a conflict, an object that is gone) is dropped
-together with what the plan had after it for the same job: the next cycle sees the new state and
-decides again. So a crash between any two writes leaves nothing that a later cycle cannot read.
+Nothing is decided here, and no decision waits for a write. What a plan has for one job is a *lane*:
+its items are written one after the other, the pods of a gang side by side. While a lane is under
+way, what it decided is *assumed* in the next snapshots (`assume`), and what later plans have for
+the same job is held back: they decide again once the lane has ended.
+
+A write that no longer fits (a conflict, an object that is gone) is dropped together with what the
+plan had after it for the same job: the next cycle sees the new state and decides again. So a crash
+between any two writes leaves nothing that a later cycle cannot read.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from datetime import datetime
-from enum import Enum
-from typing import Protocol
+from dataclasses import dataclass, replace
+from itertools import groupby
 
-from gpujob_api.meta import LABEL_ATTEMPT, LABEL_JOB_UID, LABEL_RANK, Metadata
-from gpujob_operator.act.kube import (
-    JOBS,
-    PODS,
-    PROFILES,
-    QUEUES,
-    SERVICES,
-    AlreadyExists,
-    ApiError,
-    Conflict,
-    Kube,
-    Manifest,
-    NotFound,
-    ResourceType,
-    Unavailable,
-)
-from gpujob_operator.act.retry import Retry
-from gpujob_operator.decide.configuration import Configuration
+from gpujob_api.gpujob import GPUJob
+from gpujob_operator.act.item_runner import ItemRunner, needs_service
+from gpujob_operator.act.writer import WriteResult
+from gpujob_operator.decide.assumption import may_be_assumed
 from gpujob_operator.decide.plan import (
     CreatePod,
     DeletePod,
-    EventNote,
     Plan,
     PlanItem,
     RejectJob,
@@ -42,233 +30,181 @@ from gpujob_operator.decide.plan import (
     WriteQueueStatus,
     WriteStatus,
 )
+from gpujob_operator.decide.snapshot import Snapshot
 from gpujob_operator.logs import Log
 from gpujob_operator.metrics import Metrics
-from gpujob_operator.render.pod import worker_pod
-from gpujob_operator.render.profile import profile_manifest, profile_status_patch
-from gpujob_operator.render.service import gang_service
-from gpujob_operator.render.status import queue_patch, rejection_patch, status_patch
 
 log = Log(__name__)
 
-WRITES_PER_CYCLE_MAX = 2000
-WRITES_AT_ONCE_MAX = 32
-
-
-class NotLeader(Exception):  # noqa: N818 - a state of affairs, not a fault
-    """The lease was lost between the decision and the write."""
-
-
-class _HasMetadata(Protocol):
-    @property
-    def metadata(self) -> Metadata: ...
-
-
-class WriteResult(Enum):
-    DONE = "done"
-    CONFLICT = "conflict"
-    GONE = "gone"
-    FAILED = "failed"
-    NOT_LEADER = "not_leader"
+LANES_MAX = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Feedback:
-    """What the cache is told at once, so that the next snapshot holds what was just written."""
+class Submission:
+    """What became of a plan's items.
 
-    written: Callable[[ResourceType, Manifest], None]
-    gone: Callable[[ResourceType, str], None]
-    noted: Callable[[Metadata, EventNote], None] = lambda metadata, note: None
-    # A write was never answered: it may have happened, and nothing may be decided on the cache
-    # before it was listed anew (I1).
-    unsure: Callable[[], None] = lambda: None
+    `held_back` ones belong to a lane that is under way, `postponed` ones found too many lanes, and
+    `backing_off` ones were refused lately. `retry_seconds` is when the first of these may be tried.
+    """
+
+    started: int = 0
+    held_back: int = 0
+    postponed: int = 0
+    backing_off: int = 0
+    retry_seconds: float | None = None
 
 
 @dataclass(slots=True)
-class Outcome:
-    """How a plan went. `postponed` items did not fit into one cycle."""
+class _Assumed:
+    """A job's status that is being written. `seen` and `job` keep the answer for one snapshot."""
 
-    results: dict[WriteResult, int] = field(default_factory=dict[WriteResult, int])
-    postponed: int = 0
+    item: WriteStatus
+    seen: GPUJob | None = None
+    job: GPUJob | None = None
 
-    def count(self, result: WriteResult) -> None:
-        self.results[result] = self.results.get(result, 0) + 1
+    def overlay(self, current: GPUJob) -> GPUJob:
+        """The job with the assumed status, unless somebody wrote another status meanwhile."""
+        if current is not self.seen:
+            self.seen = current
+            same = current.status == self.item.job.status
+            self.job = replace(current, status=self.item.status) if same else current
+        return self.job or current
 
-    @property
-    def complete(self) -> bool:
-        return self.postponed == 0 and set(self.results) <= {WriteResult.DONE}
+
+@dataclass(slots=True)
+class _Lane:
+    items: list[PlanItem]
+    task: asyncio.Task[None] | None = None
+    assumed: _Assumed | None = None
 
 
 class Executor:
     def __init__(
         self,
-        kube: Kube,
-        feedback: Feedback,
+        runner: ItemRunner,
         metrics: Metrics,
         *,
-        configuration: Configuration,
-        clock: Callable[[], datetime],
-        monotonic: Callable[[], float],
-        may_act: Callable[[], bool],
-        retry: Retry,
-        at_once: int = WRITES_AT_ONCE_MAX,
+        settled: Callable[[], None] = lambda: None,
+        lanes_max: int = LANES_MAX,
     ) -> None:
-        self._kube = kube
-        self._feedback = feedback
+        self._runner = runner
         self._metrics = metrics
-        self._configuration = configuration
-        self._clock = clock
-        self._monotonic = monotonic
-        self._may_act = may_act
-        self._retry = retry
-        self._slots = asyncio.Semaphore(at_once)
+        # Called when a lane has ended: what was held back or failed is to be decided again.
+        self._settled = settled
+        self._lanes_max = lanes_max
+        self._lanes: dict[str, _Lane] = {}
 
-    async def execute(self, plan: Plan) -> Outcome:
-        """Writes the plan's items; raises nothing that a single item causes."""
-        items = plan.items[:WRITES_PER_CYCLE_MAX]
-        outcome = Outcome(postponed=len(plan.items) - len(items))
+    @property
+    def lanes(self) -> int:
+        """How many lanes are under way."""
+        return len(self._lanes)
+
+    def submit(self, plan: Plan) -> Submission:
+        """Starts to write the plan's items and returns at once. Call it in the event loop."""
         lanes: dict[str, list[PlanItem]] = {}
-        for item in items:
+        for item in plan.items:
             lanes.setdefault(_lane(item), []).append(item)
-        async with asyncio.TaskGroup() as group:
-            for lane in lanes.values():
-                group.create_task(self._run_lane(lane, outcome))
-        return outcome
+        started = held_back = postponed = backing_off = 0
+        waits: list[float] = []
+        for key, items in lanes.items():
+            if key in self._lanes:
+                held_back += len(items)
+                continue
+            ready = self._ready(items, waits)
+            backing_off += len(items) - len(ready)
+            if len(self._lanes) >= self._lanes_max:
+                postponed += len(ready)
+            elif ready:
+                started += len(ready)
+                self._start(key, ready)
+        return Submission(started, held_back, postponed, backing_off, min(waits, default=None))
 
-    async def _run_lane(self, items: Sequence[PlanItem], outcome: Outcome) -> None:
+    def assume(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot with what is being written, as far as it holds at least what is held now."""
+        assumed = {
+            lane.assumed.item.job.metadata.uid: lane.assumed
+            for lane in self._lanes.values()
+            if lane.assumed is not None
+        }
+        if not assumed:
+            return snapshot
+        jobs = tuple(
+            assumed[job.metadata.uid].overlay(job) if job.metadata.uid in assumed else job
+            for job in snapshot.jobs
+        )
+        return replace(snapshot, jobs=jobs)
+
+    def take_results(self) -> Counter[WriteResult]:
+        """How the writes went that ended since the last call."""
+        results, self._runner.results = self._runner.results, Counter()
+        return results
+
+    async def drain(self, seconds: float) -> None:
+        """Waits for the lanes under way, then gives up those that are left."""
+        tasks = [lane.task for lane in self._lanes.values() if lane.task is not None]
+        if not tasks:
+            return
+        _, left = await asyncio.wait(tasks, timeout=seconds)
+        for task in left:
+            task.cancel()
+        if left:
+            log.warning("writes given up", lanes=len(left), seconds=seconds)
+            await asyncio.wait(left)
+
+    def _ready(self, items: Sequence[PlanItem], waits: list[float]) -> list[PlanItem]:
+        """The items that may be tried now: what comes after one that may not waits with it.
+
+        Pods of a gang do not wait for one another.
+        """
+        ready: list[PlanItem] = []
         for item in items:
-            async with self._slots:
-                result = await self._run_item(item)
-            outcome.count(result)
-            self._metrics.writes.labels(type(item).__name__, result.value).inc()
-            if result is not WriteResult.DONE:
-                return
+            seconds = self._runner.seconds_left(item)
+            if seconds <= 0:
+                ready.append(item)
+                continue
+            waits.append(seconds)
+            if not isinstance(item, CreatePod) or needs_service(item):
+                break
+        return ready
 
-    async def _run_item(self, item: PlanItem) -> WriteResult:
-        started = self._monotonic()
+    def _start(self, key: str, items: list[PlanItem]) -> None:
+        lane = self._lanes[key] = _Lane(items)
+        first = items[0]
+        if isinstance(first, WriteStatus) and may_be_assumed(first.job.status, first.status):
+            lane.assumed = _Assumed(first)
+        lane.task = asyncio.create_task(self._run_lane(key, lane))
+        self._metrics.write_lanes.set(len(self._lanes))
+
+    async def _run_lane(self, key: str, lane: _Lane) -> None:
         try:
-            return await self._retry.run(lambda: self._write(item))
-        except (Conflict, AlreadyExists) as error:
-            log.info("write dropped", item=type(item).__name__, error=str(error))
-            return WriteResult.CONFLICT
-        except NotFound:
-            self._forget(item)
-            return WriteResult.GONE
-        except (ApiError, NotLeader) as error:
-            log.warning("write failed", item=type(item).__name__, error=str(error))
-            if isinstance(error, Unavailable):
-                self._feedback.unsure()
-            return WriteResult.NOT_LEADER if isinstance(error, NotLeader) else WriteResult.FAILED
-        except Exception as error:
-            # A defect in rendering one job must not stop the others.
-            log.error(
-                "write broke", item=type(item).__name__, error=str(error), with_traceback=True
-            )
-            return WriteResult.FAILED
+            for creates, group in groupby(lane.items, lambda item: isinstance(item, CreatePod)):
+                items = list(group)
+                done = await (self._run_creates(items) if creates else self._run_all(lane, items))
+                if not done:
+                    return
         finally:
-            seconds = self._monotonic() - started
-            self._metrics.write_seconds.labels(type(item).__name__).observe(seconds)
+            del self._lanes[key]
+            self._metrics.write_lanes.set(len(self._lanes))
+            self._settled()
 
-    async def _write(self, item: PlanItem) -> WriteResult:
-        if not self._may_act():
-            raise NotLeader("the lease is not held any more")
-        match item:
-            case WriteStatus():
-                body = status_patch(item)
-                await self._patch_status(JOBS, item.job.metadata.namespace, item.job, body)
-                for note in item.events:
-                    self._feedback.noted(item.job.metadata, note)
-            case RejectJob():
-                body = rejection_patch(item, self._clock())
-                await self._patch_status(JOBS, item.job.metadata.namespace, item.job, body)
-            case WriteQueueStatus():
-                body = queue_patch(item)
-                await self._patch_status(QUEUES, "", item.queue, body)
-            case CreatePod():
-                await self._create_pod(item)
-            case DeletePod():
-                await self._delete_pod(item)
-            case SaveProfile():
-                await self._save_profile(item)
-        return WriteResult.DONE
+    async def _run_all(self, lane: _Lane, items: Sequence[PlanItem]) -> bool:
+        for item in items:
+            result = await self._runner.run(item)
+            if lane.assumed is not None and lane.assumed.item is item:
+                lane.assumed = None
+            if result is not WriteResult.DONE:
+                return False
+        return True
 
-    async def _patch_status(
-        self, kind: ResourceType, namespace: str, noun: _HasMetadata, body: Manifest
-    ) -> None:
-        name = noun.metadata.name
-        try:
-            answer = await self._kube.patch(kind, name, body, namespace, subresource="status")
-        except Conflict:
-            await self._refresh(kind, name, namespace, noun.metadata.uid)
-            raise
-        self._feedback.written(kind, answer)
-
-    async def _refresh(self, kind: ResourceType, name: str, namespace: str, uid: str) -> None:
-        """Somebody wrote in between, perhaps we ourselves with an answer that was lost."""
-        try:
-            current = await self._kube.get(kind, name, namespace)
-        except NotFound:
-            self._feedback.gone(kind, uid)
-            return
-        if current["metadata"]["uid"] != uid:
-            self._feedback.gone(kind, uid)
-        self._feedback.written(kind, current)
-
-    async def _create_pod(self, item: CreatePod) -> None:
-        manifest = worker_pod(item, self._configuration)
-        namespace = item.job.metadata.namespace
-        if item.job.spec.workers > 1 and item.rank == 0:
-            # Before the first of the pods that look for each other by its names.
-            with suppress(AlreadyExists):
-                await self._kube.create(SERVICES, gang_service(item.job), namespace)
-        try:
-            answer = await self._kube.create(PODS, manifest, namespace)
-        except AlreadyExists:
-            name = manifest["metadata"]["name"]
-            answer = await self._kube.get(PODS, name, namespace)
-            if not _same_worker(answer, item):
-                log.error("pod name taken", pod=name, namespace=namespace)
-                raise
-        self._feedback.written(PODS, answer)
-
-    async def _delete_pod(self, item: DeletePod) -> None:
-        pod = item.pod
-        try:
-            answer = await self._kube.delete(
-                PODS, pod.name, pod.namespace, uid=pod.uid, grace_seconds=item.grace_seconds
-            )
-        except (NotFound, Conflict):
-            # Gone, or replaced by another pod of the name: either way this one is no more.
-            self._feedback.gone(PODS, pod.uid)
-            return
-        if answer.get("kind") == "Pod" and answer["metadata"].get("deletionTimestamp"):
-            self._feedback.written(PODS, answer)
-
-    async def _save_profile(self, item: SaveProfile) -> None:
-        metadata = item.profile.metadata
-        version = metadata.resource_version or await self._create_profile(item)
-        body = profile_status_patch(item, version)
-        await self._patch_status(PROFILES, metadata.namespace, item.profile, body)
-
-    async def _create_profile(self, item: SaveProfile) -> str:
-        manifest = profile_manifest(item)
-        namespace = item.profile.metadata.namespace
-        try:
-            created = await self._kube.create(PROFILES, manifest, namespace)
-        except AlreadyExists:
-            created = await self._kube.get(PROFILES, manifest["metadata"]["name"], namespace)
-        return created["metadata"]["resourceVersion"]
-
-    def _forget(self, item: PlanItem) -> None:
-        match item:
-            case WriteStatus() | RejectJob():
-                self._feedback.gone(JOBS, item.job.metadata.uid)
-            case WriteQueueStatus():
-                self._feedback.gone(QUEUES, item.queue.metadata.uid)
-            case SaveProfile():
-                self._feedback.gone(PROFILES, item.profile.metadata.uid)
-            case CreatePod() | DeletePod():
-                return
+    async def _run_creates(self, items: Sequence[PlanItem]) -> bool:
+        """The pods of a gang side by side, after the Service by which they find each other."""
+        first = items[0]
+        if isinstance(first, CreatePod) and needs_service(first):
+            result = await self._runner.run_service(first)
+            if result is not WriteResult.DONE:
+                return False
+        results = await asyncio.gather(*(self._runner.run(item) for item in items))
+        return set(results) <= {WriteResult.DONE}
 
 
 def _lane(item: PlanItem) -> str:
@@ -282,15 +218,3 @@ def _lane(item: PlanItem) -> str:
             return f"profile {item.profile.metadata.namespace}/{item.profile.metadata.name}"
         case WriteQueueStatus():
             return f"queue {item.queue.metadata.name}"
-
-
-def _same_worker(manifest: Manifest, item: CreatePod) -> bool:
-    """The pod that stands in the way is the very one we wanted: an earlier answer was lost."""
-    labels = manifest["metadata"].get("labels") or {}
-    expected = {
-        LABEL_JOB_UID: item.job.metadata.uid,
-        LABEL_ATTEMPT: str(item.job.status.attempt),
-        LABEL_RANK: str(item.rank),
-    }
-    deleting = "deletionTimestamp" in manifest["metadata"]
-    return not deleting and all(labels.get(name) == value for name, value in expected.items())

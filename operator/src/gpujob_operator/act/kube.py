@@ -70,8 +70,24 @@ class BadConnection(FieldError):  # noqa: N818 - an answer for who started us
     """There is no telling where the API server is, or who we are."""
 
 
+class Refused(ApiError):  # noqa: N818 - an answer, not a fault
+    """An answer of 500 that is definite: nothing was written, and the same again will be refused
+    until somebody mends what its message names (an admission webhook, the object's size)."""
+
+
 class Unavailable(ApiError):  # noqa: N818 - the API's own word
     """5xx, a refused or broken connection, or no answer in time: the write may have happened."""
+
+
+# What the API server says, with 500, of a request that it did not store. Admission comes before
+# storage; what is too large never gets to etcd, or is refused there.
+_NOT_STORED = (
+    "failed calling webhook",
+    "failed calling admission webhook",
+    "admission plugin",
+    "request is too large",
+    "message larger than max",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,4 +368,7 @@ def _status_error(status: int, body: Manifest, retry_after: str | None) -> ApiEr
     kinds = {404: NotFound, 410: Gone, 403: Forbidden}
     if status in kinds:
         return kinds[status](status, reason, message)
-    return (Unavailable if status >= 500 else ApiError)(status, reason, message)
+    if status >= 500:
+        refused = status == 500 and any(words in message for words in _NOT_STORED)
+        return (Refused if refused else Unavailable)(status, reason, message)
+    return ApiError(status, reason, message)

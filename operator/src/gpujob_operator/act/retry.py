@@ -5,7 +5,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from gpujob_operator.act.kube import Throttled, Unavailable
+from gpujob_operator.act.kube import ApiError, Throttled, Unavailable
 
 ResultT = TypeVar("ResultT")
 
@@ -25,7 +25,7 @@ class Retry:
         uniform: Callable[[float, float], float] = random.uniform,
         retried: Callable[[], None] = lambda: None,
     ) -> None:
-        self._sleep = sleep
+        self.sleep = sleep
         self._uniform = uniform
         self._retried = retried
 
@@ -35,12 +35,19 @@ class Retry:
             try:
                 return await call()
             except (Throttled, Unavailable) as error:
-                await self._sleep(self._pause_seconds(attempt, error))
+                await self.pause(attempt, error)
                 self._retried()
         return await call()
 
-    def _pause_seconds(self, attempt: int, error: Throttled | Unavailable) -> float:
-        ceiling = min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS * 2**attempt)
-        pause = self._uniform(ceiling / 2, ceiling)
+    async def pause(
+        self, failures: int, error: ApiError | None = None, *, seconds_max: float | None = None
+    ) -> None:
+        """Waits after so many failures in a row, and for as long as the API server asks.
+
+        The wait doubles up to `seconds_max`.
+        """
+        longest = BACKOFF_SECONDS_MAX if seconds_max is None else seconds_max
+        ceiling = min(longest, BACKOFF_SECONDS * 2 ** min(failures, 16))
         asked = error.retry_after_seconds if isinstance(error, Throttled) else None
-        return pause + min(asked or 0.0, RETRY_AFTER_SECONDS_MAX)
+        seconds = self._uniform(ceiling / 2, ceiling) + min(asked or 0.0, RETRY_AFTER_SECONDS_MAX)
+        await self.sleep(seconds)

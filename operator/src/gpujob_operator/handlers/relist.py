@@ -9,8 +9,7 @@ stream has died. A full list finds both: what is missing goes, and news that kop
 brought long ago means that kopf has to start again.
 """
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from gpujob_operator.act.kube import (
     GPU_NODES,
@@ -22,6 +21,7 @@ from gpujob_operator.act.kube import (
     Listing,
     ResourceType,
 )
+from gpujob_operator.act.retry import Retry
 from gpujob_operator.handlers.watches import WATCHED
 from gpujob_operator.logs import Log
 from gpujob_operator.observe.cache import Cache, Kind
@@ -37,7 +37,7 @@ OUR_KINDS: dict[Kind, ResourceType] = {
 }
 RELIST_SECONDS = 300.0
 GRACE_SECONDS = 10.0
-BACKOFF_SECONDS = 1.0
+BACKOFF_SECONDS_MAX = 30.0
 
 
 class Relist:
@@ -47,21 +47,21 @@ class Relist:
         cache: Cache,
         *,
         silent: Callable[[], None],
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        retry: Retry | None = None,
         period_seconds: float = RELIST_SECONDS,
         grace_seconds: float = GRACE_SECONDS,
     ) -> None:
         self._kube = kube
         self._cache = cache
         self._silent = silent
-        self._sleep = sleep
+        self._retry = retry or Retry()
         self._period_seconds = period_seconds
         self._grace_seconds = grace_seconds
 
     async def run(self) -> None:
         """The safety net; runs until cancelled."""
         while True:
-            await self._sleep(self._period_seconds)
+            await self._retry.sleep(self._period_seconds)
             try:
                 for kind, resource in OUR_KINDS.items():
                     await self._check(kind, resource)
@@ -69,28 +69,33 @@ class Relist:
                 log.warning("list failed", error=str(error))
 
     async def refresh(self) -> None:
-        """Brings the whole cache up to now, jobs first and pods last. Repeats until it succeeds."""
-        while True:
-            try:
-                for kind, resource in OUR_KINDS.items():
-                    await self._refresh(kind, resource, "")
-                for watched in reversed(WATCHED):
-                    await self._refresh(watched.kind, watched.resource, watched.label_selector)
-            except ApiError as error:
-                log.warning("list failed", error=str(error))
-                await self._sleep(BACKOFF_SECONDS)
-            else:
-                return
+        """Brings the whole cache up to now, jobs first and pods last. Repeats until it succeeds.
+
+        A kind whose list failed is listed again after a growing pause; those before it are not.
+        """
+        for kind, resource in OUR_KINDS.items():
+            await self._refresh(kind, resource, "")
+        for watched in reversed(WATCHED):
+            await self._refresh(watched.kind, watched.resource, watched.label_selector)
 
     async def _refresh(self, kind: Kind, resource: ResourceType, label_selector: str) -> None:
-        listing = await self._kube.list(resource, label_selector=label_selector)
-        self._cache.resync(kind, listing.items, listing.resource_version)
+        failures = 0
+        while True:
+            try:
+                listing = await self._kube.list(resource, label_selector=label_selector)
+            except ApiError as error:
+                log.warning("list failed", kind=kind.value, failures=failures, error=str(error))
+                await self._retry.pause(failures, error, seconds_max=BACKOFF_SECONDS_MAX)
+                failures += 1
+            else:
+                self._cache.resync(kind, listing.items, listing.resource_version)
+                return
 
     async def _check(self, kind: Kind, resource: ResourceType) -> None:
         """News in the list that still is news after the grace period never came as an event."""
         listing = await self._kube.list(resource)
         if self._cache.lacks(kind, listing.items, listing.resource_version):
-            await self._sleep(self._grace_seconds)
+            await self._retry.sleep(self._grace_seconds)
         if self._take(kind, listing):
             log.warning("events missed", kind=kind.value)
             self._silent()

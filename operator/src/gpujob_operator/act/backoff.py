@@ -1,0 +1,52 @@
+"""For how long a write that was refused is not tried again, object by object."""
+
+import random
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+BACKOFF_SECONDS = 1.0
+BACKOFF_SECONDS_MAX = 60.0
+OBJECTS_MAX = 10_000
+
+# verb, plural, namespace, name
+Target = tuple[str, str, str, str]
+
+
+@dataclass(slots=True)
+class _Refused:
+    failures: int
+    until: float
+
+
+class Backoff:
+    """Doubles with each failure in a row, with jitter; a success forgets them."""
+
+    def __init__(
+        self,
+        monotonic: Callable[[], float],
+        uniform: Callable[[float, float], float] = random.uniform,
+    ) -> None:
+        self._monotonic = monotonic
+        self._uniform = uniform
+        self._refused: OrderedDict[Target, _Refused] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._refused)
+
+    def seconds_left(self, target: Target) -> float:
+        """How long to wait before the next try; 0 if it may be tried now."""
+        known = self._refused.get(target)
+        return 0.0 if known is None else max(0.0, known.until - self._monotonic())
+
+    def failed(self, target: Target) -> None:
+        known = self._refused.pop(target, None)
+        failures = 1 if known is None else known.failures + 1
+        ceiling = min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS * 2 ** min(failures - 1, 16))
+        until = self._monotonic() + self._uniform(ceiling / 2, ceiling)
+        self._refused[target] = _Refused(failures, until)
+        if len(self._refused) > OBJECTS_MAX:
+            self._refused.popitem(last=False)
+
+    def succeeded(self, target: Target) -> None:
+        self._refused.pop(target, None)

@@ -1,0 +1,194 @@
+"""One write of a plan, carried to its end: tried again, asked after, put off, counted.
+
+Trouble stays with its object. A write that was refused is tried again after a back-off of its own.
+A write that was never answered may have happened: its end is known once the object was read by its
+name. Until then the caller waits, and only the caller.
+"""
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+from gpujob_api.gpujob import GPUJob
+from gpujob_operator.act.backoff import Backoff, Target
+from gpujob_operator.act.kube import (
+    AlreadyExists,
+    ApiError,
+    Conflict,
+    NotFound,
+    Throttled,
+    Unavailable,
+)
+from gpujob_operator.act.retry import Retry
+from gpujob_operator.act.slots import WriteSlots
+from gpujob_operator.act.writer import (
+    Writer,
+    WriteResult,
+    namespace_of,
+    service_target,
+    target_of,
+)
+from gpujob_operator.decide.plan import CreatePod, PlanItem, WriteStatus
+from gpujob_operator.logs import Log
+from gpujob_operator.metrics import Metrics
+
+log = Log(__name__)
+
+# How long a write without an answer may still come true after it was not found.
+LATE_SECONDS = 5.0
+DOUBT_PAUSE_SECONDS_MAX = 10.0
+
+
+class NotLeader(Exception):  # noqa: N818 - a state of affairs, not a fault
+    """The lease was lost between the decision and the write."""
+
+
+class ItemRunner:
+    """Raises nothing that a single item causes."""
+
+    def __init__(
+        self,
+        writer: Writer,
+        metrics: Metrics,
+        *,
+        monotonic: Callable[[], float],
+        may_act: Callable[[], bool],
+        retry: Retry,
+        backoff: Backoff | None = None,
+        slots: WriteSlots | None = None,
+    ) -> None:
+        self._writer = writer
+        self._metrics = metrics
+        self._monotonic = monotonic
+        self._may_act = may_act
+        self._retry = retry
+        self._backoff = Backoff(monotonic) if backoff is None else backoff
+        self._slots = WriteSlots(monotonic) if slots is None else slots
+        # How the writes went since somebody last took this.
+        self.results: Counter[WriteResult] = Counter()
+
+    def seconds_left(self, item: PlanItem) -> float:
+        """How long the item's object backs off; 0 if it may be tried now."""
+        seconds = self._backoff.seconds_left(target_of(item))
+        if isinstance(item, CreatePod) and needs_service(item):
+            return max(seconds, self._backoff.seconds_left(service_target(item.job)))
+        return seconds
+
+    async def run(self, item: PlanItem) -> WriteResult:
+        target, kind = target_of(item), type(item).__name__
+        result = await self._run(item, target, kind, lambda: self._writer.write(item))
+        self.results[result] += 1
+        return result
+
+    async def run_service(self, item: CreatePod) -> WriteResult:
+        """The Service of the gang to which the pod belongs."""
+        job: GPUJob = item.job
+        target = service_target(job)
+        return await self._run(
+            item, target, "CreateService", lambda: self._writer.create_service(job)
+        )
+
+    async def _run(
+        self,
+        item: PlanItem,
+        target: Target,
+        kind: str,
+        call: Callable[[], Awaitable[None]],
+    ) -> WriteResult:
+        started = self._monotonic()
+        result = WriteResult.FAILED
+        try:
+            result = await self._result(item, call)
+        except Exception as error:
+            # A defect in rendering one job must not stop the others.
+            log.error("write broke", object=_name(target), error=str(error), with_traceback=True)
+        finally:
+            self._metrics.write_seconds.labels(kind).observe(self._monotonic() - started)
+            self._metrics.writes.labels(kind, result.value).inc()
+            self._back_off(target, item, result)
+        return result
+
+    async def _result(self, item: PlanItem, call: Callable[[], Awaitable[None]]) -> WriteResult:
+        """Writes, and says how it went. Raises nothing that an answer of the API server causes."""
+        name = _name(target_of(item))
+        try:
+            await self._retry.run(lambda: self._request(item, call))
+        except (Conflict, AlreadyExists) as error:
+            log.info("write dropped", object=name, error=str(error))
+            return WriteResult.CONFLICT
+        except NotFound:
+            self._writer.forget(item)
+            return WriteResult.GONE
+        except NotLeader:
+            return WriteResult.NOT_LEADER
+        except Throttled as error:
+            log.warning("write put off", object=name, error=str(error))
+            return WriteResult.FAILED
+        except Unavailable as error:
+            log.warning("write not answered", object=name, error=str(error))
+            self._metrics.writes_in_doubt.inc()
+            try:
+                return await self._ask_what_happened(item)
+            finally:
+                self._metrics.writes_in_doubt.dec()
+        except ApiError as error:
+            log.warning("write refused", object=name, error=str(error))
+            return WriteResult.REFUSED
+        return WriteResult.DONE
+
+    async def _request(self, item: PlanItem, call: Callable[[], Awaitable[object]]) -> None:
+        async with self._slots.held(namespace_of(item)):
+            if not self._may_act():
+                raise NotLeader("the lease is not held any more")
+            await call()
+
+    async def _ask_what_happened(self, item: PlanItem) -> WriteResult:
+        """Reads the object by its name until the API server answers, or the lead is lost."""
+        failures, late = 0, isinstance(item, WriteStatus)
+        while self._may_act():
+            try:
+                result = await self._confirm(item)
+            except NotLeader:
+                break
+            except (Throttled, Unavailable) as error:
+                failures += 1
+                await self._retry.pause(failures, error, seconds_max=DOUBT_PAUSE_SECONDS_MAX)
+                continue
+            except ApiError as error:
+                log.warning("not readable", object=_name(target_of(item)), error=str(error))
+                return WriteResult.FAILED
+            if result is WriteResult.FAILED and late:
+                # Not there; but a request may be under way for a while after its caller gave up.
+                late = False
+                await self._retry.sleep(LATE_SECONDS)
+                continue
+            return result
+        return WriteResult.NOT_LEADER
+
+    async def _confirm(self, item: PlanItem) -> WriteResult:
+        found: list[WriteResult] = []
+
+        async def ask() -> None:
+            found.append(await self._writer.confirm(item))
+
+        await self._request(item, ask)
+        return found[0]
+
+    def _back_off(self, target: Target, item: PlanItem, result: WriteResult) -> None:
+        """A refusal is not repeated at once. A conflict is news: the next cycle decides on it, but
+        a pod's name that somebody else has taken stays taken for a while."""
+        taken = isinstance(item, CreatePod) and result in (WriteResult.CONFLICT, WriteResult.GONE)
+        if taken or result in (WriteResult.REFUSED, WriteResult.FAILED):
+            self._backoff.failed(target)
+        elif result is WriteResult.DONE:
+            self._backoff.succeeded(target)
+        self._metrics.write_backoffs.set(len(self._backoff))
+
+
+def needs_service(item: CreatePod) -> bool:
+    """Rank 0 of a gang: the Service comes before its pods."""
+    return item.rank == 0 and item.job.spec.workers > 1
+
+
+def _name(target: Target) -> str:
+    verb, plural, namespace, name = target
+    return f"{verb} {plural} {namespace}/{name}" if namespace else f"{verb} {plural} {name}"

@@ -1,0 +1,121 @@
+"""Slots for writes under way, shared by namespaces so that a slow one cannot take them all.
+
+A namespace gets a part of the slots at most, and all namespaces whose last write was slow share
+half of them (an admission webhook that hangs, say). Who waits is served by turns, one namespace
+after the other, and within a namespace in the order of asking.
+"""
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+SLOTS = 64
+NAMESPACE_SLOTS = 16
+SLOW_SLOTS = 32
+# A write of a healthy API server takes some milliseconds.
+SLOW_SECONDS = 0.5
+NAMESPACES_MAX = 1000
+
+
+@dataclass(slots=True)
+class _Namespace:
+    in_use: int = 0
+    slow: bool = False
+    waiting: deque[asyncio.Future[None]] = field(default_factory=deque[asyncio.Future[None]])
+
+    @property
+    def is_idle(self) -> bool:
+        return self.in_use == 0 and not self.waiting
+
+
+class WriteSlots:
+    """For one event loop. Namespaces without writes under way are forgotten."""
+
+    def __init__(
+        self,
+        monotonic: Callable[[], float],
+        *,
+        total: int = SLOTS,
+        of_a_namespace: int = NAMESPACE_SLOTS,
+        of_slow_ones: int = SLOW_SLOTS,
+    ) -> None:
+        self._monotonic = monotonic
+        self._total = total
+        self._of_a_namespace = of_a_namespace
+        self._of_slow_ones = of_slow_ones
+        self._in_use = 0
+        # In the order in which they are asked next.
+        self._namespaces: OrderedDict[str, _Namespace] = OrderedDict()
+
+    def __len__(self) -> int:
+        """How many namespaces are remembered."""
+        return len(self._namespaces)
+
+    @asynccontextmanager
+    async def held(self, namespace: str) -> AsyncGenerator[None]:
+        """One slot for one request; waits until it is the namespace's turn."""
+        entry = self._namespaces.setdefault(namespace, _Namespace())
+        await self._acquire(entry)
+        started = self._monotonic()
+        try:
+            yield
+        finally:
+            entry.slow = self._monotonic() - started > SLOW_SECONDS
+            self._release(namespace, entry)
+
+    async def _acquire(self, entry: _Namespace) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry.waiting.append(turn)
+        self._grant()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                with suppress(ValueError):
+                    entry.waiting.remove(turn)
+            else:
+                # The slot came together with the cancellation.
+                self._give_back(entry)
+            raise
+
+    def _release(self, namespace: str, entry: _Namespace) -> None:
+        self._give_back(entry)
+        # An idle namespace is forgotten, unless its next write is to be treated as a slow one.
+        if entry.is_idle and not entry.slow:
+            self._namespaces.pop(namespace, None)
+        elif len(self._namespaces) > NAMESPACES_MAX:
+            for name in [name for name, one in self._namespaces.items() if one.is_idle]:
+                del self._namespaces[name]
+
+    def _give_back(self, entry: _Namespace) -> None:
+        self._in_use -= 1
+        entry.in_use -= 1
+        self._grant()
+
+    def _grant(self) -> None:
+        """Gives free slots to those that wait, one namespace after the other."""
+        slow = sum(entry.in_use for entry in self._namespaces.values() if entry.slow)
+        granted = True
+        while granted and self._in_use < self._total:
+            granted = False
+            for name, entry in list(self._namespaces.items()):
+                if self._in_use >= self._total:
+                    return
+                if not entry.waiting or entry.in_use >= self._of_a_namespace:
+                    continue
+                if entry.slow and slow >= self._of_slow_ones:
+                    continue
+                granted = True
+                slow += entry.slow
+                self._give(name, entry)
+
+    def _give(self, name: str, entry: _Namespace) -> None:
+        self._namespaces.move_to_end(name)
+        turn = entry.waiting.popleft()
+        if turn.done():
+            return
+        self._in_use += 1
+        entry.in_use += 1
+        turn.set_result(None)

@@ -1,0 +1,274 @@
+"""One item of a plan to the API server: rendered, with its precondition, its answer in the cache.
+
+Every write is safe to repeat. Whether a write without an answer happened can be asked afterwards
+(`confirm`), by the object's name.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from typing import Protocol
+
+from gpujob_api.gpujob import GPUJob
+from gpujob_api.meta import LABEL_ATTEMPT, LABEL_JOB_UID, LABEL_RANK, Metadata
+from gpujob_operator.act.backoff import Target
+from gpujob_operator.act.kube import (
+    JOBS,
+    PODS,
+    PROFILES,
+    QUEUES,
+    SERVICES,
+    AlreadyExists,
+    Conflict,
+    Kube,
+    Manifest,
+    NotFound,
+    ResourceType,
+)
+from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.plan import (
+    CreatePod,
+    DeletePod,
+    EventNote,
+    PlanItem,
+    RejectJob,
+    SaveProfile,
+    WriteQueueStatus,
+    WriteStatus,
+)
+from gpujob_operator.logs import Log
+from gpujob_operator.render.pod import pod_name, worker_pod
+from gpujob_operator.render.profile import profile_manifest, profile_status_patch
+from gpujob_operator.render.service import gang_service
+from gpujob_operator.render.status import queue_patch, rejection_patch, status_patch
+
+log = Log(__name__)
+
+
+class _HasMetadata(Protocol):
+    @property
+    def metadata(self) -> Metadata: ...
+
+
+class WriteResult(Enum):
+    DONE = "done"
+    CONFLICT = "conflict"
+    GONE = "gone"
+    REFUSED = "refused"
+    FAILED = "failed"
+    NOT_LEADER = "not_leader"
+
+
+@dataclass(frozen=True, slots=True)
+class Feedback:
+    """What the cache is told at once, so that the next snapshot holds what was just written."""
+
+    written: Callable[[ResourceType, Manifest], None]
+    gone: Callable[[ResourceType, str], None]
+    noted: Callable[[Metadata, EventNote], None] = lambda metadata, note: None
+
+
+class Writer:
+    """Every call raises an `ApiError` or returns once the cache knows the answer."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        feedback: Feedback,
+        *,
+        configuration: Configuration,
+        clock: Callable[[], datetime],
+    ) -> None:
+        self._kube = kube
+        self._feedback = feedback
+        self._configuration = configuration
+        self._clock = clock
+
+    async def write(self, item: PlanItem) -> None:
+        """Raises `Conflict`, `AlreadyExists` or `NotFound` when the world is another one."""
+        match item:
+            case WriteStatus():
+                body = status_patch(item)
+                await self._patch_status(JOBS, item.job.metadata.namespace, item.job, body)
+                for note in item.events:
+                    self._feedback.noted(item.job.metadata, note)
+            case RejectJob():
+                body = rejection_patch(item, self._clock())
+                await self._patch_status(JOBS, item.job.metadata.namespace, item.job, body)
+            case WriteQueueStatus():
+                body = queue_patch(item)
+                await self._patch_status(QUEUES, "", item.queue, body)
+            case CreatePod():
+                await self._create_pod(item)
+            case DeletePod():
+                await self._delete_pod(item)
+            case SaveProfile():
+                await self._save_profile(item)
+
+    async def create_service(self, job: GPUJob) -> None:
+        """The headless Service by whose names the pods of a gang find each other."""
+        with suppress(AlreadyExists):
+            await self._kube.create(SERVICES, gang_service(job), job.metadata.namespace)
+
+    async def confirm(self, item: PlanItem) -> WriteResult:
+        """After a write without an answer: reads the object by its name into the cache.
+
+        DONE if the write is known to have happened, CONFLICT if the next decision has to look,
+        FAILED if it did not happen.
+        """
+        match item:
+            case CreatePod():
+                name, namespace = pod_name(item.job, item.rank), item.job.metadata.namespace
+                try:
+                    answer = await self._kube.get(PODS, name, namespace)
+                except NotFound:
+                    return WriteResult.FAILED
+                return self._took(answer, item)
+            case DeletePod():
+                await self._refresh(PODS, item.pod.name, item.pod.namespace, item.pod.uid)
+            case WriteStatus() | RejectJob():
+                return await self._confirm_status(JOBS, item.job.metadata)
+            case WriteQueueStatus():
+                return await self._confirm_status(QUEUES, item.queue.metadata)
+            case SaveProfile():
+                return await self._confirm_status(PROFILES, item.profile.metadata)
+        return WriteResult.CONFLICT
+
+    async def _confirm_status(self, kind: ResourceType, metadata: Metadata) -> WriteResult:
+        name, namespace = metadata.name, metadata.namespace
+        version = await self._refresh(kind, name, namespace, metadata.uid)
+        return WriteResult.FAILED if version == metadata.resource_version else WriteResult.CONFLICT
+
+    def forget(self, item: PlanItem) -> None:
+        """A write found that the object is gone."""
+        match item:
+            case WriteStatus() | RejectJob():
+                self._feedback.gone(JOBS, item.job.metadata.uid)
+            case WriteQueueStatus():
+                self._feedback.gone(QUEUES, item.queue.metadata.uid)
+            case SaveProfile():
+                self._feedback.gone(PROFILES, item.profile.metadata.uid)
+            case CreatePod() | DeletePod():
+                return
+
+    async def _patch_status(
+        self, kind: ResourceType, namespace: str, noun: _HasMetadata, body: Manifest
+    ) -> None:
+        name = noun.metadata.name
+        try:
+            answer = await self._kube.patch(kind, name, body, namespace, subresource="status")
+        except Conflict:
+            await self._refresh(kind, name, namespace, noun.metadata.uid)
+            raise
+        self._feedback.written(kind, answer)
+
+    async def _refresh(self, kind: ResourceType, name: str, namespace: str, uid: str) -> str:
+        """Somebody wrote in between, perhaps we ourselves with an answer that was lost.
+
+        Returns the resourceVersion that the object has now, empty if it is gone.
+        """
+        try:
+            current = await self._kube.get(kind, name, namespace)
+        except NotFound:
+            self._feedback.gone(kind, uid)
+            return ""
+        if current["metadata"]["uid"] != uid:
+            self._feedback.gone(kind, uid)
+        self._feedback.written(kind, current)
+        return str(current["metadata"].get("resourceVersion"))
+
+    async def _create_pod(self, item: CreatePod) -> None:
+        manifest = worker_pod(item, self._configuration)
+        namespace = item.job.metadata.namespace
+        try:
+            answer = await self._kube.create(PODS, manifest, namespace)
+        except AlreadyExists:
+            answer = await self._kube.get(PODS, manifest["metadata"]["name"], namespace)
+            if self._took(answer, item) is not WriteResult.DONE:
+                raise
+            return
+        self._feedback.written(PODS, answer)
+
+    def _took(self, manifest: Manifest, item: CreatePod) -> WriteResult:
+        """A pod of the worker's name is there: ours, of an answer that was lost, or another one."""
+        if not _same_worker(manifest, item):
+            name, namespace = manifest["metadata"]["name"], item.job.metadata.namespace
+            log.error("pod name taken", pod=name, namespace=namespace)
+            return WriteResult.CONFLICT
+        self._feedback.written(PODS, manifest)
+        return WriteResult.DONE
+
+    async def _delete_pod(self, item: DeletePod) -> None:
+        pod = item.pod
+        try:
+            answer = await self._kube.delete(
+                PODS, pod.name, pod.namespace, uid=pod.uid, grace_seconds=item.grace_seconds
+            )
+        except (NotFound, Conflict):
+            # Gone, or replaced by another pod of the name: either way this one is no more.
+            self._feedback.gone(PODS, pod.uid)
+            return
+        if answer.get("kind") == "Pod" and answer["metadata"].get("deletionTimestamp"):
+            self._feedback.written(PODS, answer)
+
+    async def _save_profile(self, item: SaveProfile) -> None:
+        metadata = item.profile.metadata
+        version = metadata.resource_version or await self._create_profile(item)
+        body = profile_status_patch(item, version)
+        await self._patch_status(PROFILES, metadata.namespace, item.profile, body)
+
+    async def _create_profile(self, item: SaveProfile) -> str:
+        manifest = profile_manifest(item)
+        namespace = item.profile.metadata.namespace
+        try:
+            created = await self._kube.create(PROFILES, manifest, namespace)
+        except AlreadyExists:
+            created = await self._kube.get(PROFILES, manifest["metadata"]["name"], namespace)
+        return created["metadata"]["resourceVersion"]
+
+
+def namespace_of(item: PlanItem) -> str:
+    """The namespace whose slots a write takes; empty for what belongs to none."""
+    match item:
+        case WriteStatus() | RejectJob() | CreatePod():
+            return item.job.metadata.namespace
+        case DeletePod():
+            return item.pod.namespace
+        case SaveProfile():
+            return item.profile.metadata.namespace
+        case WriteQueueStatus():
+            return ""
+
+
+def target_of(item: PlanItem) -> Target:
+    """What is written, as far as a refusal of it concerns later ones."""
+    namespace = namespace_of(item)
+    match item:
+        case WriteStatus() | RejectJob():
+            return "patch", JOBS.plural, namespace, item.job.metadata.name
+        case CreatePod():
+            return "create", PODS.plural, namespace, pod_name(item.job, item.rank)
+        case DeletePod():
+            return "delete", PODS.plural, namespace, item.pod.name
+        case SaveProfile():
+            return "patch", PROFILES.plural, namespace, item.profile.metadata.name
+        case WriteQueueStatus():
+            return "patch", QUEUES.plural, "", item.queue.metadata.name
+
+
+def service_target(job: GPUJob) -> Target:
+    return "create", SERVICES.plural, job.metadata.namespace, job.metadata.name
+
+
+def _same_worker(manifest: Manifest, item: CreatePod) -> bool:
+    """The pod that stands in the way is the very one we wanted: an earlier answer was lost."""
+    labels = manifest["metadata"].get("labels") or {}
+    expected = {
+        LABEL_JOB_UID: item.job.metadata.uid,
+        LABEL_ATTEMPT: str(item.job.status.attempt),
+        LABEL_RANK: str(item.rank),
+    }
+    deleting = "deletionTimestamp" in manifest["metadata"]
+    return not deleting and all(labels.get(name) == value for name, value in expected.items())

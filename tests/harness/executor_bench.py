@@ -1,0 +1,102 @@
+"""An executor on a fake API server and a fake clock, with everything it tells and asks."""
+
+from dataclasses import replace
+from typing import Any
+
+from gpujob_api.gpujob import JobPhase
+from gpujob_api.settings import Settings
+from gpujob_operator.act.backoff import Backoff
+from gpujob_operator.act.executor import Executor, Submission
+from gpujob_operator.act.item_runner import ItemRunner
+from gpujob_operator.act.kube import (
+    JOBS,
+    Manifest,
+    ResourceType,
+)
+from gpujob_operator.act.retry import Retry
+from gpujob_operator.act.slots import WriteSlots
+from gpujob_operator.act.writer import Feedback, Writer, WriteResult
+from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.plan import (
+    CreatePod,
+    EventNote,
+    Plan,
+    PlanItem,
+    WriteStatus,
+)
+from gpujob_operator.metrics import Metrics
+from tests.harness.builders import make_job, placed, with_status
+from tests.harness.clocks import FakeClock
+from tests.harness.fake_kube import FakeKube
+from tests.harness.manifests import job_manifest
+
+
+class ExecutorBench:
+    """An executor with everything it tells and asks."""
+
+    def __init__(self, lanes_max: int = 100, slots: int = 32) -> None:
+        self.kube = FakeKube()
+        self.clock = FakeClock()
+        self.metrics = Metrics()
+        self.leads = True
+        self.written: list[tuple[str, str]] = []
+        self.gone: list[str] = []
+        self.notes: list[str] = []
+        self.settled = 0
+        writer = Writer(
+            self.kube,
+            Feedback(self._wrote, lambda _, uid: self.gone.append(uid), self._noted),
+            configuration=Configuration(report_url="http://operator/report"),
+            clock=self.clock.now,
+        )
+        runner = ItemRunner(
+            writer,
+            self.metrics,
+            monotonic=self.clock.monotonic,
+            may_act=lambda: self.leads,
+            retry=Retry(sleep=self.clock.sleep, uniform=lambda low, high: high),
+            backoff=Backoff(self.clock.monotonic, uniform=lambda low, high: high),
+            slots=WriteSlots(self.clock.monotonic, total=slots, of_a_namespace=slots),
+        )
+        self.executor = Executor(runner, self.metrics, settled=self._settle, lanes_max=lanes_max)
+
+    def _settle(self) -> None:
+        self.settled += 1
+
+    def _wrote(self, kind: ResourceType, manifest: Manifest) -> None:
+        self.written.append((kind.plural, manifest["metadata"]["name"]))
+
+    def _noted(self, metadata: Any, note: EventNote) -> None:
+        self.notes.append(f"{metadata.name}: {note.reason}")
+
+    def job(self, name: str = "job") -> Any:
+        """A placed job as the API server has it now."""
+        job = placed(make_job(name))
+        stored = self.kube.put(JOBS, job_manifest(job))
+        version = stored["metadata"]["resourceVersion"]
+        return at_version(job, version)
+
+    async def run(self, *items: PlanItem) -> dict[WriteResult, int]:
+        """Writes the items to their end; how it went."""
+        self.submit(*items)
+        await self.executor.drain(5)
+        assert self.executor.lanes == 0
+        return dict(self.executor.take_results())
+
+    def submit(self, *items: PlanItem) -> Submission:
+        return self.executor.submit(Plan(items))
+
+    def verbs(self) -> list[tuple[str, str]]:
+        return [(call.verb, call.name) for call in self.kube.writes()]
+
+
+def at_version(job: Any, version: str) -> Any:
+    return replace(job, metadata=replace(job.metadata, resource_version=version))
+
+
+def status_item(job: Any, *notes: EventNote) -> WriteStatus:
+    return WriteStatus(job, with_status(job, phase=JobPhase.RUNNING).status, notes)
+
+
+def create_item(job: Any, rank: int = 0) -> CreatePod:
+    return CreatePod(job, rank, Settings())

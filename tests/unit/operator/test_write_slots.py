@@ -1,0 +1,156 @@
+"""Slots for writes: no namespace takes them all, and who waits is served by turns."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from gpujob_operator.act.backoff import (
+    BACKOFF_SECONDS,
+    BACKOFF_SECONDS_MAX,
+    OBJECTS_MAX,
+    Backoff,
+)
+from gpujob_operator.act.slots import SLOW_SECONDS, WriteSlots
+from tests.harness.clocks import FakeClock
+
+
+class _Bench:
+    """Writers that hold their slot until they are told to let go."""
+
+    def __init__(self, total: int = 8, of_a_namespace: int = 4, of_slow_ones: int = 4) -> None:
+        self.clock = FakeClock()
+        self.slots = WriteSlots(
+            self.clock.monotonic,
+            total=total,
+            of_a_namespace=of_a_namespace,
+            of_slow_ones=of_slow_ones,
+        )
+        self.inside: Counter[str] = Counter()
+        self.served: list[str] = []
+        self.gates: dict[str, asyncio.Event] = {}
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def write(self, namespace: str) -> None:
+        async with self.slots.held(namespace):
+            self.inside[namespace] += 1
+            self.served.append(namespace)
+            await self.gates[namespace].wait()
+            self.inside[namespace] -= 1
+
+    async def start(self, namespace: str, count: int) -> None:
+        self.gates.setdefault(namespace, asyncio.Event())
+        self.tasks += [asyncio.create_task(self.write(namespace)) for _ in range(count)]
+        await self.settle()
+
+    async def settle(self) -> None:
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    async def let_go(self, namespace: str) -> None:
+        self.gates[namespace].set()
+        await self.settle()
+
+    async def end(self) -> None:
+        for gate in self.gates.values():
+            gate.set()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+    async def make_slow(self, namespace: str) -> None:
+        async with self.slots.held(namespace):
+            self.clock.advance(2 * SLOW_SECONDS)
+
+
+async def test_a_namespace_gets_a_part_of_the_slots_at_most() -> None:
+    bench = _Bench()
+    await bench.start("busy", 20)
+    await bench.start("other", 1)
+    assert bench.inside == {"busy": 4, "other": 1}
+    await bench.end()
+    assert bench.inside == {"busy": 0, "other": 0}
+
+
+async def test_slow_namespaces_leave_half_of_the_slots() -> None:
+    bench = _Bench()
+    for number in range(5):
+        await bench.make_slow(f"slow-{number}")
+        await bench.start(f"slow-{number}", 3)
+    assert sum(bench.inside.values()) == 4
+    await bench.start("quick", 4)
+    assert bench.inside["quick"] == 4
+    await bench.end()
+    assert sum(bench.inside.values()) == 0
+
+
+async def test_a_namespace_is_slow_until_a_quick_write() -> None:
+    bench = _Bench(of_slow_ones=1)
+    await bench.make_slow("a")
+    await bench.start("a", 3)
+    assert bench.inside["a"] == 1
+    await bench.let_go("a")
+    bench.gates["a"].clear()
+    await bench.start("a", 3)
+    assert bench.inside["a"] == 3
+    await bench.end()
+
+
+async def test_those_that_wait_are_served_by_turns() -> None:
+    bench = _Bench(total=2, of_a_namespace=2)
+    await bench.start("first", 2)
+    for namespace, count in (("a", 3), ("b", 1), ("c", 1)):
+        bench.gates[namespace] = asyncio.Event()
+        bench.gates[namespace].set()
+        await bench.start(namespace, count)
+    await bench.let_go("first")
+    await bench.end()
+    assert bench.served[2:5] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("granted", [True, False])
+async def test_a_writer_that_is_cancelled_gives_its_turn_back(granted: bool) -> None:
+    bench = _Bench(total=1, of_a_namespace=1)
+    await bench.start("a", 1)
+    await bench.start("b", 1)
+    await bench.start("c", 1)
+    if granted:
+        bench.gates["a"].set()
+        await asyncio.sleep(0)
+    bench.tasks[1].cancel()
+    await bench.settle()
+    await bench.let_go("a")
+    assert bench.inside["c"] == 1
+    await bench.end()
+
+
+async def test_idle_namespaces_are_forgotten() -> None:
+    bench = _Bench()
+    for number in range(3000):
+        await bench.make_slow(f"slow-{number}")
+        async with bench.slots.held(f"quick-{number}"):
+            pass
+    assert len(bench.slots) <= 1001
+
+
+def test_back_off_doubles_up_to_a_minute_and_ends_with_a_success() -> None:
+    clock = FakeClock()
+    backoff = Backoff(clock.monotonic, uniform=lambda low, high: high)
+    target = ("create", "pods", "team", "job-1-0")
+    assert backoff.seconds_left(target) == 0
+    waits: list[float] = []
+    for _ in range(9):
+        backoff.failed(target)
+        waits.append(backoff.seconds_left(target))
+        clock.advance(waits[-1])
+        assert backoff.seconds_left(target) == 0
+    assert waits[0] == BACKOFF_SECONDS
+    assert waits[1:4] == [2.0, 4.0, 8.0]
+    assert waits[-1] == BACKOFF_SECONDS_MAX
+    backoff.succeeded(target)
+    assert (len(backoff), backoff.seconds_left(target)) == (0, 0)
+
+
+def test_back_off_remembers_a_bounded_number_of_objects() -> None:
+    backoff = Backoff(FakeClock().monotonic)
+    for number in range(OBJECTS_MAX + 5):
+        backoff.failed(("create", "pods", "team", str(number)))
+    assert len(backoff) == OBJECTS_MAX
