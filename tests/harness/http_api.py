@@ -11,7 +11,7 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -170,7 +170,7 @@ class HttpApi:
     def running(self) -> Generator["HttpApi"]:
         started, ended = threading.Event(), asyncio.Event()
         serve = self._serve(started.set, ended)
-        thread = threading.Thread(target=self._loop.run_until_complete, args=(serve,), daemon=True)
+        thread = threading.Thread(target=self._run, args=(serve,), daemon=True)
         thread.start()
         try:
             if not started.wait(START_SECONDS):
@@ -180,6 +180,13 @@ class HttpApi:
             self._loop.call_soon_threadsafe(ended.set)
             thread.join(START_SECONDS)
             self._loop.close()
+
+    def _run(self, serve: Coroutine[Any, Any, None]) -> None:
+        self._loop.run_until_complete(serve)
+        if rest := asyncio.all_tasks(self._loop):
+            for task in rest:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*rest, return_exceptions=True))
 
     # Requests ------------------------------------------------------------------------------
 
@@ -279,12 +286,7 @@ class HttpApi:
         self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         started()
         await ended.wait()
-        self._send(list(self._streams), None)
         await runner.cleanup()
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
 
 
 def _failure(request: web.Request, rule: Rule) -> web.Response:

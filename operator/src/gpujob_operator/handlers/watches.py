@@ -10,10 +10,12 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from gpujob_operator.act.kube import NODES, PODS, ApiError, Gone, Kube, ResourceType
+from gpujob_operator.act.kube import NODES, PODS, ApiError, Gone, Kube, ResourceType, TooLarge
 from gpujob_operator.logs import Log
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.cache import Cache, Kind
+from gpujob_operator.observe.unreadable import BadLine
+from gpujob_operator.read.shapes import mapping, text
 
 log = Log(__name__)
 
@@ -33,6 +35,9 @@ WATCHED = (  # pods first
     WatchedKind(Kind.POD, PODS),
     WatchedKind(Kind.NODE, NODES, "gpujob.dev/managed=true"),
 )
+
+
+_CHANGES = frozenset({"ADDED", "MODIFIED", "DELETED"})
 
 
 class Watch:
@@ -66,6 +71,11 @@ class Watch:
                 self._failures = 0
             except Gone:
                 version, reason = "", "gone"
+            except TooLarge as error:
+                # Lists come in pages as small as they must be.
+                self._failures += 1
+                version, reason = "", "too_large"
+                log.warning("watch broken", kind=self._watched.kind.value, error=str(error))
             except ApiError as error:
                 self._failures += 1
                 # After repeated trouble a continuation is not worth the doubt.
@@ -88,13 +98,21 @@ class Watch:
         stream = self._kube.watch(watched.resource, version, label_selector=watched.label_selector)
         async for event in stream:
             self.alive_at = time.monotonic()
-            version = event["object"]["metadata"]["resourceVersion"]
-            if event["type"] != "BOOKMARK":
+            manifest, kind = event["object"], event.get("type")
+            version = _resource_version(manifest) or version
+            if isinstance(kind, str) and kind in _CHANGES:
                 counter.inc()
-                self._cache.apply(watched.kind, event["type"], event["object"])
+                self._cache.apply(watched.kind, kind, manifest)
+            elif kind != "BOOKMARK":
+                problem = BadLine(str(event.get("problem", "an unknown type of event")))
+                self._cache.unreadable.note(watched.kind.value, "", problem)
         return version
 
     async def _pause(self) -> None:
         """Short after a normal end, longer after trouble, never in step with other clients."""
         ceiling = min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS * 2**self._failures)
         await self._sleep(random.uniform(ceiling / 2, ceiling))  # noqa: S311 - jitter
+
+
+def _resource_version(manifest: object) -> str:
+    return text(mapping(mapping(manifest).get("metadata")).get("resourceVersion"))
