@@ -26,6 +26,8 @@ END_SECONDS = 20.0
 SLOW_CREATE_SECONDS = 4.0
 # Tries of one object that is refused for five minutes: the pauses between them grow.
 REFUSALS_MAX = 60
+# A cycle costs the more the larger the cluster is.
+CYCLES_FACTOR_MAX = 3
 
 
 def make_peaceful_scenario(seed: int) -> Scenario:
@@ -97,28 +99,30 @@ def run_peaceful(
 
 
 def judge_isolation(alone: Result, beside: Result) -> list[Violation]:
-    """What the well namespace noticed of the trouble beside it."""
-    found: list[Violation] = []
-
-    def fail(text: str) -> None:
-        found.append(Violation("I15", beside.seconds, text))
-
+    """What the well namespace noticed of the trouble beside it, and what it cost the operator."""
+    texts: list[str] = []
     if beside.lists > alone.lists:
-        fail(f"{beside.lists} full lists, {alone.lists} without the trouble")
+        texts.append(f"{beside.lists} full lists, {alone.lists} without the trouble")
+    if beside.cycles > CYCLES_FACTOR_MAX * alone.cycles:
+        texts.append(f"{beside.cycles} cycles, {alone.cycles} without the trouble")
     for name, count in beside.refused.items():
         if count > REFUSALS_MAX:
-            fail(f"{name} was tried {count} times while it was refused")
+            texts.append(f"{name} was tried {count} times while it was refused")
     for key, calm in alone.stories.items():
-        if not key.startswith(f"{WELL}/"):
-            continue
-        story = beside.stories.get(key, Story(0.0))
-        if story.end != calm.end:
-            fail(f"{key} ended as {story.end or 'nothing'}, without the trouble as {calm.end}")
-        for what, at, before, limit in (
-            ("its first pod", story.first_pod_at, calm.first_pod_at, POD_SECONDS),
-            ("its end", story.ended_at, calm.ended_at, END_SECONDS),
-        ):
-            if before is not None and (at is None or at > before + limit):
-                late = "never" if at is None else f"{at - before:.1f} s late"
-                fail(f"{key}: {what} came {late}, at most {limit:.0f} s are allowed")
+        if key.startswith(f"{WELL}/"):
+            texts += _differences(key, calm, beside.stories.get(key, Story(0.0)))
+    return [Violation("I15", beside.seconds, text) for text in texts]
+
+
+def _differences(key: str, calm: Story, story: Story) -> list[str]:
+    found: list[str] = []
+    if story.end != calm.end:
+        found.append(f"{key} ended as {story.end or 'nothing'}, without the trouble as {calm.end}")
+    for what, at, before, limit in (
+        ("first pod", story.first_pod_at, calm.first_pod_at, POD_SECONDS),
+        ("end", story.ended_at, calm.ended_at, END_SECONDS),
+    ):
+        if before is not None and (at is None or at > before + limit):
+            late = "never" if at is None else f"{at - before:.1f} s late"
+            found.append(f"{key}: its {what} came {late}, at most {limit:.0f} s are allowed")
     return found

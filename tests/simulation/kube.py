@@ -69,6 +69,10 @@ class SimulatedKube(Kube):
         self._written = written
         self.requests: Counter[tuple[str, str]] = Counter()
 
+    def known(self, kind: Kind) -> list[Manifest]:
+        """What the server has, without asking it."""
+        return self._api.list(kind)
+
     async def close(self) -> None:
         return None
 
@@ -158,11 +162,10 @@ class SimulatedKube(Kube):
         seconds = self._seconds(request)
         limit = REQUEST_SECONDS_MAX
         if seconds > limit:
-            # The server gives up what its client does not wait for any more.
+            # It happens all the same, when its client does not wait for it any more.
             late = Unavailable(0, "TimeoutError", f"no answer within {limit:.0f} s")
             self._loop.call_later(limit, say, late)
-        else:
-            self._clock.after(seconds, serve)
+        self._clock.after(seconds, serve)
         return await answer
 
     def _seconds(self, request: Request) -> float:

@@ -13,10 +13,13 @@ from typing import Any
 
 from gpujob_api.gpujob import StopReason
 from gpujob_api.report import Report
-from gpujob_operator.act.executor import Executor, Feedback
-from gpujob_operator.act.kube import Kube, Manifest, ResourceType
+from gpujob_operator.act.backoff import Backoff
+from gpujob_operator.act.executor import Executor
+from gpujob_operator.act.item_runner import ItemRunner
+from gpujob_operator.act.kube import Manifest, ResourceType
 from gpujob_operator.act.lease import LEASE_SECONDS, Leadership, LeaseSettings
 from gpujob_operator.act.retry import Retry
+from gpujob_operator.act.writer import Feedback, Writer
 from gpujob_operator.cycle import PlanFunction
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.plan import Plan
@@ -118,7 +121,8 @@ class OperatorShell:
     def _start(self) -> None:
         for kind in LISTED:
             self._relist(kind)
-        relist = Relist(self.kube, self._cache, silent=lambda: None)
+        retry = Retry(uniform=self._clock.random.uniform)
+        relist = Relist(self.kube, self._cache, silent=lambda: None, retry=retry)
         for part in (
             self._leadership.keep(),
             self._keep_fresh(relist),
@@ -158,7 +162,7 @@ class OperatorShell:
         return Leadership(
             self.kube,
             LeaseSettings("system", self.name, lease, LEASE_SECONDS),
-            monotonic=lambda: self._clock.now,
+            monotonic=self._now,
             changed=changed,
         )
 
@@ -240,17 +244,25 @@ class OperatorShell:
         )
 
     def _executor(self) -> Executor:
-        kube: Kube = self.kube
-        return self._parts.executor(
-            kube,
-            Feedback(self._written_back, self._gone, unsure=self._distrust_cache),
-            METRICS,
+        uniform = self._clock.random.uniform
+        writer = Writer(
+            self.kube,
+            Feedback(self._written_back, self._gone),
             configuration=self._configuration,
             clock=lambda: self._clock.moment,
-            monotonic=lambda: self._clock.now,
-            may_act=self._may_act,
-            retry=Retry(uniform=self._clock.random.uniform),
         )
+        runner = ItemRunner(
+            writer,
+            METRICS,
+            monotonic=self._now,
+            may_act=self._may_act,
+            retry=Retry(uniform=uniform),
+            backoff=Backoff(self._now, uniform),
+        )
+        return self._parts.executor(runner, METRICS, settled=self._dirty.mark)
+
+    def _now(self) -> float:
+        return self._clock.now
 
     def _may_act(self) -> bool:
         return self.leads and self._fresh

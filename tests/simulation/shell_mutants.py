@@ -1,11 +1,12 @@
 """Operators whose shell is wrong in one way each, to show that the checks can fail."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 from gpujob_api.meta import LABEL_JOB_UID
-from gpujob_operator.act.executor import Executor
+from gpujob_operator.act.executor import Executor, Submission
 from gpujob_operator.act.kube import (
     GPU_NODES,
     JOBS,
@@ -20,7 +21,7 @@ from gpujob_operator.act.kube import (
 )
 from gpujob_operator.decide.plan import Plan
 from gpujob_operator.observe.cache import Cache, Kind
-from tests.simulation.api_server import ApiServer, OtherKind
+from tests.simulation.api_server import OtherKind
 from tests.simulation.kube import SimulatedKube
 from tests.simulation.operator_shell import Parts
 from tests.simulation.pods import is_foreign, worker_ended
@@ -33,19 +34,17 @@ REPEATS = 40
 class _ReadsPodsWrong(Cache):
     """A cache that is told something else of each pod than what is so."""
 
-    def apply(self, kind: Kind, event_type: str | None, manifest: Mapping[str, Any]) -> bool:
+    def apply(self, kind: Kind, event_type: str | None, manifest: object) -> bool:
         if kind is Kind.POD and event_type != "DELETED":
             return super().apply(kind, event_type, self._read(manifest))
         return super().apply(kind, event_type, manifest)
 
-    def resync(
-        self, kind: Kind, manifests: Iterable[Mapping[str, Any]], resource_version: str
-    ) -> bool:
+    def resync(self, kind: Kind, manifests: Iterable[object], resource_version: str) -> bool:
         if kind is Kind.POD:
             manifests = [self._read(manifest) for manifest in manifests]
         return super().resync(kind, manifests, resource_version)
 
-    def _read(self, pod: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _read(self, pod: Any) -> Any:
         raise NotImplementedError
 
 
@@ -54,9 +53,9 @@ class BelievesLabels(_ReadsPodsWrong):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._workers: dict[str, Mapping[str, Any]] = {}
+        self._workers: dict[str, Manifest] = {}
 
-    def _read(self, pod: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _read(self, pod: Any) -> Any:
         labels = pod["metadata"].get("labels") or {}
         job_uid = labels.get(LABEL_JOB_UID, "")
         if not is_foreign(pod):
@@ -73,7 +72,7 @@ class BelievesLabels(_ReadsPodsWrong):
 class WaitsForEveryContainer(_ReadsPodsWrong):
     """I5: a worker has ended when its pod has."""
 
-    def _read(self, pod: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _read(self, pod: Any) -> Any:
         status = pod.get("status") or {}
         if status.get("phase") != "Running" or worker_ended(pod) is None:
             return pod
@@ -84,7 +83,7 @@ class WaitsForEveryContainer(_ReadsPodsWrong):
 class BreaksOnOddWords(_ReadsPodsWrong):
     """I15: one termination message ends the process."""
 
-    def _read(self, pod: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _read(self, pod: Any) -> Any:
         message = (worker_ended(pod) or {}).get("message") or ""
         if message.startswith('{"attempt":1,"phase":"training","loss":1000'):
             raise OverflowError("int too large to convert to float")
@@ -94,15 +93,23 @@ class BreaksOnOddWords(_ReadsPodsWrong):
 class DeletesWhatCarriesLabels(Executor):
     """I15: the operator is a deputy for deleting pods to whoever may label them."""
 
-    async def execute(self, plan: Plan) -> Any:
-        outcome = await super().execute(plan)
-        for pod in _api_of(self).list(Kind.POD):
-            metadata = pod["metadata"]
-            if is_foreign(pod) and LABEL_JOB_UID in metadata["labels"]:
-                await self._kube.delete(
-                    PODS, metadata["name"], metadata["namespace"], uid=metadata["uid"]
-                )
-        return outcome
+    def submit(self, plan: Plan) -> Submission:
+        kube = self._runner._writer._kube
+        assert isinstance(kube, SimulatedKube)
+        for pod in kube.known(Kind.POD):
+            if is_foreign(pod) and LABEL_JOB_UID in pod["metadata"]["labels"]:
+                asyncio.get_running_loop().create_task(_delete(kube, pod["metadata"]))
+        return super().submit(plan)
+
+
+async def _delete(kube: SimulatedKube, metadata: Manifest) -> None:
+    with suppress(ApiError):
+        await kube.delete(PODS, metadata["name"], metadata["namespace"], uid=metadata["uid"])
+
+
+def _is_refusal(error: ApiError) -> bool:
+    """The server could not, or no answer came; whatever the operator's client calls it."""
+    return error.status == 0 or error.status >= 500
 
 
 class ListsAllWhenRefused(SimulatedKube):
@@ -111,9 +118,10 @@ class ListsAllWhenRefused(SimulatedKube):
     async def _ask(self, request: Request, effect: Callable[[], Any]) -> Any:
         try:
             return await super()._ask(request, effect)
-        except Unavailable:
-            for kind in WATCHED:
-                await self.list(kind)
+        except ApiError as error:
+            if _is_refusal(error):
+                for kind in WATCHED:
+                    await self.list(kind)
             raise
 
 
@@ -124,8 +132,9 @@ class RepeatsWhatIsRefused(SimulatedKube):
         for _ in range(REPEATS):
             try:
                 return await super()._ask(request, effect)
-            except Unavailable:
-                continue
+            except ApiError as error:
+                if not _is_refusal(error):
+                    raise
         return await super()._ask(request, effect)
 
 
@@ -186,28 +195,20 @@ class GivesMuchGrace(SimulatedKube):
 class IgnoresDeletion(Cache):
     """I7: a job that is deleted and kept by a finalizer looks like any other."""
 
-    def apply(self, kind: Kind, event_type: str | None, manifest: Mapping[str, Any]) -> bool:
+    def apply(self, kind: Kind, event_type: str | None, manifest: object) -> bool:
         if kind is Kind.JOB and event_type != "DELETED":
             manifest = _undeleted(manifest)
         return super().apply(kind, event_type, manifest)
 
-    def resync(
-        self, kind: Kind, manifests: Iterable[Mapping[str, Any]], resource_version: str
-    ) -> bool:
+    def resync(self, kind: Kind, manifests: Iterable[object], resource_version: str) -> bool:
         if kind is Kind.JOB:
             manifests = [_undeleted(manifest) for manifest in manifests]
         return super().resync(kind, manifests, resource_version)
 
 
-def _undeleted(manifest: Mapping[str, Any]) -> Manifest:
+def _undeleted(manifest: Any) -> Manifest:
     metadata = {k: v for k, v in manifest["metadata"].items() if k != "deletionTimestamp"}
     return {**manifest, "metadata": metadata}
-
-
-def _api_of(executor: Executor) -> ApiServer:
-    kube = executor._kube
-    assert isinstance(kube, SimulatedKube)
-    return kube._api
 
 
 BELIEVES_LABELS = Parts(cache=BelievesLabels)
