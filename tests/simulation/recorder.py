@@ -207,8 +207,10 @@ class Recorder:
             if self._ours[pod["metadata"]["uid"]] == (job.metadata.uid, job.status.attempt)
         ]  # fmt: skip
         told = max([_told_grace(pod) for pod in pods if is_live(pod)], default=left)
-        wrong = abs(left - told) > GRACE_SLACK_SECONDS
-        if wrong and stop.reason not in DEADLINE_OF_OTHERS:
+        # The workers of a gang are asked to agree on a step first, for half as long again.
+        most = told * 1.5 if job.spec.workers > 1 else told
+        fits = told - GRACE_SLACK_SECONDS <= left <= most + GRACE_SLACK_SECONDS
+        if not fits and stop.reason not in DEADLINE_OF_OTHERS:
             text = f"{name} {stop.reason}: {left:.0f} s of grace, its workers know of {told}"
             self._fail("I13", revision, text)
         ended = any(self._exits[job.metadata.uid, job.status.attempt].values())
@@ -379,7 +381,7 @@ def _deleted(job: GPUJob) -> bool:
 
 
 def _held(job: GPUJob) -> tuple[object, ...]:
-    return job.status.placement, job.status.reservation
+    return _places(job), job.status.reservation
 
 
 def _wants_all(job: GPUJob) -> bool:
@@ -390,14 +392,14 @@ def _wants_all(job: GPUJob) -> bool:
 
 def _is_shrink(before: GPUJob, job: GPUJob) -> bool:
     one, other = before.status.reservation, job.status.reservation
-    same = before.status.placement == job.status.placement
+    same = _places(before) == _places(job)
     return same and one is not None and other is not None and other.memory_bytes <= one.memory_bytes
 
 
 def _is_leak(before: GPUJob, job: GPUJob) -> bool:
     """The job was measured above what it held: the write tells what is so already."""
     measured, held = job.status.measurement, before.status.reservation
-    same = before.status.placement == job.status.placement
+    same = _places(before) == _places(job)
     return same and None not in (measured, held) and measured.memory_bytes > held.memory_bytes  # type: ignore[union-attr]
 
 
@@ -413,3 +415,9 @@ def _reason(job: GPUJob) -> str:
 
 def _now_text(revision: Revision) -> str:
     return revision.object["status"]["observedAt"]
+
+
+def _places(job: GPUJob) -> object:
+    """Where the job is; the UIDs of its pods become known later and move nobody."""
+    placement = job.status.placement
+    return None if placement is None else [(w.rank, w.node, w.gpus) for w in placement.workers]

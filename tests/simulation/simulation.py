@@ -10,6 +10,7 @@ from gpujob_api.manifest import gpujob_from_manifest
 from gpujob_api.meta import API_VERSION
 from gpujob_api.report import Report
 from gpujob_operator.act.kube import AlreadyExists, NotFound
+from gpujob_operator.decide.conditions import RUNNING, find
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.plan import Plan
 from gpujob_operator.decide.planner import Planner
@@ -94,6 +95,7 @@ class Simulation:
         )
         self._hostile = HostileAuthor(self.clock, self.api, self.cluster)
         self._lists = 0
+        self._someone_reads = False
         self._is_rough = bool(self.incidents or self.scenario.troubles) or self.faults != Faults()
         self._count = (2 if seed % 3 == 0 else 1) if operators is None else operators
 
@@ -257,6 +259,21 @@ class Simulation:
             namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
             patch = {"metadata": {"ownerReferences": None}}
             self.api.patch(Kind.POD, namespace, name, patch, "user", spec=True)
+        if not self._someone_reads:
+            self._someone_reads = True
+            self.clock.every(60.0, self._delete_what_is_in_the_way)
+
+    def _delete_what_is_in_the_way(self) -> bool:
+        """Somebody reads what the jobs say of pods that lost their owner before they were seen."""
+        for job in self.jobs():
+            found = find(job.status, RUNNING)
+            if found is None or found.reason != "PodNameTaken":
+                continue
+            for pod in self.api.list(Kind.POD):
+                metadata = pod["metadata"]
+                if f"{metadata['namespace']}/{metadata['name']}" in found.message:
+                    self.cluster.delete_pod(pod, "user")
+        return self.clock.now < self._end_seconds
 
     def _happen_to(self, machine: Machine, incident: Incident) -> None:
         seconds = incident.seconds
@@ -366,13 +383,17 @@ class Simulation:
         return [self._violation("I8", f"an operator wrote {quiet:.0f} s before the end")]
 
     def _check_orphans(self) -> list[Violation]:
-        """I7: every pod of ours has a job, and one that lives has a job that is not deleted."""
+        """I7: every pod of ours has a job, and one that lives has a job that is not deleted.
+
+        Those that lost the reference to their owner are let go.
+        """
         jobs = {job["metadata"]["uid"]: job for job in self.api.list(Kind.JOB)}
         kept = {uid for uid, job in jobs.items() if "deletionTimestamp" not in job["metadata"]}
         pods = [
             pod["metadata"]["name"]
             for pod in self.recorder.pods_of_ours()
             if self.recorder.job_of(pod) not in (kept if is_live(pod) else jobs)
+            and pod["metadata"].get("ownerReferences")
         ]
         return [self._violation("I7", f"pods of no job: {pods}")] if pods else []
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +13,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from gpujob_api.gpujob import GPUJob, StopReason
 from gpujob_api.report import Reply, Report, WorkerPhase
 from gpujob_operator.decide.snapshot import PodView
+from gpujob_operator.decide.workers import speaks_for, with_pod_uids
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.dirty import Dirty
 from gpujob_operator.observe.reports import (
@@ -50,6 +52,9 @@ class _Workers:
 
     def job(self, uid: str) -> GPUJob | None:
         return self.jobs.get(uid)
+
+    def job_of(self, pod: PodView) -> GPUJob | None:
+        return next((job for job in self.jobs.values() if speaks_for(pod, job)), None)
 
 
 class _Bench:
@@ -137,18 +142,28 @@ async def test_a_worker_cannot_speak_for_another(bench: _Bench, report: Report) 
 
 
 async def test_a_pod_of_a_job_in_another_namespace_is_refused(bench: _Bench) -> None:
-    """Labels are anybody's to write: the job must live where the pod does."""
+    """References are anybody's to write: the job must live where the pod does."""
     other = make_pod(JOB, uid="pod-x")
-    bench.workers.pods["pod-x"] = PodView(
-        **{
-            name: getattr(other, name)
-            for name in PodView.__dataclass_fields__
-            if name != "namespace"
-        },
-        namespace="elsewhere",
-    )
+    bench.workers.pods["pod-x"] = replace(other, namespace="elsewhere")
     status, _ = await bench.post(token=f"elsewhere/{other.name}/pod-x")
     assert status == 403
+
+
+async def test_who_took_the_place_of_a_worker_is_refused(bench: _Bench) -> None:
+    """The status knows the worker's pod; another one of its name and owner is not heard."""
+    known = replace(JOB, status=with_pod_uids(JOB.status, [POD]))
+    bench.workers.jobs[JOB.metadata.uid] = known
+    bench.workers.pods["pod-x"] = replace(POD, uid="pod-x")
+    assert (await bench.post())[0] == 200
+    assert (await bench.post(token=f"{POD.namespace}/{POD.name}/pod-x"))[0] == 403
+
+
+async def test_a_worker_whose_owner_reference_was_stripped_is_heard(bench: _Bench) -> None:
+    known = replace(JOB, status=with_pod_uids(JOB.status, [POD]))
+    bench.workers.jobs[JOB.metadata.uid] = known
+    bench.workers.pods[POD.uid] = replace(POD, job_uid="")
+    assert (await bench.post())[0] == 200
+    assert [one.job_uid for one in bench.receiver.newest()] == [JOB.metadata.uid]
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from gpujob_operator.decide.snapshot import (
     ReceivedReport,
     Snapshot,
 )
+from gpujob_operator.decide.workers import job_name_of, speaks_for
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.dirty import Dirty
 from gpujob_operator.observe.freshness import Freshness
@@ -164,6 +165,12 @@ class Cache:
         pod = self.pods.get(uid)
         return None if pod is None else pod.view
 
+    def job_of(self, pod: PodView) -> GPUJob | None:
+        """The job for which the pod speaks, or None."""
+        namespace, name = job_name_of(pod) or ("", "")
+        job = self.jobs.by_name(name, namespace)
+        return job if isinstance(job, GPUJob) and speaks_for(pod, job) else None
+
     def job(self, uid: str) -> GPUJob | None:
         job = self.jobs.get(uid)
         return job if isinstance(job, GPUJob) else None
@@ -221,11 +228,20 @@ class Cache:
         node = read_gpu_node(
             manifest, lambda reason: self._metrics.readings_dropped.labels(reason).inc()
         )
-        self._ledger.observe(node, self.pod)
+        self._ledger.observe(node, self._worker)
         arrived = self._freshness.arrived(
             node.metadata.name, node.status.observed_at, self._clock()
         )
         return replace(node, status=replace(node.status, observed_at=arrived))
+
+    def _worker(self, uid: str) -> PodView | None:
+        """The worker pod with this UID: what other pods use is not its job's."""
+        pod = self.pod(uid)
+        job = self.job_of(pod) if pod is not None else None
+        if pod is None or job is None:
+            return None
+        uid = job.metadata.uid
+        return pod if pod.job_uid == uid else replace(pod, job_uid=uid)
 
     def _gpu_node_changed(self, before: GPUNode | None, after: GPUNode | None) -> None:
         if after is None and before is not None:

@@ -57,6 +57,10 @@ class Workers(Protocol):
 
     def job(self, uid: str) -> GPUJob | None: ...
 
+    def job_of(self, pod: PodView) -> GPUJob | None:
+        """The job for which the pod speaks, or None."""
+        ...
+
 
 class _Refused(Exception):  # noqa: N818 - it is an answer, not a fault of the program
     def __init__(self, status: int, result: str, message: str) -> None:
@@ -139,10 +143,10 @@ class ReportReceiver:
             raise _Refused(503, "not_leader", "this replica does not lead; try again")
         pod = await self._authenticate(request.headers.get("Authorization", ""))
         self._limit(pod.uid)
-        job = self._workers.job(pod.job_uid)
-        if job is None or job.metadata.namespace != pod.namespace:
+        job = self._workers.job_of(pod)
+        if job is None:
             raise _Refused(403, "no_job", f"pod {pod.name} belongs to no GPUJob")
-        self._keep(pod, _read_report(await _body(request), pod))
+        self._keep(job.metadata.uid, pod, _read_report(await _body(request), pod))
         return self._reply(job, pod)
 
     async def _authenticate(self, header: str) -> PodView:
@@ -175,12 +179,12 @@ class ReportReceiver:
             text = f"more than {REPORTS_PER_SECOND_MAX:g} reports a second"
             raise _Refused(429, "rate_limited", text)
 
-    def _keep(self, pod: PodView, report: Report) -> None:
-        key = (pod.job_uid, pod.rank)
+    def _keep(self, job_uid: str, pod: PodView, report: Report) -> None:
+        key = (job_uid, pod.rank)
         before = self._newest.get(key)
         if before is not None and _order(before.report) > _order(report):
             return
-        self._newest[key] = ReceivedReport(pod.job_uid, pod.rank, self._clock(), report)
+        self._newest[key] = ReceivedReport(job_uid, pod.rank, self._clock(), report)
         self._newest.move_to_end(key)
         if len(self._newest) > REPORTS_KEPT_MAX:
             self._newest.popitem(last=False)

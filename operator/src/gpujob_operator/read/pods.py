@@ -1,4 +1,7 @@
-"""Pod manifests to what decisions need: our workers in full, everybody else's requests."""
+"""Pod manifests to what decisions need: who could be a worker in full, everybody else's requests.
+
+Who could be one has the name of one; whether it is, `decide.workers` tells.
+"""
 
 import re
 from collections.abc import Mapping
@@ -7,16 +10,11 @@ from typing import Any
 
 from gpujob_api.bounds import INT32_MAX
 from gpujob_api.codec import FieldError
-from gpujob_api.gpujob import WORKER_CONTAINER
-from gpujob_api.meta import (
-    ANNOTATION_GPUS,
-    API_VERSION,
-    LABEL_ATTEMPT,
-    LABEL_JOB_UID,
-    LABEL_RANK,
-)
+from gpujob_api.gpujob import ATTEMPT_MAX, WORKER_CONTAINER, WORKERS_MAX
+from gpujob_api.meta import ANNOTATION_GPUS
 from gpujob_api.report import Report
 from gpujob_operator.decide.snapshot import PodPhase, PodView
+from gpujob_operator.decide.workers import controller_uid
 from gpujob_operator.read.requests import WHOLE_NODE, PodRequests, pod_requests
 from gpujob_operator.read.shapes import (
     identity,
@@ -31,14 +29,14 @@ _TEXT_CHARACTERS_MAX = 1024
 _GPUS_MAX = 16
 # Waiting reasons that are part of every normal start.
 _ORDINARY_WAITING = frozenset({"ContainerCreating", "PodInitializing"})
-# <job>-<attempt>-<rank>: what tells when somebody edited the labels.
-_NAME = re.compile(r"-([0-9]{1,9})-([0-9]{1,9})$")
+# <job>-<attempt>-<rank>, the numbers as we write them.
+_NAME = re.compile(r"^.+-(0|[1-9][0-9]{0,4})-(0|[1-9][0-9]{0,3})$")
 _PHASES = {phase.value: phase for phase in PodPhase}
 
 
 @dataclass(frozen=True, slots=True)
 class CachedPod:
-    """A pod as the cache keeps it: `view` for our workers, None for strangers'."""
+    """A pod as the cache keeps it: `view` for one that has the name of a worker."""
 
     uid: str
     node: str | None
@@ -48,7 +46,7 @@ class CachedPod:
 
 
 def cached_pod(manifest: Mapping[str, Any]) -> CachedPod:
-    """Reads any pod; one that claims to be a worker and cannot be read as one is unmanaged.
+    """Reads any pod; one that is not called like a worker is unmanaged, whatever it claims.
 
     Parts of a wrong type are absent. Raises `FieldError` for a pod without a UID or a name.
     """
@@ -58,7 +56,7 @@ def cached_pod(manifest: Mapping[str, Any]) -> CachedPod:
         node=text(spec.get("nodeName")) or None,
         finished=_finished(manifest),
         requests=pod_requests(spec),
-        view=_worker_or_none(manifest, metadata),
+        view=_worker_or_none(manifest),
     )
 
 
@@ -79,18 +77,18 @@ def _finished(manifest: Mapping[str, Any]) -> bool:
     return text(mapping(manifest.get("status")).get("phase")) in ("Succeeded", "Failed")
 
 
-def _worker_or_none(manifest: Mapping[str, Any], metadata: Mapping[str, Any]) -> PodView | None:
+def _worker_or_none(manifest: Mapping[str, Any]) -> PodView | None:
     try:
-        return pod_view(manifest) if _job_uid(metadata) else None
+        return pod_view(manifest)
     except FieldError:
         return None
 
 
 def pod_view(manifest: Mapping[str, Any]) -> PodView:
-    """Reads a worker pod. Raises `FieldError` when neither labels nor name say which one it is."""
+    """Reads a pod that could be a worker. Raises `FieldError` when its name is not one's."""
     metadata, spec = readable_metadata(manifest), mapping(manifest.get("spec"))
     status = mapping(manifest.get("status"))
-    attempt, rank = _attempt_and_rank(metadata)
+    attempt, rank = _attempt_and_rank(metadata["name"])
     state = _worker_state(status)
     ended = mapping(state.get("terminated"))
     last_words = text(ended.get("message"))
@@ -100,7 +98,7 @@ def pod_view(manifest: Mapping[str, Any]) -> PodView:
         name=metadata["name"],
         namespace=metadata["namespace"],
         uid=metadata["uid"],
-        job_uid=_job_uid(metadata),
+        job_uid=controller_uid(metadata),
         attempt=attempt,
         rank=rank,
         phase=_phase(status),
@@ -115,30 +113,20 @@ def pod_view(manifest: Mapping[str, Any]) -> PodView:
         started_at=moment((mapping(state.get("running")) or ended).get("startedAt")),
         finished_at=moment(ended.get("finishedAt")),
         deletion_at=moment(metadata.get("deletionTimestamp")),
+        grace_seconds=_grace_seconds(spec),
     )
 
 
-def _job_uid(metadata: Mapping[str, Any]) -> str:
-    """The owner's UID, which nobody can edit by accident; the label where the owner is gone."""
-    for owner in metadata.get("ownerReferences") or ():
-        if owner.get("kind") == "GPUJob" and owner.get("apiVersion") == API_VERSION:
-            return str(owner.get("uid", ""))
-    return (metadata.get("labels") or {}).get(LABEL_JOB_UID, "")
+def _attempt_and_rank(pod_name: str) -> tuple[int, int]:
+    match = _NAME.fullmatch(pod_name)
+    if match is None or int(match[1]) > ATTEMPT_MAX or int(match[2]) >= WORKERS_MAX:
+        raise FieldError("metadata.name", f"is not <job>-<attempt>-<rank>; got {pod_name!r}")
+    return int(match[1]), int(match[2])
 
 
-def _attempt_and_rank(metadata: Mapping[str, Any]) -> tuple[int, int]:
-    labels: Mapping[str, str] = metadata.get("labels") or {}
-    name = _NAME.search(metadata["name"])
-    if name is not None:
-        return int(name[1]), int(name[2])
-    return _number(labels, LABEL_ATTEMPT), _number(labels, LABEL_RANK)
-
-
-def _number(labels: Mapping[str, str], name: str) -> int:
-    text = labels.get(name, "")
-    if not (text.isascii() and text.isdigit() and len(text) <= 9):
-        raise FieldError(f"metadata.labels.{name}", f"must be a number; got {text!r}")
-    return int(text)
+def _grace_seconds(spec: Mapping[str, Any]) -> int | None:
+    seconds = spec.get("terminationGracePeriodSeconds")
+    return seconds if isinstance(seconds, int) else None
 
 
 def _phase(status: Mapping[str, Any]) -> PodPhase:
