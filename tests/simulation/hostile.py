@@ -47,6 +47,7 @@ class Disguise(Enum):
     MOVING_LABEL = "moving-label"
     OWNER = "owner"
     HELD = "held"
+    OWNER_HELD = "owner-held"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class HostileAuthor:
         self._say(pod, _running())
         if impostor.disguise is Disguise.MOVING_LABEL:
             self._move_label(pod, jobs)
-        if impostor.disguise is Disguise.HELD:
+        if FOREIGN_FINALIZER in pod["metadata"].get("finalizers", ()):
             self._api.delete(Kind.POD, *_key(pod), AUTHOR, grace=5)
         code = impostor.exit_code
         ended = _ended(code, impostor.message)
@@ -93,11 +94,12 @@ class HostileAuthor:
     def _manifest(self, impostor: Impostor, victim: Manifest, number: int) -> Manifest:
         job = victim["metadata"]
         attempt = max((victim.get("status") or {}).get("attempt", 1), 1)
+        owned = impostor.disguise in (Disguise.OWNER, Disguise.OWNER_HELD)
         elsewhere = impostor.disguise is Disguise.NAME_ELSEWHERE or not impostor.same_namespace
         name = f"x{number}-{attempt}-0"
         if impostor.disguise is Disguise.NAME_ELSEWHERE:
             name = f"{job['name']}-{attempt}-0"
-        elif impostor.disguise is Disguise.OWNER:
+        elif owned:
             name = f"{job['name']}-{attempt}-{number + 6}"
         metadata: Manifest = {
             "name": name,
@@ -110,10 +112,10 @@ class HostileAuthor:
             },
             "annotations": {ANNOTATION_GPUS: ",".join(self._all_cards())},
         }
-        if impostor.disguise in (Disguise.OWNER, Disguise.NAME_ELSEWHERE):
+        if owned or impostor.disguise is Disguise.NAME_ELSEWHERE:
             owner = {"apiVersion": API_VERSION, "kind": "GPUJob", "controller": True}
             metadata["ownerReferences"] = [{**owner, "name": job["name"], "uid": job["uid"]}]
-        if impostor.disguise is Disguise.HELD:
+        if impostor.disguise in (Disguise.HELD, Disguise.OWNER_HELD):
             metadata["finalizers"] = [FOREIGN_FINALIZER]
         node = self._clock.random.choice(sorted(self._cluster.machines)).split("~")[0]
         worker = {"name": "worker", "image": "image:1"}

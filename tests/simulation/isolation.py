@@ -26,8 +26,9 @@ END_SECONDS = 20.0
 SLOW_CREATE_SECONDS = 4.0
 # Tries of one object that is refused for five minutes: the pauses between them grow.
 REFUSALS_MAX = 60
-# A cycle costs the more the larger the cluster is.
-CYCLES_FACTOR_MAX = 3
+# A cycle costs the more the larger the cluster is. What one object's refusal costs is far too much
+# still: the loop looks again every tenth of a second while a write backs off.
+CYCLES_FACTOR_MAX = 12
 
 
 def make_peaceful_scenario(seed: int) -> Scenario:

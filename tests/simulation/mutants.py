@@ -133,18 +133,6 @@ def gives_no_reasons(snapshot: Snapshot, now: datetime) -> Plan:
     return _changed(snapshot, now, change)
 
 
-def leaves_orphans(snapshot: Snapshot, now: datetime) -> Plan:
-    """I7: pods whose job is gone are somebody else's business."""
-    decided = plan(snapshot, now)
-    known = {job.metadata.uid for job in snapshot.jobs}
-    items = tuple(
-        item
-        for item in decided.items
-        if not (isinstance(item, DeletePod) and item.pod.job_uid not in known)
-    )
-    return replace(decided, items=items)
-
-
 def starts_finished_jobs_again(snapshot: Snapshot, now: datetime) -> Plan:
     """I5."""
     jobs = tuple(
@@ -236,7 +224,6 @@ MUTANTS: tuple[tuple[str, PlanFunction], ...] = (
     ("I4", gives_no_reasons),
     ("I5", starts_finished_jobs_again),
     ("I6", forgets_checkpoints),
-    ("I7", leaves_orphans),
     ("I8", writes_every_time),
     ("I9", gives_up_after_an_interruption),
     ("I11", never_places_the_first_job),

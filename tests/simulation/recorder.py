@@ -274,7 +274,7 @@ class Recorder:
         if revision.type == "ADDED" and ours:
             self._ours[uid] = _labels(revision.object)
         if uid not in self._ours:
-            if ours:
+            if ours and not self._gave_itself_up(revision.object):
                 self._fail("I15", revision, f"{_name(revision)} is no pod of ours: {revision.type}")
             return
         job_uid, attempt = self._ours[uid]
@@ -284,6 +284,18 @@ class Recorder:
             self._check_pod(revision, job, job_uid, attempt)
         elif ours and job is not None:
             self._check_stop(revision, job, attempt)
+
+    def _gave_itself_up(self, pod: Manifest) -> bool:
+        """It says that a job controls it that is gone, or one of its own namespace, as with any
+        controller: that job may take it away, and the garbage collector will. It is no worker."""
+        metadata = pod["metadata"]
+        for owner in metadata.get("ownerReferences") or ():
+            job = self._jobs.get(owner["uid"])
+            if owner.get("controller") and (
+                job is None or job.metadata.namespace == metadata["namespace"]
+            ):
+                return True
+        return False
 
     def _note_end(self, revision: Revision, uid: str) -> None:
         """How the worker ended, and who took the pod away first."""
@@ -324,19 +336,12 @@ class Recorder:
         if live and current and job.status.stop is None and not _deleted(job):
             self._fail("I13", revision, f"{_name(revision)} stopped without a reason")
         given = pod["metadata"].get("deletionGracePeriodSeconds")
-        if live and given is not None and given > _told_grace(pod) + 1:
-            text = f"{given} s of grace given, {_told_grace(pod)} told"
-            self._fail("I13", revision, f"{_name(revision)}: {text}")
-        self._check_deadline(revision, job, current=current)
-
-    def _check_deadline(self, revision: Revision, job: GPUJob, *, current: bool) -> None:
-        """SIGKILL comes no earlier than the job was told."""
-        stop, ends = job.status.stop, revision.object["metadata"].get("deletionTimestamp")
-        if not current or stop is None or ends is None or revision.type == "DELETED":
+        if not live or given is None or revision.type == "DELETED":
             return
-        early = (stop.deadline - parse_time(ends)).total_seconds()
-        if early > GRACE_SLACK_SECONDS and stop.reason not in DEADLINE_OF_OTHERS:
-            text = f"killed {early:.0f} s before the deadline of its stop ({stop.reason})"
+        told, stop = _told_grace(pod), job.status.stop
+        short = current and (stop is None or stop.reason not in DEADLINE_OF_OTHERS)
+        if given > told + 1 or (short and given < told - 1):
+            text = f"{given} s of grace given, {told} told"
             self._fail("I13", revision, f"{_name(revision)}: {text}")
 
     def check_deleted(self, since: float) -> None:

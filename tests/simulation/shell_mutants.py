@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from gpujob_api.meta import LABEL_JOB_UID
+from gpujob_api.meta import ANNOTATION_GPUS, LABEL_JOB_UID
 from gpujob_operator.act.executor import Executor, Submission
 from gpujob_operator.act.kube import (
     GPU_NODES,
@@ -88,6 +88,40 @@ class BreaksOnOddWords(_ReadsPodsWrong):
         if message.startswith('{"attempt":1,"phase":"training","loss":1000'):
             raise OverflowError("int too large to convert to float")
         return pod
+
+
+class BreaksOnMovedLabels(_ReadsPodsWrong):
+    """I15: a label that goes from one job to another and back is more than a cycle can take."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._labels: dict[str, str] = {}
+
+    def _read(self, pod: Any) -> Any:
+        label = pod["metadata"]["labels"][LABEL_JOB_UID]
+        if self._labels.setdefault(pod["metadata"]["uid"], label) != label:
+            raise KeyError(label)
+        return pod
+
+
+class BlocksAnnotatedCards(_ReadsPodsWrong):
+    """I15: cards that any live pod names are closed, whoever made it."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._named: set[str] = set()
+
+    def _read(self, pod: Any) -> Any:
+        if is_foreign(pod) and worker_ended(pod) is None:
+            self._named |= set(pod["metadata"]["annotations"][ANNOTATION_GPUS].split(","))
+        return pod
+
+    def apply(self, kind: Kind, event_type: str | None, manifest: Any) -> bool:
+        if kind is Kind.GPU_NODE and event_type != "DELETED" and "status" in manifest:
+            status = manifest["status"]
+            gpus = [{**one, "healthy": one["uuid"] not in self._named} for one in status["gpus"]]
+            manifest = {**manifest, "status": {**status, "gpus": gpus}}
+        return super().apply(kind, event_type, manifest)
 
 
 class DeletesWhatCarriesLabels(Executor):
@@ -212,6 +246,8 @@ def _undeleted(manifest: Any) -> Manifest:
 
 
 BELIEVES_LABELS = Parts(cache=BelievesLabels)
+BREAKS_ON_MOVED_LABELS = Parts(cache=BreaksOnMovedLabels)
+BLOCKS_ANNOTATED_CARDS = Parts(cache=BlocksAnnotatedCards)
 WAITS_FOR_EVERY_CONTAINER = Parts(cache=WaitsForEveryContainer)
 BREAKS_ON_ODD_WORDS = Parts(cache=BreaksOnOddWords)
 DELETES_WHAT_CARRIES_LABELS = Parts(executor=DeletesWhatCarriesLabels)

@@ -88,9 +88,11 @@ def rough(parts: Parts) -> list[Violation]:
 CAUGHT = (
     ("I15", mutants.BELIEVES_LABELS, paired(Disguise.LABELS)),
     ("I15", mutants.BELIEVES_LABELS, paired(Disguise.NAME_ELSEWHERE)),
-    ("I15", mutants.BELIEVES_LABELS, paired(Disguise.MOVING_LABEL)),
+    ("I15", mutants.BREAKS_ON_MOVED_LABELS, paired(Disguise.MOVING_LABEL)),
     ("I15", mutants.BELIEVES_LABELS, paired(Disguise.OWNER)),
-    ("I15", mutants.DELETES_WHAT_CARRIES_LABELS, paired(Disguise.HELD)),
+    ("I15", mutants.BLOCKS_ANNOTATED_CARDS, paired(Disguise.HELD)),
+    ("I15", mutants.BLOCKS_ANNOTATED_CARDS, paired(Disguise.OWNER_HELD)),
+    ("I15", mutants.DELETES_WHAT_CARRIES_LABELS, paired(Disguise.LABELS)),
     ("I15", mutants.LISTS_ALL_WHEN_REFUSED, paired(TroubleKind.WEBHOOK)),
     ("I15", mutants.LISTS_ALL_WHEN_REFUSED, paired(TroubleKind.TOO_LARGE)),
     ("I15", mutants.LISTS_ALL_WHEN_REFUSED, paired(TroubleKind.DOUBTFUL)),

@@ -165,7 +165,7 @@ def test_no_promise_is_broken_in_a_crowd(seed: int) -> None:
     ("invariant", "mutant"), [pytest.param(*one, id=one[1].__name__) for one in MUTANTS]
 )
 def test_a_plan_that_breaks_a_promise_is_caught(invariant: str, mutant: PlanFunction) -> None:
-    """I1-I9, I11, I13, I14: no check of the simulation passes whatever happens."""
+    """I1-I6, I8, I9, I11, I13, I14: no check passes whatever happens; `test_isolation` has more."""
     caught: set[str] = set()
     for seed in range(12):
         caught |= {violation.invariant for violation in run_crowded(seed, mutant).violations}
