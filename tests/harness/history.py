@@ -217,7 +217,14 @@ class History:
             self._fail("I14", revision, text)
 
     def _tenants(self, uuid: str) -> list[GPUJob]:
-        return [job for job in self.jobs.values() if uuid in _cards(job)]
+        """Of a job that is deleted and kept by somebody, its live pods alone hold anything."""
+        live = {_job_uid(pod) for pod in self.pods.values() if _live(pod)}
+        return [
+            job
+            for job in self.jobs.values()
+            if uuid in _cards(job)
+            and (job.metadata.deletion_timestamp is None or job.metadata.uid in live)
+        ]
 
     # Pods
 
