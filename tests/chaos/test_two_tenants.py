@@ -4,22 +4,17 @@ The API server, its webhooks and its rules are real; only kubelets of hostile po
 """
 
 import json
-import time
 from collections.abc import Generator
 
 import pytest
 
 from gpujob_local.cluster import NodeOptions
-from tests.harness.scene import IMAGE, JOBS, OURS, Scene, chaos_options, running_scene
+from tests.harness.scene import IMAGE, JOBS, Scene, chaos_options, running_scene
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
-WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 FINALIZER = "tests.example/keep"
 # A number that no float holds: what is written to a termination log is anybody's choice.
 BEYOND_FLOAT = '{"attempt":1,"phase":"training","loss":1' + "0" * 400 + "}"
-LIVES = 4
-# A life here takes about two seconds.
-LIFE_SECONDS_MAX = 20.0
 
 
 @pytest.fixture(scope="module")
@@ -71,49 +66,6 @@ def test_last_words_that_no_float_holds_stop_nobody(scene: Scene) -> None:
     scene.wait_phase("odd", "Failed")
     scene.submit("beside")
     scene.finish_and_wait("beside")
-
-
-def test_a_webhook_that_is_down_stops_its_own_namespace_only(scene: Scene) -> None:
-    """I15: no list more is made, and every life beside it takes as long as ever."""
-    sick = scene.in_namespace("sick")
-    webhook = {
-        "name": "inject.mesh.example",
-        "clientConfig": {"url": "https://127.0.0.1:9/inject"},
-        "rules": [
-            {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"],
-             "resources": ["pods"]}
-        ],
-        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "sick"}},
-        "failurePolicy": "Fail", "sideEffects": "None", "admissionReviewVersions": ["v1"],
-        "timeoutSeconds": 1,
-    }  # fmt: skip
-    scene.client.create(WEBHOOKS, {"metadata": {"name": "mesh"}, "webhooks": [webhook]})
-    try:
-        for number in range(3):
-            sick.submit(f"sick-{number}", gpu={"memory": "100Mi"}, sharing={"mode": "Shared"})
-        sick.wait_phase("sick-0", "Starting", "Pending")
-        lists = full_lists(scene)
-        for number in range(LIVES):
-            began = time.monotonic()
-            scene.submit(f"well-{number}", gpu={"memory": "100Mi"}, sharing={"mode": "Shared"})
-            scene.finish_and_wait(f"well-{number}")
-            assert time.monotonic() - began < LIFE_SECONDS_MAX
-        assert full_lists(scene) == lists
-    finally:
-        scene.client.delete(f"{WEBHOOKS}/mesh")
-    for number in range(3):
-        sick.finish_and_wait(f"sick-{number}")
-    sick.clear()
-
-
-def full_lists(scene: Scene) -> int:
-    """How often anybody's watches aside, the operator listed the jobs of the whole cluster."""
-    count = 0
-    for line in scene.cluster.control_plane.audit_log.read_text().splitlines()[:-1]:
-        entry = json.loads(line)
-        lists = entry["verb"] == "list" and entry["requestURI"].startswith(f"{OURS}/gpujobs?limit")
-        count += lists and entry["user"]["username"].endswith(":gpujob-operator")
-    return count
 
 
 def test_a_container_beside_the_worker_may_stay(scene: Scene) -> None:
