@@ -240,7 +240,11 @@ class Operator:
 
     def _executor(self, kube: Kube, leadership: Leadership, poster: EventPoster) -> Executor:
         writer = Writer(
-            kube, self._feedback(poster), configuration=self._configuration, clock=utc_now
+            kube,
+            self._feedback(poster),
+            configuration=self._configuration,
+            clock=utc_now,
+            pod_version=lambda uid: self._cache.version(Kind.POD, uid),
         )
         runner = ItemRunner(
             writer,

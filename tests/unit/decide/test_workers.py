@@ -49,7 +49,16 @@ def impostors(job: GPUJob) -> list[PodView]:
         replace(real, name="x-1-0"),
         replace(real, name="job-1-0", job_uid=""),
         replace(real, namespace="attacker", job_uid=""),
+        # The job has one worker.
+        replace(real, name="job-1-8", rank=8),
     ]
+
+
+def test_a_pod_of_a_rank_that_the_job_never_had_keeps_no_attempt_waiting() -> None:
+    """Somebody's finalizer may keep it for ever."""
+    other = replace(impostors(running(make_job()))[-1], deletion_at=after(0))
+    found = decided(make_job(), pods=(other,))
+    assert statuses(found.items)["job"].placement is not None
 
 
 def test_a_worker_has_owner_namespace_and_name() -> None:
@@ -187,7 +196,7 @@ def test_a_rank_without_a_place_counts_for_nothing(rank: int) -> None:
     job = running(make_job())
     extra = replace(make_pod(job), name=f"job-1-{rank}", rank=rank, uid="extra", gpus=())
     done = replace(extra, phase=PodPhase.SUCCEEDED, exit_code=0)
-    assert deleted(decided(job, pods=(make_pod(job), extra))) == ["extra"]
+    assert deleted(decided(job, pods=(make_pod(job), extra))) == []
     pods = (make_pod(job), done)
     assert statuses(decided(job, pods=pods).items)["job"].phase is JobPhase.RUNNING
 

@@ -101,10 +101,13 @@ class Executor:
         return len(self._lanes)
 
     def submit(self, plan: Plan) -> Submission:
-        """Starts to write the plan's items and returns at once. Call it in the event loop."""
+        """Starts to write the plan's items and returns at once.
+
+        Call it in the event loop, before anything is read that the plan's snapshot did not hold.
+        """
         lanes: dict[str, list[PlanItem]] = {}
         for item in plan.items:
-            lanes.setdefault(_lane(item), []).append(item)
+            lanes.setdefault(_lane(item), []).append(self._runner.pinned(item))
         started = held_back = postponed = backing_off = 0
         waits: list[float] = []
         for key, items in lanes.items():

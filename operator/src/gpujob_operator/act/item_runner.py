@@ -66,6 +66,10 @@ class ItemRunner:
         # How the writes went since somebody last took this.
         self.results: Counter[WriteResult] = Counter()
 
+    def pinned(self, item: PlanItem) -> PlanItem:
+        """The item with the state of the world that it was decided on."""
+        return self._writer.pinned(item)
+
     def seconds_left(self, item: PlanItem) -> float:
         """How long the item's object backs off; 0 if it may be tried now."""
         seconds = self._backoff.seconds_left(target_of(item))

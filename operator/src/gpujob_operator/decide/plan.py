@@ -51,11 +51,14 @@ class CreatePod:
 
 @dataclass(frozen=True, slots=True)
 class DeletePod:
-    """Stop a pod: SIGTERM, its grace, SIGKILL. Precondition: the pod's UID."""
+    """Stop a pod: SIGTERM, its grace, SIGKILL. Preconditions: the pod's UID, and its state as the
+    snapshot had it, which the executor fills in (`resource_version`): a pod that ended meanwhile is
+    judged before it is deleted."""
 
     pod: PodView
     grace_seconds: int
     reason: str
+    resource_version: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Whose pod is it: the one rule by which a pod is a worker of a GPUJob.
 
-A worker is in the job's namespace, is called `<job>-<attempt>-<rank>`, and has the job for its
-controller owner; or its UID is in the job's status, so that an owner reference that was stripped
+A worker is in the job's namespace, is called `<job>-<attempt>-<rank>` with a rank that the job has,
+and has the job for its controller owner; or its UID is in the job's status, so that an owner reference that was stripped
 changes nothing. Labels and annotations prove nothing. Every other pod is unmanaged.
 """
 
@@ -53,6 +53,9 @@ def was_created_for(metadata: Mapping[str, Any], job: GPUJob, rank: int) -> bool
 def is_worker_of(pod: PodView, job: GPUJob) -> bool:
     """Whether the pod is a worker of the job, of whatever attempt."""
     if job_name_of(pod) != (job.metadata.namespace, job.metadata.name):
+        return False
+    if pod.rank >= job.spec.workers:
+        # The number of workers never changes: no attempt ever had this rank.
         return False
     if pod.job_uid == job.metadata.uid:
         return True
