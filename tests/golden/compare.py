@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from gpujob_operator.cycle import plan_to_json
-from gpujob_operator.decide.plan import Plan
+from gpujob_operator.decide.model.plan import Plan
+from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.planner import Planner, plan
-from gpujob_operator.decide.snapshot import Snapshot
 from tests.golden.cycles import SUFFIX, GoldenCycle, Json, read_scene
 
 PlanFunction = Callable[[Snapshot, datetime], Plan]

@@ -15,8 +15,8 @@ from typing import Any
 
 from gpujob_api.codec import format_time, json_fields, parse_time
 from gpujob_operator.cycle import plan_to_json, snapshot_from_json, snapshot_to_json
+from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.planner import Planner, plan
-from gpujob_operator.decide.snapshot import Snapshot
 
 Json = dict[str, Any]
 Seen = tuple[Snapshot, datetime]

@@ -13,11 +13,10 @@ from bench.scale_cycle import Cycles
 from bench.scale_nouns import running_pod
 from gpujob_api.gpujob import GPUJob, SharingMode, SpotPolicy
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.configuration import Configuration
-from gpujob_operator.decide.order import OrderPolicy
-from gpujob_operator.decide.plan import Plan
+from gpujob_operator.decide.model.configuration import Configuration, OrderPolicy
+from gpujob_operator.decide.model.plan import Plan
+from gpujob_operator.decide.model.snapshot import InvalidJob, Snapshot
 from gpujob_operator.decide.planner import Planner
-from gpujob_operator.decide.snapshot import InvalidJob, Snapshot
 from tests.golden.cycles import Seen
 from tests.harness import builders
 from tests.harness.builders import make_card, make_gpu_node, make_job, make_node, make_queue
@@ -25,7 +24,6 @@ from tests.harness.world import World
 from tests.property import test_plan_memory, test_plan_memory_events
 from tests.property.plan_snapshots import NOW, fresh_clusters, odd_snapshots
 from tests.simulation.simulation import PlanFunction, Simulation
-
 
 # The examples of a recording are the same every time.
 PROFILE = "gpujob-golden"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpujob_operator.cycle import plan_to_json
-from gpujob_operator.decide.plan import Plan, WriteStatus
+from gpujob_operator.decide.model.plan import Plan, WriteStatus
 from gpujob_operator.decide.planner import plan
 from tests.golden.compare import difference, differences
 from tests.golden.cycles import SUFFIX, GoldenCycle, read_scene

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpujob_api.gpujob import GPUJob
-from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.lines import Lines, Pending, order_rules
-from gpujob_operator.decide.order import Contender, OrderPolicy, turn_of
+from gpujob_operator.decide.model.configuration import Configuration, OrderPolicy
+from gpujob_operator.decide.order import Contender, turn_of
 from gpujob_operator.decide.queueing import turn_of_job
 from tests.harness.builders import after, make_job
 

@@ -15,10 +15,10 @@ from gpujob_api.meta import Metadata
 from gpujob_api.quantities import GIB
 from gpujob_operator.decide.known import Known
 from gpujob_operator.decide.memory import Memory
-from gpujob_operator.decide.plan import Plan
+from gpujob_operator.decide.model.plan import Plan
+from gpujob_operator.decide.model.snapshot import GonePod, Snapshot
 from gpujob_operator.decide.planner import Planner, plan
 from gpujob_operator.decide.profiles import profile_name
-from gpujob_operator.decide.snapshot import GonePod, Snapshot
 from tests.harness.builders import (
     MODEL,
     NAMESPACE,

@@ -10,11 +10,11 @@ from gpujob_api.gpujob import GPUJob, JobPhase, Reservation, SpotPolicy, StopRea
 from gpujob_api.quantities import GIB
 from gpujob_operator.decide.capacity import Capacity, Card
 from gpujob_operator.decide.claims import soonest
-from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.memory import Memory
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.snapshot import NodeView, Snapshot, Taint
 from gpujob_operator.decide.needs import Needs, needs_of
 from gpujob_operator.decide.releases import Releases
-from gpujob_operator.decide.snapshot import NodeView, Snapshot, Taint
 from gpujob_operator.decide.starts import Place, Soon, Starts, fits_without, nodes_for
 from tests.harness.builders import (
     T0,

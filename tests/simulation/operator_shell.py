@@ -21,9 +21,9 @@ from gpujob_operator.act.lease import LEASE_SECONDS, Leadership, LeaseSettings
 from gpujob_operator.act.retry import Retry
 from gpujob_operator.act.writer import Feedback, Writer
 from gpujob_operator.cycle import PlanFunction
-from gpujob_operator.decide.configuration import Configuration
-from gpujob_operator.decide.plan import Plan
-from gpujob_operator.decide.snapshot import ReceivedReport, Snapshot
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.plan import Plan
+from gpujob_operator.decide.model.snapshot import ReceivedReport, Snapshot
 from gpujob_operator.handlers.relist import Relist
 from gpujob_operator.loop import SchedulingLoop
 from gpujob_operator.metrics import Metrics

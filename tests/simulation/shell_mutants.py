@@ -19,7 +19,7 @@ from gpujob_operator.act.kube import (
     ResourceType,
     Unavailable,
 )
-from gpujob_operator.decide.plan import Plan
+from gpujob_operator.decide.model.plan import Plan
 from gpujob_operator.observe.cache import Cache, Kind
 from tests.simulation.api_server import OtherKind
 from tests.simulation.kube import SimulatedKube

@@ -10,11 +10,11 @@ from gpujob_api.manifest import gpujob_from_manifest
 from gpujob_api.meta import API_VERSION
 from gpujob_api.report import Report
 from gpujob_operator.act.kube import AlreadyExists, NotFound
-from gpujob_operator.decide.conditions import RUNNING, find
-from gpujob_operator.decide.configuration import Configuration
-from gpujob_operator.decide.plan import Plan
+from gpujob_operator.decide.model.conditions import RUNNING, find
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.plan import Plan
+from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.planner import Planner
-from gpujob_operator.decide.snapshot import Snapshot
 from gpujob_operator.observe.cache import Kind
 from tests.simulation.api_server import ApiServer, Manifest
 from tests.simulation.clock import Clock

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gpujob_operator.decide.plan import Plan
+from gpujob_operator.decide.model.plan import Plan
+from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.planner import Planner, plan
-from gpujob_operator.decide.snapshot import Snapshot
 from tests.simulation.api_server import Revision
 from tests.simulation.faults import Faults, Incident
 from tests.simulation.mutants import MUTANTS, PlanFunction

@@ -14,8 +14,8 @@ from datetime import datetime
 
 from gpujob_operator.act.executor import Executor, Submission
 from gpujob_operator.cycle import CycleDumps, PlanFunction
-from gpujob_operator.decide.plan import Plan
-from gpujob_operator.decide.snapshot import Snapshot
+from gpujob_operator.decide.model.plan import Plan
+from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.logs import Log
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.dirty import Dirty

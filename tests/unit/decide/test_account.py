@@ -8,15 +8,15 @@ import pytest
 from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import GPUJob, JobPhase, SharingMode, SpotPolicy
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide import placement
 from gpujob_operator.decide.account import Account, account
 from gpujob_operator.decide.account_words import LACKS_TOLD, rows
 from gpujob_operator.decide.board import Board
 from gpujob_operator.decide.memory import Memory
-from gpujob_operator.decide.placement import Choice, Request
-from gpujob_operator.decide.plan import WriteStatus
+from gpujob_operator.decide.model.plan import WriteStatus
+from gpujob_operator.decide.model.snapshot import Snapshot, SpotPool
+from gpujob_operator.decide.packing import select
+from gpujob_operator.decide.packing.request import Choice, Request
 from gpujob_operator.decide.planner import plan
-from gpujob_operator.decide.snapshot import Snapshot, SpotPool
 from tests.harness.builders import (
     after,
     make_card,
@@ -84,7 +84,7 @@ def test_scores_are_those_that_the_rule_compares() -> None:
     memory = Memory()
     memory.take_in(snapshot, NOW)
     asked: list[Choice] = []
-    real = placement.choose
+    real = select.choose
 
     def spy(*arguments: Any) -> Any:
         answer = real(*arguments)
@@ -97,7 +97,7 @@ def test_scores_are_those_that_the_rule_compares() -> None:
     model = "NVIDIA A10"
     wanted = needs.reservation(model, memory.capacity.largest_bytes(model), snapshot.configuration)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(placement, "choose", spy)
+        patch.setattr(select, "choose", spy)
         request = Request(needs.demand(model, wanted), utilization_limit_percent=95.0)
         assert board.choose(request) is not None
     score = found.best[0].scores[0]

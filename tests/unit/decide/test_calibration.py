@@ -25,10 +25,10 @@ from gpujob_operator.decide.interference import (
     PUBLISHED_SLOWDOWNS,
     summed_utilization_limit_percent,
 )
-from gpujob_operator.decide.plan import SaveProfile
+from gpujob_operator.decide.model.plan import SaveProfile
+from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.planner import Planner, plan
 from gpujob_operator.decide.profiles import profile_name
-from gpujob_operator.decide.snapshot import Snapshot
 from gpujob_operator.decide.workload import fingerprint
 from tests.harness.applied import applied
 from tests.harness.builders import (

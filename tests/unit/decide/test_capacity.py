@@ -9,10 +9,10 @@ from gpujob_api.gpujob import GPUJob, JobPhase, ReservationSource
 from gpujob_api.meta import TAINT_RECLAIM
 from gpujob_api.quantities import GIB
 from gpujob_operator.decide.capacity import Capacity, Card, holds_cards
-from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.holdings import build_capacity
-from gpujob_operator.decide.snapshot import PodPhase, Snapshot, Taint
-from gpujob_operator.decide.workload import host_requests
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.pod_template import host_requests
+from gpujob_operator.decide.model.snapshot import PodPhase, Snapshot, Taint
 from tests.harness.builders import (
     CARD_BYTES,
     after,

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from gpujob_api.gpujob import GPUJob, JobPhase
-from gpujob_operator.decide.plan import CreatePod, DeletePod, Plan, WriteQueueStatus
+from gpujob_operator.decide.model.plan import CreatePod, DeletePod, Plan, WriteQueueStatus
+from gpujob_operator.decide.model.snapshot import PodView
 from gpujob_operator.decide.planner import Planner, plan
-from gpujob_operator.decide.snapshot import PodView
 from tests.harness.builders import (
     after,
     make_gpu_node,

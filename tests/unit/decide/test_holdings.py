@@ -13,7 +13,7 @@ from gpujob_operator.decide.holdings import (
     holding_of_gone,
     holding_of_orphans,
 )
-from gpujob_operator.decide.snapshot import GonePod
+from gpujob_operator.decide.model.snapshot import GonePod
 from tests.harness.builders import T0, make_job, make_pod, placed, running
 
 

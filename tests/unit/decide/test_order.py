@@ -4,14 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpujob_operator.decide.order import (
-    Contender,
-    OrderPolicy,
-    OrderRules,
-    due_seconds,
-    order,
-    work_gpu_seconds,
-)
+from gpujob_operator.decide.model.configuration import OrderPolicy
+from gpujob_operator.decide.order import Contender, OrderRules, due_seconds, order, work_gpu_seconds
 
 SHORTEST = OrderRules(OrderPolicy.SHORTEST)
 ARRIVAL = OrderRules()

@@ -7,7 +7,8 @@ import pytest
 
 from gpujob_api.gpujob import Counters, GPUJob, JobFailure, StopReason
 from gpujob_api.report import CheckpointReport, FailureClass
-from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.snapshot import PodPhase
 from gpujob_operator.decide.outcome import (
     FRUITLESS_INTERRUPTIONS_MAX,
     End,
@@ -16,7 +17,6 @@ from gpujob_operator.decide.outcome import (
     judge,
     verdict,
 )
-from gpujob_operator.decide.snapshot import PodPhase
 from tests.harness.builders import (
     T0,
     after,

@@ -5,7 +5,7 @@ import pytest
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, ReservationSource
 from gpujob_api.quantities import GIB
 from gpujob_api.report import CheckpointReport, Report, Speedup, Timing, WorkerPhase
-from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.progress import (
     is_hung,
     joined_usage,

@@ -4,9 +4,9 @@ from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.gpuqueue import GPUQueue
 from gpujob_api.quantities import GIB, Memory
 from gpujob_operator.decide.capacity import FleetSize
-from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.line import Line
 from gpujob_operator.decide.lines import Lines, Pending
+from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.queueing import Queues, queues_of
 from tests.harness.builders import (
     after,

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from gpujob_api.gpujob import GPUJobStatus, JobPhase
 from gpujob_api.meta import ConditionStatus
-from gpujob_operator.decide import conditions
-from gpujob_operator.decide.plan import CreatePod, DeletePod, WriteStatus
+from gpujob_operator.decide.model import conditions
+from gpujob_operator.decide.model.plan import CreatePod, DeletePod, WriteStatus
+from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.planner import plan
-from gpujob_operator.decide.snapshot import Snapshot
 from tests.harness.builders import after, make_job, make_node, make_pods, make_snapshot, running
 
 

@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.fleet import Fleet
-from gpujob_operator.decide.fragmentation import Mix
-from gpujob_operator.decide.placement import Ledger, Request, choose
+from gpujob_operator.decide.packing.arrays import Fleet
+from gpujob_operator.decide.packing.demand import Mix
+from gpujob_operator.decide.packing.request import Request
+from gpujob_operator.decide.packing.score_cache import Ledger
+from gpujob_operator.decide.packing.select import choose
 from gpujob_operator.decide.sides import Follower, Side
 from tests.harness.fleets import card, idle_node, node, shared
 

@@ -5,13 +5,12 @@ from typing import Any
 import pytest
 
 from gpujob_api.gpujob import SpotPolicy
-from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.snapshot import NodeView, Snapshot, SpotPool, pool_of
 from gpujob_operator.decide.planner import Planner, plan
-from gpujob_operator.decide.snapshot import NodeView, Snapshot, SpotPool
 from gpujob_operator.decide.spot import (
     PRIOR_HOURS,
     interruptions_per_hour,
-    pool_of,
     price_with_losses,
     rates,
 )

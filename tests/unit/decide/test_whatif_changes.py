@@ -9,7 +9,7 @@ from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import SharingMode
 from gpujob_api.gpuqueue import GPUQueueStatus
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.snapshot import Snapshot, Taint
+from gpujob_operator.decide.model.snapshot import Snapshot, Taint
 from gpujob_operator.decide.whatif.changes import (
     ADDED_JOBS_MAX,
     HOSTNAME,

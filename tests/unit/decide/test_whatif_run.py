@@ -9,9 +9,9 @@ import pytest
 from gpujob_api.gpujob import GPUJob, SharingMode
 from gpujob_api.quantities import GIB
 from gpujob_api.report import CheckpointReport, Timing
-from gpujob_operator.decide.plan import Plan
+from gpujob_operator.decide.model.plan import Plan
+from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.planner import plan
-from gpujob_operator.decide.snapshot import Snapshot
 from gpujob_operator.decide.whatif.run import Limits, simulate
 from gpujob_operator.decide.whatif.story import JobStory, Story
 from tests.harness.builders import (

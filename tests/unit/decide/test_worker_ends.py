@@ -8,10 +8,10 @@ import pytest
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.meta import ConditionStatus
 from gpujob_api.report import FailureClass
-from gpujob_operator.decide import conditions
-from gpujob_operator.decide.plan import CreatePod, DeletePod, Plan
+from gpujob_operator.decide.model import conditions
+from gpujob_operator.decide.model.plan import CreatePod, DeletePod, Plan
+from gpujob_operator.decide.model.snapshot import PodPhase, PodView
 from gpujob_operator.decide.planner import plan
-from gpujob_operator.decide.snapshot import PodPhase, PodView
 from tests.harness.builders import (
     after,
     make_card,

@@ -19,8 +19,8 @@ from itertools import groupby
 from gpujob_api.gpujob import GPUJob, GPUJobStatus
 from gpujob_operator.act.item_runner import ItemRunner, needs_service
 from gpujob_operator.act.writer import WriteResult
-from gpujob_operator.decide.assumption import assumed_status
-from gpujob_operator.decide.plan import (
+from gpujob_operator.decide.model.assumption import assumed_status
+from gpujob_operator.decide.model.plan import (
     CreatePod,
     DeletePod,
     Plan,
@@ -30,7 +30,7 @@ from gpujob_operator.decide.plan import (
     WriteQueueStatus,
     WriteStatus,
 )
-from gpujob_operator.decide.snapshot import Snapshot
+from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.logs import Log
 from gpujob_operator.metrics import Metrics
 

@@ -27,7 +27,7 @@ from gpujob_operator.act.writer import (
     service_target,
     target_of,
 )
-from gpujob_operator.decide.plan import CreatePod, PlanItem, WriteStatus
+from gpujob_operator.decide.model.plan import CreatePod, PlanItem, WriteStatus
 from gpujob_operator.logs import Log
 from gpujob_operator.metrics import Metrics
 

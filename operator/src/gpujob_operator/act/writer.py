@@ -27,8 +27,8 @@ from gpujob_operator.act.kube import (
     NotFound,
     ResourceType,
 )
-from gpujob_operator.decide.configuration import Configuration
-from gpujob_operator.decide.plan import (
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.plan import (
     CreatePod,
     DeletePod,
     EventNote,
@@ -38,7 +38,7 @@ from gpujob_operator.decide.plan import (
     WriteQueueStatus,
     WriteStatus,
 )
-from gpujob_operator.decide.workers import was_created_for, worker_name
+from gpujob_operator.decide.model.workers import was_created_for, worker_name
 from gpujob_operator.logs import Log
 from gpujob_operator.render.pod import worker_pod
 from gpujob_operator.render.profile import profile_manifest, profile_status_patch

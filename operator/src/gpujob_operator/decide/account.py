@@ -12,22 +12,22 @@ import numpy as np
 
 from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import GPUJobStatus, Placement, Reservation
-from gpujob_operator.decide import placement
 from gpujob_operator.decide.assignment import Assignment, assign
 from gpujob_operator.decide.board import Board, Place
 from gpujob_operator.decide.capacity import Capacity
-from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.explain import Refusal, node_lacks
 from gpujob_operator.decide.interruption import held_bytes
 from gpujob_operator.decide.line import Line
 from gpujob_operator.decide.lines import Pending
 from gpujob_operator.decide.memory import Memory
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.plan import WriteStatus
+from gpujob_operator.decide.model.snapshot import NodeView, Snapshot
+from gpujob_operator.decide.model.snapshot_edits import with_statuses, without_attempt
 from gpujob_operator.decide.needs import Needs
-from gpujob_operator.decide.picture import with_statuses, without_attempt
-from gpujob_operator.decide.placement import NodeMask, Request, Score
-from gpujob_operator.decide.plan import WriteStatus
+from gpujob_operator.decide.packing import select
+from gpujob_operator.decide.packing.request import NodeMask, Request, Score
 from gpujob_operator.decide.planner import plan
-from gpujob_operator.decide.snapshot import NodeView, Snapshot
 from gpujob_operator.decide.step_cost import StepCost, step_cost
 
 CANDIDATES_MAX = 5
@@ -126,7 +126,7 @@ class _Board(Board):
         allowed = np.zeros(len(self._rows), dtype=np.bool_)
         allowed[row] = True
         here = replace(request, nodes=NodeMask(allowed))
-        choice = placement.choose(side.fleet, here, self.mix, side.ledger)
+        choice = select.choose(side.fleet, here, self.mix, side.ledger)
         return choice.score if choice is not None else None
 
 

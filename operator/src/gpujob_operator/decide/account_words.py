@@ -6,7 +6,8 @@ from dataclasses import fields
 from gpujob_api.gpujob import Placement, Reservation, SpotPolicy
 from gpujob_api.quantities import format_memory
 from gpujob_operator.decide.account import Account, Candidate
-from gpujob_operator.decide.placement import STEP_CARDS, Score
+from gpujob_operator.decide.packing.request import Score
+from gpujob_operator.decide.packing.select import STEP_CARDS
 
 Row = tuple[str, str]
 # Nodes without room that are told one by one; the others are counted.

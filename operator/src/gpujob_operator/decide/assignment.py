@@ -9,20 +9,14 @@ Stable: the same snapshot always gives the same answer.
 from dataclasses import dataclass, replace
 from math import inf
 
-from gpujob_api.gpujob import (
-    Placement,
-    Reservation,
-    ReservationSource,
-    SpotPolicy,
-    WorkerPlacement,
-)
+from gpujob_api.gpujob import Placement, Reservation, ReservationSource, SpotPolicy, WorkerPlacement
 from gpujob_operator.decide.board import Board, Place
 from gpujob_operator.decide.capacity import Card, Tenant
-from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.explain import Refusal, no_model, refuse
 from gpujob_operator.decide.interference import summed_utilization_limit_percent
+from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.needs import Needs, node_refusal
-from gpujob_operator.decide.placement import Request, SpotPreference
+from gpujob_operator.decide.packing.request import Request, SpotPreference
 from gpujob_operator.decide.step_cost import StepCost, step_cost
 
 _SPOT = {

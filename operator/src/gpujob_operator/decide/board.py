@@ -11,13 +11,13 @@ from math import inf
 
 import numpy as np
 
-from gpujob_operator.decide import placement
 from gpujob_operator.decide.capacity import Capacity, Card, NodeCapacity, Tenant
-from gpujob_operator.decide.fleet import Fleet, Integers
-from gpujob_operator.decide.fragmentation import Mix
-from gpujob_operator.decide.placement import NodeMask, Request
+from gpujob_operator.decide.model.snapshot import NodeView
+from gpujob_operator.decide.packing import select
+from gpujob_operator.decide.packing.arrays import Fleet, Integers
+from gpujob_operator.decide.packing.demand import Mix
+from gpujob_operator.decide.packing.request import NodeMask, Request
 from gpujob_operator.decide.sides import Kept, Side, disturbed, node_order
-from gpujob_operator.decide.snapshot import NodeView
 from gpujob_operator.decide.survey import NO_CARDS
 
 # What requests ask of nodes, kept as masks.
@@ -73,7 +73,7 @@ class Board:
         """The best place for one worker; `undisturbed` avoids cards that strangers use, `filler`
         may use claimed ones."""
         side = self._side(undisturbed=undisturbed, filler=filler)
-        choice = placement.choose(side.fleet, request, self.mix, side.ledger)
+        choice = select.choose(side.fleet, request, self.mix, side.ledger)
         if choice is None:
             return None
         return self._place(side, choice.row, choice.cards)
@@ -99,7 +99,7 @@ class Board:
         """Places close together, each on cards of its own, for as many workers as fit."""
         side = self._side(undisturbed=undisturbed, filler=filler)
         levels = self._levels(tuple(topology_labels))
-        found = placement.choose_gang(side.fleet, request, workers, side.ledger, self.mix, levels)
+        found = select.choose_gang(side.fleet, request, workers, side.ledger, self.mix, levels)
         return [self._place(side, row, columns) for row, columns in found]
 
     def _levels(self, labels: tuple[str, ...]) -> list[Integers]:

@@ -10,9 +10,9 @@ from datetime import datetime, timedelta
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, ReservationSource
 from gpujob_api.gpunode import GPUNode
 from gpujob_api.meta import TAINT_RECLAIM
-from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.interference import PUBLISHED_SLOWDOWNS, Law
-from gpujob_operator.decide.snapshot import NodeView
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.snapshot import NodeView
 
 
 @dataclass(frozen=True, slots=True)

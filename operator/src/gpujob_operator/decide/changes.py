@@ -15,7 +15,6 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
-
 # Objects that went away side by side are found by looking so far ahead.
 AHEAD = 32
 

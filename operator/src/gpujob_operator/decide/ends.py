@@ -10,7 +10,7 @@ from math import inf
 
 import numpy as np
 
-from gpujob_operator.decide.fleet import Floats, Integers
+from gpujob_operator.decide.packing.arrays import Floats, Integers
 
 # A workload, by its profile's namespace and name.
 Workload = tuple[str, str]

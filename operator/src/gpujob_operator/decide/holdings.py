@@ -23,12 +23,13 @@ from gpujob_operator.decide.capacity import (
     capacity_of,
     closed_reason,
 )
-from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.interference import PUBLISHED_SLOWDOWNS, Law
-from gpujob_operator.decide.snapshot import GonePod, NodeView, PodPhase, PodView, Snapshot
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.pod_template import HostRequests
+from gpujob_operator.decide.model.snapshot import GonePod, NodeView, PodPhase, PodView, Snapshot
+from gpujob_operator.decide.model.workers import crew_of, current_workers, place_of
 from gpujob_operator.decide.spot import interruptions_per_hour, price_with_losses, rates
-from gpujob_operator.decide.workers import Pods, crew_of, current_workers, place_of
-from gpujob_operator.decide.workload import HostRequests
+from gpujob_operator.decide.workers import Pods
 
 T = TypeVar("T")
 # A pod's end and a reading are told by different clocks, and a process takes a moment to go.

@@ -11,10 +11,10 @@ from datetime import datetime, timedelta
 from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
 from gpujob_operator.decide.board import Board
 from gpujob_operator.decide.claims import Claim
-from gpujob_operator.decide.configuration import Configuration
-from gpujob_operator.decide.grace import stop_seconds
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.grace import stop_seconds
+from gpujob_operator.decide.model.stop_reasons import MOVED, PREEMPTED, RECLAIMED
 from gpujob_operator.decide.needs import Needs
-from gpujob_operator.decide.outcome import MOVED, PREEMPTED, RECLAIMED
 from gpujob_operator.decide.queueing import Queues
 from gpujob_operator.decide.room import (
     VICTIMS_MAX,

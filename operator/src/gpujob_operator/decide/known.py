@@ -7,17 +7,31 @@ from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_operator.decide.capacity import Capacity, Card, marks
 from gpujob_operator.decide.changes import Roll
-from gpujob_operator.decide.fragmentation import Demand
-from gpujob_operator.decide.lifecycle import Step
+from gpujob_operator.decide.model.plan import Step
+from gpujob_operator.decide.model.pod_template import HostRequests
+from gpujob_operator.decide.model.snapshot import CardUsage, PodView, ReceivedReport
+from gpujob_operator.decide.model.workers import Crew
 from gpujob_operator.decide.needs import Needs
-from gpujob_operator.decide.snapshot import CardUsage, PodView, ReceivedReport
-from gpujob_operator.decide.workers import Crew
-from gpujob_operator.decide.workload import HostRequests
+from gpujob_operator.decide.packing.demand import Demand
 
 ProfileKey = tuple[str, str]
 # Of each worker's node, what matters to the job: its marks, None if it is gone, and its cards.
 Around = tuple[tuple[tuple[object, ...] | None, tuple[Card, ...]], ...]
 _Version = tuple[int, int]
+
+
+def around(job: GPUJob, capacity: Capacity) -> Around:
+    """What a running job sees of its nodes; what else changes there is nothing to it."""
+    found: list[tuple[tuple[object, ...] | None, tuple[Card, ...]]] = []
+    placement = job.status.placement
+    for worker in placement.workers if placement is not None else ():
+        node = capacity.nodes.get(worker.node)
+        if node is None:
+            found.append((None, ()))
+            continue
+        cards = tuple([card for card in node.cards if card.uuid in worker.gpus])
+        found.append((marks(node), cards))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +86,3 @@ def spec_version(job: GPUJob) -> _Version:
     """A spec changes with its generation; without one (0) nothing is known to be the same."""
     generation = job.metadata.generation
     return (generation, 0) if generation else (0, id(job))
-
-
-def around(job: GPUJob, capacity: Capacity) -> Around:
-    """What a running job sees of its nodes; what else changes there is nothing to it."""
-    found: list[tuple[tuple[object, ...] | None, tuple[Card, ...]]] = []
-    placement = job.status.placement
-    for worker in placement.workers if placement is not None else ():
-        node = capacity.nodes.get(worker.node)
-        if node is None:
-            found.append((None, ()))
-            continue
-        cards = tuple([card for card in node.cards if card.uuid in worker.gpus])
-        found.append((marks(node), cards))
-    return tuple(found)

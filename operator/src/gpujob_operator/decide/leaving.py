@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpujob_operator.decide.capacity import Capacity, Card, NodeCapacity, Tenant
-from gpujob_operator.decide.fleet import Booleans, Floats, Integers
 from gpujob_operator.decide.needs import node_marks
+from gpujob_operator.decide.packing.arrays import Booleans, Floats, Integers
 from gpujob_operator.decide.releases import Releases
 from gpujob_operator.decide.sides import disturbed
 

@@ -11,32 +11,32 @@ every one of its pods is finished or gone. The end of the container `worker` is 
 whatever other containers of its pod do.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
 
 from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, StopReason
 from gpujob_api.meta import FINALIZER_ORPHAN
 from gpujob_api.report import FailureClass, Report
-from gpujob_operator.decide import conditions
-from gpujob_operator.decide.conditions import ConditionWriter
-from gpujob_operator.decide.configuration import Configuration
-from gpujob_operator.decide.grace import (
+from gpujob_operator.decide.model import conditions
+from gpujob_operator.decide.model.conditions import ConditionWriter
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.grace import (
     GRACE_SECONDS_MIN,
     asked_seconds,
     grace_seconds,
     pod_grace_seconds,
 )
-from gpujob_operator.decide.outcome import (
-    FOR_OTHERS,
-    End,
-    Outcome,
-    Verdict,
-    interrupted,
-    judge,
-    verdict,
+from gpujob_operator.decide.model.plan import CreatePod, DeletePod, EventNote, EventType, Step
+from gpujob_operator.decide.model.snapshot import PodPhase, PodView, ReceivedReport
+from gpujob_operator.decide.model.stop_reasons import FOR_OTHERS
+from gpujob_operator.decide.model.workers import (
+    current_workers,
+    lost_ranks,
+    perhaps_workers,
+    with_pod_uids,
 )
-from gpujob_operator.decide.plan import CreatePod, DeletePod, EventNote, EventType
+from gpujob_operator.decide.outcome import End, Outcome, Verdict, interrupted, judge, verdict
 from gpujob_operator.decide.progress import (
     joined_usage,
     with_measured_reservation,
@@ -44,30 +44,12 @@ from gpujob_operator.decide.progress import (
     with_report,
 )
 from gpujob_operator.decide.seen import Seen
-from gpujob_operator.decide.snapshot import PodPhase, PodView, ReceivedReport
 from gpujob_operator.decide.stops import age_seconds, reason_to_stop
 from gpujob_operator.decide.trouble import NODE_RECLAIMED
 from gpujob_operator.decide.tuning import settings_for
-from gpujob_operator.decide.workers import (
-    current_workers,
-    lost_ranks,
-    perhaps_workers,
-    with_pod_uids,
-)
 
 # Finished pods of this many attempts are kept for their logs.
 ATTEMPTS_KEPT = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """The job's next status and what goes with it."""
-
-    status: GPUJobStatus
-    events: tuple[EventNote, ...] = ()
-    creates: tuple[CreatePod, ...] = ()
-    deletes: tuple[DeletePod, ...] = ()
-    next_seconds: float | None = field(default=None)
 
 
 def advance(job: GPUJob, seen: Seen, configuration: Configuration, now: datetime) -> Step:

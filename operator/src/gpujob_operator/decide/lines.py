@@ -1,6 +1,5 @@
 """The waiting jobs of each queue in order, kept from cycle to cycle: thousands of them wait, and
-few come, go, or become overdue in between.
-"""
+few come, go, or become overdue in between."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,10 +9,10 @@ from math import inf
 from operator import itemgetter
 
 from gpujob_api.gpujob import GPUJob
-from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.snapshot import PodView
 from gpujob_operator.decide.order import OrderKey, OrderRules, Turn, turn_of
 from gpujob_operator.decide.queueing import contender
-from gpujob_operator.decide.snapshot import PodView
 from gpujob_operator.decide.waiting import Told
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 
 from gpujob_api.gpujob import ReservationSource
 from gpujob_operator.decide.capacity import Capacity
-from gpujob_operator.decide.configuration import Configuration
-from gpujob_operator.decide.fragmentation import Demand, Mix
+from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.needs import Needs
+from gpujob_operator.decide.packing.demand import Demand, Mix
 
 # Counts come in steps of this many to a doubling: a job more or less changes no mix of thousands,
 # and what is computed from the mix stays.

@@ -8,12 +8,17 @@ from typing import Any
 from gpujob_api.gpujob import GPUJob, Reservation, ReservationSource, SharingMode, SpotPolicy
 from gpujob_api.gpuprofile import GPUProfile, ProfileEntry
 from gpujob_api.quantities import MIB
-from gpujob_operator.decide.configuration import Configuration
-from gpujob_operator.decide.fragmentation import Demand
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.pod_template import (
+    HostRequests,
+    host_requests,
+    pod_spec,
+    tolerations,
+)
+from gpujob_operator.decide.model.snapshot import NodeView, Taint
+from gpujob_operator.decide.packing.demand import Demand
 from gpujob_operator.decide.reservation import is_settled, profile_entry, wanted_reservation
-from gpujob_operator.decide.snapshot import NodeView, Taint
 from gpujob_operator.decide.step_cost import step_of
-from gpujob_operator.decide.workload import HostRequests, host_requests, pod_spec, tolerations
 
 # What a job of which nothing is known must find free: a card that strangers have filled is none.
 UNKNOWN_BYTES = 256 * MIB

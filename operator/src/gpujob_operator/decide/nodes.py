@@ -21,7 +21,6 @@ from gpujob_operator.decide.capacity import (
     sizes,
 )
 from gpujob_operator.decide.changes import Deadlines, Roll
-from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.holdings import (
     NOTHING,
     Ended,
@@ -30,7 +29,8 @@ from gpujob_operator.decide.holdings import (
     Learned,
     holding_of_gone,
 )
-from gpujob_operator.decide.snapshot import GonePod, NodeView, Snapshot
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.snapshot import GonePod, NodeView, Snapshot
 from gpujob_operator.decide.spot import rates
 
 

@@ -8,17 +8,11 @@ The queueing of a cycle and the benchmarks use this same function.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
+
+from gpujob_operator.decide.model.configuration import OrderPolicy
 
 # An unknown amount of work is guessed in steps of this many card-seconds, doubling.
 _GUESS_GPU_SECONDS = 14_400.0
-
-
-class OrderPolicy(Enum):
-    """`ARRIVAL`: first come, first served. `SHORTEST`: least work left in card-seconds first."""
-
-    ARRIVAL = "Arrival"
-    SHORTEST = "Shortest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +64,12 @@ def order_key(contender: Contender, now_seconds: float, rules: OrderRules) -> Or
     return turn_of(contender, rules).key(now_seconds)
 
 
+def due_seconds(contender: Contender, rules: OrderRules) -> float:
+    """When the job becomes overdue, on the clock of `arrived_seconds`."""
+    length = contender.attained_seconds + (contender.remaining_seconds or 0.0)
+    return contender.arrived_seconds + max(rules.waiting_seconds_max, rules.stretch_max * length)
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """A contender's keys, on time and overdue: time alone changes nothing else."""
@@ -91,12 +91,6 @@ def turn_of(contender: Contender, rules: OrderRules) -> Turn:
         on_time=(priority, True, 0.0, work, arrived, uid),
         overdue=(priority, False, due, 0.0, arrived, uid),
     )
-
-
-def due_seconds(contender: Contender, rules: OrderRules) -> float:
-    """When the job becomes overdue, on the clock of `arrived_seconds`."""
-    length = contender.attained_seconds + (contender.remaining_seconds or 0.0)
-    return contender.arrived_seconds + max(rules.waiting_seconds_max, rules.stretch_max * length)
 
 
 def work_gpu_seconds(contender: Contender) -> float:

@@ -7,22 +7,12 @@ from enum import Enum
 from gpujob_api.gpujob import Counters, GPUJob, JobFailure
 from gpujob_api.report import Failure, FailureClass
 from gpujob_api.settings import EXIT_DONE, EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED
-from gpujob_operator.decide.configuration import Configuration
-from gpujob_operator.decide.snapshot import PodPhase, PodView
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.snapshot import PodPhase, PodView
+from gpujob_operator.decide.model.stop_reasons import CONSEQUENCES, FAILED_STOPS, FOR_OTHERS
 
 EXIT_KILLED = 137
-# Stops of one job for the sake of others: see `room`.
-PREEMPTED = "Preempted"
-RECLAIMED = "Reclaimed"
-MOVED = "Moved"
-SLOWED = "Slowed"
-FOR_OTHERS = (PREEMPTED, RECLAIMED, MOVED, SLOWED)
 _INTERRUPTED = (EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED)
-# Stops that are the job's own failure, not an interruption.
-_FAILED_STOPS = {
-    "Hung": FailureClass.HUNG,
-    "StartTimeout": FailureClass.UNKNOWN,
-}
 # Kubernetes' words for a node that went away, or restarted and found its containers dead.
 _NODE_LOSSES = ("ContainerStatusUnknown", "NodeLost")
 # The kubelet's words for "this node could not run it", which is not the job's fault.
@@ -30,8 +20,6 @@ _NODE_REFUSALS = (
     *("Evicted", "NodeAffinity", "NodeShutdown", "OutOf", "Preempting"),
     *("Terminated", "UnexpectedAdmissionError", *_NODE_LOSSES),
 )
-# Stops that follow from a worker's end; any other was announced, and explains what comes after it.
-_CONSEQUENCES = ("WorkerEnded", "WorkerLost")
 # More interruptions than this without a durable step are treated like errors.
 FRUITLESS_INTERRUPTIONS_MAX = 50
 
@@ -80,8 +68,8 @@ def judge(
     failures = [_pod_failure(pod) for pod in sorted(pods, key=_cause_first)]
     real = [failure for failure in failures if failure is not None]
     stop = job.status.stop
-    if stop is not None and stop.reason in _FAILED_STOPS:
-        return Outcome(End.FAILED, JobFailure(_FAILED_STOPS[stop.reason], stop.message))
+    if stop is not None and stop.reason in FAILED_STOPS:
+        return Outcome(End.FAILED, JobFailure(FAILED_STOPS[stop.reason], stop.message))
     # A worker that ended first was not killed by our stop, even if by the same signal.
     ours = stop is not None and stop.reason != "WorkerEnded"
     if not real or (ours and all(_is_kill(pod) for pod in pods if _failed(pod))):
@@ -158,7 +146,7 @@ def _pod_failure(pod: PodView) -> JobFailure | None:
 
 def _lost_node(job: GPUJob, pods: tuple[PodView, ...], lost_nodes: frozenset[str]) -> str:
     stop, placement = job.status.stop, job.status.placement
-    if placement is None or (stop is not None and stop.reason not in _CONSEQUENCES):
+    if placement is None or (stop is not None and stop.reason not in CONSEQUENCES):
         return ""
     failed = {pod.rank for pod in pods if pod.reason.startswith(_NODE_LOSSES)}
     ended = {pod.rank for pod in pods if pod.exit_code is not None}

@@ -15,7 +15,7 @@ from math import inf
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_operator.decide.ends import UNKNOWN, End, Ends, Like, Workload
 from gpujob_operator.decide.estimate import Run, RunHistory, remaining_seconds
-from gpujob_operator.decide.fleet import Floats, Integers
+from gpujob_operator.decide.packing.arrays import Floats, Integers
 from gpujob_operator.decide.profiles import profile_name
 
 

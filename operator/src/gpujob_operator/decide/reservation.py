@@ -6,8 +6,8 @@ workload's profile on this card model, the whole card until a measurement exists
 
 from gpujob_api.gpujob import GPUJob, Measurement, Reservation, ReservationSource, SharingMode
 from gpujob_api.gpuprofile import GPUProfile, ProfileEntry
-from gpujob_operator.decide.configuration import Configuration, DeviceAccess
-from gpujob_operator.decide.snapshot import CardUsage
+from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
+from gpujob_operator.decide.model.snapshot import CardUsage
 
 
 def with_margin(memory_bytes: int, configuration: Configuration) -> int:

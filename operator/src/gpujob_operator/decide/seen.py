@@ -5,7 +5,7 @@ from datetime import datetime
 
 from gpujob_api.gpujob import StopReason
 from gpujob_api.gpuprofile import GPUProfile
-from gpujob_operator.decide.snapshot import CardUsage, PodView, ReceivedReport
+from gpujob_operator.decide.model.snapshot import CardUsage, PodView, ReceivedReport
 
 
 @dataclass(frozen=True, slots=True)

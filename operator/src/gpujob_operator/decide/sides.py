@@ -13,10 +13,11 @@ import numpy as np
 
 from gpujob_api.quantities import MIB
 from gpujob_operator.decide.capacity import Card, NodeCapacity, sizes
-from gpujob_operator.decide.fleet import CardState, Fleet, Integers, NodeState
 from gpujob_operator.decide.interference import summed_utilization_limit_percent
 from gpujob_operator.decide.needs import node_marks
-from gpujob_operator.decide.placement import Ledger, NodeMask
+from gpujob_operator.decide.packing.arrays import CardState, Fleet, Integers, NodeState
+from gpujob_operator.decide.packing.request import NodeMask
+from gpujob_operator.decide.packing.score_cache import Ledger
 from gpujob_operator.decide.survey import Survey
 
 # A stranger below this is the desktop or a monitoring tool, not a tenant.

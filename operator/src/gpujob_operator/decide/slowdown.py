@@ -13,16 +13,16 @@ from datetime import datetime, timedelta
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, StopReason
 from gpujob_api.gpuprofile import GPUProfile, ProfileEntry, SharedPace
 from gpujob_api.meta import ConditionStatus
-from gpujob_operator.decide import conditions
 from gpujob_operator.decide.assignment import Assignment, assign
 from gpujob_operator.decide.board import Board
 from gpujob_operator.decide.calibration import band_percent
 from gpujob_operator.decide.capacity import Card
-from gpujob_operator.decide.configuration import Configuration
-from gpujob_operator.decide.grace import stop_seconds
 from gpujob_operator.decide.interference import summed_utilization_limit_percent
+from gpujob_operator.decide.model import conditions
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.grace import stop_seconds
+from gpujob_operator.decide.model.stop_reasons import SLOWED
 from gpujob_operator.decide.needs import Needs
-from gpujob_operator.decide.outcome import SLOWED
 from gpujob_operator.decide.reservation import profile_entry
 from gpujob_operator.decide.room import interruptible, interruption_gpu_seconds
 from gpujob_operator.decide.sides import disturbed

@@ -9,20 +9,13 @@ rate is the mean of what is then believed, starting from a prior (a gamma prior 
 
 from collections.abc import Mapping
 
-from gpujob_operator.decide.configuration import Configuration
-from gpujob_operator.decide.snapshot import NodeView, Snapshot
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.snapshot import NodeView, Snapshot, pool_of
 
 # Nothing observed: one interruption in this many hours. An assumption; a day of one node outweighs
 # half of it.
 PRIOR_HOURS = 24.0
-_INSTANCE_TYPE = "node.kubernetes.io/instance-type"
-_ZONE = "topology.kubernetes.io/zone"
 _SECONDS_PER_HOUR = 3600
-
-
-def pool_of(node: NodeView) -> str:
-    """Instance type and zone, as far as the node is labelled."""
-    return f"{node.labels.get(_INSTANCE_TYPE, '-')}/{node.labels.get(_ZONE, '-')}"
 
 
 def rates(snapshot: Snapshot) -> dict[str, float]:

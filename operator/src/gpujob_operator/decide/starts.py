@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from gpujob_api.gpujob import Reservation
 from gpujob_operator.decide.capacity import Capacity, Card, NodeCapacity, Tenant
-from gpujob_operator.decide.configuration import Configuration
-from gpujob_operator.decide.fleet import Booleans, Floats, Integers
 from gpujob_operator.decide.interference import Law, summed_utilization_limit_percent
 from gpujob_operator.decide.leaving import SLOWDOWN_PERCENT_MAX, Rows, Stay
+from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.needs import Needs, node_refusal
+from gpujob_operator.decide.packing.arrays import Booleans, Floats, Integers
 from gpujob_operator.decide.releases import Releases
 
 # Before every moment: a card is ready, or will be once it was read again.

@@ -1,6 +1,5 @@
 """What keeps the jobs of a kind off the cards, node by node: found anew only where a node is not
-the same object as the last time, and summed up as it changes.
-"""
+the same object as the last time, and summed up as it changes."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping

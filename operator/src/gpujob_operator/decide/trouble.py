@@ -8,8 +8,8 @@ from gpujob_api.gpujob import GPUJob, GPUJobStatus, Placement, StopReason
 from gpujob_api.meta import TAINT_RECLAIM
 from gpujob_api.quantities import format_memory
 from gpujob_operator.decide.capacity import Capacity, Card, NodeCapacity, is_stale
-from gpujob_operator.decide.configuration import Configuration
-from gpujob_operator.decide.grace import stop_seconds
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.grace import stop_seconds
 
 NODE_RECLAIMED = "NodeReclaimed"
 # A time in seconds since 1970; ten digits last until 2286.

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from gpujob_api.gpujob import GPUJob
-from gpujob_operator.decide import conditions
-from gpujob_operator.decide.configuration import Configuration
-from gpujob_operator.decide.snapshot import PodView
+from gpujob_operator.decide.model import conditions
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.snapshot import PodView
 
 
 @dataclass(frozen=True, slots=True)

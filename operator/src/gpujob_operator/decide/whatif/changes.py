@@ -9,7 +9,7 @@ from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpunode import GPU, GPUNode
 from gpujob_api.gpuqueue import GPUQueue
 from gpujob_api.meta import TAINT_RECLAIM
-from gpujob_operator.decide.snapshot import NodeView, Snapshot
+from gpujob_operator.decide.model.snapshot import NodeView, Snapshot
 
 HOSTNAME = "kubernetes.io/hostname"
 ADDED_NODES_MAX = 1000

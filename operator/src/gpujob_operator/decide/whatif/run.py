@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from gpujob_operator.decide.plan import CreatePod, DeletePod, Plan
+from gpujob_operator.decide.model.plan import CreatePod, DeletePod, Plan
+from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.planner import Planner
-from gpujob_operator.decide.snapshot import Snapshot
 from gpujob_operator.decide.whatif.story import Scribe, Story
 from gpujob_operator.decide.whatif.world import World
 

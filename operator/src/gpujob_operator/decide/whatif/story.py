@@ -5,9 +5,9 @@ from datetime import datetime
 
 from gpujob_api.gpujob import GPUJob, JobPhase, Placement, Reservation
 from gpujob_api.meta import ConditionStatus
-from gpujob_operator.decide import conditions
-from gpujob_operator.decide.configuration import Configuration
-from gpujob_operator.decide.plan import Plan, WriteStatus
+from gpujob_operator.decide.model import conditions
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.plan import Plan, WriteStatus
 from gpujob_operator.decide.room import interruption_gpu_seconds
 
 # What a job is told between two attempts, until it is looked at again.

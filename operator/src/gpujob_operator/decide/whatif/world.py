@@ -8,9 +8,8 @@ from gpujob_api.gpunode import GPUNode
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_api.gpuqueue import GPUQueue
 from gpujob_api.settings import EXIT_DONE
-from gpujob_operator.decide.configuration import Configuration
-from gpujob_operator.decide.picture import without_processes
-from gpujob_operator.decide.plan import (
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.plan import (
     CreatePod,
     DeletePod,
     Plan,
@@ -19,8 +18,17 @@ from gpujob_operator.decide.plan import (
     WriteQueueStatus,
     WriteStatus,
 )
+from gpujob_operator.decide.model.pod_template import host_requests
+from gpujob_operator.decide.model.snapshot import (
+    NodeView,
+    PodPhase,
+    PodView,
+    ReceivedReport,
+    Snapshot,
+)
+from gpujob_operator.decide.model.snapshot_edits import without_processes
+from gpujob_operator.decide.model.workers import joined, worker_name
 from gpujob_operator.decide.releases import Releases
-from gpujob_operator.decide.snapshot import NodeView, PodPhase, PodView, ReceivedReport, Snapshot
 from gpujob_operator.decide.whatif.pace import (
     Pace,
     last_words,
@@ -28,8 +36,6 @@ from gpujob_operator.decide.whatif.pace import (
     pace_now,
     report_of,
 )
-from gpujob_operator.decide.workers import joined, worker_name
-from gpujob_operator.decide.workload import host_requests
 
 # From the creation of a pod until it runs.
 START_SECONDS = 1.0

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from gpujob_operator.decide.cutting_stock import request_prices, room_worth, worth_of_mix
+from gpujob_operator.decide.packing.cutting_stock import request_prices, room_worth, worth_of_mix
 
 
 def test_nothing_asked_for_has_no_prices() -> None:

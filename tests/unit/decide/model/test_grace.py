@@ -8,11 +8,11 @@ import pytest
 
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.settings import ENV_GRACE_SECONDS, Settings
-from gpujob_operator.decide.configuration import Configuration
-from gpujob_operator.decide.grace import grace_seconds, pod_grace_seconds, stop_seconds
-from gpujob_operator.decide.plan import CreatePod, DeletePod
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.grace import grace_seconds, pod_grace_seconds, stop_seconds
+from gpujob_operator.decide.model.plan import CreatePod, DeletePod
+from gpujob_operator.decide.model.snapshot import PodView, Taint
 from gpujob_operator.decide.planner import plan
-from gpujob_operator.decide.snapshot import PodView, Taint
 from gpujob_operator.read.pods import pod_view
 from gpujob_operator.render.pod import worker_pod
 from tests.harness.builders import (

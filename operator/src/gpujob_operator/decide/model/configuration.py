@@ -4,14 +4,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from gpujob_operator.decide.order import OrderPolicy
-
 
 class DeviceAccess(Enum):
     """How a pod is given its card: see docs/guides/install.md."""
 
     ENVIRONMENT = "Environment"
     DEVICE_PLUGIN = "DevicePlugin"
+
+
+class OrderPolicy(Enum):
+    """`ARRIVAL`: first come, first served. `SHORTEST`: least work left in card-seconds first."""
+
+    ARRIVAL = "Arrival"
+    SHORTEST = "Shortest"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
 from gpujob_api.gpunode import GPU, GPUNode
-from gpujob_operator.decide.snapshot import NodeView, PodView, Snapshot
-from gpujob_operator.decide.workers import is_worker_of
-from gpujob_operator.decide.workload import host_requests
+from gpujob_operator.decide.model.pod_template import host_requests
+from gpujob_operator.decide.model.snapshot import NodeView, PodView, Snapshot
+from gpujob_operator.decide.model.workers import is_worker_of
 
 
 def with_statuses(snapshot: Snapshot, statuses: Mapping[str, GPUJobStatus]) -> Snapshot:

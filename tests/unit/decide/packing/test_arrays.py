@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.fleet import Fleet, Take
+from gpujob_operator.decide.packing.arrays import Fleet, Take
 from tests.harness.fleets import CARD_BYTES, card, idle_node, node
 
 SHARE = Take(2000, 4 * GIB, 20 * GIB, 30.0, whole_card=False)

@@ -1,13 +1,13 @@
 """What one cycle decided: the writes that bring the cluster closer to what it should be."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_api.gpuqueue import GPUQueue, GPUQueueStatus
 from gpujob_api.settings import Settings
-from gpujob_operator.decide.snapshot import InvalidJob, PodView
+from gpujob_operator.decide.model.snapshot import InvalidJob, PodView
 
 
 class EventType(Enum):
@@ -86,3 +86,14 @@ class Plan:
 
     items: tuple[PlanItem, ...] = ()
     next_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The job's next status and what goes with it."""
+
+    status: GPUJobStatus
+    events: tuple[EventNote, ...] = ()
+    creates: tuple[CreatePod, ...] = ()
+    deletes: tuple[DeletePod, ...] = ()
+    next_seconds: float | None = field(default=None)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gpujob_api.gpujob import GPUJobStatus, JobPhase, Reservation, ReservationSource
-from gpujob_operator.decide.assumption import assumed_status
+from gpujob_operator.decide.model.assumption import assumed_status
 from tests.harness.builders import GIB, make_job, placed, reserve, running
 
 HELD = running(make_job(), held=reserve(8 * GIB, utilization_percent=50.0)).status

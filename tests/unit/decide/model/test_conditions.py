@@ -1,8 +1,8 @@
 """Conditions change their transition time only when their status changes."""
 
 from gpujob_api.meta import MESSAGE_CHARACTERS_MAX, ConditionStatus
-from gpujob_operator.decide import conditions
-from gpujob_operator.decide.conditions import ConditionWriter, find
+from gpujob_operator.decide.model import conditions
+from gpujob_operator.decide.model.conditions import ConditionWriter, find
 from tests.harness.builders import after, make_job
 
 

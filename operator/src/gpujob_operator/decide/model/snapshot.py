@@ -15,7 +15,10 @@ from gpujob_api.gpuprofile import GPUProfile
 from gpujob_api.gpuqueue import GPUQueue
 from gpujob_api.meta import Metadata
 from gpujob_api.report import Report
-from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.model.configuration import Configuration
+
+_INSTANCE_TYPE = "node.kubernetes.io/instance-type"
+_ZONE = "topology.kubernetes.io/zone"
 
 
 class PodPhase(Enum):
@@ -137,7 +140,7 @@ class GonePod:
 @dataclass(frozen=True, slots=True)
 class SpotPool:
     """Spot nodes of one kind, which are taken away together: for how many node-hours they were
-    watched, and how many nodes were taken away meanwhile. See `spot`."""
+    watched, and how many nodes were taken away meanwhile. See `capacity.prices`."""
 
     name: str
     node_hours: int
@@ -163,3 +166,8 @@ class Snapshot:
         default_factory=dict[tuple[str, int], CardUsage]
     )
     configuration: Configuration = field(default_factory=Configuration)
+
+
+def pool_of(node: NodeView) -> str:
+    """Instance type and zone, as far as the node is labelled."""
+    return f"{node.labels.get(_INSTANCE_TYPE, '-')}/{node.labels.get(_ZONE, '-')}"

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from gpujob_api.gpujob import GPUJob, JobPhase
-from gpujob_operator.decide import conditions
-from gpujob_operator.decide.plan import CreatePod, DeletePod, Plan
+from gpujob_operator.decide.model import conditions
+from gpujob_operator.decide.model.plan import CreatePod, DeletePod, Plan
+from gpujob_operator.decide.model.snapshot import PodPhase, PodView
+from gpujob_operator.decide.model.workers import is_worker_of, joined, with_pod_uids
 from gpujob_operator.decide.planner import Planner, plan
-from gpujob_operator.decide.snapshot import PodPhase, PodView
-from gpujob_operator.decide.workers import is_worker_of, joined, with_pod_uids
 from tests.harness.builders import (
     NAMESPACE,
     after,

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.fragmentation import MEMORY_STEPS, Demand, Mix, Tables
 from gpujob_operator.decide.mix import steady_mix
+from gpujob_operator.decide.packing.demand import MEMORY_STEPS, Demand, Mix
+from gpujob_operator.decide.packing.tables import Tables
 from tests.harness.fleets import CARD_BYTES, shared, whole
 
 KIND = ("A100", CARD_BYTES)

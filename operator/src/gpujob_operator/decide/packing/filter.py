@@ -1,12 +1,12 @@
-"""Which nodes and cards can take a request. (Why one fits nowhere is told by `explain`.)
+"""Which nodes and cards can take a request. Why one fits nowhere is told by `placement.diagnosis`.
 
 Amounts are exact (bytes, milli-CPU, percent), unlike the steps in which room is valued.
 """
 
 import numpy as np
 
-from gpujob_operator.decide.fleet import Booleans, Fleet, Floats, Integers
-from gpujob_operator.decide.fragmentation import Demand
+from gpujob_operator.decide.packing.arrays import Booleans, Fleet, Floats, Integers
+from gpujob_operator.decide.packing.demand import Demand
 
 
 def host_fits(fleet: Fleet, rows: Integers, demand: Demand, allowed: Booleans) -> Booleans:

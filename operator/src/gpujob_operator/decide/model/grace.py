@@ -3,9 +3,9 @@
 from typing import Any, cast
 
 from gpujob_api.gpujob import GPUJob
-from gpujob_operator.decide.configuration import Configuration
-from gpujob_operator.decide.snapshot import PodView
-from gpujob_operator.decide.workload import pod_spec
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.pod_template import pod_spec
+from gpujob_operator.decide.model.snapshot import PodView
 
 # Less is none: the API server then removes the pod before its processes are known to be gone.
 GRACE_SECONDS_MIN = 1

@@ -6,16 +6,11 @@ from typing import Any
 import pytest
 
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.fleet import Fleet, NodeState
-from gpujob_operator.decide.fragmentation import Demand, Mix
-from gpujob_operator.decide.placement import (
-    Choice,
-    Ledger,
-    NodeMask,
-    Request,
-    SpotPreference,
-    choose,
-)
+from gpujob_operator.decide.packing.arrays import Fleet, NodeState
+from gpujob_operator.decide.packing.demand import Demand, Mix
+from gpujob_operator.decide.packing.request import Choice, NodeMask, Request, SpotPreference
+from gpujob_operator.decide.packing.score_cache import Ledger
+from gpujob_operator.decide.packing.select import choose
 from tests.harness.fleets import CARD_BYTES, card, idle_node, node, place_all, shared, whole
 
 HALVES = Mix.of({shared(40): 1.0})

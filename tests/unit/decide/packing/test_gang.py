@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpujob_operator.decide.gangs import place_gang
+from gpujob_operator.decide.packing.gang import place_gang
 
 
 def test_the_node_where_least_stays_free() -> None:

@@ -11,141 +11,19 @@ the first.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import replace
 
 import numpy as np
 
-from gpujob_operator.decide.feasibility import free_cards, host_fits
-from gpujob_operator.decide.fleet import Booleans, Fleet, Floats, Integers, Take
-from gpujob_operator.decide.fragmentation import Demand, Mix
-from gpujob_operator.decide.gangs import place_gang
-from gpujob_operator.decide.valuation import STRANDED_WEIGHT, USABLE_WEIGHT, Parts, Valuation
+from gpujob_operator.decide.packing.arrays import Booleans, Fleet, Floats, Integers
+from gpujob_operator.decide.packing.demand import Demand, Mix
+from gpujob_operator.decide.packing.filter import free_cards, host_fits
+from gpujob_operator.decide.packing.fragmentation import Valuation
+from gpujob_operator.decide.packing.gang import place_gang
+from gpujob_operator.decide.packing.request import Choice, Request, Score, SpotPreference
+from gpujob_operator.decide.packing.score_cache import REQUESTS_MAX, Ledger, Scores
 
 STEP_CARDS = 0.02
-# Different requests whose scores are kept at a time.
-REQUESTS_MAX = 512
-
-
-class SpotPreference(Enum):
-    ANY = "Any"
-    PREFER = "Prefer"
-    REQUIRE = "Require"
-    NEVER = "Never"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class NodeMask:
-    """Nodes that a request may use, by row. Make one per selector and use it again."""
-
-    allowed: Booleans
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One worker: its demand, and which nodes it may use."""
-
-    demand: Demand
-    nodes: NodeMask | None = None
-    spot: SpotPreference = SpotPreference.ANY
-    # On a card with tenants, the sum of utilizations up to which this request joins them.
-    utilization_limit_percent: float = 100.0
-
-    @property
-    def take(self) -> Take:
-        demand = self.demand
-        return Take(
-            cpu_milli=demand.cpu_milli,
-            memory_bytes=demand.memory_bytes,
-            card_memory_bytes=demand.card_memory_bytes,
-            utilization_percent=100.0 if demand.exclusive else demand.utilization_percent,
-            whole_card=demand.exclusive,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """What a placement costs, in cards, and what it is made of."""
-
-    total: float
-    worth: float
-    usable: float
-    stranded: float
-    scarcity: float
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A node's row and card columns. `candidates` is how many nodes could take the request."""
-
-    row: int
-    cards: tuple[int, ...]
-    score: Score
-    candidates: int
-
-
-@dataclass(slots=True)
-class _Scores:
-    """Per row: the cost without scarcity and its parts, and the card of one shared card."""
-
-    cost: Floats
-    worth: Floats
-    usable: Floats
-    stranded: Floats
-    card: Integers
-    seen: int = 0
-
-    @classmethod
-    def none_fits(cls, rows: int) -> "_Scores":
-        parts = (np.full(rows, np.inf) for _ in range(4))
-        return cls(*parts, card=np.full(rows, -1, dtype=np.int64))
-
-    def reordered(self, order: Integers) -> "_Scores":
-        return replace(
-            self,
-            cost=self.cost[order],
-            worth=self.worth[order],
-            usable=self.usable[order],
-            stranded=self.stranded[order],
-            card=self.card[order],
-        )
-
-    def put(self, rows: Integers, parts: Parts, at: Integers | slice) -> None:
-        """Takes over the parts at these places of a longer evaluation."""
-        self.worth[rows] = parts.worth[at]
-        self.usable[rows] = USABLE_WEIGHT * parts.usable[at]
-        self.stranded[rows] = STRANDED_WEIGHT * parts.stranded[at]
-        self.cost[rows] = self.worth[rows] + self.usable[rows] + self.stranded[rows]
-
-
-@dataclass(slots=True)
-class Ledger:
-    """Figures of one fleet, kept between choices. Derived only: dropping it changes no choice."""
-
-    valuation: Valuation | None = None
-    scores: dict[Request, _Scores] = field(default_factory=dict[Request, _Scores])
-
-    def reordered(self, order: Integers) -> "Ledger":
-        """The figures of the fleet with its rows in this order. A mask names rows, so that what
-        was kept for masks is dropped."""
-        return Ledger(
-            self.valuation.reordered(order) if self.valuation is not None else None,
-            {
-                request: scores.reordered(order)
-                for request, scores in self.scores.items()
-                if request.nodes is None
-            },
-        )
-
-    def of(self, fleet: Fleet, mix: Mix) -> Valuation:
-        if self.valuation is None or self.valuation.tables.mix is not mix:
-            self.valuation = Valuation(fleet, mix)
-            self.scores.clear()
-        kinds = len(self.valuation.tables.kinds)
-        self.valuation.renew(fleet)
-        if kinds != len(self.valuation.tables.kinds):
-            self.scores.clear()
-        return self.valuation
 
 
 def choose(fleet: Fleet, request: Request, mix: Mix, ledger: Ledger) -> Choice | None:
@@ -185,7 +63,7 @@ def choose_gang(
     levels: Sequence[Integers] = (),
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """Row and card columns of every worker of a gang, each on cards of its own, close together (see
-    `gangs`): as many as fit, all of them where all do.
+    `gang`): as many as fit, all of them where all do.
 
     `levels` are the domain of each row, the closest level first; -1: in none.
     """
@@ -235,7 +113,7 @@ def _workers_by_row(fleet: Fleet, request: Request) -> Integers:
     return np.where(fits, counts, 0)
 
 
-def _score(scores: _Scores, row: int, scarcity: float) -> Score:
+def _score(scores: Scores, row: int, scarcity: float) -> Score:
     worth, usable = float(scores.worth[row]), float(scores.usable[row])
     stranded = float(scores.stranded[row])
     return Score(worth + usable + stranded + scarcity, worth, usable, stranded, scarcity)
@@ -265,11 +143,11 @@ def _cards_on(fleet: Fleet, demand: Demand) -> Floats:
     return demand.cards * share * totals / largest
 
 
-def _renewed(fleet: Fleet, request: Request, valuation: Valuation, ledger: Ledger) -> _Scores:
+def _renewed(fleet: Fleet, request: Request, valuation: Valuation, ledger: Ledger) -> Scores:
     scores = ledger.scores.get(request)
     if scores is None:
         rows = len(fleet.names)
-        scores = _Scores.none_fits(rows)
+        scores = Scores.none_fits(rows)
         while len(ledger.scores) >= REQUESTS_MAX:
             del ledger.scores[next(iter(ledger.scores))]
         ledger.scores[request] = scores
@@ -284,7 +162,7 @@ def _renewed(fleet: Fleet, request: Request, valuation: Valuation, ledger: Ledge
 
 
 def _evaluate(
-    fleet: Fleet, request: Request, valuation: Valuation, rows: Integers, scores: _Scores
+    fleet: Fleet, request: Request, valuation: Valuation, rows: Integers, scores: Scores
 ) -> None:
     demand = request.demand
     free = free_cards(fleet, rows, request.demand, request.utilization_limit_percent)
@@ -305,7 +183,7 @@ def _evaluate_cards(
     rows: Integers,
     free: Booleans,
     demand: Demand,
-    scores: _Scores,
+    scores: Scores,
 ) -> None:
     """One shared card: every card of a row is tried that differs from those before it."""
     state = np.where(free, valuation.state[rows], -1)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpujob_operator.decide.fleet import Booleans, Fleet, Floats, Integers
-from gpujob_operator.decide.fragmentation import MEMORY_STEPS, Demand, Mix, Tables
+from gpujob_operator.decide.packing.arrays import Booleans, Fleet, Floats, Integers
+from gpujob_operator.decide.packing.demand import MEMORY_STEPS, Demand, Mix
+from gpujob_operator.decide.packing.tables import Tables
 
 # How the parts of a score weigh against a card's worth. Fixed; see docs/design/0010-placement.md.
 USABLE_WEIGHT = 0.1
