@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 from bench.muri.shortest import Nodes, same_time
 from bench.muri.trace import TraceJob
-from gpujob_operator.decide.interference import Calibration, SharingVerdict, Use
+from bench.sharing_model.interference import Calibration, SharingVerdict, Use
+from bench.sharing_model.sharing import Judge, Tenant, choose_group, judge_by
 from gpujob_operator.decide.model.configuration import OrderPolicy
 from gpujob_operator.decide.order import Contender, OrderKey, OrderRules, due_seconds, order_key
-from gpujob_operator.decide.sharing import Judge, Tenant, choose_group, judge_by
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,11 @@ from gpujob_api.gpuprofile import GPUProfile, GPUProfileSpec, GPUProfileStatus, 
 from gpujob_api.meta import Metadata
 from gpujob_api.quantities import GIB
 from gpujob_operator.decide.known import Known
+from gpujob_operator.decide.measurement.profile import profile_name
 from gpujob_operator.decide.memory import Memory
 from gpujob_operator.decide.model.plan import Plan
 from gpujob_operator.decide.model.snapshot import GonePod, Snapshot
 from gpujob_operator.decide.planner import Planner, plan
-from gpujob_operator.decide.profiles import profile_name
 from tests.harness.builders import (
     MODEL,
     NAMESPACE,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpujob_api.gpujob import GPUJob, JobPhase, SharingMode
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.capacity import as_tenant, holds_cards
+from gpujob_operator.decide.capacity.cluster import as_tenant, holds_cards
 from gpujob_operator.decide.holdings import build_capacity
 from gpujob_operator.decide.model.conditions import ACCEPTED, SCHEDULED, find
 from gpujob_operator.decide.model.plan import CreatePod, Plan, WriteStatus

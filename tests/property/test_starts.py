@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpujob_api.gpujob import GPUJob, JobPhase, Reservation, SpotPolicy, StopReason
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.capacity import Capacity, Card
+from gpujob_operator.decide.capacity.cluster import Capacity, Card
 from gpujob_operator.decide.claims import soonest
 from gpujob_operator.decide.memory import Memory
 from gpujob_operator.decide.model.configuration import Configuration

@@ -13,7 +13,7 @@ from gpujob_api.codec import parse_time
 from gpujob_api.gpujob import GPUJob, StopReason
 from gpujob_api.manifest import gpujob_from_manifest
 from gpujob_api.settings import ENV_GRACE_SECONDS
-from gpujob_operator.decide.capacity import holds_cards
+from gpujob_operator.decide.capacity.cluster import holds_cards
 from gpujob_operator.decide.model.conditions import SCHEDULED, find
 from gpujob_operator.observe.cache import Kind
 from tests.simulation.api_server import ApiServer, Manifest, OtherKind, Revision

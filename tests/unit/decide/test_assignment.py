@@ -10,9 +10,9 @@ from gpujob_api.gpujob import GPUJob, ReservationSource, SharingMode, SpotPolicy
 from gpujob_api.quantities import GIB, MIB
 from gpujob_operator.decide.assignment import Assignment, assign
 from gpujob_operator.decide.board import Board
+from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limit_percent
 from gpujob_operator.decide.explain import Refusal
 from gpujob_operator.decide.holdings import build_capacity
-from gpujob_operator.decide.interference import summed_utilization_limit_percent
 from gpujob_operator.decide.mix import demand_of
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import Snapshot, Taint

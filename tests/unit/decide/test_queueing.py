@@ -3,7 +3,7 @@
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.gpuqueue import GPUQueue
 from gpujob_api.quantities import GIB, Memory
-from gpujob_operator.decide.capacity import FleetSize
+from gpujob_operator.decide.capacity.cluster import FleetSize
 from gpujob_operator.decide.line import Line
 from gpujob_operator.decide.lines import Lines, Pending
 from gpujob_operator.decide.model.configuration import Configuration

@@ -7,7 +7,7 @@ from gpujob_api.gpujob import GPUJob, JobPhase, SharingMode
 from gpujob_api.gpuqueue import GPUQueue
 from gpujob_api.quantities import GIB
 from gpujob_api.report import CheckpointReport
-from gpujob_operator.decide.holdings import CLOCKS_DIFFER_SECONDS
+from gpujob_operator.decide.capacity.usage import CLOCKS_DIFFER_SECONDS
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import GonePod
 from gpujob_operator.decide.room import interruption_gpu_seconds

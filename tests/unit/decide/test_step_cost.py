@@ -13,11 +13,11 @@ from gpujob_api.settings import Precision, TunedSettings
 from gpujob_operator.decide.account import account
 from gpujob_operator.decide.account_words import rows
 from gpujob_operator.decide.holdings import build_capacity
+from gpujob_operator.decide.measurement.profile import new_entries, with_entries
 from gpujob_operator.decide.model.plan import SaveProfile
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.needs import needs_of
 from gpujob_operator.decide.planner import plan
-from gpujob_operator.decide.profiles import new_entries, with_entries
 from gpujob_operator.decide.step_cost import StepCost, step_cost, step_of
 from tests.harness.builders import (
     T0,

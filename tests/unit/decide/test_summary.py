@@ -8,7 +8,7 @@ from gpujob_api.gpujob import GPUJob
 from gpujob_api.quantities import GIB
 from gpujob_api.report import Speedup, Timing
 from gpujob_api.settings import OptimizeMode
-from gpujob_operator.decide.capacity import Capacity
+from gpujob_operator.decide.capacity.cluster import Capacity
 from gpujob_operator.decide.summary import summarize
 from tests.harness.builders import make_job, measured, running, with_status
 

@@ -6,7 +6,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpujob_operator.decide.capacity import NodeCapacity
+from gpujob_operator.decide.capacity.cluster import NodeCapacity
 from gpujob_operator.decide.survey import FARTHEST, NO_CARDS, Finding, Findings, Survey
 from tests.harness.builders import make_node
 

@@ -14,7 +14,7 @@ from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import GPUJobStatus, Placement, Reservation
 from gpujob_operator.decide.assignment import Assignment, assign
 from gpujob_operator.decide.board import Board, Place
-from gpujob_operator.decide.capacity import Capacity
+from gpujob_operator.decide.capacity.cluster import Capacity
 from gpujob_operator.decide.explain import Refusal, node_lacks
 from gpujob_operator.decide.interruption import held_bytes
 from gpujob_operator.decide.line import Line

@@ -11,9 +11,9 @@ from math import inf
 
 from gpujob_api.gpujob import Placement, Reservation, ReservationSource, SpotPolicy, WorkerPlacement
 from gpujob_operator.decide.board import Board, Place
-from gpujob_operator.decide.capacity import Card, Tenant
+from gpujob_operator.decide.capacity.cluster import Card, Tenant
+from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limit_percent
 from gpujob_operator.decide.explain import Refusal, no_model, refuse
-from gpujob_operator.decide.interference import summed_utilization_limit_percent
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.needs import Needs, node_refusal
 from gpujob_operator.decide.packing.request import Request, SpotPreference

@@ -11,13 +11,13 @@ from math import inf
 
 import numpy as np
 
-from gpujob_operator.decide.capacity import Capacity, Card, NodeCapacity, Tenant
+from gpujob_operator.decide.capacity.cluster import Capacity, Card, NodeCapacity, Tenant, disturbed
 from gpujob_operator.decide.model.snapshot import NodeView
 from gpujob_operator.decide.packing import select
 from gpujob_operator.decide.packing.arrays import Fleet, Integers
 from gpujob_operator.decide.packing.demand import Mix
 from gpujob_operator.decide.packing.request import NodeMask, Request
-from gpujob_operator.decide.sides import Kept, Side, disturbed, node_order
+from gpujob_operator.decide.sides import Kept, Side, node_order
 from gpujob_operator.decide.survey import NO_CARDS
 
 # What requests ask of nodes, kept as masks.

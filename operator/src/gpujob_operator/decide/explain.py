@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from gpujob_api.gpujob import Reservation
 from gpujob_api.quantities import format_memory
 from gpujob_operator.decide.board import Board
-from gpujob_operator.decide.capacity import Capacity, Card, NodeCapacity
-from gpujob_operator.decide.interference import summed_utilization_limit_percent
+from gpujob_operator.decide.capacity.cluster import Capacity, Card, NodeCapacity, disturbed
+from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limit_percent
 from gpujob_operator.decide.needs import Needs, node_refusal
-from gpujob_operator.decide.sides import Kept, disturbed
+from gpujob_operator.decide.sides import Kept
 from gpujob_operator.decide.survey import FARTHEST, NO_CARDS, NOTHING, Finding, Findings, Survey
 
 # A card that would do, on a node that has too few of them.

@@ -5,7 +5,7 @@ from datetime import datetime
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpuprofile import GPUProfile
-from gpujob_operator.decide.capacity import Capacity, Card, marks
+from gpujob_operator.decide.capacity.cluster import Capacity, Card, marks
 from gpujob_operator.decide.changes import Roll
 from gpujob_operator.decide.model.plan import Step
 from gpujob_operator.decide.model.pod_template import HostRequests

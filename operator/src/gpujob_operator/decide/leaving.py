@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpujob_operator.decide.capacity import Capacity, Card, NodeCapacity, Tenant
+from gpujob_operator.decide.capacity.cluster import Capacity, Card, NodeCapacity, Tenant, disturbed
 from gpujob_operator.decide.needs import node_marks
 from gpujob_operator.decide.packing.arrays import Booleans, Floats, Integers
 from gpujob_operator.decide.releases import Releases
-from gpujob_operator.decide.sides import disturbed
 
 SLOWDOWN_PERCENT_MAX = 100
 

@@ -18,6 +18,12 @@ from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, StopReason
 from gpujob_api.meta import FINALIZER_ORPHAN
 from gpujob_api.report import FailureClass, Report
+from gpujob_operator.decide.measurement.progress import (
+    joined_usage,
+    with_measured_reservation,
+    with_measurement,
+    with_report,
+)
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionWriter
 from gpujob_operator.decide.model.configuration import Configuration
@@ -37,12 +43,6 @@ from gpujob_operator.decide.model.workers import (
     with_pod_uids,
 )
 from gpujob_operator.decide.outcome import End, Outcome, Verdict, interrupted, judge, verdict
-from gpujob_operator.decide.progress import (
-    joined_usage,
-    with_measured_reservation,
-    with_measurement,
-    with_report,
-)
 from gpujob_operator.decide.seen import Seen
 from gpujob_operator.decide.stops import age_seconds, reason_to_stop
 from gpujob_operator.decide.trouble import NODE_RECLAIMED

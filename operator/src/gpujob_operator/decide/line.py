@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from gpujob_operator.decide.capacity import FleetSize
+from gpujob_operator.decide.capacity.cluster import FleetSize
 from gpujob_operator.decide.lines import InOrder, Keyed, Pending
 from gpujob_operator.decide.queueing import Queues
 

@@ -12,12 +12,14 @@ from datetime import datetime
 
 from gpujob_api.gpujob import PRIORITY_MAX, GPUJob
 from gpujob_api.gpuprofile import GPUProfile
-from gpujob_operator.decide.capacity import Capacity, holds_cards
+from gpujob_operator.decide.capacity.cluster import Capacity, holds_cards
+from gpujob_operator.decide.capacity.usage import NOTHING, holding_of, holding_of_orphans
 from gpujob_operator.decide.changes import Deadlines
 from gpujob_operator.decide.groups import Groups
-from gpujob_operator.decide.holdings import NOTHING, holding_of, holding_of_orphans
 from gpujob_operator.decide.known import Inputs, Known, ProfileKey, Rolls, spec_version
 from gpujob_operator.decide.lines import Lines, Pending, order_rules
+from gpujob_operator.decide.measurement.profile import differ_in_paces, profile_name
+from gpujob_operator.decide.measurement.slowdown import is_slowed
 from gpujob_operator.decide.mix import MixCounts, demand_of
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import Step
@@ -28,11 +30,9 @@ from gpujob_operator.decide.model.workers import JobName, crew_of
 from gpujob_operator.decide.needs import Needs, needs_of
 from gpujob_operator.decide.nodes import Nodes
 from gpujob_operator.decide.packing.demand import Mix
-from gpujob_operator.decide.profiles import differ_in_paces, profile_name
 from gpujob_operator.decide.queueing import Queues, QueueUse, turn_of_job
 from gpujob_operator.decide.releases import Releases
 from gpujob_operator.decide.sides import Kept
-from gpujob_operator.decide.slowdown import is_slowed
 from gpujob_operator.decide.starts import Starts
 from gpujob_operator.decide.waiting import told_of
 from gpujob_operator.decide.workers import Pods

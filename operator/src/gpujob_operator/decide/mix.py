@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from gpujob_api.gpujob import ReservationSource
-from gpujob_operator.decide.capacity import Capacity
+from gpujob_operator.decide.capacity.cluster import Capacity
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.needs import Needs
 from gpujob_operator.decide.packing.demand import Demand, Mix

@@ -8,6 +8,11 @@ from typing import Any
 from gpujob_api.gpujob import GPUJob, Reservation, ReservationSource, SharingMode, SpotPolicy
 from gpujob_api.gpuprofile import GPUProfile, ProfileEntry
 from gpujob_api.quantities import MIB
+from gpujob_operator.decide.measurement.reservation import (
+    is_settled,
+    profile_entry,
+    wanted_reservation,
+)
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.pod_template import (
     HostRequests,
@@ -17,7 +22,6 @@ from gpujob_operator.decide.model.pod_template import (
 )
 from gpujob_operator.decide.model.snapshot import NodeView, Taint
 from gpujob_operator.decide.packing.demand import Demand
-from gpujob_operator.decide.reservation import is_settled, profile_entry, wanted_reservation
 from gpujob_operator.decide.step_cost import step_of
 
 # What a job of which nothing is known must find free: a card that strangers have filled is none.

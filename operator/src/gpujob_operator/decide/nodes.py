@@ -9,8 +9,8 @@ from itertools import zip_longest
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpunode import GPUNode
 from gpujob_api.gpuprofile import GPUProfile
-from gpujob_operator.decide.calibration import laws
-from gpujob_operator.decide.capacity import (
+from gpujob_operator.decide.capacity.calibration import laws
+from gpujob_operator.decide.capacity.cluster import (
     Capacity,
     NodeCapacity,
     capacity_of,
@@ -20,8 +20,8 @@ from gpujob_operator.decide.capacity import (
     marks,
     sizes,
 )
-from gpujob_operator.decide.changes import Deadlines, Roll
-from gpujob_operator.decide.holdings import (
+from gpujob_operator.decide.capacity.prices import rates
+from gpujob_operator.decide.capacity.usage import (
     NOTHING,
     Ended,
     Holding,
@@ -29,9 +29,9 @@ from gpujob_operator.decide.holdings import (
     Learned,
     holding_of_gone,
 )
+from gpujob_operator.decide.changes import Deadlines, Roll
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import GonePod, NodeView, Snapshot
-from gpujob_operator.decide.spot import rates
 
 
 @dataclass(slots=True)

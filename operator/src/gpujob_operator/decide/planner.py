@@ -15,8 +15,10 @@ from gpujob_api.gpuqueue import GPUQueueStatus
 from gpujob_operator.decide import lifecycle, trouble
 from gpujob_operator.decide.admission import Admission
 from gpujob_operator.decide.board import Board
-from gpujob_operator.decide.capacity import Capacity, holds_cards
+from gpujob_operator.decide.capacity.cluster import Capacity, holds_cards
 from gpujob_operator.decide.known import Around, Inputs, Known, ProfileKey, around
+from gpujob_operator.decide.measurement.profile import new_entries, with_entries
+from gpujob_operator.decide.measurement.slowdown import has_cards_alone, observed_pace
 from gpujob_operator.decide.memory import Memory
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import pod_grace_seconds
@@ -32,10 +34,9 @@ from gpujob_operator.decide.model.plan import (
 )
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.neighbours import change_nothing
-from gpujob_operator.decide.profiles import new_entries, with_entries
 from gpujob_operator.decide.queueing import Queues, QueueUse
 from gpujob_operator.decide.seen import Seen
-from gpujob_operator.decide.slowdown import find_move, has_cards_alone, observed_pace
+from gpujob_operator.decide.slowdown import find_move
 from gpujob_operator.decide.writing import Picture, finish_status, worth_writing
 
 # After every deadline.

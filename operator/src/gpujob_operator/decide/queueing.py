@@ -14,8 +14,8 @@ from datetime import datetime
 from gpujob_api.gpujob import GPUJob, GPUJobStatus
 from gpujob_api.gpuqueue import DEFAULT_QUEUE, GPUQueue, Quota
 from gpujob_api.quantities import format_memory
-from gpujob_operator.decide.capacity import FleetSize, holds_cards
-from gpujob_operator.decide.estimate import remaining_seconds
+from gpujob_operator.decide.capacity.cluster import FleetSize, holds_cards
+from gpujob_operator.decide.measurement.runtime import remaining_seconds
 from gpujob_operator.decide.order import Contender, OrderRules, Turn, turn_of
 
 

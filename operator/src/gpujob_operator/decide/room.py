@@ -14,12 +14,11 @@ from dataclasses import dataclass, replace
 from gpujob_api.gpujob import GPUJob, JobPhase, Reservation
 from gpujob_operator.decide.assignment import Assignment, assign
 from gpujob_operator.decide.board import Board
-from gpujob_operator.decide.capacity import Capacity, Card, NodeCapacity, Tenant
+from gpujob_operator.decide.capacity.cluster import Capacity, Card, NodeCapacity, Tenant, disturbed
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import grace_seconds
 from gpujob_operator.decide.model.pod_template import host_requests
 from gpujob_operator.decide.needs import Needs
-from gpujob_operator.decide.sides import disturbed
 from gpujob_operator.decide.starts import fits_without, nodes_for
 
 # No more jobs than this are interrupted for one.

@@ -11,17 +11,13 @@ from operator import is_not
 
 import numpy as np
 
-from gpujob_api.quantities import MIB
-from gpujob_operator.decide.capacity import Card, NodeCapacity, sizes
-from gpujob_operator.decide.interference import summed_utilization_limit_percent
+from gpujob_operator.decide.capacity.cluster import Card, NodeCapacity, sizes
+from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limit_percent
 from gpujob_operator.decide.needs import node_marks
 from gpujob_operator.decide.packing.arrays import CardState, Fleet, Integers, NodeState
 from gpujob_operator.decide.packing.request import NodeMask
 from gpujob_operator.decide.packing.score_cache import Ledger
 from gpujob_operator.decide.survey import Survey
-
-# A stranger below this is the desktop or a monitoring tool, not a tenant.
-STRANGER_NOISE_BYTES = 64 * MIB
 
 
 @dataclass(slots=True)
@@ -155,13 +151,6 @@ class Kept:
         self.masks.clear()
         self.levels.clear()
         return True
-
-
-def disturbed(card: Card, *, soon: bool = False) -> bool:
-    """True when a stranger uses more of the card than noise; with `soon`, once another reading has
-    come."""
-    others_bytes = card.others_bytes - card.leaving_bytes if soon else card.others_bytes
-    return others_bytes > STRANGER_NOISE_BYTES
 
 
 def _lasting(node: NodeCapacity) -> tuple[object, ...]:

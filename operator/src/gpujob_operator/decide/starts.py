@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpujob_api.gpujob import Reservation
-from gpujob_operator.decide.capacity import Capacity, Card, NodeCapacity, Tenant
-from gpujob_operator.decide.interference import Law, summed_utilization_limit_percent
+from gpujob_operator.decide.capacity.cluster import Capacity, Card, NodeCapacity, Tenant
+from gpujob_operator.decide.capacity.slowdown_law import Law, summed_utilization_limit_percent
 from gpujob_operator.decide.leaving import SLOWDOWN_PERCENT_MAX, Rows, Stay
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.needs import Needs, node_refusal

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from gpujob_api.gpujob import Placement
 from gpujob_api.gpuprofile import GPUProfile, ProfileEntry
-from gpujob_operator.decide.capacity import NodeCapacity
-from gpujob_operator.decide.reservation import profile_entry
+from gpujob_operator.decide.capacity.cluster import NodeCapacity
+from gpujob_operator.decide.measurement.reservation import profile_entry
 
 _SECONDS_PER_HOUR = 3600
 

@@ -3,7 +3,7 @@
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, Summary
 from gpujob_api.quantities import format_memory
 from gpujob_api.settings import OptimizeMode
-from gpujob_operator.decide.capacity import Capacity
+from gpujob_operator.decide.capacity.cluster import Capacity
 from gpujob_operator.decide.model import conditions
 
 REASON_CHARACTERS_MAX = 200

@@ -8,7 +8,7 @@ from itertools import compress
 from operator import attrgetter, is_not
 from typing import NamedTuple
 
-from gpujob_operator.decide.capacity import NodeCapacity
+from gpujob_operator.decide.capacity.cluster import NodeCapacity
 
 # Bytes that are missing on a card, its UUID and its node's name; the least is the nearest fit.
 Nearest = tuple[int, str, str]

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, Placement, StopReason
 from gpujob_api.meta import TAINT_RECLAIM
 from gpujob_api.quantities import format_memory
-from gpujob_operator.decide.capacity import Capacity, Card, NodeCapacity, is_stale
+from gpujob_operator.decide.capacity.cluster import Capacity, Card, NodeCapacity, is_stale
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import stop_seconds
 

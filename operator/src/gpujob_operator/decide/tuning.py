@@ -3,7 +3,7 @@
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_api.settings import OptimizeMode, Settings
-from gpujob_operator.decide.reservation import profile_entry
+from gpujob_operator.decide.measurement.reservation import profile_entry
 
 
 def settings_for(job: GPUJob, profile: GPUProfile | None) -> Settings:

@@ -9,11 +9,11 @@ from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_operator.decide import trouble
-from gpujob_operator.decide.capacity import Capacity
+from gpujob_operator.decide.capacity.cluster import Capacity
+from gpujob_operator.decide.measurement.slowdown import measured_slowdown
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionWriter
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.slowdown import measured_slowdown
 from gpujob_operator.decide.summary import summarize
 
 # What moves while a job runs, and what is told with it.

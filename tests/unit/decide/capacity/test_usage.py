@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpujob_api.gpujob import JobPhase
-from gpujob_operator.decide.holdings import (
+from gpujob_operator.decide.capacity.usage import (
     Holding,
     Holdings,
     holding_of,

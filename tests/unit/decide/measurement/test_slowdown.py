@@ -10,10 +10,10 @@ from gpujob_api.gpuprofile import GPUProfile, ProfileEntry
 from gpujob_api.quantities import GIB
 from gpujob_api.report import CheckpointReport, Timing
 from gpujob_operator.decide.holdings import build_capacity
+from gpujob_operator.decide.measurement.profile import with_entries
+from gpujob_operator.decide.measurement.slowdown import SLACK_PERCENT, Slowdown, measured_slowdown
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.profiles import with_entries
-from gpujob_operator.decide.slowdown import SLACK_PERCENT, Slowdown, measured_slowdown
 from tests.harness.builders import (
     MODEL,
     T0,

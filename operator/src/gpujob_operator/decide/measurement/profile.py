@@ -13,8 +13,8 @@ from gpujob_api.gpuprofile import (
 )
 from gpujob_api.meta import Metadata
 from gpujob_api.settings import TunedSettings
-from gpujob_operator.decide.calibration import with_pace
-from gpujob_operator.decide.workload import fingerprint
+from gpujob_operator.decide.capacity.calibration import with_pace
+from gpujob_operator.decide.measurement.fingerprint import fingerprint
 
 # Entries of one workload: one a card model and torch version, newest first.
 ENTRIES_MAX = 32

@@ -8,7 +8,7 @@ import pytest
 from gpujob_api.gpujob import GPUJob, JobPhase, ReservationSource
 from gpujob_api.meta import TAINT_RECLAIM
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.capacity import Capacity, Card, holds_cards
+from gpujob_operator.decide.capacity.cluster import Capacity, Card, holds_cards
 from gpujob_operator.decide.holdings import build_capacity
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.pod_template import host_requests

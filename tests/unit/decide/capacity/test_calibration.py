@@ -19,17 +19,22 @@ from gpujob_api.meta import Metadata
 from gpujob_api.quantities import GIB
 from gpujob_api.report import Timing
 from gpujob_api.settings import TunedSettings
-from gpujob_operator.decide.calibration import PRIOR_WORKLOADS, band_percent, laws, with_pace
-from gpujob_operator.decide.interference import (
+from gpujob_operator.decide.capacity.calibration import (
+    PRIOR_WORKLOADS,
+    band_percent,
+    laws,
+    with_pace,
+)
+from gpujob_operator.decide.capacity.slowdown_law import (
     BANDS_PERCENT,
     PUBLISHED_SLOWDOWNS,
     summed_utilization_limit_percent,
 )
+from gpujob_operator.decide.measurement.fingerprint import fingerprint
+from gpujob_operator.decide.measurement.profile import profile_name
 from gpujob_operator.decide.model.plan import SaveProfile
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.planner import Planner, plan
-from gpujob_operator.decide.profiles import profile_name
-from gpujob_operator.decide.workload import fingerprint
 from tests.harness.applied import applied
 from tests.harness.builders import (
     MODEL,

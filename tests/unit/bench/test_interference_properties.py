@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpujob_operator.decide.interference import Calibration, Use, may_share, predicted_speeds
+from bench.sharing_model.interference import Calibration, Use, may_share, predicted_speeds
 
 percents = st.floats(0, 100)
 uses = st.builds(Use, percents, st.fixed_dictionaries({"network": percents}))

@@ -1,8 +1,7 @@
 import pytest
 
-from gpujob_operator.decide.interference import (
+from bench.sharing_model.interference import (
     OBSERVATIONS_MAX,
-    SPEED_MIN,
     Calibration,
     Observation,
     Use,
@@ -11,8 +10,8 @@ from gpujob_operator.decide.interference import (
     law_speed,
     may_share,
     predicted_speeds,
-    slowdown_percent,
 )
+from gpujob_operator.decide.capacity.slowdown_law import SPEED_MIN, slowdown_percent
 
 LAW = Calibration()
 

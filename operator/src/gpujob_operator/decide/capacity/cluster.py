@@ -1,6 +1,6 @@
 """Nodes and cards: what is free on each, after the driver, strangers and reservations (I1).
 
-`holdings` fills them in from what was observed.
+`usage` fills them in from what was observed.
 """
 
 from collections.abc import Collection, Mapping
@@ -10,9 +10,13 @@ from datetime import datetime, timedelta
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, ReservationSource
 from gpujob_api.gpunode import GPUNode
 from gpujob_api.meta import TAINT_RECLAIM
-from gpujob_operator.decide.interference import PUBLISHED_SLOWDOWNS, Law
+from gpujob_api.quantities import MIB
+from gpujob_operator.decide.capacity.slowdown_law import PUBLISHED_SLOWDOWNS, Law
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import NodeView
+
+# A stranger below this is the desktop or a monitoring tool, not a tenant.
+STRANGER_NOISE_BYTES = 64 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +96,7 @@ class NodeCapacity:
     memory_bytes_free: int
     # Why nothing new may be placed here, or "".
     closed: str = ""
-    # How often such a node is taken away, and the price with what that costs (see `spot`).
+    # How often such a node is taken away, and the price with what that costs (see `prices`).
     interruptions_per_hour: float = 0.0
     price_with_losses: float | None = None
 
@@ -219,3 +223,10 @@ def closed_reason(
             f"(limit {configuration.telemetry_stale_seconds:.0f} s)"
         )
     return ""
+
+
+def disturbed(card: Card, *, soon: bool = False) -> bool:
+    """True when a stranger uses more of the card than noise; with `soon`, once another reading has
+    come."""
+    others_bytes = card.others_bytes - card.leaving_bytes if soon else card.others_bytes
+    return others_bytes > STRANGER_NOISE_BYTES

@@ -1,4 +1,5 @@
-"""How likely a spot node is to be taken away: by pool, from what was observed.
+"""What a GPU-hour costs, and how likely a spot node is to be taken away: by pool, from what was
+observed.
 
 A pool is the nodes of one instance type in one zone: a cloud takes them back together. Of each it
 is known for how many node-hours it was watched and how many nodes were taken away meanwhile. The
@@ -9,6 +10,7 @@ rate is the mean of what is then believed, starting from a prior (a gamma prior 
 
 from collections.abc import Mapping
 
+from gpujob_api.gpunode import GPUNode
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import NodeView, Snapshot, pool_of
 
@@ -39,3 +41,12 @@ def price_with_losses(
     lost_seconds = configuration.termination_grace_seconds + configuration.restart_seconds
     lost_share = interruptions_per_hour * lost_seconds / _SECONDS_PER_HOUR
     return price_per_gpu_hour * (1 + lost_share)
+
+
+def price_of(gpu_node: GPUNode, view: NodeView, configuration: Configuration) -> float | None:
+    if gpu_node.spec.price_per_gpu_hour is not None:
+        return gpu_node.spec.price_per_gpu_hour
+    table = configuration.spot_price_per_gpu_hour if view.spot else configuration.price_per_gpu_hour
+    models = {gpu.model for gpu in gpu_node.status.gpus}
+    prices = [table[model] for model in sorted(models) if model in table]
+    return prices[0] if prices else None

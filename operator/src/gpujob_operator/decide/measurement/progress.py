@@ -7,10 +7,10 @@ from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, Measurement, ReservationSource
 from gpujob_api.quantities import format_memory
 from gpujob_api.report import Report, WorkerPhase
+from gpujob_operator.decide.measurement.reservation import measured_reservation
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import EventNote
 from gpujob_operator.decide.model.snapshot import CardUsage, ReceivedReport
-from gpujob_operator.decide.reservation import measured_reservation
 
 # Before these phases are over, what is seen on the card is not yet what the job needs.
 _UNSETTLED = (WorkerPhase.STARTING, WorkerPhase.MEASURING, WorkerPhase.TUNING)

@@ -1,26 +1,21 @@
-"""How much jobs slow each other down when they share a card, told from what each does alone.
+"""How much jobs slow each other down when they share a GPU, told from what each does alone.
 
-Placement asks `may_share` before it puts a job beside others; the running pair's own measurement
-(`corrected`) then counts more and more. A calibration belongs to one GPU model: without
-observations it is the published law, with them it leans on the pairs that were most alike.
+The running pair's own measurement (`corrected`) counts more and more. A calibration belongs to one
+GPU model: without observations it is the published law, with them it leans on the pairs that were
+most alike.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
-# Sum of both jobs' relative speeds by the pair's summed GPU utilization in percent: 1,388 pairs
-# measured on one GPU model (Hu et al., Lucid, ASPLOS'23).
-PUBLISHED_LAW: tuple[tuple[float, float], ...] = ((50, 2.00), (80, 1.93), (95, 1.79))
-PUBLISHED_LAW_ABOVE = 1.58
+from gpujob_operator.decide.capacity.slowdown_law import (
+    PUBLISHED_LAW,
+    PUBLISHED_LAW_ABOVE,
+    SPEED_MIN,
+    slowdown_percent,
+)
 
-# The same as percent by which a step takes longer, by the upper bound of the sum.
-BANDS_PERCENT = (50, 80, 95, 10_000)
-Law = tuple[float, float, float, float]
-
-# A prediction never goes below this: no job was ever seen to stand still beside another.
-SPEED_MIN = 0.05
 # Observed pairs of another kind of workload count as this much further away (squared, halved).
 _KIND_DISTANCE = 2.0
 # What the law, or without it the mean of all observations, weighs against one identical pair.
@@ -103,11 +98,6 @@ def predicted_speeds(uses: Sequence[Use], calibration: Calibration) -> tuple[flo
     return tuple(speeds)
 
 
-def slowdown_percent(relative_speed: float) -> float:
-    """How much longer a step takes than alone, in percent."""
-    return 100 * (1 / max(relative_speed, SPEED_MIN) - 1)
-
-
 def may_share(
     uses: Sequence[Use],
     max_slowdown_percent: Sequence[float],
@@ -145,32 +135,6 @@ def law_speed(summed_percent: float) -> float:
         if summed_percent < limit:
             return speeds / 2
     return PUBLISHED_LAW_ABOVE / 2
-
-
-PUBLISHED_SLOWDOWNS: Law = (
-    slowdown_percent(PUBLISHED_LAW[0][1] / 2),
-    slowdown_percent(PUBLISHED_LAW[1][1] / 2),
-    slowdown_percent(PUBLISHED_LAW[2][1] / 2),
-    slowdown_percent(PUBLISHED_LAW_ABOVE / 2),
-)
-
-
-@lru_cache(maxsize=4096)
-def summed_utilization_limit_percent(
-    max_slowdown_percent: float, law: Law = PUBLISHED_SLOWDOWNS
-) -> float:
-    """The summed utilization up to which a pair is not slowed by more than this, by the law of the
-    card's model.
-
-    Above full use time is shared in proportion, so that 100 % + s slow each by s %.
-    """
-    limit = 0.0
-    for summed, slowdown in zip(BANDS_PERCENT[:-1], law, strict=False):
-        if slowdown <= max_slowdown_percent:
-            limit = math.nextafter(summed, 0.0)
-    if law[-1] <= max_slowdown_percent:
-        limit = 100.0 + max_slowdown_percent
-    return limit
 
 
 def _pair_speed(own: Use, other: Use, calibration: Calibration) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from statistics import median
 
 from gpujob_api.gpuprofile import GPUProfile, SharedPace
-from gpujob_operator.decide.interference import BANDS_PERCENT, PUBLISHED_SLOWDOWNS, Law
+from gpujob_operator.decide.capacity.slowdown_law import BANDS_PERCENT, PUBLISHED_SLOWDOWNS, Law
 
 PRIOR_WORKLOADS = 3
 _STEPS_PER_PERCENT = 2

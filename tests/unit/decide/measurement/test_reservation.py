@@ -9,16 +9,16 @@ from gpujob_api.gpujob import Counters, GPUJob, Reservation, ReservationSource, 
 from gpujob_api.gpuprofile import GPUProfile, GPUProfileSpec, GPUProfileStatus, ProfileEntry
 from gpujob_api.meta import Metadata
 from gpujob_api.quantities import GIB, MIB
-from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
-from gpujob_operator.decide.model.plan import WriteStatus
-from gpujob_operator.decide.model.snapshot import CardUsage
-from gpujob_operator.decide.planner import plan
-from gpujob_operator.decide.reservation import (
+from gpujob_operator.decide.measurement.reservation import (
     measured_reservation,
     profile_entry,
     wanted_reservation,
     with_margin,
 )
+from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
+from gpujob_operator.decide.model.plan import WriteStatus
+from gpujob_operator.decide.model.snapshot import CardUsage
+from gpujob_operator.decide.planner import plan
 from tests.harness.builders import (
     MODEL,
     T0,

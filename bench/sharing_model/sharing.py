@@ -7,7 +7,7 @@ its own joins others only where `interference.may_share` allows it for everybody
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gpujob_operator.decide.interference import Calibration, SharingVerdict, Use, may_share
+from bench.sharing_model.interference import Calibration, SharingVerdict, Use, may_share
 
 # More than this many on one card is never tried, whatever the prediction says.
 TENANTS_MAX = 4

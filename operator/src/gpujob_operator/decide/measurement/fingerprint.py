@@ -1,4 +1,5 @@
-"""What a job's workload is and asks for: its fingerprint and the requests of its pod template."""
+"""What makes two jobs the same workload: image, command and arguments without what differs from
+run to run."""
 
 import hashlib
 import json

@@ -1,7 +1,7 @@
 import pytest
 
-from gpujob_operator.decide import estimate
-from gpujob_operator.decide.estimate import Run, RunHistory, remaining_seconds
+from gpujob_operator.decide.measurement import runtime
+from gpujob_operator.decide.measurement.runtime import Run, RunHistory, remaining_seconds
 
 
 def test_units_left_times_measured_pace() -> None:
@@ -18,7 +18,7 @@ def test_no_estimate_without_a_pace(pace: float) -> None:
 def test_the_median_of_the_newest_runs_whatever_their_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(estimate, "RUNS_MAX", 3)
+    monkeypatch.setattr(runtime, "RUNS_MAX", 3)
     history = RunHistory()
     assert history.expected_seconds("a", 8) is None
     runs = [Run(at, f"uid-{at}", 80 * at) for at in (1.0, 2.0, 3.0, 10.0)]

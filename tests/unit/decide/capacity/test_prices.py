@@ -5,15 +5,15 @@ from typing import Any
 import pytest
 
 from gpujob_api.gpujob import SpotPolicy
-from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.model.snapshot import NodeView, Snapshot, SpotPool, pool_of
-from gpujob_operator.decide.planner import Planner, plan
-from gpujob_operator.decide.spot import (
+from gpujob_operator.decide.capacity.prices import (
     PRIOR_HOURS,
     interruptions_per_hour,
     price_with_losses,
     rates,
 )
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.snapshot import NodeView, Snapshot, SpotPool, pool_of
+from gpujob_operator.decide.planner import Planner, plan
 from tests.harness.builders import (
     T0,
     make_card,

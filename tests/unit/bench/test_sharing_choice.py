@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 
-from gpujob_operator.decide.interference import Calibration, SharingVerdict, Use
-from gpujob_operator.decide.sharing import TENANTS_MAX, Tenant, choose_group, judge_by
+from bench.sharing_model.interference import Calibration, SharingVerdict, Use
+from bench.sharing_model.sharing import TENANTS_MAX, Tenant, choose_group, judge_by
 
 JUDGE = judge_by(Calibration())
 

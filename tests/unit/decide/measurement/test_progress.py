@@ -5,14 +5,14 @@ import pytest
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, ReservationSource
 from gpujob_api.quantities import GIB
 from gpujob_api.report import CheckpointReport, Report, Speedup, Timing, WorkerPhase
-from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.progress import (
+from gpujob_operator.decide.measurement.progress import (
     is_hung,
     joined_usage,
     with_measured_reservation,
     with_measurement,
     with_report,
 )
+from gpujob_operator.decide.model.configuration import Configuration
 from tests.harness.builders import (
     after,
     make_job,
