@@ -16,7 +16,13 @@ from bench.muri.trace import TraceJob
 from bench.sharing_model.interference import Calibration, SharingVerdict, Use
 from bench.sharing_model.sharing import Judge, Tenant, choose_group, judge_by
 from gpujob_operator.decide.model.configuration import OrderPolicy
-from gpujob_operator.decide.order import Contender, OrderKey, OrderRules, due_seconds, order_key
+from gpujob_operator.decide.queue.order import (
+    Contender,
+    OrderKey,
+    OrderRules,
+    due_seconds,
+    order_key,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,11 @@ from gpujob_operator.decide.claims import soonest
 from gpujob_operator.decide.memory import Memory
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import NodeView, Snapshot, Taint
-from gpujob_operator.decide.needs import Needs, needs_of
+from gpujob_operator.decide.placement.gpu_filter import fits_without
+from gpujob_operator.decide.placement.node_filter import nodes_for
+from gpujob_operator.decide.placement.requirements import Needs, needs_of
 from gpujob_operator.decide.releases import Releases
-from gpujob_operator.decide.starts import Place, Soon, Starts, fits_without, nodes_for
+from gpujob_operator.decide.starts import Place, Soon, Starts
 from tests.harness.builders import (
     T0,
     after,

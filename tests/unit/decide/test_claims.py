@@ -9,7 +9,7 @@ from gpujob_api.quantities import GIB
 from gpujob_operator.decide.claims import Claim, describe, soonest
 from gpujob_operator.decide.holdings import build_capacity
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.needs import needs_of
+from gpujob_operator.decide.placement.requirements import needs_of
 from gpujob_operator.decide.releases import Releases
 from gpujob_operator.decide.starts import Starts
 from tests.harness.builders import (

@@ -13,7 +13,7 @@ from gpujob_operator.decide.packing.demand import Mix
 from gpujob_operator.decide.packing.request import Request
 from gpujob_operator.decide.packing.score_cache import Ledger
 from gpujob_operator.decide.packing.select import choose
-from gpujob_operator.decide.sides import Follower, Side
+from gpujob_operator.decide.placement.node_views import Follower, Side
 from tests.harness.fleets import card, idle_node, node, shared
 
 REQUEST = Request(shared(30, 20.0))

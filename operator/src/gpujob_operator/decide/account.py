@@ -12,23 +12,23 @@ import numpy as np
 
 from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import GPUJobStatus, Placement, Reservation
-from gpujob_operator.decide.assignment import Assignment, assign
-from gpujob_operator.decide.board import Board, Place
 from gpujob_operator.decide.capacity.cluster import Capacity
-from gpujob_operator.decide.explain import Refusal, node_lacks
-from gpujob_operator.decide.interruption import held_bytes
-from gpujob_operator.decide.line import Line
-from gpujob_operator.decide.lines import Pending
 from gpujob_operator.decide.memory import Memory
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import WriteStatus
 from gpujob_operator.decide.model.snapshot import NodeView, Snapshot
 from gpujob_operator.decide.model.snapshot_edits import with_statuses, without_attempt
-from gpujob_operator.decide.needs import Needs
 from gpujob_operator.decide.packing import select
 from gpujob_operator.decide.packing.request import NodeMask, Request, Score
+from gpujob_operator.decide.placement.assign import Assignment, assign
+from gpujob_operator.decide.placement.assumed import Board, Place
+from gpujob_operator.decide.placement.diagnosis import Refusal, node_lacks
+from gpujob_operator.decide.placement.gpu_filter import held_bytes
+from gpujob_operator.decide.placement.requirements import Needs
+from gpujob_operator.decide.placement.step_cost import StepCost, step_cost
 from gpujob_operator.decide.planner import plan
-from gpujob_operator.decide.step_cost import StepCost, step_cost
+from gpujob_operator.decide.queue.heads import Line
+from gpujob_operator.decide.queue.pending import Pending
 
 CANDIDATES_MAX = 5
 

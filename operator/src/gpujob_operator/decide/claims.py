@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from math import inf
 
-from gpujob_operator.decide.needs import Needs
+from gpujob_operator.decide.placement.requirements import Needs
 from gpujob_operator.decide.releases import Releases
 from gpujob_operator.decide.starts import Place
 

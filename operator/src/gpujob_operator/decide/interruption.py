@@ -9,13 +9,15 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
-from gpujob_operator.decide.board import Board
 from gpujob_operator.decide.claims import Claim
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import stop_seconds
 from gpujob_operator.decide.model.stop_reasons import MOVED, PREEMPTED, RECLAIMED
-from gpujob_operator.decide.needs import Needs
-from gpujob_operator.decide.queueing import Queues
+from gpujob_operator.decide.placement.assumed import Board
+from gpujob_operator.decide.placement.gpu_filter import held_bytes
+from gpujob_operator.decide.placement.requirements import Needs
+from gpujob_operator.decide.queue.pending import told_lately, waited_seconds
+from gpujob_operator.decide.queue.quota import Queues
 from gpujob_operator.decide.room import (
     VICTIMS_MAX,
     Room,
@@ -26,7 +28,6 @@ from gpujob_operator.decide.room import (
     make_room,
     worth_moving,
 )
-from gpujob_operator.decide.waiting import told_lately, waited_seconds
 
 # Looking for whom to interrupt reads every card: so often a cycle.
 SEARCHES_MAX = 4
@@ -215,18 +216,6 @@ class Interruptions:
         stopped = (self.running[uid] for uid in self.stops)
         ending = (*self._stopping, *stopped)
         return [job for job in ending if self.queues.root(job.spec.queue) == root]
-
-
-def held_bytes(needs: Needs, board: Board, configuration: Configuration) -> int:
-    """What the job would hold of a card: the least over the models it may run on."""
-    capacity = board.capacity
-    wanted_models = needs.job.spec.gpu.models
-    held: list[int] = []
-    for model, largest in capacity.largest.items():
-        if not wanted_models or model in wanted_models:
-            wanted = needs.reservation(model, largest, configuration)
-            held.append(largest if wanted is None else wanted.memory_bytes)
-    return min(held, default=0)
 
 
 def waits_for(jobs: Iterable[GPUJob]) -> str:

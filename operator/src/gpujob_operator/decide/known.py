@@ -11,8 +11,8 @@ from gpujob_operator.decide.model.plan import Step
 from gpujob_operator.decide.model.pod_template import HostRequests
 from gpujob_operator.decide.model.snapshot import CardUsage, PodView, ReceivedReport
 from gpujob_operator.decide.model.workers import Crew
-from gpujob_operator.decide.needs import Needs
 from gpujob_operator.decide.packing.demand import Demand
+from gpujob_operator.decide.placement.requirements import Needs
 
 ProfileKey = tuple[str, str]
 # Of each worker's node, what matters to the job: its marks, None if it is gone, and its cards.

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpujob_operator.decide.capacity.cluster import Capacity, Card, NodeCapacity, Tenant, disturbed
-from gpujob_operator.decide.needs import node_marks
 from gpujob_operator.decide.packing.arrays import Booleans, Floats, Integers
+from gpujob_operator.decide.placement.node_filter import node_marks
 from gpujob_operator.decide.releases import Releases
 
 SLOWDOWN_PERCENT_MAX = 100

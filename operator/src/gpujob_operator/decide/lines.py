@@ -2,46 +2,21 @@
 few come, go, or become overdue in between."""
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from math import inf
-from operator import itemgetter
 
-from gpujob_api.gpujob import GPUJob
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.model.snapshot import PodView
-from gpujob_operator.decide.order import OrderKey, OrderRules, Turn, turn_of
-from gpujob_operator.decide.queueing import contender
-from gpujob_operator.decide.waiting import Told
-
-
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """A job without cards. Its pods, if any, are remains of an earlier attempt."""
-
-    job: GPUJob
-    pods: tuple[PodView, ...] = ()
-    # Jobs of one kind fit, or do not, together and have the same rights; 0: nobody knows.
-    kind: int = 0
-    told: Told | None = None
-    # None: nobody knows when it arrived, and it counts as having arrived now.
-    turn: Turn | None = None
-
-
-# With its key of this moment, which ends with the UID, so that none tie.
-Keyed = tuple[OrderKey, Pending]
-_KEY = itemgetter(0)
-# Of each queue, who is next comes first.
-InOrder = Mapping[str, Sequence[Keyed]]
-
-
-def order_rules(configuration: Configuration) -> OrderRules:
-    return OrderRules(
-        policy=configuration.order_policy,
-        waiting_seconds_max=configuration.waiting_seconds_max,
-        stretch_max=configuration.waiting_stretch_max,
-    )
+from gpujob_operator.decide.queue.order import OrderKey, OrderRules, turn_of
+from gpujob_operator.decide.queue.pending import (
+    KEY_OF,
+    InOrder,
+    Keyed,
+    Pending,
+    contender,
+    order_rules,
+)
 
 
 @dataclass(slots=True)
@@ -107,7 +82,7 @@ class Lines:
         for uid in moved & self.entries.keys():
             entry = self.entries[uid]
             queue, key = entry.job.spec.queue, self._key(uid, entry, rules, now)
-            insort(self._queues.setdefault(queue, []), (key, entry), key=_KEY)
+            insort(self._queues.setdefault(queue, []), (key, entry), key=KEY_OF)
             self._at[uid] = queue, key
 
     def _take_out(self, uid: str) -> None:
@@ -115,7 +90,7 @@ class Lines:
             return
         queue, key = self._at.pop(uid)
         line = self._queues[queue]
-        del line[bisect_left(line, key, key=_KEY)]
+        del line[bisect_left(line, key, key=KEY_OF)]
         if not line:
             del self._queues[queue]
 

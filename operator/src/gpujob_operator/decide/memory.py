@@ -17,24 +17,24 @@ from gpujob_operator.decide.capacity.usage import NOTHING, holding_of, holding_o
 from gpujob_operator.decide.changes import Deadlines
 from gpujob_operator.decide.groups import Groups
 from gpujob_operator.decide.known import Inputs, Known, ProfileKey, Rolls, spec_version
-from gpujob_operator.decide.lines import Lines, Pending, order_rules
+from gpujob_operator.decide.lines import Lines
 from gpujob_operator.decide.measurement.profile import differ_in_paces, profile_name
 from gpujob_operator.decide.measurement.slowdown import is_slowed
-from gpujob_operator.decide.mix import MixCounts, demand_of
+from gpujob_operator.decide.mix import MixCounts
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import Step
 from gpujob_operator.decide.model.pod_template import host_requests
 from gpujob_operator.decide.model.snapshot import CardUsage, PodView, ReceivedReport, Snapshot
 from gpujob_operator.decide.model.stop_reasons import FOR_OTHERS
 from gpujob_operator.decide.model.workers import JobName, crew_of
-from gpujob_operator.decide.needs import Needs, needs_of
 from gpujob_operator.decide.nodes import Nodes
 from gpujob_operator.decide.packing.demand import Mix
-from gpujob_operator.decide.queueing import Queues, QueueUse, turn_of_job
+from gpujob_operator.decide.placement.requirements import Needs, demand_of, needs_of
+from gpujob_operator.decide.queue.pending import Pending, order_rules, told_of, turn_of_job
+from gpujob_operator.decide.queue.quota import Queues, QueueUse
 from gpujob_operator.decide.releases import Releases
 from gpujob_operator.decide.sides import Kept
 from gpujob_operator.decide.starts import Starts
-from gpujob_operator.decide.waiting import told_of
 from gpujob_operator.decide.workers import Pods
 
 # Kinds of waiting jobs that are told apart at a time.

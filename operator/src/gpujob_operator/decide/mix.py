@@ -2,12 +2,9 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from gpujob_api.gpujob import ReservationSource
 from gpujob_operator.decide.capacity.cluster import Capacity
-from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.needs import Needs
 from gpujob_operator.decide.packing.demand import Demand, Mix
 
 # Counts come in steps of this many to a doubling: a job more or less changes no mix of thousands,
@@ -54,17 +51,3 @@ class MixCounts:
         """The mix of what is counted; the one before, if it is the same."""
         after = steady_mix(self._counts)
         return before if after.equals(before) else after
-
-
-def demand_of(needs: Needs, capacity: Capacity, configuration: Configuration) -> Demand:
-    """What one worker of the job asks for: waiting by what it needs, placed by what it holds."""
-    wanted_models = needs.job.spec.gpu.models
-    placement, held = needs.job.status.placement, needs.job.status.reservation
-    if placement is not None and held is not None:
-        whole = held.source is ReservationSource.WHOLE_CARD
-        demand = needs.demand(placement.gpu_model, None if whole else held)
-    else:
-        model = next(iter(capacity.models(wanted_models)), "")
-        wanted = needs.reservation(model, capacity.largest_bytes(model), configuration)
-        demand = needs.demand(model, wanted)
-    return replace(demand, models=frozenset(wanted_models))

@@ -7,9 +7,9 @@ from gpujob_api.gpujob import GPUJob, GPUJobStatus
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_operator.decide.capacity.calibration import with_pace
 from gpujob_operator.decide.capacity.cluster import Capacity, Card
+from gpujob_operator.decide.lifecycle.printer_columns import cost_text
 from gpujob_operator.decide.measurement.reservation import profile_entry
 from gpujob_operator.decide.measurement.slowdown import is_slowed, measured_slowdown, observed_pace
-from gpujob_operator.decide.summary import cost_text
 
 
 def change_nothing(

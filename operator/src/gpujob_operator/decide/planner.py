@@ -12,11 +12,12 @@ from datetime import UTC, datetime, timedelta
 from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.gpuqueue import GPUQueueStatus
-from gpujob_operator.decide import lifecycle, trouble
 from gpujob_operator.decide.admission import Admission
-from gpujob_operator.decide.board import Board
 from gpujob_operator.decide.capacity.cluster import Capacity, holds_cards
 from gpujob_operator.decide.known import Around, Inputs, Known, ProfileKey, around
+from gpujob_operator.decide.lifecycle import attempt, faults
+from gpujob_operator.decide.lifecycle.seen import Seen
+from gpujob_operator.decide.lifecycle.status import Picture, finish_status, worth_writing
 from gpujob_operator.decide.measurement.profile import new_entries, with_entries
 from gpujob_operator.decide.measurement.slowdown import has_cards_alone, observed_pace
 from gpujob_operator.decide.memory import Memory
@@ -34,10 +35,9 @@ from gpujob_operator.decide.model.plan import (
 )
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.neighbours import change_nothing
-from gpujob_operator.decide.queueing import Queues, QueueUse
-from gpujob_operator.decide.seen import Seen
+from gpujob_operator.decide.placement.assumed import Board
+from gpujob_operator.decide.queue.quota import Queues, QueueUse
 from gpujob_operator.decide.slowdown import find_move
-from gpujob_operator.decide.writing import Picture, finish_status, worth_writing
 
 # After every deadline.
 FAR = datetime(9000, 1, 1, tzinfo=UTC)
@@ -103,7 +103,7 @@ def _admit(steps: dict[str, Step], queues: Queues, cycle: "_Cycle") -> None:
         steps[uid] = replace(step, deletes=own.deletes) if own and own.deletes else step
     for uid, stop in admission.interruptions.stops.items():
         step = cycle.step(uid, steps)
-        steps[uid] = lifecycle.stopped_for(memory.known[uid].job, step, stop, cycle.now)
+        steps[uid] = attempt.stopped_for(memory.known[uid].job, step, stop, cycle.now)
     if memory.slowed and not admission.interruptions.stops:
         _separate(steps, admission.board, cycle)
 
@@ -117,7 +117,7 @@ def _separate(steps: dict[str, Step], board: Board, cycle: "_Cycle") -> None:
         return
     uid = move.job.metadata.uid
     before = cycle.step(uid, steps)
-    step = lifecycle.stopped_for(memory.known[uid].job, before, move.stop, cycle.now)
+    step = attempt.stopped_for(memory.known[uid].job, before, move.stop, cycle.now)
     floor = max(step.status.utilization_floor_percent, move.utilization_floor_percent)
     status = changed(step.status, utilization_floor_percent=floor)
     steps[uid] = replace(step, status=status)
@@ -205,11 +205,11 @@ class _Cycle:
             report=inputs.report,
             usage=inputs.usage,
             profile=known.profile,
-            trouble=trouble.find(job, self.capacity, self.configuration, self.now),
+            trouble=faults.find(job, self.capacity, self.configuration, self.now),
             lost_nodes=self.memory.lost_nodes(job),
             listening_since=self.snapshot.listening_since,
         )
-        return lifecycle.advance(job, seen, self.configuration, self.now)
+        return attempt.advance(job, seen, self.configuration, self.now)
 
     def matters(self, uid: str, step: Step) -> bool:
         """Whether anything could have to be written for the job."""
@@ -255,7 +255,7 @@ class _Cycle:
             node = self.capacity.nodes.get(worker.node)
             if node is None or node.closed or node.node.not_ready_since is not None:
                 return False
-        return trouble.pressure(job.status, self.capacity) is None
+        return faults.pressure(job.status, self.capacity) is None
 
     def running(self, steps: Mapping[str, Step]) -> dict[str, GPUJob]:
         """Jobs that hold cards, as they are after their step."""

@@ -12,14 +12,15 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 
 from gpujob_api.gpujob import GPUJob, JobPhase, Reservation
-from gpujob_operator.decide.assignment import Assignment, assign
-from gpujob_operator.decide.board import Board
 from gpujob_operator.decide.capacity.cluster import Capacity, Card, NodeCapacity, Tenant, disturbed
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import grace_seconds
 from gpujob_operator.decide.model.pod_template import host_requests
-from gpujob_operator.decide.needs import Needs
-from gpujob_operator.decide.starts import fits_without, nodes_for
+from gpujob_operator.decide.placement.assign import Assignment, assign
+from gpujob_operator.decide.placement.assumed import Board
+from gpujob_operator.decide.placement.gpu_filter import fits_without
+from gpujob_operator.decide.placement.node_filter import nodes_for
+from gpujob_operator.decide.placement.requirements import Needs
 
 # No more jobs than this are interrupted for one.
 VICTIMS_MAX = 64

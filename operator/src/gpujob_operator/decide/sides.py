@@ -12,50 +12,11 @@ from operator import is_not
 import numpy as np
 
 from gpujob_operator.decide.capacity.cluster import Card, NodeCapacity, sizes
-from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limit_percent
-from gpujob_operator.decide.needs import node_marks
 from gpujob_operator.decide.packing.arrays import CardState, Fleet, Integers, NodeState
 from gpujob_operator.decide.packing.request import NodeMask
-from gpujob_operator.decide.packing.score_cache import Ledger
+from gpujob_operator.decide.placement.node_filter import node_marks
+from gpujob_operator.decide.placement.node_views import Follower, Side, card_order, card_state
 from gpujob_operator.decide.survey import Survey
-
-
-@dataclass(slots=True)
-class Side:
-    """One fleet with the figures kept for it."""
-
-    fleet: Fleet
-    ledger: Ledger = field(default_factory=Ledger)
-
-
-@dataclass(slots=True)
-class Follower:
-    """Another side, the same as the main one but for what is changed on it."""
-
-    _side: Side | None = None
-    # What it follows; the clocks of both when they were last as they should be.
-    _main: Fleet | None = None
-    _main_clock: int = 0
-    _clock: int = 0
-
-    def follow(self, main: Side) -> tuple[Side, list[int]]:
-        """Makes it the same as the main one; also which rows were not. `settle` tells that what was
-        changed on them since is to stay."""
-        fleet = main.fleet
-        if self._side is None or self._main is not fleet:
-            self._side = Side(fleet.copy())
-            rows = np.arange(len(fleet.names))
-        else:
-            own = self._side.fleet
-            rows = np.flatnonzero((fleet.changed > self._main_clock) | (own.changed > self._clock))
-            own.copy_rows(fleet, rows)
-        self._main, self._main_clock = fleet, fleet.clock
-        self.settle()
-        return self._side, rows.tolist()
-
-    def settle(self) -> None:
-        assert self._side is not None, "called after `follow`"
-        self._clock = self._side.fleet.clock
 
 
 @dataclass(slots=True)
@@ -123,7 +84,7 @@ class Kept:
             name=node.node.name,
             cpu_milli_free=node.cpu_milli_free,
             memory_bytes_free=node.memory_bytes_free,
-            cards=tuple(self._card_state(card) for card in sorted(node.cards, key=_card_order)),
+            cards=tuple(self._card_state(card) for card in sorted(node.cards, key=card_order)),
             spot=node.node.spot,
             price_per_gpu_hour=node.price_with_losses,
             eligible=not node.closed,
@@ -133,7 +94,7 @@ class Kept:
     def _card_state(self, card: Card) -> CardState:
         known = self.states.get(card.uuid)
         if known is None or known[0] is not card:
-            known = self.states[card.uuid] = card, _card_state(card)
+            known = self.states[card.uuid] = card, card_state(card)
         return known[1]
 
     def _in_order(self, ordered: list[NodeCapacity]) -> bool:
@@ -158,30 +119,3 @@ def _lasting(node: NodeCapacity) -> tuple[object, ...]:
     view = node.node
     allocatable = view.cpu_milli_allocatable, view.memory_bytes_allocatable
     return node_marks(view), allocatable, sizes(node)
-
-
-def node_order(node: NodeCapacity) -> tuple[bool, int, str]:
-    return not any(card.tenants for card in node.cards), len(node.cards), node.node.name
-
-
-def _card_order(card: Card) -> tuple[bool, int]:
-    """Cards in use first, the fullest first; the idle ones stay as they were (sorted is stable)."""
-    return not card.tenants, card.free_bytes if card.tenants else 0
-
-
-def _card_state(card: Card) -> CardState:
-    limits = [
-        summed_utilization_limit_percent(t.max_slowdown_percent, card.law) for t in card.tenants
-    ]
-    return CardState(
-        uuid=card.uuid,
-        model=card.model,
-        memory_total_bytes=max(card.total_bytes - card.driver_bytes, 0),
-        memory_free_bytes=card.free_bytes,
-        utilization_used_percent=card.utilization_percent,
-        utilization_limit_percent=min(limits, default=100.0),
-        idle=not card.tenants,
-        taken=card.taken,
-        usable=not card.blocked,
-        link_group=card.link_group,
-    )

@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpujob_api.gpujob import Reservation
-from gpujob_operator.decide.capacity.cluster import Capacity, Card, NodeCapacity, Tenant
+from gpujob_operator.decide.capacity.cluster import Capacity, Card, Tenant
 from gpujob_operator.decide.capacity.slowdown_law import Law, summed_utilization_limit_percent
 from gpujob_operator.decide.leaving import SLOWDOWN_PERCENT_MAX, Rows, Stay
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.needs import Needs, node_refusal
 from gpujob_operator.decide.packing.arrays import Booleans, Floats, Integers
+from gpujob_operator.decide.placement.node_filter import node_refusal
+from gpujob_operator.decide.placement.requirements import Needs
 from gpujob_operator.decide.releases import Releases
 
 # Before every moment: a card is ready, or will be once it was read again.
@@ -174,30 +175,3 @@ def _limits_percent(slowdown_percent: int, law: Law) -> NDArray[np.float64]:
             for others in range(SLOWDOWN_PERCENT_MAX + 1)
         ]
     )
-
-
-def fits_without(
-    needs: Needs, wanted: Reservation | None, card: Card, gone: frozenset[str]
-) -> bool:
-    """Whether the card could take a worker once these tenants have gone and another reading has
-    come."""
-    stay = [tenant for tenant in card.tenants if tenant.job_uid not in gone]
-    if wanted is None:
-        return not stay and card.room_soon_bytes >= needs.least_bytes(card.model, None)
-    if any(tenant.whole_card for tenant in stay):
-        return False
-    held_bytes = sum(tenant.memory_bytes + tenant.excess_bytes for tenant in stay)
-    if card.room_soon_bytes - held_bytes < wanted.memory_bytes:
-        return False
-    if not stay:
-        return True
-    limits = [tenant.max_slowdown_percent for tenant in stay]
-    limit = min(*limits, needs.job.spec.sharing.max_slowdown_percent)
-    total = sum(tenant.utilization_percent for tenant in stay) + wanted.utilization_percent
-    return total <= summed_utilization_limit_percent(limit, card.law)
-
-
-def nodes_for(needs: Needs, capacity: Capacity) -> list[NodeCapacity]:
-    """Open nodes that the job may use, by name."""
-    nodes = capacity.nodes.values()
-    return [node for node in nodes if not node.closed and not node_refusal(needs, node.node)]

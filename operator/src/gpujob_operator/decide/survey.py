@@ -6,32 +6,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import compress
 from operator import attrgetter, is_not
-from typing import NamedTuple
 
 from gpujob_operator.decide.capacity.cluster import NodeCapacity
+from gpujob_operator.decide.placement.finding import (
+    FARTHEST,
+    NO_CARDS,
+    NOTHING,
+    Finding,
+    Findings,
+    Nearest,
+)
 
-# Bytes that are missing on a card, its UUID and its node's name; the least is the nearest fit.
-Nearest = tuple[int, str, str]
-# Farther than every card.
-FARTHEST: Nearest = (2**63, "", "")
-NO_CARDS: frozenset[str] = frozenset()
-
-
-class Finding(NamedTuple):
-    """What keeps a job off a card. The figure, if there is one, stands at the {} of the text."""
-
-    text: str
-    figure: int = 0
-
-
-class Findings(NamedTuple):
-    """Of one node: how many cards for each reason, and the nearest fit."""
-
-    counts: Mapping[Finding, int] = {}
-    nearest: Nearest = FARTHEST
-
-
-NOTHING = Findings()
 _NEAREST = attrgetter("nearest")
 Look = Callable[[NodeCapacity, frozenset[str]], Findings]
 _ClaimedOn = Mapping[str, frozenset[str]]

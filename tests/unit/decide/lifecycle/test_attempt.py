@@ -8,11 +8,11 @@ import pytest
 from gpujob_api.gpujob import GPUJob, JobPhase, ReservationSource, StopReason
 from gpujob_api.quantities import GIB
 from gpujob_api.report import FailureClass
-from gpujob_operator.decide.lifecycle import advance
+from gpujob_operator.decide.lifecycle.attempt import advance
+from gpujob_operator.decide.lifecycle.seen import Seen
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import Step
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView
-from gpujob_operator.decide.seen import Seen
 from tests.harness.builders import (
     after,
     make_job,

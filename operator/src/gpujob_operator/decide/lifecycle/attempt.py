@@ -18,6 +18,18 @@ from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, StopReason
 from gpujob_api.meta import FINALIZER_ORPHAN
 from gpujob_api.report import FailureClass, Report
+from gpujob_operator.decide.lifecycle.faults import NODE_RECLAIMED
+from gpujob_operator.decide.lifecycle.outcome import (
+    End,
+    Outcome,
+    Verdict,
+    interrupted,
+    judge,
+    verdict,
+)
+from gpujob_operator.decide.lifecycle.seen import Seen
+from gpujob_operator.decide.lifecycle.settings import settings_for
+from gpujob_operator.decide.lifecycle.stops import age_seconds, reason_to_stop
 from gpujob_operator.decide.measurement.progress import (
     joined_usage,
     with_measured_reservation,
@@ -42,11 +54,6 @@ from gpujob_operator.decide.model.workers import (
     perhaps_workers,
     with_pod_uids,
 )
-from gpujob_operator.decide.outcome import End, Outcome, Verdict, interrupted, judge, verdict
-from gpujob_operator.decide.seen import Seen
-from gpujob_operator.decide.stops import age_seconds, reason_to_stop
-from gpujob_operator.decide.trouble import NODE_RECLAIMED
-from gpujob_operator.decide.tuning import settings_for
 
 # Finished pods of this many attempts are kept for their logs.
 ATTEMPTS_KEPT = 3

@@ -16,9 +16,9 @@ from gpujob_operator.decide.holdings import build_capacity
 from gpujob_operator.decide.measurement.profile import new_entries, with_entries
 from gpujob_operator.decide.model.plan import SaveProfile
 from gpujob_operator.decide.model.snapshot import Snapshot
-from gpujob_operator.decide.needs import needs_of
+from gpujob_operator.decide.placement.requirements import needs_of
+from gpujob_operator.decide.placement.step_cost import StepCost, step_cost, step_of
 from gpujob_operator.decide.planner import plan
-from gpujob_operator.decide.step_cost import StepCost, step_cost, step_of
 from tests.harness.builders import (
     T0,
     make_card,

@@ -8,16 +8,15 @@ import pytest
 
 from gpujob_api.gpujob import GPUJob, ReservationSource, SharingMode, SpotPolicy
 from gpujob_api.quantities import GIB, MIB
-from gpujob_operator.decide.assignment import Assignment, assign
-from gpujob_operator.decide.board import Board
 from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limit_percent
-from gpujob_operator.decide.explain import Refusal
 from gpujob_operator.decide.holdings import build_capacity
-from gpujob_operator.decide.mix import demand_of
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import Snapshot, Taint
-from gpujob_operator.decide.needs import UNKNOWN_BYTES, needs_of
 from gpujob_operator.decide.packing.demand import Mix
+from gpujob_operator.decide.placement.assign import Assignment, assign
+from gpujob_operator.decide.placement.assumed import Board
+from gpujob_operator.decide.placement.diagnosis import Refusal
+from gpujob_operator.decide.placement.requirements import UNKNOWN_BYTES, demand_of, needs_of
 from tests.harness.builders import (
     CARD_BYTES,
     T0,

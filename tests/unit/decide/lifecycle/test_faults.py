@@ -9,9 +9,9 @@ from gpujob_api.gpujob import GPUJob, JobPhase, ReservationSource, StopReason
 from gpujob_api.gpunode import UNREADABLE
 from gpujob_api.meta import TAINT_RECLAIM
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide import trouble
 from gpujob_operator.decide.capacity.cluster import Capacity
 from gpujob_operator.decide.holdings import build_capacity
+from gpujob_operator.decide.lifecycle import faults
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import Snapshot, Taint
 from tests.harness.builders import (
@@ -38,7 +38,7 @@ def capacity(snapshot: Snapshot, seconds: float = 0.0) -> Capacity:
 
 def found(job: GPUJob, *jobs: GPUJob, seconds: float = 0.0, **snapshot: Any) -> StopReason | None:
     seen = make_snapshot(*(jobs or (job,)), **snapshot)
-    return trouble.find(job, capacity(seen, seconds), CONFIGURATION, after(seconds))
+    return faults.find(job, capacity(seen, seconds), CONFIGURATION, after(seconds))
 
 
 def reclaimed(value: str) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def test_stale_or_missing_readings_never_stop_a_job() -> None:
     overfull = make_card(healthy=False, stranger=20 * GIB)
     assert found(A, A, B, cards=[overfull], seconds=3600) is None
     assert found(A, cards=[make_card("GPU-7")]) is None
-    assert trouble.find(A, Capacity(), CONFIGURATION, T0) is None
+    assert faults.find(A, Capacity(), CONFIGURATION, T0) is None
 
 
 @pytest.mark.parametrize("why", ["NVML: Unknown Error", "memoryUsedBytes: must be from 0 to 1"])
@@ -102,9 +102,9 @@ def test_a_stranger_alone_never_moves_a_job() -> None:
     assert found(A, cards=cards) is None
     assert found(A, A, B, cards=cards) is None
     assert found(B, A, B, cards=cards) is None
-    card = trouble.pressure(A.status, capacity(make_snapshot(A, B, cards=cards)))
+    card = faults.pressure(A.status, capacity(make_snapshot(A, B, cards=cards)))
     assert card is not None
-    message = trouble.pressure_message(card)
+    message = faults.pressure_message(card)
     assert "22 GiB reserved by 2 jobs" in message
     assert "20 GiB used by strangers" in message
     assert "> 24 GiB" in message
@@ -134,11 +134,11 @@ def test_the_job_that_uses_more_than_it_holds_moves_first() -> None:
 def test_alone_on_an_overfull_card_nobody_moves() -> None:
     big = running(make_job(), held=reserve(30 * GIB))
     assert found(big) is None
-    assert trouble.pressure(big.status, capacity(make_snapshot(big))) is not None
+    assert faults.pressure(big.status, capacity(make_snapshot(big))) is not None
 
 
 def test_pressure_is_only_of_running_jobs() -> None:
     seen = capacity(make_snapshot(A, B, cards=[make_card(stranger=20 * GIB)]))
-    assert trouble.pressure(make_job().status, seen) is None
-    assert trouble.pressure(with_status(A, phase=JobPhase.SUCCEEDED).status, seen) is None
-    assert trouble.pressure(A.status, capacity(make_snapshot(A))) is None
+    assert faults.pressure(make_job().status, seen) is None
+    assert faults.pressure(with_status(A, phase=JobPhase.SUCCEEDED).status, seen) is None
+    assert faults.pressure(A.status, capacity(make_snapshot(A))) is None

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.assignment import Assignment, assign
-from gpujob_operator.decide.board import Board
 from gpujob_operator.decide.holdings import build_capacity
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import Snapshot, Taint
-from gpujob_operator.decide.needs import needs_of
+from gpujob_operator.decide.placement.assign import Assignment, assign
+from gpujob_operator.decide.placement.assumed import Board
+from gpujob_operator.decide.placement.requirements import needs_of
 from tests.harness.builders import (
     T0,
     make_card,

@@ -9,7 +9,7 @@ from gpujob_api.quantities import GIB
 from gpujob_api.report import Speedup, Timing
 from gpujob_api.settings import OptimizeMode
 from gpujob_operator.decide.capacity.cluster import Capacity
-from gpujob_operator.decide.summary import summarize
+from gpujob_operator.decide.lifecycle.printer_columns import summarize
 from tests.harness.builders import make_job, measured, running, with_status
 
 GAIN = Speedup(1.42, 1.38, 1.46, 10)

@@ -8,13 +8,13 @@ from operator import attrgetter
 from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
 from gpujob_api.gpuprofile import GPUProfile
-from gpujob_operator.decide import trouble
 from gpujob_operator.decide.capacity.cluster import Capacity
+from gpujob_operator.decide.lifecycle import faults
+from gpujob_operator.decide.lifecycle.printer_columns import summarize
 from gpujob_operator.decide.measurement.slowdown import measured_slowdown
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionWriter
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.summary import summarize
 
 # What moves while a job runs, and what is told with it.
 _MOVING = (
@@ -45,9 +45,9 @@ def finish_status(
         status = writer.set(status, conditions.SUCCEEDED, None, "InProgress", "not finished yet")
     status = _with_suspension(job, status, writer)
     status = _with_reachability(status, writer, picture)
-    card = trouble.pressure(status, picture.capacity)
+    card = faults.pressure(status, picture.capacity)
     if card is not None:
-        message = trouble.pressure_message(card)
+        message = faults.pressure_message(card)
         status = writer.set(status, conditions.CARD_PRESSURE, True, "CardOverfull", message)
     elif conditions.find(status, conditions.CARD_PRESSURE) is not None:
         status = writer.set(status, conditions.CARD_PRESSURE, False, "Fits", "all of it fits again")
@@ -90,7 +90,7 @@ def _with_reachability(
 ) -> GPUJobStatus:
     if status.phase is not JobPhase.RUNNING or status.placement is None:
         return status
-    message = trouble.unreachable(
+    message = faults.unreachable(
         status.placement, picture.capacity, picture.configuration, picture.now
     )
     if message:

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpujob_operator.decide.model.configuration import OrderPolicy
-from gpujob_operator.decide.order import Contender, OrderRules, due_seconds, order, work_gpu_seconds
+from gpujob_operator.decide.order import order
+from gpujob_operator.decide.queue.order import Contender, OrderRules, due_seconds, work_gpu_seconds
 
 SHORTEST = OrderRules(OrderPolicy.SHORTEST)
 ARRIVAL = OrderRules()

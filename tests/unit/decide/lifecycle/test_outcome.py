@@ -7,9 +7,7 @@ import pytest
 
 from gpujob_api.gpujob import Counters, GPUJob, JobFailure, StopReason
 from gpujob_api.report import CheckpointReport, FailureClass
-from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.model.snapshot import PodPhase
-from gpujob_operator.decide.outcome import (
+from gpujob_operator.decide.lifecycle.outcome import (
     FRUITLESS_INTERRUPTIONS_MAX,
     End,
     Outcome,
@@ -17,6 +15,8 @@ from gpujob_operator.decide.outcome import (
     judge,
     verdict,
 )
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.snapshot import PodPhase
 from tests.harness.builders import (
     T0,
     after,

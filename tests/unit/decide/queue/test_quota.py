@@ -4,10 +4,12 @@ from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.gpuqueue import GPUQueue
 from gpujob_api.quantities import GIB, Memory
 from gpujob_operator.decide.capacity.cluster import FleetSize
-from gpujob_operator.decide.line import Line
-from gpujob_operator.decide.lines import Lines, Pending
+from gpujob_operator.decide.lines import Lines
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.queueing import Queues, queues_of
+from gpujob_operator.decide.queue.heads import Line
+from gpujob_operator.decide.queue.pending import Pending
+from gpujob_operator.decide.queue.quota import Queues
+from gpujob_operator.decide.queueing import queues_of
 from tests.harness.builders import (
     after,
     make_job,

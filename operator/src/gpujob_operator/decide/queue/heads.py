@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from gpujob_operator.decide.capacity.cluster import FleetSize
-from gpujob_operator.decide.lines import InOrder, Keyed, Pending
-from gpujob_operator.decide.queueing import Queues
+from gpujob_operator.decide.queue.pending import InOrder, Keyed, Pending
+from gpujob_operator.decide.queue.quota import Queues
 
 _Key = tuple[bool, int, bool, float, float, float, float, float, str]
 MemoryOf = Callable[[Pending], int]

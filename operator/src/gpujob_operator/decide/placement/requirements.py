@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from gpujob_api.gpujob import GPUJob, Reservation, ReservationSource, SharingMode, SpotPolicy
+from gpujob_api.gpujob import GPUJob, Reservation, ReservationSource, SharingMode
 from gpujob_api.gpuprofile import GPUProfile, ProfileEntry
 from gpujob_api.quantities import MIB
+from gpujob_operator.decide.capacity.cluster import Capacity
 from gpujob_operator.decide.measurement.reservation import (
     is_settled,
     profile_entry,
@@ -20,13 +21,11 @@ from gpujob_operator.decide.model.pod_template import (
     pod_spec,
     tolerations,
 )
-from gpujob_operator.decide.model.snapshot import NodeView, Taint
 from gpujob_operator.decide.packing.demand import Demand
-from gpujob_operator.decide.step_cost import step_of
+from gpujob_operator.decide.placement.step_cost import step_of
 
 # What a job of which nothing is known must find free: a card that strangers have filled is none.
 UNKNOWN_BYTES = 256 * MIB
-_NO_NEW_PODS = ("NoSchedule", "NoExecute")
 
 
 # Without slots: jobs that hold cards are never asked who is alike, which is found when asked.
@@ -139,37 +138,15 @@ def needs_of(
     )
 
 
-def node_marks(node: NodeView) -> tuple[object, ...]:
-    """What `node_refusal` looks at."""
-    return node.spot, node.taints, node.labels
-
-
-def node_refusal(needs: Needs, node: NodeView) -> str:
-    """Why this node will never do for the job as it is labelled and tainted, or ""."""
-    policy = needs.job.spec.spot.policy
-    if policy is SpotPolicy.REQUIRE and not node.spot:
-        return "not a spot node"
-    if policy is SpotPolicy.NEVER and node.spot:
-        return "a spot node"
-    for key, value in needs.selector.items():
-        if node.labels.get(key) != value:
-            return f"nodeSelector {key}={value} does not match"
-    for taint in node.taints:
-        if not _tolerated(taint, needs.tolerations):
-            return f"taint {taint.key} is not tolerated"
-    return ""
-
-
-def _tolerated(taint: Taint, tolerations: tuple[Mapping[str, Any], ...]) -> bool:
-    if taint.effect not in _NO_NEW_PODS:
-        return True
-    return any(_tolerates(toleration, taint) for toleration in tolerations)
-
-
-def _tolerates(toleration: Mapping[str, Any], taint: Taint) -> bool:
-    effect = toleration.get("effect") or taint.effect
-    if effect != taint.effect:
-        return False
-    if toleration.get("operator") == "Exists":
-        return toleration.get("key") in (None, "", taint.key)
-    return toleration.get("key") == taint.key and (toleration.get("value") or "") == taint.value
+def demand_of(needs: Needs, capacity: Capacity, configuration: Configuration) -> Demand:
+    """What one worker of the job asks for: waiting by what it needs, placed by what it holds."""
+    wanted_models = needs.job.spec.gpu.models
+    placement, held = needs.job.status.placement, needs.job.status.reservation
+    if placement is not None and held is not None:
+        whole = held.source is ReservationSource.WHOLE_CARD
+        demand = needs.demand(placement.gpu_model, None if whole else held)
+    else:
+        model = next(iter(capacity.models(wanted_models)), "")
+        wanted = needs.reservation(model, capacity.largest_bytes(model), configuration)
+        demand = needs.demand(model, wanted)
+    return replace(demand, models=frozenset(wanted_models))

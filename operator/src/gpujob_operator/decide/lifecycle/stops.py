@@ -3,13 +3,13 @@
 from datetime import datetime, timedelta
 
 from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
+from gpujob_operator.decide.lifecycle.seen import Seen
 from gpujob_operator.decide.measurement.progress import is_hung, with_report
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import stop_seconds
 from gpujob_operator.decide.model.snapshot import PodView
 from gpujob_operator.decide.model.workers import lost_ranks, perhaps_workers
-from gpujob_operator.decide.seen import Seen
 
 # A worker that does not report is at work while it uses its card at least this much.
 BUSY_PERCENT_MIN = 1.0

@@ -1,8 +1,8 @@
 """Cards for one job, all its workers or none, and for one that fits nowhere the reasons.
 
-On cards of one model the order of preference is that of `placement.choose`: the spot policy, then
+On cards of one model the order of preference is that of `select.choose`: the spot policy, then
 what costs the jobs still to come the least, then the cheaper node, then the first name; for gangs
-that of `placement.choose_gang`: the spot policy, then close together. Between models see `_best`.
+that of `select.choose_gang`: the spot policy, then close together. Between models see `_best`.
 Stable: the same snapshot always gives the same answer.
 """
 
@@ -10,14 +10,15 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from gpujob_api.gpujob import Placement, Reservation, ReservationSource, SpotPolicy, WorkerPlacement
-from gpujob_operator.decide.board import Board, Place
 from gpujob_operator.decide.capacity.cluster import Card, Tenant
 from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limit_percent
-from gpujob_operator.decide.explain import Refusal, no_model, refuse
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.needs import Needs, node_refusal
 from gpujob_operator.decide.packing.request import Request, SpotPreference
-from gpujob_operator.decide.step_cost import StepCost, step_cost
+from gpujob_operator.decide.placement.assumed import Board, Place
+from gpujob_operator.decide.placement.diagnosis import Refusal, no_model, refuse
+from gpujob_operator.decide.placement.node_filter import node_refusal
+from gpujob_operator.decide.placement.requirements import Needs
+from gpujob_operator.decide.placement.step_cost import StepCost, step_cost
 
 _SPOT = {
     SpotPolicy.PREFER: SpotPreference.PREFER,

@@ -1,7 +1,7 @@
 """The board of one cycle: the ledger of cards twice, to choose on and to explain from.
 
 `Capacity` says in words what is on each card; the `Fleet` holds the same as arrays, on which
-`placement.choose` finds the best place among thousands. Every placement of the cycle is taken on
+`select.choose` finds the best place among thousands. Every placement of the cycle is taken on
 both.
 """
 
@@ -17,8 +17,9 @@ from gpujob_operator.decide.packing import select
 from gpujob_operator.decide.packing.arrays import Fleet, Integers
 from gpujob_operator.decide.packing.demand import Mix
 from gpujob_operator.decide.packing.request import NodeMask, Request
-from gpujob_operator.decide.sides import Kept, Side, node_order
-from gpujob_operator.decide.survey import NO_CARDS
+from gpujob_operator.decide.placement.finding import NO_CARDS
+from gpujob_operator.decide.placement.node_views import Side, node_order
+from gpujob_operator.decide.sides import Kept
 
 # What requests ask of nodes, kept as masks.
 MASKS_MAX = 512
