@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 
 from gpujob_api.gpujob import GPUJob, JobPhase, Reservation, SpotPolicy, StopReason
 from gpujob_api.quantities import GIB
+from gpujob_operator.decide.backfill.earliest_start import Place, Soon, Starts
+from gpujob_operator.decide.backfill.nomination import soonest
+from gpujob_operator.decide.backfill.release_times import Releases
 from gpujob_operator.decide.capacity.cluster import Capacity, Card
-from gpujob_operator.decide.claims import soonest
 from gpujob_operator.decide.memory import Memory
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import NodeView, Snapshot, Taint
 from gpujob_operator.decide.placement.gpu_filter import fits_without
 from gpujob_operator.decide.placement.node_filter import nodes_for
 from gpujob_operator.decide.placement.requirements import Needs, needs_of
-from gpujob_operator.decide.releases import Releases
-from gpujob_operator.decide.starts import Place, Soon, Starts
 from tests.harness.builders import (
     T0,
     after,

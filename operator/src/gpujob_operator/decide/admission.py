@@ -13,8 +13,9 @@ from math import inf
 from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.quantities import format_memory
-from gpujob_operator.decide.claims import Claim, describe, soonest
-from gpujob_operator.decide.interruption import Interruptions, waits_for
+from gpujob_operator.decide.backfill.earliest_start import Places, Starts
+from gpujob_operator.decide.backfill.nomination import Claim, describe, soonest
+from gpujob_operator.decide.backfill.release_times import Releases
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionWriter
 from gpujob_operator.decide.model.configuration import Configuration
@@ -25,11 +26,10 @@ from gpujob_operator.decide.placement.assumed import Board
 from gpujob_operator.decide.placement.diagnosis import Refusal
 from gpujob_operator.decide.placement.gpu_filter import held_bytes
 from gpujob_operator.decide.placement.requirements import Needs
+from gpujob_operator.decide.preemption.preemptor import Interruptions, waits_for
 from gpujob_operator.decide.queue.heads import Line
 from gpujob_operator.decide.queue.pending import InOrder, Pending, told_lately, waited_seconds
 from gpujob_operator.decide.queue.quota import Queues
-from gpujob_operator.decide.releases import Releases
-from gpujob_operator.decide.starts import Places, Starts
 
 # How many jobs of the line keep cards for themselves.
 CLAIMS_MAX = 8

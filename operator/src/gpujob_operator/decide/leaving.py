@@ -8,33 +8,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import chain, compress, count
 from operator import is_not
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpujob_operator.decide.backfill.release_times import Releases
+from gpujob_operator.decide.backfill.tenancy import (
+    SLOWDOWN_PERCENT_MAX,
+    Stay,
+    least_left,
+    sums_left,
+)
 from gpujob_operator.decide.capacity.cluster import Capacity, Card, NodeCapacity, Tenant, disturbed
 from gpujob_operator.decide.packing.arrays import Booleans, Floats, Integers
 from gpujob_operator.decide.placement.node_filter import node_marks
-from gpujob_operator.decide.releases import Releases
-
-SLOWDOWN_PERCENT_MAX = 100
-
-
-@dataclass(frozen=True, slots=True)
-class Stay:
-    """What is on each card, by row, once so many tenants have left (by column) in the order of
-    their ends."""
-
-    memory_bytes: Integers
-    utilization_percent: Floats
-    # The least that any of them allows.
-    slowdown_percent: Integers
-    whole_card: Booleans
-    # When the last of those who left is gone, in seconds since 1970.
-    since: Floats
-    # Columns of the tenants, in the order in which they leave.
-    order: Integers
 
 
 @dataclass(slots=True)
@@ -187,10 +174,10 @@ class Rows:
         # Stable: those whose end nobody knows leave by their UID, before the columns of nobody.
         order = np.argsort(moments, axis=1, kind="stable")
         return Stay(
-            memory_bytes=_sums(np.take_along_axis(self._memory[rows], order, 1)),
-            utilization_percent=_sums(np.take_along_axis(self._utilization[rows], order, 1)),
-            slowdown_percent=_least(np.take_along_axis(self._slowdown[rows], order, 1)),
-            whole_card=_sums(np.take_along_axis(self._whole[rows], order, 1)).astype(np.bool_),
+            memory_bytes=sums_left(np.take_along_axis(self._memory[rows], order, 1)),
+            utilization_percent=sums_left(np.take_along_axis(self._utilization[rows], order, 1)),
+            slowdown_percent=least_left(np.take_along_axis(self._slowdown[rows], order, 1)),
+            whole_card=sums_left(np.take_along_axis(self._whole[rows], order, 1)).astype(np.bool_),
             since=np.pad(np.take_along_axis(moments, order, 1), ((0, 0), (1, 0))),
             order=order,
         )
@@ -199,14 +186,3 @@ class Rows:
 def _columns(counts: Sequence[int]) -> list[int]:
     """0, 1, ... for each row in turn, as many as its tenants."""
     return list(chain.from_iterable(map(range, counts)))
-
-
-def _sums(values: NDArray[Any]) -> NDArray[Any]:
-    """Of each row, what is left of the sum once the first 0, 1, ... are gone."""
-    return np.pad(np.cumsum(values[:, ::-1], axis=1)[:, ::-1], ((0, 0), (0, 1)))
-
-
-def _least(values: Integers) -> Integers:
-    """The least of those that are left, likewise; of nobody the most."""
-    found = np.minimum.accumulate(values[:, ::-1], axis=1)[:, ::-1]
-    return np.pad(found, ((0, 0), (0, 1)), constant_values=SLOWDOWN_PERCENT_MAX)

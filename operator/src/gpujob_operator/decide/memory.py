@@ -12,6 +12,8 @@ from datetime import datetime
 
 from gpujob_api.gpujob import PRIORITY_MAX, GPUJob
 from gpujob_api.gpuprofile import GPUProfile
+from gpujob_operator.decide.backfill.earliest_start import Starts
+from gpujob_operator.decide.backfill.release_times import Releases
 from gpujob_operator.decide.capacity.cluster import Capacity, holds_cards
 from gpujob_operator.decide.capacity.usage import NOTHING, holding_of, holding_of_orphans
 from gpujob_operator.decide.changes import Deadlines
@@ -32,9 +34,7 @@ from gpujob_operator.decide.packing.demand import Mix
 from gpujob_operator.decide.placement.requirements import Needs, demand_of, needs_of
 from gpujob_operator.decide.queue.pending import Pending, order_rules, told_of, turn_of_job
 from gpujob_operator.decide.queue.quota import Queues, QueueUse
-from gpujob_operator.decide.releases import Releases
 from gpujob_operator.decide.sides import Kept
-from gpujob_operator.decide.starts import Starts
 from gpujob_operator.decide.workers import Pods
 
 # Kinds of waiting jobs that are told apart at a time.

@@ -36,8 +36,8 @@ from gpujob_operator.decide.model.plan import (
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.neighbours import change_nothing
 from gpujob_operator.decide.placement.assumed import Board
+from gpujob_operator.decide.preemption.migration import find_move
 from gpujob_operator.decide.queue.quota import Queues, QueueUse
-from gpujob_operator.decide.slowdown import find_move
 
 # After every deadline.
 FAR = datetime(9000, 1, 1, tzinfo=UTC)

@@ -7,10 +7,10 @@ from math import inf, isfinite
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.report import CheckpointReport, Report, WorkerPhase
 from gpujob_api.settings import EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED
+from gpujob_operator.decide.backfill.release_times import Releases
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import grace_seconds
 from gpujob_operator.decide.model.snapshot import ReceivedReport
-from gpujob_operator.decide.releases import Releases
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from gpujob_api.meta import ConditionStatus
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import Plan, WriteStatus
-from gpujob_operator.decide.room import interruption_gpu_seconds
+from gpujob_operator.decide.preemption.cost import interruption_gpu_seconds
 
 # What a job is told between two attempts, until it is looked at again.
 _IN_BETWEEN = ("OldAttemptEnding", "WaitingForRetry")

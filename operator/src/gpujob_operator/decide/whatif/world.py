@@ -8,6 +8,7 @@ from gpujob_api.gpunode import GPUNode
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_api.gpuqueue import GPUQueue
 from gpujob_api.settings import EXIT_DONE
+from gpujob_operator.decide.backfill.release_times import Releases
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import (
     CreatePod,
@@ -28,7 +29,6 @@ from gpujob_operator.decide.model.snapshot import (
 )
 from gpujob_operator.decide.model.snapshot_edits import without_processes
 from gpujob_operator.decide.model.workers import joined, worker_name
-from gpujob_operator.decide.releases import Releases
 from gpujob_operator.decide.whatif.pace import (
     Pace,
     last_words,

@@ -1,10 +1,4 @@
-"""The running pair's own measurement: who is slowed by its neighbours more than it allows, and who
-moves.
-
-The reference is the workload's profile: the fastest step measured on this card model with the same
-settings. Who moves counts from then on with so much utilization that the same pair is not put
-together again.
-"""
+"""Moving a job off a GPU where it is slowed too much, or slows another one."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -20,7 +14,8 @@ from gpujob_operator.decide.model.stop_reasons import SLOWED
 from gpujob_operator.decide.placement.assign import Assignment, assign
 from gpujob_operator.decide.placement.assumed import Board
 from gpujob_operator.decide.placement.requirements import Needs
-from gpujob_operator.decide.room import interruptible, interruption_gpu_seconds
+from gpujob_operator.decide.preemption.cost import interruption_gpu_seconds
+from gpujob_operator.decide.preemption.victims import interruptible
 
 
 @dataclass(frozen=True, slots=True)

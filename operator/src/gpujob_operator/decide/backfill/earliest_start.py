@@ -1,7 +1,7 @@
 """Where workers of a waiting job could be, and from when on, soonest first.
 
 For every card: how many of its tenants must be gone, and when the last of them is expected to be
-(`releases`). Every card of the cluster is asked at once, on arrays (`leaving`).
+(`release_times`). Every card of the cluster is asked at once, on arrays (`tenancy`).
 """
 
 from collections.abc import Hashable, Iterator
@@ -12,14 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpujob_api.gpujob import Reservation
+from gpujob_operator.decide.backfill.release_times import Releases
+from gpujob_operator.decide.backfill.tenancy import SLOWDOWN_PERCENT_MAX, Stay
 from gpujob_operator.decide.capacity.cluster import Capacity, Card, Tenant
 from gpujob_operator.decide.capacity.slowdown_law import Law, summed_utilization_limit_percent
-from gpujob_operator.decide.leaving import SLOWDOWN_PERCENT_MAX, Rows, Stay
+from gpujob_operator.decide.leaving import Rows
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.packing.arrays import Booleans, Floats, Integers
 from gpujob_operator.decide.placement.node_filter import node_refusal
 from gpujob_operator.decide.placement.requirements import Needs
-from gpujob_operator.decide.releases import Releases
 
 # Before every moment: a card is ready, or will be once it was read again.
 _READY, _UNREAD = 0.0, 1.0

@@ -1,9 +1,9 @@
 """What a job that does not fit keeps free for itself, and when it could start there (I11).
 
-The soonest start: for every card the moment at which enough of its tenants are expected to be
-gone (`starts`), then the cards that are ready first, each worker's on one node, all of one model. A
-claim is kept for the rest of the cycle; who is sure to be gone before it starts may still use it
-(backfill).
+The soonest start: for every card the moment at which enough of its tenants are expected to be gone
+(`earliest_start`), then the cards that are ready first, each worker's on one node, all of one
+model. A claim is kept for the rest of the cycle; who is sure to be gone before it starts may still
+use it (backfill).
 """
 
 from collections.abc import Iterable
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import islice
 from math import inf
 
+from gpujob_operator.decide.backfill.earliest_start import Place
+from gpujob_operator.decide.backfill.release_times import Releases
 from gpujob_operator.decide.placement.requirements import Needs
-from gpujob_operator.decide.releases import Releases
-from gpujob_operator.decide.starts import Place
 
 # Until an agent has read its cards again and told it.
 READING_SECONDS = 5.0
@@ -37,9 +37,9 @@ def soonest(
     releases: Releases,
     claimed: frozenset[str] = frozenset(),
 ) -> Claim | None:
-    """The claim with the earliest start, of the places on each model in order (see `starts`); None
-    when the job would not even fit were all our jobs gone. Cards in `claimed` are an earlier
-    job's."""
+    """The claim with the earliest start, of the places on each model in order (see
+    `earliest_start`); None when the job would not even fit were all our jobs gone. Cards in
+    `claimed` are an earlier job's."""
     workers = needs.job.spec.workers
     best: list[Place] | None = None
     for of_model in places:

@@ -1,7 +1,7 @@
 """Whom to interrupt for a waiting job: who may be asked, and whether it is worth it.
 
-`room` finds the cheapest way for given victims; here is who they are. Kept for one cycle, so that
-thousands of waiting jobs ask the running ones once.
+`victims` finds the cheapest way for given victims; here is who they are. Kept for one cycle, so
+that thousands of waiting jobs ask the running ones once.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -9,25 +9,25 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
-from gpujob_operator.decide.claims import Claim
+from gpujob_operator.decide.backfill.nomination import Claim
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import stop_seconds
 from gpujob_operator.decide.model.stop_reasons import MOVED, PREEMPTED, RECLAIMED
 from gpujob_operator.decide.placement.assumed import Board
 from gpujob_operator.decide.placement.gpu_filter import held_bytes
 from gpujob_operator.decide.placement.requirements import Needs
-from gpujob_operator.decide.queue.pending import told_lately, waited_seconds
-from gpujob_operator.decide.queue.quota import Queues
-from gpujob_operator.decide.room import (
+from gpujob_operator.decide.preemption.cost import interruption_gpu_seconds
+from gpujob_operator.decide.preemption.victims import (
     VICTIMS_MAX,
     Room,
     Victim,
     elsewhere,
     interruptible,
-    interruption_gpu_seconds,
     make_room,
     worth_moving,
 )
+from gpujob_operator.decide.queue.pending import told_lately, waited_seconds
+from gpujob_operator.decide.queue.quota import Queues
 
 # Looking for whom to interrupt reads every card: so often a cycle.
 SEARCHES_MAX = 4

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from gpujob_api.gpujob import GPUJob, JobPhase, Reservation
 from gpujob_operator.decide.capacity.cluster import Capacity, Card, NodeCapacity, Tenant, disturbed
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.model.grace import grace_seconds
 from gpujob_operator.decide.model.pod_template import host_requests
 from gpujob_operator.decide.placement.assign import Assignment, assign
 from gpujob_operator.decide.placement.assumed import Board
@@ -45,32 +44,6 @@ class Room:
     @property
     def cost_gpu_seconds(self) -> float:
         return sum(victim.cost_gpu_seconds for victim in self.victims)
-
-
-def interruption_gpu_seconds(
-    job: GPUJob, configuration: Configuration, now_age: float, *, asked: bool = True
-) -> float:
-    """What interrupting the job loses: work since its last checkpoint or, where it can save within
-    its grace, the time to write one, and the restart; times its cards.
-
-    `now_age` is how long the attempt has run, in seconds. Who is not `asked` cannot save.
-    """
-    cards = job.spec.workers * job.spec.gpus_per_worker
-    lost_seconds = _lost_seconds(job, configuration, now_age, asked=asked)
-    return cards * (lost_seconds + configuration.restart_seconds)
-
-
-def _lost_seconds(
-    job: GPUJob, configuration: Configuration, now_age: float, *, asked: bool
-) -> float:
-    saved, measured = job.status.checkpoint, job.status.measurement
-    if saved is None or measured is None or measured.current is None:
-        return now_age
-    unsaved_steps = max(measured.step - saved.step, 0)
-    unsaved_seconds = min(unsaved_steps * measured.current.step_seconds, now_age)
-    if asked and saved.write_seconds <= grace_seconds(job, configuration):
-        return min(unsaved_seconds, saved.write_seconds)
-    return unsaved_seconds
 
 
 def interruptible(job: GPUJob, configuration: Configuration) -> bool:

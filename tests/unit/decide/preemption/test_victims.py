@@ -10,7 +10,7 @@ from gpujob_api.report import CheckpointReport
 from gpujob_operator.decide.capacity.usage import CLOCKS_DIFFER_SECONDS
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import GonePod
-from gpujob_operator.decide.room import interruption_gpu_seconds
+from gpujob_operator.decide.preemption.cost import interruption_gpu_seconds
 from tests.harness.builders import (
     after,
     make_card,

@@ -6,12 +6,12 @@ from typing import Any
 
 from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.claims import Claim, describe, soonest
+from gpujob_operator.decide.backfill.earliest_start import Starts
+from gpujob_operator.decide.backfill.nomination import Claim, describe, soonest
+from gpujob_operator.decide.backfill.release_times import Releases
 from gpujob_operator.decide.holdings import build_capacity
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.placement.requirements import needs_of
-from gpujob_operator.decide.releases import Releases
-from gpujob_operator.decide.starts import Starts
 from tests.harness.builders import (
     T0,
     after,
