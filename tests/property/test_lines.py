@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpujob_api.gpujob import GPUJob
-from gpujob_operator.decide.lines import Lines
+from gpujob_operator.decide.cache.pending_queues import Lines
 from gpujob_operator.decide.model.configuration import Configuration, OrderPolicy
 from gpujob_operator.decide.queue.order import Contender, turn_of
 from gpujob_operator.decide.queue.pending import Pending, order_rules, turn_of_job

@@ -13,9 +13,9 @@ from gpujob_api.gpujob import GPUJob, JobPhase, SharingMode
 from gpujob_api.gpuprofile import GPUProfile, GPUProfileSpec, GPUProfileStatus, ProfileEntry
 from gpujob_api.meta import Metadata
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.known import Known
+from gpujob_operator.decide.cache.job_entry import Known
+from gpujob_operator.decide.cache.scheduler_cache import Memory
 from gpujob_operator.decide.measurement.profile import profile_name
-from gpujob_operator.decide.memory import Memory
 from gpujob_operator.decide.model.plan import Plan
 from gpujob_operator.decide.model.snapshot import GonePod, Snapshot
 from gpujob_operator.decide.planner import Planner, plan

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpujob_api.gpujob import GPUJob
-from gpujob_operator.decide.memory import Memory
+from gpujob_operator.decide.cache.scheduler_cache import Memory
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.model.workers import with_pod_uids
 from gpujob_operator.decide.planner import plan

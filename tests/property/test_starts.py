@@ -11,8 +11,8 @@ from gpujob_api.quantities import GIB
 from gpujob_operator.decide.backfill.earliest_start import Place, Soon, Starts
 from gpujob_operator.decide.backfill.nomination import soonest
 from gpujob_operator.decide.backfill.release_times import Releases
+from gpujob_operator.decide.cache.scheduler_cache import Memory
 from gpujob_operator.decide.capacity.cluster import Capacity, Card
-from gpujob_operator.decide.memory import Memory
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import NodeView, Snapshot, Taint
 from gpujob_operator.decide.placement.gpu_filter import fits_without

@@ -10,7 +10,7 @@ from gpujob_api.gpujob import GPUJob, JobPhase, SharingMode, SpotPolicy
 from gpujob_api.quantities import GIB
 from gpujob_operator.decide.account import Account, account
 from gpujob_operator.decide.account_words import LACKS_TOLD, rows
-from gpujob_operator.decide.memory import Memory
+from gpujob_operator.decide.cache.scheduler_cache import Memory
 from gpujob_operator.decide.model.plan import WriteStatus
 from gpujob_operator.decide.model.snapshot import Snapshot, SpotPool
 from gpujob_operator.decide.packing import select

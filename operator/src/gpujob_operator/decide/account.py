@@ -12,8 +12,8 @@ import numpy as np
 
 from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import GPUJobStatus, Placement, Reservation
+from gpujob_operator.decide.cache.scheduler_cache import Memory
 from gpujob_operator.decide.capacity.cluster import Capacity
-from gpujob_operator.decide.memory import Memory
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import WriteStatus
 from gpujob_operator.decide.model.snapshot import NodeView, Snapshot

@@ -9,6 +9,7 @@ its cards, however many jobs there are elsewhere.
 from collections.abc import Mapping
 from datetime import datetime
 
+from gpujob_operator.decide.cache.pods import Pods
 from gpujob_operator.decide.capacity.cluster import Capacity, capacity_of
 from gpujob_operator.decide.capacity.usage import (
     Holdings,
@@ -20,7 +21,6 @@ from gpujob_operator.decide.capacity.usage import (
 from gpujob_operator.decide.model.pod_template import HostRequests
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.model.workers import crew_of
-from gpujob_operator.decide.workers import Pods
 
 
 def build_capacity(

@@ -12,15 +12,16 @@ from datetime import UTC, datetime, timedelta
 from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.gpuqueue import GPUQueueStatus
-from gpujob_operator.decide.admission import Admission
+from gpujob_operator.decide.admission.admit import Admission
+from gpujob_operator.decide.cache.job_entry import Around, Inputs, Known, ProfileKey, around
+from gpujob_operator.decide.cache.quiescence import change_nothing
+from gpujob_operator.decide.cache.scheduler_cache import Memory
 from gpujob_operator.decide.capacity.cluster import Capacity, holds_cards
-from gpujob_operator.decide.known import Around, Inputs, Known, ProfileKey, around
 from gpujob_operator.decide.lifecycle import attempt, faults
 from gpujob_operator.decide.lifecycle.seen import Seen
 from gpujob_operator.decide.lifecycle.status import Picture, finish_status, worth_writing
 from gpujob_operator.decide.measurement.profile import new_entries, with_entries
 from gpujob_operator.decide.measurement.slowdown import has_cards_alone, observed_pace
-from gpujob_operator.decide.memory import Memory
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import pod_grace_seconds
 from gpujob_operator.decide.model.plan import (
@@ -34,7 +35,6 @@ from gpujob_operator.decide.model.plan import (
     WriteStatus,
 )
 from gpujob_operator.decide.model.snapshot import Snapshot
-from gpujob_operator.decide.neighbours import change_nothing
 from gpujob_operator.decide.placement.assumed import Board
 from gpujob_operator.decide.preemption.migration import find_move
 from gpujob_operator.decide.queue.quota import Queues, QueueUse

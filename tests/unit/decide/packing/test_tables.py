@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.mix import steady_mix
+from gpujob_operator.decide.cache.mix_counts import steady_mix
 from gpujob_operator.decide.packing.demand import MEMORY_STEPS, Demand, Mix
 from gpujob_operator.decide.packing.tables import Tables
 from tests.harness.fleets import CARD_BYTES, shared, whole

@@ -3,8 +3,8 @@
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.gpuqueue import GPUQueue
 from gpujob_api.quantities import GIB, Memory
+from gpujob_operator.decide.cache.pending_queues import Lines
 from gpujob_operator.decide.capacity.cluster import FleetSize
-from gpujob_operator.decide.lines import Lines
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.queue.heads import Line
 from gpujob_operator.decide.queue.pending import Pending

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from gpujob_api.gpujob import Reservation
 from gpujob_operator.decide.backfill.release_times import Releases
 from gpujob_operator.decide.backfill.tenancy import SLOWDOWN_PERCENT_MAX, Stay
+from gpujob_operator.decide.cache.tenancy import Rows
 from gpujob_operator.decide.capacity.cluster import Capacity, Card, Tenant
 from gpujob_operator.decide.capacity.slowdown_law import Law, summed_utilization_limit_percent
-from gpujob_operator.decide.leaving import Rows
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.packing.arrays import Booleans, Floats, Integers
 from gpujob_operator.decide.placement.node_filter import node_refusal

@@ -13,7 +13,7 @@ from datetime import datetime
 from math import inf
 
 from gpujob_api.gpujob import GPUJob, JobPhase
-from gpujob_operator.decide.ends import UNKNOWN, End, Ends, Like, Workload
+from gpujob_operator.decide.cache.release_arrays import UNKNOWN, End, Ends, Like, Workload
 from gpujob_operator.decide.measurement.profile import profile_name
 from gpujob_operator.decide.measurement.runtime import Run, RunHistory, remaining_seconds
 from gpujob_operator.decide.packing.arrays import Floats, Integers

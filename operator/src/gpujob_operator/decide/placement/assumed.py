@@ -11,6 +11,7 @@ from math import inf
 
 import numpy as np
 
+from gpujob_operator.decide.cache.node_arrays import Kept
 from gpujob_operator.decide.capacity.cluster import Capacity, Card, NodeCapacity, Tenant, disturbed
 from gpujob_operator.decide.model.snapshot import NodeView
 from gpujob_operator.decide.packing import select
@@ -19,7 +20,6 @@ from gpujob_operator.decide.packing.demand import Mix
 from gpujob_operator.decide.packing.request import NodeMask, Request
 from gpujob_operator.decide.placement.finding import NO_CARDS
 from gpujob_operator.decide.placement.node_views import Side, node_order
-from gpujob_operator.decide.sides import Kept
 
 # What requests ask of nodes, kept as masks.
 MASKS_MAX = 512

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 from gpujob_api.gpujob import Reservation
 from gpujob_api.quantities import format_memory
+from gpujob_operator.decide.cache.diagnosis_counts import Survey
+from gpujob_operator.decide.cache.node_arrays import Kept
 from gpujob_operator.decide.capacity.cluster import Capacity, Card, NodeCapacity, disturbed
 from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limit_percent
 from gpujob_operator.decide.placement.assumed import Board
 from gpujob_operator.decide.placement.finding import FARTHEST, NO_CARDS, NOTHING, Finding, Findings
 from gpujob_operator.decide.placement.node_filter import node_refusal
 from gpujob_operator.decide.placement.requirements import Needs
-from gpujob_operator.decide.sides import Kept
-from gpujob_operator.decide.survey import Survey
 
 # A card that would do, on a node that has too few of them.
 _FREE = Finding("free, but too few on one node")

@@ -9,6 +9,8 @@ from itertools import zip_longest
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpunode import GPUNode
 from gpujob_api.gpuprofile import GPUProfile
+from gpujob_operator.decide.cache.deadlines import Deadlines
+from gpujob_operator.decide.cache.diff import Roll
 from gpujob_operator.decide.capacity.calibration import laws
 from gpujob_operator.decide.capacity.cluster import (
     Capacity,
@@ -29,7 +31,6 @@ from gpujob_operator.decide.capacity.usage import (
     Learned,
     holding_of_gone,
 )
-from gpujob_operator.decide.changes import Deadlines, Roll
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import GonePod, NodeView, Snapshot
 

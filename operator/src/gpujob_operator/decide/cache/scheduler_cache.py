@@ -14,28 +14,28 @@ from gpujob_api.gpujob import PRIORITY_MAX, GPUJob
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_operator.decide.backfill.earliest_start import Starts
 from gpujob_operator.decide.backfill.release_times import Releases
+from gpujob_operator.decide.cache.deadlines import Deadlines
+from gpujob_operator.decide.cache.index import Groups
+from gpujob_operator.decide.cache.job_entry import Inputs, Known, ProfileKey, Rolls, spec_version
+from gpujob_operator.decide.cache.mix_counts import MixCounts
+from gpujob_operator.decide.cache.node_arrays import Kept
+from gpujob_operator.decide.cache.nodes import Nodes
+from gpujob_operator.decide.cache.pending_queues import Lines
+from gpujob_operator.decide.cache.pods import Pods
 from gpujob_operator.decide.capacity.cluster import Capacity, holds_cards
 from gpujob_operator.decide.capacity.usage import NOTHING, holding_of, holding_of_orphans
-from gpujob_operator.decide.changes import Deadlines
-from gpujob_operator.decide.groups import Groups
-from gpujob_operator.decide.known import Inputs, Known, ProfileKey, Rolls, spec_version
-from gpujob_operator.decide.lines import Lines
 from gpujob_operator.decide.measurement.profile import differ_in_paces, profile_name
 from gpujob_operator.decide.measurement.slowdown import is_slowed
-from gpujob_operator.decide.mix import MixCounts
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import Step
 from gpujob_operator.decide.model.pod_template import host_requests
 from gpujob_operator.decide.model.snapshot import CardUsage, PodView, ReceivedReport, Snapshot
 from gpujob_operator.decide.model.stop_reasons import FOR_OTHERS
 from gpujob_operator.decide.model.workers import JobName, crew_of
-from gpujob_operator.decide.nodes import Nodes
 from gpujob_operator.decide.packing.demand import Mix
 from gpujob_operator.decide.placement.requirements import Needs, demand_of, needs_of
 from gpujob_operator.decide.queue.pending import Pending, order_rules, told_of, turn_of_job
 from gpujob_operator.decide.queue.quota import Queues, QueueUse
-from gpujob_operator.decide.sides import Kept
-from gpujob_operator.decide.workers import Pods
 
 # Kinds of waiting jobs that are told apart at a time.
 KINDS_MAX = 10_000

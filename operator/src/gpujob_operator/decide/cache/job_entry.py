@@ -5,8 +5,8 @@ from datetime import datetime
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpuprofile import GPUProfile
+from gpujob_operator.decide.cache.diff import Roll
 from gpujob_operator.decide.capacity.cluster import Capacity, Card, marks
-from gpujob_operator.decide.changes import Roll
 from gpujob_operator.decide.model.plan import Step
 from gpujob_operator.decide.model.pod_template import HostRequests
 from gpujob_operator.decide.model.snapshot import CardUsage, PodView, ReceivedReport

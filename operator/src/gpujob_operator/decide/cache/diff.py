@@ -4,16 +4,13 @@ Observed objects are immutable and replaced only when they changed, so that the 
 object tells whether to look at it. A picture of twenty thousand objects costs milliseconds.
 """
 
-import heapq
-from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass, field
-from datetime import datetime
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import compress, count
 from operator import is_not
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-K = TypeVar("K", bound=Hashable)
 
 # Objects that went away side by side are found by looking so far ahead.
 AHEAD = 32
@@ -72,45 +69,3 @@ def _find(item: T, others: tuple[T, ...]) -> int:
         if other is item:
             return number
     return 0
-
-
-@dataclass(slots=True)
-class Deadlines(Generic[K]):
-    """At most one moment for each key, the earliest found at once."""
-
-    _at: dict[K, datetime] = field(default_factory=lambda: dict[K, datetime]())
-    # With moments that hold no longer; `_at` tells which.
-    _heap: list[tuple[datetime, K]] = field(default_factory=lambda: list[tuple[datetime, K]]())
-
-    def __len__(self) -> int:
-        return len(self._at)
-
-    def put(self, key: K, moment: datetime) -> None:
-        """Replaces the key's moment."""
-        if self._at.get(key) == moment:
-            return
-        self._at[key] = moment
-        heapq.heappush(self._heap, (moment, key))
-        if len(self._heap) > 2 * len(self._at) + 64:
-            self._heap = [(at, one) for one, at in self._at.items()]
-            heapq.heapify(self._heap)
-
-    def drop(self, keys: Iterable[K]) -> None:
-        for key in keys:
-            self._at.pop(key, None)
-
-    @property
-    def first(self) -> datetime | None:
-        heap = self._heap
-        while heap and self._at.get(heap[0][1]) != heap[0][0]:
-            heapq.heappop(heap)
-        return heap[0][0] if heap else None
-
-    def due(self, now: datetime) -> list[K]:
-        """Takes out the keys whose moment is now or past."""
-        found: list[K] = []
-        while (first := self.first) is not None and first <= now:
-            _, key = heapq.heappop(self._heap)
-            del self._at[key]
-            found.append(key)
-        return found

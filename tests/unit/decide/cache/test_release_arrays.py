@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpujob_operator.decide.ends import NUMBERS_SPARE, UNKNOWN, End, Ends, Like
+from gpujob_operator.decide.cache.release_arrays import NUMBERS_SPARE, UNKNOWN, End, Ends, Like
 
 LIKES: tuple[Like, ...] = ((("team", "train"), 1), (("team", "train"), 8), (("team", "tune"), 1))
 LENGTHS: dict[Like, float] = dict(zip(LIKES, (100.0, 50.0, inf), strict=True))

@@ -9,12 +9,12 @@ from gpujob_api.gpunode import GPU
 from gpujob_api.gpuprofile import GPUProfile, ProfileEntry, SharedPace
 from gpujob_api.quantities import GIB
 from gpujob_api.report import Timing
+from gpujob_operator.decide.cache.quiescence import change_nothing
 from gpujob_operator.decide.holdings import build_capacity
 from gpujob_operator.decide.lifecycle.printer_columns import cost_text
 from gpujob_operator.decide.measurement.profile import with_entries
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionWriter
-from gpujob_operator.decide.neighbours import change_nothing
 from tests.harness.builders import (
     MODEL,
     T0,

@@ -6,9 +6,9 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpujob_operator.decide.cache.diagnosis_counts import Survey
 from gpujob_operator.decide.capacity.cluster import NodeCapacity
 from gpujob_operator.decide.placement.finding import FARTHEST, NO_CARDS, Finding, Findings
-from gpujob_operator.decide.survey import Survey
 from tests.harness.builders import make_node
 
 FULL, KEPT = Finding("full"), Finding("kept")

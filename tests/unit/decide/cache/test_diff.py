@@ -6,7 +6,8 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpujob_operator.decide.changes import AHEAD, Deadlines, Roll
+from gpujob_operator.decide.cache.deadlines import Deadlines
+from gpujob_operator.decide.cache.diff import AHEAD, Roll
 from tests.harness.builders import after
 
 

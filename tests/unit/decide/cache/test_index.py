@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpujob_operator.decide.groups import Groups
+from gpujob_operator.decide.cache.index import Groups
 
 
 def test_a_group_has_those_that_were_added_and_not_taken_out() -> None:

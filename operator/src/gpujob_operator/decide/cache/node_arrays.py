@@ -1,8 +1,5 @@
-"""The ledger of cards as arrays, kept from one cycle's board to the next.
-
-The main side is true to the nodes; others are the same but for some cards, and follow it: only rows
-are copied that changed on either.
-"""
+"""Packing arrays of the nodes, kept from cycle to cycle and renewed row by row where a node is
+another object."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -11,12 +8,12 @@ from operator import is_not
 
 import numpy as np
 
+from gpujob_operator.decide.cache.diagnosis_counts import Survey
 from gpujob_operator.decide.capacity.cluster import Card, NodeCapacity, sizes
 from gpujob_operator.decide.packing.arrays import CardState, Fleet, Integers, NodeState
 from gpujob_operator.decide.packing.request import NodeMask
 from gpujob_operator.decide.placement.node_filter import node_marks
 from gpujob_operator.decide.placement.node_views import Follower, Side, card_order, card_state
-from gpujob_operator.decide.survey import Survey
 
 
 @dataclass(slots=True)
@@ -36,7 +33,7 @@ class Kept:
     )
     # What can ever fit, while nodes and cards are of the same size and marks.
     facts: dict[Hashable, bool] = field(default_factory=dict[Hashable, bool])
-    # What keeps jobs of a kind off the cards, by kind and model; see `explain`.
+    # What keeps jobs of a kind off the cards, by kind and model; see `placement.diagnosis`.
     surveys: dict[Hashable, Survey] = field(default_factory=dict[Hashable, Survey])
     # Which rows a request may use, by what it asks of nodes; None: all.
     masks: dict[Hashable, NodeMask | None] = field(default_factory=dict[Hashable, NodeMask | None])

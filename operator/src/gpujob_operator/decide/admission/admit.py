@@ -1,8 +1,8 @@
 """The pass over waiting jobs: who gets cards this cycle, who makes room, what the others are told.
 
-In the order of `line`. A job that does not fit first looks whether room comes by itself, then
-whether it may make some (`room`), and once it has waited for long keeps cards from later ones
-(`claims`), which only jobs that are gone in time may still use.
+In the order of `queue.heads`. A job that does not fit first looks whether room comes by itself,
+then whether it may make some (`preemption`), and once it has waited for long keeps cards from later
+ones (`backfill.nomination`), which only jobs that are gone in time may still use.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -12,7 +12,13 @@ from math import inf
 
 from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, JobPhase
-from gpujob_api.quantities import format_memory
+from gpujob_operator.decide.admission.equivalence import Refused
+from gpujob_operator.decide.admission.pending_status import (
+    LATER_SECONDS,
+    Wait,
+    not_eligible,
+    placed,
+)
 from gpujob_operator.decide.backfill.earliest_start import Places, Starts
 from gpujob_operator.decide.backfill.nomination import Claim, describe, soonest
 from gpujob_operator.decide.backfill.release_times import Releases
@@ -37,33 +43,6 @@ CLAIMS_MAX = 8
 PLACES_MAX = 2
 # So many kinds are told again a cycle why they wait; the others in the next, this much later.
 EXPLANATIONS_MAX = 16
-LATER_SECONDS = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Wait:
-    reason: str
-    # Found when it is asked for: most jobs were told already.
-    tell: Callable[[], str]
-    next_seconds: float | None = None
-    # Among those that wait for room; 0: it waits for something else.
-    position: int = 0
-    # Where it could start first, if that was looked for.
-    claim: Claim | None = None
-    # What it would hold on a card, where only the quota is in the way.
-    memory_bytes: int = 0
-    # Whether it fits on cards, where only the quota is in the way.
-    fits: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Refused:
-    """Why the jobs of a kind wait, as long as nothing else is placed, kept or interrupted."""
-
-    reason: str
-    state: tuple[int, ...]
-    # Short jobs too, which may use cards that are kept for others.
-    by_fillers: bool
 
 
 @dataclass(slots=True)
@@ -85,7 +64,7 @@ class Admission:
     steps: dict[str, Step] = field(default_factory=dict[str, Step])
     interruptions: Interruptions = field(init=False)
     _claims: int = 0
-    _refused: dict[int, "_Refused"] = field(default_factory=dict[int, "_Refused"])
+    _refused: dict[int, "Refused"] = field(default_factory=dict[int, "Refused"])
     _explained: set[Hashable] = field(default_factory=set[Hashable])
     _held: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
     _places: dict[Hashable, tuple[Places, ...]] = field(
@@ -142,7 +121,7 @@ class Admission:
         quota = self.queues.version if self.queues.by_name else 0
         return quota, len(self.queues.kept), len(self.board.claimed), len(self.interruptions.stops)
 
-    def _remember_refusal(self, entry: Pending, needs: Needs, wait: _Wait) -> None:
+    def _remember_refusal(self, entry: Pending, needs: Needs, wait: Wait) -> None:
         """Keeps that the kind was refused, if nothing can be done for others of it either."""
         if not entry.kind or wait.reason not in ("NoRoom", "OverQuota"):
             return
@@ -154,17 +133,17 @@ class Admission:
         if quota and self.interruptions.leaving(self.queues.root(needs.job.spec.queue)):
             return
         by_fillers = not self.board.claimed or self.board.refuses_fillers(needs.alike)
-        self._refused[entry.kind] = _Refused(wait.reason, self._state(), by_fillers)
+        self._refused[entry.kind] = Refused(wait.reason, self._state(), by_fillers)
 
     def _step(self, entry: Pending) -> Step:
-        wait = _not_eligible(entry, self.queues, self.now)
+        wait = not_eligible(entry, self.queues, self.now)
         if wait is not None:
             return self._wait(entry.job, wait)
         needs = self._needs_of(entry.job)
         found = self._place(needs)
         if isinstance(found, Assignment):
             found.take_on(self.board)
-            step = _placed(entry.job, found, self.now)
+            step = placed(entry.job, found, self.now)
             self.queues.add(entry.job, step.status)
             return step
         self._position += 1
@@ -172,22 +151,22 @@ class Admission:
         self._remember_refusal(entry, needs, wait)
         return self._wait(entry.job, wait)
 
-    def _place(self, needs: Needs) -> Assignment | _Wait:
+    def _place(self, needs: Needs) -> Assignment | Wait:
         length = self.releases.length_seconds(needs.job) if self.board.claimed else inf
         found = assign(needs, self.board, self.configuration, length)
         if isinstance(found, Refusal) and not found.possible:
-            return _Wait("Impossible", lambda: found.message)
+            return Wait("Impossible", lambda: found.message)
         if self.queues.by_name:
             fits = isinstance(found, Assignment)
             held = found.reservation.memory_bytes if fits else self._held_bytes(needs)
             over = self.queues.over(needs.job, held)
             if over:
-                return _Wait("OverQuota", lambda: over, memory_bytes=held, fits=fits)
-        return found if isinstance(found, Assignment) else _Wait("NoRoom", lambda: found.message)
+                return Wait("OverQuota", lambda: over, memory_bytes=held, fits=fits)
+        return found if isinstance(found, Assignment) else Wait("NoRoom", lambda: found.message)
 
     # -- a job that does not fit now
 
-    def _without_room(self, needs: Needs, wait: _Wait) -> _Wait:
+    def _without_room(self, needs: Needs, wait: Wait) -> Wait:
         """What is done for it, and what it is told."""
         claim = None
         making = ""
@@ -199,7 +178,7 @@ class Admission:
         told = replace(wait, reason="MakingRoom", tell=lambda: making) if making else wait
         return replace(told, position=self._position, claim=claim)
 
-    def _room_in_quota(self, needs: Needs, wait: _Wait) -> str:
+    def _room_in_quota(self, needs: Needs, wait: Wait) -> str:
         """Interrupts jobs whose share of the quota this one may have; says so."""
         leaving = self.interruptions.leaving(self.queues.root(needs.job.spec.queue))
         with self.queues.without(leaving):
@@ -274,7 +253,7 @@ class Admission:
     def _patience_over(self, job: GPUJob) -> bool:
         return waited_seconds(job, self.now) >= self.configuration.claim_after_seconds
 
-    def _wait(self, job: GPUJob, wait: _Wait) -> Step:
+    def _wait(self, job: GPUJob, wait: Wait) -> Step:
         before = conditions.find(job.status, conditions.SCHEDULED)
         news = before is None or before.reason != wait.reason
         if not news and told_lately(job, self.configuration, self.now):
@@ -300,58 +279,10 @@ class Admission:
             self._explained.add(alike)
         return alike in self._explained
 
-    def _estimate(self, job: GPUJob, wait: _Wait) -> str:
+    def _estimate(self, job: GPUJob, wait: Wait) -> str:
         """When it could start, for a job that waits for cards."""
         if wait.reason != "NoRoom":
             return ""
         claim = wait.claim or self._claim(self._needs_of(job))
         text = describe(claim) if claim is not None else ""
         return f"; {text}" if text else ""
-
-
-def _not_eligible(entry: Pending, queues: Queues, now: datetime) -> _Wait | None:
-    job = entry.job
-    if job.spec.suspend:
-        return _Wait("Suspended", lambda: "spec.suspend is true")
-    missing = queues.missing(job)
-    if missing:
-        return _Wait("QueueNotFound", lambda: missing)
-    live = [pod.name for pod in entry.pods if not pod.finished]
-    if live:
-        return _Wait("OldAttemptEnding", lambda: f"waits for {', '.join(live[:3])} to end")
-    at = job.status.next_attempt_at
-    if at is not None and at > now:
-        left = (at - now).total_seconds()
-        before = conditions.find(job.status, conditions.SCHEDULED)
-        message = before.message if before is not None else f"tried again in {left:.0f} s"
-        return _Wait("WaitingForRetry", lambda: message, next_seconds=left)
-    return None
-
-
-def _placed(job: GPUJob, found: Assignment, now: datetime) -> Step:
-    """The decision, made durable before any pod exists."""
-    placement, reservation = found.placement, found.reservation
-    where = ", ".join(sorted({worker.node for worker in placement.workers}))
-    cards = ", ".join(uuid for worker in placement.workers for uuid in worker.gpus[:4])
-    held = format_memory(reservation.memory_bytes)
-    text = (
-        f"attempt {job.status.attempt + 1} on {where} ({cards}), holds {held} a card "
-        f"({reservation.source.value}{', spot' if placement.spot else ''})"
-    )
-    status = changed(
-        job.status,
-        phase=JobPhase.STARTING,
-        attempt=job.status.attempt + 1,
-        placement=placement,
-        reservation=reservation,
-        next_attempt_at=None,
-        attempt_started_at=now,
-        progressed_at=None,
-        stop=None,
-        failure=None,
-    )
-    writer = ConditionWriter(job, now)
-    status = writer.set(status, conditions.SCHEDULED, True, "Placed", text)
-    # The same finding as while its pods are created: one write, not two.
-    status = writer.set(status, conditions.RUNNING, False, "Starting", "its pods are to be created")
-    return Step(status, events=(EventNote("Placed", text),), next_seconds=0.0)

@@ -1,16 +1,11 @@
-"""Whose pod is it: the one rule by which a pod is a worker of a GPUJob.
-
-A worker is in the job's namespace, is called `<job>-<attempt>-<rank>` with a rank that the job has,
-and has the job for its controller owner; or its UID is in the job's status, so that an owner reference that was stripped
-changes nothing. Labels and annotations prove nothing. Every other pod is unmanaged.
-"""
+"""All pods that could be workers, kept from snapshot to snapshot by job and by owner."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from gpujob_api.gpujob import GPUJob
-from gpujob_operator.decide.changes import Roll
+from gpujob_operator.decide.cache.diff import Roll
 from gpujob_operator.decide.model.snapshot import PodView
 from gpujob_operator.decide.model.workers import JobName, job_name_of
 

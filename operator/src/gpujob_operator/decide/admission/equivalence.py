@@ -1,0 +1,13 @@
+"""Refusals that hold for all jobs of one class."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why the jobs of a kind wait, as long as nothing else is placed, kept or interrupted."""
+
+    reason: str
+    state: tuple[int, ...]
+    # Short jobs too, which may use cards that are kept for others.
+    by_fillers: bool
