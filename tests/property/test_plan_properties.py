@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from gpujob_api.gpujob import GPUJob, JobPhase, SharingMode
 from gpujob_api.quantities import GIB
 from gpujob_operator.decide.capacity.cluster import as_tenant, holds_cards
-from gpujob_operator.decide.holdings import build_capacity
 from gpujob_operator.decide.model.conditions import ACCEPTED, SCHEDULED, find
 from gpujob_operator.decide.model.plan import CreatePod, Plan, WriteStatus
 from gpujob_operator.decide.model.pod_template import host_requests
@@ -28,6 +27,7 @@ from tests.harness.builders import (
     measured,
     with_status,
 )
+from tests.harness.ledger import build_capacity
 from tests.property.plan_snapshots import NOW, fresh_clusters, later, odd_snapshots
 
 few = settings(max_examples=40)

@@ -9,7 +9,6 @@ from gpujob_api.quantities import GIB
 from gpujob_operator.decide.backfill.earliest_start import Starts
 from gpujob_operator.decide.backfill.nomination import Claim, describe, soonest
 from gpujob_operator.decide.backfill.release_times import Releases
-from gpujob_operator.decide.holdings import build_capacity
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.placement.requirements import needs_of
 from tests.harness.builders import (
@@ -25,6 +24,7 @@ from tests.harness.builders import (
     running,
     with_status,
 )
+from tests.harness.ledger import build_capacity
 
 CONFIGURATION = Configuration()
 

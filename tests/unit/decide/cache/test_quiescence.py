@@ -10,7 +10,6 @@ from gpujob_api.gpuprofile import GPUProfile, ProfileEntry, SharedPace
 from gpujob_api.quantities import GIB
 from gpujob_api.report import Timing
 from gpujob_operator.decide.cache.quiescence import change_nothing
-from gpujob_operator.decide.holdings import build_capacity
 from gpujob_operator.decide.lifecycle.printer_columns import cost_text
 from gpujob_operator.decide.measurement.profile import with_entries
 from gpujob_operator.decide.model import conditions
@@ -27,6 +26,7 @@ from tests.harness.builders import (
     running,
     with_status,
 )
+from tests.harness.ledger import build_capacity
 
 ALONE_SECONDS = 0.1
 # Two jobs of 20 % each on the card: nothing new to say of that.

@@ -9,7 +9,6 @@ from gpujob_api.gpujob import GPUJob, JobPhase, ReservationSource
 from gpujob_api.meta import TAINT_RECLAIM
 from gpujob_api.quantities import GIB
 from gpujob_operator.decide.capacity.cluster import Capacity, Card, holds_cards
-from gpujob_operator.decide.holdings import build_capacity
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.pod_template import host_requests
 from gpujob_operator.decide.model.snapshot import PodPhase, Snapshot, Taint
@@ -26,6 +25,7 @@ from tests.harness.builders import (
     reserve,
     running,
 )
+from tests.harness.ledger import build_capacity
 
 
 def ledger(snapshot: Snapshot, seconds: float = 0.0) -> Capacity:

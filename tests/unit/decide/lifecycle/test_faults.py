@@ -10,7 +10,6 @@ from gpujob_api.gpunode import UNREADABLE
 from gpujob_api.meta import TAINT_RECLAIM
 from gpujob_api.quantities import GIB
 from gpujob_operator.decide.capacity.cluster import Capacity
-from gpujob_operator.decide.holdings import build_capacity
 from gpujob_operator.decide.lifecycle import faults
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import Snapshot, Taint
@@ -26,6 +25,7 @@ from tests.harness.builders import (
     running,
     with_status,
 )
+from tests.harness.ledger import build_capacity
 
 CONFIGURATION = Configuration()
 A = running(make_job("a"), held=reserve(10 * GIB))

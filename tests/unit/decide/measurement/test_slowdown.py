@@ -9,7 +9,6 @@ from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.gpuprofile import GPUProfile, ProfileEntry
 from gpujob_api.quantities import GIB
 from gpujob_api.report import CheckpointReport, Timing
-from gpujob_operator.decide.holdings import build_capacity
 from gpujob_operator.decide.measurement.profile import with_entries
 from gpujob_operator.decide.measurement.slowdown import SLACK_PERCENT, Slowdown, measured_slowdown
 from gpujob_operator.decide.model import conditions
@@ -27,6 +26,7 @@ from tests.harness.builders import (
     running,
     with_status,
 )
+from tests.harness.ledger import build_capacity
 from tests.harness.world import World
 
 CONFIGURATION = Configuration()

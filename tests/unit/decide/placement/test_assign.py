@@ -9,7 +9,6 @@ import pytest
 from gpujob_api.gpujob import GPUJob, ReservationSource, SharingMode, SpotPolicy
 from gpujob_api.quantities import GIB, MIB
 from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limit_percent
-from gpujob_operator.decide.holdings import build_capacity
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import Snapshot, Taint
 from gpujob_operator.decide.packing.demand import Mix
@@ -31,6 +30,7 @@ from tests.harness.builders import (
     running,
     with_status,
 )
+from tests.harness.ledger import build_capacity
 
 CONFIGURATION = Configuration()
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.holdings import build_capacity
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import Snapshot, Taint
 from gpujob_operator.decide.placement.assign import Assignment, assign
@@ -20,6 +19,7 @@ from tests.harness.builders import (
     make_template,
     running,
 )
+from tests.harness.ledger import build_capacity
 
 
 def message_of(job: GPUJob, snapshot: Snapshot) -> str:

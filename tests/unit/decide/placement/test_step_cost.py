@@ -10,9 +10,8 @@ from gpujob_api.gpuprofile import GPUProfile, ProfileEntry
 from gpujob_api.quantities import GIB
 from gpujob_api.report import Efficiency, Timing
 from gpujob_api.settings import Precision, TunedSettings
-from gpujob_operator.decide.account import account
-from gpujob_operator.decide.account_words import rows
-from gpujob_operator.decide.holdings import build_capacity
+from gpujob_operator.decide.explain.placement_explanation import account
+from gpujob_operator.decide.explain.words import rows
 from gpujob_operator.decide.measurement.profile import new_entries, with_entries
 from gpujob_operator.decide.model.plan import SaveProfile
 from gpujob_operator.decide.model.snapshot import Snapshot
@@ -36,6 +35,7 @@ from tests.harness.builders import (
     used,
     with_status,
 )
+from tests.harness.ledger import build_capacity
 
 OLD, NEW = "NVIDIA A10", "NVIDIA H100"
 # Seconds of a step and joules.

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpujob_operator.decide.model.configuration import OrderPolicy
-from gpujob_operator.decide.order import order
 from gpujob_operator.decide.queue.order import Contender, OrderRules, due_seconds, work_gpu_seconds
+from tests.harness.queues import order
 
 SHORTEST = OrderRules(OrderPolicy.SHORTEST)
 ARRIVAL = OrderRules()

@@ -9,7 +9,6 @@ from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.queue.heads import Line
 from gpujob_operator.decide.queue.pending import Pending
 from gpujob_operator.decide.queue.quota import Queues
-from gpujob_operator.decide.queueing import queues_of
 from tests.harness.builders import (
     after,
     make_job,
@@ -18,6 +17,7 @@ from tests.harness.builders import (
     running,
     with_status,
 )
+from tests.harness.queues import queues_of
 
 FLEET = FleetSize(cards=10, memory_bytes=240 * GIB)
 CONFIGURATION = Configuration()

@@ -5,7 +5,7 @@ from dataclasses import fields
 
 from gpujob_api.gpujob import Placement, Reservation, SpotPolicy
 from gpujob_api.quantities import format_memory
-from gpujob_operator.decide.account import Account, Candidate
+from gpujob_operator.decide.explain.placement_explanation import Account, Candidate
 from gpujob_operator.decide.packing.request import Score
 from gpujob_operator.decide.packing.select import STEP_CARDS
 

@@ -1,6 +1,6 @@
 """Why there and not elsewhere: a placement beside the next best ones and the nodes that lack room.
 
-Everything is asked of `assign` and `placement.choose` themselves: the next best place is what they
+Everything is asked of `assign` and `select.choose` themselves: the next best place is what they
 choose when the nodes of the better ones are not allowed, and a score is the one that they compare.
 """
 

@@ -8,9 +8,9 @@ import pytest
 from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import GPUJob, JobPhase, SharingMode, SpotPolicy
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.account import Account, account
-from gpujob_operator.decide.account_words import LACKS_TOLD, rows
 from gpujob_operator.decide.cache.scheduler_cache import Memory
+from gpujob_operator.decide.explain.placement_explanation import Account, account
+from gpujob_operator.decide.explain.words import LACKS_TOLD, rows
 from gpujob_operator.decide.model.plan import WriteStatus
 from gpujob_operator.decide.model.snapshot import Snapshot, SpotPool
 from gpujob_operator.decide.packing import select
@@ -78,7 +78,7 @@ def test_the_decision_is_the_cycles_own_and_comes_first() -> None:
 
 
 def test_scores_are_those_that_the_rule_compares() -> None:
-    """Asked of `placement.choose` on the cycle's own board, for everybody and for n1 alone."""
+    """Asked of `select.choose` on the cycle's own board, for everybody and for n1 alone."""
     snapshot = picture(small())
     found = account(snapshot, NOW, "uid-new")
     memory = Memory()

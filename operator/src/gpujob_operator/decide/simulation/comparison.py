@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gpujob_operator.decide.whatif.story import JobStory, Story
+from gpujob_operator.decide.simulation.timeline import JobStory, Story
 
 # Moments are looked at in steps that grow with the time that passed; less is no difference.
 SECONDS_MIN = 2.0

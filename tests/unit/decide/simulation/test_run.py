@@ -12,8 +12,8 @@ from gpujob_api.report import CheckpointReport, Timing
 from gpujob_operator.decide.model.plan import Plan
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.planner import plan
-from gpujob_operator.decide.whatif.run import Limits, simulate
-from gpujob_operator.decide.whatif.story import JobStory, Story
+from gpujob_operator.decide.simulation.run import Limits, simulate
+from gpujob_operator.decide.simulation.timeline import JobStory, Story
 from tests.harness.builders import (
     T0,
     after,

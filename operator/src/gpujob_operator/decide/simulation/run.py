@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 from gpujob_operator.decide.model.plan import CreatePod, DeletePod, Plan
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.planner import Planner
-from gpujob_operator.decide.whatif.story import Scribe, Story
-from gpujob_operator.decide.whatif.world import World
+from gpujob_operator.decide.simulation.simulated_cluster import World
+from gpujob_operator.decide.simulation.timeline import Scribe, Story
 
 PlanFunction = Callable[[Snapshot, datetime], Plan]
 

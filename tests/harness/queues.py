@@ -1,16 +1,11 @@
-"""Shares of the cluster: quota, borrowing, and what a queue holds, for queues with one parent.
-
-A queue may always have its nominal quota. Beyond it, it borrows what others leave idle, up to its
-borrowing limit, and gives it back: jobs within their queue's nominal quota come first, and jobs of
-a queue that borrows make room for them (see `room`). A parent's quota holds for it and its children
-together.
-"""
+"""Queues and their order as a whole, as tests ask for them."""
 
 from collections.abc import Iterable
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpuqueue import GPUQueue
 from gpujob_operator.decide.capacity.cluster import holds_cards
+from gpujob_operator.decide.queue.order import Contender, OrderRules, order_key
 from gpujob_operator.decide.queue.quota import Queues
 
 
@@ -20,3 +15,9 @@ def queues_of(queues: Iterable[GPUQueue], jobs: Iterable[GPUJob]) -> Queues:
         if holds_cards(job):
             found.add(job, job.status)
     return found
+
+
+def order(contenders: Iterable[Contender], now_seconds: float, rules: OrderRules) -> list[str]:
+    """UIDs, who is served first comes first. The same for any order of the input."""
+    keyed = sorted(order_key(contender, now_seconds, rules) for contender in contenders)
+    return [key[-1] for key in keyed]

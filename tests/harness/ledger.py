@@ -1,10 +1,4 @@
-"""What jobs and pods hold of nodes and cards, kept up to date one job at a time; from it the ledger
-of cards.
-
-The sum of all `Holding`s says who is on which card, whose processes are whose, and what CPU and
-memory is given away but not yet seen on a node. A node's ledger is then read off in one pass over
-its cards, however many jobs there are elsewhere.
-"""
+"""The ledger of a whole snapshot, built at once and not kept up to date as the operator does it."""
 
 from collections.abc import Mapping
 from datetime import datetime

@@ -10,15 +10,15 @@ from gpujob_api.gpujob import SharingMode
 from gpujob_api.gpuqueue import GPUQueueStatus
 from gpujob_api.quantities import GIB
 from gpujob_operator.decide.model.snapshot import Snapshot, Taint
-from gpujob_operator.decide.whatif.changes import (
+from gpujob_operator.decide.simulation.comparison import differences
+from gpujob_operator.decide.simulation.edits import (
     ADDED_JOBS_MAX,
     HOSTNAME,
     Changes,
     MoreNodes,
     changed,
 )
-from gpujob_operator.decide.whatif.comparison import differences
-from gpujob_operator.decide.whatif.run import Limits, simulate
+from gpujob_operator.decide.simulation.run import Limits, simulate
 from tests.harness.builders import (
     after,
     make_card,

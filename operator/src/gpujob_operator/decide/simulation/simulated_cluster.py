@@ -29,7 +29,7 @@ from gpujob_operator.decide.model.snapshot import (
 )
 from gpujob_operator.decide.model.snapshot_edits import without_processes
 from gpujob_operator.decide.model.workers import joined, worker_name
-from gpujob_operator.decide.whatif.pace import (
+from gpujob_operator.decide.simulation.progress_model import (
     Pace,
     last_words,
     pace_from_start,
