@@ -89,7 +89,7 @@ def test_a_memory_of_another_picture_changes_nothing(
         assert memory.mix.equals(fresh.mix)
         assert memory.capacity == fresh.capacity
         assert memory.known.keys() == fresh.known.keys()
-        assert set(memory.holding) == set(fresh.holding)
+        assert set(memory.holders.jobs) == set(fresh.holders.jobs)
 
 
 # -- a cluster that lives

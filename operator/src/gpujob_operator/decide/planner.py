@@ -53,7 +53,7 @@ def plan(snapshot: Snapshot, now: datetime, memory: Memory | None = None) -> Pla
     cycle = _Cycle(snapshot, now, memory)
     steps = cycle.steps()
     queues = memory.queues(snapshot)
-    if memory.waiting.entries or memory.slowed:
+    if memory.waiting.entries or memory.holders.slowed:
         _admit(steps, queues, cycle)
     items: list[PlanItem] = [
         RejectJob(job)
@@ -93,8 +93,8 @@ def _admit(steps: dict[str, Step], queues: Queues, cycle: "_Cycle") -> None:
         configuration=cycle.configuration,
         now=cycle.now,
         running=lambda: cycle.running(steps),
-        lowest_priority=memory.lowest_priority,
-        room_is_made=memory.room_is_made,
+        lowest_priority=memory.holders.lowest_priority,
+        room_is_made=memory.holders.room_is_made,
         needs_of=memory.needs,
     )
     admission.admit(memory.waiting.in_order(cycle.configuration, cycle.now))
@@ -104,14 +104,14 @@ def _admit(steps: dict[str, Step], queues: Queues, cycle: "_Cycle") -> None:
     for uid, stop in admission.interruptions.stops.items():
         step = cycle.step(uid, steps)
         steps[uid] = attempt.stopped_for(memory.known[uid].job, step, stop, cycle.now)
-    if memory.slowed and not admission.interruptions.stops:
+    if memory.holders.slowed and not admission.interruptions.stops:
         _separate(steps, admission.board, cycle)
 
 
 def _separate(steps: dict[str, Step], board: Board, cycle: "_Cycle") -> None:
     """Moves a job away from a neighbour that it slows too much, or that slows it."""
     memory, running = cycle.memory, cycle.running(steps)
-    slowed = [running[uid] for uid in sorted(memory.slowed) if uid in running]
+    slowed = [running[uid] for uid in sorted(memory.holders.slowed) if uid in running]
     move = find_move(slowed, running, board, memory.needs, cycle.configuration, cycle.now)
     if move is None:
         return
@@ -260,7 +260,7 @@ class _Cycle:
     def running(self, steps: Mapping[str, Step]) -> dict[str, GPUJob]:
         """Jobs that hold cards, as they are after their step."""
         found: dict[str, GPUJob] = {}
-        for uid in self.memory.holding:
+        for uid in self.memory.holders.jobs:
             job = self.memory.known[uid].job
             if job.metadata.deletion_timestamp is not None:
                 continue

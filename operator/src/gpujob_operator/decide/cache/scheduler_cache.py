@@ -5,16 +5,17 @@ are immutable, and an observed object is replaced only when it changed), and der
 rests on objects that are not the same. Dropping it changes no plan; a test holds it to that.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 
-from gpujob_api.gpujob import PRIORITY_MAX, GPUJob
+from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_operator.decide.backfill.earliest_start import Starts
 from gpujob_operator.decide.backfill.release_times import Releases
 from gpujob_operator.decide.cache.deadlines import Deadlines
+from gpujob_operator.decide.cache.equivalence_classes import EquivalenceClasses
+from gpujob_operator.decide.cache.holders import Holders
 from gpujob_operator.decide.cache.index import Groups
 from gpujob_operator.decide.cache.job_entry import Inputs, Known, ProfileKey, Rolls, spec_version
 from gpujob_operator.decide.cache.mix_counts import MixCounts
@@ -25,20 +26,16 @@ from gpujob_operator.decide.cache.pods import Pods
 from gpujob_operator.decide.capacity.cluster import Capacity, holds_cards
 from gpujob_operator.decide.capacity.usage import NOTHING, holding_of, holding_of_orphans
 from gpujob_operator.decide.measurement.profile import differ_in_paces, profile_name
-from gpujob_operator.decide.measurement.slowdown import is_slowed
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import Step
 from gpujob_operator.decide.model.pod_template import host_requests
 from gpujob_operator.decide.model.snapshot import CardUsage, PodView, ReceivedReport, Snapshot
-from gpujob_operator.decide.model.stop_reasons import FOR_OTHERS
 from gpujob_operator.decide.model.workers import JobName, crew_of
 from gpujob_operator.decide.packing.demand import Mix
 from gpujob_operator.decide.placement.requirements import Needs, demand_of, needs_of
 from gpujob_operator.decide.queue.pending import Pending, order_rules, told_of, turn_of_job
-from gpujob_operator.decide.queue.quota import Queues, QueueUse
+from gpujob_operator.decide.queue.quota import Queues
 
-# Kinds of waiting jobs that are told apart at a time.
-KINDS_MAX = 10_000
 _Usage = Mapping[tuple[str, int], CardUsage]
 
 
@@ -50,8 +47,8 @@ class Memory:
     releases: Releases = field(default_factory=Releases)
     starts: Starts = field(default_factory=Starts)
     waiting: Lines = field(default_factory=Lines)
-    # Jobs that hold cards, in the order in which they were seen to.
-    holding: dict[str, None] = field(default_factory=dict[str, None])
+    # Jobs that hold cards.
+    holders: Holders = field(default_factory=Holders)
     # Jobs whose step is to be decided in this cycle; `rest` takes one out.
     awake: set[str] = field(default_factory=set[str])
     reports: dict[str, ReceivedReport] = field(default_factory=dict[str, ReceivedReport])
@@ -61,11 +58,6 @@ class Memory:
     gone: set[str] = field(default_factory=set[str])
     board: Kept = field(default_factory=Kept)
     mix: Mix = field(default_factory=Mix)
-    # Of jobs that hold cards: how many of each priority, and who makes room for others.
-    priorities: Counter[int] = field(default_factory=Counter[int])
-    ending: set[str] = field(default_factory=set[str])
-    # Who runs and is slowed by its neighbours.
-    slowed: set[str] = field(default_factory=set[str])
     usage: _Usage = field(default_factory=dict[tuple[str, int], CardUsage])
     _configuration: Configuration = field(default_factory=Configuration)
     _listening_since: datetime | None = None
@@ -78,13 +70,11 @@ class Memory:
     # Jobs by the profile that they look at, and by the nodes that they are on.
     _users: Groups[ProfileKey] = field(default_factory=lambda: Groups[ProfileKey]())
     _jobs_on: Groups[str] = field(default_factory=lambda: Groups[str]())
-    _use: dict[str, QueueUse] = field(default_factory=dict[str, QueueUse])
     _counts: MixCounts = field(default_factory=MixCounts)
     # Jobs that are to be counted in the mix.
     _unmixed: set[str] = field(default_factory=set[str])
     _quiet_until: Deadlines[str] = field(default_factory=lambda: Deadlines[str]())
-    _kinds: dict[object, int] = field(default_factory=dict[object, int])
-    _last_kind: int = 0
+    _classes: EquivalenceClasses = field(default_factory=EquivalenceClasses)
     # Jobs of which anything changed with this snapshot.
     _changed: set[str] = field(default_factory=set[str])
 
@@ -112,8 +102,8 @@ class Memory:
 
     def queues(self, snapshot: Snapshot) -> Queues:
         """What the queues hold, free to be changed."""
-        use = {name: replace(held) for name, held in self._use.items() if held.jobs}
-        return Queues.of({queue.metadata.name: queue for queue in snapshot.queues}, use)
+        by_name = {queue.metadata.name: queue for queue in snapshot.queues}
+        return Queues.of(by_name, self.holders.use())
 
     def needs(self, uid: str) -> Needs:
         known = self.known[uid]
@@ -126,16 +116,6 @@ class Memory:
         placement = job.status.placement
         workers = placement.workers if placement is not None else ()
         return frozenset(worker.node for worker in workers if not self._nodes.has(worker.node))
-
-    @property
-    def lowest_priority(self) -> int:
-        """Of all jobs that hold cards; above every priority when there are none."""
-        held = (priority for priority, count in self.priorities.items() if count)
-        return min(held, default=PRIORITY_MAX)
-
-    @property
-    def room_is_made(self) -> bool:
-        return bool(self.ending)
 
     def pods_of_gone(self) -> list[PodView]:
         """Pods whose controller owner is a GPUJob that is not there."""
@@ -178,7 +158,7 @@ class Memory:
         """Cards came or went: jobs on them are on other nodes now."""
         if not moved:
             return
-        for uid in self._on_cards(self.holding, moved):
+        for uid in self._on_cards(self.holders.jobs, moved):
             known = self.known[uid]
             self._put_on(known, self._nodes.of_job(known.job))
             self._changed.add(uid)
@@ -250,31 +230,16 @@ class Memory:
         self._changed.add(uid)
 
     def _count(self, known: Known) -> None:
-        job = known.job
-        uid = job.metadata.uid
-        if not job.finished:
-            self._unmixed.add(uid)
-        if not known.held:
-            return
-        self.holding[uid] = None
-        self._use.setdefault(job.spec.queue, QueueUse()).count(job, job.status)
-        self.priorities[job.spec.priority] += 1
-        stop = job.status.stop
-        if stop is not None and stop.reason in FOR_OTHERS:
-            self.ending.add(uid)
-        if is_slowed(job.status):
-            self.slowed.add(uid)
+        if not known.job.finished:
+            self._unmixed.add(known.job.metadata.uid)
+        if known.held:
+            self.holders.add(known.job)
 
     def _uncount(self, known: Known) -> None:
-        job = known.job
         if known.held:
-            self.holding.pop(job.metadata.uid)
-            self._use[job.spec.queue].count(job, job.status, -1)
-            self.priorities[job.spec.priority] -= 1
-            self.ending.discard(job.metadata.uid)
-            self.slowed.discard(job.metadata.uid)
+            self.holders.remove(known.job)
         self._unmix(known)
-        self._unmixed.discard(job.metadata.uid)
+        self._unmixed.discard(known.job.metadata.uid)
 
     def _take_profiles(self, profiles: tuple[GPUProfile, ...]) -> None:
         new, gone = self._rolls.profiles.take(profiles)
@@ -378,15 +343,8 @@ class Memory:
             self.waiting.put(entry)
 
     def _kind(self, known: Known) -> int:
-        spec = known.job.spec
-        kind = (self.needs(known.job.metadata.uid).alike, spec.queue, spec.priority)
-        if len(self._kinds) >= KINDS_MAX and kind not in self._kinds:
-            # Those that wait keep their numbers, which are never given again.
-            self._kinds.clear()
-        if kind not in self._kinds:
-            self._last_kind += 1
-            self._kinds[kind] = self._last_kind
-        return self._kinds[kind]
+        spec, needs = known.job.spec, self.needs(known.job.metadata.uid)
+        return self._classes.number((needs.alike, spec.queue, spec.priority))
 
 
 def _name_of(job: GPUJob) -> JobName:
