@@ -199,7 +199,7 @@ class Admission:
             self._keep(claim)
             return waits_for(jobs)
         if claim.start_seconds > self.configuration.preemption_wait_seconds:
-            room = self.interruptions.find_room(needs, claim)
+            room = self.interruptions.find_targets(needs, claim.start_seconds)
             if room is not None:
                 self.board.claim(room.claim, self._stop_seconds(v.job for v in room.victims))
                 return self.interruptions.interrupt(needs, room.victims)

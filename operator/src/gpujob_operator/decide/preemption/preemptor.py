@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
-from gpujob_operator.decide.backfill.nomination import Claim
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import stop_seconds
 from gpujob_operator.decide.model.stop_reasons import MOVED, PREEMPTED, RECLAIMED
@@ -99,8 +98,9 @@ class Interruptions:
         with self.queues.without([victim.job for victim in gone]):
             return bool(self.queues.over(needs.job, memory_bytes))
 
-    def find_room(self, needs: Needs, claim: Claim) -> Room | None:
-        """Whom to interrupt so that the job fits on cards; None when nobody should be."""
+    def find_targets(self, needs: Needs, start_seconds: float) -> Room | None:
+        """Whom to interrupt so that the job fits on GPUs; None when nobody should be. Without that
+        it could start in `start_seconds`."""
         if self.exhausted:
             return None
         victims = self._victims(needs)
@@ -109,9 +109,9 @@ class Interruptions:
             room = make_room(needs, self.board, victims, self.configuration)
             if room is not None and self._stays_fair(needs, room):
                 return room
-        return self._consolidation(needs, claim)
+        return self._consolidation(needs, start_seconds)
 
-    def _consolidation(self, needs: Needs, claim: Claim) -> Room | None:
+    def _consolidation(self, needs: Needs, start_seconds: float) -> Room | None:
         """Moving others closer together, when this job is told anew that it waits."""
         waited = waited_seconds(needs.job, self.now)
         told = told_lately(needs.job, self.configuration, self.now)
@@ -127,7 +127,7 @@ class Interruptions:
         if room is None:
             return None
         # Who has waited this long is expected to wait as long again.
-        saved = min(claim.start_seconds, waited)
+        saved = min(start_seconds, waited)
         gpus = needs.job.spec.workers * needs.job.spec.gpus_per_worker
         if not worth_moving(room, gpus, saved):
             return None
