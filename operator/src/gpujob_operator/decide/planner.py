@@ -86,7 +86,7 @@ def _admit(steps: dict[str, Step], queues: Queues, cycle: "_Cycle") -> None:
     """Gives the waiting jobs and those that make room for them their steps."""
     memory = cycle.memory
     admission = Admission(
-        board=Board.of(memory.capacity, memory.mix, memory.board),
+        board=memory.assumed(),
         queues=queues,
         releases=memory.releases,
         starts=memory.starts,

@@ -2,7 +2,7 @@
 the same object as the last time, and summed up as it changes."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import compress
 from operator import attrgetter, is_not
@@ -16,9 +16,9 @@ from gpujob_operator.decide.placement.finding import (
     Findings,
     Nearest,
 )
+from gpujob_operator.decide.placement.memo import Look
 
 _NEAREST = attrgetter("nearest")
-Look = Callable[[NodeCapacity, frozenset[str]], Findings]
 _ClaimedOn = Mapping[str, frozenset[str]]
 
 

@@ -1,113 +1,84 @@
 """Packing arrays of the nodes, kept from cycle to cycle and renewed row by row where a node is
 another object."""
 
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 from itertools import compress, count
 from operator import is_not
 
 import numpy as np
 
-from gpujob_operator.decide.cache.diagnosis_counts import Survey
+from gpujob_operator.decide.cache.memo import NodeMemo
 from gpujob_operator.decide.capacity.cluster import Card, NodeCapacity, sizes
-from gpujob_operator.decide.packing.arrays import CardState, Fleet, Integers, NodeState
-from gpujob_operator.decide.packing.request import NodeMask
+from gpujob_operator.decide.packing.arrays import CardState, Fleet, NodeState
 from gpujob_operator.decide.placement.node_filter import node_marks
-from gpujob_operator.decide.placement.node_views import Follower, Side, card_order, card_state
+from gpujob_operator.decide.placement.node_views import NodeViews, Side, card_state, node_state
 
 
 @dataclass(slots=True)
 class Kept:
     """The arrays of the last cycle's board, taken up again where nodes are the same objects."""
 
-    side: Side | None = None
-    # Without cards on which strangers are, and with claimed cards open; see `Board`.
-    clean: Follower = field(default_factory=Follower)
-    filler: Follower = field(default_factory=Follower)
-    nodes: list[NodeCapacity] = field(default_factory=list[NodeCapacity])
-    # The fleet's clock when it was last true to `nodes`; what changed later was only planned.
-    clock: int = 0
+    # What follows from labels, taints and sizes alone.
+    memo: NodeMemo = field(default_factory=NodeMemo)
+    _views: NodeViews = field(default_factory=lambda: NodeViews.of([]))
+    _nodes: list[NodeCapacity] = field(default_factory=list[NodeCapacity])
+    # The fleet's clock when it was last true to the nodes; what changed later was only planned.
+    _clock: int = 0
     # The rows' cards as they were made from the ledger's, by UUID.
-    states: dict[str, tuple[Card, CardState]] = field(
+    _states: dict[str, tuple[Card, CardState]] = field(
         default_factory=dict[str, tuple[Card, CardState]]
     )
-    # What can ever fit, while nodes and cards are of the same size and marks.
-    facts: dict[Hashable, bool] = field(default_factory=dict[Hashable, bool])
-    # What keeps jobs of a kind off the cards, by kind and model; see `placement.diagnosis`.
-    surveys: dict[Hashable, Survey] = field(default_factory=dict[Hashable, Survey])
-    # Which rows a request may use, by what it asks of nodes; None: all.
-    masks: dict[Hashable, NodeMask | None] = field(default_factory=dict[Hashable, NodeMask | None])
-    # The domain of each row, by the labels that say so.
-    levels: dict[tuple[str, ...], list[Integers]] = field(
-        default_factory=dict[tuple[str, ...], list[Integers]]
-    )
 
-    def renew(self, ordered: list[NodeCapacity]) -> Side:
-        """The side that is true to these nodes, in this order."""
-        side = self._renewed(ordered)
-        if side is None:
-            self.states.clear()
-            side = Side(Fleet.of([self._node_state(node) for node in ordered]))
-            self._forget()
-        self.side, self.nodes, self.clock = side, ordered, side.fleet.clock
-        return side
+    def renew(self, ordered: list[NodeCapacity]) -> NodeViews:
+        """Views that are true to these nodes, in this order."""
+        if not self._is_renewed(ordered):
+            self._states.clear()
+            self.memo.forget()
+            self._views.main = Side(Fleet.of([self._node_state(node) for node in ordered]))
+            self._views.order += 1
+        self._nodes, self._clock = ordered, self._views.main.fleet.clock
+        return self._views
 
-    def _forget(self) -> None:
-        self.masks.clear()
-        self.levels.clear()
-        self.facts.clear()
-        self.surveys.clear()
-
-    def _renewed(self, ordered: list[NodeCapacity]) -> Side | None:
-        """The kept side brought up to date; None where it has to be built anew."""
-        if self.side is None or not self._in_order(ordered):
-            return None
-        fleet = self.side.fleet
+    def _is_renewed(self, ordered: list[NodeCapacity]) -> bool:
+        """Brings the main view up to date; False where it has to be built anew."""
+        if not self._in_order(ordered):
+            return False
+        fleet = self._views.main.fleet
         columns = fleet.usable.shape[1]
-        planned_on = np.flatnonzero(fleet.changed > self.clock).tolist()
-        others = compress(count(), map(is_not, self.nodes, ordered))
+        planned_on = np.flatnonzero(fleet.changed > self._clock).tolist()
+        others = compress(count(), map(is_not, self._nodes, ordered))
         rows = sorted({*planned_on, *others})
         for row in rows:
-            before, node = self.nodes[row], ordered[row]
+            before, node = self._nodes[row], ordered[row]
             if len(node.cards) > columns:
-                return None
+                return False
             if before is not node and _lasting(before) != _lasting(node):
-                self._forget()
+                self.memo.forget()
         fleet.renew_all(rows, [self._node_state(ordered[row]) for row in rows])
-        return self.side if fleet.kinds == fleet.kinds_in_order() else None
+        return fleet.kinds == fleet.kinds_in_order()
 
     def _node_state(self, node: NodeCapacity) -> NodeState:
-        return NodeState(
-            name=node.node.name,
-            cpu_milli_free=node.cpu_milli_free,
-            memory_bytes_free=node.memory_bytes_free,
-            cards=tuple(self._card_state(card) for card in sorted(node.cards, key=card_order)),
-            spot=node.node.spot,
-            price_per_gpu_hour=node.price_with_losses,
-            eligible=not node.closed,
-            interruptions_per_hour=node.interruptions_per_hour,
-        )
+        return node_state(node, self._card_state)
 
     def _card_state(self, card: Card) -> CardState:
-        known = self.states.get(card.uuid)
+        known = self._states.get(card.uuid)
         if known is None or known[0] is not card:
-            known = self.states[card.uuid] = card, card_state(card)
+            known = self._states[card.uuid] = card, card_state(card)
         return known[1]
 
     def _in_order(self, ordered: list[NodeCapacity]) -> bool:
         """Brings the kept rows into this order, if they are the same nodes."""
-        assert self.side is not None, "asked only of a side that is kept"
+        main = self._views.main
         names = tuple(node.node.name for node in ordered)
-        if names == self.side.fleet.names:
+        if names == main.fleet.names:
             return True
-        rows = {name: row for row, name in enumerate(self.side.fleet.names)}
+        rows = {name: row for row, name in enumerate(main.fleet.names)}
         if rows.keys() != set(names):
             return False
         order = np.array([rows[name] for name in names], dtype=np.int64)
-        self.side = Side(self.side.fleet.reordered(order), self.side.ledger.reordered(order))
-        self.nodes = [self.nodes[row] for row in order.tolist()]
-        self.masks.clear()
-        self.levels.clear()
+        self._views.main = Side(main.fleet.reordered(order), main.ledger.reordered(order))
+        self._views.order += 1
+        self._nodes = [self._nodes[row] for row in order.tolist()]
         return True
 
 

@@ -32,6 +32,8 @@ from gpujob_operator.decide.model.pod_template import host_requests
 from gpujob_operator.decide.model.snapshot import CardUsage, PodView, ReceivedReport, Snapshot
 from gpujob_operator.decide.model.workers import JobName, crew_of
 from gpujob_operator.decide.packing.demand import Mix
+from gpujob_operator.decide.placement.assumed import Board
+from gpujob_operator.decide.placement.node_views import in_order
 from gpujob_operator.decide.placement.requirements import Needs, demand_of, needs_of
 from gpujob_operator.decide.queue.pending import Pending, order_rules, told_of, turn_of_job
 from gpujob_operator.decide.queue.quota import Queues
@@ -56,7 +58,7 @@ class Memory:
     next_at: Deadlines[str] = field(default_factory=lambda: Deadlines[str]())
     # UIDs of jobs that are gone and own pods.
     gone: set[str] = field(default_factory=set[str])
-    board: Kept = field(default_factory=Kept)
+    _arrays: Kept = field(default_factory=Kept)
     mix: Mix = field(default_factory=Mix)
     usage: _Usage = field(default_factory=dict[tuple[str, int], CardUsage])
     _configuration: Configuration = field(default_factory=Configuration)
@@ -95,6 +97,13 @@ class Memory:
         self._renew_mix()
         self._renew_waiting()
         self.awake.update(self._quiet_until.due(now))
+
+    def assumed(self) -> Board:
+        """The nodes as they are now, for the placements of one cycle."""
+        capacity = self.capacity
+        return Board.of(
+            capacity, self.mix, self._arrays.renew(in_order(capacity)), self._arrays.memo
+        )
 
     @property
     def capacity(self) -> Capacity:

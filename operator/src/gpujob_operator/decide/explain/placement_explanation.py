@@ -121,7 +121,7 @@ class _Board(Board):
 
     def score(self, place: Place, request: Request, *, undisturbed: bool) -> Score | None:
         """What the rule compares; None where the place is not free."""
-        side = self._without_strangers() if undisturbed else self._main
+        side = self._without_strangers() if undisturbed else self._views.main
         row = self._rows[place.node]
         allowed = np.zeros(len(self._rows), dtype=np.bool_)
         allowed[row] = True

@@ -11,18 +11,15 @@ from math import inf
 
 import numpy as np
 
-from gpujob_operator.decide.cache.node_arrays import Kept
 from gpujob_operator.decide.capacity.cluster import Capacity, Card, NodeCapacity, Tenant, disturbed
 from gpujob_operator.decide.model.snapshot import NodeView
 from gpujob_operator.decide.packing import select
-from gpujob_operator.decide.packing.arrays import Fleet, Integers
+from gpujob_operator.decide.packing.arrays import Integers
 from gpujob_operator.decide.packing.demand import Mix
 from gpujob_operator.decide.packing.request import NodeMask, Request
 from gpujob_operator.decide.placement.finding import NO_CARDS
-from gpujob_operator.decide.placement.node_views import Side, node_order
-
-# What requests ask of nodes, kept as masks.
-MASKS_MAX = 512
+from gpujob_operator.decide.placement.memo import Forgetful, Memo
+from gpujob_operator.decide.placement.node_views import NodeViews, Side, in_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,25 +45,35 @@ class Board:
     _rows: dict[str, int] = field(default_factory=dict[str, int])
     # By card; made when first asked for.
     _cards_rows: dict[str, int] = field(default_factory=dict[str, int])
-    _main: Side = field(default_factory=lambda: Side(Fleet.of(())))
+    _views: NodeViews = field(default_factory=lambda: NodeViews.of([]))
     # For jobs that share with nobody: the same without cards on which strangers are.
     _clean: Side | None = None
     # For jobs that are gone before any claim is taken up: the same with claimed cards open.
     _filler: Side | None = None
-    kept: Kept = field(default_factory=Kept)
+    memo: Memo = field(default_factory=Forgetful)
     _nodes: dict[str, NodeCapacity] = field(default_factory=dict[str, NodeCapacity])
 
     @classmethod
-    def of(cls, capacity: Capacity, mix: Mix | None = None, kept: Kept | None = None) -> "Board":
-        # Of equals the first wins: what is in use before what is idle and could be left so, small
-        # nodes before large ones, which larger jobs may need.
-        ordered = sorted(capacity.nodes.values(), key=node_order)
-        kept = kept if kept is not None else Kept()
-        side = kept.renew(ordered)
-        rows = {node.node.name: row for row, node in enumerate(ordered)}
+    def of(
+        cls,
+        capacity: Capacity,
+        mix: Mix | None = None,
+        views: NodeViews | None = None,
+        memo: Memo | None = None,
+    ) -> "Board":
+        """`views` are true to the nodes of `capacity`, and `memo` holds for them; both are made
+        here where none are kept."""
+        views = views if views is not None else NodeViews.of(in_order(capacity))
+        rows = {name: row for row, name in enumerate(views.main.fleet.names)}
         nodes = dict(capacity.nodes)
-        own = replace(capacity, nodes=nodes)
-        return cls(own, mix or Mix(), _rows=rows, _main=side, kept=kept, _nodes=nodes)
+        return cls(
+            replace(capacity, nodes=nodes),
+            mix or Mix(),
+            _rows=rows,
+            _views=views,
+            memo=memo if memo is not None else Forgetful(),
+            _nodes=nodes,
+        )
 
     def choose(
         self, request: Request, *, undisturbed: bool = False, filler: bool = False
@@ -80,7 +87,7 @@ class Board:
         return self._place(side, choice.row, choice.cards)
 
     def _side(self, *, undisturbed: bool, filler: bool) -> Side:
-        side = self._filler if filler and self._filler is not None else self._main
+        side = self._filler if filler and self._filler is not None else self._views.main
         return self._without_strangers() if undisturbed else side
 
     def _place(self, side: Side, row: int, columns: Iterable[int]) -> Place:
@@ -106,14 +113,15 @@ class Board:
     def _levels(self, labels: tuple[str, ...]) -> list[Integers]:
         """By row the domain of its node, the closest level first. A node without one of the labels
         is in no domain of that level and of those within it."""
-        kept = self.kept.levels.get(labels)
-        if kept is None:
+
+        def find() -> list[Integers]:
             nodes = [self.capacity.nodes[name].node for name in self._rows]
-            kept = self.kept.levels[labels] = [
+            return [
                 _domains([[node.labels.get(label) for label in labels[:depth]] for node in nodes])
                 for depth in range(len(labels), 0, -1)
             ]
-        return kept
+
+        return self.memo.once(("levels", self._views.order, labels), find)
 
     def take(self, place: Place, request: Request, tenant: Tenant) -> None:
         """Gives a worker its place for the rest of the cycle."""
@@ -143,7 +151,7 @@ class Board:
         if not new:
             return
         if self._filler is None:
-            self._filler, _ = self.kept.filler.follow(self._main)
+            self._filler, _ = self._views.filler.follow(self._views.main)
         self.claimed |= new
         self.claimed_from_seconds = min(self.claimed_from_seconds, start_seconds)
         # What was refused before knew nothing of the claim, and stays refused.
@@ -151,12 +159,12 @@ class Board:
         for uuid in new:
             row = self._row_of_card.get(uuid)
             if row is not None:
-                on.setdefault(self._main.fleet.names[row], set()).add(uuid)
+                on.setdefault(self._views.main.fleet.names[row], set()).add(uuid)
         before = self.claimed_on
         after = {name: before.get(name, NO_CARDS) | here for name, here in on.items()}
         self.claimed_on = {**before, **after}
         for name, here in on.items():
-            for side in (self._main, self._clean):
+            for side in (self._views.main, self._clean):
                 if side is not None:
                     side.fleet.close(self._rows[name], self._columns(name, here))
 
@@ -171,38 +179,37 @@ class Board:
     def mask(self, key: Hashable, allows: Callable[[NodeView], bool]) -> NodeMask | None:
         """The nodes that are allowed; None: all. `key` stands for `allows`, which looks at labels,
         taints and spot alone; the same key gives the same object: choices are kept by it."""
-        masks = self.kept.masks
-        if key not in masks:
-            if len(masks) >= MASKS_MAX:
-                masks.clear()
+
+        def find() -> NodeMask | None:
             nodes = self.capacity.nodes
             allowed = np.array([allows(nodes[name].node) for name in self._rows], dtype=np.bool_)
-            masks[key] = None if allowed.all() else NodeMask(allowed)
-        return masks[key]
+            return None if allowed.all() else NodeMask(allowed)
+
+        return self.memo.once(("mask", self._views.order, key), find)
 
     def _sides(self) -> tuple[Side, ...]:
-        return tuple(s for s in (self._main, self._clean, self._filler) if s is not None)
+        return tuple(s for s in (self._views.main, self._clean, self._filler) if s is not None)
 
     def _without_strangers(self) -> Side:
         if self._clean is None:
-            self._clean, rows = self.kept.clean.follow(self._main)
+            self._clean, rows = self._views.clean.follow(self._views.main)
             for row in rows:
-                node = self.capacity.nodes[self._main.fleet.names[row]]
+                node = self.capacity.nodes[self._views.main.fleet.names[row]]
                 used = {card.uuid for card in node.cards if disturbed(card)}
                 if used:
                     self._clean.fleet.close(row, self._columns(node.node.name, used))
-            self.kept.clean.settle()
+            self._views.clean.settle()
         return self._clean
 
     @property
     def _row_of_card(self) -> Mapping[str, int]:
         if not self._cards_rows:
-            uuids = enumerate(self._main.fleet.uuids)
+            uuids = enumerate(self._views.main.fleet.uuids)
             self._cards_rows = {uuid: row for row, here in uuids for uuid in here}
         return self._cards_rows
 
     def _columns(self, node: str, uuids: Set[str]) -> list[int]:
-        row = self._main.fleet.uuids[self._rows[node]]
+        row = self._views.main.fleet.uuids[self._rows[node]]
         return [column for column, uuid in enumerate(row) if uuid in uuids]
 
 

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 
 from gpujob_api.gpujob import Reservation
 from gpujob_api.quantities import format_memory
-from gpujob_operator.decide.cache.diagnosis_counts import Survey
-from gpujob_operator.decide.cache.node_arrays import Kept
 from gpujob_operator.decide.capacity.cluster import Capacity, Card, NodeCapacity, disturbed
 from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limit_percent
 from gpujob_operator.decide.placement.assumed import Board
 from gpujob_operator.decide.placement.finding import FARTHEST, NO_CARDS, NOTHING, Finding, Findings
+from gpujob_operator.decide.placement.memo import Memo
 from gpujob_operator.decide.placement.node_filter import node_refusal
 from gpujob_operator.decide.placement.requirements import Needs
 
@@ -33,10 +32,6 @@ _MEMORY_SHORT = "on nodes {} host memory short"
 _STRANGERS = "used by strangers ({})"
 # Of a card that does not do: the finding, and what is missing in bytes where that is it.
 _Misfit = tuple[Finding, int]
-# Kinds of jobs whose findings are kept.
-KINDS_MAX = 64
-# Kinds of jobs of which it is kept whether they can ever fit.
-FACTS_MAX = 4096
 
 
 @dataclass(slots=True)
@@ -69,7 +64,7 @@ def refuse(
     claimed_on = board.claimed_on
     return Refusal(
         _possible(needs, model, wanted, board),
-        lambda: _explain(needs, model, wanted, capacity, claimed_on, board.kept, placed),
+        lambda: _explain(needs, model, wanted, capacity, claimed_on, board.memo, placed),
     )
 
 
@@ -84,13 +79,9 @@ def no_model(needs: Needs, board: Board) -> Refusal:
 
 def _possible(needs: Needs, model: str, wanted: Reservation | None, board: Board) -> bool:
     """Whether the workers would fit were all cards well and none of our jobs there."""
-    key = (needs.alike, model)
-    found = board.kept.facts.get(key)
-    if found is None:
-        if len(board.kept.facts) >= FACTS_MAX:
-            board.kept.facts.clear()
-        least_bytes = needs.least_bytes(model, wanted)
-        count = needs.job.spec.gpus_per_worker
+    least_bytes = needs.least_bytes(model, wanted)
+
+    def find() -> bool:
         places = 0
         for node in board.capacity.nodes.values():
             misfit = _node_never(needs, node)
@@ -99,9 +90,10 @@ def _possible(needs: Needs, model: str, wanted: Reservation | None, board: Board
                 for c in node.cards
                 if c.model == model
             )
-            places += 0 if misfit else sum(large) // count
-        found = board.kept.facts[key] = places >= needs.job.spec.workers
-    return found
+            places += 0 if misfit else sum(large) // needs.job.spec.gpus_per_worker
+        return places >= needs.job.spec.workers
+
+    return board.memo.once(("possible", needs.alike, model), find)
 
 
 def _node_never(needs: Needs, node: NodeCapacity) -> bool:
@@ -119,35 +111,23 @@ def _explain(
     wanted: Reservation | None,
     capacity: Capacity,
     claimed_on: Mapping[str, frozenset[str]],
-    kept: Kept,
+    memo: Memo,
     placed: int,
 ) -> str:
     """Counts the cards by what keeps the job off them, and names the nearest fit."""
-    survey = _survey(needs, model, kept)
-    survey.renew(
+    counts, nearest = memo.findings(
+        (needs.alike, model),
         capacity.nodes,
         claimed_on,
         lambda node, claimed: _look(needs, model, wanted, node, claimed),
     )
-    counts = survey.counts
     total = sum(counts.values())
     asked = needs.job.spec.workers * needs.job.spec.gpus_per_worker
     what = _what(needs, wanted)
     gang = f" (room for {placed} of {needs.job.spec.workers} workers)" if placed else ""
     message = f"needs {asked} x {what}{gang}; of {total} cards: {_in_words(counts)}"
-    missing_bytes, uuid, name = survey.nearest
+    missing_bytes, uuid, name = nearest
     return message + _nearest_text(missing_bytes, name, capacity.card(name, uuid))
-
-
-def _survey(needs: Needs, model: str, kept: Kept) -> Survey:
-    """The one kept for this kind, or an empty one."""
-    key = (needs.alike, model)
-    found = kept.surveys.get(key)
-    if found is None:
-        if len(kept.surveys) >= KINDS_MAX:
-            del kept.surveys[next(iter(kept.surveys))]
-        found = kept.surveys[key] = Survey()
-    return found
 
 
 def _in_words(counts: Mapping[Finding, int]) -> str:

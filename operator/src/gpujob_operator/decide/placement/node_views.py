@@ -1,13 +1,14 @@
 """The packed nodes, and views of them that differ in some GPUs and follow the main one: only rows
 are copied that changed on either."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpujob_operator.decide.capacity.cluster import Card, NodeCapacity
+from gpujob_operator.decide.capacity.cluster import Capacity, Card, NodeCapacity
 from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limit_percent
-from gpujob_operator.decide.packing.arrays import CardState, Fleet
+from gpujob_operator.decide.packing.arrays import CardState, Fleet, NodeState
 from gpujob_operator.decide.packing.score_cache import Ledger
 
 
@@ -49,11 +50,46 @@ class Follower:
         self._clock = self._side.fleet.clock
 
 
-def node_order(node: NodeCapacity) -> tuple[bool, int, str]:
+@dataclass(slots=True)
+class NodeViews:
+    """The packed nodes: as they are, without GPUs of external use, and with nominated GPUs open."""
+
+    main: Side
+    clean: Follower = field(default_factory=Follower)
+    filler: Follower = field(default_factory=Follower)
+    # Another number whenever a row may be another node.
+    order: int = 0
+
+    @classmethod
+    def of(cls, ordered: list[NodeCapacity]) -> "NodeViews":
+        return cls(Side(Fleet.of([node_state(node, card_state) for node in ordered])))
+
+
+def in_order(capacity: Capacity) -> list[NodeCapacity]:
+    """The nodes as rows. Of equals the first wins: what is in use before what is idle and could be
+    left so, small nodes before large ones, which larger jobs may need."""
+    return sorted(capacity.nodes.values(), key=_node_order)
+
+
+def _node_order(node: NodeCapacity) -> tuple[bool, int, str]:
     return not any(card.tenants for card in node.cards), len(node.cards), node.node.name
 
 
-def card_order(card: Card) -> tuple[bool, int]:
+def node_state(node: NodeCapacity, state_of: Callable[[Card], CardState]) -> NodeState:
+    """A row; `state_of` is `card_state`, or gives the same."""
+    return NodeState(
+        name=node.node.name,
+        cpu_milli_free=node.cpu_milli_free,
+        memory_bytes_free=node.memory_bytes_free,
+        cards=tuple(state_of(card) for card in sorted(node.cards, key=_card_order)),
+        spot=node.node.spot,
+        price_per_gpu_hour=node.price_with_losses,
+        eligible=not node.closed,
+        interruptions_per_hour=node.interruptions_per_hour,
+    )
+
+
+def _card_order(card: Card) -> tuple[bool, int]:
     """Cards in use first, the fullest first; the idle ones stay as they were (sorted is stable)."""
     return not card.tenants, card.free_bytes if card.tenants else 0
 
