@@ -89,7 +89,7 @@ def _admit(steps: dict[str, Step], queues: Queues, cycle: "_Cycle") -> None:
         board=memory.assumed(),
         queues=queues,
         releases=memory.releases,
-        starts=memory.starts,
+        tenancy_of=memory.tenancy_of,
         configuration=cycle.configuration,
         now=cycle.now,
         running=lambda: cycle.running(steps),

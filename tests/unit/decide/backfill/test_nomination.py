@@ -6,10 +6,13 @@ from typing import Any
 
 from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.backfill.earliest_start import Starts
+from gpujob_operator.decide.backfill.earliest_start import places
 from gpujob_operator.decide.backfill.nomination import Claim, describe, soonest
 from gpujob_operator.decide.backfill.release_times import Releases
+from gpujob_operator.decide.cache.release_arrays import ReleaseArrays
+from gpujob_operator.decide.cache.tenancy import Rows
 from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.placement.memo import Forgetful
 from gpujob_operator.decide.placement.requirements import needs_of
 from tests.harness.builders import (
     T0,
@@ -32,7 +35,9 @@ CONFIGURATION = Configuration()
 def claim_of(job: GPUJob, *jobs: GPUJob, **snapshot: Any) -> Claim | None:
     capacity = build_capacity(make_snapshot(*jobs, **snapshot), T0, {})
     needs, releases = needs_of(job, None), Releases.of(jobs, T0)
-    return soonest(needs, Starts().places(needs, capacity, releases, CONFIGURATION), releases)
+    tenancy = Rows().renew(capacity, ReleaseArrays(releases))
+    found = places(needs, tenancy, capacity, Forgetful(), CONFIGURATION)
+    return soonest(needs, found, releases)
 
 
 def claimed(job: GPUJob, *jobs: GPUJob, **snapshot: Any) -> frozenset[str]:

@@ -9,7 +9,7 @@ from tests.harness.builders import make_node
 
 
 def node(name: str) -> NodeCapacity:
-    return NodeCapacity(make_node(name), (), cpu_milli_free=1, memory_bytes_free=GIB)
+    return NodeCapacity(make_node(name), None, (), cpu_milli_free=1, memory_bytes_free=GIB)
 
 
 def test_an_answer_is_found_once_until_it_is_forgotten() -> None:

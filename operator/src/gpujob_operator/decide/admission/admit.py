@@ -19,9 +19,11 @@ from gpujob_operator.decide.admission.pending_status import (
     not_eligible,
     placed,
 )
-from gpujob_operator.decide.backfill.earliest_start import Places, Starts
+from gpujob_operator.decide.backfill.earliest_start import Places, places
 from gpujob_operator.decide.backfill.nomination import Claim, describe, soonest
 from gpujob_operator.decide.backfill.release_times import Releases
+from gpujob_operator.decide.backfill.tenancy import Tenancy
+from gpujob_operator.decide.capacity.cluster import Capacity
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionWriter
 from gpujob_operator.decide.model.configuration import Configuration
@@ -53,7 +55,7 @@ class Admission:
     board: Board
     queues: Queues
     releases: Releases
-    starts: Starts
+    tenancy_of: Callable[[Capacity], Tenancy]
     configuration: Configuration
     now: datetime
     # Jobs that hold cards, as they are after this cycle's step; asked for when it matters.
@@ -228,11 +230,13 @@ class Admission:
         if needs.alike not in self._places:
             if len(self._places) >= PLACES_MAX:
                 return None
-            self._places[needs.alike] = self.starts.places(
-                needs, self.board.capacity, self.releases, self.configuration
+            capacity = self.board.capacity
+            tenancy = self.tenancy_of(capacity)
+            self._places[needs.alike] = places(
+                needs, tenancy, capacity, self.board.memo, self.configuration
             )
-        places = self._places[needs.alike]
-        return soonest(needs, places, self.releases, self.board.claimed)
+        found = self._places[needs.alike]
+        return soonest(needs, found, self.releases, self.board.claimed)
 
     def _keep(self, claim: Claim) -> None:
         self.board.claim(claim.uuids, claim.start_seconds)

@@ -4,7 +4,7 @@ For every card: how many of its tenants must be gone, and when the last of them 
 (`release_times`). Every card of the cluster is asked at once, on arrays (`tenancy`).
 """
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -12,20 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpujob_api.gpujob import Reservation
-from gpujob_operator.decide.backfill.release_times import Releases
-from gpujob_operator.decide.backfill.tenancy import SLOWDOWN_PERCENT_MAX, Stay
-from gpujob_operator.decide.cache.tenancy import Rows
+from gpujob_operator.decide.backfill.tenancy import SLOWDOWN_PERCENT_MAX, Tenancy
 from gpujob_operator.decide.capacity.cluster import Capacity, Card, Tenant
 from gpujob_operator.decide.capacity.slowdown_law import Law, summed_utilization_limit_percent
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.packing.arrays import Booleans, Floats, Integers
+from gpujob_operator.decide.placement.memo import Memo
 from gpujob_operator.decide.placement.node_filter import node_refusal
 from gpujob_operator.decide.placement.requirements import Needs
 
 # Before every moment: a card is ready, or will be once it was read again.
 _READY, _UNREAD = 0.0, 1.0
-# What jobs ask of nodes, of which the answer is kept.
-WISHES_MAX = 256
 
 
 class Soon(NamedTuple):
@@ -84,77 +81,80 @@ class Places:
         return Place(soon, tuple(card.uuid for card in cards), cards, tuple(tenants))
 
 
-@dataclass(slots=True)
-class Starts:
-    """Give the same one to every cycle; it changes no answer."""
+def places(
+    needs: Needs,
+    tenancy: Tenancy,
+    capacity: Capacity,
+    memo: Memo,
+    configuration: Configuration,
+) -> tuple[Places, ...]:
+    """For every model that the job accepts. `tenancy` is that of `capacity`, for whose nodes `memo`
+    holds."""
+    found: list[Places] = []
+    for model in capacity.models(needs.job.spec.gpu.models):
+        wanted = needs.reservation(model, capacity.largest_bytes(model), configuration)
+        fits = _ever_fits(needs, model, wanted, tenancy, memo)
+        count, can = _must_leave(needs, wanted, tenancy, capacity.law(model))
+        found.append(_in_order(needs.job.spec.gpus_per_worker, count, fits & can, tenancy))
+    return tuple(found)
 
-    _rows: Rows = field(default_factory=Rows)
-    # By what jobs ask of nodes, as long as nodes are marked as they are.
-    _allowed: dict[Hashable, Booleans] = field(default_factory=dict[Hashable, Booleans])
-    _marks_version: int = 0
 
-    def places(
-        self, needs: Needs, capacity: Capacity, releases: Releases, configuration: Configuration
-    ) -> tuple[Places, ...]:
-        """For every model that the job accepts."""
-        stay = self._rows.renew(capacity, releases)
-        found: list[Places] = []
-        for model in capacity.models(needs.job.spec.gpu.models):
-            wanted = needs.reservation(model, capacity.largest_bytes(model), configuration)
-            count, fits = self._must_leave(needs, model, wanted, stay, capacity.law(model))
-            found.append(self._in_order(needs.job.spec.gpus_per_worker, count, fits, stay))
-        return tuple(found)
+def _ever_fits(
+    needs: Needs, model: str, wanted: Reservation | None, tenancy: Tenancy, memo: Memo
+) -> Booleans:
+    """Of each GPU: whether it would do with none of our jobs on it."""
+    fits = tenancy.usable & (tenancy.models == model)
+    fits &= tenancy.room_soon_bytes >= needs.least_bytes(model, wanted)
+    if tenancy.nodes:
+        fits &= (tenancy.open_nodes & _allowed_nodes(needs, tenancy, memo))[tenancy.node_of]
+    if needs.exclusive:
+        fits &= ~tenancy.disturbed
+    return fits
 
-    def _must_leave(
-        self, needs: Needs, model: str, wanted: Reservation | None, stay: Stay, law: Law
-    ) -> tuple[Integers, Booleans]:
-        """Of each card: how many of its tenants must be gone, in the order of their ends, before
-        it can take a worker; and whether it ever can."""
-        rows = self._rows
-        fits = rows.usable & (rows.models == model)
-        fits &= rows.room_soon_bytes >= needs.least_bytes(model, wanted)
-        if rows.nodes:
-            fits &= (rows.open_nodes & self._allowed_nodes(needs))[rows.node_of]
-        if needs.exclusive:
-            fits &= ~rows.disturbed
-        if wanted is None:
-            # The rows are brought up to date while places are still asked for.
-            return rows.count.copy(), fits
-        room_bytes = rows.room_soon_bytes[:, None] - wanted.memory_bytes
-        limits = _limits_percent(needs.job.spec.sharing.max_slowdown_percent, law)
-        total_percent = stay.utilization_percent + wanted.utilization_percent
-        nobody = np.arange(stay.memory_bytes.shape[1]) >= rows.count[:, None]
-        enough = (stay.memory_bytes <= room_bytes) & ~stay.whole_card
-        enough &= nobody | (total_percent <= limits[stay.slowdown_percent])
-        return enough.argmax(axis=1), fits & enough.any(axis=1)
 
-    def _allowed_nodes(self, needs: Needs) -> Booleans:
-        """Nodes that will do as they are labelled and tainted."""
-        rows = self._rows
-        if self._marks_version != rows.marks_version or len(self._allowed) >= WISHES_MAX:
-            self._allowed.clear()
-            self._marks_version = rows.marks_version
-        wishes = needs.node_wishes
-        if wishes not in self._allowed:
-            allowed = [not node_refusal(needs, node.node) for node in rows.nodes]
-            self._allowed[wishes] = np.array(allowed, dtype=np.bool_)
-        return self._allowed[wishes]
+def _must_leave(
+    needs: Needs, wanted: Reservation | None, tenancy: Tenancy, law: Law
+) -> tuple[Integers, Booleans]:
+    """Of each GPU: how many of its tenants must be gone, in the order of their ends, before it can
+    take a worker; and whether that is ever enough."""
+    if wanted is None:
+        # Rows are brought up to date while places are still asked for.
+        return tenancy.count.copy(), np.ones(len(tenancy.cards), dtype=np.bool_)
+    stay = tenancy.stay
+    room_bytes = tenancy.room_soon_bytes[:, None] - wanted.memory_bytes
+    limits = _limits_percent(needs.job.spec.sharing.max_slowdown_percent, law)
+    total_percent = stay.utilization_percent + wanted.utilization_percent
+    nobody = np.arange(stay.memory_bytes.shape[1]) >= tenancy.count[:, None]
+    enough = (stay.memory_bytes <= room_bytes) & ~stay.whole_card
+    enough &= nobody | (total_percent <= limits[stay.slowdown_percent])
+    return enough.argmax(axis=1), enough.any(axis=1)
 
-    def _in_order(self, size: int, count: Integers, fits: Booleans, stay: Stay) -> Places:
-        rows = self._rows
-        ready = np.where(rows.unread, _UNREAD, _READY)
-        at = np.maximum(ready, np.take_along_axis(stay.since, count[:, None], 1)[:, 0])
-        found = np.flatnonzero(fits)
-        keys = rows.rank, -rows.free_bytes, count, at
-        if size > 1:
-            found = found[np.lexsort((*(key[found] for key in keys), rows.node_of[found]))]
-            found = _groups(size, found, rows.node_of)
-        else:
-            found = found[:, None]
-        last = found[:, -1]
-        found = found[np.lexsort([key[last] for key in keys])]
-        # The order is brought up to date while places are still asked for.
-        return Places(found, rows.cards, rows.tenants, at, count, stay.order.copy())
+
+def _allowed_nodes(needs: Needs, tenancy: Tenancy, memo: Memo) -> Booleans:
+    """Nodes that will do as they are labelled and tainted."""
+
+    def find() -> Booleans:
+        allowed = [not node_refusal(needs, node.node) for node in tenancy.nodes]
+        return np.array(allowed, dtype=np.bool_)
+
+    return memo.once(("tenancy", tenancy.order_version, needs.node_wishes), find)
+
+
+def _in_order(size: int, count: Integers, fits: Booleans, tenancy: Tenancy) -> Places:
+    ready = np.where(tenancy.unread, _UNREAD, _READY)
+    since = np.take_along_axis(tenancy.stay.since, count[:, None], 1)[:, 0]
+    at = np.maximum(ready, since)
+    found = np.flatnonzero(fits)
+    keys = tenancy.rank, -tenancy.free_bytes, count, at
+    if size > 1:
+        found = found[np.lexsort((*(key[found] for key in keys), tenancy.node_of[found]))]
+        found = _groups(size, found, tenancy.node_of)
+    else:
+        found = found[:, None]
+    last = found[:, -1]
+    found = found[np.lexsort([key[last] for key in keys])]
+    # The order is brought up to date while places are still asked for.
+    return Places(found, tenancy.cards, tenancy.tenants, at, count, tenancy.stay.order.copy())
 
 
 def _groups(size: int, rows: Integers, node_of: Integers) -> Integers:

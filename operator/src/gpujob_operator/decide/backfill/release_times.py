@@ -13,10 +13,32 @@ from datetime import datetime
 from math import inf
 
 from gpujob_api.gpujob import GPUJob, JobPhase
-from gpujob_operator.decide.cache.release_arrays import UNKNOWN, End, Ends, Like, Workload
 from gpujob_operator.decide.measurement.profile import profile_name
 from gpujob_operator.decide.measurement.runtime import Run, RunHistory, remaining_seconds
-from gpujob_operator.decide.packing.arrays import Floats, Integers
+
+# A workload, by its profile's namespace and name.
+Workload = tuple[str, str]
+# Runs of a workload on so many cards.
+Like = tuple[Workload, int]
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """When a job's cards are free, in seconds since 1970; or, with `like`, since when it runs, for
+    as long as those did."""
+
+    at: float
+    like: Like | None = None
+
+    def moment(self, length_seconds: float, now_seconds: float) -> float:
+        """One that has run longer than its like is not expected to end at once."""
+        if self.like is None:
+            return self.at
+        at = self.at + length_seconds
+        return at if at > now_seconds else inf
+
+
+UNKNOWN = End(inf)
 
 
 @dataclass(slots=True)
@@ -33,8 +55,6 @@ class Releases:
     # What each succeeded job adds to it.
     _runs: dict[str, Run] = field(default_factory=dict[str, Run])
     _ends: dict[str, End] = field(default_factory=dict[str, End])
-    # The same of jobs that were given a number.
-    _numbered: Ends = field(default_factory=Ends)
     # How long runs are expected to take, while the history is the same.
     _lengths: dict[Like, float] = field(default_factory=dict[Like, float])
 
@@ -49,7 +69,6 @@ class Releases:
         """Another cycle: from now on this is the time."""
         self.now_seconds = now.timestamp()
         self.version += 1
-        self._numbered.tidy(len(self.jobs))
 
     def put(self, job: GPUJob, workload: Workload | None = None) -> None:
         """This job as it is now. `workload` is its profile's namespace and name, if known."""
@@ -66,7 +85,6 @@ class Releases:
     def drop(self, uid: str) -> None:
         self.version += 1
         self._ends.pop(uid, None)
-        self._numbered.forget(uid)
         self.jobs.pop(uid, None)
         workload = self._workloads.pop(uid, None)
         run = self._runs.pop(uid, None)
@@ -77,22 +95,9 @@ class Releases:
     def moment(self, uid: str) -> float:
         """When this job's cards are free, in seconds since 1970, perhaps past; infinite when
         nobody can tell."""
-        end = self._end(uid)
-        length = 0.0 if end.like is None else self._length(end.like)
+        end = self.end(uid)
+        length = 0.0 if end.like is None else self.length(end.like)
         return end.moment(length, self.now_seconds)
-
-    @property
-    def numbers(self) -> object:
-        """Another object once numbers that were given hold no longer."""
-        return self._numbered.numbers
-
-    def number(self, uid: str) -> int:
-        """Of a job, whether it is there or not; never 0. For `moments`."""
-        return self._numbered.number(uid)
-
-    def moments(self, numbers: Integers) -> Floats:
-        """`moment` of the jobs of these numbers, in their shape; of 0 infinite."""
-        return self._numbered.moments(numbers, self._end, self._length, self.now_seconds)
 
     def seconds(self, uid: str) -> float:
         """The same from now."""
@@ -109,9 +114,10 @@ class Releases:
             return left
         workload = self._workloads.get(job.metadata.uid)
         workload = workload or (job.metadata.namespace, profile_name(job))
-        return self._length((workload, _cards(job)))
+        return self.length((workload, _cards(job)))
 
-    def _end(self, uid: str) -> End:
+    def end(self, uid: str) -> End:
+        """As far as the job alone tells it; see `moment`."""
         end, job = self._ends.get(uid), self.jobs.get(uid)
         if job is None:
             return UNKNOWN
@@ -131,7 +137,8 @@ class Releases:
         workload = self._workloads[job.metadata.uid]
         return End(status.attempt_started_at.timestamp(), (workload, _cards(job)))
 
-    def _length(self, like: Like) -> float:
+    def length(self, like: Like) -> float:
+        """How long such runs are expected to take, in seconds; infinite when nobody can tell."""
         if like not in self._lengths:
             expected = self._history.expected_seconds(*like)
             # Nobody knows it better than to two digits.

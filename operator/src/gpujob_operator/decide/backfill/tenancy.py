@@ -1,5 +1,5 @@
-"""What remains on each GPU after its first tenants, in the order of their ends, have left: plain
-columns."""
+"""All GPUs with their tenants as plain columns, and what remains on each once its first tenants, in
+the order of their ends, have left."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpujob_operator.decide.capacity.cluster import Card, NodeCapacity, Tenant
 from gpujob_operator.decide.packing.arrays import Booleans, Floats, Integers
 
 SLOWDOWN_PERCENT_MAX = 100
@@ -26,6 +27,33 @@ class Stay:
     since: Floats
     # Columns of the tenants, in the order in which they leave.
     order: Integers
+
+
+@dataclass(slots=True)
+class Tenancy:
+    """Rows are GPUs in the order of nodes and of the GPUs on them. Read it at once: arrays change
+    with the next one that is asked for, lists are replaced."""
+
+    nodes: list[NodeCapacity]
+    # Another number whenever a row may be another GPU.
+    order_version: int
+    open_nodes: Booleans
+    # By row, as all that follows.
+    cards: list[Card]
+    # By UID.
+    tenants: list[list[Tenant]]
+    node_of: Integers
+    # The place of the GPU's UUID among all.
+    rank: Integers
+    models: NDArray[np.object_]
+    free_bytes: Integers
+    room_soon_bytes: Integers
+    usable: Booleans
+    disturbed: Booleans
+    unread: Booleans
+    # How many tenants.
+    count: Integers
+    stay: Stay
 
 
 def sums_left(values: NDArray[Any]) -> NDArray[Any]:

@@ -11,8 +11,8 @@ from datetime import datetime
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpuprofile import GPUProfile
-from gpujob_operator.decide.backfill.earliest_start import Starts
 from gpujob_operator.decide.backfill.release_times import Releases
+from gpujob_operator.decide.backfill.tenancy import Tenancy
 from gpujob_operator.decide.cache.deadlines import Deadlines
 from gpujob_operator.decide.cache.equivalence_classes import EquivalenceClasses
 from gpujob_operator.decide.cache.holders import Holders
@@ -23,6 +23,8 @@ from gpujob_operator.decide.cache.node_arrays import Kept
 from gpujob_operator.decide.cache.nodes import Nodes
 from gpujob_operator.decide.cache.pending_queues import Lines
 from gpujob_operator.decide.cache.pods import Pods
+from gpujob_operator.decide.cache.release_arrays import ReleaseArrays
+from gpujob_operator.decide.cache.tenancy import Rows
 from gpujob_operator.decide.capacity.cluster import Capacity, holds_cards
 from gpujob_operator.decide.capacity.usage import NOTHING, holding_of, holding_of_orphans
 from gpujob_operator.decide.measurement.profile import differ_in_paces, profile_name
@@ -47,7 +49,6 @@ class Memory:
 
     known: dict[str, Known] = field(default_factory=dict[str, Known])
     releases: Releases = field(default_factory=Releases)
-    starts: Starts = field(default_factory=Starts)
     waiting: Lines = field(default_factory=Lines)
     # Jobs that hold cards.
     holders: Holders = field(default_factory=Holders)
@@ -59,6 +60,8 @@ class Memory:
     # UIDs of jobs that are gone and own pods.
     gone: set[str] = field(default_factory=set[str])
     _arrays: Kept = field(default_factory=Kept)
+    _ends: ReleaseArrays = field(init=False)
+    _rows: Rows = field(default_factory=Rows)
     mix: Mix = field(default_factory=Mix)
     usage: _Usage = field(default_factory=dict[tuple[str, int], CardUsage])
     _configuration: Configuration = field(default_factory=Configuration)
@@ -80,10 +83,14 @@ class Memory:
     # Jobs of which anything changed with this snapshot.
     _changed: set[str] = field(default_factory=set[str])
 
+    def __post_init__(self) -> None:
+        self._ends = ReleaseArrays(self.releases)
+
     def take_in(self, snapshot: Snapshot, now: datetime) -> None:
         """Brings everything up to date with the snapshot."""
         self._forget_if_foreign(snapshot)
         self.releases.begin(now)
+        self._ends.tidy(len(self.releases.jobs))
         self._changed = set()
         self._find_nodes_again(self._nodes.take(snapshot))
         self._take_jobs(snapshot.jobs)
@@ -104,6 +111,10 @@ class Memory:
         return Board.of(
             capacity, self.mix, self._arrays.renew(in_order(capacity)), self._arrays.memo
         )
+
+    def tenancy_of(self, capacity: Capacity) -> Tenancy:
+        """The GPUs of these nodes with their tenants as columns, until it is asked for again."""
+        return self._rows.renew(capacity, self._ends)
 
     @property
     def capacity(self) -> Capacity:
@@ -214,6 +225,7 @@ class Memory:
         self._users.discard(known.profile_key, uid)
         self._named.discard(_name_of(known.job), uid)
         self.releases.drop(uid)
+        self._ends.forget(uid)
         del self.known[uid]
         self._changed.add(uid)
 
@@ -233,6 +245,7 @@ class Memory:
         self.known[uid] = known
         self.releases.put(job, key)
         self._named.add(_name_of(job), uid)
+        self._ends.forget(uid)
         self._users.add(key, uid)
         self._put_on(known, self._nodes.of_job(job))
         self._count(known)
