@@ -36,6 +36,7 @@ from gpujob_operator.decide.model.plan import (
 )
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.placement.assumed import Board
+from gpujob_operator.decide.placement.requirements import CycleView
 from gpujob_operator.decide.preemption.migration import find_move
 from gpujob_operator.decide.queue.quota import Queues, QueueUse
 
@@ -92,10 +93,7 @@ def _admit(steps: dict[str, Step], queues: Queues, cycle: "_Cycle") -> None:
         tenancy_of=memory.tenancy_of,
         configuration=cycle.configuration,
         now=cycle.now,
-        running=lambda: cycle.running(steps),
-        lowest_priority=memory.holders.lowest_priority,
-        room_is_made=memory.holders.room_is_made,
-        needs_of=memory.needs,
+        view=cycle.view(steps),
     )
     admission.admit(memory.waiting.in_order(cycle.configuration, cycle.now))
     for uid, step in admission.steps.items():
@@ -110,9 +108,9 @@ def _admit(steps: dict[str, Step], queues: Queues, cycle: "_Cycle") -> None:
 
 def _separate(steps: dict[str, Step], board: Board, cycle: "_Cycle") -> None:
     """Moves a job away from a neighbour that it slows too much, or that slows it."""
-    memory, running = cycle.memory, cycle.running(steps)
-    slowed = [running[uid] for uid in sorted(memory.holders.slowed) if uid in running]
-    move = find_move(slowed, running, board, memory.needs, cycle.configuration, cycle.now)
+    memory, view = cycle.memory, cycle.view(steps)
+    slowed = [view.running[uid] for uid in sorted(memory.holders.slowed) if uid in view.running]
+    move = find_move(slowed, view, board, cycle.configuration, cycle.now)
     if move is None:
         return
     uid = move.job.metadata.uid
@@ -257,7 +255,17 @@ class _Cycle:
                 return False
         return faults.pressure(job.status, self.capacity) is None
 
-    def running(self, steps: Mapping[str, Step]) -> dict[str, GPUJob]:
+    def view(self, steps: Mapping[str, Step]) -> CycleView:
+        """All jobs after these steps."""
+        memory, holders = self.memory, self.memory.holders
+        return CycleView(
+            needs_of=memory.needs,
+            find_running=lambda: self._running(steps),
+            lowest_priority=holders.lowest_priority,
+            room_is_made=holders.room_is_made,
+        )
+
+    def _running(self, steps: Mapping[str, Step]) -> dict[str, GPUJob]:
         """Jobs that hold cards, as they are after their step."""
         found: dict[str, GPUJob] = {}
         for uid in self.memory.holders.jobs:

@@ -5,7 +5,7 @@ then whether it may make some (`preemption`), and once it has waited for long ke
 ones (`backfill.nomination`), which only jobs that are gone in time may still use.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from math import inf
@@ -33,7 +33,7 @@ from gpujob_operator.decide.placement.assign import Assignment, assign
 from gpujob_operator.decide.placement.assumed import Board
 from gpujob_operator.decide.placement.diagnosis import Refusal
 from gpujob_operator.decide.placement.gpu_filter import held_bytes
-from gpujob_operator.decide.placement.requirements import Needs
+from gpujob_operator.decide.placement.requirements import CycleView, Needs
 from gpujob_operator.decide.preemption.preemptor import Interruptions, waits_for
 from gpujob_operator.decide.queue.heads import Line
 from gpujob_operator.decide.queue.pending import InOrder, Pending, told_lately, waited_seconds
@@ -58,11 +58,7 @@ class Admission:
     tenancy_of: Callable[[Capacity], Tenancy]
     configuration: Configuration
     now: datetime
-    # Jobs that hold cards, as they are after this cycle's step; asked for when it matters.
-    running: Callable[[], Mapping[str, GPUJob]]
-    lowest_priority: int
-    room_is_made: bool
-    needs_of: Callable[[str], Needs]
+    view: CycleView
     steps: dict[str, Step] = field(default_factory=dict[str, Step])
     interruptions: Interruptions = field(init=False)
     _claims: int = 0
@@ -80,10 +76,7 @@ class Admission:
             queues=self.queues,
             configuration=self.configuration,
             now=self.now,
-            find_running=self.running,
-            lowest_priority=self.lowest_priority,
-            under_way=self.room_is_made,
-            needs_of=self._needs_of,
+            view=self.view,
         )
 
     def admit(self, lines: InOrder) -> None:
@@ -129,7 +122,7 @@ class Admission:
             return
         quota = wait.reason == "OverQuota"
         spent = self.interruptions.exhausted if quota else self._claims >= CLAIMS_MAX
-        under_way = self.interruptions.under_way
+        under_way = self.view.room_is_made
         if not spent and (under_way or self.interruptions.possible(needs)):
             return
         if quota and self.interruptions.leaving(self.queues.root(needs.job.spec.queue)):
@@ -218,7 +211,7 @@ class Admission:
         acts = (
             self._patience_over(needs.job)
             or self.interruptions.possible(needs)
-            or self.interruptions.under_way
+            or self.view.room_is_made
         )
         if not acts or self._claims >= CLAIMS_MAX:
             return None
@@ -244,7 +237,7 @@ class Admission:
     # -- what is known of a job
 
     def _needs_of(self, job: GPUJob) -> Needs:
-        return self.needs_of(job.metadata.uid)
+        return self.view.needs_of(job.metadata.uid)
 
     def _memory_bytes(self, entry: Pending) -> int:
         return self._held_bytes(self._needs_of(entry.job)) if self.queues.by_name else 0

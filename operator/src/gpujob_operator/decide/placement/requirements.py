@@ -1,6 +1,6 @@
 """What a pending job needs of nodes and cards, in one place for placing and for explaining."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -106,6 +106,24 @@ class Needs:
             exclusive=wanted is None,
             models=frozenset({gpu_model}),
         )
+
+
+# Without slots: the running jobs are found when they are first asked for.
+@dataclass(frozen=True)
+class CycleView:
+    """What the pass over pending jobs sees of all jobs, besides their GPUs."""
+
+    # What a job needs, by its UID.
+    needs_of: Callable[[str], Needs]
+    # Jobs that hold GPUs, by UID, as they are after this cycle's step.
+    find_running: Callable[[], Mapping[str, GPUJob]]
+    # The lowest priority of jobs that hold GPUs, and whether any makes room for others already.
+    lowest_priority: int
+    room_is_made: bool
+
+    @cached_property
+    def running(self) -> Mapping[str, GPUJob]:
+        return self.find_running()
 
 
 def _known(entries: tuple[ProfileEntry, ...]) -> Hashable:

@@ -1,6 +1,6 @@
 """Moving a job off a GPU where it is slowed too much, or slows another one."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
@@ -13,7 +13,7 @@ from gpujob_operator.decide.model.grace import stop_seconds
 from gpujob_operator.decide.model.stop_reasons import SLOWED
 from gpujob_operator.decide.placement.assign import Assignment, assign
 from gpujob_operator.decide.placement.assumed import Board
-from gpujob_operator.decide.placement.requirements import Needs
+from gpujob_operator.decide.placement.requirements import CycleView
 from gpujob_operator.decide.preemption.cost import interruption_gpu_seconds
 from gpujob_operator.decide.preemption.victims import interruptible
 
@@ -30,9 +30,8 @@ class Move:
 
 def find_move(
     slowed: Iterable[GPUJob],
-    running: Mapping[str, GPUJob],
+    view: CycleView,
     board: Board,
-    needs_of: Callable[[str], Needs],
     configuration: Configuration,
     now: datetime,
 ) -> Move | None:
@@ -46,7 +45,7 @@ def find_move(
         if since_seconds < configuration.slowed_seconds:
             continue
         for card in board.capacity.cards_of(job.status):
-            move = _off_card(job, card, running, board, needs_of, configuration, now)
+            move = _off_card(job, card, view, board, configuration, now)
             if move is not None:
                 return move
     return None
@@ -55,13 +54,12 @@ def find_move(
 def _off_card(
     slowed: GPUJob,
     card: Card,
-    running: Mapping[str, GPUJob],
+    view: CycleView,
     board: Board,
-    needs_of: Callable[[str], Needs],
     configuration: Configuration,
     now: datetime,
 ) -> Move | None:
-    tenants = [running[t.job_uid] for t in card.tenants if t.job_uid in running]
+    tenants = [view.running[t.job_uid] for t in card.tenants if t.job_uid in view.running]
     candidates = [job for job in tenants if interruptible(job, configuration)]
     leaving = any(job.status.phase is JobPhase.STOPPING for job in tenants)
     if leaving or len(tenants) < 2:
@@ -69,7 +67,7 @@ def _off_card(
     for job in sorted(candidates, key=lambda job: _cost_key(job, configuration, now)):
         floor = _floor(job, slowed, card)
         raised = replace(job, status=replace(job.status, utilization_floor_percent=floor))
-        needs = replace(needs_of(job.metadata.uid), job=raised)
+        needs = replace(view.needs_of(job.metadata.uid), job=raised)
         if isinstance(assign(needs, board, configuration), Assignment):
             grace = timedelta(seconds=stop_seconds(job, configuration))
             found = conditions.find(slowed.status, conditions.SLOWED)

@@ -4,7 +4,7 @@
 that thousands of waiting jobs ask the running ones once.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
@@ -14,7 +14,7 @@ from gpujob_operator.decide.model.grace import stop_seconds
 from gpujob_operator.decide.model.stop_reasons import MOVED, PREEMPTED, RECLAIMED
 from gpujob_operator.decide.placement.assumed import Board
 from gpujob_operator.decide.placement.gpu_filter import held_bytes
-from gpujob_operator.decide.placement.requirements import Needs
+from gpujob_operator.decide.placement.requirements import CycleView, Needs
 from gpujob_operator.decide.preemption.cost import interruption_gpu_seconds
 from gpujob_operator.decide.preemption.victims import (
     VICTIMS_MAX,
@@ -40,23 +40,11 @@ class Interruptions:
     queues: Queues
     configuration: Configuration
     now: datetime
-    # Jobs that hold cards, as they are after this cycle's step: asked for when it matters.
-    find_running: Callable[[], Mapping[str, GPUJob]]
-    # The lowest priority of jobs that hold cards, and whether any makes room for others already.
-    lowest_priority: int
-    under_way: bool
-    needs_of: Callable[[GPUJob], Needs]
+    view: CycleView
     stops: dict[str, StopReason] = field(default_factory=dict[str, StopReason])
     _costs: dict[str, float] = field(default_factory=dict[str, float])
     _searches: int = 0
-    _running: Mapping[str, GPUJob] | None = None
     _stopping: list[GPUJob] | None = None
-
-    @property
-    def running(self) -> Mapping[str, GPUJob]:
-        if self._running is None:
-            self._running = self.find_running()
-        return self._running
 
     @property
     def exhausted(self) -> bool:
@@ -119,7 +107,7 @@ class Interruptions:
             return None
         movable = {
             uid: Victim(job, MOVED, self._cost(job))
-            for uid, job in self.running.items()
+            for uid, job in self.view.running.items()
             if job.status.checkpoint is not None and self._is_free_to_interrupt(job)
         }
         self._searches += 1
@@ -131,13 +119,13 @@ class Interruptions:
         gpus = needs.job.spec.workers * needs.job.spec.gpus_per_worker
         if not worth_moving(room, gpus, saved):
             return None
-        fits = elsewhere(room, self.board, self.needs_of, self.configuration)
+        fits = elsewhere(room, self.board, self.view, self.configuration)
         return room if fits else None
 
     def possible(self, needs: Needs) -> bool:
         """Whether anybody could have to make room for the job; asked of every waiting one."""
         job = needs.job
-        if job.spec.priority > self.lowest_priority:
+        if job.spec.priority > self.view.lowest_priority:
             return True
         if not self.queues.by_name:
             return False
@@ -158,7 +146,7 @@ class Interruptions:
         entitled = self.queues.entitled(job, memory_bytes)
         would_borrow = self.queues.would_borrow(job, memory_bytes)
         found: dict[str, Victim] = {}
-        for uid, other in self.running.items():
+        for uid, other in self.view.running.items():
             queue = other.spec.queue
             ours = queue == job.spec.queue
             if other.spec.priority < job.spec.priority and (
@@ -211,9 +199,9 @@ class Interruptions:
         """Jobs of a parent's queues whose attempts are ending."""
         if self._stopping is None:
             self._stopping = [
-                job for job in self.running.values() if job.status.phase is JobPhase.STOPPING
+                job for job in self.view.running.values() if job.status.phase is JobPhase.STOPPING
             ]
-        stopped = (self.running[uid] for uid in self.stops)
+        stopped = (self.view.running[uid] for uid in self.stops)
         ending = (*self._stopping, *stopped)
         return [job for job in ending if self.queues.root(job.spec.queue) == root]
 

@@ -8,7 +8,7 @@ Of all ways the one is taken that loses the least work. It ends: who makes room 
 who were there already, can never ask the same back, and does so a bounded number of times.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 
 from gpujob_api.gpujob import GPUJob, JobPhase, Reservation
@@ -19,7 +19,7 @@ from gpujob_operator.decide.placement.assign import Assignment, assign
 from gpujob_operator.decide.placement.assumed import Board
 from gpujob_operator.decide.placement.gpu_filter import fits_without
 from gpujob_operator.decide.placement.node_filter import nodes_for
-from gpujob_operator.decide.placement.requirements import Needs
+from gpujob_operator.decide.placement.requirements import CycleView, Needs
 
 # No more jobs than this are interrupted for one.
 VICTIMS_MAX = 64
@@ -78,14 +78,14 @@ def make_room(
 def elsewhere(
     room: Room,
     board: Board,
-    needs_of_victim: Callable[[GPUJob], Needs],
+    view: CycleView,
     configuration: Configuration,
 ) -> bool:
     """Whether every victim finds another place now, when the cards of `room` are kept free."""
     trial = Board.of(board.capacity, board.mix)
     trial.claim(board.claimed | room.claim)
     for victim in room.victims:
-        found = assign(needs_of_victim(victim.job), trial, configuration)
+        found = assign(view.needs_of(victim.job.metadata.uid), trial, configuration)
         if not isinstance(found, Assignment):
             return False
         found.take_on(trial)
