@@ -7,19 +7,20 @@ of the snapshot's tuples; applying a plan and planning again gives an empty plan
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from gpujob_api.copies import changed
-from gpujob_api.gpujob import GPUJob, JobPhase
+from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
 from gpujob_api.gpuqueue import GPUQueueStatus
 from gpujob_operator.decide.admission.admit import Admission
-from gpujob_operator.decide.cache.job_entry import Around, Inputs, Known, ProfileKey, around
-from gpujob_operator.decide.cache.quiescence import change_nothing
+from gpujob_operator.decide.cache.job_entry import Known, ProfileKey
+from gpujob_operator.decide.cache.quiescence import is_steady, quiet_until, still_holds
 from gpujob_operator.decide.cache.scheduler_cache import Memory
 from gpujob_operator.decide.capacity.cluster import Capacity, holds_cards
-from gpujob_operator.decide.lifecycle import attempt, faults
-from gpujob_operator.decide.lifecycle.seen import Seen
-from gpujob_operator.decide.lifecycle.status import Picture, finish_status, worth_writing
+from gpujob_operator.decide.capacity.sites import cards_at, sites_of
+from gpujob_operator.decide.lifecycle import attempt
+from gpujob_operator.decide.lifecycle.inputs import JobInputs
+from gpujob_operator.decide.lifecycle.status import finish_status, worth_writing
 from gpujob_operator.decide.measurement.profile import new_entries, with_entries
 from gpujob_operator.decide.measurement.slowdown import has_cards_alone, observed_pace
 from gpujob_operator.decide.model.configuration import Configuration
@@ -39,9 +40,6 @@ from gpujob_operator.decide.placement.assumed import Board
 from gpujob_operator.decide.placement.requirements import CycleView
 from gpujob_operator.decide.preemption.migration import find_move
 from gpujob_operator.decide.queue.quota import Queues, QueueUse
-
-# After every deadline.
-FAR = datetime(9000, 1, 1, tzinfo=UTC)
 
 
 def plan(snapshot: Snapshot, now: datetime, memory: Memory | None = None) -> Plan:
@@ -134,7 +132,7 @@ class _Cycle:
     saved: set[ProfileKey] = field(default_factory=set[ProfileKey])
     # Jobs that would have had something to say, too.
     unheard: set[str] = field(default_factory=set[str])
-    _inputs: dict[str, Inputs] = field(default_factory=dict[str, Inputs])
+    _inputs: dict[str, JobInputs] = field(default_factory=dict[str, JobInputs])
 
     @property
     def configuration(self) -> Configuration:
@@ -171,43 +169,19 @@ class _Cycle:
 
     def _next_step(self, uid: str, known: Known) -> Step | None:
         """The step of a job that has pods or holds cards; None while the last one holds."""
-        memory, job, before = self.memory, known.job, known.inputs
-        report, used = memory.reports.get(uid), memory.usage.get((uid, job.status.attempt))
-        nearby = around(job, self.capacity)
-        rests = known.quiet_until is not None and self.now < known.quiet_until
-        rests = rests and before is not None and before.report is report and before.usage == used
-        if rests and before is not None and self._still_rests(known, before, nearby):
+        inputs = self.memory.inputs(uid)
+        if still_holds(known, inputs, self.now):
+            known.inputs = inputs
             return None
-        inputs = self._inputs[uid] = Inputs(report, used, nearby)
-        return self._advance(known, inputs)
+        self._inputs[uid] = inputs
+        return attempt.advance(known.job, inputs, self.configuration, self.now)
 
-    def _still_rests(self, known: Known, before: Inputs, nearby: Around) -> bool:
-        """Whether the last step holds also with these nodes and cards around."""
-        if before.around == nearby:
-            return True
-        marks_before, marks = ([one for one, _ in there] for there in (before.around, nearby))
-        if known.step is None or marks_before != marks:
-            return False
-        cards = [card for _, here in nearby for card in here]
-        status = known.step.status
-        if not change_nothing(known.job, status, known.profile, cards, self.capacity):
-            return False
-        known.inputs = replace(before, around=nearby)
-        return True
-
-    def _advance(self, known: Known, inputs: Inputs) -> Step:
-        job = known.job
-        seen = Seen(
-            pods=known.pods,
-            in_the_way=known.crew.in_the_way,
-            report=inputs.report,
-            usage=inputs.usage,
-            profile=known.profile,
-            trouble=faults.find(job, self.capacity, self.configuration, self.now),
-            lost_nodes=self.memory.lost_nodes(job),
-            listening_since=self.snapshot.listening_since,
-        )
-        return attempt.advance(job, seen, self.configuration, self.now)
+    def inputs_after(self, uid: str, status: GPUJobStatus) -> JobInputs:
+        """The inputs of a job that has this status after its step."""
+        inputs = self._inputs.get(uid) or self.memory.inputs(uid)
+        if status.placement is self.memory.known[uid].job.status.placement:
+            return inputs
+        return replace(inputs, sites=sites_of(status.placement, self.capacity))
 
     def matters(self, uid: str, step: Step) -> bool:
         """Whether anything could have to be written for the job."""
@@ -219,10 +193,13 @@ class _Cycle:
         """Lets a job rest whose step led to nothing, as long as nothing else can follow."""
         memory, known, inputs = self.memory, self.memory.known[uid], self._inputs.get(uid)
         heard = not written and uid not in self.unheard
-        if heard and inputs is not None and self._is_steady(known):
+        if heard and inputs is not None and is_steady(known.job, inputs.sites):
             after = step.next_seconds
             next_at = None if after is None else self.now + timedelta(seconds=after)
-            memory.rest(uid, step, inputs, self._until(known.job, next_at), next_at)
+            until = quiet_until(
+                known.job, next_at, self.configuration, held_back=uid in self.held_back
+            )
+            memory.rest(uid, step, inputs, until, next_at)
             return
         memory.wake(uid)
         job = known.job
@@ -230,30 +207,6 @@ class _Cycle:
         ended = job.finished and not known.held and not known.pods
         if not written and (leaves or ended):
             memory.awake.discard(uid)
-
-    def _until(self, job: GPUJob, next_at: datetime | None) -> datetime:
-        """The first moment at which a job that rests has something to do or to say."""
-        # Deadlines closer than a second are told as one second.
-        until = FAR if next_at is None else next_at - timedelta(seconds=1)
-        told = job.status.observed_at
-        if told is None or job.metadata.uid not in self.held_back:
-            return until
-        return min(until, told + timedelta(seconds=self.configuration.progress_write_seconds))
-
-    def _is_steady(self, known: Known) -> bool:
-        """Whether time alone brings nothing new before the next deadline: a job that runs on
-        nodes that are well, or has finished."""
-        job = known.job
-        placement = job.status.placement
-        if job.finished or placement is None:
-            return job.finished
-        if job.status.phase is not JobPhase.RUNNING:
-            return False
-        for worker in placement.workers:
-            node = self.capacity.nodes.get(worker.node)
-            if node is None or node.closed or node.node.not_ready_since is not None:
-                return False
-        return faults.pressure(job.status, self.capacity) is None
 
     def view(self, steps: Mapping[str, Step]) -> CycleView:
         """All jobs after these steps."""
@@ -298,16 +251,16 @@ def _items(known: Known, step: Step, cycle: _Cycle) -> list[PlanItem]:
         # Nothing about it can change any more: thousands of finished jobs cost next to nothing.
         return list(step.deletes)
     items: list[PlanItem] = []
-    picture = Picture(cycle.capacity, cycle.configuration, cycle.now)
-    status = finish_status(job, step.status, known.profile, picture)
-    if worth_writing(job, status, picture):
+    inputs = cycle.inputs_after(job.metadata.uid, step.status)
+    status = finish_status(job, step.status, inputs, cycle.configuration, cycle.now)
+    if worth_writing(job, status, cycle.configuration, cycle.now):
         items.append(WriteStatus(job, changed(status, observed_at=cycle.now), step.events))
     elif status is not job.status and status != job.status:
         cycle.held_back.add(job.metadata.uid)
     items += step.deletes
     items += step.creates
     after = job if status is job.status else replace(job, status=status)
-    cards = cycle.capacity.cards_of(status)
+    cards = cards_at(inputs.sites)
     alone = has_cards_alone(status, cards)
     pace = None if alone else observed_pace(status, known.profile, cards)
     entries = new_entries(after, known.profile, cycle.now, alone=alone, pace=pace)

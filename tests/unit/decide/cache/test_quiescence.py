@@ -9,7 +9,9 @@ from gpujob_api.gpunode import GPU
 from gpujob_api.gpuprofile import GPUProfile, ProfileEntry, SharedPace
 from gpujob_api.quantities import GIB
 from gpujob_api.report import Timing
-from gpujob_operator.decide.cache.quiescence import change_nothing
+from gpujob_operator.decide.cache.quiescence import cotenants_irrelevant
+from gpujob_operator.decide.capacity.sites import sites_of
+from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.printer_columns import cost_text
 from gpujob_operator.decide.measurement.profile import with_entries
 from gpujob_operator.decide.model import conditions
@@ -66,10 +68,11 @@ def nothing(
     one."""
     node = make_gpu_node("n0", card or make_card("GPU-0"), price=price)
     capacity = build_capacity(make_snapshot(job, *others, gpu_nodes=[node]), T0, {})
-    told = cost_text(job, job.status, capacity) if cost is None else cost
+    sites = sites_of(job.status.placement, capacity)
+    told = cost_text(job, job.status, sites) if cost is None else cost
     job = with_status(job, summary=replace(job.status.summary, cost=told))
-    cards = capacity.nodes["n0"].cards
-    return change_nothing(job, job.status, profile_of(job, *said), cards, capacity)
+    inputs = JobInputs(sites=sites, profile=profile_of(job, *said))
+    return cotenants_irrelevant(job, job.status, inputs)
 
 
 def slowed(job: GPUJob, *, now: bool) -> GPUJob:

@@ -6,13 +6,15 @@ from typing import Any
 import pytest
 
 from gpujob_api.gpujob import GPUJob, JobPhase, ReservationSource, StopReason
+from gpujob_api.meta import TAINT_RECLAIM
 from gpujob_api.quantities import GIB
 from gpujob_api.report import FailureClass
+from gpujob_operator.decide.capacity.sites import NodeFacts, WorkerSite
 from gpujob_operator.decide.lifecycle.attempt import advance
-from gpujob_operator.decide.lifecycle.seen import Seen
+from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import Step
-from gpujob_operator.decide.model.snapshot import PodPhase, PodView
+from gpujob_operator.decide.model.snapshot import PodPhase, PodView, Taint
 from tests.harness.builders import (
     after,
     make_job,
@@ -31,7 +33,7 @@ STOP = StopReason("NodeReclaimed", "node n0 is being reclaimed", after(30))
 
 
 def step(job: GPUJob, *pods: PodView, at: float = 10.0, **seen: Any) -> Step:
-    return advance(job, Seen(pods=pods, **seen), CONFIGURATION, after(at))
+    return advance(job, JobInputs(pods=pods, **seen), CONFIGURATION, after(at))
 
 
 def stopping(job: GPUJob) -> GPUJob:
@@ -95,7 +97,11 @@ def test_a_pod_that_is_gone_counts_as_an_interruption() -> None:
 def test_trouble_is_made_durable_before_a_pod_is_stopped() -> None:
     """I13: first the decision, then SIGTERM with what is left of the grace."""
     job = running(make_job())
-    first = step(job, make_pod(job), trouble=STOP)
+    reclaim = Taint(TAINT_RECLAIM, "NoSchedule", str(int(STOP.deadline.timestamp())))
+    site = WorkerSite("n0", NodeFacts("", None, (reclaim,), None), ())
+    first = step(job, make_pod(job), sites=(site,))
+    assert first.status.stop is not None
+    assert first.status.stop.deadline == STOP.deadline
     assert first.status.phase is JobPhase.STOPPING
     assert first.deletes == ()
     then = step(replace(job, status=first.status), make_pod(job))

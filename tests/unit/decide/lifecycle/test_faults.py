@@ -10,6 +10,7 @@ from gpujob_api.gpunode import UNREADABLE
 from gpujob_api.meta import TAINT_RECLAIM
 from gpujob_api.quantities import GIB
 from gpujob_operator.decide.capacity.cluster import Capacity
+from gpujob_operator.decide.capacity.sites import Sites, sites_of
 from gpujob_operator.decide.lifecycle import faults
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import Snapshot, Taint
@@ -36,9 +37,13 @@ def capacity(snapshot: Snapshot, seconds: float = 0.0) -> Capacity:
     return build_capacity(snapshot, after(seconds), {})
 
 
+def sites(job: GPUJob, snapshot: Snapshot, seconds: float = 0.0) -> Sites:
+    return sites_of(job.status.placement, capacity(snapshot, seconds))
+
+
 def found(job: GPUJob, *jobs: GPUJob, seconds: float = 0.0, **snapshot: Any) -> StopReason | None:
     seen = make_snapshot(*(jobs or (job,)), **snapshot)
-    return faults.find(job, capacity(seen, seconds), CONFIGURATION, after(seconds))
+    return faults.find(job, sites(job, seen, seconds), CONFIGURATION, after(seconds))
 
 
 def reclaimed(value: str) -> dict[str, Any]:
@@ -84,7 +89,7 @@ def test_stale_or_missing_readings_never_stop_a_job() -> None:
     overfull = make_card(healthy=False, stranger=20 * GIB)
     assert found(A, A, B, cards=[overfull], seconds=3600) is None
     assert found(A, cards=[make_card("GPU-7")]) is None
-    assert faults.find(A, Capacity(), CONFIGURATION, T0) is None
+    assert faults.find(A, sites_of(A.status.placement, Capacity()), CONFIGURATION, T0) is None
 
 
 @pytest.mark.parametrize("why", ["NVML: Unknown Error", "memoryUsedBytes: must be from 0 to 1"])
@@ -102,7 +107,7 @@ def test_a_stranger_alone_never_moves_a_job() -> None:
     assert found(A, cards=cards) is None
     assert found(A, A, B, cards=cards) is None
     assert found(B, A, B, cards=cards) is None
-    card = faults.pressure(A.status, capacity(make_snapshot(A, B, cards=cards)))
+    card = faults.pressure(A.status, sites(A, make_snapshot(A, B, cards=cards)))
     assert card is not None
     message = faults.pressure_message(card)
     assert "22 GiB reserved by 2 jobs" in message
@@ -134,11 +139,12 @@ def test_the_job_that_uses_more_than_it_holds_moves_first() -> None:
 def test_alone_on_an_overfull_card_nobody_moves() -> None:
     big = running(make_job(), held=reserve(30 * GIB))
     assert found(big) is None
-    assert faults.pressure(big.status, capacity(make_snapshot(big))) is not None
+    assert faults.pressure(big.status, sites(big, make_snapshot(big))) is not None
 
 
 def test_pressure_is_only_of_running_jobs() -> None:
-    seen = capacity(make_snapshot(A, B, cards=[make_card(stranger=20 * GIB)]))
+    seen = sites(A, make_snapshot(A, B, cards=[make_card(stranger=20 * GIB)]))
+    assert faults.pressure(A.status, seen) is not None
     assert faults.pressure(make_job().status, seen) is None
     assert faults.pressure(with_status(A, phase=JobPhase.SUCCEEDED).status, seen) is None
-    assert faults.pressure(A.status, capacity(make_snapshot(A))) is None
+    assert faults.pressure(A.status, sites(A, make_snapshot(A))) is None

@@ -6,41 +6,16 @@ from datetime import datetime
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_operator.decide.cache.diff import Roll
-from gpujob_operator.decide.capacity.cluster import Capacity, Card, marks
+from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.model.plan import Step
 from gpujob_operator.decide.model.pod_template import HostRequests
-from gpujob_operator.decide.model.snapshot import CardUsage, PodView, ReceivedReport
+from gpujob_operator.decide.model.snapshot import PodView, ReceivedReport
 from gpujob_operator.decide.model.workers import Crew
 from gpujob_operator.decide.packing.demand import Demand
 from gpujob_operator.decide.placement.requirements import Needs
 
 ProfileKey = tuple[str, str]
-# Of each worker's node, what matters to the job: its marks, None if it is gone, and its cards.
-Around = tuple[tuple[tuple[object, ...] | None, tuple[Card, ...]], ...]
 _Version = tuple[int, int]
-
-
-def around(job: GPUJob, capacity: Capacity) -> Around:
-    """What a running job sees of its nodes; what else changes there is nothing to it."""
-    found: list[tuple[tuple[object, ...] | None, tuple[Card, ...]]] = []
-    placement = job.status.placement
-    for worker in placement.workers if placement is not None else ():
-        node = capacity.nodes.get(worker.node)
-        if node is None:
-            found.append((None, ()))
-            continue
-        cards = tuple([card for card in node.cards if card.uuid in worker.gpus])
-        found.append((marks(node), cards))
-    return tuple(found)
-
-
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """What a job's step was decided from, besides the job, its pods and its profile."""
-
-    report: ReceivedReport | None
-    usage: CardUsage | None
-    around: Around
 
 
 @dataclass(slots=True)
@@ -58,7 +33,7 @@ class Known:
     needs: Needs | None = None
     demand: Demand | None = None
     # The last decision, which was to write nothing, and until when nothing else can follow.
-    inputs: Inputs | None = None
+    inputs: JobInputs | None = None
     step: Step | None = None
     quiet_until: datetime | None = None
 

@@ -19,10 +19,10 @@ from gpujob_operator.decide.capacity.cluster import (
     closed_reason,
     holds_cards,
     is_stale,
-    marks,
     sizes,
 )
 from gpujob_operator.decide.capacity.prices import rates
+from gpujob_operator.decide.capacity.sites import facts_of
 from gpujob_operator.decide.capacity.usage import (
     NOTHING,
     Ended,
@@ -216,7 +216,7 @@ def _changed_cards(
     before: NodeCapacity | None, after: NodeCapacity | None
 ) -> frozenset[str] | None:
     """The cards that are not the same objects; None where jobs see another change of the node."""
-    if before is None or after is None or marks(before) != marks(after):
+    if before is None or after is None or facts_of(before) != facts_of(after):
         return None
     cards = zip_longest(before.cards, after.cards)
     changed = (card for pair in cards if pair[0] is not pair[1] for card in pair)

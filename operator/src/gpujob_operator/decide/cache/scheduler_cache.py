@@ -17,7 +17,7 @@ from gpujob_operator.decide.cache.deadlines import Deadlines
 from gpujob_operator.decide.cache.equivalence_classes import EquivalenceClasses
 from gpujob_operator.decide.cache.holders import Holders
 from gpujob_operator.decide.cache.index import Groups
-from gpujob_operator.decide.cache.job_entry import Inputs, Known, ProfileKey, Rolls, spec_version
+from gpujob_operator.decide.cache.job_entry import Known, ProfileKey, Rolls, spec_version
 from gpujob_operator.decide.cache.mix_counts import MixCounts
 from gpujob_operator.decide.cache.node_arrays import Kept
 from gpujob_operator.decide.cache.nodes import Nodes
@@ -26,7 +26,9 @@ from gpujob_operator.decide.cache.pods import Pods
 from gpujob_operator.decide.cache.release_arrays import ReleaseArrays
 from gpujob_operator.decide.cache.tenancy import Rows
 from gpujob_operator.decide.capacity.cluster import Capacity, holds_cards
+from gpujob_operator.decide.capacity.sites import sites_of
 from gpujob_operator.decide.capacity.usage import NOTHING, holding_of, holding_of_orphans
+from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.measurement.profile import differ_in_paces, profile_name
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import Step
@@ -131,7 +133,22 @@ class Memory:
             known.needs = needs_of(known.job, known.profile, self._configuration, known.requests)
         return known.needs
 
-    def lost_nodes(self, job: GPUJob) -> frozenset[str]:
+    def inputs(self, uid: str) -> JobInputs:
+        """What the next step of the job is decided from."""
+        known = self.known[uid]
+        job = known.job
+        return JobInputs(
+            pods=known.pods,
+            in_the_way=known.crew.in_the_way,
+            report=self.reports.get(uid),
+            usage=self.usage.get((uid, job.status.attempt)),
+            sites=sites_of(job.status.placement, self.capacity),
+            lost_nodes=self._lost_nodes(job),
+            listening_since=self._listening_since,
+            profile=known.profile,
+        )
+
+    def _lost_nodes(self, job: GPUJob) -> frozenset[str]:
         """Nodes that the job names and that are there no more."""
         placement = job.status.placement
         workers = placement.workers if placement is not None else ()
@@ -142,7 +159,7 @@ class Memory:
         return [pod for uid in self.gone for pod in self._pods.owned(uid)]
 
     def rest(
-        self, uid: str, step: Step, inputs: Inputs, until: datetime, next_at: datetime | None
+        self, uid: str, step: Step, inputs: JobInputs, until: datetime, next_at: datetime | None
     ) -> None:
         """Nothing follows from the same until then; `next_at` is the job's own deadline."""
         known = self.known[uid]

@@ -107,12 +107,6 @@ class NodeCapacity:
         return None
 
 
-def marks(node: NodeCapacity) -> tuple[object, ...]:
-    """What a job that runs there sees of the node, besides its cards."""
-    view = node.node
-    return node.closed, view.not_ready_since, view.taints, node.price_per_gpu_hour
-
-
 @dataclass(frozen=True, slots=True)
 class FleetSize:
     """Cards and GPU memory in all."""

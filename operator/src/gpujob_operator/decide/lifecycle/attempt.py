@@ -19,6 +19,7 @@ from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, StopReason
 from gpujob_api.meta import FINALIZER_ORPHAN
 from gpujob_api.report import FailureClass, Report
 from gpujob_operator.decide.lifecycle.faults import NODE_RECLAIMED
+from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.outcome import (
     End,
     Outcome,
@@ -27,7 +28,6 @@ from gpujob_operator.decide.lifecycle.outcome import (
     judge,
     verdict,
 )
-from gpujob_operator.decide.lifecycle.seen import Seen
 from gpujob_operator.decide.lifecycle.settings import settings_for
 from gpujob_operator.decide.lifecycle.stops import age_seconds, reason_to_stop
 from gpujob_operator.decide.measurement.progress import (
@@ -59,14 +59,14 @@ from gpujob_operator.decide.model.workers import (
 ATTEMPTS_KEPT = 3
 
 
-def advance(job: GPUJob, seen: Seen, configuration: Configuration, now: datetime) -> Step:
+def advance(job: GPUJob, inputs: JobInputs, configuration: Configuration, now: datetime) -> Step:
     """The next step of a job that is not waiting for a place."""
     if job.metadata.deletion_timestamp is not None:
-        return Step(job.status, deletes=_abandoned(job, seen.pods, configuration))
-    strays = _strays(job, seen.pods, configuration)
+        return Step(job.status, deletes=_abandoned(job, inputs.pods, configuration))
+    strays = _strays(job, inputs.pods, configuration)
     if job.finished or job.status.placement is None:
         return Step(job.status, deletes=strays)
-    step = _advance_placed(job, seen, configuration, now)
+    step = _advance_placed(job, inputs, configuration, now)
     return replace(step, deletes=(*strays, *step.deletes)) if strays else step
 
 
@@ -117,22 +117,24 @@ def _delete(job: GPUJob, pod: PodView, reason: str, configuration: Configuration
     return DeletePod(pod, grace, reason)
 
 
-def _advance_placed(job: GPUJob, seen: Seen, configuration: Configuration, now: datetime) -> Step:
-    pods = current_workers(job, seen.pods)
+def _advance_placed(
+    job: GPUJob, inputs: JobInputs, configuration: Configuration, now: datetime
+) -> Step:
+    pods = current_workers(job, inputs.pods)
     # A worker's end is what counts: other containers of its pod may go on until it is deleted.
     live = tuple(pod for pod in pods if not pod.ended)
-    maybe_ours = perhaps_workers(job, seen.in_the_way)
+    maybe_ours = perhaps_workers(job, inputs.in_the_way)
     if not live and not maybe_ours and not _missing_can_be_created(job, pods):
-        return _end(job, seen, pods, configuration, now)
+        return _end(job, inputs, pods, configuration, now)
     if job.status.phase is JobPhase.STOPPING:
-        step = _stopping(job, seen, live, configuration, now)
+        step = _stopping(job, inputs, live, configuration, now)
         return _waits_for(job, step, maybe_ours, now) if maybe_ours and not live else step
-    stop = reason_to_stop(job, pods, seen, configuration, now)
+    stop = reason_to_stop(job, pods, inputs, configuration, now)
     if stop is not None:
         return _stop(job, stop, len(live), now)
     if job.status.phase is JobPhase.STARTING:
-        return _starting(job, seen, pods, configuration, now)
-    return _running(job, seen, pods, configuration, now)
+        return _starting(job, inputs, pods, configuration, now)
+    return _running(job, inputs, pods, configuration, now)
 
 
 def _missing_can_be_created(job: GPUJob, pods: tuple[PodView, ...]) -> bool:
@@ -145,7 +147,7 @@ def _missing_can_be_created(job: GPUJob, pods: tuple[PodView, ...]) -> bool:
 
 def _starting(
     job: GPUJob,
-    seen: Seen,
+    inputs: JobInputs,
     pods: tuple[PodView, ...],
     configuration: Configuration,
     now: datetime,
@@ -156,8 +158,8 @@ def _starting(
     # for want of workers.
     placed = sorted(worker.rank for worker in placement.workers) if placement is not None else []
     missing = [rank for rank in placed if rank not in present]
-    settings = settings_for(job, seen.profile)
-    taken = {pod.rank: pod for pod in seen.in_the_way}
+    settings = settings_for(job, inputs.profile)
+    taken = {pod.rank: pod for pod in inputs.in_the_way}
     creates = tuple(CreatePod(job, rank, settings) for rank in missing if rank not in taken)
     # Once all are there: one write, not one a pod.
     known = job.status if missing else with_pod_uids(job.status, pods)
@@ -207,14 +209,14 @@ def _waits_for(job: GPUJob, step: Step, pods: list[PodView], now: datetime) -> S
 
 def _running(
     job: GPUJob,
-    seen: Seen,
+    inputs: JobInputs,
     pods: tuple[PodView, ...],
     configuration: Configuration,
     now: datetime,
 ) -> Step:
-    report: Report | None = seen.report.report if seen.report is not None else None
-    status = with_report(with_pod_uids(job.status, pods), seen.report)
-    usage = joined_usage(seen.usage, report)
+    report: Report | None = inputs.report.report if inputs.report is not None else None
+    status = with_report(with_pod_uids(job.status, pods), inputs.report)
+    usage = joined_usage(inputs.usage, report)
     status = with_measurement(status, report, usage)
     status, events = with_measured_reservation(job, status, report, usage, configuration)
     if status.resumed_from_step is not None and job.status.resumed_from_step is None:
@@ -238,7 +240,7 @@ def _stop(job: GPUJob, stop: StopReason, live: int, now: datetime) -> Step:
 
 def _stopping(
     job: GPUJob,
-    seen: Seen,
+    inputs: JobInputs,
     live: tuple[PodView, ...],
     configuration: Configuration,
     now: datetime,
@@ -254,7 +256,7 @@ def _stopping(
     node_goes = stop is not None and stop.reason == NODE_RECLAIMED
     grace = grace_seconds(job, configuration)
     until = asked_seconds(job, configuration) if node_goes else grace
-    asked = job.spec.workers > 1 and seen.report is not None and left > until
+    asked = job.spec.workers > 1 and inputs.report is not None and left > until
     reason = stop.reason if stop is not None else "Stopping"
     deletes = tuple(
         _delete(job, pod, reason, configuration)
@@ -264,21 +266,21 @@ def _stopping(
     if node_goes:
         most = max(int(left), GRACE_SECONDS_MIN)
         deletes = tuple(replace(one, grace_seconds=min(one.grace_seconds, most)) for one in deletes)
-    status = with_report(job.status, seen.report)
+    status = with_report(job.status, inputs.report)
     return Step(status, deletes=deletes, next_seconds=max(left - until, 1.0) if asked else None)
 
 
 def _end(
     job: GPUJob,
-    seen: Seen,
+    inputs: JobInputs,
     pods: tuple[PodView, ...],
     configuration: Configuration,
     now: datetime,
 ) -> Step:
     """All workers have ended or are gone. The attempt holds its cards no more; a pod in which
     other containers go on holds them until it is gone (see `holdings`)."""
-    job = replace(job, status=_with_last_words(job, seen, pods, now))
-    outcome = judge(job, pods, seen.lost_nodes)
+    job = replace(job, status=_with_last_words(job, inputs, pods, now))
+    outcome = judge(job, pods, inputs.lost_nodes)
     if outcome.end is End.SUCCEEDED:
         return _succeeded(job, now)
     if outcome.end is End.INTERRUPTED:
@@ -287,17 +289,17 @@ def _end(
 
 
 def _with_last_words(
-    job: GPUJob, seen: Seen, pods: tuple[PodView, ...], now: datetime
+    job: GPUJob, inputs: JobInputs, pods: tuple[PodView, ...], now: datetime
 ) -> GPUJobStatus:
     """The termination message is the last report; nothing depends on the network at the end."""
     words = [pod for pod in pods if pod.termination is not None and pod.rank == 0]
-    received = seen.report
+    received = inputs.report
     if words and words[0].termination is not None:
         at = words[0].finished_at or now
         received = ReceivedReport(job.metadata.uid, 0, at, words[0].termination)
     status = with_report(job.status, received)
     report = received.report if received is not None else None
-    return with_measurement(status, report, joined_usage(seen.usage, report))
+    return with_measurement(status, report, joined_usage(inputs.usage, report))
 
 
 def _succeeded(job: GPUJob, now: datetime) -> Step:

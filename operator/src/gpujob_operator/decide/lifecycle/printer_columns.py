@@ -3,18 +3,19 @@
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, Summary
 from gpujob_api.quantities import format_memory
 from gpujob_api.settings import OptimizeMode
-from gpujob_operator.decide.capacity.cluster import Capacity
+from gpujob_operator.decide.capacity.cluster import Card
+from gpujob_operator.decide.capacity.sites import Sites
 from gpujob_operator.decide.model import conditions
 
 REASON_CHARACTERS_MAX = 200
 
 
-def summarize(job: GPUJob, status: GPUJobStatus, capacity: Capacity) -> Summary:
+def summarize(job: GPUJob, status: GPUJobStatus, sites: Sites) -> Summary:
     return Summary(
         where=_where(status),
         speed=_speed(job, status),
         memory=_memory(status),
-        cost=cost_text(job, status, capacity),
+        cost=cost_text(job, status, sites),
         reason=_reason(status),
     )
 
@@ -55,22 +56,20 @@ def _memory(status: GPUJobStatus) -> str:
     return f"{format_memory(status.measurement.memory_bytes)} of {held}"
 
 
-def cost_text(job: GPUJob, status: GPUJobStatus, capacity: Capacity) -> str:
+def cost_text(job: GPUJob, status: GPUJobStatus, sites: Sites) -> str:
     """Price of the cards per hour; a shared card is split by reserved memory."""
     if status.placement is None or status.finished_at is not None:
         return ""
     total = 0.0
-    for worker in status.placement.workers:
-        node = capacity.nodes.get(worker.node)
-        if node is None or node.price_per_gpu_hour is None:
+    for worker, site in zip(status.placement.workers, sites, strict=False):
+        if site.facts is None or site.facts.price_per_gpu_hour is None:
             return "spot" if status.placement.spot else ""
         for uuid in worker.gpus:
-            total += node.price_per_gpu_hour * _share(job, capacity, worker.node, uuid)
+            total += site.facts.price_per_gpu_hour * _share(job, site.card(uuid))
     return f"${total:.2f}/h" + (" spot" if status.placement.spot else "")
 
 
-def _share(job: GPUJob, capacity: Capacity, node: str, uuid: str) -> float:
-    card = capacity.card(node, uuid)
+def _share(job: GPUJob, card: Card | None) -> float:
     if card is None or card.reserved_bytes == 0:
         return 1.0
     mine = sum(t.memory_bytes for t in card.tenants if t.job_uid == job.metadata.uid)

@@ -1,15 +1,15 @@
 """What of a job's next status is written, and when: conditions that every status has, and the rate
 at which figures are updated."""
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from datetime import datetime
 from operator import attrgetter
 
 from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
-from gpujob_api.gpuprofile import GPUProfile
-from gpujob_operator.decide.capacity.cluster import Capacity
+from gpujob_operator.decide.capacity.sites import cards_at
 from gpujob_operator.decide.lifecycle import faults
+from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.printer_columns import summarize
 from gpujob_operator.decide.measurement.slowdown import measured_slowdown
 from gpujob_operator.decide.model import conditions
@@ -26,48 +26,38 @@ _STILL = attrgetter(*(name for name in _FIELDS if name not in _MOVING))
 _FIGURES = attrgetter(*(name for name in _FIELDS if name != "observed_at"))
 
 
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """What a cycle sees besides the job."""
-
-    capacity: Capacity
-    configuration: Configuration
-    now: datetime
-
-
 def finish_status(
-    job: GPUJob, status: GPUJobStatus, profile: GPUProfile | None, picture: Picture
+    job: GPUJob,
+    status: GPUJobStatus,
+    inputs: JobInputs,
+    configuration: Configuration,
+    now: datetime,
 ) -> GPUJobStatus:
-    """What every status has, whatever the job's phase."""
-    writer = ConditionWriter(job, picture.now)
+    """What every status has, whatever the job's phase. `inputs` have the sites of this status."""
+    writer, sites = ConditionWriter(job, now), inputs.sites
     status = writer.set(status, conditions.ACCEPTED, True, "Valid", "the spec is valid")
     if conditions.find(status, conditions.SUCCEEDED) is None:
         status = writer.set(status, conditions.SUCCEEDED, None, "InProgress", "not finished yet")
     status = _with_suspension(job, status, writer)
-    status = _with_reachability(status, writer, picture)
-    card = faults.pressure(status, picture.capacity)
+    status = _with_reachability(status, writer, faults.unreachable(sites, configuration, now))
+    card = faults.pressure(status, sites)
     if card is not None:
         message = faults.pressure_message(card)
         status = writer.set(status, conditions.CARD_PRESSURE, True, "CardOverfull", message)
     elif conditions.find(status, conditions.CARD_PRESSURE) is not None:
         status = writer.set(status, conditions.CARD_PRESSURE, False, "Fits", "all of it fits again")
-    status = _with_slowdown(job, status, profile, writer, picture.capacity)
-    generation, summary = job.metadata.generation, summarize(job, status, picture.capacity)
+    status = _with_slowdown(job, status, writer, inputs)
+    generation, summary = job.metadata.generation, summarize(job, status, sites)
     if (generation, summary) == (status.observed_generation, status.summary):
         return status
     return changed(status, observed_generation=generation, summary=summary)
 
 
 def _with_slowdown(
-    job: GPUJob,
-    status: GPUJobStatus,
-    profile: GPUProfile | None,
-    writer: ConditionWriter,
-    capacity: Capacity,
+    job: GPUJob, status: GPUJobStatus, writer: ConditionWriter, inputs: JobInputs
 ) -> GPUJobStatus:
-    running = status.phase is JobPhase.RUNNING
-    cards = capacity.cards_of(status) if running else []
-    slowdown = measured_slowdown(job, status, profile, cards) if running else None
+    running, cards = status.phase is JobPhase.RUNNING, cards_at(inputs.sites)
+    slowdown = measured_slowdown(job, status, inputs.profile, cards) if running else None
     if slowdown is not None and slowdown.too_much:
         return writer.set(status, conditions.SLOWED, True, "Neighbours", slowdown.message)
     if conditions.find(status, conditions.SLOWED) is not None:
@@ -85,14 +75,10 @@ def _with_suspension(job: GPUJob, status: GPUJobStatus, writer: ConditionWriter)
     return writer.set(status, conditions.SUSPENDED, False, "Resumed", "spec.suspend is false")
 
 
-def _with_reachability(
-    status: GPUJobStatus, writer: ConditionWriter, picture: Picture
-) -> GPUJobStatus:
+def _with_reachability(status: GPUJobStatus, writer: ConditionWriter, message: str) -> GPUJobStatus:
+    """`message` says which node does not answer; "" where all do."""
     if status.phase is not JobPhase.RUNNING or status.placement is None:
         return status
-    message = faults.unreachable(
-        status.placement, picture.capacity, picture.configuration, picture.now
-    )
     if message:
         return writer.set(status, conditions.RUNNING, None, "NodeUnreachable", message)
     running = conditions.find(status, conditions.RUNNING)
@@ -101,7 +87,9 @@ def _with_reachability(
     return status
 
 
-def worth_writing(job: GPUJob, status: GPUJobStatus, picture: Picture) -> bool:
+def worth_writing(
+    job: GPUJob, status: GPUJobStatus, configuration: Configuration, now: datetime
+) -> bool:
     """At once when something happened; at a bounded rate when only figures moved."""
     before = job.status
     if status is before or status == before:
@@ -114,11 +102,9 @@ def worth_writing(job: GPUJob, status: GPUJobStatus, picture: Picture) -> bool:
         return True
     pending = status.phase is JobPhase.PENDING
     interval_seconds = (
-        picture.configuration.pending_write_seconds
-        if pending
-        else picture.configuration.progress_write_seconds
+        configuration.pending_write_seconds if pending else configuration.progress_write_seconds
     )
-    return (picture.now - before.observed_at).total_seconds() >= interval_seconds
+    return (now - before.observed_at).total_seconds() >= interval_seconds
 
 
 def _essence(status: GPUJobStatus) -> tuple[object, ...]:

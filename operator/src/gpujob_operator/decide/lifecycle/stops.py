@@ -3,7 +3,8 @@
 from datetime import datetime, timedelta
 
 from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
-from gpujob_operator.decide.lifecycle.seen import Seen
+from gpujob_operator.decide.lifecycle import faults
+from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.measurement.progress import is_hung, with_report
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.configuration import Configuration
@@ -18,7 +19,7 @@ BUSY_PERCENT_MIN = 1.0
 def reason_to_stop(
     job: GPUJob,
     pods: tuple[PodView, ...],
-    seen: Seen,
+    inputs: JobInputs,
     configuration: Configuration,
     now: datetime,
 ) -> StopReason | None:
@@ -35,9 +36,10 @@ def reason_to_stop(
     if is_short or lost_ranks(job, pods):
         message = f"{present} of {job.spec.workers} workers are left"
         return StopReason("WorkerLost", message, deadline)
-    if seen.trouble is not None:
-        return seen.trouble
-    return _timed_out(job, seen, configuration, now)
+    trouble = faults.find(job, inputs.sites, configuration, now)
+    if trouble is not None:
+        return trouble
+    return _timed_out(job, inputs, configuration, now)
 
 
 def age_seconds(job: GPUJob, now: datetime) -> float:
@@ -47,11 +49,11 @@ def age_seconds(job: GPUJob, now: datetime) -> float:
 
 
 def _timed_out(
-    job: GPUJob, seen: Seen, configuration: Configuration, now: datetime
+    job: GPUJob, inputs: JobInputs, configuration: Configuration, now: datetime
 ) -> StopReason | None:
     deadline = now + timedelta(seconds=stop_seconds(job, configuration))
     if job.status.phase is JobPhase.STARTING:
-        if perhaps_workers(job, seen.in_the_way):
+        if perhaps_workers(job, inputs.in_the_way):
             # The attempt could not end.
             return None
         if age_seconds(job, now) <= configuration.start_timeout_seconds:
@@ -61,21 +63,21 @@ def _timed_out(
         detail = f": {running.message}" if running is not None else ""
         return StopReason("StartTimeout", f"did not start within {limit:.0f} s{detail}", deadline)
     limit_seconds = job.spec.retry.hang_timeout_seconds
-    if _works_silently(job, seen):
+    if _works_silently(job, inputs):
         return None
     # The status is written now and then; the last report may be newer.
-    status = with_report(job.status, seen.report)
-    idle_seconds = is_hung(status, limit_seconds, now, seen.listening_since)
+    status = with_report(job.status, inputs.report)
+    idle_seconds = is_hung(status, limit_seconds, now, inputs.listening_since)
     if idle_seconds is None:
         return None
     message = f"no progress for {idle_seconds:.0f} s (retry.hangTimeoutSeconds is {limit_seconds})"
     return StopReason("Hung", message, deadline)
 
 
-def _works_silently(job: GPUJob, seen: Seen) -> bool:
+def _works_silently(job: GPUJob, inputs: JobInputs) -> bool:
     """A worker of another framework reports nothing; that its card is busy is sign enough."""
     measurement = job.status.measurement
     spoke = measurement is not None and measurement.current is not None
-    speaks = seen.report is not None and seen.report.report.attempt == job.status.attempt
-    busy = seen.usage is not None and seen.usage.utilization_percent >= BUSY_PERCENT_MIN
+    speaks = inputs.report is not None and inputs.report.report.attempt == job.status.attempt
+    busy = inputs.usage is not None and inputs.usage.utilization_percent >= BUSY_PERCENT_MIN
     return busy and not (spoke or speaks)
