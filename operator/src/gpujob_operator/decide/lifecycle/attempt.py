@@ -278,7 +278,7 @@ def _end(
     now: datetime,
 ) -> Step:
     """All workers have ended or are gone. The attempt holds its cards no more; a pod in which
-    other containers go on holds them until it is gone (see `holdings`)."""
+    other containers go on holds them until it is gone (see `capacity.usage`)."""
     job = replace(job, status=_with_last_words(job, inputs, pods, now))
     outcome = judge(job, pods, inputs.lost_nodes)
     if outcome.end is End.SUCCEEDED:
