@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpujob_api.gpujob import GPUJob, JobPhase, Reservation, SpotPolicy, StopReason
+from gpujob_api.gpujob import GPUJob, JobPhase, ReservationSource, SpotPolicy, StopReason
 from gpujob_api.quantities import GIB
 from gpujob_operator.decide.backfill.earliest_start import Place, Places, Soon, places
 from gpujob_operator.decide.backfill.nomination import soonest
@@ -17,10 +17,10 @@ from gpujob_operator.decide.cache.tenancy import Rows
 from gpujob_operator.decide.capacity.cluster import Capacity, Card
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import NodeView, Snapshot, Taint
-from gpujob_operator.decide.placement.gpu_filter import fits_without
+from gpujob_operator.decide.placement.gpu_filter import after_departures, why_not
 from gpujob_operator.decide.placement.memo import Forgetful
 from gpujob_operator.decide.placement.node_filter import nodes_for
-from gpujob_operator.decide.placement.requirements import Needs, needs_of
+from gpujob_operator.decide.placement.requirements import Needs, WorkerRequest, needs_of, resolve
 from tests.harness.builders import (
     T0,
     after,
@@ -53,7 +53,11 @@ def tenants(draw: st.DrawFn) -> GPUJob:
     """A job on one of the cards, with or without a known end."""
     name = f"j{draw(st.integers(0, 11))}"
     node, card = draw(st.integers(0, 2)), draw(st.integers(0, 1))
-    held = reserve(draw(st.integers(1, 12)) * GIB, utilization_percent=draw(st.integers(0, 90)))
+    held = reserve(
+        draw(st.integers(1, 12)) * GIB,
+        draw(st.sampled_from((ReservationSource.MEASURED,) * 3 + (ReservationSource.WHOLE_CARD,))),
+        utilization_percent=draw(st.integers(0, 90)),
+    )
     job = running(
         make_job(name),
         (f"n{node}", (f"GPU-{node}{card}",)),
@@ -189,13 +193,13 @@ def test_places_are_those_that_asking_every_card_finds(picture: Snapshot) -> Non
 def asked_one_by_one(
     needs: Needs, model: str, capacity: Capacity, releases: Releases
 ) -> list[Place]:
-    wanted = needs.reservation(model, capacity.largest_bytes(model), CONFIGURATION)
+    request = resolve(needs, model, capacity, CONFIGURATION)
     size = needs.job.spec.gpus_per_worker
     places: list[Place] = []
     for node in nodes_for(needs, capacity):
         cards = [card for card in node.cards if card.model == model]
         ready = sorted(
-            place for card in cards if (place := on_card(needs, wanted, card, releases)) is not None
+            place for card in cards if (place := on_card(request, card, releases)) is not None
         )
         groups = zip(*[iter(ready)] * size, strict=False)
         places += [together(group) for group in groups]
@@ -211,16 +215,13 @@ def together(cards: tuple[Place, ...]) -> Place:
     )
 
 
-def on_card(
-    needs: Needs, wanted: Reservation | None, card: Card, releases: Releases
-) -> Place | None:
+def on_card(request: WorkerRequest, card: Card, releases: Releases) -> Place | None:
     """As soon as enough tenants have left, in the order of their ends."""
     leaving = sorted(card.tenants, key=lambda t: (releases.moment(t.job_uid), t.job_uid))
-    if card.blocked or card.room_soon_bytes < needs.least_bytes(card.model, wanted):
-        return None
     for count in range(len(leaving) + 1):
         gone = leaving[:count]
-        if fits_without(needs, wanted, card, frozenset(tenant.job_uid for tenant in gone)):
+        left = after_departures(card, {tenant.job_uid for tenant in gone})
+        if why_not(request, left) is None:
             moments = [releases.moment(tenant.job_uid) for tenant in gone]
             at = max([1.0 if card.leaving_bytes else 0.0, *moments])
             soon = Soon(at, count, -card.free_bytes, card.uuid)

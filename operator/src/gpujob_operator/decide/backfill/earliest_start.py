@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpujob_api.gpujob import Reservation
 from gpujob_operator.decide.backfill.tenancy import SLOWDOWN_PERCENT_MAX, Tenancy
 from gpujob_operator.decide.capacity.cluster import Capacity, Card, Tenant
 from gpujob_operator.decide.capacity.slowdown_law import Law, summed_utilization_limit_percent
@@ -19,7 +18,7 @@ from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.packing.arrays import Booleans, Floats, Integers
 from gpujob_operator.decide.placement.memo import Memo
 from gpujob_operator.decide.placement.node_filter import node_refusal
-from gpujob_operator.decide.placement.requirements import Needs
+from gpujob_operator.decide.placement.requirements import Needs, WorkerRequest, resolve
 
 # Before every moment: a card is ready, or will be once it was read again.
 _READY, _UNREAD = 0.0, 1.0
@@ -92,37 +91,34 @@ def places(
     holds."""
     found: list[Places] = []
     for model in capacity.models(needs.job.spec.gpu.models):
-        wanted = needs.reservation(model, capacity.largest_bytes(model), configuration)
-        fits = _ever_fits(needs, model, wanted, tenancy, memo)
-        count, can = _must_leave(needs, wanted, tenancy, capacity.law(model))
+        request = resolve(needs, model, capacity, configuration)
+        fits = _ever_fits(request, tenancy, memo)
+        count, can = _must_leave(request, tenancy, capacity.law(model))
         found.append(_in_order(needs.job.spec.gpus_per_worker, count, fits & can, tenancy))
     return tuple(found)
 
 
-def _ever_fits(
-    needs: Needs, model: str, wanted: Reservation | None, tenancy: Tenancy, memo: Memo
-) -> Booleans:
+def _ever_fits(request: WorkerRequest, tenancy: Tenancy, memo: Memo) -> Booleans:
     """Of each GPU: whether it would do with none of our jobs on it."""
-    fits = tenancy.usable & (tenancy.models == model)
-    fits &= tenancy.room_soon_bytes >= needs.least_bytes(model, wanted)
+    fits = tenancy.usable & (tenancy.models == request.model)
+    fits &= tenancy.room_soon_bytes >= request.least_bytes
     if tenancy.nodes:
-        fits &= (tenancy.open_nodes & _allowed_nodes(needs, tenancy, memo))[tenancy.node_of]
-    if needs.exclusive:
+        fits &= (tenancy.open_nodes & _allowed_nodes(request.needs, tenancy, memo))[tenancy.node_of]
+    if request.exclusive:
         fits &= ~tenancy.disturbed
     return fits
 
 
-def _must_leave(
-    needs: Needs, wanted: Reservation | None, tenancy: Tenancy, law: Law
-) -> tuple[Integers, Booleans]:
+def _must_leave(request: WorkerRequest, tenancy: Tenancy, law: Law) -> tuple[Integers, Booleans]:
     """Of each GPU: how many of its tenants must be gone, in the order of their ends, before it can
     take a worker; and whether that is ever enough."""
+    wanted = request.wanted
     if wanted is None:
         # Rows are brought up to date while places are still asked for.
         return tenancy.count.copy(), np.ones(len(tenancy.cards), dtype=np.bool_)
     stay = tenancy.stay
     room_bytes = tenancy.room_soon_bytes[:, None] - wanted.memory_bytes
-    limits = _limits_percent(needs.job.spec.sharing.max_slowdown_percent, law)
+    limits = _limits_percent(request.max_slowdown_percent, law)
     total_percent = stay.utilization_percent + wanted.utilization_percent
     nobody = np.arange(stay.memory_bytes.shape[1]) >= tenancy.count[:, None]
     enough = (stay.memory_bytes <= room_bytes) & ~stay.whole_card

@@ -24,7 +24,7 @@ from gpujob_operator.decide.placement.assign import Assignment, assign
 from gpujob_operator.decide.placement.assumed import Board, Place
 from gpujob_operator.decide.placement.diagnosis import Refusal, node_lacks
 from gpujob_operator.decide.placement.gpu_filter import held_bytes
-from gpujob_operator.decide.placement.requirements import Needs
+from gpujob_operator.decide.placement.requirements import Needs, WorkerRequest, resolve
 from gpujob_operator.decide.placement.step_cost import StepCost, step_cost
 from gpujob_operator.decide.planner import plan
 from gpujob_operator.decide.queue.heads import Line
@@ -184,13 +184,13 @@ class _Explainer:
                 models = ", ".join(sorted({card.model for card in node.cards})) or "no cards"
                 found[name] = f"no card of a model that the job accepts, but {models}"
                 continue
-            texts = [node_lacks(self.needs, model, self._wanted(model), node) for model in here]
+            texts = [node_lacks(self._asked(model), node) for model in here]
             if all(texts):
                 found[name] = "; ".join(dict.fromkeys(texts))
         return found
 
-    def _wanted(self, model: str) -> Reservation | None:
-        return self.needs.reservation(model, self.capacity.largest_bytes(model), self.configuration)
+    def _asked(self, model: str) -> WorkerRequest:
+        return resolve(self.needs, model, self.capacity, self.configuration)
 
     def _request(self, model: str) -> Request | None:
         """What was asked for on this model, where a place was found on it."""

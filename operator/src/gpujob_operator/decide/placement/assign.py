@@ -17,7 +17,7 @@ from gpujob_operator.decide.packing.request import Request, SpotPreference
 from gpujob_operator.decide.placement.assumed import Board, Place
 from gpujob_operator.decide.placement.diagnosis import Refusal, no_model, refuse
 from gpujob_operator.decide.placement.node_filter import node_refusal
-from gpujob_operator.decide.placement.requirements import Needs
+from gpujob_operator.decide.placement.requirements import Needs, WorkerRequest, resolve
 from gpujob_operator.decide.placement.step_cost import StepCost, step_cost
 
 _SPOT = {
@@ -96,18 +96,18 @@ def _best(fitting: list[Assignment], needs: Needs) -> Assignment:
 def _assign_on_model(
     needs: Needs, model: str, board: Board, configuration: Configuration, *, filler: bool
 ) -> Assignment | Refusal:
-    wanted = needs.reservation(model, board.capacity.largest_bytes(model), configuration)
-    request = _request(needs, model, wanted, board)
+    asked = resolve(needs, model, board.capacity, configuration)
+    request = _request(asked, board)
     places = _places(needs, request, board, configuration, filler=filler)
     complete = len(places) == needs.job.spec.workers
     if not complete and not places:
-        return refuse(needs, model, wanted, board, board.capacity, 0)
-    held = wanted or min(
+        return refuse(asked, board, board.capacity, 0)
+    held = asked.wanted or min(
         (_whole(needs, place.cards) for place in places), key=lambda whole: whole.memory_bytes
     )
     if not complete:
         rest = board.after(places, request, _tenant(needs, held))
-        return refuse(needs, model, wanted, board, rest, len(places))
+        return refuse(asked, board, rest, len(places))
     placement = Placement(
         workers=tuple(
             WorkerPlacement(rank, place.node, tuple(card.uuid for card in place.cards))
@@ -141,15 +141,15 @@ def _places(
     return [place] if place is not None else []
 
 
-def _request(needs: Needs, model: str, wanted: Reservation | None, board: Board) -> Request:
-    demand = needs.demand(model, wanted)
+def _request(asked: WorkerRequest, board: Board) -> Request:
+    needs = asked.needs
     mask = board.mask(needs.node_wishes, lambda node: not node_refusal(needs, node))
     return Request(
-        demand=demand,
+        demand=asked.demand,
         nodes=mask,
         spot=_SPOT[needs.job.spec.spot.policy],
         utilization_limit_percent=summed_utilization_limit_percent(
-            needs.job.spec.sharing.max_slowdown_percent, board.capacity.law(model)
+            asked.max_slowdown_percent, board.capacity.law(asked.model)
         ),
     )
 

@@ -8,30 +8,20 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from gpujob_api.gpujob import Reservation
 from gpujob_api.quantities import format_memory
-from gpujob_operator.decide.capacity.cluster import Capacity, Card, NodeCapacity, disturbed
-from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limit_percent
+from gpujob_operator.decide.capacity.cluster import Capacity, Card, NodeCapacity
 from gpujob_operator.decide.placement.assumed import Board
 from gpujob_operator.decide.placement.finding import FARTHEST, NO_CARDS, NOTHING, Finding, Findings
+from gpujob_operator.decide.placement.gpu_filter import STRANGERS, as_said, why_not
 from gpujob_operator.decide.placement.memo import Memo
 from gpujob_operator.decide.placement.node_filter import node_refusal
-from gpujob_operator.decide.placement.requirements import Needs
+from gpujob_operator.decide.placement.requirements import Needs, WorkerRequest
 
 # A card that would do, on a node that has too few of them.
 _FREE = Finding("free, but too few on one node")
-_CLAIMED = Finding("kept for an earlier job")
-_TAKEN = Finding("held whole by another job")
-_TOO_SMALL = Finding("too small")
-_TOO_FULL = Finding("too full")
-_TOO_FULL_BY_STRANGERS = Finding("too full, strangers included")
-_UNMEASURED = Finding("shared already, and this job starts alone until it is measured")
 # With the figure in thousandths of a processor, and in bytes.
 _CPU_SHORT = "on nodes {} milli-CPU short"
 _MEMORY_SHORT = "on nodes {} host memory short"
-_STRANGERS = "used by strangers ({})"
-# Of a card that does not do: the finding, and what is missing in bytes where that is it.
-_Misfit = tuple[Finding, int]
 
 
 @dataclass(slots=True)
@@ -51,9 +41,7 @@ class Refusal:
 
 
 def refuse(
-    needs: Needs,
-    model: str,
-    wanted: Reservation | None,
+    request: WorkerRequest,
     board: Board,
     capacity: Capacity,
     placed: int,
@@ -63,8 +51,8 @@ def refuse(
     # As it was when the job was refused: its own claim is not in its way.
     claimed_on = board.claimed_on
     return Refusal(
-        _possible(needs, model, wanted, board),
-        lambda: _explain(needs, model, wanted, capacity, claimed_on, board.memo, placed),
+        _possible(request, board),
+        lambda: _explain(request, capacity, claimed_on, board.memo, placed),
     )
 
 
@@ -77,23 +65,23 @@ def no_model(needs: Needs, board: Board) -> Refusal:
     return Refusal(False, lambda: message)
 
 
-def _possible(needs: Needs, model: str, wanted: Reservation | None, board: Board) -> bool:
+def _possible(request: WorkerRequest, board: Board) -> bool:
     """Whether the workers would fit were all cards well and none of our jobs there."""
-    least_bytes = needs.least_bytes(model, wanted)
+    needs = request.needs
 
     def find() -> bool:
         places = 0
         for node in board.capacity.nodes.values():
             misfit = _node_never(needs, node)
             large = (
-                c.total_bytes - c.driver_bytes >= least_bytes
+                c.total_bytes - c.driver_bytes >= request.least_bytes
                 for c in node.cards
-                if c.model == model
+                if c.model == request.model
             )
             places += 0 if misfit else sum(large) // needs.job.spec.gpus_per_worker
         return places >= needs.job.spec.workers
 
-    return board.memo.once(("possible", needs.alike, model), find)
+    return board.memo.once(("possible", needs.alike, request.model), find)
 
 
 def _node_never(needs: Needs, node: NodeCapacity) -> bool:
@@ -106,24 +94,23 @@ def _node_never(needs: Needs, node: NodeCapacity) -> bool:
 
 
 def _explain(
-    needs: Needs,
-    model: str,
-    wanted: Reservation | None,
+    request: WorkerRequest,
     capacity: Capacity,
     claimed_on: Mapping[str, frozenset[str]],
     memo: Memo,
     placed: int,
 ) -> str:
     """Counts the cards by what keeps the job off them, and names the nearest fit."""
+    needs = request.needs
     counts, nearest = memo.findings(
-        (needs.alike, model),
+        (needs.alike, request.model),
         capacity.nodes,
         claimed_on,
-        lambda node, claimed: _look(needs, model, wanted, node, claimed),
+        lambda node, claimed: _look(request, node, claimed),
     )
     total = sum(counts.values())
     asked = needs.job.spec.workers * needs.job.spec.gpus_per_worker
-    what = _what(needs, wanted)
+    what = _what(request)
     gang = f" (room for {placed} of {needs.job.spec.workers} workers)" if placed else ""
     message = f"needs {asked} x {what}{gang}; of {total} cards: {_in_words(counts)}"
     missing_bytes, uuid, name = nearest
@@ -144,7 +131,7 @@ def _in_words(counts: Mapping[Finding, int]) -> str:
 
 
 def _with_figures(text: str, low: int, high: int) -> str:
-    show = format_memory if text in (_MEMORY_SHORT, _STRANGERS) else str
+    show = format_memory if text in (_MEMORY_SHORT, STRANGERS) else str
     return text.format(show(low) if low == high else f"{show(low)} to {show(high)}")
 
 
@@ -156,12 +143,12 @@ def _nearest_text(missing_bytes: int, node: str, card: Card | None) -> str:
     return f"; nearest: {where}, {format_memory(missing_bytes)} are missing"
 
 
-def node_lacks(needs: Needs, model: str, wanted: Reservation | None, node: NodeCapacity) -> str:
+def node_lacks(request: WorkerRequest, node: NodeCapacity) -> str:
     """What keeps one worker off this node, with numbers; "" where it fits."""
-    if all(card.model != model for card in node.cards):
-        return f"no card of model {model}"
-    found = _look(needs, model, wanted, node, NO_CARDS)
-    count = needs.job.spec.gpus_per_worker
+    if all(card.model != request.model for card in node.cards):
+        return f"no card of model {request.model}"
+    found = _look(request, node, NO_CARDS)
+    count = request.needs.job.spec.gpus_per_worker
     if found.counts.get(_FREE, 0) >= count:
         return ""
     lacks = f"of {sum(found.counts.values())} cards: {_in_words(found.counts)}"
@@ -169,25 +156,17 @@ def node_lacks(needs: Needs, model: str, wanted: Reservation | None, node: NodeC
     return lacks + _nearest_text(missing_bytes, name, node.card(uuid))
 
 
-def _look(
-    needs: Needs,
-    model: str,
-    wanted: Reservation | None,
-    node: NodeCapacity,
-    claimed: frozenset[str],
-) -> Findings:
-    cards = [card for card in node.cards if card.model == model]
+def _look(request: WorkerRequest, node: NodeCapacity, claimed: frozenset[str]) -> Findings:
+    cards = [card for card in node.cards if card.model == request.model]
     if not cards:
         return NOTHING
-    on_node = _node_misfit(needs, node)
+    on_node = _node_misfit(request.needs, node)
     if on_node:
         return Findings({on_node: len(cards)})
     counts: dict[Finding, int] = {}
     nearest = FARTHEST
-    least_bytes = needs.least_bytes(model, wanted)
     for card in cards:
-        misfit = _card_misfit(needs, wanted, least_bytes, card, claimed)
-        finding, missing_bytes = misfit or (_FREE, 0)
+        finding, missing_bytes = why_not(request, card, claimed) or (_FREE, 0)
         counts[finding] = counts.get(finding, 0) + 1
         if 0 < missing_bytes <= nearest[0]:
             nearest = min(nearest, (missing_bytes, card.uuid, node.node.name))
@@ -198,7 +177,7 @@ def _node_misfit(needs: Needs, node: NodeCapacity) -> Finding | None:
     """What keeps the job off all of the node's cards."""
     refusal = node.closed or node_refusal(needs, node.node)
     if refusal:
-        return _as_said(refusal)
+        return as_said(refusal)
     if node.cpu_milli_free < needs.cpu_milli:
         return Finding(_CPU_SHORT, needs.cpu_milli - node.cpu_milli_free)
     if node.memory_bytes_free < needs.memory_bytes:
@@ -206,46 +185,9 @@ def _node_misfit(needs: Needs, node: NodeCapacity) -> Finding | None:
     return None
 
 
-def _as_said(text: str) -> Finding:
-    """Words of somebody else, braces included."""
-    return Finding(text.replace("{", "{{").replace("}", "}}"))
-
-
-def _card_misfit(
-    needs: Needs, wanted: Reservation | None, least_bytes: int, card: Card, claimed: frozenset[str]
-) -> _Misfit | None:
-    if card.blocked:
-        return _as_said(f"blocked ({card.blocked.split(':')[0]})"), 0
-    room = card.total_bytes - card.driver_bytes
-    if least_bytes > room:
-        return _TOO_SMALL, least_bytes - room
-    if card.uuid in claimed:
-        return _CLAIMED, 0
-    if card.taken:
-        return _TAKEN, 0
-    if wanted is None and card.tenants:
-        return _UNMEASURED, 0
-    if needs.exclusive and disturbed(card):
-        return Finding(_STRANGERS, card.others_bytes), 0
-    if card.free_bytes < least_bytes:
-        finding = _TOO_FULL_BY_STRANGERS if disturbed(card) else _TOO_FULL
-        return finding, least_bytes - card.free_bytes
-    return _slowed(needs, wanted, card) if wanted is not None else None
-
-
-def _slowed(needs: Needs, wanted: Reservation, card: Card) -> _Misfit | None:
-    if not card.tenants:
-        return None
-    total = card.utilization_percent + wanted.utilization_percent
-    limits = [tenant.max_slowdown_percent for tenant in card.tenants]
-    limit = min(*limits, needs.job.spec.sharing.max_slowdown_percent)
-    if total <= summed_utilization_limit_percent(limit, card.law):
-        return None
-    return Finding(f"busy: {{}} % together would slow a job by over {limit} %", round(total)), 0
-
-
-def _what(needs: Needs, wanted: Reservation | None) -> str:
+def _what(request: WorkerRequest) -> str:
+    wanted, hint_bytes = request.wanted, request.needs.hint_bytes
     if wanted is not None:
         return f"{format_memory(wanted.memory_bytes)} at {wanted.utilization_percent:.0f} %"
-    hint = f" of at least {format_memory(needs.hint_bytes)}" if needs.hint_bytes else ""
+    hint = f" of at least {format_memory(hint_bytes)}" if hint_bytes else ""
     return f"a whole card{hint}"

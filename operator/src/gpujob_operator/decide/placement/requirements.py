@@ -108,6 +108,37 @@ class Needs:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerRequest:
+    """What one worker of a job asks of the GPUs of one model. Make it with `resolve`."""
+
+    needs: Needs
+    model: str
+    # What it holds there; None: a whole GPU.
+    wanted: Reservation | None
+    # What a GPU must offer.
+    least_bytes: int
+
+    @property
+    def demand(self) -> Demand:
+        return self.needs.demand(self.model, self.wanted)
+
+    @property
+    def exclusive(self) -> bool:
+        return self.needs.exclusive
+
+    @property
+    def max_slowdown_percent(self) -> int:
+        return self.needs.job.spec.sharing.max_slowdown_percent
+
+
+def resolve(
+    needs: Needs, model: str, capacity: Capacity, configuration: Configuration
+) -> WorkerRequest:
+    wanted = needs.reservation(model, capacity.largest_bytes(model), configuration)
+    return WorkerRequest(needs, model, wanted, needs.least_bytes(model, wanted))
+
+
 # Without slots: the running jobs are found when they are first asked for.
 @dataclass(frozen=True)
 class CycleView:
@@ -165,6 +196,5 @@ def demand_of(needs: Needs, capacity: Capacity, configuration: Configuration) ->
         demand = needs.demand(placement.gpu_model, None if whole else held)
     else:
         model = next(iter(capacity.models(wanted_models)), "")
-        wanted = needs.reservation(model, capacity.largest_bytes(model), configuration)
-        demand = needs.demand(model, wanted)
+        demand = resolve(needs, model, capacity, configuration).demand
     return replace(demand, models=frozenset(wanted_models))

@@ -11,15 +11,15 @@ who were there already, can never ask the same back, and does so a bounded numbe
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 
-from gpujob_api.gpujob import GPUJob, JobPhase, Reservation
-from gpujob_operator.decide.capacity.cluster import Capacity, Card, NodeCapacity, Tenant, disturbed
+from gpujob_api.gpujob import GPUJob, JobPhase
+from gpujob_operator.decide.capacity.cluster import Capacity, Card, NodeCapacity, Tenant
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.pod_template import host_requests
 from gpujob_operator.decide.placement.assign import Assignment, assign
 from gpujob_operator.decide.placement.assumed import Board
-from gpujob_operator.decide.placement.gpu_filter import fits_without
+from gpujob_operator.decide.placement.gpu_filter import after_departures, why_not
 from gpujob_operator.decide.placement.node_filter import nodes_for
-from gpujob_operator.decide.placement.requirements import CycleView, Needs
+from gpujob_operator.decide.placement.requirements import CycleView, Needs, WorkerRequest, resolve
 
 # No more jobs than this are interrupted for one.
 VICTIMS_MAX = 64
@@ -113,16 +113,14 @@ def _places(
     victims: Mapping[str, Victim],
     configuration: Configuration,
 ) -> list[_Place]:
-    wanted = needs.reservation(model, board.capacity.largest_bytes(model), configuration)
+    request = resolve(needs, model, board.capacity, configuration)
     found: list[_Place] = []
     for node in nodes_for(needs, board.capacity):
         cards = sorted(
             (cost, len(who), card.uuid, who)
             for card in node.cards
             if card.model == model
-            and not card.blocked
-            and card.uuid not in board.claimed
-            and (freed := _freed(needs, wanted, card, victims)) is not None
+            and (freed := _freed(request, card, board.claimed, victims)) is not None
             for cost, who in (freed,)
         )
         found += _worker_places(needs, node, [(c, u, w) for c, _, u, w in cards], victims)
@@ -156,25 +154,27 @@ def _worker_places(
 
 
 def _freed(
-    needs: Needs, wanted: Reservation | None, card: Card, victims: Mapping[str, Victim]
+    request: WorkerRequest, card: Card, claimed: Set[str], victims: Mapping[str, Victim]
 ) -> tuple[float, tuple[str, ...]] | None:
     """The cheapest tenants without which the worker fits on the card, cheapest alone first."""
-    if needs.exclusive and disturbed(card, soon=True):
-        return None
+
+    def fits(gone: Iterable[str]) -> bool:
+        return why_not(request, after_departures(card, frozenset(gone)), claimed) is None
+
     movable = sorted(
         (victims[tenant.job_uid].cost_gpu_seconds, tenant.job_uid)
         for tenant in card.tenants
         if tenant.job_uid in victims
     )
-    if fits_without(needs, wanted, card, frozenset()):
+    if fits(()):
         return 0.0, ()
     for cost, uid in movable:
-        if fits_without(needs, wanted, card, frozenset({uid})):
+        if fits((uid,)):
             return cost, (uid,)
     total, gone = 0.0, list[str]()
     for cost, uid in movable:
         total, gone = total + cost, [*gone, uid]
-        if fits_without(needs, wanted, card, frozenset(gone)):
+        if fits(gone):
             return total, tuple(gone)
     return None
 
