@@ -28,6 +28,7 @@ from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionWriter
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import stop_seconds
+from gpujob_operator.decide.model.pending_reasons import PendingReason
 from gpujob_operator.decide.model.plan import EventNote, Step
 from gpujob_operator.decide.placement.assign import Assignment, assign
 from gpujob_operator.decide.placement.assumed import Board
@@ -97,7 +98,7 @@ class Admission:
         told, refused = entry.told, self._refused.get(entry.kind)
         if told is None or refused is None or self.now >= told.until:
             return False
-        if refused.reason != told.reason or refused.state != state:
+        if refused.reason.value != told.reason or refused.state != state:
             return False
         if self.now >= told.patience_at and not self._patience_is_idle(entry.job, refused.reason):
             return False
@@ -105,9 +106,9 @@ class Admission:
             self.releases.length_seconds(entry.job)
         )
 
-    def _patience_is_idle(self, job: GPUJob, reason: str) -> bool:
+    def _patience_is_idle(self, job: GPUJob, reason: PendingReason) -> bool:
         """Whether nothing more can be kept for a job, however long it has waited."""
-        if reason == "OverQuota":
+        if reason is PendingReason.OVER_QUOTA:
             return job.spec.queue in self.queues.kept
         return self._claims >= CLAIMS_MAX
 
@@ -118,9 +119,9 @@ class Admission:
 
     def _remember_refusal(self, entry: Pending, needs: Needs, wait: Wait) -> None:
         """Keeps that the kind was refused, if nothing can be done for others of it either."""
-        if not entry.kind or wait.reason not in ("NoRoom", "OverQuota"):
+        if not entry.kind or wait.reason not in (PendingReason.NO_ROOM, PendingReason.OVER_QUOTA):
             return
-        quota = wait.reason == "OverQuota"
+        quota = wait.reason is PendingReason.OVER_QUOTA
         spent = self.interruptions.exhausted if quota else self._claims >= CLAIMS_MAX
         under_way = self.view.room_is_made
         if not spent and (under_way or self.interruptions.possible(needs)):
@@ -150,14 +151,18 @@ class Admission:
         length = self.releases.length_seconds(needs.job) if self.board.claimed else inf
         found = assign(needs, self.board, self.configuration, length)
         if isinstance(found, Refusal) and not found.possible:
-            return Wait("Impossible", lambda: found.message)
+            return Wait(PendingReason.IMPOSSIBLE, lambda: found.message)
         if self.queues.by_name:
             fits = isinstance(found, Assignment)
             held = found.reservation.memory_bytes if fits else self._held_bytes(needs)
             over = self.queues.over(needs.job, held)
             if over:
-                return Wait("OverQuota", lambda: over, memory_bytes=held, fits=fits)
-        return found if isinstance(found, Assignment) else Wait("NoRoom", lambda: found.message)
+                return Wait(PendingReason.OVER_QUOTA, lambda: over, memory_bytes=held, fits=fits)
+        return (
+            found
+            if isinstance(found, Assignment)
+            else Wait(PendingReason.NO_ROOM, lambda: found.message)
+        )
 
     # -- a job that does not fit now
 
@@ -165,12 +170,14 @@ class Admission:
         """What is done for it, and what it is told."""
         claim = None
         making = ""
-        if wait.reason == "OverQuota":
+        if wait.reason is PendingReason.OVER_QUOTA:
             making = self._room_in_quota(needs, wait)
-        elif wait.reason == "NoRoom":
+        elif wait.reason is PendingReason.NO_ROOM:
             claim = self._soonest(needs)
             making = self._room_on_cards(needs, claim) if claim is not None else ""
-        told = replace(wait, reason="MakingRoom", tell=lambda: making) if making else wait
+        told = (
+            replace(wait, reason=PendingReason.MAKING_ROOM, tell=lambda: making) if making else wait
+        )
         return replace(told, position=self._position, claim=claim)
 
     def _room_in_quota(self, needs: Needs, wait: Wait) -> str:
@@ -252,7 +259,7 @@ class Admission:
 
     def _wait(self, job: GPUJob, wait: Wait) -> Step:
         before = conditions.find(job.status, conditions.SCHEDULED)
-        news = before is None or before.reason != wait.reason
+        news = before is None or before.reason != wait.reason.value
         if not news and told_lately(job, self.configuration, self.now):
             # Thousands of waiting jobs of which nothing new can be said cost next to nothing.
             return Step(job.status, next_seconds=wait.next_seconds)
@@ -264,9 +271,9 @@ class Admission:
         message += self._estimate(job, wait)
         status = changed(job.status, phase=JobPhase.PENDING)
         status = ConditionWriter(job, self.now).set(
-            status, conditions.SCHEDULED, False, wait.reason, message
+            status, conditions.SCHEDULED, False, wait.reason.value, message
         )
-        events = (EventNote(wait.reason, message),) if news else ()
+        events = (EventNote(wait.reason.value, message),) if news else ()
         return Step(status, events=events, next_seconds=wait.next_seconds)
 
     def _may_explain(self, job: GPUJob) -> bool:
@@ -278,7 +285,7 @@ class Admission:
 
     def _estimate(self, job: GPUJob, wait: Wait) -> str:
         """When it could start, for a job that waits for cards."""
-        if wait.reason != "NoRoom":
+        if wait.reason is not PendingReason.NO_ROOM:
             return ""
         claim = wait.claim or self._claim(self._needs_of(job))
         text = describe(claim) if claim is not None else ""

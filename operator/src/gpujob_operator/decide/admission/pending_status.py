@@ -10,6 +10,7 @@ from gpujob_api.quantities import format_memory
 from gpujob_operator.decide.backfill.nomination import Claim
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionWriter
+from gpujob_operator.decide.model.pending_reasons import PendingReason
 from gpujob_operator.decide.model.plan import EventNote, Step
 from gpujob_operator.decide.placement.assign import Assignment
 from gpujob_operator.decide.queue.pending import Pending
@@ -20,7 +21,7 @@ LATER_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    reason: str
+    reason: PendingReason
     # Found when it is asked for: most jobs were told already.
     tell: Callable[[], str]
     next_seconds: float | None = None
@@ -37,19 +38,21 @@ class Wait:
 def not_eligible(entry: Pending, queues: Queues, now: datetime) -> Wait | None:
     job = entry.job
     if job.spec.suspend:
-        return Wait("Suspended", lambda: "spec.suspend is true")
+        return Wait(PendingReason.SUSPENDED, lambda: "spec.suspend is true")
     missing = queues.missing(job)
     if missing:
-        return Wait("QueueNotFound", lambda: missing)
+        return Wait(PendingReason.QUEUE_NOT_FOUND, lambda: missing)
     live = [pod.name for pod in entry.pods if not pod.finished]
     if live:
-        return Wait("OldAttemptEnding", lambda: f"waits for {', '.join(live[:3])} to end")
+        return Wait(
+            PendingReason.OLD_ATTEMPT_ENDING, lambda: f"waits for {', '.join(live[:3])} to end"
+        )
     at = job.status.next_attempt_at
     if at is not None and at > now:
         left = (at - now).total_seconds()
         before = conditions.find(job.status, conditions.SCHEDULED)
         message = before.message if before is not None else f"tried again in {left:.0f} s"
-        return Wait("WaitingForRetry", lambda: message, next_seconds=left)
+        return Wait(PendingReason.WAITING_FOR_RETRY, lambda: message, next_seconds=left)
     return None
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from gpujob_api.gpujob import PRIORITY_MAX, GPUJob
 from gpujob_operator.decide.measurement.slowdown import is_slowed
-from gpujob_operator.decide.model.stop_reasons import FOR_OTHERS
+from gpujob_operator.decide.model.stop_reasons import rule_of
 from gpujob_operator.decide.queue.quota import QueueUse
 
 
@@ -23,11 +23,11 @@ class Holders:
     _use: dict[str, QueueUse] = field(default_factory=dict[str, QueueUse])
 
     def add(self, job: GPUJob) -> None:
-        uid, stop = job.metadata.uid, job.status.stop
+        uid = job.metadata.uid
         self.jobs[uid] = None
         self._use.setdefault(job.spec.queue, QueueUse()).count(job, job.status)
         self._priorities[job.spec.priority] += 1
-        if stop is not None and stop.reason in FOR_OTHERS:
+        if rule_of(job.status.stop).for_others:
             self._ending.add(uid)
         if is_slowed(job.status):
             self.slowed.add(uid)

@@ -18,7 +18,6 @@ from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, StopReason
 from gpujob_api.meta import FINALIZER_ORPHAN
 from gpujob_api.report import FailureClass, Report
-from gpujob_operator.decide.lifecycle.faults import NODE_RECLAIMED
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.outcome import (
     End,
@@ -47,7 +46,7 @@ from gpujob_operator.decide.model.grace import (
 )
 from gpujob_operator.decide.model.plan import CreatePod, DeletePod, EventNote, EventType, Step
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView, ReceivedReport
-from gpujob_operator.decide.model.stop_reasons import FOR_OTHERS
+from gpujob_operator.decide.model.stop_reasons import NODE_RECLAIMED, rule_of
 from gpujob_operator.decide.model.workers import (
     current_workers,
     lost_ranks,
@@ -338,7 +337,7 @@ def _again(job: GPUJob, outcome: Outcome, decision: Verdict, now: datetime) -> S
         status = writer.set(status, conditions.FAILED, True, kind, text)
         status = writer.set(status, conditions.FINISHED, True, "Failed", text)
         return Step(status, events=(EventNote("Failed", text, EventType.WARNING),))
-    made_room = job.status.stop is not None and job.status.stop.reason in FOR_OTHERS
+    made_room = rule_of(job.status.stop).for_others
     status = changed(
         status,
         phase=JobPhase.PENDING,

@@ -11,8 +11,8 @@ from gpujob_operator.decide.capacity.cluster import Card, is_stale
 from gpujob_operator.decide.capacity.sites import NodeFacts, Sites, cards_at
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import stop_seconds
+from gpujob_operator.decide.model.stop_reasons import CARD_OVERFULL, CARD_UNHEALTHY, NODE_RECLAIMED
 
-NODE_RECLAIMED = "NodeReclaimed"
 # A time in seconds since 1970; ten digits last until 2286.
 _SECONDS = re.compile(r"^[0-9]{1,10}$", re.ASCII)
 
@@ -33,7 +33,7 @@ def find(
         for card in site.cards:
             if card.blocked.startswith("unhealthy"):
                 message = f"card {card.uuid} on {site.node} is {card.blocked}"
-                return StopReason("CardUnhealthy", message, now + grace)
+                return StopReason(CARD_UNHEALTHY, message, now + grace)
     return _outgrown(job, sites, now + grace)
 
 
@@ -63,7 +63,7 @@ def _outgrown(job: GPUJob, sites: Sites, deadline: datetime) -> StopReason | Non
         moved = max(card.tenants, key=lambda t: (t.excess_bytes, t.memory_bytes, t.job_uid))
         crowded = replace(card, others_bytes=0).free_bytes < 0
         if crowded and moved.job_uid == job.metadata.uid:
-            return StopReason("CardOverfull", pressure_message(card), deadline)
+            return StopReason(CARD_OVERFULL, pressure_message(card), deadline)
     return None
 
 

@@ -9,7 +9,7 @@ from gpujob_api.report import Failure, FailureClass
 from gpujob_api.settings import EXIT_DONE, EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView
-from gpujob_operator.decide.model.stop_reasons import CONSEQUENCES, FAILED_STOPS, FOR_OTHERS
+from gpujob_operator.decide.model.stop_reasons import rule_of
 
 EXIT_KILLED = 137
 _INTERRUPTED = (EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED)
@@ -68,10 +68,11 @@ def judge(
     failures = [_pod_failure(pod) for pod in sorted(pods, key=_cause_first)]
     real = [failure for failure in failures if failure is not None]
     stop = job.status.stop
-    if stop is not None and stop.reason in FAILED_STOPS:
-        return Outcome(End.FAILED, JobFailure(FAILED_STOPS[stop.reason], stop.message))
+    rule = rule_of(stop)
+    if stop is not None and rule.failure is not None:
+        return Outcome(End.FAILED, JobFailure(rule.failure, stop.message))
     # A worker that ended first was not killed by our stop, even if by the same signal.
-    ours = stop is not None and stop.reason != "WorkerEnded"
+    ours = stop is not None and not rule.worker_ended_first
     if not real or (ours and all(_is_kill(pod) for pod in pods if _failed(pod))):
         return Outcome(End.INTERRUPTED, lost_node=_lost_node(job, pods, lost_nodes))
     steps = [pod.termination.step for pod in pods if pod.termination is not None]
@@ -101,8 +102,7 @@ def interrupted(
     job: GPUJob, outcome: Outcome, configuration: Configuration, now: datetime
 ) -> Verdict:
     """An interruption is not the job's fault: tried again at once, but never in a tight loop."""
-    before, stop = job.status.counters, job.status.stop
-    for_others = stop is not None and stop.reason in FOR_OTHERS
+    before, for_others = job.status.counters, rule_of(job.status.stop).for_others
     lost = outcome.lost_node != ""
     counters = replace(
         before,
@@ -146,7 +146,7 @@ def _pod_failure(pod: PodView) -> JobFailure | None:
 
 def _lost_node(job: GPUJob, pods: tuple[PodView, ...], lost_nodes: frozenset[str]) -> str:
     stop, placement = job.status.stop, job.status.placement
-    if placement is None or (stop is not None and stop.reason not in CONSEQUENCES):
+    if placement is None or (stop is not None and not rule_of(stop).is_consequence):
         return ""
     failed = {pod.rank for pod in pods if pod.reason.startswith(_NODE_LOSSES)}
     ended = {pod.rank for pod in pods if pod.exit_code is not None}

@@ -10,6 +10,13 @@ from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import stop_seconds
 from gpujob_operator.decide.model.snapshot import PodView
+from gpujob_operator.decide.model.stop_reasons import (
+    HUNG,
+    START_TIMEOUT,
+    SUSPENDED,
+    WORKER_ENDED,
+    WORKER_LOST,
+)
 from gpujob_operator.decide.model.workers import lost_ranks, perhaps_workers
 
 # A worker that does not report is at work while it uses its card at least this much.
@@ -26,16 +33,16 @@ def reason_to_stop(
     """The first reason to end an attempt of which these are the pods, or None."""
     deadline = now + timedelta(seconds=stop_seconds(job, configuration))
     if job.spec.suspend:
-        return StopReason("Suspended", "spec.suspend is true", deadline)
+        return StopReason(SUSPENDED, "spec.suspend is true", deadline)
     failed = [pod.name for pod in pods if pod.ended and pod.exit_code != 0]
     if failed:
         names = ", ".join(failed)
-        return StopReason("WorkerEnded", f"{names} ended, the others cannot go on", deadline)
+        return StopReason(WORKER_ENDED, f"{names} ended, the others cannot go on", deadline)
     present = len({pod.rank for pod in pods})
     is_short = job.status.phase is JobPhase.RUNNING and present < job.spec.workers
     if is_short or lost_ranks(job, pods):
         message = f"{present} of {job.spec.workers} workers are left"
-        return StopReason("WorkerLost", message, deadline)
+        return StopReason(WORKER_LOST, message, deadline)
     trouble = faults.find(job, inputs.sites, configuration, now)
     if trouble is not None:
         return trouble
@@ -61,7 +68,7 @@ def _timed_out(
         limit = configuration.start_timeout_seconds
         running = conditions.find(job.status, conditions.RUNNING)
         detail = f": {running.message}" if running is not None else ""
-        return StopReason("StartTimeout", f"did not start within {limit:.0f} s{detail}", deadline)
+        return StopReason(START_TIMEOUT, f"did not start within {limit:.0f} s{detail}", deadline)
     limit_seconds = job.spec.retry.hang_timeout_seconds
     if _works_silently(job, inputs):
         return None
@@ -71,7 +78,7 @@ def _timed_out(
     if idle_seconds is None:
         return None
     message = f"no progress for {idle_seconds:.0f} s (retry.hangTimeoutSeconds is {limit_seconds})"
-    return StopReason("Hung", message, deadline)
+    return StopReason(HUNG, message, deadline)
 
 
 def _works_silently(job: GPUJob, inputs: JobInputs) -> bool:
