@@ -3,7 +3,6 @@
 It reads only what was committed and what the machines really did, never what an operator believes.
 """
 
-import re
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,9 +13,17 @@ from gpujob_api.gpujob import GPUJob, StopReason
 from gpujob_api.manifest import gpujob_from_manifest
 from gpujob_api.settings import ENV_GRACE_SECONDS
 from gpujob_operator.decide.capacity.cluster import holds_cards
-from gpujob_operator.decide.model.conditions import SCHEDULED, find
 from gpujob_operator.observe.cache import Kind
 from tests.simulation.api_server import ApiServer, Manifest, OtherKind, Revision
+from tests.simulation.job_facts import (
+    deleted,
+    held,
+    is_leak,
+    is_shrink,
+    now_text,
+    reason,
+    wants_all,
+)
 from tests.simulation.pods import worker_ended
 
 # A decision may rest on a reading this old: staleness limit, watch lag and writes under way.
@@ -28,7 +35,6 @@ GRACE_SLACK_SECONDS = 8.0
 DELETION_SECONDS = 90.0
 # The node itself goes at a time that nobody here decides.
 DEADLINE_OF_OTHERS = frozenset({"NodeReclaimed"})
-_NUMBER = re.compile("[0-9]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +162,7 @@ class Recorder:
         if before is None or not ours:
             return
         self._check_life(revision, before, job)
-        if _held(job) != _held(before) and holds_cards(job):
+        if held(job) != held(before) and holds_cards(job):
             self._check_cards(revision, before, job)
 
     def _check_life(self, revision: Revision, before: GPUJob, job: GPUJob) -> None:
@@ -165,7 +171,7 @@ class Recorder:
         if job.status.attempt < before.status.attempt + is_new:
             attempts = f"{before.status.attempt} to {job.status.attempt}"
             self._fail("I3", revision, f"{name}: attempt went from {attempts}")
-        if not job.finished and job.status.placement is None and not _reason(job):
+        if not job.finished and job.status.placement is None and not reason(job):
             self._fail("I4", revision, f"{name} waits without a reason")
         if before.finished and job.status.phase is not before.status.phase:
             phases = f"{before.status.phase.value} to {job.status.phase.value}"
@@ -197,7 +203,7 @@ class Recorder:
     def _check_new_stop(self, revision: Revision, job: GPUJob, stop: StopReason) -> None:
         """I13, I15: with all the grace that the workers were told of, and for a true reason."""
         name = job.metadata.name
-        left = (stop.deadline - parse_time(_now_text(revision))).total_seconds()
+        left = (stop.deadline - parse_time(now_text(revision))).total_seconds()
         if left < 0:
             self._fail("I13", revision, f"{name}: told to stop with {left:.0f} s left")
         pods = [
@@ -228,7 +234,7 @@ class Recorder:
 
     def _check_room(self, revision: Revision, before: GPUJob, job: GPUJob, uuid: str) -> None:
         """Over capacity in the light of every reading that the decision may have known."""
-        if _is_shrink(before, job) or _is_leak(before, job):
+        if is_shrink(before, job) or is_leak(before, job):
             return
         reserved = sum(
             other.status.reservation.memory_bytes
@@ -245,7 +251,7 @@ class Recorder:
 
     def _check_alone(self, revision: Revision, job: GPUJob, uuid: str) -> None:
         tenants = self._tenants(uuid)
-        if len(tenants) > 1 and any(_wants_all(tenant) for tenant in tenants):
+        if len(tenants) > 1 and any(wants_all(tenant) for tenant in tenants):
             names = ", ".join(tenant.metadata.name for tenant in tenants)
             self._fail("I2", revision, f"{uuid} is shared by {names}")
 
@@ -331,7 +337,7 @@ class Recorder:
         pod = revision.object
         live = is_live(revision.before or pod)
         current = attempt == job.status.attempt and holds_cards(job)
-        if live and current and job.status.stop is None and not _deleted(job):
+        if live and current and job.status.stop is None and not deleted(job):
             self._fail("I13", revision, f"{_name(revision)} stopped without a reason")
         given = pod["metadata"].get("deletionGracePeriodSeconds")
         if not live or given is None or revision.type == "DELETED":
@@ -377,50 +383,3 @@ def _told_grace(pod: Mapping[str, Any]) -> int:
     worker = next(one for one in pod["spec"]["containers"] if one["name"] == "worker")
     found = [one["value"] for one in worker["env"] if one["name"] == ENV_GRACE_SECONDS]
     return int(found[0])
-
-
-def _deleted(job: GPUJob) -> bool:
-    return job.metadata.deletion_timestamp is not None
-
-
-def _held(job: GPUJob) -> tuple[object, ...]:
-    return _places(job), job.status.reservation
-
-
-def _wants_all(job: GPUJob) -> bool:
-    held = job.status.reservation
-    whole = held is not None and (held.exclusive or held.source.value == "WholeCard")
-    return whole or job.spec.sharing.mode.value == "Exclusive"
-
-
-def _is_shrink(before: GPUJob, job: GPUJob) -> bool:
-    one, other = before.status.reservation, job.status.reservation
-    same = _places(before) == _places(job)
-    return same and one is not None and other is not None and other.memory_bytes <= one.memory_bytes
-
-
-def _is_leak(before: GPUJob, job: GPUJob) -> bool:
-    """The job was measured above what it held: the write tells what is so already."""
-    measured, held = job.status.measurement, before.status.reservation
-    same = _places(before) == _places(job)
-    return same and None not in (measured, held) and measured.memory_bytes > held.memory_bytes  # type: ignore[union-attr]
-
-
-def _reason(job: GPUJob) -> str:
-    """Why the job waits; with a number where room or quota is missing."""
-    found = find(job.status, SCHEDULED)
-    if found is None or (
-        found.reason in ("NoRoom", "OverQuota") and not _NUMBER.search(found.message)
-    ):
-        return ""
-    return found.message
-
-
-def _now_text(revision: Revision) -> str:
-    return revision.object["status"]["observedAt"]
-
-
-def _places(job: GPUJob) -> object:
-    """Where the job is; the UIDs of its pods become known later and move nobody."""
-    placement = job.status.placement
-    return None if placement is None else [(w.rank, w.node, w.gpus) for w in placement.workers]

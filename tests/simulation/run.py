@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 
-from tests.simulation.simulation import Result, run_seed
+from tests.simulation.result import Result
+from tests.simulation.simulation import run_seed
 
 
 def main(arguments: list[str] | None = None) -> int:

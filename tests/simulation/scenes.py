@@ -7,7 +7,8 @@ from gpujob_api.report import FailureClass
 from tests.simulation.faults import Faults
 from tests.simulation.hostile import FOREIGN_FINALIZER, ODD_MESSAGES
 from tests.simulation.operator_shell import Parts
-from tests.simulation.simulation import PlanFunction, Result, Simulation
+from tests.simulation.result import Result
+from tests.simulation.simulation import PlanFunction, Simulation
 from tests.simulation.workloads import (
     ANY_END,
     EVERY_ATTEMPT,

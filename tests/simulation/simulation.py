@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import datetime
 
 from gpujob_api.gpujob import GPUJob, StopReason
@@ -18,7 +17,7 @@ from gpujob_operator.decide.planner import Planner
 from gpujob_operator.observe.cache import Kind
 from tests.simulation.api_server import ApiServer, Manifest
 from tests.simulation.clock import Clock
-from tests.simulation.cluster import ABSURD_CARD, MISSING_CARD, Cluster, Machine
+from tests.simulation.cluster import Cluster
 from tests.simulation.faults import (
     FAULTS_END_SECONDS,
     Faults,
@@ -27,9 +26,11 @@ from tests.simulation.faults import (
     make_incidents,
 )
 from tests.simulation.hostile import HostileAuthor
+from tests.simulation.machines import ABSURD_CARD, MISSING_CARD, Machine
 from tests.simulation.operator_shell import OperatorShell, Parts, World
 from tests.simulation.pods import is_foreign, worker_ended
-from tests.simulation.recorder import FINAL, Recorder, Story, Violation, is_live
+from tests.simulation.recorder import FINAL, Recorder, Violation, is_live
+from tests.simulation.result import Result
 from tests.simulation.troubles import Troubles
 from tests.simulation.worker import Disk, Worker
 from tests.simulation.workloads import ANY_END, Scenario, Submission, make_scenario
@@ -39,25 +40,6 @@ END_SECONDS = 6000.0
 QUIET_SECONDS = 90.0
 RESTART_SECONDS = 3.0
 CONFIGURATION = Configuration(report_url="http://operator/report")
-
-
-@dataclass(slots=True)
-class Result:
-    """How a seed ended. `ends` is the final phase by namespace/name of the job, `lists` how often
-    an operator listed all objects of a kind, `stories` what became of each job, and when."""
-
-    seed: int
-    violations: list[Violation] = field(default_factory=list[Violation])
-    ends: dict[str, str] = field(default_factory=dict[str, str])
-    attempts: dict[str, int] = field(default_factory=dict[str, int])
-    writes: int = 0
-    cycles: int = 0
-    revisions: int = 0
-    seconds: float = 0.0
-    lists: int = 0
-    # How often the writes of each object were refused.
-    refused: dict[str, int] = field(default_factory=dict[str, int])
-    stories: dict[str, Story] = field(default_factory=dict[str, Story])
 
 
 class Simulation:

@@ -20,7 +20,8 @@ from tests.simulation.isolation import (
 )
 from tests.simulation.operator_shell import Parts
 from tests.simulation.recorder import Violation
-from tests.simulation.simulation import Result, Simulation
+from tests.simulation.result import Result
+from tests.simulation.simulation import Simulation
 from tests.simulation.troubles import TroubleKind
 from tests.simulation.workloads import Scenario, make_crowded_scenario
 

@@ -15,8 +15,9 @@ from gpujob_operator.decide.planner import Planner, plan
 from tests.simulation.api_server import Revision
 from tests.simulation.faults import Faults, Incident
 from tests.simulation.mutants import MUTANTS, PlanFunction
+from tests.simulation.result import Result
 from tests.simulation.run import main
-from tests.simulation.simulation import Result, Simulation, run_calm, run_seed
+from tests.simulation.simulation import Simulation, run_calm, run_seed
 from tests.simulation.workloads import (
     NodePlan,
     Scenario,

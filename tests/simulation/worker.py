@@ -26,7 +26,8 @@ from gpujob_api.settings import (
 
 if TYPE_CHECKING:
     from tests.simulation.api_server import Manifest
-    from tests.simulation.cluster import Cluster, Machine
+    from tests.simulation.cluster import Cluster
+    from tests.simulation.machines import Machine
     from tests.simulation.workloads import Workload
 
 TICK_SECONDS = 3.0
