@@ -315,7 +315,7 @@ class Simulation:
         return Result(
             self.seed,
             violations,
-            {key_of(job): job.status.phase.value for job in self.jobs()},
+            {key_of(job): end_of(job) for job in self.jobs()},
             dict(self.recorder.attempts),
             self.recorder.operator_writes,
             self.cycles,
@@ -380,6 +380,12 @@ class Simulation:
             and pod["metadata"].get("ownerReferences")
         ]
         return [self._violation("I7", f"pods of no job: {pods}")] if pods else []
+
+
+def end_of(job: GPUJob) -> str:
+    """The phase in which it stays. One that was deleted, and that a finalizer keeps, has the phase
+    that it happened to be in."""
+    return "deleted" if job.metadata.deletion_timestamp is not None else job.status.phase.value
 
 
 def key_of(job: GPUJob) -> str:
