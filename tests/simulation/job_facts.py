@@ -54,3 +54,13 @@ def places(job: GPUJob) -> object:
     """Where the job is; the UIDs of its pods become known later and move nobody."""
     placement = job.status.placement
     return None if placement is None else [(w.rank, w.node, w.gpus) for w in placement.workers]
+
+
+def end_of(job: GPUJob) -> str:
+    """The phase in which it stays. One that was deleted, and that a finalizer keeps, has the phase
+    that it happened to be in."""
+    return "deleted" if job.metadata.deletion_timestamp is not None else job.status.phase.value
+
+
+def key_of(job: GPUJob) -> str:
+    return f"{job.metadata.namespace}/{job.metadata.name}"

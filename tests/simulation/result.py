@@ -7,8 +7,11 @@ from tests.simulation.recorder import Story, Violation
 
 @dataclass(slots=True)
 class Result:
-    """How a seed ended. `ends` is the final phase (or `deleted`) by namespace/name of the job, `lists` how often
-    an operator listed all objects of a kind, `stories` what became of each job, and when."""
+    """How a seed ended.
+
+    `ends` is the final phase (or `deleted`) by namespace/name of the job, `lists` how often an
+    operator listed all objects of a kind, `stories` what became of each job, and when.
+    """
 
     seed: int
     violations: list[Violation] = field(default_factory=list[Violation])

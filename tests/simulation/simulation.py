@@ -26,6 +26,7 @@ from tests.simulation.faults import (
     make_incidents,
 )
 from tests.simulation.hostile import HostileAuthor
+from tests.simulation.job_facts import end_of, key_of
 from tests.simulation.machines import ABSURD_CARD, MISSING_CARD, Machine
 from tests.simulation.operator_shell import OperatorShell, Parts, World
 from tests.simulation.pods import is_foreign, worker_ended
@@ -380,16 +381,6 @@ class Simulation:
             and pod["metadata"].get("ownerReferences")
         ]
         return [self._violation("I7", f"pods of no job: {pods}")] if pods else []
-
-
-def end_of(job: GPUJob) -> str:
-    """The phase in which it stays. One that was deleted, and that a finalizer keeps, has the phase
-    that it happened to be in."""
-    return "deleted" if job.metadata.deletion_timestamp is not None else job.status.phase.value
-
-
-def key_of(job: GPUJob) -> str:
-    return f"{job.metadata.namespace}/{job.metadata.name}"
 
 
 def run_seed(seed: int, plan: PlanFunction | None = None) -> Result:
