@@ -13,7 +13,7 @@ from gpujob_worker.adapters import huggingface, lightning, tensorflow_jax
 from gpujob_worker.adapters.requested_settings import Wishes
 from gpujob_worker.inject.guards import probe_refusal
 from gpujob_worker.run.decision_log import Explanation
-from gpujob_worker.run.features import Switches
+from gpujob_worker.run.features import Features
 from tests.harness.worker_process import run_worker
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.trainers]
@@ -171,10 +171,10 @@ def test_variables_that_are_set_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_wishes_follow_settings_and_switches() -> None:
     settings = Settings(precision=Precision.BFLOAT16, batch_per_step=4, compile=Toggle.ON)
-    assert Wishes.of(settings, Switches()) == Wishes("bf16", 4, True, None)
-    off = Switches(precision=False, batch_split=False, compile=False)
+    assert Wishes.of(settings, Features()) == Wishes("bf16", 4, True, None)
+    off = Features.without("precision", "batch_split", "compile")
     assert Wishes.of(settings, off) == Wishes()
-    assert Wishes.of(Settings(precision=Precision.AUTO), Switches()) == Wishes()
+    assert Wishes.of(Settings(precision=Precision.AUTO), Features()) == Wishes()
 
 
 def test_other_frameworks_get_variables_and_are_measured_from_outside(tmp_path: Path) -> None:

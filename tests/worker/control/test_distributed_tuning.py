@@ -21,7 +21,7 @@ from gpujob_worker.inject.ddp import inside, scaling_refusal_of, wrapper_refusal
 from gpujob_worker.inject.grad_scaling import LossScale
 from gpujob_worker.inject.guards import parallel_wrapper
 from gpujob_worker.run.decision_log import Explanation
-from gpujob_worker.run.features import Switches
+from gpujob_worker.run.features import Features
 from tests.harness.worker_process import WorkerRun, start_worker
 
 pytestmark = pytest.mark.timeout(240)
@@ -112,7 +112,7 @@ def test_a_first_process_that_died_is_waited_for_no_longer_than_it_may_take(
     clock = Clock()
     one = Agreement(HashStore(), 1, 2, clock=lambda: clock.now, pause=clock.pause)
     explanation = Explanation()
-    tuner = FollowingTuner(Settings(compile=Toggle(wanted)), Switches(), explanation, 12.0)
+    tuner = FollowingTuner(Settings(compile=Toggle(wanted)), Features(), explanation, 12.0)
     tuner.agreement = one
     assert tuner.proposed == TunedSettings()
     assert tuner.proposed == TunedSettings()

@@ -15,9 +15,10 @@ from gpujob_worker.control.rollback_guard import CONFIRM_STEPS, DIVERGED_CHECKS,
 from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.wrapped_module import Root, RootPlan
 from gpujob_worker.run.environment import Environment
-from gpujob_worker.run.features import Switches
+from gpujob_worker.run.features import Features
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.applied import Applied
+from gpujob_worker.tune.registry import tuned
 from gpujob_worker.tune.tuner import Tuner
 from tests.harness.worker_process import run_worker
 
@@ -47,7 +48,7 @@ def in_force() -> InForce:
     found = InForce(session, ScriptFacts(), [root])
     vars(module)["optimizer"] = optimizer  # the script keeps it
     found.facts.saw(optimizer)
-    found.tuner = Tuner(Settings(), Switches(), session.explanation, 1.0)
+    found.tuner = Tuner(Settings(), Features(), session.explanation, 1.0)
     plan = RootPlan(autocast=torch.bfloat16)
     found.tuner.applied = Applied(plan, fused=True, loader_workers=2)
     found.put(optimizer)
@@ -59,7 +60,7 @@ def test_a_roll_back_takes_everything_back_for_good(in_force: InForce) -> None:
     assert root.plan.autocast is torch.bfloat16
     assert optimizer.param_groups[0]["fused"] is True
     session, gain = in_force.session, Speedup(1.42, 1.38, 1.46, 10)
-    session.gained(in_force.applied.tuned(), gain)
+    session.gained(tuned(in_force.applied), gain)
     in_force.report()
     assert session.report().speedup == gain
     in_force.session.loss_tensor = torch.tensor(1.0)
@@ -91,7 +92,7 @@ def test_a_roll_back_leaves_what_keeps_a_memory_limit() -> None:
     found = InForce(session, ScriptFacts(), [root])
     vars(module)["optimizer"] = optimizer  # the script keeps it
     found.facts.saw(optimizer)
-    found.tuner = Tuner(Settings(), Switches(), session.explanation, 1.0)
+    found.tuner = Tuner(Settings(), Features(), session.explanation, 1.0)
     plan = RootPlan(autocast=torch.bfloat16, rows_per_step=4, keeps_chunk=False)
     found.tuner.applied = Applied(plan, fused=True, optimizer_offload=True)
     found.put(optimizer)
@@ -110,7 +111,7 @@ def test_a_split_that_does_not_keep_the_limit_is_made_finer_and_says_so() -> Non
     session = Session(Environment(memory_limit_bytes=1000))
     root = Root(nn.Linear(2, 2), lambda _: None)
     found = InForce(session, ScriptFacts([]), [root])
-    found.tuner = Tuner(Settings(), Switches(), session.explanation, 1.0)
+    found.tuner = Tuner(Settings(), Features(), session.explanation, 1.0)
     found.tuner.applied = Applied(RootPlan(rows_per_step=12))
     found.put()
     Guardian(session, found).step(CONFIRM_STEPS)

@@ -14,7 +14,7 @@ from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.wrapped_module import Root, RootPlan
 from gpujob_worker.run.decision_log import Explanation
 from gpujob_worker.run.environment import Environment
-from gpujob_worker.run.features import Switches
+from gpujob_worker.run.features import Features
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.trial import AN_EARLIER_RUN
@@ -147,7 +147,7 @@ def test_a_split_is_made_for_the_next_model_as_it_was_for_the_last_one_like_it()
         in_force.renew()
         assert in_force.keeps_chunk is kept
     root, call = root_and_call(Model().eval())
-    tuner = Tuner(Settings(), Switches(), Explanation(), 1.0, source=AN_EARLIER_RUN)
+    tuner = Tuner(Settings(), Features(), Explanation(), 1.0, source=AN_EARLIER_RUN)
     known = TunedSettings(batch_per_step=4)
     tuner.adopt(root, call, known, keeps_chunk=in_force.keeps_chunk)
     assert tuner.applied.plan == RootPlan(rows_per_step=4, keeps_chunk=False)

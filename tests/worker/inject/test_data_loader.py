@@ -24,6 +24,7 @@ from gpujob_worker.run.session import Session
 from gpujob_worker.tune import data_loader_policy
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.data_loader_policy import LoaderPolicy
+from gpujob_worker.tune.registry import tuned
 
 
 class Numbers(Dataset[Any]):
@@ -205,7 +206,7 @@ class Training:
 
     def tuned(self) -> None:
         self.policy.decide(self.applied)
-        self.session.tuned = self.applied.tuned()
+        self.session.tuned = tuned(self.applied)
 
     @property
     def said(self) -> str:

@@ -23,7 +23,7 @@ from gpujob_worker.memory_limit.model import (
 from gpujob_worker.memory_limit.probes import MemoryProbe
 from gpujob_worker.run.decision_log import Explanation
 from gpujob_worker.run.failure import MemoryLimitError, classify
-from gpujob_worker.run.features import Switches
+from gpujob_worker.run.features import Features
 from gpujob_worker.tune.tuner import Tuner
 
 MIB = 2**20
@@ -116,7 +116,7 @@ def limited(
     root.install()
     call = RecordedCall(CallInputs.of((torch.randn(rows, 256),), {}))
     explanation = Explanation()
-    tuner = Tuner(Settings(mode=mode), Switches(), explanation, 1.0)
+    tuner = Tuner(Settings(mode=mode), Features(), explanation, 1.0)
     found = MemoryFit(CpuMemory(), explanation, tuner, limit)
     return SimpleNamespace(root=root, call=call, said=explanation, tuner=tuner, fit=found)
 

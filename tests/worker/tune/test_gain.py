@@ -12,7 +12,7 @@ from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.wrapped_module import RootPlan
 from gpujob_worker.probe.compare import PAIRS_MIN, Speedup, measure_pairs
 from gpujob_worker.run.decision_log import Explanation
-from gpujob_worker.run.features import Switches
+from gpujob_worker.run.features import Features
 from gpujob_worker.tune import gain
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.probe import RootProbe
@@ -55,9 +55,11 @@ class Card:
         monkeypatch.setattr(RootProbe, "seconds", seconds)
 
 
-def tuner(mode: OptimizeMode = OptimizeMode.AUTO, *, limited: bool = False) -> Tuner:
+def tuner(
+    mode: OptimizeMode = OptimizeMode.AUTO, *, limited: bool = False, seconds: float = 0.0
+) -> Tuner:
     facts = ScriptFacts(memory_limited=limited)
-    made = Tuner(Settings(mode=mode), Switches(), Explanation(), 0.0, facts)
+    made = Tuner(Settings(mode=mode), Features(), Explanation(), seconds, facts)
     made.applied = BFLOAT16
     return made
 
@@ -113,7 +115,7 @@ def test_the_optimizers_kernel_counts_where_it_was_chosen() -> None:
     optimizer.step()
     before = [parameter.clone() for parameter in model.parameters()]
     state = torch.get_rng_state()
-    made = tuner()
+    made = tuner(seconds=600.0)
     made.applied = Applied(RootPlan(autocast=torch.bfloat16), fused=True)
     found = made.gain(root, call, optimizer)
     assert found is not None
@@ -129,7 +131,7 @@ def test_a_measurement_that_fails_is_said(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(RootProbe, "seconds", run)
     explanation = Explanation()
-    made = Tuner(Settings(precision=Precision.BFLOAT16), Switches(), explanation, 1.0)
+    made = Tuner(Settings(precision=Precision.BFLOAT16), Features(), explanation, 1.0)
     made.applied = BFLOAT16
     assert made.gain(*root_and_call(Model()), None) is None
     assert explanation.line("speed-up").startswith("speed-up refused: measuring failed: ")

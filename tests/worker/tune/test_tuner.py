@@ -28,15 +28,15 @@ from gpujob_worker.inject.wrapped_module import Root, RootPlan
 from gpujob_worker.memory_limit.limit_fit import MemoryFit
 from gpujob_worker.probe.compare import PAIRS_FUTILE, closeness, measure_speedup, speedup
 from gpujob_worker.run.decision_log import Explanation
-from gpujob_worker.run.features import Switches
-from gpujob_worker.tune.applied import put_in_force
+from gpujob_worker.run.features import Features
+from gpujob_worker.tune.registry import put_in_force
 from gpujob_worker.tune.trial import Decision
 from gpujob_worker.tune.tuner import Tuner
 from tests.harness.blocks import Model, root_and_call
 
 
 def tuner(explanation: Explanation, settings: Settings | None = None, **off: bool) -> Tuner:
-    return Tuner(settings or Settings(), Switches(**off), explanation, 1.0)
+    return Tuner(settings or Settings(), Features.without(*off), explanation, 1.0)
 
 
 def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Any]:
@@ -126,7 +126,7 @@ def test_bfloat16_is_refused_where_slow_and_applied_where_asked_for() -> None:
     root, call = root_and_call(Model())
     explanation = Explanation()
     forced = tuner(explanation, Settings(precision=Precision.BFLOAT16))
-    forced.speed_items(root, call).precision()
+    forced.speed_items(root, call).choose("precision")
     assert forced.applied.plan.autocast is torch.bfloat16
     assert "precision applied: asked for" in explanation.lines[0]
     put_in_force(root, None, forced.applied)
@@ -149,7 +149,7 @@ def test_bfloat16_is_refused_where_slow_and_applied_where_asked_for() -> None:
 def test_precision_refusals(settings: Settings, switches: dict[str, bool], reason: str) -> None:
     root, call = root_and_call(Model())
     explanation = Explanation()
-    tuner(explanation, settings, **switches).speed_items(root, call).precision()
+    tuner(explanation, settings, **switches).speed_items(root, call).choose("precision")
     assert explanation.lines[0].startswith("precision refused")
     assert reason in explanation.lines[0]
 
@@ -157,12 +157,12 @@ def test_precision_refusals(settings: Settings, switches: dict[str, bool], reaso
 def test_the_users_own_types_and_autocast_stay() -> None:
     explanation = Explanation()
     root, call = root_and_call(Model().double())
-    tuner(explanation).speed_items(root, call).precision()
+    tuner(explanation).speed_items(root, call).choose("precision")
     assert "chose the parameters' type itself" in explanation.lines[0]
     root, call = root_and_call(Model())
     with torch.autocast("cpu", dtype=torch.bfloat16):
         root.module(call.inputs.leaves[0])
-    tuner(explanation).speed_items(root, call).precision()
+    tuner(explanation).speed_items(root, call).choose("precision")
     assert "uses autocast itself" in explanation.lines[0]
 
 
@@ -199,14 +199,14 @@ def test_known_settings_are_adopted_without_timing() -> None:
     adopting = tuner(explanation)
     tuned = TunedSettings(Precision.BFLOAT16, 4, activation_checkpointing=True)
     adopting.adopt(root, call, tuned)
-    assert adopting.applied.tuned() == tuned
+    assert adopting.tuned() == tuned
     assert len([line for line in explanation.lines if "from an earlier run" in line]) == 3
     unsafe, call = root_and_call(Model(normalize=True))
     adopting = tuner(explanation)
     adopting.adopt(unsafe, call, tuned)
-    assert adopting.applied.tuned() == TunedSettings(
-        Precision.BFLOAT16, activation_checkpointing=True
-    ), "a BatchNorm is never split"
+    assert adopting.tuned() == TunedSettings(Precision.BFLOAT16, activation_checkpointing=True), (
+        "a BatchNorm is never split"
+    )
 
 
 @pytest.mark.parametrize("kind", ["Adam", "AdamW", "SGD", "Adagrad"])

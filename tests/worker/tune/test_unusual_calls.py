@@ -21,7 +21,7 @@ from gpujob_worker.memory_limit.probes import MemoryProbe
 from gpujob_worker.probe.compare import closeness
 from gpujob_worker.run.decision_log import Explanation
 from gpujob_worker.run.environment import Environment
-from gpujob_worker.run.features import Switches
+from gpujob_worker.run.features import Features
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.flop import step_flop
@@ -32,7 +32,7 @@ from tests.harness.blocks import Model, root_and_call
 
 
 def tuner(explanation: Explanation, settings: Settings | None = None) -> Tuner:
-    return Tuner(settings or Settings(), Switches(), explanation, 1.0)
+    return Tuner(settings or Settings(), Features(), explanation, 1.0)
 
 
 def test_closeness_sees_the_imaginary_part() -> None:
@@ -51,7 +51,7 @@ def test_samples_that_cannot_be_told_apart_are_all_run() -> None:
     assert call.whole_only
     explanation = Explanation()
     forced = tuner(explanation, Settings(precision=Precision.BFLOAT16))
-    forced.speed_items(root, call).precision()
+    forced.speed_items(root, call).choose("precision")
     assert forced.applied.plan.autocast is torch.bfloat16, explanation.lines
     assert step_flop(root, call) is not None
     with pytest.raises(ValueError, match="fewer samples"):

@@ -26,7 +26,7 @@ from gpujob_worker.launch.script_runner import (
 )
 from gpujob_worker.run.decision_log import Explanation
 from gpujob_worker.run.environment import read_environment
-from gpujob_worker.run.features import Switches
+from gpujob_worker.run.features import Features
 from gpujob_worker.run.profiling import (
     FIRST_STEP,
     ProfileRequest,
@@ -35,6 +35,7 @@ from gpujob_worker.run.profiling import (
     nsys_command,
 )
 from gpujob_worker.run.session import TUNING_SECONDS_DEFAULT, Session
+from gpujob_worker.tune.settings import FEATURES
 
 EXIT_USAGE = 2
 PROFILE_STEPS_DEFAULT = 5
@@ -68,9 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _run_below(program, python, options)
     explanation = Explanation(verbose=parsed.explain)
     python = adapt(python, environment.settings.batch_per_step, explanation, parsed.argument_table)
-    off = {name for name in Switches.names() if getattr(parsed, f"no_{name}")}
-    switches = Switches.without(off, cuda_graphs=parsed.cuda_graphs)
-    session = Session(environment, switches, explanation, parsed.tuning_seconds)
+    off = [name for name in FEATURES if getattr(parsed, f"no_{name}")]
+    features = Features.without(*off, cuda_graphs=parsed.cuda_graphs)
+    session = Session(environment, features, explanation, parsed.tuning_seconds)
     session.report_directory = parsed.report_directory
     if parsed.profile_steps:
         session.profiler = StepProfiler(_profile_request(parsed))
@@ -129,10 +130,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--launched", action="store_true", help=argparse.SUPPRESS)
     _add_measuring(parser)
-    for name in Switches.names():
+    for name in FEATURES:
         flag = "--no-" + name.replace("_", "-")
         parser.add_argument(flag, dest=f"no_{name}", action="store_true", help=argparse.SUPPRESS)
-    names = ", ".join("--no-" + name.replace("_", "-") for name in Switches.names())
+    names = ", ".join("--no-" + name.replace("_", "-") for name in FEATURES)
     parser.epilog = f"{parser.epilog}; switch items off with {names}"
     return parser
 
@@ -194,9 +195,9 @@ def _run(session: Session, command: PythonCommand) -> int:
 
 def _adapt_trainers(session: Session) -> None:
     settings, explanation = session.environment.settings, session.explanation
-    if settings.mode is OptimizeMode.RECOMMEND or not session.switches.trainers:
+    if settings.mode is OptimizeMode.RECOMMEND or not session.features.allows("trainers"):
         return
-    wishes = Wishes.of(settings, session.switches)
+    wishes = Wishes.of(settings, session.features)
     huggingface.watch(wishes, explanation)
     lightning.watch(wishes, explanation)
     tensorflow_jax.watch(settings, explanation)

@@ -83,7 +83,7 @@ class Injection:
         if not session.optimizes:
             self._explain.refused("everything", "optimize mode is Off")
             return
-        if session.switches.compile and settings.compile is not Toggle.OFF:
+        if session.features.allows("compile") and settings.compile is not Toggle.OFF:
             # Before torch's compiler is imported, which settles on a place of its own.
             keep_compiled_in(session.environment.checkpoint_directory)
         hide_from_script_compiler()

@@ -8,14 +8,15 @@ import torch
 from gpujob_api.settings import OptimizeMode, TunedSettings
 from gpujob_worker.control.consensus import Agreement
 from gpujob_worker.control.secondary_modules import Beside
-from gpujob_worker.inject.fused_optimizer import keep_fused, use_fused
+from gpujob_worker.inject.fused_optimizer import keep_fused
 from gpujob_worker.inject.offload import OptimizerOffload
 from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.wrapped_module import Root
 from gpujob_worker.memory_limit.limit_fit import MemoryFit
 from gpujob_worker.run.decision_log import Explanation
 from gpujob_worker.run.session import Session
-from gpujob_worker.tune.applied import Applied, keep_only, put_in_force
+from gpujob_worker.tune.applied import Applied
+from gpujob_worker.tune.registry import keep_only, put_in_force, tuned
 from gpujob_worker.tune.trial import AN_EARLIER_RUN
 from gpujob_worker.tune.tuner import Tuner
 
@@ -113,7 +114,7 @@ class InForce:
     def report(self) -> None:
         """What is in force now is the run's settings, if it is the first model or one like it."""
         if self.tuner is not None and self.first_shape:
-            self.session.settings_are(self.tuner.applied.tuned())
+            self.session.settings_are(self.tuner.tuned())
 
     def drop_uncalled(self) -> None:
         for root in [root for root in self.roots if not root.called]:
@@ -126,7 +127,7 @@ class InForce:
         """Keeps of what was chosen what every process chose; before it is put in force."""
         if self.agreement is None or self.tuner is None:
             return
-        mine = self.tuner.applied.tuned()
+        mine = self.tuner.tuned()
         if self.agreement.leads:
             self.agreement.propose(mine)
         agreed = self.agreement.settle(mine)
@@ -145,12 +146,13 @@ class InForce:
         if optimizer is not None:
             self.tunes(optimizer)
         optimizer = self.optimizer
-        if self.roots:
-            put_in_force(self.roots[0], optimizer, self.applied)
-        elif optimizer is not None and self.applied.fused:
-            use_fused(optimizer, True)
+        put_in_force(self._first_root, optimizer, self.applied)
         if self.applied.optimizer_offload and optimizer is not None:
             self.optimizer_offload = self.optimizer_offload or OptimizerOffload(optimizer)
+
+    @property
+    def _first_root(self) -> Root | None:
+        return self.roots[0] if self.roots else None
 
     def step_starts(self, optimizer: torch.optim.Optimizer) -> None:
         """Just before the script's optimizer steps, with its gradients in place."""
@@ -172,8 +174,6 @@ class InForce:
 
         What keeps a memory limit stays: the next step would overstep it without.
         """
-        if self.applied.fused and self.optimizer is not None:
-            use_fused(self.optimizer, False)
         limited = self.session.environment.memory_limit_bytes is not None
         if self.optimizer_offload is not None and not limited:
             self.optimizer_offload.undo()
@@ -184,9 +184,8 @@ class InForce:
         self.rolled_back = True
         if self.tuner is not None:
             self.tuner.applied = self.applied
-        if self.roots:
-            put_in_force(self.roots[0], None, self.applied)
+        put_in_force(self._first_root, self.optimizer, self.applied)
         self.session.explanation.note("roll-back", f"to plain settings{self.whose}: {why}")
         if self.first_shape:
-            self.session.settings_are(self.applied.tuned())
+            self.session.settings_are(tuned(self.applied))
         self.session.meter.new_window()

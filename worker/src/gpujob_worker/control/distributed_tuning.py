@@ -136,7 +136,7 @@ def tuner_for(in_force: InForce) -> Tuner:
     kind = kinds[agreement.leads if agreement is not None else None]
     tuner = kind(
         session.environment.settings,
-        session.switches,
+        session.features,
         in_force.explanation,
         session.tuning_budget_seconds,
         in_force.facts,

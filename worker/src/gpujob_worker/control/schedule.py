@@ -116,7 +116,7 @@ class Tuning:
         with measuring("compile", self._explain):
             tuner.compile(root, recorded)
             gain = tuner.gain(root, recorded, self._in_force.optimizer)
-            session.gained(tuner.applied.tuned(), gain)
+            session.gained(tuner.tuned(), gain)
         self._in_force.put()
         self._in_force.report()
         session.meter.new_window()

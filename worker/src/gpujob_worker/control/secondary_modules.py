@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from gpujob_worker.inject.wrapped_module import Root
 from gpujob_worker.memory_limit.limit_fit import MemoryFit
 from gpujob_worker.run.decision_log import Explanation
-from gpujob_worker.tune.applied import put_in_force
+from gpujob_worker.tune.registry import put_in_force
 from gpujob_worker.tune.tuner import Tuner
 
 

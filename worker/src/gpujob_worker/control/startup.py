@@ -106,7 +106,7 @@ class Preparation:
             tuner.adopt(root, recorded, tuned, keeps_chunk=in_force.keeps_chunk)
         in_force.settle()
         if in_force.agreement is not None:
-            session.known_tuned = tuner.applied.tuned()
+            session.known_tuned = tuner.tuned()
         scale = tuner.applied.plan.loss_scale
         if scale is not None and session.known_scale is not None:
             scale.resume(session.known_scale)
@@ -170,7 +170,7 @@ class Preparation:
         said = session.explanation.about(name_beside(root, in_force.roots) + in_force.whose)
         tuner = Tuner(
             session.environment.settings,
-            session.switches,
+            session.features,
             said,
             session.tuning_budget_seconds,
             in_force.facts,

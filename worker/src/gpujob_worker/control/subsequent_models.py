@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from gpujob_api.settings import OptimizeMode, Precision, TunedSettings
+from gpujob_api.settings import OptimizeMode, TunedSettings
 from gpujob_worker.control.applied_settings import InForce
 from gpujob_worker.inject.wrapped_module import Root
 from gpujob_worker.run.decision_log import Explanation
@@ -244,7 +244,7 @@ class LaterModels:
             say.note(f"{LIMIT},", limit.removeprefix(f"{LIMIT} ") + in_force.whose)
         if not in_force.first_shape:
             return
-        names = _names(in_force.tuner.applied.tuned() if in_force.tuner is not None else None)
+        names = _names(in_force.tuner.tuned() if in_force.tuner is not None else None)
         refused = [line for line in in_force.explanation.lines if " refused: " in line]
         refused += [in_force.run_refusal] if in_force.run_refusal is not None else []
         wanted = _names(self._session.known_tuned)
@@ -323,18 +323,8 @@ def _kinds(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _names(tuned: TunedSettings | None) -> list[str]:
     """What differs from a script as written, for people; loaders have a line of their own."""
-    if tuned is None:
-        return []
-    on = {
-        "activation checkpointing": tuned.activation_checkpointing,
-        "compile": tuned.compile,
-        "fused optimizer": tuned.fused_optimizer,
-        "channels_last": tuned.channels_last,
-        "convolution autotuning": tuned.convolution_autotuning,
-        "activation offload": tuned.activation_offload,
-        "optimizer offload": tuned.optimizer_offload,
-    }
-    names = [] if tuned.precision is Precision.FLOAT32 else [tuned.precision.value]
-    names += [f"steps of {tuned.batch_per_step}"] if tuned.batch_per_step is not None else []
-    names += [f"{tuned.attention.value} attention"] if tuned.attention is not None else []
-    return names + [name for name, is_on in on.items() if is_on]
+    said = tuned.in_words() if tuned is not None else {}
+    said.pop("data_loader_workers", None)
+    if tuned is not None and tuned.batch_per_step is not None:
+        said["batch_per_step"] = f"steps of {tuned.batch_per_step}"  # as in all lines of a run
+    return list(said.values())

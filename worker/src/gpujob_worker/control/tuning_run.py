@@ -9,21 +9,11 @@ from gpujob_worker.control.applied_settings import InForce
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root, names_of
 from gpujob_worker.memory_limit.limit_fit import MemoryFit
 from gpujob_worker.run.session import Session
-from gpujob_worker.tune.applied import put_in_force
 from gpujob_worker.tune.flop import forced_float32, step_flop
+from gpujob_worker.tune.registry import SETTINGS, put_in_force
 from gpujob_worker.tune.tuner import Tuner
 
 COMPILE_AFTER_SECONDS = 120.0
-# Items that need one root module and a recorded call of it.
-ROOT_ITEMS = (
-    "batch split",
-    "activation checkpointing",
-    "precision",
-    "attention kernel",
-    "channels_last",
-    "convolution autotuning",
-    "compile",
-)
 
 
 class TuningPass:
@@ -40,17 +30,17 @@ class TuningPass:
         self._explain = session.explanation
 
     def without_root(self, reason: str) -> None:
-        applied = self._tuner.applied
-        memory = {
-            "batch split": applied.plan.rows_per_step is not None,
-            "activation checkpointing": applied.activation_checkpointing,
-        }
-        for item in ROOT_ITEMS:
+        keeps_limit = False
+        for setting in SETTINGS:
+            if not setting.SAID_WITHOUT_ROOT:
+                continue
             # What keeps a limit since the first step stays.
-            if not memory.get(item):
-                self._explain.refused(item, reason)
+            if setting.chosen(self._tuner.applied):
+                keeps_limit = True
+            else:
+                self._explain.refused(setting.ITEM, reason)
         self._fused_optimizer()
-        if self._in_force.fit is not None and not any(memory.values()):
+        if self._in_force.fit is not None and not keeps_limit:
             self._in_force.fit.judge(self._session.baseline_peak_bytes)
 
     def among_others(self, root: Root, others: str, reason: str) -> None:
@@ -102,7 +92,7 @@ class TuningPass:
             self._tuner.speed(root, recorded)
             due = self._compile(root, recorded)
             gain = self._tuner.gain(root, recorded, self._optimizer)
-            self._session.gained(self._tuner.applied.tuned(), gain)
+            self._session.gained(self._tuner.tuned(), gain)
             return due
         finally:
             put_in_force(root, None, self._in_force.applied)
@@ -153,7 +143,7 @@ class TuningPass:
             why = "the others would wait for it; several processes have to ask for it"
             self._explain.refused("compile", why)
             return None
-        if wanted is Toggle.AUTO and self._session.switches.compile:
+        if wanted is Toggle.AUTO and self._session.features.allows("compile"):
             why = f"tried once training has lasted {COMPILE_AFTER_SECONDS:.0f} s"
             self._explain.refused("compile", why)
             return time.monotonic() + COMPILE_AFTER_SECONDS

@@ -79,7 +79,7 @@ class SplitStep:
         asked = session.environment.settings.batch_per_step
         tuned = session.tuned.batch_per_step if session.tuned is not None else None
         per_step = asked or tuned
-        if per_step is None or not session.optimizes or not session.switches.batch_split:
+        if per_step is None or not session.optimizes or not session.features.allows("batch_split"):
             return rows
         reason = batch_statistics(self._model)
         if reason is not None:

@@ -27,7 +27,7 @@ from gpujob_worker.run.decision_log import Explanation
 from gpujob_worker.run.efficiency import efficiency
 from gpujob_worker.run.environment import Environment, read_environment
 from gpujob_worker.run.failure import classify
-from gpujob_worker.run.features import Switches
+from gpujob_worker.run.features import Features
 from gpujob_worker.run.graceful_stop import EXIT_MARGIN_SECONDS, Interrupted, Stop
 from gpujob_worker.run.meter import Meter
 from gpujob_worker.run.profiling import StepProfiler
@@ -46,12 +46,12 @@ class Session:
     def __init__(
         self,
         environment: Environment,
-        switches: Switches | None = None,
+        features: Features | None = None,
         explanation: Explanation | None = None,
         tuning_seconds: float = TUNING_SECONDS_DEFAULT,
     ) -> None:
         self.environment = environment
-        self.switches = switches or Switches()
+        self.features = features or Features()
         self.explanation = explanation or Explanation()
         self.tuning_budget_seconds = tuning_seconds
         self.meter = Meter(CpuMemory())

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from gpujob_api.settings import OptimizeMode, Settings
+from gpujob_worker.inject.process_flags import Tf32
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
 from gpujob_worker.probe.compare import Closeness, Speedup, measure_speedup
 from gpujob_worker.probe.side_effects import no_trace
@@ -132,7 +133,10 @@ class Decision:
 
     def accept(self, item: str, what: str) -> None:
         self._pending.discard(item)
-        (self._explain.recommended if self._recommend else self._explain.applied)(item, what)
+        if self._recommend:
+            self._explain.recommended(item, what)
+        else:
+            self._explain.applied(item, what)
 
     def refuse(self, item: str, why: str) -> None:
         self._pending.discard(item)
@@ -241,7 +245,8 @@ def few_rows(recorded: RecordedCall, rows: int) -> RecordedCall:
 
 def tolerance_of(plan: RootPlan) -> Tolerance:
     """Under autocast another order of operations shows in every rounding."""
-    return SAME_TYPE if plan.autocast is None and not plan.flags.tf32 else BFLOAT16
+    same = plan.autocast is None and plan.setting(Tf32) is None
+    return SAME_TYPE if same else BFLOAT16
 
 
 def agreement(outputs: Closeness, gradients: Closeness) -> str:
