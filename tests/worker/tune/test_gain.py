@@ -1,6 +1,8 @@
 """What was gained is measured in turns, with a number of pairs that nothing measured decides."""
 
+import math
 import re
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch
 from gpujob_api.settings import OptimizeMode, Precision, Settings
 from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.wrapped_module import RootPlan
-from gpujob_worker.probe.compare import PAIRS_MIN, Speedup, measure_pairs
+from gpujob_worker.probe.compare import PAIRS_MAX, PAIRS_MIN, Speedup, measure_pairs, speedup
 from gpujob_worker.run.decision_log import Explanation
 from gpujob_worker.run.features import Features
 from gpujob_worker.tune import gain
@@ -39,6 +41,25 @@ def test_turns_alternate_and_their_number_is_fixed() -> None:
     assert found.pairs == 4
     assert found.low < found.ratio < found.high
     assert found.low < 1.0 < found.high, "one of four pairs says the opposite"
+
+
+@pytest.mark.parametrize("pairs", [2, 5, 14, 15, 19, PAIRS_MAX, PAIRS_MAX + 5])
+def test_the_interval_is_that_of_students_t(pairs: int) -> None:
+    """Against the definition: the density's integral over the interval is 95 %."""
+    logs = [0.1 * (-1) ** n + 0.01 * n for n in range(pairs)]
+    found = speedup([math.exp(x) for x in logs], [1.0] * pairs)
+    error = statistics.stdev(logs) / math.sqrt(pairs)
+    quantile = (math.log(found.high) - statistics.fmean(logs)) / error
+    freedom = min(pairs, PAIRS_MAX) - 1
+    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2))
+    steps = 20_000
+    width = quantile / steps
+    inside = sum(
+        (1 + ((n + 0.5) * width) ** 2 / freedom) ** (-(freedom + 1) / 2) for n in range(steps)
+    )
+    assert 2 * inside * width * scale / math.sqrt(freedom * math.pi) == pytest.approx(
+        0.95, abs=2e-4
+    )
 
 
 class Card:
