@@ -12,7 +12,7 @@ from gpujob_api.settings import Precision, Settings, Toggle
 from gpujob_worker.adapters import huggingface, lightning, tensorflow_jax
 from gpujob_worker.adapters.requested_settings import Wishes
 from gpujob_worker.inject.guards import probe_refusal
-from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.features import Features
 from tests.harness.worker_process import run_worker
 
@@ -133,7 +133,7 @@ def arguments(**values: Any) -> Any:
 def test_the_batch_keeps_its_total(
     values: dict[str, Any], rows: int, changes: tuple[int, int] | None, line: str
 ) -> None:
-    explanation = Explanation()
+    explanation = DecisionLog()
     found = huggingface.changed_arguments(
         arguments(**values), set(), Wishes(batch_per_step=rows), explanation
     )
@@ -144,7 +144,7 @@ def test_the_batch_keeps_its_total(
 
 def test_what_the_script_chose_stays() -> None:
     wishes = Wishes(mixed_precision="fp16", compile=True, loader_workers=2)
-    explanation = Explanation()
+    explanation = DecisionLog()
     chosen = {"tf32", "torch_compile_backend", "dataloader_num_workers"}
     assert huggingface.changed_arguments(arguments(), chosen, wishes, explanation) == {}
     assert huggingface.changed_arguments(arguments(), set(), wishes, explanation) == {
@@ -162,7 +162,7 @@ def test_what_the_script_chose_stays() -> None:
 def test_variables_that_are_set_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
     monkeypatch.delenv("ACCELERATE_DYNAMO_BACKEND", raising=False)
-    explanation = Explanation()
+    explanation = DecisionLog()
     huggingface.set_variables(Wishes("bf16", compile=True), explanation)
     assert os.environ["ACCELERATE_MIXED_PRECISION"] == "no"
     assert os.environ.pop("ACCELERATE_DYNAMO_BACKEND") == "inductor"

@@ -20,7 +20,7 @@ from gpujob_worker.control.distributed_tuning import FollowingTuner
 from gpujob_worker.inject.ddp import inside, scaling_refusal_of, wrapper_refusal
 from gpujob_worker.inject.grad_scaling import LossScale
 from gpujob_worker.inject.guards import parallel_wrapper
-from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.features import Features
 from tests.harness.worker_process import WorkerRun, start_worker
 
@@ -111,7 +111,7 @@ def test_a_first_process_that_died_is_waited_for_no_longer_than_it_may_take(
 ) -> None:
     clock = Clock()
     one = Agreement(HashStore(), 1, 2, clock=lambda: clock.now, pause=clock.pause)
-    explanation = Explanation()
+    explanation = DecisionLog()
     tuner = FollowingTuner(Settings(compile=Toggle(wanted)), Features(), explanation, 12.0)
     tuner.agreement = one
     assert tuner.proposed == TunedSettings()

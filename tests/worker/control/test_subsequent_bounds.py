@@ -12,7 +12,7 @@ from gpujob_worker.control.applied_settings import InForce
 from gpujob_worker.control.subsequent_models import LOOKS_MAX, UNTUNED_MAX, LaterModels
 from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.wrapped_module import Root, RootPlan
-from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.environment import Environment
 from gpujob_worker.run.features import Features
 from gpujob_worker.run.session import Session
@@ -74,7 +74,7 @@ def test_models_that_are_made_for_a_few_steps_are_not_looked_at_for_ever() -> No
 def test_what_is_not_said_aloud_is_said_once_at_the_end(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    explanation = Explanation(verbose=True)
+    explanation = DecisionLog(verbose=True)
     for count in range(5):
         explanation.note("models", str(count), aloud=count in (0, 2))
     assert capsys.readouterr().err == "gpujob: models 0\ngpujob: models 2\n"
@@ -147,7 +147,7 @@ def test_a_split_is_made_for_the_next_model_as_it_was_for_the_last_one_like_it()
         in_force.renew()
         assert in_force.keeps_chunk is kept
     root, call = root_and_call(Model().eval())
-    tuner = Tuner(Settings(), Features(), Explanation(), 1.0, source=AN_EARLIER_RUN)
+    tuner = Tuner(Settings(), Features(), DecisionLog(), 1.0, source=AN_EARLIER_RUN)
     known = TunedSettings(batch_per_step=4)
     tuner.adopt(root, call, known, keeps_chunk=in_force.keeps_chunk)
     assert tuner.applied.plan == RootPlan(rows_per_step=4, keeps_chunk=False)

@@ -25,7 +25,7 @@ from gpujob_worker.inject.compiling import (
     keep_compiled_in,
 )
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root
-from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.features import Features
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.compile_choice import MANY_BLOCKS
@@ -65,8 +65,8 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def tuned(module: nn.Module, *off: str, graphs: bool = False) -> tuple[Tuner, Explanation]:
-    explanation = Explanation()
+def tuned(module: nn.Module, *off: str, graphs: bool = False) -> tuple[Tuner, DecisionLog]:
+    explanation = DecisionLog()
     settings = Settings(compile=Toggle.ON)
     tuner = Tuner(settings, Features.without(*off, cuda_graphs=graphs), explanation, 60.0)
     call = RecordedCall(CallInputs.of((torch.randn(6, 4),), {}))
@@ -210,7 +210,7 @@ def test_a_run_compiles_into_its_own_folder(tmp_path: Path) -> None:
 def test_the_way_of_an_earlier_run_is_adopted(regional: bool, graphs: list[int]) -> None:
     module = model()
     known = TunedSettings(compile=True, regional_compile=regional)
-    explanation = Explanation()
+    explanation = DecisionLog()
     tuner = Tuner(Settings(), Features(), explanation, 60.0)
     call = RecordedCall(CallInputs.of((torch.randn(6, 4),), {}))
     tuner.adopt(Root(module, lambda _: None), call, known)

@@ -13,7 +13,7 @@ from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.grad_scaling import GROWTH_STEPS, LossScale, skip_refusal
 from gpujob_worker.inject.script_facts import ScriptFacts, watch_gradients_of_gradients
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
-from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.features import Features
 from gpujob_worker.tune.tuner import Tuner
 from tests.harness.worker_process import run_worker
@@ -144,7 +144,7 @@ def test_the_scale_grows_and_is_given_up() -> None:
 def tuned_by(
     module: nn.Module, facts: ScriptFacts, wanted: Precision = Precision.FLOAT16
 ) -> tuple[Tuner, str]:
-    explanation = Explanation()
+    explanation = DecisionLog()
     tuner = Tuner(Settings(precision=wanted), Features(), explanation, 1.0, facts)
     call = RecordedCall(CallInputs.of((torch.randn(6, 6),), {}))
     tuner.speed_items(Root(module, lambda _: None), call).choose("precision")
@@ -206,7 +206,7 @@ def test_own_optimizers_are_not_trusted_to_skip() -> None:
 
 def test_known_settings_bring_the_scale_along() -> None:
     module = model()
-    explanation = Explanation()
+    explanation = DecisionLog()
     tuner = Tuner(Settings(), Features(), explanation, 60.0)
     call = RecordedCall(CallInputs.of((torch.randn(6, 6),), {}))
     tuner.adopt(Root(module, lambda _: None), call, TunedSettings(Precision.FLOAT16))

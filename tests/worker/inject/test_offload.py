@@ -13,7 +13,7 @@ from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.offload import OptimizerOffload, offload_refusal, to_host
 from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
-from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.environment import Environment
 from gpujob_worker.run.features import Features
 from gpujob_worker.run.session import Session
@@ -102,14 +102,14 @@ def test_refusals() -> None:
     assert offload_refusal(torch.device("cpu")) == "it is in host memory already"
 
 
-def known(monkeypatch: pytest.MonkeyPatch, **off: bool) -> tuple[Tuner, Explanation]:
+def known(monkeypatch: pytest.MonkeyPatch, **off: bool) -> tuple[Tuner, DecisionLog]:
     """Adopts both as on a card."""
 
     def never(device: torch.device, *, compiled: bool = False) -> None:
         del device, compiled
 
     monkeypatch.setattr(offload_setting, "offload_refusal", never)
-    explanation = Explanation()
+    explanation = DecisionLog()
     tuner = Tuner(Settings(), Features.without(*off), explanation, 1.0)
     call = RecordedCall(CallInputs.of((torch.randn(512, 64),), {}))
     settings = TunedSettings(activation_offload=True, optimizer_offload=True)

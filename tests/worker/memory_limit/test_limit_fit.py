@@ -21,7 +21,7 @@ from gpujob_worker.memory_limit.model import (
     LossBytes,
 )
 from gpujob_worker.memory_limit.probes import MemoryProbe
-from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.failure import MemoryLimitError, classify
 from gpujob_worker.run.features import Features
 from gpujob_worker.tune.tuner import Tuner
@@ -115,7 +115,7 @@ def limited(
     root = Root(module, lambda _: None)
     root.install()
     call = RecordedCall(CallInputs.of((torch.randn(rows, 256),), {}))
-    explanation = Explanation()
+    explanation = DecisionLog()
     tuner = Tuner(Settings(mode=mode), Features(), explanation, 1.0)
     found = MemoryFit(CpuMemory(), explanation, tuner, limit)
     return SimpleNamespace(root=root, call=call, said=explanation, tuner=tuner, fit=found)

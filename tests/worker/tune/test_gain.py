@@ -13,12 +13,12 @@ from gpujob_api.settings import OptimizeMode, Precision, Settings
 from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.wrapped_module import RootPlan
 from gpujob_worker.probe.compare import PAIRS_MAX, PAIRS_MIN, Speedup, measure_pairs, speedup
-from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.features import Features
 from gpujob_worker.tune import gain
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.probe import RootProbe
-from gpujob_worker.tune.trial import Decision
+from gpujob_worker.tune.trial import AcceptanceRule
 from gpujob_worker.tune.tuner import Tuner
 from tests.harness.blocks import Model, root_and_call
 from tests.harness.worker_process import run_worker
@@ -80,7 +80,7 @@ def tuner(
     mode: OptimizeMode = OptimizeMode.AUTO, *, limited: bool = False, seconds: float = 0.0
 ) -> Tuner:
     facts = ScriptFacts(memory_limited=limited)
-    made = Tuner(Settings(mode=mode), Features(), Explanation(), seconds, facts)
+    made = Tuner(Settings(mode=mode), Features(), DecisionLog(), seconds, facts)
     made.applied = BFLOAT16
     return made
 
@@ -151,7 +151,7 @@ def test_a_measurement_that_fails_is_said(monkeypatch: pytest.MonkeyPatch) -> No
         raise RuntimeError("no kernel")
 
     monkeypatch.setattr(RootProbe, "seconds", run)
-    explanation = Explanation()
+    explanation = DecisionLog()
     made = Tuner(Settings(precision=Precision.BFLOAT16), Features(), explanation, 1.0)
     made.applied = BFLOAT16
     assert made.gain(*root_and_call(Model()), None) is None
@@ -160,8 +160,8 @@ def test_a_measurement_that_fails_is_said(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("mode", list(OptimizeMode))
 def test_a_recommendation_has_no_factor(mode: OptimizeMode) -> None:
-    explanation = Explanation()
-    decision = Decision(Settings(mode=mode), explanation, 1.0)
+    explanation = DecisionLog()
+    decision = AcceptanceRule(Settings(mode=mode), explanation, 1.0)
     faster = Speedup(1.42, 1.38, 1.46, 10)
     slower = Speedup(0.97, 0.93, 1.01, 12)
     assert decision.decide("a", faster, "close", True, False)

@@ -29,7 +29,7 @@ from gpujob_worker.inject.process_flags import (
 )
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
 from gpujob_worker.probe.compare import Speedup
-from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.features import Features
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.registry import put_in_force
@@ -87,8 +87,8 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Trial, "_times_slower", half)
 
 
-def tuner(**off: bool) -> tuple[Tuner, Explanation]:
-    explanation = Explanation()
+def tuner(**off: bool) -> tuple[Tuner, DecisionLog]:
+    explanation = DecisionLog()
     return Tuner(Settings(), Features.without(*off), explanation, 60.0), explanation
 
 

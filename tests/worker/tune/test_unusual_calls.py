@@ -19,7 +19,7 @@ from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
 from gpujob_worker.memory_limit.probes import MemoryProbe
 from gpujob_worker.probe.compare import closeness
-from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.environment import Environment
 from gpujob_worker.run.features import Features
 from gpujob_worker.run.session import Session
@@ -31,7 +31,7 @@ from gpujob_worker.tune.tuner import Tuner
 from tests.harness.blocks import Model, root_and_call
 
 
-def tuner(explanation: Explanation, settings: Settings | None = None) -> Tuner:
+def tuner(explanation: DecisionLog, settings: Settings | None = None) -> Tuner:
     return Tuner(settings or Settings(), Features(), explanation, 1.0)
 
 
@@ -49,7 +49,7 @@ def test_samples_that_cannot_be_told_apart_are_all_run() -> None:
     call = RecordedCall(CallInputs.of((torch.randn(4),), {}))
     assert trace_refusal(root, call, whole=True) is None
     assert call.whole_only
-    explanation = Explanation()
+    explanation = DecisionLog()
     forced = tuner(explanation, Settings(precision=Precision.BFLOAT16))
     forced.speed_items(root, call).choose("precision")
     assert forced.applied.plan.autocast is torch.bfloat16, explanation.lines
@@ -167,7 +167,7 @@ def test_groups_that_come_later_step_as_the_others_do() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
     optimizer = torch.optim.AdamW(model[1].parameters(), lr=0.01)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    in_force = InForce(Session(Environment()), ScriptFacts(), tuner=tuner(Explanation()))
+    in_force = InForce(Session(Environment()), ScriptFacts(), tuner=tuner(DecisionLog()))
     before = copy.deepcopy(optimizer.state_dict())
     assert in_force.tuner is not None
     in_force.tuner.applied = Applied(fused=True)

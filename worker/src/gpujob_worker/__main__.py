@@ -24,7 +24,7 @@ from gpujob_worker.launch.script_runner import (
     parse_python,
     run_python,
 )
-from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.environment import read_environment
 from gpujob_worker.run.features import Features
 from gpujob_worker.run.profiling import (
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if interpreter is Interpreter.OTHER or python.options:
         program = command[0] if interpreter is Interpreter.OTHER else sys.executable
         _run_below(program, python, options)
-    explanation = Explanation(verbose=parsed.explain)
+    explanation = DecisionLog(verbose=parsed.explain)
     python = adapt(python, environment.settings.batch_per_step, explanation, parsed.argument_table)
     off = [name for name in FEATURES if getattr(parsed, f"no_{name}")]
     features = Features.without(*off, cuda_graphs=parsed.cuda_graphs)

@@ -13,7 +13,7 @@ from gpujob_worker.inject.offload import OptimizerOffload
 from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.wrapped_module import Root
 from gpujob_worker.memory_limit.limit_fit import MemoryFit
-from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.registry import keep_only, put_in_force, tuned
@@ -44,7 +44,7 @@ class InForce:
     # was measured for the first.
     first_shape: bool = True
     whose: str = ""
-    explanation: Explanation = field(default_factory=Explanation)
+    explanation: DecisionLog = field(default_factory=DecisionLog)
     # How the split was made that was in force for the first model or one like it.
     keeps_chunk: bool = True
     _tuned: "weakref.ref[torch.optim.Optimizer] | None" = None

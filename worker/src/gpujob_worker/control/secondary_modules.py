@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gpujob_worker.inject.wrapped_module import Root
 from gpujob_worker.memory_limit.limit_fit import MemoryFit
-from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.tune.registry import put_in_force
 from gpujob_worker.tune.tuner import Tuner
 
@@ -22,7 +22,7 @@ class Beside:
     tuner: Tuner
     # None where nothing may be measured.
     fit: MemoryFit | None
-    explanation: Explanation
+    explanation: DecisionLog
     # What its first step took is known.
     refined: bool = False
 

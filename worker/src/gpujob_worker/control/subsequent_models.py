@@ -17,7 +17,7 @@ import torch
 from gpujob_api.settings import OptimizeMode, TunedSettings
 from gpujob_worker.control.applied_settings import InForce
 from gpujob_worker.inject.wrapped_module import Root
-from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.session import Session
 
 ITEM, LIMIT = "later models", "memory limit"
@@ -111,7 +111,7 @@ class LaterModels:
         session.begin_model(alike=False)
         text = f"{why}; {self._count} more ran as written"
         text += ", without a look at the memory limit" if self._limited else ""
-        session.explanation.note(ITEM, f"refused: {text}", aloud=self._count == 1)
+        session.explanation.refused(ITEM, text, aloud=self._count == 1)
         return True
 
     def _is_another(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -197,7 +197,7 @@ class LaterModels:
         reason = self._refusal(shape)
         in_force.first_shape = reason is None
         in_force.whose = f" in model {self._count + 1} ({shape.name})"
-        in_force.explanation = Explanation()
+        in_force.explanation = DecisionLog()
         session.begin_model(alike=reason is None)
         tuned = session.tuned if reason is None else None
         session.known_tuned = tuned or TunedSettings()
@@ -239,13 +239,13 @@ class LaterModels:
             return
         self.waits = False
         in_force, say = self._in_force, self._session.explanation
-        limit = in_force.explanation.line(LIMIT)
-        if limit:
-            say.note(f"{LIMIT},", limit.removeprefix(f"{LIMIT} ") + in_force.whose)
+        limit = in_force.explanation.decision(LIMIT)
+        if limit is not None:
+            say.note(f"{LIMIT},", limit.text + in_force.whose)
         if not in_force.first_shape:
             return
         names = _names(in_force.tuner.tuned() if in_force.tuner is not None else None)
-        refused = [line for line in in_force.explanation.lines if " refused: " in line]
+        refused = [str(decision) for decision in in_force.explanation.refusals]
         refused += [in_force.run_refusal] if in_force.run_refusal is not None else []
         wanted = _names(self._session.known_tuned)
         if wanted and refused:
@@ -257,7 +257,7 @@ class LaterModels:
         elif wanted:
             self._plain("they are not safe there")
         else:
-            taken_back = bool(say.line("roll-back"))
+            taken_back = say.decision("roll-back") is not None
             self._plain("they were taken back" if taken_back else "the first one runs so too")
 
     def _say(self) -> None:

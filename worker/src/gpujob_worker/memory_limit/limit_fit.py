@@ -21,11 +21,13 @@ from gpujob_worker.memory_limit.probes import (
     gradient_bytes,
     present_gradient_bytes,
 )
-from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.failure import MemoryLimitError
 from gpujob_worker.tune.tuner import Tuner
 
 ITEM = "memory limit"
+# What could have kept the limit.
+_WAYS = ("batch split", "activation checkpointing")
 # So far above the limit, no error of a measurement explains it.
 OVERSTEP_FRACTION = 0.05
 ROWS_MIN = 4
@@ -35,7 +37,7 @@ class MemoryFit:
     """When the choice is made, what is said of it, and when the job cannot go on."""
 
     def __init__(
-        self, memory: DeviceMemory, explanation: Explanation, tuner: Tuner, limit_bytes: int
+        self, memory: DeviceMemory, explanation: DecisionLog, tuner: Tuner, limit_bytes: int
     ) -> None:
         self._memory = memory
         self._explain = explanation
@@ -239,8 +241,8 @@ class MemoryFit:
         text = f"cannot be kept: {format_memory(int(taken_bytes))} {how}"
         if self._chooser is not None:
             text += f" for {self._chooser.way()}"
-        reasons = [self._explain.line(item) for item in ("batch split", "activation checkpointing")]
-        said = "".join(f"; {line}" for line in reasons if " refused: " in line)
+        against = {decision.item: str(decision) for decision in self._explain.refusals}
+        said = "".join(f"; {against[item]}" for item in _WAYS if item in against)
         return (
             f"{text}, limit {format_memory(self._limit)}. It needs a limit of "
             f"{needed} bytes ({format_memory(needed)}; gpu.memory), or a smaller batch{said}"

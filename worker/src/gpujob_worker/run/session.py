@@ -23,7 +23,7 @@ from gpujob_api.report import (
 )
 from gpujob_api.settings import OptimizeMode, TunedSettings
 from gpujob_worker.device.memory import CpuMemory
-from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.efficiency import efficiency
 from gpujob_worker.run.environment import Environment, read_environment
 from gpujob_worker.run.failure import classify
@@ -47,12 +47,12 @@ class Session:
         self,
         environment: Environment,
         features: Features | None = None,
-        explanation: Explanation | None = None,
+        explanation: DecisionLog | None = None,
         tuning_seconds: float = TUNING_SECONDS_DEFAULT,
     ) -> None:
         self.environment = environment
         self.features = features or Features()
-        self.explanation = explanation or Explanation()
+        self.explanation = explanation or DecisionLog()
         self.tuning_budget_seconds = tuning_seconds
         self.meter = Meter(CpuMemory())
         self.phase = WorkerPhase.STARTING

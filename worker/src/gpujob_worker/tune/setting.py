@@ -15,7 +15,7 @@ from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
 from gpujob_worker.run.features import Features
 from gpujob_worker.tune.applied import Applied
-from gpujob_worker.tune.trial import Decision, Tolerance, Trial
+from gpujob_worker.tune.trial import AcceptanceRule, Tolerance, Trial
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class Context:
 
     settings: Settings
     features: Features
-    decision: Decision
+    decision: AcceptanceRule
     applied: Applied
     root: Root
     recorded: RecordedCall

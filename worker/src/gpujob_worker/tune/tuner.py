@@ -25,7 +25,7 @@ from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root
 from gpujob_worker.probe.compare import measure_speedup
 from gpujob_worker.probe.side_effects import no_trace
-from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.features import Features
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.compile_choice import CompileItems
@@ -36,7 +36,7 @@ from gpujob_worker.tune.speed import SpeedItems
 from gpujob_worker.tune.trial import (
     AN_EARLIER_RUN,
     SPEEDUP_NEEDED,
-    Decision,
+    AcceptanceRule,
     Trial,
     short,
     tolerance_of,
@@ -53,7 +53,7 @@ class Tuner:
         self,
         settings: Settings,
         features: Features,
-        explanation: Explanation,
+        explanation: DecisionLog,
         budget_seconds: float,
         facts: ScriptFacts | None = None,
         source: str = AN_EARLIER_RUN,
@@ -62,7 +62,7 @@ class Tuner:
         self._features = features
         self._explain = explanation
         self._facts = facts or ScriptFacts()
-        self._decision = Decision(
+        self._decision = AcceptanceRule(
             settings,
             explanation,
             budget_seconds,
