@@ -129,15 +129,7 @@ class Injection:
         """
         self._discovery.finish()
         self._discovery.forget()
-        for root in self._roots:
-            root.remove()
-            root.recorded = root.wrapper = None
-        self._roots.clear()
-        self._facts.stepped.clear()
-        self._in_force.tuner = None
-        self._in_force.fit = None
-        self._in_force.beside.clear()
-        self._in_force.agreement = None
+        self._in_force.release()
 
     def _say_if_short(self) -> None:
         session, needed = self._session, WARM_UP_STEPS + BASELINE_STEPS

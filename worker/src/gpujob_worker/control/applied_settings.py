@@ -23,7 +23,10 @@ from gpujob_worker.tune.tuner import Tuner
 
 @dataclass(slots=True)
 class InForce:
-    """What was applied to the roots and the first optimizer of the model in training."""
+    """What was applied to the roots and the first optimizer of the model in training.
+
+    Others read it; what changes it is a method of its own.
+    """
 
     session: Session
     facts: ScriptFacts
@@ -74,6 +77,40 @@ class InForce:
     def source(self) -> str:
         """Where they come from."""
         return "an earlier model" if self.whose else AN_EARLIER_RUN
+
+    def use(self, tuner: Tuner) -> Tuner:
+        """Its choices are what `put` puts in force."""
+        self.tuner = tuner
+        return tuner
+
+    def keep_limit_by(self, fit: MemoryFit) -> None:
+        """What keeps the memory limit for the first root."""
+        self.fit = fit
+
+    def refuse_runs(self, reason: str | None) -> None:
+        """Whether the module of the model in training may be run for a measurement."""
+        self.run_refusal = reason
+
+    def decide_together(self, agreement: Agreement) -> None:
+        """From now on nothing is decided by this process alone."""
+        self.agreement = agreement
+        self.facts.processes = 1
+
+    def begin_model(self, whose: str, *, alike: bool) -> None:
+        """A model follows; `alike`: the first one's settings are for it too."""
+        self.first_shape = alike
+        self.whose = whose
+        self.explanation = DecisionLog()
+
+    def release(self) -> None:
+        """Lets go of everything that is the script's."""
+        for root in self.roots:
+            root.remove()
+            root.recorded = root.wrapper = None
+        self.roots.clear()
+        self.beside.clear()
+        self.facts.stepped.clear()
+        self.tuner = self.fit = self.agreement = None
 
     def drop(self, root: Root) -> None:
         """The script is done with this module; its memory is the script's again."""
@@ -183,7 +220,7 @@ class InForce:
         self.session.loss_scale = None
         self.rolled_back = True
         if self.tuner is not None:
-            self.tuner.applied = self.applied
+            self.tuner.settle_for(self.applied)
         put_in_force(self._first_root, self.optimizer, self.applied)
         self.session.explanation.note("roll-back", f"to plain settings{self.whose}: {why}")
         if self.first_shape:

@@ -119,13 +119,13 @@ def root_inside(
     root = Root(module, before_call)
     root.wrapper = wrapper
     if environment.world_size > 1 and in_force.agreement is None:
-        in_force.agreement = Agreement(
+        agreement = Agreement(
             group_store(),
             environment.rank,
             environment.world_size,
             cancelled=lambda: session.stop.requested,
         )
-        in_force.facts.processes = 1
+        in_force.decide_together(agreement)
     return root
 
 

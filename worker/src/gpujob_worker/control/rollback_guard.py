@@ -1,7 +1,7 @@
 """Watches a run after its settings were put in force: speed, memory, loss. Takes them back."""
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from gpujob_api.quantities import format_memory
 from gpujob_api.settings import Precision, Toggle
@@ -128,7 +128,7 @@ class Guardian:
                 session.needed_bytes = self._in_force.fit.needed_bytes
             return
         assert tuner is not None
-        tuner.applied.plan = replace(tuner.applied.plan, rows_per_step=finer, keeps_chunk=False)
+        tuner.split_finer(finer)
         numbers = f"{format_memory(peak)} measured, limit {format_memory(limit)}"
         self._explain.applied("batch split", f"steps of {finer}; of {rows}: {numbers}")
         text = f"{numbers}; steps of {finer} from now on{self._in_force.whose}"
@@ -145,7 +145,7 @@ class Guardian:
             finer = _finer(plan.rows_per_step)
             if finer is None or other.tuner.recommends:
                 continue
-            other.tuner.applied.plan = replace(plan, rows_per_step=finer, keeps_chunk=False)
+            other.tuner.split_finer(finer)
             numbers = f"{format_memory(peak)} measured, limit {format_memory(limit)}"
             other.explanation.applied("batch split", f"steps of {finer} from now on: {numbers}")
             other.put()

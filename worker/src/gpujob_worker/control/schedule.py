@@ -41,7 +41,7 @@ class Tuning:
         session.baseline = window.timing(session.samples_per_step)
         session.baseline_wait_percent = window.data_wait_percent
         start = time.monotonic()
-        in_force.tuner = tuner = in_force.tuner or tuner_for(in_force)
+        tuner = in_force.tuner or in_force.use(tuner_for(in_force))
         tuner.start()
         with measuring("tuning", self._explain):
             self._try_items(optimizer)
@@ -97,7 +97,7 @@ class Tuning:
         if root.recorded is None:
             return "no call of the module was seen"
         if in_force.run_refusal is None and in_force.agreement is None:
-            in_force.run_refusal = trace_refusal(root, root.recorded, whole=True)
+            in_force.refuse_runs(trace_refusal(root, root.recorded, whole=True))
         return in_force.run_refusal
 
     def _compile(self) -> None:

@@ -83,16 +83,16 @@ class Preparation:
         limited = session.environment.memory_limit_bytes is not None
         together = in_force.agreement is not None
         if limited or together or session.known_tuned is not None:
-            in_force.run_refusal = trace_refusal(root, recorded, whole=False)
+            in_force.refuse_runs(trace_refusal(root, recorded, whole=False))
         if together and in_force.run_refusal is None:
-            in_force.run_refusal = communicates(root, recorded)
+            in_force.refuse_runs(communicates(root, recorded))
         if limited and in_force.run_refusal is not None:
             text = f"nothing was measured: {in_force.run_refusal}"
             in_force.explanation.refused("memory limit", text)
         if session.known_tuned is not None:
             self._apply_known(root, recorded, session.known_tuned)
         elif limited and in_force.run_refusal is None:
-            in_force.tuner = tuner_for(in_force)
+            in_force.use(tuner_for(in_force))
             self._fit_limit(root, recorded)
             in_force.put()
             session.meter.memory.reset_peak()
@@ -100,7 +100,7 @@ class Preparation:
     def _apply_known(self, root: Root, recorded: RecordedCall, tuned: TunedSettings) -> None:
         """Settings of an earlier run: checked for safety, not measured again."""
         session, in_force = self._session, self._in_force
-        in_force.tuner = tuner = tuner_for(in_force)
+        tuner = in_force.use(tuner_for(in_force))
         if in_force.run_refusal is None:
             session.step_flop = step_flop(root, recorded) if in_force.first_shape else None
             tuner.adopt(root, recorded, tuned, keeps_chunk=in_force.keeps_chunk)
@@ -127,7 +127,8 @@ class Preparation:
         limit, meter = session.environment.memory_limit_bytes, session.meter
         assert tuner is not None
         assert limit is not None
-        self._in_force.fit = fit = MemoryFit(meter.memory, self._in_force.explanation, tuner, limit)
+        fit = MemoryFit(meter.memory, self._in_force.explanation, tuner, limit)
+        self._in_force.keep_limit_by(fit)
         fit.others = lambda: [other for other in self._in_force.fits if other is not fit]
         fit.fit(root, recorded)
         session.needed_bytes = fit.needed_bytes

@@ -17,7 +17,6 @@ import torch
 from gpujob_api.settings import OptimizeMode, TunedSettings
 from gpujob_worker.control.applied_settings import InForce
 from gpujob_worker.inject.wrapped_module import Root
-from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.session import Session
 
 ITEM, LIMIT = "later models", "memory limit"
@@ -195,9 +194,8 @@ class LaterModels:
             return
         self._count += 1
         reason = self._refusal(shape)
-        in_force.first_shape = reason is None
-        in_force.whose = f" in model {self._count + 1} ({shape.name})"
-        in_force.explanation = DecisionLog()
+        whose = f" in model {self._count + 1} ({shape.name})"
+        in_force.begin_model(whose, alike=reason is None)
         session.begin_model(alike=reason is None)
         tuned = session.tuned if reason is None else None
         session.known_tuned = tuned or TunedSettings()

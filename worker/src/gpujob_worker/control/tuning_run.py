@@ -29,7 +29,8 @@ class TuningPass:
         self._optimizer = optimizer
         self._explain = session.explanation
 
-    def without_root(self, reason: str) -> None:
+    def without_root(self, reason: str, *, judged: bool = False) -> None:
+        """`judged`: whether the memory limit is kept was said already."""
         keeps_limit = False
         for setting in SETTINGS:
             if not setting.SAID_WITHOUT_ROOT:
@@ -40,7 +41,7 @@ class TuningPass:
             else:
                 self._explain.refused(setting.ITEM, reason)
         self._fused_optimizer()
-        if self._in_force.fit is not None and not keeps_limit:
+        if self._in_force.fit is not None and not (keeps_limit or judged):
             self._in_force.fit.judge(self._session.baseline_peak_bytes)
 
     def among_others(self, root: Root, others: str, reason: str) -> None:
@@ -55,9 +56,7 @@ class TuningPass:
         text = f"is of {names_of([root, *modelled])}; what steps took is of all ({name}, {others})"
         self._explain.note("memory model", text)
         self._correct_all(fit, root, recorded)
-        self._in_force.fit = None  # judged
-        self.without_root(reason)
-        self._in_force.fit = fit
+        self.without_root(reason, judged=True)
 
     def _correct_all(self, fit: MemoryFit, root: Root, recorded: RecordedCall) -> None:
         """As many are made to take less as are needed; where none can be, the run may end."""

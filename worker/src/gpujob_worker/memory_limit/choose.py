@@ -175,7 +175,7 @@ class MemoryChooser:
             fewer = _least(self._checkpointed, splits)
             checkpoints = fewer.predicted_bytes < rows.predicted_bytes * (1 - ALIKE_FRACTION)
             rows = fewer if checkpoints else rows
-            self._tuner.applied.activation_checkpointing = checkpoints
+            self._tuner.checkpoint(checkpoints)
         if rows.rows < self._model.rows:
             self._split(root, recorded, self._model, rows)
         elif splits:

@@ -90,6 +90,18 @@ class Tuner:
     def without_split(self) -> None:
         self.applied.plan = self.applied.plan.without_split()
 
+    def split_finer(self, rows: int) -> None:
+        """Fewer samples at once than were shown to be safe; each chunk is computed twice."""
+        self.applied.plan = replace(self.applied.plan, rows_per_step=rows, keeps_chunk=False)
+
+    def checkpoint(self, on: bool) -> None:
+        """Activation checkpointing that was shown to be safe, on or off."""
+        self.applied.activation_checkpointing = on
+
+    def settle_for(self, applied: Applied) -> None:
+        """All that is left of what was chosen."""
+        self.applied = applied
+
     def split(
         self,
         root: Root,
