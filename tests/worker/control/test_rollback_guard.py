@@ -60,13 +60,13 @@ def test_a_roll_back_takes_everything_back_for_good(in_force: InForce) -> None:
     assert root.plan.autocast is torch.bfloat16
     assert optimizer.param_groups[0]["fused"] is True
     session, gain = in_force.session, Speedup(1.42, 1.38, 1.46, 10)
-    session.gained(tuned(in_force.applied), gain)
+    session.state.gained(tuned(in_force.applied), gain)
     in_force.report()
     assert session.report().speedup == gain
-    in_force.session.loss_tensor = torch.tensor(1.0)
+    in_force.session.state.loss_tensor = torch.tensor(1.0)
     guardian = Guardian(in_force.session, in_force)
     guardian.first_steps()
-    in_force.session.loss_tensor = torch.tensor(50.0)
+    in_force.session.state.loss_tensor = torch.tensor(50.0)
     for check in range(DIVERGED_CHECKS):
         assert not in_force.rolled_back
         guardian.step(20 * (check + 1) + 20)
@@ -76,7 +76,7 @@ def test_a_roll_back_takes_everything_back_for_good(in_force: InForce) -> None:
     assert session.explanation.line("speed-up") == refused
     assert root.plan == RootPlan()
     assert optimizer.param_groups[0]["fused"] is None
-    assert in_force.session.tuned == TunedSettings(data_loader_workers=2)
+    assert in_force.session.state.tuned == TunedSettings(data_loader_workers=2)
     assert tuner is not None
     assert tuner.applied.plan == RootPlan()
     assert in_force.session.explanation.lines[-1] == (
@@ -101,8 +101,8 @@ def test_a_roll_back_leaves_what_keeps_a_memory_limit() -> None:
     assert root.plan == RootPlan(rows_per_step=4, keeps_chunk=False)
     assert optimizer.param_groups[0]["fused"] is None
     assert found.optimizer_offload is not None
-    assert session.tuned == TunedSettings(batch_per_step=4, optimizer_offload=True)
-    session.loss_tensor = torch.tensor(math.nan)
+    assert session.state.tuned == TunedSettings(batch_per_step=4, optimizer_offload=True)
+    session.state.loss_tensor = torch.tensor(math.nan)
     Guardian(session, found).step(20)
     assert session.explanation.line("roll-back").endswith("a test"), "it is done once"
 
@@ -122,7 +122,7 @@ def test_a_split_that_does_not_keep_the_limit_is_made_finer_and_says_so() -> Non
 
 @pytest.mark.parametrize(("seconds", "rolled_back"), [(0.105, False), (0.12, True)])
 def test_slower_steps_take_it_back(in_force: InForce, seconds: float, rolled_back: bool) -> None:
-    in_force.session.baseline = Timing(0.1, 0)
+    in_force.session.state.baseline = Timing(0.1, 0)
     in_force.session.meter.window.seconds.extend([seconds] * 3)
     Guardian(in_force.session, in_force).step(CONFIRM_STEPS)
     assert in_force.rolled_back is rolled_back

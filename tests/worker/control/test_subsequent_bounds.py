@@ -51,10 +51,10 @@ def test_the_time_for_looking_at_models_is_limited_but_for_a_memory_limit() -> N
             root.recorded = call
             optimizer = trains(later, root)
             later.spent(seconds)
-            session.tuned, session.tuning_seconds = TunedSettings(batch_per_step=4), 1.0
+            session.state.tuned, session.state.tuning_seconds = TunedSettings(batch_per_step=4), 1.0
             del optimizer
             assert later.is_over(warm=True)
-            known, alike = session.known_tuned, in_force.first_shape
+            known, alike = session.state.known_tuned, in_force.first_shape
             later.begin()
         assert alike is (limit is not None)
         assert known == (TunedSettings(batch_per_step=4) if alike else TunedSettings())
@@ -95,7 +95,7 @@ def test_a_sweep_over_models_says_again_only_what_means_something_else(
         root, call = root_and_call(kind(), rows=12 if number != 11 else 8)
         root.recorded = call
         optimizer = trains(later, root)
-        session.tuned, session.tuning_seconds = TunedSettings(batch_per_step=4), 1.0
+        session.state.tuned, session.state.tuning_seconds = TunedSettings(batch_per_step=4), 1.0
         del optimizer
         assert later.is_over(warm=True)
         later.begin()
@@ -157,13 +157,13 @@ def test_a_model_of_another_shape_is_not_compared_with_the_first() -> None:
     session = Session(Environment())
     session.meter.window.seconds.extend([0.5, 0.5])
     session.meter.window.peak_memory_bytes = 10
-    session.begin_model(alike=True)
+    session.state.begin_model(alike=True)
     assert session.report().current == Timing(0.5, session.meter.window.peak_memory_bytes or 10)
     session.meter.window.seconds.append(0.25)
     now = session.report().current
     assert now is not None
     assert now.step_seconds == 0.25
-    session.begin_model(alike=False)
+    session.state.begin_model(alike=False)
     session.meter.window.seconds.append(9.0)
     session.meter.window.peak_memory_bytes = 2**50
     assert session.report().current == Timing(0.25, 2**50)

@@ -147,7 +147,7 @@ def test_in_force_it_follows_the_optimizers_steps_and_is_taken_back() -> None:
     assert torch.equal(after, before)
     in_force.roll_back("a test")
     assert in_force.optimizer_offload is None
-    assert session.tuned == TunedSettings()
+    assert session.state.tuned == TunedSettings()
 
 
 def test_a_limit_that_nothing_keeps_ends_the_job_and_says_why_offload_does_not_help(

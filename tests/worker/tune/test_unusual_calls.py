@@ -83,7 +83,7 @@ def test_of_several_modules_the_first_keeps_what_a_limit_asks_for() -> None:
     root, call = root_and_call(Model())
     optimizers = [torch.optim.SGD(root.module.parameters(), lr=0.1) for _ in range(2)]
     session = Session(Environment())
-    session.baseline = Timing(0.1, 77)
+    session.state.baseline = Timing(0.1, 77)
     in_force = InForce(session, ScriptFacts(), [root], tuner=tuner(session.explanation))
     for optimizer in optimizers:
         in_force.facts.saw(optimizer)
@@ -121,7 +121,7 @@ def test_of_several_modules_as_many_take_less_as_are_needed(
     class Critic(Model): ...
 
     session = Session(Environment())
-    session.baseline = Timing(0.1, 77)
+    session.state.baseline = Timing(0.1, 77)
     root, root.recorded = root_and_call(Model())
     other, other.recorded = root_and_call(Critic())
     first, second = (tuner(session.explanation) for _ in range(2))

@@ -71,10 +71,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     python = adapt(python, environment.settings.batch_per_step, explanation, parsed.argument_table)
     off = [name for name in FEATURES if getattr(parsed, f"no_{name}")]
     features = Features.without(*off, cuda_graphs=parsed.cuda_graphs)
-    session = Session(environment, features, explanation, parsed.tuning_seconds)
-    session.report_directory = parsed.report_directory
-    if parsed.profile_steps:
-        session.profiler = StepProfiler(_profile_request(parsed))
+    session = Session(
+        environment,
+        features,
+        explanation,
+        parsed.tuning_seconds,
+        report_directory=parsed.report_directory,
+        profiler=StepProfiler(_profile_request(parsed)) if parsed.profile_steps else None,
+    )
     return _run(session, python)
 
 

@@ -72,9 +72,8 @@ class Injection:
 
     def install(self) -> None:
         session, settings = self._session, self._session.environment.settings
-        session.torch_version = torch.__version__
-        session.device = "cpu"
-        session.release, session.ending = self._release, self._say_if_short
+        session.state.runs_on("cpu", torch.__version__)
+        session.at_end(self._say_if_short, self._release)
         in_forked_children(self.in_child)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
@@ -133,7 +132,7 @@ class Injection:
 
     def _say_if_short(self) -> None:
         session, needed = self._session, WARM_UP_STEPS + BASELINE_STEPS
-        if not session.optimizes or session.tuning_seconds is not None:
+        if not session.optimizes or session.state.tuning_seconds is not None:
             return
         steps = self._steps
         if not steps and self._explain.lines:
@@ -149,7 +148,7 @@ class Injection:
         self._loaders.stop()
 
     def _on_loss(self, loss: torch.Tensor) -> None:
-        self._session.loss_tensor = loss
+        self._session.state.saw_loss(loss)
 
     def _on_compile(self) -> None:
         if not self._inside:
@@ -262,8 +261,8 @@ class Injection:
         if steps == 1:
             use_device(session, device_type_of(optimizer))
             measures = session.optimizes and not self._in_force.whose
-            session.phase = WorkerPhase.MEASURING if measures else WorkerPhase.TRAINING
-            session.samples_per_step = self._roots[0].rows if self._roots else None
+            session.state.enter(WorkerPhase.MEASURING if measures else WorkerPhase.TRAINING)
+            session.state.takes_samples(self._roots[0].rows if self._roots else None)
             self._preparation.stepped()
             if self._in_force.fit is not None and self._roots:
                 self._roots[0].asks = True
@@ -298,8 +297,8 @@ class Injection:
         if since > 0:
             self._guardian.step(since)
             self._tuning.compile_when_due()
-        elif self._session.known_tuned is not None:
-            self._session.phase = WorkerPhase.TRAINING
+        elif self._session.state.known_tuned is not None:
+            self._session.state.enter(WorkerPhase.TRAINING)
         elif since == -1 and self._roots:
             self._roots[0].recording = len(self._roots) == 1 or self._in_force.fit is not None
             for beside in self._in_force.beside:

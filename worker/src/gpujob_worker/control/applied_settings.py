@@ -70,8 +70,8 @@ class InForce:
     def known(self) -> TunedSettings | None:
         """Settings that were found before: by an earlier run, or for the model in training."""
         session = self.session
-        found = session.tuned if session.tuning_seconds is not None else None
-        return session.known_tuned or (found if self.first_shape else None)
+        found = session.state.tuned if session.state.tuning_seconds is not None else None
+        return session.state.known_tuned or (found if self.first_shape else None)
 
     @property
     def source(self) -> str:
@@ -146,7 +146,7 @@ class InForce:
         self.applied = Applied(loader_workers=self.applied.loader_workers)
         self.tuner = self.fit = self.optimizer_offload = self.run_refusal = self._tuned = None
         self.rolled_back = False
-        self.session.loss_scale = None
+        self.session.state.scale_losses(None)
 
     def report(self) -> None:
         """What is in force now is the run's settings, if it is the first model or one like it."""
@@ -179,7 +179,7 @@ class InForce:
         if self.session.environment.settings.mode is OptimizeMode.RECOMMEND:
             return
         self.applied = self.tuner.applied
-        self.session.loss_scale = self.applied.plan.loss_scale
+        self.session.state.scale_losses(self.applied.plan.loss_scale)
         if optimizer is not None:
             self.tunes(optimizer)
         optimizer = self.optimizer
@@ -217,7 +217,7 @@ class InForce:
             self.optimizer_offload = None
         workers = self.applied.loader_workers
         self.applied = self.applied.memory_only() if limited else Applied(loader_workers=workers)
-        self.session.loss_scale = None
+        self.session.state.scale_losses(None)
         self.rolled_back = True
         if self.tuner is not None:
             self.tuner.settle_for(self.applied)

@@ -31,10 +31,18 @@ from gpujob_worker.tune.tuner import Tuner
 _ROWS = 2
 
 
-class LeadingTuner(Tuner):
-    """Measures for all, once all are waiting for it."""
+class SharedTuner(Tuner):
+    """One of several that decide together."""
 
     agreement: Agreement
+
+    def join(self, agreement: Agreement) -> None:
+        self.agreement = agreement
+
+
+class LeadingTuner(SharedTuner):
+    """Measures for all, once all are waiting for it."""
+
     _waited: bool | None = None
 
     def speed(self, root: Root, recorded: RecordedCall) -> None:
@@ -62,10 +70,9 @@ class LeadingTuner(Tuner):
         return self._waited
 
 
-class FollowingTuner(Tuner):
+class FollowingTuner(SharedTuner):
     """Waits for what the first process found and takes over what is safe here."""
 
-    agreement: Agreement
     _proposed: TunedSettings | None = None
     _asked = False
 
@@ -142,9 +149,9 @@ def tuner_for(in_force: InForce) -> Tuner:
         in_force.facts,
         in_force.source,
     )
-    if isinstance(tuner, (LeadingTuner, FollowingTuner)):
+    if isinstance(tuner, SharedTuner):
         assert agreement is not None
-        tuner.agreement = agreement
+        tuner.join(agreement)
     return tuner
 
 

@@ -66,8 +66,8 @@ class Guardian:
 
     def first_steps(self) -> None:
         """Losses of the steps that later ones are compared with."""
-        if self._session.loss_tensor is not None:
-            self._loss.starts(float(self._session.loss_tensor))
+        if self._session.state.loss_tensor is not None:
+            self._loss.starts(float(self._session.state.loss_tensor))
 
     def step(self, since: int) -> None:
         """`since` counts the steps after the settings were put in force."""
@@ -84,7 +84,7 @@ class Guardian:
     def scaled_step_ends(self, scale: LossScale) -> None:
         skipped = scale.skipped
         scale.step_ends()
-        self._session.skipped_steps = scale.skipped
+        self._session.state.skipped(scale.skipped)
         if scale.skipped > skipped:
             self._explain.note("loss scaling", str(scale))
         if scale.hopeless:
@@ -125,7 +125,7 @@ class Guardian:
             if self._in_force.fit is not None:
                 # Later peaks may be of anything: an evaluation, a checkpoint. They are only said.
                 self._in_force.fit.judge(peak, ends=settling)
-                session.needed_bytes = self._in_force.fit.needed_bytes
+                session.state.needs(self._in_force.fit.needed_bytes)
             return
         assert tuner is not None
         tuner.split_finer(finer)
@@ -157,7 +157,7 @@ class Guardian:
     def _confirm(self) -> None:
         """What was chosen for speed alone must not make the real steps slower."""
         now = self._session.meter.window.timing(None)
-        before = self._session.baseline
+        before = self._session.state.baseline
         if now is None or before is None or self._asked_for():
             return
         if now.step_seconds > before.step_seconds * SLOWER_ALLOWED:
@@ -173,9 +173,9 @@ class Guardian:
 
     def _check_loss(self) -> None:
         done = self._in_force.rolled_back or self._applied == Applied()
-        if done or self._session.loss_tensor is None:
+        if done or self._session.state.loss_tensor is None:
             return
-        verdict = self._loss.verdict(float(self._session.loss_tensor))
+        verdict = self._loss.verdict(float(self._session.state.loss_tensor))
         if verdict is not None:
             self._roll_back(verdict, self._since)
 

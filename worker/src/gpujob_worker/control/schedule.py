@@ -34,12 +34,12 @@ class Tuning:
         """Raises `MemoryLimitError` where the memory limit cannot be kept."""
         session, in_force = self._session, self._in_force
         in_force.tunes(optimizer)
-        session.phase = WorkerPhase.TUNING
+        session.state.enter(WorkerPhase.TUNING)
         session.reporter.wake()
         hold_to_limit(session)
         window = session.meter.new_window()
-        session.baseline = window.timing(session.samples_per_step)
-        session.baseline_wait_percent = window.data_wait_percent
+        timing = window.timing(session.state.samples_per_step)
+        session.state.measured_first(timing, window.data_wait_percent)
         start = time.monotonic()
         tuner = in_force.tuner or in_force.use(tuner_for(in_force))
         tuner.start()
@@ -48,9 +48,9 @@ class Tuning:
         in_force.settle()
         in_force.put()
         self._loaders.decide(tuner.applied)
-        session.tuning_seconds = time.monotonic() - start
+        session.state.tuning_took(time.monotonic() - start)
         in_force.report()
-        session.phase = WorkerPhase.TRAINING
+        session.state.enter(WorkerPhase.TRAINING)
         session.meter.memory.trim()
         session.meter.new_window()
 
@@ -116,7 +116,7 @@ class Tuning:
         with measuring("compile", self._explain):
             tuner.compile(root, recorded)
             gain = tuner.gain(root, recorded, self._in_force.optimizer)
-            session.gained(tuner.tuned(), gain)
+            session.state.gained(tuner.tuned(), gain)
         self._in_force.put()
         self._in_force.report()
         session.meter.new_window()

@@ -82,15 +82,15 @@ class Preparation:
         use_device(session, root.device.type)
         limited = session.environment.memory_limit_bytes is not None
         together = in_force.agreement is not None
-        if limited or together or session.known_tuned is not None:
+        if limited or together or session.state.known_tuned is not None:
             in_force.refuse_runs(trace_refusal(root, recorded, whole=False))
         if together and in_force.run_refusal is None:
             in_force.refuse_runs(communicates(root, recorded))
         if limited and in_force.run_refusal is not None:
             text = f"nothing was measured: {in_force.run_refusal}"
             in_force.explanation.refused("memory limit", text)
-        if session.known_tuned is not None:
-            self._apply_known(root, recorded, session.known_tuned)
+        if session.state.known_tuned is not None:
+            self._apply_known(root, recorded, session.state.known_tuned)
         elif limited and in_force.run_refusal is None:
             in_force.use(tuner_for(in_force))
             self._fit_limit(root, recorded)
@@ -102,14 +102,14 @@ class Preparation:
         session, in_force = self._session, self._in_force
         tuner = in_force.use(tuner_for(in_force))
         if in_force.run_refusal is None:
-            session.step_flop = step_flop(root, recorded) if in_force.first_shape else None
+            session.state.counted(step_flop(root, recorded) if in_force.first_shape else None)
             tuner.adopt(root, recorded, tuned, keeps_chunk=in_force.keeps_chunk)
         in_force.settle()
         if in_force.agreement is not None:
-            session.known_tuned = tuner.tuned()
+            session.state.start_with(tuner.tuned())
         scale = tuner.applied.plan.loss_scale
-        if scale is not None and session.known_scale is not None:
-            scale.resume(session.known_scale)
+        if scale is not None and session.state.known_scale is not None:
+            scale.resume(session.state.known_scale)
         limited = (
             session.environment.memory_limit_bytes is not None and in_force.run_refusal is None
         )
@@ -120,7 +120,7 @@ class Preparation:
             self._fit_limit(root, recorded)
         in_force.put()
         in_force.report()
-        session.tuning_seconds = session.tuning_seconds or 0.0
+        session.state.tuning_took(session.state.tuning_seconds or 0.0)
 
     def _fit_limit(self, root: Root, recorded: RecordedCall) -> None:
         session, tuner = self._session, self._in_force.tuner
@@ -131,7 +131,7 @@ class Preparation:
         self._in_force.keep_limit_by(fit)
         fit.others = lambda: [other for other in self._in_force.fits if other is not fit]
         fit.fit(root, recorded)
-        session.needed_bytes = fit.needed_bytes
+        session.state.needs(fit.needed_bytes)
         fit.watch(root, LossWatch(meter.memory, meter.read_memory))
 
     def _fit_again(self, root: Root, recorded: RecordedCall) -> None:
@@ -143,7 +143,7 @@ class Preparation:
         hold_to_limit(session)
         _look_again(fit, root, recorded, refines=refines)
         self._in_force.put()
-        session.needed_bytes = fit.needed_bytes
+        session.state.needs(fit.needed_bytes)
         session.meter.memory.reset_peak()
 
     def _beside(self, root: Root, recorded: RecordedCall) -> None:
@@ -205,7 +205,7 @@ class Preparation:
         found = next(other for other in self._in_force.beside if other.root is root)
         needed = found.fit.needed_bytes if found.fit is not None else None
         if needed is not None:
-            self._session.needed_bytes = max(self._session.needed_bytes or 0, needed)
+            self._session.state.needs(max(self._session.state.needed_bytes or 0, needed))
 
 
 def _look_again(fit: MemoryFit, root: Root, recorded: RecordedCall, *, refines: bool) -> None:

@@ -107,7 +107,7 @@ class LaterModels:
             return False
         self._passed.update(parameters_of(optimizer)[:1])
         self._count += 1
-        session.begin_model(alike=False)
+        session.state.begin_model(alike=False)
         text = f"{why}; {self._count} more ran as written"
         text += ", without a look at the memory limit" if self._limited else ""
         session.explanation.refused(ITEM, text, aloud=self._count == 1)
@@ -175,9 +175,9 @@ class LaterModels:
         """The model before is over; the next call of a root is the first of another one."""
         self._begins = True
         self._owned = False
-        self._untuned += self._session.tuning_seconds is None
+        self._untuned += self._session.state.tuning_seconds is None
         self._in_force.renew()
-        self._session.known_scale = None
+        self._session.state.start_with_scale(None)
         if self._limited:
             # What the model before has left would count as this one's.
             self._session.meter.memory.trim()
@@ -189,23 +189,23 @@ class LaterModels:
         self._begins = False
         session, in_force = self._session, self._in_force
         shape = self._shape(root)
-        if session.tuning_seconds is None:
+        if session.state.tuning_seconds is None:
             self._first, self._inputs = shape, root.signatures
             return
         self._count += 1
         reason = self._refusal(shape)
         whose = f" in model {self._count + 1} ({shape.name})"
         in_force.begin_model(whose, alike=reason is None)
-        session.begin_model(alike=reason is None)
-        tuned = session.tuned if reason is None else None
-        session.known_tuned = tuned or TunedSettings()
+        session.state.begin_model(alike=reason is None)
+        tuned = session.state.tuned if reason is None else None
+        session.state.start_with(tuned or TunedSettings())
         self.waits = True
         if reason is not None:
             self._plain(reason, shape.name)
 
     def unseen(self) -> None:
         """An optimizer begins with a model that is not seen, the one before being gone."""
-        follows = self._in_force.facts.stepped and self._session.tuning_seconds is not None
+        follows = self._in_force.facts.stepped and self._session.state.tuning_seconds is not None
         if follows and self.watches:
             self._count += 1
             self._plain("the script compiles its model itself")
@@ -245,7 +245,7 @@ class LaterModels:
         names = _names(in_force.tuner.tuned() if in_force.tuner is not None else None)
         refused = [str(decision) for decision in in_force.explanation.refusals]
         refused += [in_force.run_refusal] if in_force.run_refusal is not None else []
-        wanted = _names(self._session.known_tuned)
+        wanted = _names(self._session.state.known_tuned)
         if wanted and refused:
             say.note("refused", f"{in_force.whose.strip()}: {'; '.join(refused)}")
         if names:

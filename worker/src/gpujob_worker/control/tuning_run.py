@@ -42,7 +42,7 @@ class TuningPass:
                 self._explain.refused(setting.ITEM, reason)
         self._fused_optimizer()
         if self._in_force.fit is not None and not (keeps_limit or judged):
-            self._in_force.fit.judge(self._session.baseline_peak_bytes)
+            self._in_force.fit.judge(self._session.state.baseline_peak_bytes)
 
     def among_others(self, root: Root, others: str, reason: str) -> None:
         """Several modules train. The limit's models are of each; what they take is measured."""
@@ -60,7 +60,7 @@ class TuningPass:
 
     def _correct_all(self, fit: MemoryFit, root: Root, recorded: RecordedCall) -> None:
         """As many are made to take less as are needed; where none can be, the run may end."""
-        observed, beside = self._session.baseline_peak_bytes, self._in_force.beside
+        observed, beside = self._session.state.baseline_peak_bytes, self._in_force.beside
         settled = fit.correct(root, recorded, observed, ends=not beside)
         enough = settled and fit.chose_finer
         for other in beside:
@@ -80,8 +80,8 @@ class TuningPass:
         recorded = root.recorded
         assert recorded is not None
         root.stop_recording()
-        self._session.plain_float32 = forced_float32(root)
-        self._session.step_flop = step_flop(root, recorded)
+        self._session.state.computes_in_float32(forced_float32(root))
+        self._session.state.counted(step_flop(root, recorded))
         self._memory(root, recorded)
         put_in_force(root, None, self._tuner.applied)
         try:
@@ -91,7 +91,7 @@ class TuningPass:
             self._tuner.speed(root, recorded)
             due = self._compile(root, recorded)
             gain = self._tuner.gain(root, recorded, self._optimizer)
-            self._session.gained(self._tuner.tuned(), gain)
+            self._session.state.gained(self._tuner.tuned(), gain)
             return due
         finally:
             put_in_force(root, None, self._in_force.applied)
@@ -100,7 +100,7 @@ class TuningPass:
     def _memory(self, root: Root, recorded: RecordedCall) -> None:
         fit = self._in_force.fit
         if fit is not None:
-            fit.correct(root, recorded, self._session.baseline_peak_bytes)
+            fit.correct(root, recorded, self._session.state.baseline_peak_bytes)
         binds = fit is not None and fit.binds
         not_asked = fit.not_asked if fit is not None else "memory does not ask for it: no limit"
         asked = self._session.environment.settings.batch_per_step
