@@ -8,8 +8,8 @@ from torch import nn
 
 from gpujob_api.report import Timing
 from gpujob_api.settings import OptimizeMode, Settings, TunedSettings
-from gpujob_worker.control.applied_settings import InForce
-from gpujob_worker.control.subsequent_models import LOOKS_MAX, UNTUNED_MAX, LaterModels
+from gpujob_worker.control.applied_settings import AppliedSettings
+from gpujob_worker.control.subsequent_models import LOOKS_MAX, UNTUNED_MAX, SubsequentModels
 from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.wrapped_module import Root, RootPlan
 from gpujob_worker.run.decision_log import DecisionLog
@@ -22,9 +22,9 @@ from gpujob_worker.tune.tuner import Tuner
 from tests.harness.blocks import Model, root_and_call
 
 
-def later_models(mode: OptimizeMode = OptimizeMode.AUTO, **values: Any) -> LaterModels:
+def later_models(mode: OptimizeMode = OptimizeMode.AUTO, **values: Any) -> SubsequentModels:
     session = Session(Environment(settings=Settings(mode=mode), **values), tuning_seconds=0.0)
-    return LaterModels(session, InForce(session, ScriptFacts()))
+    return SubsequentModels(session, AppliedSettings(session, ScriptFacts()))
 
 
 def test_nothing_is_looked_for_where_nothing_would_be_done() -> None:
@@ -33,7 +33,7 @@ def test_nothing_is_looked_for_where_nothing_would_be_done() -> None:
     assert not later_models(world_size=2).watches
 
 
-def trains(later: LaterModels, root: Root) -> torch.optim.Optimizer:
+def trains(later: SubsequentModels, root: Root) -> torch.optim.Optimizer:
     optimizer = torch.optim.SGD(root.module.parameters(), lr=0.1)
     later.made(optimizer)
     later.before_call(root)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from gpujob_api.settings import Settings, TunedSettings
-from gpujob_worker.control.applied_settings import InForce
+from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.inject import offload
 from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.offload import OptimizerOffload, offload_refusal, to_host
@@ -133,7 +133,7 @@ def test_in_force_it_follows_the_optimizers_steps_and_is_taken_back() -> None:
     module = model()
     optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
     session = Session(Environment())
-    in_force = InForce(session, ScriptFacts())
+    in_force = AppliedSettings(session, ScriptFacts())
     in_force.tuner = Tuner(Settings(), Features(), session.explanation, 1.0)
     in_force.tuner.applied = Applied(optimizer_offload=True)
     in_force.put(optimizer)

@@ -16,7 +16,7 @@ from gpujob_worker.device.memory import CpuMemory
 from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
 from gpujob_worker.memory_limit.limit_fit import MemoryFit
-from gpujob_worker.memory_limit.loss import LossWatch
+from gpujob_worker.memory_limit.loss import LossMemoryWatch
 from gpujob_worker.memory_limit.model import (
     LossBytes,
 )
@@ -67,7 +67,7 @@ class Memory:
 
 def test_a_loss_is_measured_from_the_models_return_to_the_start_of_its_backward() -> None:
     memory, resets = Memory(100), [0]
-    watch = LossWatch(memory, lambda: resets.append(1))
+    watch = LossMemoryWatch(memory, lambda: resets.append(1))
     outputs = torch.zeros(4, requires_grad=True) * 2
     more = torch.zeros(4, requires_grad=True) * 2
     watch.returned({"a": outputs, "b": more})
@@ -83,7 +83,7 @@ def test_a_loss_is_measured_from_the_models_return_to_the_start_of_its_backward(
 
 def test_two_calls_before_one_backward_are_not_taken_for_a_loss() -> None:
     memory = Memory(100)
-    watch = LossWatch(memory, lambda: None)
+    watch = LossMemoryWatch(memory, lambda: None)
     first = torch.zeros(4, requires_grad=True) * 2
     watch.returned(first)
     memory.set(5000)
@@ -151,7 +151,7 @@ def test_what_a_real_loss_takes_is_seen_in_the_step_itself() -> None:
     root = Root(module, lambda _: None)
     root.install()
     root.plan = RootPlan(rows_per_step=64)
-    watch = LossWatch(memory, lambda: None)
+    watch = LossMemoryWatch(memory, lambda: None)
     root.seen = watch.returned
     outputs = 1024 * 4096 * 4
     loss = functional.cross_entropy(module(torch.randn(1024, 256)), torch.randint(4096, (1024,)))

@@ -9,9 +9,9 @@ from torch import nn
 
 from gpujob_api.report import Timing
 from gpujob_api.settings import Precision, Settings
-from gpujob_worker.control.applied_settings import InForce
-from gpujob_worker.control.secondary_modules import Beside
-from gpujob_worker.control.tuning_run import TuningPass
+from gpujob_worker.control.applied_settings import AppliedSettings
+from gpujob_worker.control.secondary_modules import SecondaryModule
+from gpujob_worker.control.tuning_run import TuningRun
 from gpujob_worker.device.memory import CpuMemory
 from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.discovery import Discovery
@@ -84,11 +84,11 @@ def test_of_several_modules_the_first_keeps_what_a_limit_asks_for() -> None:
     optimizers = [torch.optim.SGD(root.module.parameters(), lr=0.1) for _ in range(2)]
     session = Session(Environment())
     session.state.baseline = Timing(0.1, 77)
-    in_force = InForce(session, ScriptFacts(), [root], tuner=tuner(session.explanation))
+    in_force = AppliedSettings(session, ScriptFacts(), [root], tuner=tuner(session.explanation))
     for optimizer in optimizers:
         in_force.facts.saw(optimizer)
     assert in_force.tuner is not None
-    tuning = TuningPass(session, in_force, optimizers[0])
+    tuning = TuningRun(session, in_force, optimizers[0])
     tuning.among_others(root, "Critic", "2 modules are trained")
     line = session.explanation.line
     assert line("batch split") == "batch split refused: 2 modules are trained"
@@ -131,11 +131,11 @@ def test_of_several_modules_as_many_take_less_as_are_needed(
         fit.settles, fit.chose_finer = it_settles, it_is_finer
     of_first: Any = fits[0]
     of_other: Any = fits[1]
-    beside = Beside(other, second, of_other, session.explanation.about("Critic"))
-    in_force = InForce(session, ScriptFacts(), [root, other], tuner=first, beside=[beside])
+    beside = SecondaryModule(other, second, of_other, session.explanation.about("Critic"))
+    in_force = AppliedSettings(session, ScriptFacts(), [root, other], tuner=first, beside=[beside])
     in_force.fit = of_first
     optimizer = torch.optim.SGD(root.module.parameters(), lr=0.1)
-    TuningPass(session, in_force, optimizer).among_others(root, "Critic", "2 modules")
+    TuningRun(session, in_force, optimizer).among_others(root, "Critic", "2 modules")
     assert [name for name, _ in fits[0].asked] == asked
     assert other.recorded is None
     put = "Critic" in asked and settles[1]
@@ -147,10 +147,10 @@ def test_a_module_that_is_left_alone_keeps_its_way() -> None:
     session = Session(Environment())
     (first, _), (second, _) = root_and_call(Model()), root_and_call(Model())
     said = session.explanation.about("Model 2")
-    beside = Beside(second, tuner(said), None, said)
+    beside = SecondaryModule(second, tuner(said), None, said)
     beside.tuner.applied.plan = RootPlan(rows_per_step=3)
     beside.put()
-    in_force = InForce(
+    in_force = AppliedSettings(
         session, ScriptFacts(), [first, second], tuner=tuner(session.explanation), beside=[beside]
     )
     in_force.drop(first)
@@ -167,7 +167,7 @@ def test_groups_that_come_later_step_as_the_others_do() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
     optimizer = torch.optim.AdamW(model[1].parameters(), lr=0.01)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    in_force = InForce(Session(Environment()), ScriptFacts(), tuner=tuner(DecisionLog()))
+    in_force = AppliedSettings(Session(Environment()), ScriptFacts(), tuner=tuner(DecisionLog()))
     before = copy.deepcopy(optimizer.state_dict())
     assert in_force.tuner is not None
     in_force.tuner.applied = Applied(fused=True)

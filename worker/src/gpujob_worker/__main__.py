@@ -12,7 +12,7 @@ from typing import NoReturn
 from gpujob_api.codec import FieldError
 from gpujob_api.settings import ENV_SETTINGS, OptimizeMode
 from gpujob_worker.adapters import huggingface, lightning, tensorflow_jax
-from gpujob_worker.adapters.requested_settings import Wishes
+from gpujob_worker.adapters.requested_settings import RequestedSettings
 from gpujob_worker.launch.batch_flags import adapt
 from gpujob_worker.launch.import_hooks import when_imported
 from gpujob_worker.launch.interpreters import Interpreter, interpreter_of
@@ -201,18 +201,18 @@ def _adapt_trainers(session: Session) -> None:
     settings, explanation = session.environment.settings, session.explanation
     if settings.mode is OptimizeMode.RECOMMEND or not session.features.allows("trainers"):
         return
-    wishes = Wishes.of(settings, session.features)
+    wishes = RequestedSettings.of(settings, session.features)
     huggingface.watch(wishes, explanation)
     lightning.watch(wishes, explanation)
     tensorflow_jax.watch(settings, explanation)
 
 
 def _inject(session: Session) -> None:
-    from gpujob_worker.hooks import Injection
+    from gpujob_worker.hooks import Hooks
 
     if session.optimizes:
         session.listen_for_stop()
-    Injection(session).install()
+    Hooks(session).install()
 
 
 def _exit_code(error: BaseException | None) -> int:

@@ -16,13 +16,13 @@ from torch.optim.optimizer import (
 
 from gpujob_api.report import WorkerPhase
 from gpujob_api.settings import Toggle
-from gpujob_worker.control.applied_settings import InForce
+from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.device import use_device
 from gpujob_worker.control.distributed_tuning import root_inside
-from gpujob_worker.control.rollback_guard import Guardian
-from gpujob_worker.control.schedule import Tuning
-from gpujob_worker.control.startup import Preparation
-from gpujob_worker.control.subsequent_models import LaterModels
+from gpujob_worker.control.rollback_guard import RollbackGuard
+from gpujob_worker.control.schedule import TuningSchedule
+from gpujob_worker.control.startup import Startup
+from gpujob_worker.control.subsequent_models import SubsequentModels
 from gpujob_worker.inject.compiling import keep_compiled_in
 from gpujob_worker.inject.data_loader import watch_loaders
 from gpujob_worker.inject.discovery import Discovery
@@ -45,7 +45,7 @@ WARM_UP_STEPS = 2
 BASELINE_STEPS = 5
 
 
-class Injection:
+class Hooks:
     """Everything that is hooked into torch for one session."""
 
     def __init__(self, session: Session) -> None:
@@ -55,14 +55,14 @@ class Injection:
             processes=session.environment.world_size,
             memory_limited=session.environment.memory_limit_bytes is not None,
         )
-        self._in_force = InForce(session, self._facts)
+        self._in_force = AppliedSettings(session, self._facts)
         self._roots = self._in_force.roots
-        self._preparation = Preparation(session, self._in_force)
+        self._preparation = Startup(session, self._in_force)
         self._loaders = LoaderPolicy(session)
-        self._tuning = Tuning(session, self._in_force, self._loaders)
-        self._guardian = Guardian(session, self._in_force)
+        self._tuning = TuningSchedule(session, self._in_force, self._loaders)
+        self._guardian = RollbackGuard(session, self._in_force)
         self._discovery = Discovery(self._on_root)
-        self._later = LaterModels(session, self._in_force)
+        self._later = SubsequentModels(session, self._in_force)
         # The step after which the model in training began, and steps made since roots are watched.
         self._began_at = self._watched_steps = 0
         self._clock = StepClock()

@@ -10,7 +10,7 @@ _MIXED = {Precision.BFLOAT16: "bf16", Precision.FLOAT16: "fp16"}
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class RequestedSettings:
     """None and False: not asked for, or switched off."""
 
     mixed_precision: str | None = None
@@ -19,7 +19,7 @@ class Wishes:
     loader_workers: int | None = None
 
     @classmethod
-    def of(cls, settings: Settings, features: Features) -> "Wishes":
+    def of(cls, settings: Settings, features: Features) -> "RequestedSettings":
         workers = workers_wanted() if settings.data_loading is Toggle.ON else 0
         return cls(
             mixed_precision=_MIXED.get(settings.precision)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import torch
 
 from gpujob_api.settings import OptimizeMode, TunedSettings
-from gpujob_worker.control.consensus import Agreement
-from gpujob_worker.control.secondary_modules import Beside
+from gpujob_worker.control.consensus import Consensus
+from gpujob_worker.control.secondary_modules import SecondaryModule
 from gpujob_worker.inject.fused_optimizer import keep_fused
 from gpujob_worker.inject.offload import OptimizerOffload
 from gpujob_worker.inject.script_facts import ScriptFacts
@@ -22,7 +22,7 @@ from gpujob_worker.tune.tuner import Tuner
 
 
 @dataclass(slots=True)
-class InForce:
+class AppliedSettings:
     """What was applied to the roots and the first optimizer of the model in training.
 
     Others read it; what changes it is a method of its own.
@@ -35,11 +35,11 @@ class InForce:
     tuner: Tuner | None = None
     fit: MemoryFit | None = None
     # Other roots than the first, where a memory limit is looked at.
-    beside: list[Beside] = field(default_factory=list[Beside])
+    beside: list[SecondaryModule] = field(default_factory=list[SecondaryModule])
     rolled_back: bool = False
     optimizer_offload: OptimizerOffload | None = None
     # With the other processes, where they decide together.
-    agreement: Agreement | None = None
+    agreement: Consensus | None = None
     # Why the module may not be run for a measurement; with others, not by one process alone.
     run_refusal: str | None = None
     # Of a model that follows the first one: whether it is like it, whose settings are reported;
@@ -91,7 +91,7 @@ class InForce:
         """Whether the module of the model in training may be run for a measurement."""
         self.run_refusal = reason
 
-    def decide_together(self, agreement: Agreement) -> None:
+    def decide_together(self, agreement: Consensus) -> None:
         """From now on nothing is decided by this process alone."""
         self.agreement = agreement
         self.facts.processes = 1

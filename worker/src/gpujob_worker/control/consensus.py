@@ -39,7 +39,7 @@ class Store(Protocol):
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
 
 
-class Agreement:
+class Consensus:
     """Rounds of proposing and deciding; every process takes part in the same ones."""
 
     def __init__(

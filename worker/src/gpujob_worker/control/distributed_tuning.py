@@ -9,12 +9,12 @@ from collections.abc import Callable
 import torch
 
 from gpujob_api.settings import OptimizeMode, Toggle, TunedSettings
-from gpujob_worker.control.applied_settings import InForce
+from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.consensus import (
     COME_SECONDS,
     COMPILE_SECONDS,
     MEASURE_SECONDS,
-    Agreement,
+    Consensus,
 )
 from gpujob_worker.inject.ddp import (
     group_store,
@@ -34,9 +34,9 @@ _ROWS = 2
 class SharedTuner(Tuner):
     """One of several that decide together."""
 
-    agreement: Agreement
+    agreement: Consensus
 
-    def join(self, agreement: Agreement) -> None:
+    def join(self, agreement: Consensus) -> None:
         self.agreement = agreement
 
 
@@ -112,7 +112,7 @@ class FollowingTuner(SharedTuner):
 
 
 def root_inside(
-    wrapper: torch.nn.Module, in_force: InForce, before_call: Callable[[Root], None]
+    wrapper: torch.nn.Module, in_force: AppliedSettings, before_call: Callable[[Root], None]
 ) -> Root | None:
     """The root inside DistributedDataParallel, where processes can decide together."""
     module, session = inside(wrapper), in_force.session
@@ -126,7 +126,7 @@ def root_inside(
     root = Root(module, before_call)
     root.wrapper = wrapper
     if environment.world_size > 1 and in_force.agreement is None:
-        agreement = Agreement(
+        agreement = Consensus(
             group_store(),
             environment.rank,
             environment.world_size,
@@ -136,7 +136,7 @@ def root_inside(
     return root
 
 
-def tuner_for(in_force: InForce) -> Tuner:
+def tuner_for(in_force: AppliedSettings) -> Tuner:
     """The tuner of this process; one of its own where it decides by itself."""
     session, agreement = in_force.session, in_force.agreement
     kinds = {None: Tuner, True: LeadingTuner, False: FollowingTuner}

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from gpujob_api.quantities import format_memory
 from gpujob_api.settings import Precision, Toggle
-from gpujob_worker.control.applied_settings import InForce
+from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.inject.grad_scaling import LossScale
 from gpujob_worker.inject.wrapped_module import RootPlan
 from gpujob_worker.memory_limit.model import divisors
@@ -22,7 +22,7 @@ DIVERGED_CHECKS = 3
 
 
 @dataclass(slots=True)
-class LossWatch:
+class LossDivergence:
     """Says when a loss is lost: not finite, or far above where it began and staying there."""
 
     first: list[float] = field(default_factory=list[float])
@@ -45,14 +45,14 @@ class LossWatch:
         return f"the loss diverges: {loss:.4g} after {worst:.4g} in the first steps"
 
 
-class Guardian:
+class RollbackGuard:
     """The checks between steps. Cheap: the loss is read every `LOSS_CHECK_STEPS` steps only."""
 
-    def __init__(self, session: Session, in_force: InForce) -> None:
+    def __init__(self, session: Session, in_force: AppliedSettings) -> None:
         self._session = session
         self._in_force = in_force
         self._explain = session.explanation
-        self._loss = LossWatch()
+        self._loss = LossDivergence()
         self._since = 0
 
     @property
@@ -61,7 +61,7 @@ class Guardian:
 
     def again(self) -> None:
         """Another model trains from now on."""
-        self._loss = LossWatch()
+        self._loss = LossDivergence()
         self._since = 0
 
     def first_steps(self) -> None:

@@ -8,10 +8,10 @@ import time
 import torch
 
 from gpujob_api.report import WorkerPhase
-from gpujob_worker.control.applied_settings import InForce
+from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.device import hold_to_limit
 from gpujob_worker.control.distributed_tuning import tuner_for
-from gpujob_worker.control.tuning_run import TuningPass
+from gpujob_worker.control.tuning_run import TuningRun
 from gpujob_worker.inject.guards import probe_refusal
 from gpujob_worker.inject.wrapped_module import names_of
 from gpujob_worker.run.session import Session
@@ -20,10 +20,10 @@ from gpujob_worker.tune.safety_check import trace_refusal
 from gpujob_worker.tune.trial import measuring
 
 
-class Tuning:
+class TuningSchedule:
     """Between two steps: measures, puts in force what was chosen, and reports it."""
 
-    def __init__(self, session: Session, in_force: InForce, loaders: LoaderPolicy) -> None:
+    def __init__(self, session: Session, in_force: AppliedSettings, loaders: LoaderPolicy) -> None:
         self._session = session
         self._in_force = in_force
         self._loaders = loaders
@@ -72,7 +72,7 @@ class Tuning:
 
     def _try_items(self, optimizer: torch.optim.Optimizer) -> None:
         in_force, roots = self._in_force, self._in_force.roots
-        tuning = TuningPass(self._session, in_force, optimizer)
+        tuning = TuningRun(self._session, in_force, optimizer)
         for root in roots:
             root.stop_recording()
         reason = self._no_single_root()

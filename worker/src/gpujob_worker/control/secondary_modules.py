@@ -15,7 +15,7 @@ from gpujob_worker.tune.tuner import Tuner
 
 
 @dataclass(slots=True)
-class Beside:
+class SecondaryModule:
     """One such module, what was chosen for it, and where that is said."""
 
     root: Root

@@ -10,13 +10,13 @@ held than before. Everything else waits for the tuning.
 import torch
 
 from gpujob_api.settings import TunedSettings
-from gpujob_worker.control.applied_settings import InForce
+from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.device import hold_to_limit, use_device
 from gpujob_worker.control.distributed_tuning import communicates, tuner_for
-from gpujob_worker.control.secondary_modules import Beside, name_beside
+from gpujob_worker.control.secondary_modules import SecondaryModule, name_beside
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root
 from gpujob_worker.memory_limit.limit_fit import MemoryFit
-from gpujob_worker.memory_limit.loss import LossWatch
+from gpujob_worker.memory_limit.loss import LossMemoryWatch
 from gpujob_worker.memory_limit.probes import OPTIMIZER_STATE_FACTOR, gradient_bytes
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.flop import step_flop
@@ -28,10 +28,10 @@ from gpujob_worker.tune.tuner import Tuner
 LOOKS_MAX = 64
 
 
-class Preparation:
+class Startup:
     """Applies to a root, before its first call, what cannot wait for a measured step."""
 
-    def __init__(self, session: Session, in_force: InForce) -> None:
+    def __init__(self, session: Session, in_force: AppliedSettings) -> None:
         self._session = session
         self._in_force = in_force
         self._done = self._stepped = self._refined = False
@@ -132,7 +132,7 @@ class Preparation:
         fit.others = lambda: [other for other in self._in_force.fits if other is not fit]
         fit.fit(root, recorded)
         session.state.needs(fit.needed_bytes)
-        fit.watch(root, LossWatch(meter.memory, meter.read_memory))
+        fit.watch(root, LossMemoryWatch(meter.memory, meter.read_memory))
 
     def _fit_again(self, root: Root, recorded: RecordedCall) -> None:
         session, fit = self._session, self._in_force.fit
@@ -164,7 +164,7 @@ class Preparation:
         found.put()
         session.meter.memory.reset_peak()
 
-    def _meet(self, root: Root, recorded: RecordedCall) -> Beside:
+    def _meet(self, root: Root, recorded: RecordedCall) -> SecondaryModule:
         session, in_force = self._session, self._in_force
         limit = session.environment.memory_limit_bytes
         assert limit is not None
@@ -176,7 +176,7 @@ class Preparation:
             session.tuning_budget_seconds,
             in_force.facts,
         )
-        found = Beside(root, tuner, None, said)
+        found = SecondaryModule(root, tuner, None, said)
         in_force.beside.append(found)
         reason = self._beside_refusal(root, recorded)
         if reason is not None:
@@ -186,7 +186,7 @@ class Preparation:
         fit.others = lambda: [other for other in in_force.fits if other is not fit]
         with measuring("memory limit", said):
             fit.fit(root, recorded, self._others_bytes(root))
-        fit.watch(root, LossWatch(session.meter.memory, session.meter.read_memory))
+        fit.watch(root, LossMemoryWatch(session.meter.memory, session.meter.read_memory))
         return found
 
     def _beside_refusal(self, root: Root, recorded: RecordedCall) -> str | None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from gpujob_api.settings import OptimizeMode, TunedSettings
-from gpujob_worker.control.applied_settings import InForce
+from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.inject.wrapped_module import Root
 from gpujob_worker.run.session import Session
 
@@ -54,10 +54,10 @@ class Shape:
         return None
 
 
-class LaterModels:
+class SubsequentModels:
     """Says when the next model's training begins, and what it starts with."""
 
-    def __init__(self, session: Session, in_force: InForce) -> None:
+    def __init__(self, session: Session, in_force: AppliedSettings) -> None:
         self._session = session
         self._in_force = in_force
         self._made: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()

@@ -5,7 +5,7 @@ import time
 import torch
 
 from gpujob_api.settings import Toggle
-from gpujob_worker.control.applied_settings import InForce
+from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root, names_of
 from gpujob_worker.memory_limit.limit_fit import MemoryFit
 from gpujob_worker.run.session import Session
@@ -16,11 +16,11 @@ from gpujob_worker.tune.tuner import Tuner
 COMPILE_AFTER_SECONDS = 120.0
 
 
-class TuningPass:
+class TuningRun:
     """Tries every item once. What is chosen is in the tuner afterwards, not yet in force."""
 
     def __init__(
-        self, session: Session, in_force: InForce, optimizer: torch.optim.Optimizer
+        self, session: Session, in_force: AppliedSettings, optimizer: torch.optim.Optimizer
     ) -> None:
         assert in_force.tuner is not None
         self._session = session

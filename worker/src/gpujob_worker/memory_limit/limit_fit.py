@@ -13,7 +13,7 @@ from gpujob_api.quantities import format_memory
 from gpujob_worker.device.memory import DeviceMemory
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root
 from gpujob_worker.memory_limit.choose import MemoryChooser
-from gpujob_worker.memory_limit.loss import LossWatch
+from gpujob_worker.memory_limit.loss import LossMemoryWatch
 from gpujob_worker.memory_limit.model import ALIKE_FRACTION, RESERVE_FRACTION
 from gpujob_worker.memory_limit.probes import (
     OPTIMIZER_STATE_FACTOR,
@@ -44,7 +44,7 @@ class MemoryFit:
         self._tuner = tuner
         self._limit = limit_bytes
         self._chooser: MemoryChooser | None = None
-        self._watch: LossWatch | None = None
+        self._watch: LossMemoryWatch | None = None
         self._known = self._refined = False
         # The most that was there before a call of the first steps, without its gradients.
         self._seen_bytes = 0.0
@@ -75,7 +75,7 @@ class MemoryFit:
         else:
             self._choose(self._chooser, root, recorded)
 
-    def watch(self, root: Root, watch: LossWatch) -> None:
+    def watch(self, root: Root, watch: LossMemoryWatch) -> None:
         """Shows the coming step's loss to `watch`, if there is a model to make better."""
         if self._chooser is not None:
             self._watch = watch
