@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Annotated
 
 from gpujob_api.bounds import INT32_MAX, Range
-from gpujob_api.codec import FieldError, decode, encode
+from gpujob_api.codec import FieldError, decode, encode, parse_json
 
 ENV_SETTINGS = "GPUJOB_SETTINGS"
 ENV_NAME = "GPUJOB_NAME"
@@ -125,8 +125,4 @@ class Settings:
     @classmethod
     def from_text(cls, text: str) -> "Settings":
         """Reads GPUJOB_SETTINGS. Raises `FieldError` naming the variable and the field."""
-        try:
-            data = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise FieldError(ENV_SETTINGS, f"is not JSON: {error}") from None
-        return decode(cls, data, ENV_SETTINGS)
+        return decode(cls, parse_json(text, ENV_SETTINGS), ENV_SETTINGS)

@@ -1,7 +1,5 @@
 """From what scripts print and workers report to rows of figures."""
 
-from pathlib import Path
-
 import pytest
 
 from bench.speed.race import Deadline
@@ -13,6 +11,7 @@ from bench.worker import summary
 from gpujob_api.report import Report, WorkerPhase
 from gpujob_worker.run.reporter import Destination, post
 from gpujob_worker.tune.settings import FEATURES
+from tests.harness.repository import ROOT
 
 OUTPUT = "noise\n" + "".join(f"step {n} loss {10.0 - n:.6f}\n" for n in range(1, 9))
 LINES = (
@@ -114,6 +113,6 @@ def test_summary_compares_the_better_injected_way_with_the_best_by_hand() -> Non
 
 def test_workloads_are_scripts_that_know_nothing_of_us() -> None:
     for name in WORKLOADS:
-        text = (Path("bench/workloads") / f"{name}.py").read_text()
+        text = (ROOT / "bench/workloads" / f"{name}.py").read_text()
         assert "gpujob" not in text.lower()
         assert "autocast" not in text
