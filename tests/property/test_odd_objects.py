@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gpujob_api.codec import FieldError
 from gpujob_api.manifest import to_manifest
 from gpujob_api.report import Report
-from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.planner import plan
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.cache import Cache, Kind

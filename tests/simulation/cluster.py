@@ -9,10 +9,19 @@ from typing import TYPE_CHECKING, Any
 from gpujob_api.codec import format_time, parse_time
 from gpujob_api.meta import API_VERSION, LABEL_SPOT, TAINT_RECLAIM
 from gpujob_api.quantities import GIB
+from gpujob_operator.act.kube import Conflict, NotFound
 from gpujob_operator.observe.cache import Kind
 from tests.harness.builders import MODEL
-from tests.simulation.api_server import ApiServer, Conflict, Manifest, NotFound
-from tests.simulation.pods import cards_of, wanted_node, worker_status
+from tests.simulation.api_server import AnyKind, ApiServer, Manifest, OtherKind
+from tests.simulation.pods import (
+    SIDECAR,
+    cards_of,
+    has_sidecar,
+    is_foreign,
+    wanted_node,
+    worker_ended,
+    worker_status,
+)
 
 if TYPE_CHECKING:
     from tests.simulation.clock import Clock
@@ -52,6 +61,8 @@ class Machine:
     agent_runs: bool = True
     workers: dict[str, Worker] = field(default_factory=dict["str", "Worker"])
     gone: bool = False
+    # Pods whose processes ended while the node was cut off: their kubelet knows how.
+    unsaid: set[str] = field(default_factory=set[str])
     published: tuple[float, object] = (float("-inf"), None)
 
     def used_bytes(self, uuid: str) -> int:
@@ -106,10 +117,12 @@ class Cluster:
 
     # -- the watch of scheduler, kubelets and garbage collector
 
-    def _watch(self, kind: Kind, event_type: str, manifest: Manifest) -> None:
+    def _watch(self, kind: AnyKind, event_type: str, manifest: Manifest) -> None:
         random = self.clock.random
         metadata = manifest["metadata"]
-        if kind is Kind.POD and event_type == "ADDED":
+        if kind is Kind.POD and is_foreign(manifest):
+            self._foreign(event_type, metadata)
+        elif kind is Kind.POD and event_type == "ADDED":
             self.clock.after(random.uniform(0.1, 1.0), lambda: self._bind(metadata["uid"]))
         elif kind is Kind.POD and event_type == "MODIFIED" and "deletionTimestamp" in metadata:
             self.clock.after(random.uniform(0.0, 0.3), lambda: self._terminate(metadata["uid"]))
@@ -119,15 +132,23 @@ class Cluster:
             delay = random.uniform(0.2, 5.0)
             self.clock.after(delay, lambda: self._collect(metadata["uid"]))
 
+    def _foreign(self, event_type: str, metadata: Manifest) -> None:
+        """Its container ends at once when it is asked to."""
+        if event_type == "MODIFIED" and "deletionTimestamp" in metadata:
+            self.clock.after(0.5, lambda: self._remove(metadata["uid"]))
+
     def _collect(self, job_uid: str) -> None:
         """Background deletion of what the job owned; looks again for what was created late."""
+        for service in self.api.list(OtherKind.SERVICE):
+            if any(one["uid"] == job_uid for one in service["metadata"]["ownerReferences"]):
+                self.api.remove(OtherKind.SERVICE, service["metadata"]["uid"], "garbage-collector")
         for pod in self.api.list(Kind.POD) if self.collects else ():
             owners = pod["metadata"].get("ownerReferences") or ()
             if any(owner["uid"] == job_uid for owner in owners):
                 self.delete_pod(pod, "garbage-collector")
                 self.clock.after(20.0, lambda: self._collect(job_uid))
 
-    def delete_pod(self, pod: Manifest, by: str, grace: float = 30) -> None:
+    def delete_pod(self, pod: Manifest, by: str, grace: float | None = None) -> None:
         metadata = pod["metadata"]
         try:
             self.api.delete(
@@ -220,13 +241,19 @@ class Cluster:
         if machine.gone or not machine.powered:
             return
         if not machine.connected:
+            machine.unsaid.add(worker.pod_uid)
             self.clock.after(3.0, lambda: self.ended(worker, status, phase))
             return
+        machine.unsaid.discard(worker.pod_uid)
         pod = self.api.find(Kind.POD, worker.pod_uid)
         if pod is None:
             return
         ended = {**status, "finishedAt": format_time(self.clock.moment)}
         containers = [worker_status({"terminated": ended})]
+        if has_sidecar(pod) and "deletionTimestamp" not in pod["metadata"]:
+            # A container that knows nothing of the worker's end keeps the pod as it is.
+            phase = "Running"
+            containers.append({"name": SIDECAR, "state": {"running": {}}})
         pod = self._pod_status(pod, {"phase": phase, "containerStatuses": containers})
         if pod is not None and "deletionTimestamp" in pod["metadata"]:
             uid = worker.pod_uid
@@ -266,6 +293,7 @@ class Cluster:
             for worker in list(machine.workers.values()):
                 worker.vanish()
             machine.workers.clear()
+            machine.unsaid.clear()
         self.clock.after(NOT_READY_AFTER_SECONDS, lambda: self._not_ready(machine))
         self.clock.after(EVICTED_AFTER_SECONDS, lambda: self._evict(machine))
         self.clock.after(seconds, lambda: self._reconnect(machine))
@@ -276,15 +304,17 @@ class Cluster:
         machine.connected = machine.powered = True
         self._patch_node(machine, {"status": {"conditions": [self._ready(True)]}})
         for pod in self.api.list(Kind.POD):
-            if pod["spec"].get("nodeName") != machine.name:
+            if pod["spec"].get("nodeName") != machine.name or is_foreign(pod):
                 continue
             uid = pod["metadata"]["uid"]
+            if uid in machine.unsaid:
+                continue
             if uid in machine.workers:
                 if "deletionTimestamp" in pod["metadata"]:
                     self._terminate(uid)
             elif "deletionTimestamp" in pod["metadata"]:
                 self.api.remove(Kind.POD, uid, "kubelet")
-            elif pod["status"]["phase"] == "Running":
+            elif pod["status"]["phase"] == "Running" and not worker_ended(pod):
                 lost = {"exitCode": 137, "reason": "ContainerStatusUnknown"}
                 containers = [worker_status({"terminated": lost})]
                 self._pod_status(pod, {"phase": "Failed", "containerStatuses": containers})

@@ -4,6 +4,7 @@ Prints each seed that breaks a promise, with the command that replays it, and en
 """
 
 import argparse
+import logging
 import subprocess
 import sys
 import time
@@ -81,4 +82,5 @@ def _commit() -> str:
 
 
 if __name__ == "__main__":
+    logging.getLogger("gpujob_operator").setLevel(logging.CRITICAL)
     sys.exit(main())

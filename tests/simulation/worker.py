@@ -226,7 +226,9 @@ class Worker:
         self.ended = True
         reason = "Error" if exit_code else "Completed"
         status: dict[str, object] = {"exitCode": exit_code, "reason": reason}
-        if not self._workload.is_silent:
+        if self._workload.last_words:
+            status["message"] = self._workload.last_words
+        elif not self._workload.is_silent:
             status["message"] = self.report_now(WorkerPhase.FINISHED, failure).termination_message()
         phase = "Succeeded" if exit_code == EXIT_DONE else "Failed"
         self._cluster.ended(self, status, phase)
