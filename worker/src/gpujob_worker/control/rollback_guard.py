@@ -1,11 +1,11 @@
 """Watches a run after its settings were put in force: speed, memory, loss. Takes them back."""
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from gpujob_api.quantities import format_memory
 from gpujob_api.settings import Precision, Toggle
-from gpujob_worker.control.applied_settings import InForce
+from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.inject.grad_scaling import LossScale
 from gpujob_worker.inject.wrapped_module import RootPlan
 from gpujob_worker.memory_limit.model import divisors
@@ -22,7 +22,7 @@ DIVERGED_CHECKS = 3
 
 
 @dataclass(slots=True)
-class LossWatch:
+class LossDivergence:
     """Says when a loss is lost: not finite, or far above where it began and staying there."""
 
     first: list[float] = field(default_factory=list[float])
@@ -45,14 +45,14 @@ class LossWatch:
         return f"the loss diverges: {loss:.4g} after {worst:.4g} in the first steps"
 
 
-class Guardian:
+class RollbackGuard:
     """The checks between steps. Cheap: the loss is read every `LOSS_CHECK_STEPS` steps only."""
 
-    def __init__(self, session: Session, in_force: InForce) -> None:
+    def __init__(self, session: Session, in_force: AppliedSettings) -> None:
         self._session = session
         self._in_force = in_force
         self._explain = session.explanation
-        self._loss = LossWatch()
+        self._loss = LossDivergence()
         self._since = 0
 
     @property
@@ -61,13 +61,13 @@ class Guardian:
 
     def again(self) -> None:
         """Another model trains from now on."""
-        self._loss = LossWatch()
+        self._loss = LossDivergence()
         self._since = 0
 
     def first_steps(self) -> None:
         """Losses of the steps that later ones are compared with."""
-        if self._session.loss_tensor is not None:
-            self._loss.starts(float(self._session.loss_tensor))
+        if self._session.state.loss_tensor is not None:
+            self._loss.starts(float(self._session.state.loss_tensor))
 
     def step(self, since: int) -> None:
         """`since` counts the steps after the settings were put in force."""
@@ -84,7 +84,7 @@ class Guardian:
     def scaled_step_ends(self, scale: LossScale) -> None:
         skipped = scale.skipped
         scale.step_ends()
-        self._session.skipped_steps = scale.skipped
+        self._session.state.skipped(scale.skipped)
         if scale.skipped > skipped:
             self._explain.note("loss scaling", str(scale))
         if scale.hopeless:
@@ -125,15 +125,15 @@ class Guardian:
             if self._in_force.fit is not None:
                 # Later peaks may be of anything: an evaluation, a checkpoint. They are only said.
                 self._in_force.fit.judge(peak, ends=settling)
-                session.needed_bytes = self._in_force.fit.needed_bytes
+                session.state.needs(self._in_force.fit.needed_bytes)
             return
         assert tuner is not None
-        tuner.applied.plan = replace(tuner.applied.plan, rows_per_step=finer, keeps_chunk=False)
+        tuner.split_finer(finer)
         numbers = f"{format_memory(peak)} measured, limit {format_memory(limit)}"
         self._explain.applied("batch split", f"steps of {finer}; of {rows}: {numbers}")
         text = f"{numbers}; steps of {finer} from now on{self._in_force.whose}"
         self._explain.note("memory limit", text)
-        self._in_force.put()
+        self._in_force.apply()
         self._in_force.report()
         session.meter.memory.trim()
         session.meter.new_window()
@@ -145,7 +145,7 @@ class Guardian:
             finer = _finer(plan.rows_per_step)
             if finer is None or other.tuner.recommends:
                 continue
-            other.tuner.applied.plan = replace(plan, rows_per_step=finer, keeps_chunk=False)
+            other.tuner.split_finer(finer)
             numbers = f"{format_memory(peak)} measured, limit {format_memory(limit)}"
             other.explanation.applied("batch split", f"steps of {finer} from now on: {numbers}")
             other.put()
@@ -157,7 +157,7 @@ class Guardian:
     def _confirm(self) -> None:
         """What was chosen for speed alone must not make the real steps slower."""
         now = self._session.meter.window.timing(None)
-        before = self._session.baseline
+        before = self._session.state.baseline
         if now is None or before is None or self._asked_for():
             return
         if now.step_seconds > before.step_seconds * SLOWER_ALLOWED:
@@ -173,9 +173,9 @@ class Guardian:
 
     def _check_loss(self) -> None:
         done = self._in_force.rolled_back or self._applied == Applied()
-        if done or self._session.loss_tensor is None:
+        if done or self._session.state.loss_tensor is None:
             return
-        verdict = self._loss.verdict(float(self._session.loss_tensor))
+        verdict = self._loss.verdict(float(self._session.state.loss_tensor))
         if verdict is not None:
             self._roll_back(verdict, self._since)
 

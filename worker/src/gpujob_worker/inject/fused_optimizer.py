@@ -3,6 +3,7 @@
 import copy
 import functools
 import time
+import weakref
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from gpujob_worker.probe.compare import Closeness, closeness
 
 _FUSED = ("Adam", "AdamW", "SGD", "Adagrad")
 MEASURE_BYTES_MAX = 2 * 1024**3
+# Those that were switched on in this process: what a script chose by itself looks the same.
+_ours: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 
 def fused_refusal(optimizer: torch.optim.Optimizer) -> str | None:
@@ -26,9 +29,7 @@ def fused_refusal(optimizer: torch.optim.Optimizer) -> str | None:
         for parameter in group["params"]:
             if not parameter.is_floating_point() or parameter.is_sparse:
                 return "it has parameters that are not dense floating point"
-    if any(
-        parameter.grad is not None and parameter.grad.is_sparse for parameter in _all(optimizer)
-    ):
+    if any(p.grad is not None and p.grad.is_sparse for p in parameters_of(optimizer)):
         return "it has sparse gradients"
     return None
 
@@ -38,6 +39,10 @@ def use_fused(optimizer: torch.optim.Optimizer, fused: bool) -> None:
     hooks = optimizer._optimizer_state_dict_post_hooks  # pyright: ignore[reportPrivateUsage]
     if fused and _as_written not in hooks.values():
         optimizer.register_state_dict_post_hook(_as_written)
+    if fused:
+        _ours.add(optimizer)
+    else:
+        _ours.discard(optimizer)
     for group in optimizer.param_groups:
         group["fused"] = True if fused else None
         group["foreach"] = False if fused else None
@@ -48,6 +53,12 @@ def use_fused(optimizer: torch.optim.Optimizer, fused: bool) -> None:
         if isinstance(step, torch.Tensor) and parameter.device.type == "cuda":
             # Other kernels would wait for the card to read it in every step.
             state["step"] = step.to(parameter.device, torch.float32) if fused else step.cpu()
+
+
+def take_back_fused(optimizer: torch.optim.Optimizer) -> None:
+    """The script's own kernel again, where ours was switched on."""
+    if optimizer in _ours:
+        use_fused(optimizer, False)
 
 
 def _as_written(_: torch.optim.Optimizer, state: dict[str, Any]) -> None:
@@ -93,7 +104,7 @@ def keep_fused(optimizer: torch.optim.Optimizer) -> bool:
     """
     if fused_in_force(optimizer):
         return True
-    dense = all(p.is_floating_point() and not p.is_sparse for p in _all(optimizer))
+    dense = all(p.is_floating_point() and not p.is_sparse for p in parameters_of(optimizer))
     use_fused(optimizer, dense)
     return dense
 
@@ -135,7 +146,7 @@ class OptimizerCopy:
 
 def copies_bytes(optimizer: torch.optim.Optimizer) -> int:
     """What one copy takes: parameter, gradient and state."""
-    total = sum(2 * p.numel() * p.element_size() for p in _all(optimizer))
+    total = sum(2 * p.numel() * p.element_size() for p in parameters_of(optimizer))
     for state in optimizer.state.values():
         total += sum(
             value.numel() * value.element_size()
@@ -147,10 +158,11 @@ def copies_bytes(optimizer: torch.optim.Optimizer) -> int:
 
 def device_type_of(optimizer: torch.optim.Optimizer) -> str:
     """Where its parameters are; the first group may be an empty one."""
-    return next((parameter.device.type for parameter in _all(optimizer)), "cpu")
+    return next((parameter.device.type for parameter in parameters_of(optimizer)), "cpu")
 
 
-def _all(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Of all groups, in their order."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 

@@ -3,19 +3,13 @@
 import time
 from dataclasses import replace
 
-from gpujob_api.settings import Settings, Toggle, TunedSettings
+from gpujob_api.settings import Toggle, TunedSettings
 from gpujob_worker.inject.blocks import repeated_blocks
-from gpujob_worker.inject.compiling import (
-    CompiledBlocks,
-    blocks_refusal,
-    compile_module,
-    compile_refusal,
-    graphs_refusal,
-)
-from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
-from gpujob_worker.run.features import Switches
-from gpujob_worker.tune.applied import Applied
-from gpujob_worker.tune.trial import Decision, Trial, agreement, short, tolerance_of
+from gpujob_worker.inject.compiling import CompiledBlocks, compile_module, graphs_refusal
+from gpujob_worker.inject.wrapped_module import RootPlan
+from gpujob_worker.tune.registry import setting_called
+from gpujob_worker.tune.setting import Context
+from gpujob_worker.tune.trial import agreement, short, tolerance_of
 
 COMPARE_COMPILED_SECONDS = 3.0
 # From so many blocks on, compiling the whole model takes minutes and the blocks go first.
@@ -26,26 +20,17 @@ WHOLE, BLOCKS, GRAPHS = "compile", "compile blocks", "CUDA graphs"
 class CompileItems:
     """Tries ways to compile one root until one is kept."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        switches: Switches,
-        decision: Decision,
-        applied: Applied,
-        root: Root,
-        recorded: RecordedCall,
-    ) -> None:
-        self._settings = settings
-        self._switches = switches
-        self._decision = decision
-        self._applied = applied
-        self._root = root
-        self._recorded = recorded
-        self._forced = settings.compile is Toggle.ON
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._decision = context.decision
+        self._applied = context.applied
+        self._root = context.root
+        self._recorded = context.recorded
+        self._forced = context.settings.compile is Toggle.ON
 
     def choose(self) -> None:
         reason = self._refusal()
-        if self._settings.compile is Toggle.OFF:
+        if self._context.settings.compile is Toggle.OFF:
             reason = "not asked for (compile: Off)"
         if reason is not None:
             self._decision.refuse(WHOLE, reason)
@@ -60,9 +45,7 @@ class CompileItems:
             self._graphs()
 
     def _refusal(self) -> str | None:
-        if not self._switches.compile:
-            return "switched off"
-        return compile_refusal(self._root.module, self._root.device)
+        return setting_called("compile").refusal(self._context)
 
     def _whole(self) -> bool:
         plan = replace(self._applied.plan, compiled=compile_module(self._root.module))
@@ -77,15 +60,11 @@ class CompileItems:
         return self._try(BLOCKS, plan, forced=self._forced)
 
     def _blocks_refusal(self) -> str | None:
-        if not self._switches.regional_compile:
-            return "switched off"
-        if self._applied.activation_checkpointing:
-            return "the blocks are computed again in backward"
-        return blocks_refusal(self._root.module)
+        return setting_called("regional_compile").refusal(self._context)
 
     def _graphs(self) -> None:
         """Only where asked for: replayed steps were not measured on any card yet."""
-        if not self._switches.cuda_graphs:
+        if not self._context.features.cuda_graphs:
             self._decision.refuse(GRAPHS, "not asked for (--cuda-graphs)")
             return
         reason = self._graphs_refusal()
@@ -107,7 +86,7 @@ class CompileItems:
     def _with_signature(self, plan: RootPlan) -> RootPlan:
         inputs, rows = self._recorded.inputs, plan.rows_per_step
         if rows is not None and inputs.rows is not None and rows < inputs.rows:
-            inputs = inputs.narrow(0, rows, inputs.batched())
+            inputs = inputs.first(rows)
         return replace(plan, compiled_signature=inputs.signature)
 
     def _try(self, item: str, plan: RootPlan, *, forced: bool) -> bool:
@@ -120,7 +99,7 @@ class CompileItems:
             self._decision.grant(COMPARE_COMPILED_SECONDS)
 
         try:
-            trial = Trial(self._decision, self._root, self._recorded)
+            trial = self._context.trial()
             outputs, gradients, found = trial.compared(item, self._applied.plan, plan, compiled)
         except Exception as error:
             self._decision.refuse(item, f"failed: {short(error)}")
