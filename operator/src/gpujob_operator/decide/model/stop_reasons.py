@@ -54,6 +54,11 @@ STOP_RULES: Mapping[str, StopRule] = {
 _OTHER = StopRule()
 
 
+def rule_for(reason: str) -> StopRule:
+    """The default one for a reason that nobody knows."""
+    return STOP_RULES.get(reason, _OTHER)
+
+
 def rule_of(stop: StopReason | None) -> StopRule:
-    """That of the reason; the default one without a stop, and for a reason that nobody knows."""
-    return STOP_RULES.get(stop.reason, _OTHER) if stop is not None else _OTHER
+    """The default one without a stop."""
+    return rule_for(stop.reason) if stop is not None else _OTHER

@@ -1,8 +1,9 @@
 """Whose pod is it: the one rule by which a pod is a worker of a GPUJob.
 
 A worker is in the job's namespace, is called `<job>-<attempt>-<rank>` with a rank that the job has,
-and has the job for its controller owner; or its UID is in the job's status, so that an owner reference that was stripped
-changes nothing. Labels and annotations prove nothing. Every other pod is unmanaged.
+and has the job for its controller owner; or its UID is in the job's status, so that an owner
+reference that was stripped changes nothing. Labels and annotations prove nothing. Every other pod
+is unmanaged.
 """
 
 from collections.abc import Iterable, Mapping
