@@ -33,7 +33,7 @@ from bench.speed.ways import Scale, injected, plain, scale_of
 from bench.table import format_table
 from bench.turns.conductor import ENDED, Conductor, Entry, Program, pairs
 from bench.turns.ratios import geometric_mean, paired_ratio, quiet_ratio
-from gpujob_worker.switches import Switches
+from gpujob_worker.run.features import Switches
 
 WAYS = OFF, AGAIN, NOTHING, MEASURING = "off", "off again", "on, nothing applied", "measuring"
 RATIO_MAX = 1.01

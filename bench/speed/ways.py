@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from bench.turns.conductor import ROOT, Entry
-from gpujob_worker.switches import Switches
+from gpujob_worker.run.features import Switches
 
 WORKLOADS = ("resnet50", "gpt2", "bert", "vit", "recommender")
 PLAIN, AGAIN, AUTO, COMPILED, BY_HAND = "plain", "plain again", "auto", "auto, compiled", "by hand"

@@ -133,7 +133,7 @@ class Participant:
 def card_context_bytes(cuda: Any) -> int:
     """What the card counts of this process beside torch's memory; 0 where it does not tell."""
     try:
-        from gpujob_worker.card_context import card_context
+        from gpujob_worker.device.cuda_context import card_context
 
         uuid = str(cuda.get_device_properties(cuda.current_device()).uuid)
         context = card_context(uuid)

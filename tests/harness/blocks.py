@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpujob_worker.inject.root import RecordedCall, Root
-from gpujob_worker.inject.trees import CallInputs
+from gpujob_worker.inject.call_inputs import CallInputs
+from gpujob_worker.inject.wrapped_module import RecordedCall, Root
 
 
 class Block(nn.Module):

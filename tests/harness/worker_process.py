@@ -22,8 +22,8 @@ _context.set_forkserver_preload(
         "torch._dynamo",
         "torch.utils.data",
         "safetensors.torch",
-        "gpujob_worker.injection",
-        "gpujob_worker.job",
+        "gpujob_worker.hooks",
+        "gpujob_worker.resume.training_job",
     ]
 )
 # A crowded machine takes many times as long; what hangs is ended by the test's own time limit.

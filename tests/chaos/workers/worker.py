@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpujob_api.report import CheckpointReport, Failure, FailureClass, Report, Timing, WorkerPhase
-from gpujob_worker.environment import read_environment
-from gpujob_worker.reports import Destination, Reporter, write_termination_message
+from gpujob_worker.run.environment import read_environment
+from gpujob_worker.run.reporter import Destination, Reporter, write_termination_message
 
 STEP_SECONDS = 0.02
 LATE_STEP = 20

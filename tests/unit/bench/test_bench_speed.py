@@ -11,8 +11,8 @@ from bench.speed.tight import predicted_bytes
 from bench.speed.ways import WORKLOADS, batch_size, finder, injected, plain, scale_of
 from bench.worker import summary
 from gpujob_api.report import Report, WorkerPhase
-from gpujob_worker.reports import Destination, post
-from gpujob_worker.switches import Switches
+from gpujob_worker.run.features import Switches
+from gpujob_worker.run.reporter import Destination, post
 
 OUTPUT = "noise\n" + "".join(f"step {n} loss {10.0 - n:.6f}\n" for n in range(1, 9))
 LINES = (

@@ -7,14 +7,14 @@ any loss there is a small interface, `gpujob_worker.prepare`. torch is imported 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpujob_worker.job import Job, prepare
+    from gpujob_worker.resume.training_job import Job, prepare
 
 __all__ = ["Job", "prepare"]
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        from gpujob_worker import job
+        from gpujob_worker.resume import training_job
 
-        return getattr(job, name)
+        return getattr(training_job, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,30 +11,30 @@ from typing import NoReturn
 
 from gpujob_api.codec import FieldError
 from gpujob_api.settings import ENV_SETTINGS, OptimizeMode
-from gpujob_worker.adapters import huggingface, lightning, others
-from gpujob_worker.adapters.wishes import Wishes
-from gpujob_worker.arguments import adapt
-from gpujob_worker.environment import read_environment
-from gpujob_worker.explanation import Explanation
-from gpujob_worker.interpreters import Interpreter, interpreter_of
-from gpujob_worker.launch import (
+from gpujob_worker.adapters import huggingface, lightning, tensorflow_jax
+from gpujob_worker.adapters.requested_settings import Wishes
+from gpujob_worker.launch.batch_flags import adapt
+from gpujob_worker.launch.import_hooks import when_imported
+from gpujob_worker.launch.interpreters import Interpreter, interpreter_of
+from gpujob_worker.launch.launchers import LAUNCHER_MODULES, under_launcher
+from gpujob_worker.launch.script_runner import (
     PythonCommand,
     clean_traceback,
     flush_streams,
     parse_python,
     run_python,
 )
-from gpujob_worker.launchers import LAUNCHER_MODULES, under_launcher
-from gpujob_worker.module_import import when_imported
-from gpujob_worker.profiling import (
+from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.environment import read_environment
+from gpujob_worker.run.features import Switches
+from gpujob_worker.run.profiling import (
     FIRST_STEP,
     ProfileRequest,
     ProfileWith,
     StepProfiler,
     nsys_command,
 )
-from gpujob_worker.session import TUNING_SECONDS_DEFAULT, Session
-from gpujob_worker.switches import Switches
+from gpujob_worker.run.session import TUNING_SECONDS_DEFAULT, Session
 
 EXIT_USAGE = 2
 PROFILE_STEPS_DEFAULT = 5
@@ -199,11 +199,11 @@ def _adapt_trainers(session: Session) -> None:
     wishes = Wishes.of(settings, session.switches)
     huggingface.watch(wishes, explanation)
     lightning.watch(wishes, explanation)
-    others.watch(settings, explanation)
+    tensorflow_jax.watch(settings, explanation)
 
 
 def _inject(session: Session) -> None:
-    from gpujob_worker.injection import Injection
+    from gpujob_worker.hooks import Injection
 
     if session.optimizes:
         session.listen_for_stop()

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from gpujob_worker.adapters.wishes import Wishes
-from gpujob_worker.explanation import Explanation
-from gpujob_worker.module_import import when_imported
+from gpujob_worker.adapters.requested_settings import Wishes
+from gpujob_worker.launch.import_hooks import when_imported
+from gpujob_worker.run.decision_log import Explanation
 
 TRAINER = "hugging face trainer"
 ACCELERATE = "accelerate"

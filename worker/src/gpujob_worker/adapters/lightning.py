@@ -8,9 +8,9 @@ import functools
 import sys
 from typing import Any
 
-from gpujob_worker.adapters.wishes import Wishes
-from gpujob_worker.explanation import Explanation
-from gpujob_worker.module_import import when_imported
+from gpujob_worker.adapters.requested_settings import Wishes
+from gpujob_worker.launch.import_hooks import when_imported
+from gpujob_worker.run.decision_log import Explanation
 
 LIGHTNING = "lightning precision"
 _MODULES = ("pytorch_lightning.trainer.trainer", "lightning.pytorch.trainer.trainer")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from gpujob_worker.inject.functional import is_traced, transforms
-from gpujob_worker.inject.root import Root
+from gpujob_worker.inject.wrapped_module import Root
 
 
 class Discovery:

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from gpujob_api.settings import Precision, TunedSettings
-from gpujob_worker.inject.activation import ActivationCheckpointing
-from gpujob_worker.inject.optimizers import use_fused
-from gpujob_worker.inject.root import Root, RootPlan
+from gpujob_worker.inject.activation_checkpointing import ActivationCheckpointing
+from gpujob_worker.inject.fused_optimizer import use_fused
+from gpujob_worker.inject.wrapped_module import Root, RootPlan
 
 
 @dataclass(slots=True)

@@ -12,8 +12,8 @@ from gpujob_worker.inject.compiling import (
     compile_refusal,
     graphs_refusal,
 )
-from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
-from gpujob_worker.switches import Switches
+from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
+from gpujob_worker.run.features import Switches
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.trial import Decision, Trial, agreement, short, tolerance_of
 

@@ -4,8 +4,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from gpujob_worker.inject.guards import parallel_wrapper
-from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
-from gpujob_worker.tune.no_trace import no_trace
+from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
+from gpujob_worker.probe.side_effects import no_trace
 from gpujob_worker.tune.probe import RootProbe
 from gpujob_worker.tune.trial import few_rows
 

@@ -7,11 +7,11 @@ measurement is too high. Here the number of pairs is fixed before the first of t
 import torch
 
 from gpujob_api.report import Speedup
-from gpujob_worker.inject.activation import ActivationCheckpointing
-from gpujob_worker.inject.optimizers import OptimizerCopy, use_fused
-from gpujob_worker.inject.root import RecordedCall, Root
+from gpujob_worker.inject.activation_checkpointing import ActivationCheckpointing
+from gpujob_worker.inject.fused_optimizer import OptimizerCopy, use_fused
+from gpujob_worker.inject.wrapped_module import RecordedCall, Root
+from gpujob_worker.probe.compare import PAIRS_MIN, measure_pairs
 from gpujob_worker.tune.applied import Applied
-from gpujob_worker.tune.compare import PAIRS_MIN, measure_pairs
 from gpujob_worker.tune.probe import RootProbe
 
 GAIN_PAIRS = 10

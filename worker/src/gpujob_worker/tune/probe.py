@@ -7,12 +7,17 @@ from typing import Any
 
 import torch
 
+from gpujob_worker.inject.call_inputs import (
+    CallInputs,
+    differentiable_leaves,
+    tensor_leaves,
+    trainable,
+)
 from gpujob_worker.inject.process_flags import flags_in_force
-from gpujob_worker.inject.reachable import OwnGenerators
-from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
-from gpujob_worker.inject.trees import CallInputs, differentiable_leaves, tensor_leaves, trainable
-from gpujob_worker.tune.compare import Closeness, closeness
-from gpujob_worker.tune.no_trace import RandomStates
+from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
+from gpujob_worker.probe.compare import Closeness, closeness
+from gpujob_worker.probe.reachable import OwnGenerators
+from gpujob_worker.probe.side_effects import RandomStates
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,17 +6,17 @@ import torch
 
 from gpujob_api.settings import AttentionKernel, Precision, Settings, TunedSettings
 from gpujob_worker.inject.attention import AttentionWatch, candidates
-from gpujob_worker.inject.distributed import exchanged, scaling_refusal_of
+from gpujob_worker.inject.call_inputs import differentiable_leaves, trainable
+from gpujob_worker.inject.channels_last import channels_last_refusal, sample_shapes
+from gpujob_worker.inject.ddp import exchanged, scaling_refusal_of
+from gpujob_worker.inject.grad_scaling import LossScale, scaling_refusal, skip_refusal
 from gpujob_worker.inject.guards import leaves_outside, parallel_wrapper
-from gpujob_worker.inject.loss_scale import LossScale, scaling_refusal, skip_refusal
-from gpujob_worker.inject.memory_format import channels_last_refusal, sample_shapes
 from gpujob_worker.inject.process_flags import convolution_autotuning_refusal, tf32_refusal
-from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
 from gpujob_worker.inject.script_facts import ScriptFacts
-from gpujob_worker.inject.trees import differentiable_leaves, trainable
-from gpujob_worker.switches import Switches
+from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
+from gpujob_worker.probe.side_effects import no_trace
+from gpujob_worker.run.features import Switches
 from gpujob_worker.tune.applied import Applied
-from gpujob_worker.tune.no_trace import no_trace
 from gpujob_worker.tune.probe import RootProbe
 from gpujob_worker.tune.trial import (
     BFLOAT16,

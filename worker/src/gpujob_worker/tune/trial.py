@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 
 from gpujob_api.settings import OptimizeMode, Settings
-from gpujob_worker.explanation import Explanation
-from gpujob_worker.failure import MemoryLimitError
-from gpujob_worker.inject.root import RecordedCall, Root, RootPlan
-from gpujob_worker.tune.compare import Closeness, Speedup, measure_speedup
-from gpujob_worker.tune.no_trace import no_trace
+from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
+from gpujob_worker.probe.compare import Closeness, Speedup, measure_speedup
+from gpujob_worker.probe.side_effects import no_trace
+from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.failure import MemoryLimitError
 from gpujob_worker.tune.probe import RootProbe
 
 SPEEDUP_NEEDED = 1.02

@@ -11,11 +11,8 @@ import torch
 from gpujob_api.quantities import format_memory
 from gpujob_api.report import Speedup
 from gpujob_api.settings import OptimizeMode, Settings, Toggle, TunedSettings
-from gpujob_worker.explanation import Explanation
-from gpujob_worker.inject.activation import ActivationCheckpointing
-from gpujob_worker.inject.loss_scale import skip_refusal
-from gpujob_worker.inject.offload import offload_refusal
-from gpujob_worker.inject.optimizers import (
+from gpujob_worker.inject.activation_checkpointing import ActivationCheckpointing
+from gpujob_worker.inject.fused_optimizer import (
     MEASURE_BYTES_MAX,
     OptimizerCopy,
     copies_bytes,
@@ -23,16 +20,20 @@ from gpujob_worker.inject.optimizers import (
     fused_refusal,
     use_fused,
 )
-from gpujob_worker.inject.root import RecordedCall, Root
+from gpujob_worker.inject.grad_scaling import skip_refusal
+from gpujob_worker.inject.offload import offload_refusal
 from gpujob_worker.inject.script_facts import ScriptFacts
-from gpujob_worker.inject.split_check import split_refusal
-from gpujob_worker.switches import Switches
+from gpujob_worker.inject.wrapped_module import RecordedCall, Root
+from gpujob_worker.probe.compare import measure_speedup
+from gpujob_worker.probe.side_effects import no_trace
+from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.features import Switches
 from gpujob_worker.tune.applied import Applied
-from gpujob_worker.tune.compare import measure_speedup
+from gpujob_worker.tune.checkpointing_check import checkpointing_refusal
 from gpujob_worker.tune.compile import CompileItems
 from gpujob_worker.tune.gain import GAIN_SECONDS, measure_gain
-from gpujob_worker.tune.no_trace import no_trace
 from gpujob_worker.tune.speed import SpeedItems
+from gpujob_worker.tune.split_check import split_refusal
 from gpujob_worker.tune.trial import (
     AN_EARLIER_RUN,
     SPEEDUP_NEEDED,
@@ -125,7 +126,7 @@ class Tuner:
             return False
         blocks = ActivationCheckpointing(root)
         off = self._settings.activation_checkpointing is Toggle.OFF
-        reason = "asked not to" if off else blocks.refusal(recorded)
+        reason = "asked not to" if off else checkpointing_refusal(blocks, recorded)
         if reason is not None:
             self._explain.refused(item, reason)
             return False

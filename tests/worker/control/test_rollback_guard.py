@@ -1,0 +1,193 @@
+"""What was put in force is taken back when the loss is lost or the steps are slower."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gpujob_api.report import Speedup, Timing
+from gpujob_api.settings import Settings, TunedSettings
+from gpujob_worker.control.applied_settings import InForce
+from gpujob_worker.control.rollback_guard import CONFIRM_STEPS, DIVERGED_CHECKS, Guardian, LossWatch
+from gpujob_worker.inject.script_facts import ScriptFacts
+from gpujob_worker.inject.wrapped_module import Root, RootPlan
+from gpujob_worker.run.environment import Environment
+from gpujob_worker.run.features import Switches
+from gpujob_worker.run.session import Session
+from gpujob_worker.tune.applied import Applied
+from gpujob_worker.tune.tuner import Tuner
+from tests.harness.worker_process import run_worker
+
+
+def test_a_loss_is_lost_when_it_stays_far_above_its_start() -> None:
+    watch = LossWatch()
+    for loss in (2.0, 1.8, 2.4, math.nan):
+        watch.starts(loss)
+    assert [watch.verdict(loss) for loss in (1.0, 7.0, 8.0, 1.0, 9.0, 9.0)] == [None] * 6
+    assert watch.verdict(9.0) == "the loss diverges: 9 after 2.4 in the first steps"
+    assert watch.verdict(math.inf) == "the loss is not finite any more"
+
+
+@pytest.mark.parametrize("first", [[], [-3.0, -2.0], [0.0, 4.0]])
+def test_ordinary_losses_are_left_alone(first: list[float]) -> None:
+    watch = LossWatch(first)
+    assert [watch.verdict(loss) for loss in (1.9, 1.5, 2.0, 1.9, 1.0)] == [None] * 5
+
+
+@pytest.fixture
+def in_force() -> InForce:
+    session = Session(Environment(settings=Settings()))
+    module = nn.Linear(2, 2)
+    root = Root(module, lambda _: None)
+    root.install()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    found = InForce(session, ScriptFacts(), [root])
+    vars(module)["optimizer"] = optimizer  # the script keeps it
+    found.facts.saw(optimizer)
+    found.tuner = Tuner(Settings(), Switches(), session.explanation, 1.0)
+    plan = RootPlan(autocast=torch.bfloat16)
+    found.tuner.applied = Applied(plan, fused=True, loader_workers=2)
+    found.put(optimizer)
+    return found
+
+
+def test_a_roll_back_takes_everything_back_for_good(in_force: InForce) -> None:
+    root, optimizer, tuner = in_force.roots[0], in_force.facts.optimizers[0], in_force.tuner
+    assert root.plan.autocast is torch.bfloat16
+    assert optimizer.param_groups[0]["fused"] is True
+    session, gain = in_force.session, Speedup(1.42, 1.38, 1.46, 10)
+    session.gained(in_force.applied.tuned(), gain)
+    in_force.report()
+    assert session.report().speedup == gain
+    in_force.session.loss_tensor = torch.tensor(1.0)
+    guardian = Guardian(in_force.session, in_force)
+    guardian.first_steps()
+    in_force.session.loss_tensor = torch.tensor(50.0)
+    for check in range(DIVERGED_CHECKS):
+        assert not in_force.rolled_back
+        guardian.step(20 * (check + 1) + 20)
+    assert in_force.rolled_back
+    assert session.report().speedup is None
+    refused = "speed-up refused: not measured with the settings now in force"
+    assert session.explanation.line("speed-up") == refused
+    assert root.plan == RootPlan()
+    assert optimizer.param_groups[0]["fused"] is None
+    assert in_force.session.tuned == TunedSettings(data_loader_workers=2)
+    assert tuner is not None
+    assert tuner.applied.plan == RootPlan()
+    assert in_force.session.explanation.lines[-1] == (
+        "roll-back to plain settings: the loss diverges: 50 after 1 in the first steps"
+    )
+
+
+def test_a_roll_back_leaves_what_keeps_a_memory_limit() -> None:
+    session = Session(Environment(memory_limit_bytes=2**40))
+    module = nn.Linear(2, 2)
+    root = Root(module, lambda _: None)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    found = InForce(session, ScriptFacts(), [root])
+    vars(module)["optimizer"] = optimizer  # the script keeps it
+    found.facts.saw(optimizer)
+    found.tuner = Tuner(Settings(), Switches(), session.explanation, 1.0)
+    plan = RootPlan(autocast=torch.bfloat16, rows_per_step=4, keeps_chunk=False)
+    found.tuner.applied = Applied(plan, fused=True, optimizer_offload=True)
+    found.put(optimizer)
+    assert found.optimizer_offload is not None
+    found.roll_back("a test")
+    assert root.plan == RootPlan(rows_per_step=4, keeps_chunk=False)
+    assert optimizer.param_groups[0]["fused"] is None
+    assert found.optimizer_offload is not None
+    assert session.tuned == TunedSettings(batch_per_step=4, optimizer_offload=True)
+    session.loss_tensor = torch.tensor(math.nan)
+    Guardian(session, found).step(20)
+    assert session.explanation.line("roll-back").endswith("a test"), "it is done once"
+
+
+def test_a_split_that_does_not_keep_the_limit_is_made_finer_and_says_so() -> None:
+    session = Session(Environment(memory_limit_bytes=1000))
+    root = Root(nn.Linear(2, 2), lambda _: None)
+    found = InForce(session, ScriptFacts([]), [root])
+    found.tuner = Tuner(Settings(), Switches(), session.explanation, 1.0)
+    found.tuner.applied = Applied(RootPlan(rows_per_step=12))
+    found.put()
+    Guardian(session, found).step(CONFIRM_STEPS)
+    assert root.plan == RootPlan(rows_per_step=6, keeps_chunk=False)
+    said = session.explanation.line("memory limit")
+    assert said.endswith("measured, limit 1000 B; steps of 6 from now on")
+
+
+@pytest.mark.parametrize(("seconds", "rolled_back"), [(0.105, False), (0.12, True)])
+def test_slower_steps_take_it_back(in_force: InForce, seconds: float, rolled_back: bool) -> None:
+    in_force.session.baseline = Timing(0.1, 0)
+    in_force.session.meter.window.seconds.extend([seconds] * 3)
+    Guardian(in_force.session, in_force).step(CONFIRM_STEPS)
+    assert in_force.rolled_back is rolled_back
+
+
+SCRIPT = """
+import torch
+from torch import nn
+torch.manual_seed(5)
+net = nn.Linear(8, 1); opt = torch.optim.SGD(net.parameters(), lr=0.01)
+x = torch.randn(16, 8)
+for i in range(50):
+    opt.zero_grad(); loss = (net(x) - 1).square().mean()
+    (loss * (float("nan") if i >= 25 else 1.0)).backward(); opt.step()
+"""
+
+
+def test_known_settings_are_watched_too(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    settings = {"tuned": {"batchPerStep": 4}}
+    code, run = run_worker(tmp_path, ["python", str(script)], settings=settings)
+    assert code == 0, run.errors
+    said = run.report["explain"]
+    assert "batch split applied: 16 samples in steps of 4, from an earlier run" in said
+    assert "roll-back to plain settings: the loss is not finite any more" in said
+    assert "batchPerStep" not in run.report["tuned"]
+
+
+class LaterBranch(nn.Module):
+    """After some steps it takes a way that autocast does not fit; worse, it may simply fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.late, self.broken = nn.Linear(4, 4), False, False
+
+    def forward(self, x: Any) -> Any:
+        if self.broken:
+            raise IndexError("the script's own")
+        if self.late:
+            return torch.zeros(4, 4).index_add_(0, torch.arange(len(x)), self.layer(x))
+        return self.layer(x)
+
+
+def test_a_call_that_fails_under_the_settings_alone_is_made_as_written() -> None:
+    module = LaterBranch()
+    session = Session(Environment())
+    root = Root(module, lambda _: None)
+    in_force = InForce(session, ScriptFacts(), [root])
+    root.failed = Guardian(session, in_force).call_failed
+    root.install()
+    in_force.applied = Applied(RootPlan(autocast=torch.bfloat16, rows_per_step=2))
+    root.plan = in_force.applied.plan
+    x = torch.randn(4, 4)
+    module.broken = True
+    with pytest.raises(IndexError, match="own") as raised:
+        module(x)
+    assert raised.value.__context__ is None
+    assert not in_force.rolled_back
+    module.broken, module.late = False, True
+    with torch.no_grad():
+        expected = module(x)
+    output = module(x)
+    assert torch.equal(output, expected)
+    output.sum().backward()
+    assert in_force.rolled_back
+    assert root.plan.autocast is None
+    said = session.explanation.line("roll-back")
+    assert "a call of the model failed with it, RuntimeError: index_add_()" in said

@@ -1,0 +1,221 @@
+"""Compilation, whole or block by block: one way is kept, what was compiled stays on disk."""
+
+import functools
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gpujob_api.settings import Settings, Toggle, TunedSettings
+from gpujob_worker.inject import compiling
+from gpujob_worker.inject.call_inputs import CallInputs
+from gpujob_worker.inject.compiling import (
+    ENV_CACHE,
+    CompiledBlocks,
+    blocks_refusal,
+    graphs_refusal,
+    keep_compiled_in,
+)
+from gpujob_worker.inject.wrapped_module import RecordedCall, Root
+from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.features import Switches
+from gpujob_worker.tune.applied import Applied, put_in_force
+from gpujob_worker.tune.compile import MANY_BLOCKS
+from gpujob_worker.tune.tuner import Tuner
+
+Compile = Callable[..., Any]
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Any) -> Any:
+        return x + torch.tanh(self.layer(x))
+
+
+def model(blocks: int = 3) -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 8), nn.Sequential(*(Block() for _ in range(blocks))))
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """torch.compile traces for real and runs what it traced; counts the graphs' nodes."""
+    torch.compiler.reset()
+    found: list[int] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        del inputs
+        found.append(len(graph.graph.nodes))
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    monkeypatch.setattr(compiling.shutil, "which", lambda name: f"/usr/bin/{name}")  # pyright: ignore
+    return found
+
+
+def tuned(module: nn.Module, **switches: bool) -> tuple[Tuner, Explanation]:
+    explanation = Explanation()
+    settings = Settings(compile=Toggle.ON)
+    tuner = Tuner(settings, Switches(**switches), explanation, 60.0)
+    call = RecordedCall(CallInputs.of((torch.randn(6, 4),), {}))
+    tuner.compile(Root(module, lambda _: None), call)
+    return tuner, explanation
+
+
+def gradients(module: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    module.zero_grad()
+    module(x).square().mean().backward()
+    return [p.grad.clone() for p in module.parameters() if p.grad is not None]
+
+
+def test_the_whole_model_goes_first(graphs: list[int]) -> None:
+    tuner, explanation = tuned(model())
+    assert len(graphs) == 1
+    assert tuner.applied.tuned() == TunedSettings(compile=True)
+    assert explanation.lines[0].startswith("compile applied: asked for, ")
+    assert explanation.lines[1] == "CUDA graphs refused: not asked for (--cuda-graphs)"
+
+
+def test_many_blocks_go_first_and_share_a_graph(graphs: list[int]) -> None:
+    module = model(MANY_BLOCKS)
+    tuner, explanation = tuned(module)
+    assert len(graphs) == 1, "like blocks are compiled once"
+    assert tuner.applied.tuned() == TunedSettings(compile=True, regional_compile=True), (
+        explanation.lines
+    )
+    assert explanation.lines[0].startswith("compile blocks applied: asked for, ")
+    x = torch.randn(6, 4)
+    plain = gradients(module, x)
+    root = Root(module, lambda _: None)
+    root.install()
+    put_in_force(root, None, tuner.applied)
+    assert all(map(torch.allclose, gradients(module, x), plain))
+    assert not any("_compiled_call_impl" in vars(block) for block in module[1].modules())
+    put_in_force(root, None, Applied())
+    assert all(map(torch.equal, gradients(module, x), plain))
+
+
+def test_blocks_are_compiled_where_the_whole_cannot_be(
+    graphs: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = model()
+    plain: Compile = torch.compile
+    whole = module._call_impl
+
+    def fails(call: Any, **options: Any) -> Any:
+        if call == whole:
+            raise RuntimeError("too clever a forward")
+        return plain(call, **options)
+
+    monkeypatch.setattr(torch, "compile", fails)
+    with pytest.raises(RuntimeError):
+        compiling.compile_module(module)
+
+    def later(call: Any, **options: Any) -> Any:
+        return (lambda *args: fails(call)) if call == whole else plain(call, **options)  # pyright: ignore
+
+    monkeypatch.setattr(torch, "compile", later)
+    tuner, explanation = tuned(module)
+    assert "compile refused: failed: RuntimeError: too clever a forward" in explanation.lines
+    assert tuner.applied.tuned().regional_compile
+    _, explanation = tuned(module, regional_compile=False)
+    assert explanation.lines[-1] == "compile blocks refused: switched off"
+
+
+def test_other_shapes_run_as_they_are(graphs: list[int]) -> None:
+    module = model(MANY_BLOCKS)
+    tuner, _ = tuned(module)
+    root = Root(module, lambda _: None)
+    root.install()
+    put_in_force(root, None, tuner.applied)
+    module(torch.randn(5, 4))
+    assert len(graphs) == 1
+    root.remove()
+
+
+def test_blocks_that_are_taken_are_left_alone() -> None:
+    module = model()
+    assert blocks_refusal(module) is None
+    with CompiledBlocks(module).in_force():
+        assert blocks_refusal(module) == "the blocks are called in another way already"
+    assert "no list of two or more" in (blocks_refusal(nn.Linear(2, 2)) or "")
+
+
+def test_graphs_are_refused_where_they_are_not_safe(graphs: list[int]) -> None:
+    card = torch.device("cuda")
+    assert graphs_refusal(card, None, False) is None
+    assert "split batch" in (graphs_refusal(card, 4, False) or "")
+    assert "memory limit" in (graphs_refusal(card, None, True) or "")
+    _, explanation = tuned(model(), cuda_graphs=True)
+    assert explanation.lines[-1] == "CUDA graphs refused: they exist on CUDA cards; this is cpu"
+
+
+def test_outputs_of_graphs_are_copied() -> None:
+    module, kept = model(), torch.zeros(6, 8, requires_grad=True)
+    root = Root(module, lambda _: None)
+    inputs = CallInputs.of((torch.randn(6, 4),), {})
+    plan = replace(root.plan, compiled=lambda _: kept, compiled_signature=inputs.signature)  # pyright: ignore
+    assert root.run(plan, inputs) is kept
+    output = root.run(replace(plan, cuda_graphs=True), inputs)
+    assert output.data_ptr() != kept.data_ptr()
+
+
+def test_what_was_compiled_is_kept_beside_the_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ENV_CACHE, "")
+    monkeypatch.delenv(ENV_CACHE)
+    place = tmp_path / "checkpoints" / "compiled"
+    assert keep_compiled_in(tmp_path / "checkpoints") == str(place)
+    assert os.environ[ENV_CACHE] == str(place)
+    assert stat.S_IMODE(place.stat().st_mode) == 0o700
+    assert keep_compiled_in(tmp_path / "other") is None
+    del os.environ[ENV_CACHE]
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    assert keep_compiled_in(blocked) is None
+    assert keep_compiled_in(None) is None
+    assert ENV_CACHE not in os.environ
+
+
+def test_a_run_compiles_into_its_own_folder(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, torch\n"
+        "from torch._inductor.runtime.cache_dir_utils import cache_dir\n"
+        "print(cache_dir())\n"
+    )
+    clean = {name: value for name, value in os.environ.items() if name != ENV_CACHE}
+    done = subprocess.run(
+        [sys.executable, "-m", "gpujob_worker", "--", "python", str(script)],
+        env={**clean, "GPUJOB_CHECKPOINT_DIR": str(tmp_path / "kept")},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.stdout == f"{tmp_path}/kept/compiled\n", done.stderr
+
+
+@pytest.mark.parametrize("regional", [False, True])
+def test_the_way_of_an_earlier_run_is_adopted(regional: bool, graphs: list[int]) -> None:
+    module = model()
+    known = TunedSettings(compile=True, regional_compile=regional)
+    explanation = Explanation()
+    tuner = Tuner(Settings(), Switches(), explanation, 60.0)
+    call = RecordedCall(CallInputs.of((torch.randn(6, 4),), {}))
+    tuner.adopt(Root(module, lambda _: None), call, known)
+    assert tuner.applied.tuned() == known
+    item = "compile blocks" if regional else "compile"
+    assert explanation.lines == (f"{item} applied: from an earlier run",)
+    assert graphs == [], "nothing is compiled before the first step"

@@ -1,0 +1,177 @@
+"""Under gpujob-run a script behaves as under python: output, exit code, traceback, signals."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from gpujob_worker.launch.interpreters import Interpreter, interpreter_of
+from gpujob_worker.launch.script_runner import PythonCommand, parse_python
+
+pytestmark = pytest.mark.any_torch
+
+SCRIPTS = {
+    "plain": """
+        import sys
+        print(sys.argv, __name__, __file__, sys.path[0]); print('e', file=sys.stderr)
+        """,
+    "exit code": "import sys; sys.exit(7)",
+    "exit none": "import sys; sys.exit()",
+    "exit text": "import sys; print('before'); sys.exit('it broke')",
+    "exception": """
+        def inner():
+            raise ValueError("bad value")
+        def outer():
+            inner()
+        outer()
+        """,
+    "chained": """
+        try:
+            {}["missing"]
+        except KeyError as error:
+            raise RuntimeError("second") from error
+        """,
+    "syntax error": "print('never'\n",
+    "main module": """
+        import sys, pickle
+        class Thing: pass
+        assert sys.modules["__main__"].Thing is Thing
+        print(type(pickle.loads(pickle.dumps(Thing()))).__qualname__, __spec__)
+        """,
+    "spawned child": """
+        import multiprocessing
+        def work(n):
+            print("child", n, flush=True)
+        if __name__ == "__main__":
+            child = multiprocessing.get_context("spawn").Process(target=work, args=(3,))
+            child.start(); child.join(); print(child.exitcode)
+        """,
+    "atexit and hook": """
+        import atexit, sys
+        atexit.register(lambda: print("goodbye"))
+        sys.excepthook = lambda *args: print("my hook", args[0].__name__)
+        raise KeyError("x")
+        """,
+}
+
+
+def run(command: list[str], folder: Path, **extra: str) -> tuple[int, str, str]:
+    environment = {**os.environ, "GPUJOB_SETTINGS": '{"mode":"Off"}', **extra}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=110
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_behaves_as_under_python(name: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPTS[name]))
+    plain = run([sys.executable, "train.py", "--lr", "1"], tmp_path)
+    under = run(
+        [sys.executable, "-m", "gpujob_worker", "--", "python", "train.py", "--lr", "1"], tmp_path
+    )
+    assert under == plain
+
+
+def test_a_module_behaves_as_under_python(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "__main__.py").write_text(
+        "import sys\nprint(sys.argv[1:], __name__, __spec__.name, sys.path[0])\nfrom . import x\n"
+    )
+    (package / "x.py").write_text("raise SystemExit(5)")
+    plain = run([sys.executable, "-m", "package", "a"], tmp_path)
+    under = run(
+        [sys.executable, "-m", "gpujob_worker", "--", "python", "-m", "package", "a"], tmp_path
+    )
+    assert under == plain
+    assert under[0] == 5
+
+
+def test_a_missing_script_and_a_missing_program(tmp_path: Path) -> None:
+    plain = run([sys.executable, "none.py"], tmp_path)
+    under = run([sys.executable, "-m", "gpujob_worker", "--", "python", "none.py"], tmp_path)
+    assert under[0] == plain[0] == 2
+    assert "can't open file" in under[2]
+    missing = run([sys.executable, "-m", "gpujob_worker", "--", "no-such-program"], tmp_path)
+    assert missing == (127, "", "gpujob-run: no-such-program: command not found\n")
+
+
+def test_interpreter_options_and_other_programs(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import sys; print(sys.flags.optimize, __debug__)")
+    launcher = [sys.executable, "-m", "gpujob_worker", "--"]
+    assert run([*launcher, "python", "-O", "train.py"], tmp_path)[1] == "1 False\n"
+    assert run([*launcher, "sh", "-c", "echo hello; exit 9"], tmp_path) == (9, "hello\n", "")
+
+
+@pytest.mark.parametrize("worker", ["None", "ModuleSpec"])
+def test_another_interpreter_runs_its_own_packages(worker: str, tmp_path: Path) -> None:
+    other = tmp_path / "bin" / "python3"
+    other.parent.mkdir()
+    other.write_text(
+        f'#!/bin/sh\nif [ "$1" = -c ]; then echo /elsewhere; echo "{worker}"; else echo "$@"; fi\n'
+    )
+    other.chmod(0o755)
+    launcher = [sys.executable, "-m", "gpujob_worker", "--explain", "--"]
+    code, output, errors = run([*launcher, str(other), "train.py", "a"], tmp_path)
+    if worker == "None":
+        assert (code, output) == (0, "train.py a\n")
+        assert f"gpujob-run: {other} is another interpreter than {sys.executable}" in errors
+    else:
+        expected = "-m gpujob_worker --explain -- python train.py a\n"
+        assert (code, output, errors) == (0, expected, "")
+
+
+def test_interpreters_that_are_this_one(tmp_path: Path) -> None:
+    silent = tmp_path / "python3"
+    silent.write_text("#!/bin/sh\nexit 1\n")
+    silent.chmod(0o755)
+    for program in ("python3", "train.py", sys.executable, str(silent), str(tmp_path / "python")):
+        assert interpreter_of(program) is Interpreter.THIS
+
+
+def test_an_interrupted_script_shows_its_own_frames(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("def loop():\n    raise KeyboardInterrupt\nloop()\n")
+    plain = run([sys.executable, "train.py"], tmp_path)
+    under = run([sys.executable, "-m", "gpujob_worker", "--", "python", "train.py"], tmp_path)
+    assert under == plain
+    assert under[0] == -signal.SIGINT
+
+
+def test_signals_end_it_as_they_end_python(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import time\nprint('ready', flush=True)\nwhile True: time.sleep(1)\n"
+    )
+    launcher = ["-m", "gpujob_worker", "--", "python"]
+    for number in (signal.SIGTERM, signal.SIGINT):
+        codes = [_code_after(number, [*start, "train.py"], tmp_path) for start in ([], launcher)]
+        assert codes == [-number, -number]
+
+
+def _code_after(number: signal.Signals, command: list[str], folder: Path) -> int:
+    with subprocess.Popen(
+        [sys.executable, *command], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            process.send_signal(number)
+            return process.wait(100)
+        finally:
+            process.kill()
+
+
+def test_command_lines_are_read() -> None:
+    assert parse_python(["python", "-u", "-W", "error", "t.py", "-m", "x"]) == PythonCommand(
+        ("-u", "-W", "error"), "t.py", False, ("-m", "x")
+    )
+    assert parse_python(["python3.11", "-m", "pkg", "a"]) == PythonCommand((), "pkg", True, ("a",))
+    assert parse_python(["train.py", "a"]) == PythonCommand((), "train.py", False, ("a",))
+    assert parse_python(["python", "-c", "pass"]) is None
+    assert parse_python(["python"]) is None
+    assert parse_python(["torchrun", "train.py"]) is None

@@ -1,0 +1,245 @@
+"""A run that is killed again and again ends with the weights of one that was not, bit for bit."""
+
+import json
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpujob_worker.run.graceful_stop import Stop
+from tests.harness.worker_process import WorkerRun, run_worker, start_worker
+
+SCRIPT = """
+import hashlib, json, random, sys, time
+import numpy, torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+from gpujob_worker import prepare
+
+workers, mode = int(sys.argv[1]), sys.argv[2]
+
+class Data(Dataset):
+    def __len__(self): return 47
+    def __getitem__(self, i):
+        noise = 0.0
+        if workers == 0:
+            noise = torch.rand(()).item() + random.random() + float(numpy.random.rand())
+        return torch.full((6,), float(i % 7)) / 7 + 0.01 * noise, torch.tensor([float(i % 3)])
+
+torch.manual_seed(3); random.seed(3); numpy.random.seed(3)
+model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 7, gamma=0.9)
+loader = DataLoader(Data(), batch_size=4, shuffle=True, num_workers=workers,
+                    persistent_workers=mode == "persistent")
+losses = []
+job = prepare(model, optimizer, loader, scheduler)
+job.state("losses", losses)
+for epoch in range(3):
+    for x, y in job.loader:
+        optimizer.zero_grad()
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        losses.append(loss.item())
+        print("step", len(losses), flush=True)
+        time.sleep(0.01)
+    random.random()
+digest = hashlib.sha256()
+for tensor in model.state_dict().values():
+    digest.update(tensor.numpy().tobytes())
+json.dump({"losses": losses, "weights": digest.hexdigest()}, open("RESULT", "w"))
+"""
+pytestmark = pytest.mark.timeout(240)
+STEPS = 36
+SETTINGS = {"mode": "Recommend", "checkpointIntervalSeconds": 1}
+# Probing must leave no trace, and each attempt does it again; how well it measures is not asked.
+OPTIONS = ("--explain", "--tuning-seconds", "1")
+
+
+def start(folder: Path, attempt: int, *arguments: str, **settings: Any) -> WorkerRun:
+    folder.mkdir(exist_ok=True)
+    script = folder / "train.py"
+    script.write_text(SCRIPT.replace("RESULT", str(folder / "result.json")))
+    return start_worker(
+        folder / f"attempt-{attempt}",
+        ["python", str(script), *arguments],
+        settings={**SETTINGS, **settings},
+        options=OPTIONS,
+        environment={
+            "GPUJOB_CHECKPOINT_DIR": str(folder / "checkpoints"),
+            "GPUJOB_ATTEMPT": str(attempt),
+        },
+    )
+
+
+def uninterrupted(folder: Path, *arguments: str, **settings: Any) -> dict[str, Any]:
+    assert start(folder, 1, *arguments, **settings).wait() == 0
+    return json.loads((folder / "result.json").read_text())
+
+
+def step_of(run: WorkerRun) -> int:
+    lines = run.output.splitlines() if (run.folder / "stdout").exists() else []
+    return int(lines[-1].split()[1]) if lines and lines[-1][-1:].isdigit() else 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [("0", "plain"), ("2", "persistent")])
+def test_sigterm_at_random_steps(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    expected = uninterrupted(tmp_path / "whole", *arguments)
+    assert len(expected["losses"]) == STEPS
+    rng = random.Random(arguments[0])
+    folder, attempt, resumed_at = tmp_path / "killed", 0, 0
+    for _ in range(3):
+        attempt += 1
+        run = start(folder, attempt, *arguments)
+        until = resumed_at + rng.randint(1, 9)
+        run.wait_until(lambda run=run, until=until: step_of(run) >= until)
+        run.send(signal.SIGTERM)
+        assert run.wait() == 143, run.errors
+        report = run.report
+        assert report["phase"] == "draining"
+        assert report["checkpoint"]["step"] == report["step"] == step_of(run)
+        assert report.get("resumedFromStep", 0) == resumed_at
+        resumed_at = report["step"]
+    assert start(folder, attempt + 1, *arguments).wait() == 0
+    assert json.loads((folder / "result.json").read_text()) == expected
+
+
+@pytest.mark.slow
+def test_sigkill_at_random_moments(tmp_path: Path) -> None:
+    expected = uninterrupted(tmp_path / "whole", "0", "plain")
+    rng = random.Random(5)
+    folder = tmp_path / "killed"
+    durable = 0
+    for attempt in range(1, 4):
+        run = start(folder, attempt, "0", "plain", checkpointIntervalSeconds=0)
+        until = durable + rng.randint(2, 8)
+        run.wait_until(lambda run=run, until=until: step_of(run) >= until)
+        run.send(signal.SIGKILL)
+        assert run.wait() == -signal.SIGKILL
+        steps = [int(p.name[5:]) for p in (folder / "checkpoints").glob("step-?*")]
+        assert max(steps) >= max(durable, step_of(run) - 2), "more than one interval was lost"
+        durable = max(steps)
+    assert start(folder, 4, "0", "plain").wait() == 0
+    assert json.loads((folder / "result.json").read_text()) == expected
+
+
+def test_the_kernel_in_force_goes_on_after_a_resume(tmp_path: Path) -> None:
+    """The checkpoint says so, although the optimizer's own state names no kernel of ours."""
+    known = {"mode": "Auto", "tuned": {"fusedOptimizer": True}}
+    expected = uninterrupted(tmp_path / "whole", "0", "plain", **known)
+    folder = tmp_path / "stopped"
+    run = start(folder, 1, "0", "plain", **known)
+    run.wait_until(lambda: step_of(run) >= 9)
+    run.send(signal.SIGTERM)
+    assert run.wait() == 143, run.errors
+    run = start(folder, 2, "0", "plain", mode="Auto")
+    assert run.wait() == 0, run.errors
+    assert run.report["resumedFromStep"] >= 9
+    assert run.report["tuned"]["fusedOptimizer"] is True
+    assert json.loads((folder / "result.json").read_text()) == expected
+
+
+def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(tmp_path: Path) -> None:
+    expected = uninterrupted(tmp_path / "whole", "0", "plain")
+    folder = tmp_path / "damaged"
+    run = start(folder, 1, "0", "plain", checkpointIntervalSeconds=0)
+    run.wait_until(lambda: step_of(run) >= 12)
+    run.send(signal.SIGTERM)
+    assert run.wait() == 143
+    newest = max(int(p.name[5:]) for p in (folder / "checkpoints").glob("step-?*"))
+    tensors = folder / "checkpoints" / f"step-{newest}" / "rank-0" / "state.safetensors"
+    data = bytearray(tensors.read_bytes())
+    data[-3] ^= 16
+    tensors.write_bytes(bytes(data))
+    run = start(folder, 2, "0", "plain")
+    assert run.wait() == 0
+    assert run.report["resumedFromStep"] < newest
+    assert "falling back" in " ".join(run.report["explain"])
+    assert json.loads((folder / "result.json").read_text()) == expected
+
+
+def test_a_checkpoint_of_another_model_is_an_error_that_says_so(tmp_path: Path) -> None:
+    run = start(tmp_path, 1, "0", "plain")
+    run.wait_until(lambda: step_of(run) >= 3)
+    run.send(signal.SIGTERM)
+    assert run.wait() == 143
+    other = tmp_path / "other.py"
+    other.write_text(SCRIPT.replace("nn.Linear(6, 16)", "nn.Linear(6, 16, bias=False)"))
+    code, run = run_worker(
+        tmp_path / "other",
+        ["python", str(other), "0", "plain"],
+        environment={
+            "GPUJOB_CHECKPOINT_DIR": str(tmp_path / "checkpoints"),
+            "GPUJOB_ATTEMPT": "2",
+        },
+    )
+    assert code == 1
+    assert run.report["failure"]["failureClass"] == "Checkpoint"
+    assert "does not fit the script" in run.errors
+
+
+def test_an_unmodified_script_stops_without_a_checkpoint(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import time, torch\n"
+        "model = torch.nn.Linear(2, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "try:\n"
+        "    while True:\n"
+        "        model(torch.ones(4, 2)).sum().backward()\n"
+        "        optimizer.step()\n"
+        "        print('step', 1, flush=True)\n"
+        "        time.sleep(0.01)\n"
+        "finally:\n"
+        "    print('cleaned up')\n"
+    )
+    run = start_worker(tmp_path / "run", ["python", str(script)])
+    run.wait_until(lambda: step_of(run) >= 1)
+    run.send(signal.SIGTERM)
+    assert run.wait() == 144
+    assert run.output.endswith("cleaned up\n")
+    assert run.report["phase"] == "draining"
+
+
+def test_without_a_safe_point_it_leaves_before_the_deadline(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(2, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "model(torch.ones(4, 2)).sum().backward()\n"
+        "optimizer.step()\n"
+        "print('step', 1, flush=True)\n"
+        "while True: pass\n"
+    )
+    run = start_worker(
+        tmp_path / "run", ["python", str(script)], environment={"GPUJOB_GRACE_SECONDS": "1.5"}
+    )
+    run.wait_until(lambda: step_of(run) >= 1)
+    run.send(signal.SIGTERM)
+    assert run.wait() == 144
+    assert "no safe point before the deadline" in " ".join(run.report["explain"])
+
+
+def test_a_finished_run_stays_finished_when_told_to_stop_late(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import atexit, os, signal, time, torch\n"
+        "model = torch.nn.Linear(2, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "model(torch.ones(4, 2)).sum().backward()\n"
+        "optimizer.step()\n"
+    )
+    code, run = run_worker(tmp_path / "run", ["python", str(script)])
+    assert code == 0
+    assert run.report["phase"] == "finished"
+    stop = Stop(0.6, lambda: pytest.fail("the run was over"))
+    stop.watch()
+    stop.end()
+    stop.request("late", 0.6)
+    assert stop.wait_for_watcher(10.0)

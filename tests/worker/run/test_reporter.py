@@ -1,0 +1,171 @@
+"""Reports reach the operator with the token, and never hold up or fail the training."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpujob_api.report import (
+    TERMINATION_MESSAGE_BYTES_MAX,
+    Reply,
+    Report,
+    StopRequest,
+    WorkerPhase,
+)
+from gpujob_worker.run import reporter
+from gpujob_worker.run.environment import Environment
+from gpujob_worker.run.reporter import Destination, Reporter, post, write_termination_message
+from gpujob_worker.run.session import Session
+
+pytestmark = pytest.mark.any_torch
+
+
+class Operator:
+    """A small HTTP server that answers as told and keeps what it got."""
+
+    def __init__(self) -> None:
+        self.received: list[tuple[str, dict[str, Any]]] = []
+        self.answers: list[tuple[int, bytes]] = []
+        operator = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                token = self.headers.get("Authorization", "")
+                operator.received.append((token, json.loads(body)))
+                code, answer = operator.answers.pop(0) if operator.answers else (200, b"{}")
+                self.send_response(code)
+                self.send_header("Content-Length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+                del format, args
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.05,))
+        self.thread.start()
+        self.url = f"http://127.0.0.1:{self.server.server_port}/report"
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+
+@pytest.fixture
+def operator() -> Iterator[Operator]:
+    server = Operator()
+    yield server
+    server.close()
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def test_the_token_is_read_again_for_every_report(operator: Operator, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    destination = Destination(operator.url, token)
+    for text in ("first\n", "second"):
+        token.write_text(text)
+        post(destination, Report(attempt=2, phase=WorkerPhase.TRAINING, step=5))
+    assert [got[0] for got in operator.received] == ["Bearer first", "Bearer second"]
+    assert operator.received[0][1]["step"] == 5
+    assert operator.received[0][1]["phase"] == "training"
+
+
+@pytest.mark.parametrize("name", ["http_proxy", "HTTP_PROXY", "all_proxy"])
+def test_no_proxy_sees_the_token(
+    operator: Operator, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Nobody listens at this one."""
+    monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    post(Destination(operator.url, None), Report(attempt=1, phase=WorkerPhase.TRAINING))
+    assert len(operator.received) == 1
+
+
+def test_a_session_reports_and_obeys_a_stop(operator: Operator, tmp_path: Path) -> None:
+    reply = Reply(interval_seconds=0.2, stop=StopRequest("Reclaimed", 30.0))
+    operator.answers = [
+        (200, Reply(interval_seconds=0.2).to_text().encode()),
+        (200, reply.to_text().encode()),
+    ]
+    environment = Environment(report_url=operator.url, termination_file=tmp_path / "message")
+    session = Session(environment)
+    session.start()
+    wait_for(lambda: session.stop.requested)
+    assert session.stop.reason == "Reclaimed"
+    assert 20 < session.stop.remaining_seconds() <= 30
+    session.finish(None)
+    assert operator.received[-1][1]["phase"] == "finished"
+    sequences = [got[1]["sequence"] for got in operator.received]
+    assert sequences == sorted(set(sequences))
+    assert json.loads((tmp_path / "message").read_text())["phase"] == "finished"
+
+
+def test_errors_and_nonsense_are_survived_with_pauses(operator: Operator) -> None:
+    operator.answers = [
+        (500, b""),
+        (200, b"[1]"),
+        (200, b"\xff"),
+        (200, b'{"stop":{}}'),
+        (200, b'{"unknown":1,"intervalSeconds":0.2}'),
+    ]
+    replies: list[Reply] = []
+    reporter = Reporter(
+        Destination(operator.url), lambda: Report(1, WorkerPhase.TRAINING), replies.append
+    )
+    reporter.start()
+    for _ in range(5):
+        reporter.wake()
+        count = len(operator.received)
+        wait_for(lambda count=count: len(operator.received) > count or bool(replies))
+    wait_for(lambda: bool(replies))
+    assert replies[0] == Reply(interval_seconds=0.2)
+    reporter.close(5.0)
+
+
+def test_an_operator_that_never_answers_costs_the_training_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Far more than a crowded machine adds: who waited for the answer would be seen.
+    monkeypatch.setattr(reporter, "REQUEST_SECONDS_MAX", 90.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        session = Session(Environment(report_url=f"http://127.0.0.1:{silent.getsockname()[1]}/"))
+        start = time.monotonic()
+        session.start()
+        for _ in range(100):
+            session.reporter.wake()
+        session.finish(RuntimeError("CUDA out of memory. Tried to allocate 1.00 GiB"))
+        assert time.monotonic() - start < 60.0
+        assert session.failure is not None
+        assert session.failure.failure_class.value == "OutOfMemory"
+
+
+def test_a_missing_token_is_no_failure(operator: Operator, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No such file"):
+        post(Destination(operator.url, tmp_path / "none"), Report(1, WorkerPhase.TRAINING))
+    assert operator.received == []
+
+
+def test_the_termination_message_fits(tmp_path: Path) -> None:
+    path = tmp_path / "message"
+    explain = tuple(f"item {n} applied: {'x' * 250}" for n in range(64))
+    write_termination_message(path, Report(1, WorkerPhase.FINISHED, explain=explain, step=9))
+    assert path.stat().st_size <= TERMINATION_MESSAGE_BYTES_MAX
+    assert json.loads(path.read_text())["step"] == 9
+    write_termination_message(tmp_path / "no" / "folder", Report(1, WorkerPhase.FINISHED))
+    write_termination_message(None, Report(1, WorkerPhase.FINISHED))

@@ -1,0 +1,198 @@
+"""What was gained is measured in turns, with a number of pairs that nothing measured decides."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpujob_api.settings import OptimizeMode, Precision, Settings
+from gpujob_worker.inject.script_facts import ScriptFacts
+from gpujob_worker.inject.wrapped_module import RootPlan
+from gpujob_worker.probe.compare import PAIRS_MIN, Speedup, measure_pairs
+from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.features import Switches
+from gpujob_worker.tune import gain
+from gpujob_worker.tune.applied import Applied
+from gpujob_worker.tune.probe import RootProbe
+from gpujob_worker.tune.trial import Decision
+from gpujob_worker.tune.tuner import Tuner
+from tests.harness.blocks import Model, root_and_call
+from tests.harness.worker_process import run_worker
+
+pytestmark = pytest.mark.timeout(240)
+
+BFLOAT16 = Applied(RootPlan(autocast=torch.bfloat16))
+
+
+def test_turns_alternate_and_their_number_is_fixed() -> None:
+    turns: list[str] = []
+    seconds = iter([4.0, 2.0, 2.2, 4.0, 4.0, 1.8, 100.0, 1.0])
+
+    def run(name: str) -> float:
+        turns.append(name)
+        return next(seconds)
+
+    found = measure_pairs(lambda: run("plain"), lambda: run("new"), 4)
+    assert turns == ["plain", "new", "new", "plain", "plain", "new", "new", "plain"]
+    assert found.pairs == 4
+    assert found.low < found.ratio < found.high
+    assert found.low < 1.0 < found.high, "one of four pairs says the opposite"
+
+
+class Card:
+    """Seconds of a run by its plan, and which plans ran."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, plain: float, chosen: float) -> None:
+        self.ran: list[bool] = []
+
+        def seconds(probe: Any, plan: RootPlan) -> float:
+            del probe
+            self.ran.append(plan == RootPlan())
+            return plain if self.ran[-1] else chosen
+
+        monkeypatch.setattr(RootProbe, "seconds", seconds)
+
+
+def tuner(mode: OptimizeMode = OptimizeMode.AUTO, *, limited: bool = False) -> Tuner:
+    facts = ScriptFacts(memory_limited=limited)
+    made = Tuner(Settings(mode=mode), Switches(), Explanation(), 0.0, facts)
+    made.applied = BFLOAT16
+    return made
+
+
+@pytest.mark.parametrize(
+    ("plain", "pairs"), [(0.002, gain.GAIN_PAIRS), (0.6, 6), (5.0 / PAIRS_MIN, None), (60.0, None)]
+)
+def test_as_many_pairs_as_there_is_time_for(
+    plain: float, pairs: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of them, where so few fit that they would say nothing."""
+    card = Card(monkeypatch, plain, plain / 3)
+    found = tuner().gain(*root_and_call(Model()), None)
+    assert (found.pairs if found is not None else None) == pairs
+    if found is not None:
+        assert (found.ratio, found.low, found.high) == pytest.approx((3.0, 3.0, 3.0))
+        assert card.ran.count(True) == card.ran.count(False)
+
+
+def test_where_nothing_is_applied_nothing_is_gained(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Card(monkeypatch, 0.2, 0.1)
+    nothing = tuner()
+    nothing.applied = Applied(loader_workers=2)
+    memory = tuner(limited=True)
+    memory.applied = Applied(RootPlan(rows_per_step=4), activation_checkpointing=True)
+    for made in (nothing, tuner(OptimizeMode.RECOMMEND), memory):
+        assert made.gain(*root_and_call(Model()), None) is None
+    assert card.ran == []
+
+
+def test_a_memory_limit_is_kept_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[RootPlan] = []
+
+    def run(probe: Any, plan: RootPlan) -> float:
+        del probe
+        plans.append(plan)
+        return 0.01
+
+    monkeypatch.setattr(RootProbe, "seconds", run)
+    made = tuner(limited=True)
+    made.applied = Applied(RootPlan(autocast=torch.bfloat16, rows_per_step=4))
+    assert made.gain(*root_and_call(Model()), None) is not None
+    assert {plan.rows_per_step for plan in plans} == {4}
+    assert {plan.autocast for plan in plans} == {None, torch.bfloat16}
+
+
+def test_the_optimizers_kernel_counts_where_it_was_chosen() -> None:
+    torch.manual_seed(1)
+    model = Model()
+    root, call = root_and_call(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    model(call.inputs.leaves[0]).square().mean().backward()
+    optimizer.step()
+    before = [parameter.clone() for parameter in model.parameters()]
+    state = torch.get_rng_state()
+    made = tuner()
+    made.applied = Applied(RootPlan(autocast=torch.bfloat16), fused=True)
+    found = made.gain(root, call, optimizer)
+    assert found is not None
+    assert found.pairs == gain.GAIN_PAIRS
+    assert all(map(torch.equal, model.parameters(), before))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert optimizer.param_groups[0]["fused"] is None
+
+
+def test_a_measurement_that_fails_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(probe: Any, plan: RootPlan) -> float:
+        raise RuntimeError("no kernel")
+
+    monkeypatch.setattr(RootProbe, "seconds", run)
+    explanation = Explanation()
+    made = Tuner(Settings(precision=Precision.BFLOAT16), Switches(), explanation, 1.0)
+    made.applied = BFLOAT16
+    assert made.gain(*root_and_call(Model()), None) is None
+    assert explanation.line("speed-up").startswith("speed-up refused: measuring failed: ")
+
+
+@pytest.mark.parametrize("mode", list(OptimizeMode))
+def test_a_recommendation_has_no_factor(mode: OptimizeMode) -> None:
+    explanation = Explanation()
+    decision = Decision(Settings(mode=mode), explanation, 1.0)
+    faster = Speedup(1.42, 1.38, 1.46, 10)
+    slower = Speedup(0.97, 0.93, 1.01, 12)
+    assert decision.decide("a", faster, "close", True, False)
+    assert not decision.decide("b", slower, "close", True, False)
+    decision.refuse_slower("c", "bfloat16", 3.2, "cpu")
+    if mode is OptimizeMode.RECOMMEND:
+        assert explanation.lines == (
+            "a recommended: faster beyond noise, 10 pairs of runs; close",
+            "b refused: not faster beyond noise: 12 pairs of runs; close",
+            "c refused: bfloat16 is far slower on cpu",
+        )
+    else:
+        assert explanation.line("c") == "c refused: bfloat16 is 3.2 times slower on cpu"
+
+
+SCRIPT = """
+import torch
+from torch import nn
+torch.manual_seed(5)
+net = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1))
+opt = torch.optim.AdamW(net.parameters(), lr=0.01)
+x = torch.randn(64, 8)
+for i in range(20):
+    opt.zero_grad(); (net(x) - 1).square().mean().backward(); opt.step()
+"""
+# A speed-up in any of the words that we have for one.
+FACTOR = re.compile(r"[0-9]x\b|times (as|slower|faster)|speed-?up [0-9a]", re.IGNORECASE)
+
+
+@pytest.mark.parametrize("mode", ["Recommend", "Off"])
+def test_no_speed_up_is_shown_where_nothing_is_applied(mode: str, tmp_path: Path) -> None:
+    script, page = tmp_path / "train.py", tmp_path / "page"
+    script.write_text(SCRIPT)
+    options = ("--explain", "--report-directory", str(page))
+    settings = {"mode": mode, "precision": "bfloat16"}
+    code, run = run_worker(tmp_path, ["python", str(script)], settings=settings, options=options)
+    assert code == 0, run.errors
+    shown = run.errors + (page / "report.md").read_text() + (page / "report.json").read_text()
+    assert "speedup" not in run.report
+    assert FACTOR.findall(shown) == []
+    assert ("precision recommended: asked for, " in shown) is (mode == "Recommend")
+
+
+def test_a_speed_up_comes_with_its_interval(tmp_path: Path) -> None:
+    script, page = tmp_path / "train.py", tmp_path / "page"
+    script.write_text(SCRIPT)
+    options = ("--explain", "--report-directory", str(page))
+    settings = {"mode": "Auto", "precision": "bfloat16", "compile": "Off", "dataLoading": "Off"}
+    code, run = run_worker(tmp_path, ["python", str(script)], settings=settings, options=options)
+    assert code == 0, run.errors
+    gain = run.report["speedup"]
+    assert gain["low"] <= gain["ratio"] <= gain["high"]
+    assert gain["pairs"] >= 5
+    text = f"{gain['ratio']:.2f}x (95 % {gain['low']:.2f} to {gain['high']:.2f}, "
+    assert any(f"speed-up {text}" in line for line in run.report["explain"])
+    times = f"{gain['ratio']:.2f} times as fast (95 % {gain['low']:.2f} to {gain['high']:.2f}, "
+    assert times in (page / "report.md").read_text()

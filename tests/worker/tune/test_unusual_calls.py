@@ -1,0 +1,216 @@
+"""What the tuner does with calls and modules that are not the usual one of many samples."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gpujob_api.report import Timing
+from gpujob_api.settings import Precision, Settings
+from gpujob_worker.control.applied_settings import InForce
+from gpujob_worker.control.secondary_modules import Beside
+from gpujob_worker.control.tuning_run import TuningPass
+from gpujob_worker.device.memory import CpuMemory
+from gpujob_worker.inject.call_inputs import CallInputs
+from gpujob_worker.inject.discovery import Discovery
+from gpujob_worker.inject.script_facts import ScriptFacts
+from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
+from gpujob_worker.memory_limit.probes import MemoryProbe
+from gpujob_worker.probe.compare import closeness
+from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.environment import Environment
+from gpujob_worker.run.features import Switches
+from gpujob_worker.run.session import Session
+from gpujob_worker.tune.applied import Applied
+from gpujob_worker.tune.flop import step_flop
+from gpujob_worker.tune.probe import ProbeResult
+from gpujob_worker.tune.safety_check import trace_refusal
+from gpujob_worker.tune.tuner import Tuner
+from tests.harness.blocks import Model, root_and_call
+
+
+def tuner(explanation: Explanation, settings: Settings | None = None) -> Tuner:
+    return Tuner(settings or Settings(), Switches(), explanation, 1.0)
+
+
+def test_closeness_sees_the_imaginary_part() -> None:
+    real, whole = torch.tensor([1 + 0j]), torch.tensor([1 + 1j])
+    assert closeness([real], [real]).relative_error == 0
+    assert closeness([real], [whole]).relative_error == pytest.approx(1.0)
+    left, right = ProbeResult([real], []), ProbeResult([whole], [])
+    assert left.compare(right)[0].relative_error == pytest.approx(1.0)
+
+
+def test_samples_that_cannot_be_told_apart_are_all_run() -> None:
+    """Two of four numbers are no smaller batch of this: the whole call is what is measured."""
+    root = Root(nn.Linear(4, 2), lambda _: None)
+    call = RecordedCall(CallInputs.of((torch.randn(4),), {}))
+    assert trace_refusal(root, call, whole=True) is None
+    assert call.whole_only
+    explanation = Explanation()
+    forced = tuner(explanation, Settings(precision=Precision.BFLOAT16))
+    forced.speed_items(root, call).precision()
+    assert forced.applied.plan.autocast is torch.bfloat16, explanation.lines
+    assert step_flop(root, call) is not None
+    with pytest.raises(ValueError, match="fewer samples"):
+        MemoryProbe(root, call, CpuMemory()).model()
+
+
+class KnownFit:
+    """Stands in for the model of a limit: notes what it is asked, and splits finer."""
+
+    def __init__(self, applied: Applied) -> None:
+        self.applied = applied
+        self.asked: list[tuple[str, int]] = []
+        self.settles, self.chose_finer = True, False
+
+    def correct(
+        self, root: Root, recorded: RecordedCall, observed_bytes: int, *, ends: bool
+    ) -> bool:
+        assert recorded.inputs.rows == 12
+        self.asked.append((type(root.module).__name__ + (" ends" if ends else ""), observed_bytes))
+        if self.settles:
+            self.applied.plan = RootPlan(rows_per_step=3)
+        return self.settles
+
+    def judge(self, observed_bytes: int) -> None:
+        self.asked.append(("judged", observed_bytes))
+
+
+def test_of_several_modules_the_first_keeps_what_a_limit_asks_for() -> None:
+    root, call = root_and_call(Model())
+    optimizers = [torch.optim.SGD(root.module.parameters(), lr=0.1) for _ in range(2)]
+    session = Session(Environment())
+    session.baseline = Timing(0.1, 77)
+    in_force = InForce(session, ScriptFacts(), [root], tuner=tuner(session.explanation))
+    for optimizer in optimizers:
+        in_force.facts.saw(optimizer)
+    assert in_force.tuner is not None
+    tuning = TuningPass(session, in_force, optimizers[0])
+    tuning.among_others(root, "Critic", "2 modules are trained")
+    line = session.explanation.line
+    assert line("batch split") == "batch split refused: 2 modules are trained"
+    assert line("fused optimizer") == "fused optimizer refused: 2 optimizers step; one is needed"
+    fit: Any = KnownFit(in_force.tuner.applied)
+    in_force.fit = fit
+    tuning.among_others(root, "Critic", "2 modules are trained")
+    assert fit.asked == [("judged", 77)]
+    root.recorded = call
+    tuning.among_others(root, "Critic", "again")
+    assert fit.asked == [("judged", 77), ("Model ends", 77)]
+    assert line("memory model").endswith("is of Model; what steps took is of all (Model, Critic)")
+    # The split of the limit is in force and is not said to be refused.
+    assert line("batch split") == "batch split refused: 2 modules are trained"
+    assert line("precision") == "precision refused: again"
+
+
+@pytest.mark.parametrize(
+    ("settles", "finer", "asked"),
+    [
+        ((True, True), (False, False), ["Model", "Critic"]),  # kept: said of each
+        ((True, True), (True, False), ["Model"]),  # the first one's way takes enough off
+        ((False, True), (False, True), ["Model", "Critic"]),
+        ((False, False), (False, False), ["Model", "Critic", "judged"]),
+    ],
+)
+def test_of_several_modules_as_many_take_less_as_are_needed(
+    settles: tuple[bool, bool], finer: tuple[bool, bool], asked: list[str]
+) -> None:
+    class Critic(Model): ...
+
+    session = Session(Environment())
+    session.baseline = Timing(0.1, 77)
+    root, root.recorded = root_and_call(Model())
+    other, other.recorded = root_and_call(Critic())
+    first, second = (tuner(session.explanation) for _ in range(2))
+    fits = [KnownFit(first.applied), KnownFit(second.applied)]
+    fits[1].asked = fits[0].asked
+    for fit, it_settles, it_is_finer in zip(fits, settles, finer, strict=True):
+        fit.settles, fit.chose_finer = it_settles, it_is_finer
+    of_first: Any = fits[0]
+    of_other: Any = fits[1]
+    beside = Beside(other, second, of_other, session.explanation.about("Critic"))
+    in_force = InForce(session, ScriptFacts(), [root, other], tuner=first, beside=[beside])
+    in_force.fit = of_first
+    optimizer = torch.optim.SGD(root.module.parameters(), lr=0.1)
+    TuningPass(session, in_force, optimizer).among_others(root, "Critic", "2 modules")
+    assert [name for name, _ in fits[0].asked] == asked
+    assert other.recorded is None
+    put = "Critic" in asked and settles[1]
+    assert other.plan == (RootPlan(rows_per_step=3) if put else RootPlan())
+
+
+def test_a_module_that_is_left_alone_keeps_its_way() -> None:
+    """The script trained two, and goes on with the second one."""
+    session = Session(Environment())
+    (first, _), (second, _) = root_and_call(Model()), root_and_call(Model())
+    said = session.explanation.about("Model 2")
+    beside = Beside(second, tuner(said), None, said)
+    beside.tuner.applied.plan = RootPlan(rows_per_step=3)
+    beside.put()
+    in_force = InForce(
+        session, ScriptFacts(), [first, second], tuner=tuner(session.explanation), beside=[beside]
+    )
+    in_force.drop(first)
+    assert (in_force.roots, in_force.beside) == ([second], [])
+    assert in_force.applied.plan == second.plan == RootPlan(rows_per_step=3)
+    said.refused("batch split", "why")
+    assert session.explanation.lines == ("batch split of Model 2 refused: why",)
+    in_force.renew()
+    assert second.plan == RootPlan()
+
+
+def test_groups_that_come_later_step_as_the_others_do() -> None:
+    """A scaler hands its scale to the fused kernel, and the others refuse it."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+    optimizer = torch.optim.AdamW(model[1].parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    in_force = InForce(Session(Environment()), ScriptFacts(), tuner=tuner(Explanation()))
+    before = copy.deepcopy(optimizer.state_dict())
+    assert in_force.tuner is not None
+    in_force.tuner.applied = Applied(fused=True)
+    in_force.put(optimizer)
+
+    def starts(*_: Any) -> None:
+        in_force.step_starts(optimizer)
+
+    handle = optimizer.register_step_pre_hook(starts)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        scaler.scale(model(torch.randn(3, 4)).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    step()
+    optimizer.load_state_dict(before)
+    step()
+    optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 0.1})
+    step()
+    assert [group["fused"] for group in optimizer.param_groups] == [True, True]
+    assert len(optimizer.state) == 4
+    handle.remove()
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2, dtype=torch.cfloat))]})
+    in_force.step_starts(optimizer)
+    assert not in_force.applied.fused
+    assert [group["fused"] for group in optimizer.param_groups] == [None] * 3
+
+
+def test_a_frozen_module_is_no_model_that_trains() -> None:
+    """A teacher whose parameters are frozen is called in training mode, and with gradients."""
+    teacher, student = nn.Linear(4, 2), nn.Linear(4, 2)
+    teacher.requires_grad_(False)
+    found: list[nn.Module] = []
+    discovery = Discovery(lambda module: found.append(module))
+    discovery.start()
+    try:
+        teacher(torch.randn(3, 4))
+        student(torch.randn(3, 4))
+        assert found == [student]
+        teacher.weight.requires_grad_()
+        teacher(torch.randn(3, 4))
+    finally:
+        discovery.finish()
+    assert found == [student, teacher], "it learns from now on"

@@ -1,0 +1,50 @@
+"""TensorFlow and JAX: settings that environment variables carry, set just before the import.
+
+Their steps are not seen from here; the card they run on is measured from outside by the agent.
+"""
+
+import os
+from collections.abc import Mapping
+
+from gpujob_api.settings import Precision, Settings, Toggle
+from gpujob_worker.launch.import_hooks import when_imported
+from gpujob_worker.run.decision_log import Explanation
+
+_OUTSIDE = "steps are not measured here, the card is measured from outside"
+_JAX_PRECISION = {Precision.TF32: "tensorfloat32", Precision.BFLOAT16: "bfloat16"}
+
+
+def tensorflow_variables(settings: Settings) -> dict[str, str]:
+    """Memory grows with use, so that a card can be shared; XLA where compilation is asked for."""
+    variables = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+    if settings.compile is Toggle.ON:
+        variables["TF_XLA_FLAGS"] = "--tf_xla_auto_jit=2"
+    if settings.precision is Precision.FLOAT32:
+        variables["NVIDIA_TF32_OVERRIDE"] = "0"
+    return variables
+
+
+def jax_variables(settings: Settings) -> dict[str, str]:
+    """No claim of three quarters of the card at the start; the products' precision."""
+    variables = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    if settings.precision in _JAX_PRECISION:
+        variables["JAX_DEFAULT_MATMUL_PRECISION"] = _JAX_PRECISION[settings.precision]
+    return variables
+
+
+def watch(settings: Settings, explanation: Explanation) -> None:
+    known = {"tensorflow": tensorflow_variables(settings), "jax": jax_variables(settings)}
+    for name, variables in known.items():
+
+        def before(name: str = name, variables: Mapping[str, str] = variables) -> None:
+            set_variables(name, variables, explanation)
+
+        when_imported(name, before=before)
+
+
+def set_variables(name: str, variables: Mapping[str, str], explanation: Explanation) -> None:
+    """What the user has set stays."""
+    new = {key: value for key, value in variables.items() if key not in os.environ}
+    os.environ.update(new)
+    text = " ".join(f"{key}={value}" for key, value in new.items()) or "nothing, all is set already"
+    explanation.applied(f"{name} environment", f"{text}; {_OUTSIDE}")

@@ -1,0 +1,192 @@
+"""The settings in force in this process: put there, reported, and taken back as a whole."""
+
+import weakref
+from dataclasses import dataclass, field
+
+import torch
+
+from gpujob_api.settings import OptimizeMode, TunedSettings
+from gpujob_worker.control.consensus import Agreement
+from gpujob_worker.control.secondary_modules import Beside
+from gpujob_worker.inject.fused_optimizer import keep_fused, use_fused
+from gpujob_worker.inject.offload import OptimizerOffload
+from gpujob_worker.inject.script_facts import ScriptFacts
+from gpujob_worker.inject.wrapped_module import Root
+from gpujob_worker.memory_limit.limit_fit import MemoryFit
+from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.session import Session
+from gpujob_worker.tune.applied import Applied, keep_only, put_in_force
+from gpujob_worker.tune.trial import AN_EARLIER_RUN
+from gpujob_worker.tune.tuner import Tuner
+
+
+@dataclass(slots=True)
+class InForce:
+    """What was applied to the roots and the first optimizer of the model in training."""
+
+    session: Session
+    facts: ScriptFacts
+    roots: list[Root] = field(default_factory=list[Root])
+    applied: Applied = field(default_factory=Applied)
+    tuner: Tuner | None = None
+    fit: MemoryFit | None = None
+    # Other roots than the first, where a memory limit is looked at.
+    beside: list[Beside] = field(default_factory=list[Beside])
+    rolled_back: bool = False
+    optimizer_offload: OptimizerOffload | None = None
+    # With the other processes, where they decide together.
+    agreement: Agreement | None = None
+    # Why the module may not be run for a measurement; with others, not by one process alone.
+    run_refusal: str | None = None
+    # Of a model that follows the first one: whether it is like it, whose settings are reported;
+    # how it is called; where is said what becomes of each item, while the run's page keeps what
+    # was measured for the first.
+    first_shape: bool = True
+    whose: str = ""
+    explanation: Explanation = field(default_factory=Explanation)
+    # How the split was made that was in force for the first model or one like it.
+    keeps_chunk: bool = True
+    _tuned: "weakref.ref[torch.optim.Optimizer] | None" = None
+
+    def __post_init__(self) -> None:
+        self.explanation = self.session.explanation
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """The one that settings are for; None when the script has dropped it."""
+        return self._tuned() if self._tuned is not None else None
+
+    @property
+    def fits(self) -> list[MemoryFit]:
+        """What keeps the memory limit, of every root for which it was looked at."""
+        found = [self.fit, *(other.fit for other in self.beside)]
+        return [fit for fit in found if fit is not None]
+
+    @property
+    def known(self) -> TunedSettings | None:
+        """Settings that were found before: by an earlier run, or for the model in training."""
+        session = self.session
+        found = session.tuned if session.tuning_seconds is not None else None
+        return session.known_tuned or (found if self.first_shape else None)
+
+    @property
+    def source(self) -> str:
+        """Where they come from."""
+        return "an earlier model" if self.whose else AN_EARLIER_RUN
+
+    def drop(self, root: Root) -> None:
+        """The script is done with this module; its memory is the script's again."""
+        was_first = root is self.roots[0]
+        put_in_force(root, None, Applied())
+        root.remove()
+        self.roots.remove(root)
+        self.beside = [other for other in self.beside if other.root is not root]
+        if not self.roots:
+            plan = self.applied.plan
+            if self.first_shape and plan.rows_per_step is not None:
+                self.keeps_chunk = plan.keeps_chunk
+            self.applied = Applied(loader_workers=self.applied.loader_workers)
+            self.tuner = self.fit = None
+        elif was_first:
+            self._promote(self.roots[0])
+
+    def _promote(self, root: Root) -> None:
+        """The first root is gone; what keeps the limit for this one is in force as it was."""
+        found = next((other for other in self.beside if other.root is root), None)
+        if found is None:
+            return
+        self.beside.remove(found)
+        self.tuner, self.fit = found.tuner, found.fit
+        self.tuner.applied.loader_workers = self.applied.loader_workers
+        if not found.tuner.recommends:
+            self.applied = found.tuner.applied
+
+    def renew(self) -> None:
+        """Another model follows, and everything begins again."""
+        for root in reversed(list(self.roots)):
+            self.drop(root)
+        self.applied = Applied(loader_workers=self.applied.loader_workers)
+        self.tuner = self.fit = self.optimizer_offload = self.run_refusal = self._tuned = None
+        self.rolled_back = False
+        self.session.loss_scale = None
+
+    def report(self) -> None:
+        """What is in force now is the run's settings, if it is the first model or one like it."""
+        if self.tuner is not None and self.first_shape:
+            self.session.settings_are(self.tuner.applied.tuned())
+
+    def drop_uncalled(self) -> None:
+        for root in [root for root in self.roots if not root.called]:
+            self.drop(root)
+
+    def tunes(self, optimizer: torch.optim.Optimizer) -> None:
+        self._tuned = weakref.ref(optimizer)
+
+    def settle(self) -> None:
+        """Keeps of what was chosen what every process chose; before it is put in force."""
+        if self.agreement is None or self.tuner is None:
+            return
+        mine = self.tuner.applied.tuned()
+        if self.agreement.leads:
+            self.agreement.propose(mine)
+        agreed = self.agreement.settle(mine)
+        keep_only(self.tuner.applied, agreed)
+        kept = "the same in all" if agreed == mine else "less in some, and now in all"
+        text = f"{self.agreement.size} processes decided together; {kept}"
+        self.session.explanation.note("processes", text)
+
+    def put(self, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """What the tuner chose is in force from the next step on, unless it only recommends."""
+        assert self.tuner is not None
+        if self.session.environment.settings.mode is OptimizeMode.RECOMMEND:
+            return
+        self.applied = self.tuner.applied
+        self.session.loss_scale = self.applied.plan.loss_scale
+        if optimizer is not None:
+            self.tunes(optimizer)
+        optimizer = self.optimizer
+        if self.roots:
+            put_in_force(self.roots[0], optimizer, self.applied)
+        elif optimizer is not None and self.applied.fused:
+            use_fused(optimizer, True)
+        if self.applied.optimizer_offload and optimizer is not None:
+            self.optimizer_offload = self.optimizer_offload or OptimizerOffload(optimizer)
+
+    def step_starts(self, optimizer: torch.optim.Optimizer) -> None:
+        """Just before the script's optimizer steps, with its gradients in place."""
+        if self.applied.fused and optimizer is self.optimizer:
+            self.applied.fused = keep_fused(optimizer)
+        scale, offload = self.applied.plan.loss_scale, self.optimizer_offload
+        if scale is not None:
+            scale.step_starts(optimizer)
+        if offload is not None and offload.optimizer is optimizer:
+            offload.step_starts()
+
+    def step_ends(self, optimizer: torch.optim.Optimizer) -> None:
+        offload = self.optimizer_offload
+        if offload is not None and offload.optimizer is optimizer:
+            offload.step_ends()
+
+    def roll_back(self, why: str) -> None:
+        """Plain settings for the rest of the run; nothing is tried again.
+
+        What keeps a memory limit stays: the next step would overstep it without.
+        """
+        if self.applied.fused and self.optimizer is not None:
+            use_fused(self.optimizer, False)
+        limited = self.session.environment.memory_limit_bytes is not None
+        if self.optimizer_offload is not None and not limited:
+            self.optimizer_offload.undo()
+            self.optimizer_offload = None
+        workers = self.applied.loader_workers
+        self.applied = self.applied.memory_only() if limited else Applied(loader_workers=workers)
+        self.session.loss_scale = None
+        self.rolled_back = True
+        if self.tuner is not None:
+            self.tuner.applied = self.applied
+        if self.roots:
+            put_in_force(self.roots[0], None, self.applied)
+        self.session.explanation.note("roll-back", f"to plain settings{self.whose}: {why}")
+        if self.first_shape:
+            self.session.settings_are(self.applied.tuned())
+        self.session.meter.new_window()

@@ -1,0 +1,31 @@
+"""The device that the training is on: what measures its memory, and what holds it to the limit."""
+
+import torch
+
+from gpujob_worker.device.cuda_context import card_context, limit_allocator
+from gpujob_worker.device.gpu import card_meter
+from gpujob_worker.device.memory import CudaMemory
+from gpujob_worker.run.session import Session
+
+
+def use_device(session: Session, device_type: str) -> None:
+    """Once the script has put something on a card; asking earlier would set the card up."""
+    meter = session.meter
+    if device_type == "cuda" and not isinstance(meter.memory, CudaMemory):
+        session.device = torch.cuda.get_device_name()
+        device = torch.cuda.current_device()
+        uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
+        meter.memory = CudaMemory(torch.cuda, card_context(uuid))
+        meter.card = card_meter(uuid)
+        hold_to_limit(session)
+
+
+def hold_to_limit(session: Session) -> None:
+    """Again whenever more libraries may have been loaded: they take of the same limit."""
+    limit, memory = session.environment.memory_limit_bytes, session.meter.memory
+    if not isinstance(memory, CudaMemory):
+        return
+    if limit is None or not session.optimizes:
+        memory.measure_context()
+        return
+    limit_allocator(torch.cuda, limit, memory.measure_context)

@@ -1,0 +1,164 @@
+"""Tuning of several processes that train together: the first one measures, the others take over.
+
+Everybody looks at whether what was measured is safe for the batch and the module of its own; what
+is put in force is what all found safe (`consensus`).
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from gpujob_api.settings import OptimizeMode, Toggle, TunedSettings
+from gpujob_worker.control.applied_settings import InForce
+from gpujob_worker.control.consensus import (
+    COME_SECONDS,
+    COMPILE_SECONDS,
+    MEASURE_SECONDS,
+    Agreement,
+)
+from gpujob_worker.inject.ddp import (
+    group_store,
+    inside,
+    sequence_numbers,
+    wrapper_refusal,
+)
+from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
+from gpujob_worker.probe.side_effects import no_trace
+from gpujob_worker.tune.probe import RootProbe
+from gpujob_worker.tune.trial import few_rows, short
+from gpujob_worker.tune.tuner import Tuner
+
+_ROWS = 2
+
+
+class LeadingTuner(Tuner):
+    """Measures for all, once all are waiting for it."""
+
+    agreement: Agreement
+    _waited: bool | None = None
+
+    def speed(self, root: Root, recorded: RecordedCall) -> None:
+        if self._all_here():
+            super().speed(root, recorded)
+
+    def compile(self, root: Root, recorded: RecordedCall) -> None:
+        if self._all_here():
+            super().compile(root, recorded)
+
+    def fused_optimizer(
+        self, optimizer: torch.optim.Optimizer, room_bytes: int | None = None
+    ) -> None:
+        if self._all_here():
+            super().fused_optimizer(optimizer, room_bytes)
+
+    def _all_here(self) -> bool:
+        if self._waited is None:
+            self._waited = self.agreement.come()
+            # The time for measuring is not that of waiting.
+            self._decision.start()
+            if not self._waited:
+                text = f"not all {self.agreement.size} processes came to it"
+                self._decision.refuse("tuning", text)
+        return self._waited
+
+
+class FollowingTuner(Tuner):
+    """Waits for what the first process found and takes over what is safe here."""
+
+    agreement: Agreement
+    _proposed: TunedSettings | None = None
+    _asked = False
+
+    @property
+    def proposed(self) -> TunedSettings:
+        if not self._asked:
+            self._asked = True
+            self._decision.source = "as the first process measured"
+            self._proposed = self.agreement.proposal(self._patience_seconds)
+            if self._proposed is None:
+                self._decision.refuse("tuning", "the first process proposed nothing")
+        return self._proposed or TunedSettings()
+
+    @property
+    def _patience_seconds(self) -> float:
+        compiles = self._settings.compile is Toggle.ON
+        # Items under way are finished when the time for tuning is over.
+        budget = 2 * self._decision.budget_seconds
+        return COME_SECONDS + budget + MEASURE_SECONDS + (COMPILE_SECONDS if compiles else 0.0)
+
+    def speed(self, root: Root, recorded: RecordedCall) -> None:
+        self.speed_items(root, recorded).adopt(self.proposed)
+
+    def compile(self, root: Root, recorded: RecordedCall) -> None:
+        self.compile_items(root, recorded).adopt(self.proposed)
+
+    def gain(
+        self, root: Root, recorded: RecordedCall, optimizer: torch.optim.Optimizer | None
+    ) -> None:
+        """The first process measures, and reports."""
+
+    def fused_optimizer(
+        self, optimizer: torch.optim.Optimizer, room_bytes: int | None = None
+    ) -> None:
+        del room_bytes
+        self.adopt_fused(optimizer, self.proposed)
+
+
+def root_inside(
+    wrapper: torch.nn.Module, in_force: InForce, before_call: Callable[[Root], None]
+) -> Root | None:
+    """The root inside DistributedDataParallel, where processes can decide together."""
+    module, session = inside(wrapper), in_force.session
+    environment = session.environment
+    if module is None or environment.settings.mode is not OptimizeMode.AUTO:
+        return None
+    reason = wrapper_refusal(wrapper, environment.world_size)
+    if reason is not None:
+        session.explanation.refused("processes", reason)
+        return None
+    root = Root(module, before_call)
+    root.wrapper = wrapper
+    if environment.world_size > 1 and in_force.agreement is None:
+        in_force.agreement = Agreement(
+            group_store(),
+            environment.rank,
+            environment.world_size,
+            cancelled=lambda: session.stop.requested,
+        )
+        in_force.facts.processes = 1
+    return root
+
+
+def tuner_for(in_force: InForce) -> Tuner:
+    """The tuner of this process; one of its own where it decides by itself."""
+    session, agreement = in_force.session, in_force.agreement
+    kinds = {None: Tuner, True: LeadingTuner, False: FollowingTuner}
+    kind = kinds[agreement.leads if agreement is not None else None]
+    tuner = kind(
+        session.environment.settings,
+        session.switches,
+        in_force.explanation,
+        session.tuning_budget_seconds,
+        in_force.facts,
+        in_force.source,
+    )
+    if isinstance(tuner, (LeadingTuner, FollowingTuner)):
+        assert agreement is not None
+        tuner.agreement = agreement
+    return tuner
+
+
+def communicates(root: Root, recorded: RecordedCall) -> str | None:
+    """Why the module must not be run by one process alone: it speaks to others by itself.
+
+    All processes ask this before the same call, so that what is exchanged meets its counterpart.
+    """
+    before = sequence_numbers()
+    try:
+        with no_trace(root.module):
+            RootProbe(root, few_rows(recorded, _ROWS)).run(RootPlan())
+    except Exception as error:
+        return f"a try on {_ROWS} samples failed: {short(error)}"
+    if sequence_numbers() == before:
+        return None
+    return "forward or backward speak to other processes, which the try of one would wait for"

@@ -1,0 +1,185 @@
+"""Watches a run after its settings were put in force: speed, memory, loss. Takes them back."""
+
+import math
+from dataclasses import dataclass, field, replace
+
+from gpujob_api.quantities import format_memory
+from gpujob_api.settings import Precision, Toggle
+from gpujob_worker.control.applied_settings import InForce
+from gpujob_worker.inject.grad_scaling import LossScale
+from gpujob_worker.inject.wrapped_module import RootPlan
+from gpujob_worker.memory_limit.model import divisors
+from gpujob_worker.run.session import Session
+from gpujob_worker.tune.applied import Applied
+from gpujob_worker.tune.trial import short
+
+CONFIRM_STEPS = 10
+SLOWER_ALLOWED = 1.10
+LOSS_CHECK_STEPS = 20
+# A loss this many times its own first size above the first losses, so many checks in a row.
+DIVERGED_FACTOR = 2.0
+DIVERGED_CHECKS = 3
+
+
+@dataclass(slots=True)
+class LossWatch:
+    """Says when a loss is lost: not finite, or far above where it began and staying there."""
+
+    first: list[float] = field(default_factory=list[float])
+    _above: int = 0
+
+    def starts(self, loss: float) -> None:
+        if math.isfinite(loss):
+            self.first.append(loss)
+
+    def verdict(self, loss: float) -> str | None:
+        if not math.isfinite(loss):
+            return "the loss is not finite any more"
+        if not self.first:
+            return None
+        worst = max(self.first)
+        scale = max(abs(worst), worst - min(self.first))
+        self._above = self._above + 1 if loss > worst + DIVERGED_FACTOR * scale else 0
+        if self._above < DIVERGED_CHECKS:
+            return None
+        return f"the loss diverges: {loss:.4g} after {worst:.4g} in the first steps"
+
+
+class Guardian:
+    """The checks between steps. Cheap: the loss is read every `LOSS_CHECK_STEPS` steps only."""
+
+    def __init__(self, session: Session, in_force: InForce) -> None:
+        self._session = session
+        self._in_force = in_force
+        self._explain = session.explanation
+        self._loss = LossWatch()
+        self._since = 0
+
+    @property
+    def _applied(self) -> Applied:
+        return self._in_force.applied
+
+    def again(self) -> None:
+        """Another model trains from now on."""
+        self._loss = LossWatch()
+        self._since = 0
+
+    def first_steps(self) -> None:
+        """Losses of the steps that later ones are compared with."""
+        if self._session.loss_tensor is not None:
+            self._loss.starts(float(self._session.loss_tensor))
+
+    def step(self, since: int) -> None:
+        """`since` counts the steps after the settings were put in force."""
+        self._since = since
+        if since % CONFIRM_STEPS == 0:
+            self._roll_back_together(since)
+        if since == CONFIRM_STEPS:
+            self._confirm()
+        if since % CONFIRM_STEPS == 0:
+            self._keep_limit(settling=since == CONFIRM_STEPS)
+        if since % LOSS_CHECK_STEPS == 0:
+            self._check_loss()
+
+    def scaled_step_ends(self, scale: LossScale) -> None:
+        skipped = scale.skipped
+        scale.step_ends()
+        self._session.skipped_steps = scale.skipped
+        if scale.skipped > skipped:
+            self._explain.note("loss scaling", str(scale))
+        if scale.hopeless:
+            # The check of this very step comes after this.
+            self._roll_back(f"gradients overflow, {scale}", self._since + 1)
+
+    def call_failed(self, error: Exception) -> None:
+        """The call was made again as written, and that worked."""
+        self._roll_back(f"a call of the model failed with it, {short(error)}", self._since + 1)
+
+    def _roll_back(self, why: str, at: int) -> None:
+        """At once; where several processes decide together, after the next check of all."""
+        if self._in_force.agreement is None:
+            self._in_force.roll_back(why)
+        elif not self._in_force.rolled_back:
+            self._in_force.agreement.ask_roll_back(at, why)
+
+    def _roll_back_together(self, at: int) -> None:
+        agreement = self._in_force.agreement
+        if agreement is None or self._in_force.rolled_back:
+            return
+        why = agreement.roll_back_due(at)
+        if why is not None:
+            self._in_force.roll_back(why)
+
+    def _keep_limit(self, *, settling: bool) -> None:
+        """A split that was not fine enough is made finer; it was shown to be safe already."""
+        session, tuner = self._session, self._in_force.tuner
+        limit, rows = session.environment.memory_limit_bytes, self._applied.plan.rows_per_step
+        session.meter.read_memory()
+        peak = session.meter.window.peak_memory_bytes
+        if limit is None or peak <= limit:
+            return
+        finer = _finer(rows)
+        if finer is None:
+            if self._finer_beside(peak, limit):
+                return
+            if self._in_force.fit is not None:
+                # Later peaks may be of anything: an evaluation, a checkpoint. They are only said.
+                self._in_force.fit.judge(peak, ends=settling)
+                session.needed_bytes = self._in_force.fit.needed_bytes
+            return
+        assert tuner is not None
+        tuner.applied.plan = replace(tuner.applied.plan, rows_per_step=finer, keeps_chunk=False)
+        numbers = f"{format_memory(peak)} measured, limit {format_memory(limit)}"
+        self._explain.applied("batch split", f"steps of {finer}; of {rows}: {numbers}")
+        text = f"{numbers}; steps of {finer} from now on{self._in_force.whose}"
+        self._explain.note("memory limit", text)
+        self._in_force.put()
+        self._in_force.report()
+        session.meter.memory.trim()
+        session.meter.new_window()
+
+    def _finer_beside(self, peak: int, limit: int) -> bool:
+        """Whether the split of another module than the first could be made finer."""
+        for other in self._in_force.beside:
+            plan = other.tuner.applied.plan
+            finer = _finer(plan.rows_per_step)
+            if finer is None or other.tuner.recommends:
+                continue
+            other.tuner.applied.plan = replace(plan, rows_per_step=finer, keeps_chunk=False)
+            numbers = f"{format_memory(peak)} measured, limit {format_memory(limit)}"
+            other.explanation.applied("batch split", f"steps of {finer} from now on: {numbers}")
+            other.put()
+            self._session.meter.memory.trim()
+            self._session.meter.new_window()
+            return True
+        return False
+
+    def _confirm(self) -> None:
+        """What was chosen for speed alone must not make the real steps slower."""
+        now = self._session.meter.window.timing(None)
+        before = self._session.baseline
+        if now is None or before is None or self._asked_for():
+            return
+        if now.step_seconds > before.step_seconds * SLOWER_ALLOWED:
+            what = f"steps took {now.step_seconds:.4f} s after {before.step_seconds:.4f} s"
+            self._roll_back(what, self._since)
+
+    def _asked_for(self) -> bool:
+        settings, plan = self._session.environment.settings, self._applied.plan
+        forced = settings.compile is Toggle.ON or settings.precision is not Precision.AUTO
+        trades = plan.rows_per_step is not None or self._applied.activation_checkpointing
+        sped_up = plan.without_split() != RootPlan()
+        return forced or trades or not sped_up
+
+    def _check_loss(self) -> None:
+        done = self._in_force.rolled_back or self._applied == Applied()
+        if done or self._session.loss_tensor is None:
+            return
+        verdict = self._loss.verdict(float(self._session.loss_tensor))
+        if verdict is not None:
+            self._roll_back(verdict, self._since)
+
+
+def _finer(rows: int | None) -> int | None:
+    """At most half of the rows, or None."""
+    return next((n for n in divisors(rows or 1) if n <= (rows or 1) // 2), None)

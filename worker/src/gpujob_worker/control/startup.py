@@ -1,0 +1,215 @@
+"""What must hold from a model's first step on: a memory limit, and settings that are known before.
+
+They are those of an earlier run, or of the model that was trained before (`subsequent_models`).
+
+Both are seen to before the first call of the first root runs. The limit is looked at for every
+root, and before each call of the first steps: when it is known what a step took, and when more is
+held than before. Everything else waits for the tuning.
+"""
+
+import torch
+
+from gpujob_api.settings import TunedSettings
+from gpujob_worker.control.applied_settings import InForce
+from gpujob_worker.control.device import hold_to_limit, use_device
+from gpujob_worker.control.distributed_tuning import communicates, tuner_for
+from gpujob_worker.control.secondary_modules import Beside, name_beside
+from gpujob_worker.inject.wrapped_module import RecordedCall, Root
+from gpujob_worker.memory_limit.limit_fit import MemoryFit
+from gpujob_worker.memory_limit.loss import LossWatch
+from gpujob_worker.memory_limit.probes import OPTIMIZER_STATE_FACTOR, gradient_bytes
+from gpujob_worker.run.session import Session
+from gpujob_worker.tune.flop import step_flop
+from gpujob_worker.tune.safety_check import trace_refusal
+from gpujob_worker.tune.trial import measuring
+from gpujob_worker.tune.tuner import Tuner
+
+# Calls of a root before which a limit is looked at; a loop may make many in one step.
+LOOKS_MAX = 64
+
+
+class Preparation:
+    """Applies to a root, before its first call, what cannot wait for a measured step."""
+
+    def __init__(self, session: Session, in_force: InForce) -> None:
+        self._session = session
+        self._in_force = in_force
+        self._done = self._stepped = self._refined = False
+        self._looks = 0
+
+    def again(self) -> None:
+        """Another model is trained from now on."""
+        self._done = self._stepped = self._refined = False
+        self._looks = 0
+
+    def stepped(self) -> None:
+        """The first step is over."""
+        self._stepped = True
+
+    def before_call(self, root: Root) -> None:
+        """Raises `MemoryLimitError` where the memory limit cannot be kept."""
+        in_force = self._in_force
+        again, self._done = self._done, True
+        limited = self._session.environment.memory_limit_bytes is not None
+        if again and (not limited or self._looks >= LOOKS_MAX):
+            return
+        self._looks += 1
+        # Until the injection has seen the first steps.
+        root.asks = limited
+        assert root.recorded is not None
+        with self._session.meter.paused():
+            if again and root is not in_force.roots[0]:
+                self._beside(root, root.recorded)
+                return
+            with measuring("memory limit", in_force.explanation):
+                if not again:
+                    self._prepare(root, root.recorded)
+                elif in_force.fit is not None:
+                    self._fit_again(root, root.recorded)
+
+    def before_first_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """The known settings that are the optimizer's."""
+        known, tuner = self._in_force.known, self._in_force.tuner
+        if known is None or tuner is None:
+            return
+        tuner.adopt_scaling(optimizer)
+        tuner.adopt_fused(optimizer, known)
+        self._in_force.put(optimizer)
+        self._in_force.report()
+
+    def _prepare(self, root: Root, recorded: RecordedCall) -> None:
+        session, in_force = self._session, self._in_force
+        use_device(session, root.device.type)
+        limited = session.environment.memory_limit_bytes is not None
+        together = in_force.agreement is not None
+        if limited or together or session.known_tuned is not None:
+            in_force.run_refusal = trace_refusal(root, recorded, whole=False)
+        if together and in_force.run_refusal is None:
+            in_force.run_refusal = communicates(root, recorded)
+        if limited and in_force.run_refusal is not None:
+            text = f"nothing was measured: {in_force.run_refusal}"
+            in_force.explanation.refused("memory limit", text)
+        if session.known_tuned is not None:
+            self._apply_known(root, recorded, session.known_tuned)
+        elif limited and in_force.run_refusal is None:
+            in_force.tuner = tuner_for(in_force)
+            self._fit_limit(root, recorded)
+            in_force.put()
+            session.meter.memory.reset_peak()
+
+    def _apply_known(self, root: Root, recorded: RecordedCall, tuned: TunedSettings) -> None:
+        """Settings of an earlier run: checked for safety, not measured again."""
+        session, in_force = self._session, self._in_force
+        in_force.tuner = tuner = tuner_for(in_force)
+        if in_force.run_refusal is None:
+            session.step_flop = step_flop(root, recorded) if in_force.first_shape else None
+            tuner.adopt(root, recorded, tuned, keeps_chunk=in_force.keeps_chunk)
+        in_force.settle()
+        if in_force.agreement is not None:
+            session.known_tuned = tuner.applied.tuned()
+        scale = tuner.applied.plan.loss_scale
+        if scale is not None and session.known_scale is not None:
+            scale.resume(session.known_scale)
+        limited = (
+            session.environment.memory_limit_bytes is not None and in_force.run_refusal is None
+        )
+        probed = "only memory is probed" if limited else "nothing was probed"
+        text = f"settings of {in_force.source} are known; {probed}"
+        in_force.explanation.note("tuning", text)
+        if limited:
+            self._fit_limit(root, recorded)
+        in_force.put()
+        in_force.report()
+        session.tuning_seconds = session.tuning_seconds or 0.0
+
+    def _fit_limit(self, root: Root, recorded: RecordedCall) -> None:
+        session, tuner = self._session, self._in_force.tuner
+        limit, meter = session.environment.memory_limit_bytes, session.meter
+        assert tuner is not None
+        assert limit is not None
+        self._in_force.fit = fit = MemoryFit(meter.memory, self._in_force.explanation, tuner, limit)
+        fit.others = lambda: [other for other in self._in_force.fits if other is not fit]
+        fit.fit(root, recorded)
+        session.needed_bytes = fit.needed_bytes
+        fit.watch(root, LossWatch(meter.memory, meter.read_memory))
+
+    def _fit_again(self, root: Root, recorded: RecordedCall) -> None:
+        session, fit = self._session, self._in_force.fit
+        assert fit is not None
+        refines = self._stepped and not self._refined
+        self._refined = self._refined or refines
+        session.meter.read_memory()
+        hold_to_limit(session)
+        _look_again(fit, root, recorded, refines=refines)
+        self._in_force.put()
+        session.needed_bytes = fit.needed_bytes
+        session.meter.memory.reset_peak()
+
+    def _beside(self, root: Root, recorded: RecordedCall) -> None:
+        """Another root than the first: split and computed again by a model of its own."""
+        session, in_force = self._session, self._in_force
+        session.meter.read_memory()
+        hold_to_limit(session)
+        found = next((other for other in in_force.beside if other.root is root), None)
+        try:
+            if found is None:
+                found = self._meet(root, recorded)
+            elif found.fit is not None:
+                refines, found.refined = self._stepped and not found.refined, self._stepped
+                with measuring("memory limit", found.explanation):
+                    _look_again(found.fit, root, recorded, refines=refines)
+        finally:
+            self._note_needed(root)
+        found.put()
+        session.meter.memory.reset_peak()
+
+    def _meet(self, root: Root, recorded: RecordedCall) -> Beside:
+        session, in_force = self._session, self._in_force
+        limit = session.environment.memory_limit_bytes
+        assert limit is not None
+        said = session.explanation.about(name_beside(root, in_force.roots) + in_force.whose)
+        tuner = Tuner(
+            session.environment.settings,
+            session.switches,
+            said,
+            session.tuning_budget_seconds,
+            in_force.facts,
+        )
+        found = Beside(root, tuner, None, said)
+        in_force.beside.append(found)
+        reason = self._beside_refusal(root, recorded)
+        if reason is not None:
+            said.refused("memory limit", f"nothing was measured: {reason}")
+            return found
+        found.fit = fit = MemoryFit(session.meter.memory, said, tuner, limit)
+        fit.others = lambda: [other for other in in_force.fits if other is not fit]
+        with measuring("memory limit", said):
+            fit.fit(root, recorded, self._others_bytes(root))
+        fit.watch(root, LossWatch(session.meter.memory, session.meter.read_memory))
+        return found
+
+    def _beside_refusal(self, root: Root, recorded: RecordedCall) -> str | None:
+        if self._in_force.agreement is not None:
+            return "several processes look at the first module only"
+        return trace_refusal(root, recorded, whole=False)
+
+    def _others_bytes(self, root: Root) -> float:
+        """Gradients and optimizer state of those that were called before, until a step is over."""
+        others = [other for other in self._in_force.roots if other is not root]
+        taken = sum(gradient_bytes(other) for other in others)
+        return 0.0 if self._stepped else float((1 + OPTIMIZER_STATE_FACTOR) * taken)
+
+    def _note_needed(self, root: Root) -> None:
+        """Also of one for which the run ends."""
+        found = next(other for other in self._in_force.beside if other.root is root)
+        needed = found.fit.needed_bytes if found.fit is not None else None
+        if needed is not None:
+            self._session.needed_bytes = max(self._session.needed_bytes or 0, needed)
+
+
+def _look_again(fit: MemoryFit, root: Root, recorded: RecordedCall, *, refines: bool) -> None:
+    """What the first step took is known now, or more is held than before the first call."""
+    if refines:
+        fit.refine(root, recorded)
+    else:
+        fit.look_again(root, recorded)

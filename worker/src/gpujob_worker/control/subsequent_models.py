@@ -1,0 +1,340 @@
+"""A script that trains several models one after the other: folds, sweeps, a search and its result.
+
+What was found for the first model is what a later one of the same shape starts with, by the way
+that settings of an earlier run take (`startup`). A model of another shape runs as written, but
+for what keeps a memory limit.
+"""
+
+import gc
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gpujob_api.settings import OptimizeMode, Precision, TunedSettings
+from gpujob_worker.control.applied_settings import InForce
+from gpujob_worker.inject.wrapped_module import Root
+from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.session import Session
+
+ITEM, LIMIT = "later models", "memory limit"
+# Of the run's time, beyond the time for tuning, for looking at later models.
+SECONDS_FRACTION = 0.05
+# So many models in a row that were dropped before a tuning: the script makes them for a few steps.
+UNTUNED_MAX = 8
+# Looks for garbage that found the model before still in use; a script may make many beside it.
+LOOKS_MAX = 3
+# Reasons that are said; those that are counted.
+REASONS_MAX, REASONS_KEPT_MAX = 3, 32
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What two models have in common for which the same settings were found."""
+
+    name: str
+    layers: tuple[Any, ...]
+    parameters: tuple[Any, ...]
+    optimizers: tuple[str, ...]
+    inputs: tuple[Any, ...]
+
+    def difference(self, other: "Shape", shapes: set[tuple[Any, ...]]) -> str | None:
+        """How `other` differs, for people; `shapes` are those that inputs of this one had."""
+        if self.layers != other.layers:
+            return f"{other.name} is another model than {self.name}"
+        if self.parameters != other.parameters:
+            return f"{other.name} has other parameters"
+        if self.optimizers != other.optimizers:
+            return f"{', '.join(other.optimizers) or 'no optimizer'} steps it"
+        varies = len(shapes) > 1 and _kinds(self.inputs) == _kinds(other.inputs)
+        if other.inputs != self.inputs and not varies:
+            return f"{other.name} has another shape of batch"
+        return None
+
+
+class LaterModels:
+    """Says when the next model's training begins, and what it starts with."""
+
+    def __init__(self, session: Session, in_force: InForce) -> None:
+        self._session = session
+        self._in_force = in_force
+        self._made: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._first: Shape | None = None
+        self._inputs: set[tuple[Any, ...]] = set()
+        self._begins = True
+        # An optimizer was seen that steps what is in training.
+        self._owned = False
+        self._began = time.monotonic()
+        self._seconds = 0.0
+        self._looks = self._untuned = 0
+        self._count = self._started = 0
+        self._settings: list[str] = []
+        self._reasons: dict[str, int] = {}
+        # Of the reasons, without the names of models; and what was last said aloud.
+        self._kinds: set[str] = set()
+        self._meaning: tuple[Any, ...] = ()
+        # For the present model's optimizer to step, when it is known what is in force.
+        self.waits = False
+        # Of models that are not looked at: a parameter each, by which another optimizer is known.
+        self._passed: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+
+    @property
+    def watches(self) -> bool:
+        """Whether to look for later models at all."""
+        asked = self._session.environment.settings.mode is not OptimizeMode.OFF
+        looks = asked and self._left_alone is None
+        return looks and self._untuned < UNTUNED_MAX and (self._limited or self._in_time())
+
+    @property
+    def _left_alone(self) -> str | None:
+        """Why this run looks at its first model alone; None where it does not."""
+        environment = self._session.environment
+        if environment.settings.mode is OptimizeMode.RECOMMEND:
+            return "mode Recommend looks at the first model alone"
+        if environment.world_size > 1:
+            return "several processes that train together look at the first model alone"
+        return None
+
+    def passes(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether an optimizer that steps for the first time begins a model that is left alone.
+
+        Says so, and that its steps are not the first model's.
+        """
+        session, why = self._session, self._left_alone
+        if not session.optimizes or why is None or not self._is_another(optimizer):
+            return False
+        self._passed.update(parameters_of(optimizer)[:1])
+        self._count += 1
+        session.begin_model(alike=False)
+        text = f"{why}; {self._count} more ran as written"
+        text += ", without a look at the memory limit" if self._limited else ""
+        session.explanation.note(ITEM, f"refused: {text}", aloud=self._count == 1)
+        return True
+
+    def _is_another(self, optimizer: torch.optim.Optimizer) -> bool:
+        in_force = self._in_force
+        if not in_force.facts.stepped or any(p in self._passed for p in parameters_of(optimizer)):
+            return False
+        if in_force.roots:
+            return not _steps(optimizer, in_force.roots)
+        return not in_force.facts.optimizers
+
+    @property
+    def _limited(self) -> bool:
+        return self._session.environment.memory_limit_bytes is not None
+
+    def _in_time(self) -> bool:
+        lasted = time.monotonic() - self._began
+        allowed = self._session.tuning_budget_seconds + SECONDS_FRACTION * lasted
+        return self._seconds <= allowed
+
+    def made(self, optimizer: torch.optim.Optimizer) -> None:
+        self._made.add(optimizer)
+
+    def suits(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether a new optimizer, the one before being gone, gets what was found for that one."""
+        if not self._in_force.facts.stepped:
+            return True
+        if not self._in_force.roots or self._first is None:
+            return False
+        owned = _steps(optimizer, [self._in_force.roots[0]])
+        return owned and type(optimizer).__name__ in self._first.optimizers
+
+    def is_over(self, *, warm: bool) -> bool:
+        """Whether the model that was trained so far is trained no more. It has made a step.
+
+        `warm`: it has made several; another one beside it would have been called by now.
+        """
+        if self._nobody_steps():
+            return True
+        if not warm or self._looks >= LOOKS_MAX:
+            return False
+        # A scheduler and its optimizer hold each other.
+        start = time.monotonic()
+        gc.collect()
+        self._seconds += time.monotonic() - start
+        over = self._nobody_steps()
+        self._looks = 0 if over else self._looks + 1
+        return over
+
+    def warm(self) -> None:
+        """The roots of the model in training are known, and what steps them has stepped."""
+        roots, optimizers = self._in_force.roots, self._in_force.facts.optimizers
+        self._owned = any(_steps(optimizer, roots) for optimizer in optimizers)
+
+    def _nobody_steps(self) -> bool:
+        roots, optimizers = self._in_force.roots, self._in_force.facts.optimizers
+        if not optimizers or not roots:
+            return True
+        # Optimizers of other models may be kept; where none was of these, all must be gone.
+        return self._owned and not any(_steps(optimizer, roots) for optimizer in optimizers)
+
+    def begin(self) -> None:
+        """The model before is over; the next call of a root is the first of another one."""
+        self._begins = True
+        self._owned = False
+        self._untuned += self._session.tuning_seconds is None
+        self._in_force.renew()
+        self._session.known_scale = None
+        if self._limited:
+            # What the model before has left would count as this one's.
+            self._session.meter.memory.trim()
+
+    def before_call(self, root: Root) -> None:
+        """Before the very first call of a training's first root is prepared."""
+        if not self._begins:
+            return
+        self._begins = False
+        session, in_force = self._session, self._in_force
+        shape = self._shape(root)
+        if session.tuning_seconds is None:
+            self._first, self._inputs = shape, root.signatures
+            return
+        self._count += 1
+        reason = self._refusal(shape)
+        in_force.first_shape = reason is None
+        in_force.whose = f" in model {self._count + 1} ({shape.name})"
+        in_force.explanation = Explanation()
+        session.begin_model(alike=reason is None)
+        tuned = session.tuned if reason is None else None
+        session.known_tuned = tuned or TunedSettings()
+        self.waits = True
+        if reason is not None:
+            self._plain(reason, shape.name)
+
+    def unseen(self) -> None:
+        """An optimizer begins with a model that is not seen, the one before being gone."""
+        follows = self._in_force.facts.stepped and self._session.tuning_seconds is not None
+        if follows and self.watches:
+            self._count += 1
+            self._plain("the script compiles its model itself")
+
+    def _plain(self, reason: str, name: str = "") -> None:
+        kind = reason.removeprefix(name)
+        if len(self._reasons) >= REASONS_KEPT_MAX and reason not in self._reasons:
+            reason = kind = "other reasons"
+        self._kinds.add(kind)
+        self._reasons[reason] = self._reasons.get(reason, 0) + 1
+        self._say()
+
+    def _refusal(self, shape: Shape) -> str | None:
+        if self._first is None:
+            return "no model was seen in the first training"
+        if not self._limited and not self._in_time():
+            return "there was no time to look at it"
+        return self._first.difference(shape, self._inputs)
+
+    def spent(self, seconds: float) -> None:
+        if self._count:
+            self._seconds += seconds
+            if not self.watches:
+                self._say()
+
+    def stepped(self) -> None:
+        """Just before a later model's first optimizer step: now it is known what is in force."""
+        if not self.waits:
+            return
+        self.waits = False
+        in_force, say = self._in_force, self._session.explanation
+        limit = in_force.explanation.line(LIMIT)
+        if limit:
+            say.note(f"{LIMIT},", limit.removeprefix(f"{LIMIT} ") + in_force.whose)
+        if not in_force.first_shape:
+            return
+        names = _names(in_force.tuner.applied.tuned() if in_force.tuner is not None else None)
+        refused = [line for line in in_force.explanation.lines if " refused: " in line]
+        refused += [in_force.run_refusal] if in_force.run_refusal is not None else []
+        wanted = _names(self._session.known_tuned)
+        if wanted and refused:
+            say.note("refused", f"{in_force.whose.strip()}: {'; '.join(refused)}")
+        if names:
+            self._started += 1
+            self._settings = names
+            self._say()
+        elif wanted:
+            self._plain("they are not safe there")
+        else:
+            taken_back = bool(say.line("roll-back"))
+            self._plain("they were taken back" if taken_back else "the first one runs so too")
+
+    def _say(self) -> None:
+        if not self._count:
+            return
+        first = self._first.name if self._first is not None else "the first"
+        text = f"{self._started} of {self._count} started with the settings found for {first}"
+        text += f": {', '.join(self._settings)}" if self._settings else ""
+        if not self.watches:
+            # Before the reasons, of which the end may be cut off.
+            text += "; the time for looking at models is over, those that follow run as written"
+        plain = "as written but for the memory limit" if self._limited else "as written"
+        reasons = list(self._reasons.items())
+        for reason, number in reasons[:REASONS_MAX]:
+            text += f"; {number} {plain}: {reason}"
+        others = sum(number for _, number in reasons[REASONS_MAX:])
+        text += f"; {others} more {plain}" if others else ""
+        # Counts alone are for the end.
+        meaning = (self._started > 0, self._settings, self.watches, len(self._kinds))
+        self._session.explanation.note(ITEM, text, aloud=meaning != self._meaning)
+        self._meaning = meaning
+
+    def _shape(self, root: Root) -> Shape:
+        module, recorded = root.module, root.recorded
+        steppers = [type(owner).__name__ for owner in self._made if _steps(owner, [root])]
+        parameters = (
+            (name, _size(p), p.dtype, p.requires_grad, p.device.type)
+            for name, p in module.named_parameters()
+        )
+        return Shape(
+            name=type(module).__name__,
+            layers=tuple((name, _kind(layer)) for name, layer in module.named_modules()),
+            parameters=tuple(parameters),
+            optimizers=tuple(sorted(steppers)),
+            inputs=recorded.inputs.signature if recorded is not None else (),
+        )
+
+
+def _kind(layer: torch.nn.Module) -> str:
+    # By name: a class that a function makes is another one in each call.
+    return f"{type(layer).__module__}.{type(layer).__qualname__}"
+
+
+def _steps(optimizer: torch.optim.Optimizer, roots: Sequence[Root]) -> bool:
+    """Whether it steps a parameter of them."""
+    theirs = {id(parameter) for root in roots for parameter in root.module.parameters()}
+    return any(id(p) in theirs for p in parameters_of(optimizer))
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _size(parameter: torch.nn.Parameter) -> tuple[int, ...] | None:
+    lazy = torch.nn.parameter.is_lazy(parameter)  # it has no size before the first call
+    return None if lazy else tuple(parameter.shape)
+
+
+def _kinds(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Types and dimensions, without the sizes."""
+    return tuple((len(x[0]), x[1]) if isinstance(x, tuple) else x for x in inputs)
+
+
+def _names(tuned: TunedSettings | None) -> list[str]:
+    """What differs from a script as written, for people; loaders have a line of their own."""
+    if tuned is None:
+        return []
+    on = {
+        "activation checkpointing": tuned.activation_checkpointing,
+        "compile": tuned.compile,
+        "fused optimizer": tuned.fused_optimizer,
+        "channels_last": tuned.channels_last,
+        "convolution autotuning": tuned.convolution_autotuning,
+        "activation offload": tuned.activation_offload,
+        "optimizer offload": tuned.optimizer_offload,
+    }
+    names = [] if tuned.precision is Precision.FLOAT32 else [tuned.precision.value]
+    names += [f"steps of {tuned.batch_per_step}"] if tuned.batch_per_step is not None else []
+    names += [f"{tuned.attention.value} attention"] if tuned.attention is not None else []
+    return names + [name for name, is_on in on.items() if is_on]

@@ -1,0 +1,161 @@
+"""The one tuning of a run, between two of its steps: memory first, then the items for speed."""
+
+import time
+
+import torch
+
+from gpujob_api.settings import Toggle
+from gpujob_worker.control.applied_settings import InForce
+from gpujob_worker.inject.wrapped_module import RecordedCall, Root, names_of
+from gpujob_worker.memory_limit.limit_fit import MemoryFit
+from gpujob_worker.run.session import Session
+from gpujob_worker.tune.applied import put_in_force
+from gpujob_worker.tune.flop import forced_float32, step_flop
+from gpujob_worker.tune.tuner import Tuner
+
+COMPILE_AFTER_SECONDS = 120.0
+# Items that need one root module and a recorded call of it.
+ROOT_ITEMS = (
+    "batch split",
+    "activation checkpointing",
+    "precision",
+    "attention kernel",
+    "channels_last",
+    "convolution autotuning",
+    "compile",
+)
+
+
+class TuningPass:
+    """Tries every item once. What is chosen is in the tuner afterwards, not yet in force."""
+
+    def __init__(
+        self, session: Session, in_force: InForce, optimizer: torch.optim.Optimizer
+    ) -> None:
+        assert in_force.tuner is not None
+        self._session = session
+        self._in_force = in_force
+        self._tuner: Tuner = in_force.tuner
+        self._optimizer = optimizer
+        self._explain = session.explanation
+
+    def without_root(self, reason: str) -> None:
+        applied = self._tuner.applied
+        memory = {
+            "batch split": applied.plan.rows_per_step is not None,
+            "activation checkpointing": applied.activation_checkpointing,
+        }
+        for item in ROOT_ITEMS:
+            # What keeps a limit since the first step stays.
+            if not memory.get(item):
+                self._explain.refused(item, reason)
+        self._fused_optimizer()
+        if self._in_force.fit is not None and not any(memory.values()):
+            self._in_force.fit.judge(self._session.baseline_peak_bytes)
+
+    def among_others(self, root: Root, others: str, reason: str) -> None:
+        """Several modules train. The limit's models are of each; what they take is measured."""
+        fit, recorded = self._in_force.fit, root.recorded
+        if fit is None or recorded is None:
+            self.without_root(reason)
+            return
+        root.recorded = None
+        name = type(root.module).__name__
+        modelled = [other.root for other in self._in_force.beside if other.fit is not None]
+        text = f"is of {names_of([root, *modelled])}; what steps took is of all ({name}, {others})"
+        self._explain.note("memory model", text)
+        self._correct_all(fit, root, recorded)
+        self._in_force.fit = None  # judged
+        self.without_root(reason)
+        self._in_force.fit = fit
+
+    def _correct_all(self, fit: MemoryFit, root: Root, recorded: RecordedCall) -> None:
+        """As many are made to take less as are needed; where none can be, the run may end."""
+        observed, beside = self._session.baseline_peak_bytes, self._in_force.beside
+        settled = fit.correct(root, recorded, observed, ends=not beside)
+        enough = settled and fit.chose_finer
+        for other in beside:
+            if enough:
+                other.root.recorded = None
+                continue
+            settled = other.correct(observed) or settled
+            enough = other.fit is not None and other.fit.chose_finer
+        if beside and not settled:
+            fit.judge(observed)
+
+    def run(self, root: Root) -> float | None:
+        """When compilation is due, on the monotonic clock; None when it is not.
+
+        Raises `MemoryLimitError` where the memory limit cannot be kept.
+        """
+        recorded = root.recorded
+        assert recorded is not None
+        root.stop_recording()
+        self._session.plain_float32 = forced_float32(root)
+        self._session.step_flop = step_flop(root, recorded)
+        self._memory(root, recorded)
+        put_in_force(root, None, self._tuner.applied)
+        try:
+            # On copies of parameters: it depends on nothing and takes little time.
+            self._tuner.expects_speed(root, recorded)
+            self._fused_optimizer()
+            self._tuner.speed(root, recorded)
+            due = self._compile(root, recorded)
+            gain = self._tuner.gain(root, recorded, self._optimizer)
+            self._session.gained(self._tuner.applied.tuned(), gain)
+            return due
+        finally:
+            put_in_force(root, None, self._in_force.applied)
+            root.recorded = None
+
+    def _memory(self, root: Root, recorded: RecordedCall) -> None:
+        fit = self._in_force.fit
+        if fit is not None:
+            fit.correct(root, recorded, self._session.baseline_peak_bytes)
+        binds = fit is not None and fit.binds
+        not_asked = fit.not_asked if fit is not None else "memory does not ask for it: no limit"
+        asked = self._session.environment.settings.batch_per_step
+        rows = self._tuner.applied.plan.rows_per_step
+        if asked is not None and (rows is None or asked < rows):
+            self._tuner.split(root, recorded, asked, "as asked for")
+        elif rows is None and not binds:
+            self._explain.refused("batch split", not_asked)
+        self._activation(root, recorded, None if binds else not_asked)
+        if not binds:
+            self._explain.refused("offload", not_asked)
+
+    def _activation(self, root: Root, recorded: RecordedCall, not_asked: str | None) -> None:
+        """`not_asked` says why memory does not ask for it; None where it does."""
+        wanted = self._session.environment.settings.activation_checkpointing
+        if self._tuner.applied.activation_checkpointing:
+            return
+        if wanted is Toggle.ON:
+            self._tuner.activation_checkpointing(root, recorded, "as asked for")
+        elif wanted is Toggle.OFF:
+            self._explain.refused("activation checkpointing", "asked not to")
+        elif not_asked is not None:
+            self._explain.refused("activation checkpointing", not_asked)
+
+    def _fused_optimizer(self) -> None:
+        number = len(self._in_force.facts.optimizers)
+        if number != 1:
+            self._explain.refused("fused optimizer", f"{number} optimizers step; one is needed")
+            return
+        limit = self._session.environment.memory_limit_bytes
+        room: int | None = None
+        if limit is not None:
+            room = max(0, limit - self._session.meter.memory.current_bytes())
+        self._tuner.fused_optimizer(self._optimizer, room)
+
+    def _compile(self, root: Root, recorded: RecordedCall) -> float | None:
+        wanted = self._session.environment.settings.compile
+        if wanted is Toggle.AUTO and self._in_force.agreement is not None:
+            why = "the others would wait for it; several processes have to ask for it"
+            self._explain.refused("compile", why)
+            return None
+        if wanted is Toggle.AUTO and self._session.switches.compile:
+            why = f"tried once training has lasted {COMPILE_AFTER_SECONDS:.0f} s"
+            self._explain.refused("compile", why)
+            return time.monotonic() + COMPILE_AFTER_SECONDS
+        self._tuner.compile(root, recorded)
+        return None

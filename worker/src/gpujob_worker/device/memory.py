@@ -1,0 +1,197 @@
+"""What the process holds on its device: peaks and present use, on CUDA and on a CPU card.
+
+On the CPU the device memory of a process is its anonymous and shared memory (RssAnon + RssShmem);
+file pages such as libraries do not count, as on a card.
+"""
+
+import contextlib
+import ctypes
+import re
+from collections.abc import Generator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+from gpujob_worker.device.cuda_context import CONTEXT_BYTES_ASSUMED, Context
+
+_STATUS = Path("/proc/self/status")
+_STATUS_FIELDS = re.compile(rb"^(RssAnon|RssFile|RssShmem|VmHWM):\s+(\d+)", re.MULTILINE)
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+# malloc.h. Left alone, glibc moves the second up to its maximum, and the first to twice that.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_THRESHOLD_MAX_BYTES = 32 * 1024**2
+LARGE_BLOCK_BYTES = 1024**2
+# While memory is measured, smaller ones too: freed blocks on the heap are hardly used again, since
+# torch asks for aligned ones, and made a step of few rows seem to take up to twice what it does.
+MEASURED_BLOCK_BYTES = 128 * 1024
+
+
+class DeviceMemory(Protocol):
+    """Memory of this process on its device, in bytes."""
+
+    def current_bytes(self) -> int: ...
+    def allocated_bytes(self) -> int: ...
+    def peak_bytes(self) -> int: ...
+    def allocated_peak_bytes(self) -> int: ...
+    def reset_peak(self) -> None: ...
+    def trim(self) -> None: ...
+    def give_back_early(self, early: bool) -> bool: ...
+    def exact(self) -> AbstractContextManager[None]: ...
+
+
+class CpuMemory:
+    """RssAnon + RssShmem from /proc; the peak from VmHWM, which the kernel lets us reset."""
+
+    def __init__(self) -> None:
+        self._resettable = True
+        self._peak = 0
+        self._early = False
+
+    def current_bytes(self) -> int:
+        fields = _status_bytes()
+        now = fields.get("RssAnon", 0) + fields.get("RssShmem", 0)
+        self._peak = max(self._peak, now)
+        return now
+
+    def allocated_bytes(self) -> int:
+        return self.current_bytes()
+
+    def peak_bytes(self) -> int:
+        fields = _status_bytes()
+        now = fields.get("RssAnon", 0) + fields.get("RssShmem", 0)
+        high = fields.get("VmHWM", 0) - fields.get("RssFile", 0) if self._resettable else 0
+        self._peak = max(self._peak, now)
+        return max(high, self._peak)
+
+    def allocated_peak_bytes(self) -> int:
+        return self.peak_bytes()
+
+    def reset_peak(self) -> None:
+        try:
+            _CLEAR_REFS.write_text("5")
+        except OSError:
+            self._resettable = False
+        self._peak = 0
+
+    def trim(self) -> None:
+        """Gives freed heap pages back, so that a smaller need is also seen from outside."""
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
+
+    def give_back_early(self, early: bool) -> bool:
+        """Whether large blocks go back when they are freed, not only when the heap's end is free.
+
+        Costs the kernel's time for fresh pages, so it is for a limit that is near. False where
+        nothing changes.
+        """
+        if early == self._early:
+            return False
+        self._early = early
+        self._set_thresholds()
+        return True
+
+    @contextlib.contextmanager
+    def exact(self) -> Generator[None]:
+        """For a measurement: inside, what is freed is not counted any more, in small blocks too."""
+        _set_thresholds(MEASURED_BLOCK_BYTES, MEASURED_BLOCK_BYTES)
+        try:
+            yield
+        finally:
+            self._set_thresholds()
+
+    def _set_thresholds(self) -> None:
+        if self._early:
+            _set_thresholds(LARGE_BLOCK_BYTES, LARGE_BLOCK_BYTES)
+        else:
+            _set_thresholds(_THRESHOLD_MAX_BYTES, 2 * _THRESHOLD_MAX_BYTES)
+
+
+class CudaMemory:
+    """The caching allocator's reserved bytes plus what the process takes beside them."""
+
+    def __init__(self, cuda: Any, context: Context | None = None) -> None:
+        self._cuda = cuda
+        self._context = context
+        self._measured = False
+        self.context_bytes = CONTEXT_BYTES_ASSUMED
+        self.measure_context()
+
+    def measure_context(self) -> int:
+        """Reads anew what is taken beside torch's own; it grows with what was used so far."""
+        reserved = int(self._cuda.memory_reserved())
+        found = self._context.beside_bytes(reserved) if self._context is not None else None
+        if found is not None:
+            before = self.context_bytes if self._measured else 0
+            self.context_bytes, self._measured = max(before, found), True
+        return self.context_bytes
+
+    def current_bytes(self) -> int:
+        return int(self._cuda.memory_reserved()) + self.context_bytes
+
+    def allocated_bytes(self) -> int:
+        return int(self._cuda.memory_allocated()) + self.context_bytes
+
+    def peak_bytes(self) -> int:
+        return int(self._cuda.max_memory_reserved()) + self.context_bytes
+
+    def allocated_peak_bytes(self) -> int:
+        """Without the cached blocks, which stay reserved from the larger part of a step."""
+        return int(self._cuda.max_memory_allocated()) + self.context_bytes
+
+    def reset_peak(self) -> None:
+        self._cuda.reset_peak_memory_stats()
+
+    def trim(self) -> None:
+        self._cuda.empty_cache()
+
+    def give_back_early(self, early: bool) -> bool:
+        """Blocks that are cached count, but the allocator frees them itself before it fails."""
+        del early
+        return False
+
+    def exact(self) -> AbstractContextManager[None]:
+        """It counts what is allocated, too."""
+        return contextlib.nullcontext()
+
+
+class Growth:
+    """Memory taken since a moment, in bytes. Blocks that are only cached are given back first.
+
+    On a card it is the larger of what was reserved and what was allocated: an allocation that finds
+    room in what is reserved would not show, and one that is rounded up takes more than it asks for.
+    Resets the peak that `memory` counts.
+    """
+
+    def __init__(self, memory: DeviceMemory) -> None:
+        self._memory = memory
+        memory.trim()
+        self._start = memory.current_bytes()
+        self._allocated = memory.allocated_bytes()
+        memory.reset_peak()
+
+    def held_bytes(self) -> int:
+        """What is there now more than at the start; negative when there is less."""
+        memory = self._memory
+        memory.trim()
+        reserved = memory.current_bytes() - self._start
+        return max(reserved, memory.allocated_bytes() - self._allocated)
+
+    def peak_bytes(self) -> int:
+        memory = self._memory
+        reserved = memory.peak_bytes() - self._start
+        return max(0, reserved, memory.allocated_peak_bytes() - self._allocated)
+
+
+def _set_thresholds(mmap_bytes: int, trim_bytes: int) -> None:
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        library.mallopt(_M_MMAP_THRESHOLD, mmap_bytes)
+        library.mallopt(_M_TRIM_THRESHOLD, trim_bytes)
+
+
+def _status_bytes() -> dict[str, int]:
+    """Read several times a second beside the training: no text layer, no walk over 60 lines."""
+    with open(_STATUS, "rb", buffering=0) as file:
+        text = file.read()
+    found = _STATUS_FIELDS.findall(text)
+    return {name.decode(): int(kibibytes) * 1024 for name, kibibytes in found}

@@ -1,0 +1,316 @@
+"""Puts the hooks into torch and walks one run through warm-up, baseline, tuning and training.
+
+The first steps run exactly as the script says and are its real steps; tuning happens between two
+steps on a recorded batch; what was chosen is in force from the next step on. What cannot wait for
+that is `startup`, the tuning `schedule`, and what is watched afterwards `rollback_guard`.
+"""
+
+import time
+from typing import Any
+
+import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from gpujob_api.report import WorkerPhase
+from gpujob_api.settings import Toggle
+from gpujob_worker.control.applied_settings import InForce
+from gpujob_worker.control.device import use_device
+from gpujob_worker.control.distributed_tuning import root_inside
+from gpujob_worker.control.rollback_guard import Guardian
+from gpujob_worker.control.schedule import Tuning
+from gpujob_worker.control.startup import Preparation
+from gpujob_worker.control.subsequent_models import LaterModels
+from gpujob_worker.inject.compiling import keep_compiled_in
+from gpujob_worker.inject.data_loader import watch_loaders
+from gpujob_worker.inject.discovery import Discovery
+from gpujob_worker.inject.fork_hooks import in_forked_children
+from gpujob_worker.inject.fused_optimizer import device_type_of, pickle_as_written
+from gpujob_worker.inject.script_facts import (
+    ScriptFacts,
+    watch_backward,
+    watch_compile,
+    watch_gradients_of_gradients,
+    watch_optimizers,
+    watch_scaler,
+)
+from gpujob_worker.inject.step_clock import StepClock
+from gpujob_worker.inject.wrapped_module import Root, hide_from_script_compiler
+from gpujob_worker.run.session import Session
+from gpujob_worker.tune.data_loader_policy import LoaderPolicy
+
+WARM_UP_STEPS = 2
+BASELINE_STEPS = 5
+
+
+class Injection:
+    """Everything that is hooked into torch for one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._explain = session.explanation
+        self._facts = ScriptFacts(
+            processes=session.environment.world_size,
+            memory_limited=session.environment.memory_limit_bytes is not None,
+        )
+        self._in_force = InForce(session, self._facts)
+        self._roots = self._in_force.roots
+        self._preparation = Preparation(session, self._in_force)
+        self._loaders = LoaderPolicy(session)
+        self._tuning = Tuning(session, self._in_force, self._loaders)
+        self._guardian = Guardian(session, self._in_force)
+        self._discovery = Discovery(self._on_root)
+        self._later = LaterModels(session, self._in_force)
+        # The step after which the model in training began, and steps made since roots are watched.
+        self._began_at = self._watched_steps = 0
+        self._clock = StepClock()
+        self._waits_for_calls = False
+        # Our own work is under way; what torch calls us for meanwhile is not the script's.
+        self._inside = False
+
+    def install(self) -> None:
+        session, settings = self._session, self._session.environment.settings
+        session.torch_version = torch.__version__
+        session.device = "cpu"
+        session.release, session.ending = self._release, self._say_if_short
+        in_forked_children(self.in_child)
+        register_optimizer_step_pre_hook(self._before_step)
+        register_optimizer_step_post_hook(self._after_step)
+        watch_loaders(self._loaders.before_pass, self._loaders.begun, self._loaders.waited)
+        watch_backward(self._on_loss)
+        if not session.optimizes:
+            self._explain.refused("everything", "optimize mode is Off")
+            return
+        if session.switches.compile and settings.compile is not Toggle.OFF:
+            # Before torch's compiler is imported, which settles on a place of its own.
+            keep_compiled_in(session.environment.checkpoint_directory)
+        hide_from_script_compiler()
+        watch_compile(self._on_compile)
+        watch_scaler(self._facts)
+        watch_gradients_of_gradients(self._facts)
+        pickle_as_written()
+        # Models call their parts when they are made, to learn a size; that trains nothing.
+        watch_optimizers(self._on_optimizer)
+
+    @property
+    def _steps(self) -> int:
+        """Steps of the model in training."""
+        return self._session.meter.steps - self._began_at
+
+    def _on_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """The script makes an optimizer: what is called from now on may be its model."""
+        if self._inside:
+            return
+        self._later.made(optimizer)
+        if not self._session.meter.steps or self._later.watches:
+            self._watch_roots()
+
+    def _watch_roots(self) -> None:
+        if self._facts.compiles or self._discovery.active:
+            return
+        self._discovery = Discovery(self._on_root, self._roots)
+        self._watched_steps = 0
+        for root in self._roots:
+            root.settled = False
+        self._discovery.start()
+
+    def _roots_are_known(self) -> None:
+        self._discovery.finish()
+        self._discovery.forget()
+        for root in self._roots:
+            root.settled = True
+
+    def _release(self) -> None:
+        """The interpreter's end takes the script's objects apart in the script's order.
+
+        What is kept here would outlive process groups, whose threads then end the process by abort.
+        """
+        self._discovery.finish()
+        self._discovery.forget()
+        for root in self._roots:
+            root.remove()
+            root.recorded = root.wrapper = None
+        self._roots.clear()
+        self._facts.stepped.clear()
+        self._in_force.tuner = None
+        self._in_force.fit = None
+        self._in_force.beside.clear()
+        self._in_force.agreement = None
+
+    def _say_if_short(self) -> None:
+        session, needed = self._session, WARM_UP_STEPS + BASELINE_STEPS
+        if not session.optimizes or session.tuning_seconds is not None:
+            return
+        steps = self._steps
+        if not steps and self._explain.lines:
+            return  # another framework trains, or what was said is the reason
+        whose = "the last model" if self._began_at else "the run"
+        seen = f"{whose} ended after {steps} of the {needed} steps that are measured first"
+        self._explain.refused("tuning", seen if steps else "no optimizer of torch made a step")
+
+    def in_child(self) -> None:
+        """A process that the script forked trains, if it does, as under python."""
+        self._inside = True
+        self._discovery.finish()
+        self._loaders.stop()
+
+    def _on_loss(self, loss: torch.Tensor) -> None:
+        self._session.loss_tensor = loss
+
+    def _on_compile(self) -> None:
+        if not self._inside:
+            self._facts.compiles = True
+            self._discovery.finish()
+
+    def _on_root(self, module: torch.nn.Module) -> Root | None:
+        if self._inside:
+            return None
+        if self._steps and self._later.watches:
+            with self._session.meter.paused():
+                over = self._later.is_over(warm=self._steps >= WARM_UP_STEPS)
+                if over:
+                    self._begin_again()
+        if self._steps >= WARM_UP_STEPS:
+            return None  # trained beside the present one, and as written
+        root = root_inside(module, self._in_force, self._before_call)
+        root = root or Root(module, self._before_call)
+        self._roots.append(root)
+        root.failed = self._guardian.call_failed
+        root.install()
+        root.let_go()
+        return root
+
+    def _begin_again(self) -> None:
+        self._later.begin()
+        # It may hold the model before.
+        self._discovery.forget()
+        self._preparation.again()
+        self._guardian.again()
+        self._began_at = self._session.meter.steps
+
+    def _before_call(self, root: Root) -> None:
+        if self._inside:
+            return
+        self._inside = True
+        start = time.monotonic()
+        try:
+            self._later.before_call(root)
+            self._preparation.before_call(root)
+        finally:
+            self._inside = False
+            self._later.spent(time.monotonic() - start)
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._inside:
+            return
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        self._facts.steps_with_closure = self._facts.steps_with_closure or closure is not None
+        if self._later.waits or not self._facts.has_seen(optimizer):
+            self._before_first_step(optimizer)
+        self._in_force.step_starts(optimizer)
+        if optimizer is self._clock.optimizer and not self._facts.steps_with_closure:
+            with self._session.meter.paused():
+                self._session.meter.optimizer_starts()
+
+    def _before_first_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._session.meter.steps and self._later.watches:
+            self._watch_roots()
+        elif self._session.meter.steps and self._later.passes(optimizer):
+            self._guardian.again()
+            return
+        if self._in_force.optimizer is not None:
+            return
+        if self._facts.compiles:
+            self._later.unseen()
+        if self._later.suits(optimizer):
+            self._preparation.before_first_step(optimizer)
+            self._later.stepped()
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        del args, kwargs
+        if self._in_force.applied.plan.loss_scale is not None and not self._inside:
+            self._guardian.scaled_step_ends(self._in_force.applied.plan.loss_scale)
+        if not self._inside:
+            self._in_force.step_ends(optimizer)
+        self._facts.saw(optimizer)
+        self._count_watched()
+        if self._inside or not self._clock.ticks(optimizer):
+            return
+        self._session.meter.step_done()
+        if not self._facts.steps_with_closure:
+            self._session.meter.optimizer_ends()
+        self._inside = True
+        try:
+            with self._session.meter.paused():
+                self._advance(optimizer)
+        finally:
+            self._inside = False
+        self._profile()
+        self._session.safe_point()
+
+    def _count_watched(self) -> None:
+        """Models that follow show themselves in the first steps of a new optimizer, or are none."""
+        if self._discovery.active and self._steps >= WARM_UP_STEPS:
+            self._watched_steps += 1
+            if self._watched_steps >= WARM_UP_STEPS:
+                self._roots_are_known()
+
+    def _profile(self) -> None:
+        """Last of all, so that none of our own work is in the profile."""
+        profiler = self._session.profiler
+        said = profiler.step_done(self._session.meter.steps) if profiler is not None else None
+        if said is not None:
+            self._explain.note("profile", said)
+
+    def _advance(self, optimizer: torch.optim.Optimizer) -> None:
+        session = self._session
+        steps = self._steps
+        if steps == 1:
+            use_device(session, device_type_of(optimizer))
+            measures = session.optimizes and not self._in_force.whose
+            session.phase = WorkerPhase.MEASURING if measures else WorkerPhase.TRAINING
+            session.samples_per_step = self._roots[0].rows if self._roots else None
+            self._preparation.stepped()
+            if self._in_force.fit is not None and self._roots:
+                self._roots[0].asks = True
+        if not session.optimizes:
+            return
+        if steps == 1 and not session.stop.listens:
+            session.listen_for_stop()
+        self._drop_what_is_over(session.meter.steps)
+        if steps == WARM_UP_STEPS:
+            self._roots_are_known()
+            self._later.warm()
+            for root in self._roots:
+                root.asks = False
+            session.meter.memory.trim()
+            session.meter.new_window()
+        self._since_baseline(steps - WARM_UP_STEPS - BASELINE_STEPS, optimizer)
+
+    def _drop_what_is_over(self, steps: int) -> None:
+        """Once another optimizer is stepped: models that its whole next step did not call."""
+        if self._waits_for_calls:
+            self._in_force.drop_uncalled()
+            if not self._roots and self._later.watches:
+                self._watch_roots()
+        self._waits_for_calls = self._clock.fresh and steps > 1
+        if self._waits_for_calls:
+            for root in self._roots:
+                root.called = False
+
+    def _since_baseline(self, since: int, optimizer: torch.optim.Optimizer) -> None:
+        if since <= 0:
+            self._guardian.first_steps()
+        if since > 0:
+            self._guardian.step(since)
+            self._tuning.compile_when_due()
+        elif self._session.known_tuned is not None:
+            self._session.phase = WorkerPhase.TRAINING
+        elif since == -1 and self._roots:
+            self._roots[0].recording = len(self._roots) == 1 or self._in_force.fit is not None
+            for beside in self._in_force.beside:
+                beside.root.recording = beside.fit is not None
+        elif since == 0:
+            self._tuning.run(optimizer)

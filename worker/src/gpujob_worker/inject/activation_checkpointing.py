@@ -1,0 +1,82 @@
+"""Activation checkpointing on repeated blocks: their insides are computed again in backward.
+
+The gradients stay the same bit for bit: every block runs again on the same inputs with the random
+numbers it had. A BatchNorm takes part, because its result does not depend on the statistics that it
+counts: what the second run counts is put back. Used where memory binds, or where the user asks.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from gpujob_worker.inject.attention import attention_kernel
+from gpujob_worker.inject.blocks import repeated_blocks
+from gpujob_worker.inject.guards import statistics_layers
+from gpujob_worker.inject.wrapped_module import Root
+from gpujob_worker.probe.side_effects import put_back
+
+
+class CountedOnce:
+    """Around a second run: what layers count of their inputs was counted in the first one."""
+
+    def __init__(self, block: torch.nn.Module) -> None:
+        self._buffers = [
+            buffer for layer in statistics_layers(block) for buffer in layer.buffers(recurse=False)
+        ]
+        self._values: list[torch.Tensor] = []
+
+    def __enter__(self) -> None:
+        self._values = [buffer.detach().clone() for buffer in self._buffers]
+
+    def __exit__(self, *_: object) -> None:
+        for buffer, value in zip(self._buffers, self._values, strict=True):
+            put_back(buffer, value)
+        self._values = []
+
+
+class BlockCheckpoint:
+    """Stands in for a block's call, as `Root` does for the root's."""
+
+    def __init__(self, root: Root, block: torch.nn.Module) -> None:
+        self._root = root
+        self.block = block
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()  # as for the root: copies of the block stay plain
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        call = self.block._call_impl  # pyright: ignore[reportPrivateUsage]
+        if not torch.is_grad_enabled() or not self.block.training:
+            return call(*args, **kwargs)
+        # The second run is outside the root's call and must choose the same kernel.
+        kernel = self._root.running.attention
+
+        def run(*inputs: Any, **keywords: Any) -> Any:
+            with attention_kernel(kernel):
+                return call(*inputs, **keywords)
+
+        def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+            return nullcontext(), CountedOnce(self.block)
+
+        return checkpoint(
+            run, *args, use_reentrant=False, preserve_rng_state=True, context_fn=contexts, **kwargs
+        )
+
+
+class ActivationCheckpointing:
+    """Turns checkpointing of one root's blocks on and off."""
+
+    def __init__(self, root: Root) -> None:
+        self.root = root
+        self.blocks = repeated_blocks(root.module)
+
+    def enable(self) -> None:
+        for block in self.blocks:
+            block._compiled_call_impl = BlockCheckpoint(self.root, block)  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+
+    def disable(self) -> None:
+        for block in self.blocks:
+            if isinstance(vars(block).get("_compiled_call_impl"), BlockCheckpoint):
+                vars(block).pop("_compiled_call_impl")

@@ -1,0 +1,59 @@
+"""channels_last for convolutional models: the root's images are given with their channels last.
+
+Parameters stay as they lie in memory, so nothing that the script or the optimizer holds changes;
+convolutions follow their input. Outputs come back with channels first.
+"""
+
+from typing import Any
+
+import torch
+
+from gpujob_worker.inject.call_inputs import CallInputs, map_tensors
+
+_IMAGE_DIMENSIONS = 4
+_CONVOLUTIONS = (torch.nn.Conv2d, torch.nn.ConvTranspose2d)
+
+# Sizes of one sample's images. Other sizes were not seen to work, and go through as they are.
+SampleShapes = tuple[tuple[int, ...], ...]
+
+
+def sample_shapes(inputs: CallInputs) -> SampleShapes:
+    return tuple(tuple(leaf.shape[1:]) for leaf in inputs.leaves if _is_image(leaf))
+
+
+def channels_last_refusal(module: torch.nn.Module, inputs: CallInputs) -> str | None:
+    layers = [layer for layer in module.modules() if isinstance(layer, _CONVOLUTIONS)]
+    images = [leaf for leaf in inputs.leaves if _is_image(leaf)]
+    if not layers:
+        return "the model has no convolution of images"
+    if not images:
+        return "the call has no input of four dimensions"
+    if any(_lies_last(tensor) for tensor in (*images, *(layer.weight for layer in layers))):
+        return "the script does it itself"
+    return None
+
+
+def to_channels_last(inputs: CallInputs) -> CallInputs:
+    return inputs.with_leaves(
+        tuple(
+            leaf.contiguous(memory_format=torch.channels_last) if _is_image(leaf) else leaf
+            for leaf in inputs.leaves
+        )
+    )
+
+
+def to_channels_first(output: Any) -> Any:
+    return map_tensors(lambda t: t.contiguous() if _lies_last(t) else t, output)
+
+
+def _is_image(leaf: Any) -> bool:
+    return (
+        isinstance(leaf, torch.Tensor)
+        and leaf.dim() == _IMAGE_DIMENSIONS
+        and leaf.is_floating_point()
+    )
+
+
+def _lies_last(tensor: torch.Tensor) -> bool:
+    last = tensor.dim() == _IMAGE_DIMENSIONS and not tensor.is_contiguous()
+    return last and tensor.is_contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,184 @@
+"""The optimizer's fused kernel, switched in place after it was measured on copies."""
+
+import copy
+import functools
+import time
+from typing import Any
+
+import torch
+
+from gpujob_worker.probe.compare import Closeness, closeness
+
+_FUSED = ("Adam", "AdamW", "SGD", "Adagrad")
+MEASURE_BYTES_MAX = 2 * 1024**3
+
+
+def fused_refusal(optimizer: torch.optim.Optimizer) -> str | None:
+    """Why the fused kernel is not for this optimizer; None when it may be tried."""
+    kind = type(optimizer)
+    if kind.__module__.split(".")[:2] != ["torch", "optim"] or kind.__name__ not in _FUSED:
+        return f"{kind.__name__} has no fused kernel in torch"
+    for group in optimizer.param_groups:
+        if group.get("fused") is not None or group.get("foreach") is not None:
+            return "the script chose the kernel itself"
+        if group.get("differentiable") or group.get("capturable"):
+            return "a differentiable or capturable optimizer is left as it is"
+        for parameter in group["params"]:
+            if not parameter.is_floating_point() or parameter.is_sparse:
+                return "it has parameters that are not dense floating point"
+    if any(
+        parameter.grad is not None and parameter.grad.is_sparse for parameter in _all(optimizer)
+    ):
+        return "it has sparse gradients"
+    return None
+
+
+def use_fused(optimizer: torch.optim.Optimizer, fused: bool) -> None:
+    """Switches the kernel of a running optimizer; its state stays as it is."""
+    hooks = optimizer._optimizer_state_dict_post_hooks  # pyright: ignore[reportPrivateUsage]
+    if fused and _as_written not in hooks.values():
+        optimizer.register_state_dict_post_hook(_as_written)
+    for group in optimizer.param_groups:
+        group["fused"] = True if fused else None
+        group["foreach"] = False if fused else None
+    optimizer._step_supports_amp_scaling = fused  # pyright: ignore[reportAttributeAccessIssue]
+    optimizer._need_device_dtype_check_for_fused = fused  # pyright: ignore[reportAttributeAccessIssue]
+    for parameter, state in optimizer.state.items():
+        step = state.get("step")
+        if isinstance(step, torch.Tensor) and parameter.device.type == "cuda":
+            # Other kernels would wait for the card to read it in every step.
+            state["step"] = step.to(parameter.device, torch.float32) if fused else step.cpu()
+
+
+def _as_written(_: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """What the script saves is what it would have saved without us, for a run without us to load.
+
+    torch calls this with the dict that `state_dict` returns; its groups are copies, its state not.
+    """
+    for group in state["param_groups"]:
+        if _switched(group):
+            group["fused"] = group["foreach"] = None
+            state["state"].update(_steps_on_host(state["state"], group["params"]))
+
+
+def pickle_as_written() -> None:
+    """The same for scripts that save, or copy, their optimizer as an object."""
+    plain = torch.optim.Optimizer.__getstate__
+
+    @functools.wraps(plain)
+    def __getstate__(self: torch.optim.Optimizer) -> dict[str, Any]:  # noqa: N807
+        state = plain(self)
+        state["param_groups"] = [
+            {**group, "fused": None, "foreach": None} if _switched(group) else group
+            for group in state["param_groups"]
+        ]
+        return state
+
+    torch.optim.Optimizer.__getstate__ = __getstate__
+
+
+def _steps_on_host(states: dict[int, dict[str, Any]], wanted: list[int]) -> dict[int, Any]:
+    """States whose count of steps is on a card, where only a fused kernel wants it."""
+    return {
+        index: {**states[index], "step": states[index]["step"].cpu()}
+        for index in wanted
+        if index in states and getattr(states[index].get("step"), "is_cuda", False)
+    }
+
+
+def keep_fused(optimizer: torch.optim.Optimizer) -> bool:
+    """Groups that the script added, or loaded from before the switch, step as the others do.
+
+    A GradScaler gives its scale to all of an optimizer or to none. False where a new group cannot.
+    """
+    if fused_in_force(optimizer):
+        return True
+    dense = all(p.is_floating_point() and not p.is_sparse for p in _all(optimizer))
+    use_fused(optimizer, dense)
+    return dense
+
+
+class OptimizerCopy:
+    """A copy of an optimizer with its parameters, gradients and state, to step at will."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        twins: dict[torch.Tensor, torch.Tensor] = {}
+        groups: list[dict[str, Any]] = []
+        for group in optimizer.param_groups:
+            settings = {key: copy.copy(group[key]) for key in group if key != "params"}
+            settings["params"] = [_twin(parameter, twins) for parameter in group["params"]]
+            groups.append(settings)
+        self.optimizer = object.__new__(type(optimizer))
+        vars(self.optimizer).update(
+            {key: value for key, value in vars(optimizer).items() if "hooks" not in key}
+        )
+        self.optimizer.__setstate__({"param_groups": groups, "state": _states(optimizer, twins)})
+        self.parameters = list(twins.values())
+
+    def step_seconds(self) -> float:
+        device = self.parameters[0].device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        start = time.perf_counter()
+        # Around the hooks: this is no step of the training.
+        step: Any = type(self.optimizer).step
+        inner = getattr(step, "__wrapped__", step)
+        with torch.no_grad():
+            inner(self.optimizer)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - start
+
+    def closeness(self, other: "OptimizerCopy") -> Closeness:
+        return closeness(self.parameters, other.parameters)
+
+
+def copies_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """What one copy takes: parameter, gradient and state."""
+    total = sum(2 * p.numel() * p.element_size() for p in _all(optimizer))
+    for state in optimizer.state.values():
+        total += sum(
+            value.numel() * value.element_size()
+            for value in state.values()
+            if isinstance(value, torch.Tensor)
+        )
+    return total
+
+
+def device_type_of(optimizer: torch.optim.Optimizer) -> str:
+    """Where its parameters are; the first group may be an empty one."""
+    return next((parameter.device.type for parameter in _all(optimizer)), "cpu")
+
+
+def _all(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _twin(parameter: torch.Tensor, twins: dict[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    twin = parameter.detach().clone().requires_grad_(parameter.requires_grad)
+    if parameter.grad is not None:
+        twin.grad = parameter.grad.detach().clone()
+    twins[parameter] = twin
+    return twin
+
+
+def _states(
+    optimizer: torch.optim.Optimizer, twins: dict[torch.Tensor, torch.Tensor]
+) -> dict[torch.Tensor, dict[str, Any]]:
+    return {
+        twins[parameter]: {
+            key: value.clone() if isinstance(value, torch.Tensor) else copy.copy(value)
+            for key, value in state.items()
+        }
+        for parameter, state in optimizer.state.items()
+        if parameter in twins
+    }
+
+
+def fused_in_force(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `use_fused` switched it on, in this run or in the one whose state was loaded."""
+    return all(_switched(group) for group in optimizer.param_groups)
+
+
+def _switched(group: dict[str, Any]) -> bool:
+    return group.get("fused") is True and group.get("foreach") is False

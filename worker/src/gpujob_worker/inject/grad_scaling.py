@@ -1,0 +1,248 @@
+"""float16 with loss scaling that the script never sees.
+
+float16 gradients below 6e-8 would vanish. The gradients of the root's outputs are multiplied by the
+scale where they enter the root, and the gradients of its parameters and inputs are divided by it
+where they leave: losses, clipping, accumulation and penalties outside work on true values. Where a
+gradient overflowed, the step goes by without gradients, so the optimizer changes nothing; the scale
+is halved, and doubled after `GROWTH_STEPS` clean steps, as torch's own GradScaler does.
+
+Where processes exchange gradients, an overflow in one of them must be seen by all. It leaves as
+"not a number" everywhere, which the exchange and any clipping carry on; every process then looks at
+the exchanged gradients, which are the same bits in all, and at nothing else.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from gpujob_worker.inject.call_inputs import CallInputs, trainable
+
+Tensor = torch.Tensor
+
+SCALE_START = 65536.0
+SCALE_MAX = 2.0**24
+GROWTH_STEPS = 2000
+SKIPPED_IN_A_ROW_MAX = 20
+_SKIPS = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop")
+_SKIPS_TOO = ("Rprop", "SGD")
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    scale: float
+    found: Tensor | None
+    stepped: bool
+
+
+class LossScale:
+    """The scale in force, what overflowed since the last step, and how many steps were skipped."""
+
+    def __init__(self, scale: float = SCALE_START, exchanged: Sequence[Tensor] = ()) -> None:
+        """`exchanged`: parameters whose gradients other processes add to after they left here."""
+        self.scale = scale
+        self._exchanged = list(exchanged)
+        self.steps = 0
+        self.skipped = 0
+        self._in_a_row = 0
+        self._clean = 0
+        self._found: Tensor | None = None
+        self._stepped = False
+        self._hidden: list[tuple[Tensor, Tensor]] = []
+
+    @property
+    def hopeless(self) -> bool:
+        """Scaling does not help: gradients overflow whatever the scale."""
+        return self._in_a_row >= SKIPPED_IN_A_ROW_MAX or self.scale < 1.0
+
+    @property
+    def overflowed(self) -> bool:
+        """Waits for the device."""
+        return self._found is not None and bool(self._found.item())
+
+    def state(self) -> _State:
+        return _State(self.scale, self._found, self._stepped)
+
+    def restore(self, state: _State) -> None:
+        """Forgets what a probe found."""
+        self.scale, self._found, self._stepped = state.scale, state.found, state.stepped
+
+    def saved(self) -> list[float]:
+        """For a checkpoint; `resume` puts it in force again."""
+        return [self.scale, float(self._clean)]
+
+    def resume(self, saved: Sequence[float]) -> None:
+        """Raises `ValueError` where `saved` is not what `saved()` gave."""
+        scale, clean = saved
+        self.scale, self._clean = float(scale), int(clean)
+
+    def unscale(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """True gradients; notes whether one of them is not finite."""
+        if self._stepped:
+            self._found, self._stepped = None, False
+        result: list[Tensor | None] = list(gradients)
+        owned: list[Tensor] = []
+        for index, gradient in enumerate(gradients):
+            if gradient is not None:
+                # A gradient may be shared by two parameters; this one is changed in place.
+                result[index] = gradient.clone()
+                owned.append(result[index])  # pyright: ignore[reportArgumentType]
+        if owned:
+            device = owned[0].device
+            found = torch.zeros((), device=device) if self._found is None else self._found.clone()
+            inverse = torch.full((), 1.0 / self.scale, device=device)
+            torch._amp_foreach_non_finite_check_and_unscale_(owned, found, inverse)  # pyright: ignore
+            if self._exchanged:
+                spoiled = torch.where(found > 0, torch.nan, 1.0)
+                for gradient in owned:
+                    gradient.mul_(spoiled)
+            self._found = found
+        return result
+
+    def _look_at_exchanged(self) -> None:
+        gradients = [p.grad for p in self._exchanged if p.grad is not None]
+        if not gradients or self._found is None:
+            return
+        found, one = torch.zeros_like(self._found), torch.ones_like(self._found)
+        torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, one)  # pyright: ignore
+        self._found = found
+
+    def step_starts(self, optimizer: torch.optim.Optimizer) -> None:
+        """Takes the gradients away for this step when one of them overflowed."""
+        if self._exchanged and not self._stepped:
+            self._look_at_exchanged()
+        if not self.overflowed:
+            return
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._hidden.append((parameter, parameter.grad))
+                    parameter.grad = None
+
+    def step_ends(self) -> None:
+        for parameter, gradient in self._hidden:
+            parameter.grad = gradient
+        self._hidden.clear()
+        if self._stepped or self._found is None:
+            return
+        self._stepped = True
+        self.steps += 1
+        if self.overflowed:
+            self.skipped += 1
+            self._in_a_row += 1
+            self._clean = 0
+            self.scale /= 2
+        else:
+            self._in_a_row = 0
+            self._clean += 1
+            if self._clean % GROWTH_STEPS == 0:
+                self.scale = min(SCALE_MAX, self.scale * 2)
+
+    def __str__(self) -> str:
+        return f"{self.skipped} of {self.steps} steps skipped, scale {self.scale:g}"
+
+
+def skip_refusal(optimizers: Sequence[torch.optim.Optimizer]) -> str | None:
+    """Why a step without gradients might not be a step that changes nothing."""
+    for optimizer in optimizers:
+        kind = type(optimizer)
+        own = kind.__module__.split(".")[:2] != ["torch", "optim"]
+        if own or kind.__name__ not in (*_SKIPS, *_SKIPS_TOO):
+            return f"{kind.__name__} may not skip a step whose gradients overflowed"
+    return None
+
+
+def scaling_refusal(module: torch.nn.Module) -> str | None:
+    for name, layer in module.named_modules():
+        if vars(layer).get("_backward_hooks") or vars(layer).get("_backward_pre_hooks"):
+            return f"module {name or 'itself'} has backward hooks, which would see scaled gradients"
+    for name, parameter in module.named_parameters():
+        if parameter._backward_hooks:
+            return f"parameter {name} has hooks, which would see scaled gradients"
+    return None
+
+
+class _Run:
+    """One scaled call: the graph inside, which the graph outside sees as one node."""
+
+    def __init__(
+        self,
+        call: Callable[[CallInputs], Any],
+        parameters: list[Tensor],
+        inputs: CallInputs,
+        scale: LossScale,
+    ) -> None:
+        self._call = call
+        self._inputs = inputs.detached()
+        self._scale = scale
+        leaves = (leaf for leaf in self._inputs.leaves if isinstance(leaf, Tensor))
+        self._wanted = [leaf for leaf in leaves if leaf.requires_grad] + parameters
+        self._outputs: list[Tensor] = []
+        self.leaves: list[Any] = []
+        self.spec: Any = None
+
+    def forward(self) -> list[Tensor]:
+        with torch.enable_grad():
+            self.leaves, self.spec = pytree.tree_flatten(self._call(self._inputs))
+        self._outputs = [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
+        return [leaf.detach() for leaf in self._outputs]
+
+    @property
+    def constants(self) -> list[bool]:
+        return [not output.requires_grad for output in self._outputs]
+
+    def backward(self, gradients: tuple[Tensor | None, ...]) -> list[Tensor | None]:
+        pairs = [
+            (output, gradient * self._scale.scale)
+            for output, gradient in zip(self._outputs, gradients, strict=True)
+            if gradient is not None and output.requires_grad
+        ]
+        if not pairs:
+            return [None] * len(self._wanted)
+        keep: bool = torch._C._autograd._get_current_graph_task_keep_graph()  # pyright: ignore
+        found = torch.autograd.grad(
+            [output for output, _ in pairs],
+            self._wanted,
+            [gradient for _, gradient in pairs],
+            retain_graph=keep,
+            allow_unused=True,
+        )
+        return self._scale.unscale(found)
+
+
+class _Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, run: _Run, *tensors: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        del tensors
+        ctx.run = run
+        outputs = run.forward()
+        ctx.set_materialize_grads(False)
+        constants = zip(outputs, run.constants, strict=True)
+        ctx.mark_non_differentiable(*(output for output, constant in constants if constant))
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "gradients of gradients do not go through loss scaling; run with --no-precision"
+            )
+        return (None, *ctx.run.backward(gradients))
+
+
+def scaled_call(
+    call: Callable[[CallInputs], Any],
+    module: torch.nn.Module,
+    inputs: CallInputs,
+    scale: LossScale,
+) -> Any:
+    """`call(inputs)` whose gradients are computed times the scale and leave as they should be."""
+    parameters = trainable(module)
+    run = _Run(call, parameters, inputs, scale)
+    wanted = [leaf for leaf in inputs.leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+    outputs: Any = iter(_Scaled.apply(run, *wanted, *parameters))  # pyright: ignore
+    leaves = [next(outputs) if isinstance(leaf, Tensor) else leaf for leaf in run.leaves]
+    run.leaves = []
+    return pytree.tree_unflatten(leaves, run.spec)

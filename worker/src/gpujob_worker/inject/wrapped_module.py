@@ -1,0 +1,311 @@
+"""The outermost module that learns, and everything that is put around its call.
+
+A module's `_compiled_call_impl` is the place where torch itself (`Module.compile`) replaces a call:
+it is honoured by `__call__` and dropped by pickle and deepcopy, so copies of a model stay plain.
+"""
+
+import weakref
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from gpujob_api.settings import AttentionKernel
+from gpujob_worker.inject.attention import attention_kernel
+from gpujob_worker.inject.call_inputs import CallInputs, differentiable_leaves, map_tensors
+from gpujob_worker.inject.channels_last import (
+    SampleShapes,
+    sample_shapes,
+    to_channels_first,
+    to_channels_last,
+)
+from gpujob_worker.inject.compiling import CompiledBlocks
+from gpujob_worker.inject.ddp import compiled_as_one
+from gpujob_worker.inject.functional import (
+    called_with_other_parameters,
+    is_traced,
+    transforms,
+)
+from gpujob_worker.inject.grad_scaling import LossScale, scaled_call
+from gpujob_worker.inject.microbatch import NotSplittableError, chunked_call
+from gpujob_worker.inject.offload import activations_on_host
+from gpujob_worker.inject.process_flags import ProcessFlags, change_flags
+from gpujob_worker.run.failure import is_out_of_memory
+
+SIGNATURES_MAX = 16
+NAMED_MAX = 4
+
+
+@dataclass(frozen=True, slots=True)
+class RootPlan:
+    """How the root's call is made. Everything off is the script's own way."""
+
+    autocast: torch.dtype | None = None
+    rows_per_step: int | None = None
+    # A split keeps the graph of its last chunk from forward to backward: less is computed twice.
+    keeps_chunk: bool = True
+    compiled: Callable[..., Any] | None = None
+    compiled_blocks: CompiledBlocks | None = None
+    compiled_signature: tuple[Any, ...] | None = None
+    cuda_graphs: bool = False
+    channels_last: SampleShapes | None = None
+    attention: AttentionKernel | None = None
+    flags: ProcessFlags = field(default_factory=ProcessFlags)
+    loss_scale: LossScale | None = None
+    activations_on_host: bool = False
+
+    @property
+    def compiles(self) -> bool:
+        return self.compiled is not None or self.compiled_blocks is not None
+
+    def memory_only(self) -> "RootPlan":
+        """Without what is for speed. What is left changes no result beyond the order of sums."""
+        return RootPlan(
+            rows_per_step=self.rows_per_step,
+            keeps_chunk=self.keeps_chunk,
+            activations_on_host=self.activations_on_host,
+        )
+
+    def without_split(self) -> "RootPlan":
+        return replace(self, rows_per_step=None, keeps_chunk=True)
+
+
+_PLAIN = RootPlan()
+_GONE = torch.nn.Module()
+
+
+@dataclass(slots=True)
+class RecordedCall:
+    """One real call of the root: its inputs, and the loss's gradients of its outputs."""
+
+    inputs: CallInputs
+    output_gradients: list[torch.Tensor | None] = field(default_factory=list[torch.Tensor | None])
+    # Why this call tells nothing of one that we would make.
+    refusal: str | None = None
+    # Few of its samples cannot run alone: a hidden state, offsets, a sparse matrix, or no batch.
+    whole_only: bool = False
+    handles: list[Any] = field(default_factory=list[Any])
+
+    def forget_hooks(self) -> None:
+        """An output may be a parameter, which keeps its hooks."""
+        while self.handles:
+            self.handles.pop().remove()
+
+    def gradients_for(self, outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The recorded gradient of each output; a constant one where the shapes differ."""
+        known = self.output_gradients if len(self.output_gradients) == len(outputs) else []
+        result: list[torch.Tensor] = []
+        for index, output in enumerate(outputs):
+            gradient = known[index] if known else None
+            if gradient is None or gradient.shape != output.shape:
+                gradient = torch.full_like(output, 1.0 / max(1, output.numel()))
+            result.append(gradient.to(output.dtype))
+        return result
+
+
+class Root:
+    """Stands in for the root module's call."""
+
+    def __init__(self, module: torch.nn.Module, before_call: Callable[["Root"], None]) -> None:
+        self._module: Callable[[], torch.nn.Module | None] = lambda: module
+        self.wrapper: torch.nn.Module | None = None  # in whose call the module's call is
+        self._plan = self.running = _PLAIN
+        # What a call that fails is made again with; None where that would be the same.
+        self._fallback: RootPlan | None = None
+        self.signatures: set[tuple[Any, ...]] = set()
+        self.rows: int | None = None
+        self.recording = False
+        self.recorded: RecordedCall | None = None
+        self.user_autocast = False
+        self._before_call = before_call
+        self.asks = True  # before the next call; at first before the very first
+        # Is told of a call that failed under the plan and not without it.
+        self.failed: Callable[[Exception], None] = lambda _: None
+        self.seen: Callable[[Any], None] | None = None  # is shown what the next calls return
+        self.inside = False
+        self.called = True  # since somebody asked; a model that is over is called no more
+        self.settled = False  # no discovery is watching any more what runs inside
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A module that copies its own attributes copies this one too; its copies stay plain.
+        return type(None), ()
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """An empty one, once it is let go and the script has dropped it."""
+        return self._module() or _GONE
+
+    def let_go(self) -> None:
+        """From now on the module is the script's alone, to drop when it likes."""
+        self._module = weakref.ref(self.module)
+
+    def stop_recording(self) -> None:
+        self.recording = False
+        if self.recorded is not None:
+            self.recorded.forget_hooks()
+
+    @property
+    def plan(self) -> RootPlan:
+        return self._plan
+
+    @plan.setter
+    def plan(self, plan: RootPlan) -> None:
+        change_flags(self._plan.flags, plan.flags)
+        self._plan = _PLAIN if plan == _PLAIN else plan
+        plain = plan.memory_only()
+        self._fallback = plain if plain != plan else None
+
+    @property
+    def device(self) -> torch.device:
+        parameter = next(self.module.parameters(), None)
+        return parameter.device if parameter is not None else torch.device("cpu")
+
+    def install(self) -> None:
+        self.module._compiled_call_impl = self  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+
+    def remove(self) -> None:
+        if vars(self.module).get("_compiled_call_impl") is self:
+            vars(self.module).pop("_compiled_call_impl")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.called = True
+        if self.settled and not (self.recording or self.asks) and self._plan is _PLAIN:
+            return self.module._call_impl(*args, **kwargs)  # pyright: ignore[reportPrivateUsage]
+        seen = self.module.training and torch.is_grad_enabled() and not transforms()
+        if self.inside or not seen or is_traced(args, kwargs):
+            return self.module._call_impl(*args, **kwargs)  # pyright: ignore[reportPrivateUsage]
+        self.inside = True
+        try:
+            inputs = CallInputs.of(args, kwargs)
+            self.rows = inputs.rows
+            if not self.settled and len(self.signatures) < SIGNATURES_MAX:
+                self.signatures.add(inputs.signature)
+            self.user_autocast = torch.is_autocast_enabled(self.device.type)
+            asks, self.asks = self.asks, False
+            if self.recording or asks:
+                if self.recorded is not None:
+                    self.recorded.forget_hooks()
+                refusal = called_with_other_parameters()
+                whole_only = not inputs.divisible
+                self.recorded = RecordedCall(
+                    inputs.detached(), refusal=refusal, whole_only=whole_only
+                )
+            if asks:
+                self._before_call(self)
+                # A batch kept for nothing would count as the script's own memory.
+                self.recorded = self.recorded if self.recording else None
+            output = self._run_or_fall_back(inputs)
+            if self.recording:
+                self._record_gradients(output)
+            if self.seen is not None:
+                self.seen(output)
+            return output
+        finally:
+            self.inside = False
+
+    def _run_or_fall_back(self, inputs: CallInputs) -> Any:
+        """The script may take a way that no probe saw, and that the plan's types do not fit."""
+        plain = self._fallback
+        if plain is None:
+            return self.run(self._plan, inputs)
+        try:
+            return self.run(self._plan, inputs)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            failure = error.with_traceback(None)
+        # Not inside the handler: an error of the script itself comes out as if it were the first.
+        output = self.run(plain, inputs)
+        self.failed(failure)
+        return output
+
+    def run(self, plan: RootPlan, inputs: CallInputs) -> Any:
+        """One call under `plan`, as `__call__` makes it and as probes make it."""
+        scale = plan.loss_scale
+        if scale is None:
+            return self._in_chunks(plan, inputs)
+        return scaled_call(lambda inner: self._in_chunks(plan, inner), self.module, inputs, scale)
+
+    def _in_chunks(self, plan: RootPlan, inputs: CallInputs) -> Any:
+        def single(*args: Any, **kwargs: Any) -> Any:
+            return self._single(plan, CallInputs.of(args, kwargs))
+
+        rows = inputs.rows
+        if plan.rows_per_step is None or rows is None or rows <= plan.rows_per_step:
+            return self._single(plan, inputs)
+        try:
+            return chunked_call(
+                single, self.module, inputs, plan.rows_per_step, keeps_chunk=plan.keeps_chunk
+            )
+        except NotSplittableError:
+            return self._single(plan, inputs)
+
+    def _single(self, plan: RootPlan, inputs: CallInputs) -> Any:
+        function: Callable[..., Any] = self.module._call_impl  # pyright: ignore[reportPrivateUsage]
+        # Other shapes (a last small batch) run eagerly: a compilation costs more.
+        fits = plan.compiles and inputs.signature == plan.compiled_signature
+        if fits and plan.compiled is not None:
+            function = plan.compiled
+        last = plan.channels_last is not None and sample_shapes(inputs) == plan.channels_last
+        with ExitStack() as stack:
+            stack.enter_context(self._running(plan))
+            stack.enter_context(attention_kernel(plan.attention))
+            if plan.activations_on_host:
+                stack.enter_context(activations_on_host(self.module))
+            if fits and plan.compiled_blocks is not None:
+                stack.enter_context(plan.compiled_blocks.in_force())
+            if fits:
+                stack.enter_context(compiled_as_one(self.wrapper))
+            if plan.autocast is not None:
+                stack.enter_context(torch.autocast(self.device.type, dtype=plan.autocast))
+            output = (to_channels_last(inputs) if last else inputs).call(function)
+        if fits and plan.cuda_graphs:
+            # The next replay writes where this one's outputs lie.
+            output = map_tensors(torch.clone, output)
+        if plan.autocast is not None:
+            output = map_tensors(_as_float32, output)
+        return to_channels_first(output) if last else output
+
+    @contextmanager
+    def _running(self, plan: RootPlan) -> Generator[None]:
+        before, self.running = self.running, plan
+        try:
+            yield
+        finally:
+            self.running = before
+
+    def _record_gradients(self, output: Any) -> None:
+        recorded = self.recorded
+        assert recorded is not None
+        leaves = differentiable_leaves(output)
+        recorded.output_gradients = [None] * len(leaves)
+
+        def keep(index: int) -> Callable[[torch.Tensor], None]:
+            def hook(gradient: torch.Tensor) -> None:
+                recorded.output_gradients[index] = gradient.detach()
+
+            return hook
+
+        for index, leaf in enumerate(leaves):
+            recorded.handles.append(leaf.register_hook(keep(index)))
+
+
+def hide_from_script_compiler() -> None:
+    """`torch.jit.script` looks at every attribute of a module; the stand-in is not the script's."""
+    names: list[str] = torch.jit._recursive.ignored_attributes  # pyright: ignore
+    if "_compiled_call_impl" not in names:
+        names.append("_compiled_call_impl")
+
+
+def names_of(roots: Sequence[Root]) -> str:
+    """The kinds of their modules, for people."""
+    names = [type(root.module).__name__ for root in roots]
+    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+    return ", ".join(names[:NAMED_MAX]) + more
+
+
+def _as_float32(tensor: torch.Tensor) -> torch.Tensor:
+    # The script's loss goes on in the type it was written for.
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor

@@ -1,0 +1,1 @@
+"""Starting the script as the interpreter would, and seeing what it imports."""

@@ -1,0 +1,247 @@
+"""Keeps a job within its memory limit, without trying what might fail.
+
+Before the first step three small probes are fitted; what the loss takes is assumed, generously.
+The first step is watched while it runs; from then on the model is a measured one, and the choice is
+made again. After the baseline it is compared with what real steps took. What cannot be kept ends
+the job with a report of what it needs.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from gpujob_api.quantities import format_memory
+from gpujob_worker.device.memory import DeviceMemory
+from gpujob_worker.inject.wrapped_module import RecordedCall, Root
+from gpujob_worker.memory_limit.choose import MemoryChooser
+from gpujob_worker.memory_limit.loss import LossWatch
+from gpujob_worker.memory_limit.model import ALIKE_FRACTION, RESERVE_FRACTION
+from gpujob_worker.memory_limit.probes import (
+    OPTIMIZER_STATE_FACTOR,
+    MemoryProbe,
+    gradient_bytes,
+    present_gradient_bytes,
+)
+from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.failure import MemoryLimitError
+from gpujob_worker.tune.tuner import Tuner
+
+ITEM = "memory limit"
+# So far above the limit, no error of a measurement explains it.
+OVERSTEP_FRACTION = 0.05
+ROWS_MIN = 4
+
+
+class MemoryFit:
+    """When the choice is made, what is said of it, and when the job cannot go on."""
+
+    def __init__(
+        self, memory: DeviceMemory, explanation: Explanation, tuner: Tuner, limit_bytes: int
+    ) -> None:
+        self._memory = memory
+        self._explain = explanation
+        self._tuner = tuner
+        self._limit = limit_bytes
+        self._chooser: MemoryChooser | None = None
+        self._watch: LossWatch | None = None
+        self._known = self._refined = False
+        # The most that was there before a call of the first steps, without its gradients.
+        self._seen_bytes = 0.0
+        # What the limit must be at least for this job; None while nothing says so.
+        self.needed_bytes: int | None = None
+        # Those of modules that train beside this one, where there are any.
+        self.others: Callable[[], Sequence[MemoryFit]] = lambda: ()
+        # What real steps took too much is taken off by another way that was chosen since.
+        self.chose_finer = False
+
+    def fit(self, root: Root, recorded: RecordedCall, beside_bytes: float = 0.0) -> None:
+        """Before the first step. `beside_bytes` is what modules beside this one will take more.
+
+        Raises `MemoryLimitError` where no way can be within the limit.
+        """
+        total = recorded.inputs.rows
+        if total is None or total < ROWS_MIN:
+            self._explain.refused(ITEM, "the call has no batch of four samples to measure")
+            return
+        self._memory.give_back_early(True)
+        plain = MemoryProbe(root, recorded, self._memory).model()
+        plain = replace(plain, beside_bytes=beside_bytes)
+        self._chooser = MemoryChooser(self._memory, self._explain, self._tuner, self._limit, plain)
+        self._chooser.others_want_early = lambda: any(fit.wants_early for fit in self.others())
+        self._known = self._chooser.keeps_present(root, recorded)
+        if self._known:
+            self._say_predicted(self._chooser)
+        else:
+            self._choose(self._chooser, root, recorded)
+
+    def watch(self, root: Root, watch: LossWatch) -> None:
+        """Shows the coming step's loss to `watch`, if there is a model to make better."""
+        if self._chooser is not None:
+            self._watch = watch
+            root.seen = watch.returned
+
+    def look_again(self, root: Root, recorded: RecordedCall) -> None:
+        """Before another call of the first steps: what is held by then may leave less room.
+
+        Other modules' graphs, or that of a call before. Raises `MemoryLimitError`, as `fit`.
+        """
+        chooser = self._chooser
+        if chooser is None or chooser.offloads or self._tuner.recommends:
+            return
+        self._seen_bytes = max(self._seen_bytes, self._resident_bytes(root))
+        resident = self._seen_bytes
+        if not self._refined:
+            resident += OPTIMIZER_STATE_FACTOR * gradient_bytes(root)
+        if not chooser.holds_beside(resident) and recorded.inputs.rows == chooser.plain.rows:
+            self._choose(chooser, root, recorded)
+
+    def _resident_bytes(self, root: Root) -> float:
+        self._memory.trim()
+        return float(self._memory.current_bytes() - present_gradient_bytes(root))
+
+    def refine(self, root: Root, recorded: RecordedCall) -> None:
+        """After the first step: what the loss took, and what is resident between steps.
+
+        Raises `MemoryLimitError`, as `fit`.
+        """
+        root.seen = None
+        chooser, watch, self._watch = self._chooser, self._watch, None
+        if chooser is None or watch is None or chooser.offloads or self._tuner.recommends:
+            return
+        self._refined = True
+        # Called more than once in a step, it has to fit beside the most that was held then.
+        resident = max(self._seen_bytes, self._resident_bytes(root))
+        gradients = present_gradient_bytes(root)
+        chooser.know(watch.found or chooser.plain.loss, resident, gradients)
+        if self._known and chooser.keeps_present(root, recorded):
+            self._say_predicted(chooser)
+        else:
+            self._choose(chooser, root, recorded)
+
+    def _choose(self, chooser: MemoryChooser, root: Root, recorded: RecordedCall) -> None:
+        chooser.choose(root, recorded)
+        self._say_predicted(chooser)
+        if not chooser.offloads and self._overstepped(chooser.certain_bytes):
+            self._fail(chooser.choice.rows.predicted_bytes, "predicted")
+
+    def _say_predicted(self, chooser: MemoryChooser) -> None:
+        known = "" if chooser.plain.loss.measured else ", the loss's part assumed"
+        limit = format_memory(self._limit)
+        self._explain.note(ITEM, f"{chooser.predicted()}{known}; limit {limit}")
+
+    def correct(
+        self, root: Root, recorded: RecordedCall, observed_bytes: int, *, ends: bool = True
+    ) -> bool:
+        """After the baseline: real steps took `observed_bytes`.
+
+        The model is raised by what it fell short of, and the rows are chosen again. False where
+        that leaves nothing to choose; raises `MemoryLimitError` there, if `ends`.
+        """
+        chooser = self._chooser
+        if self._tuner.recommends:
+            return True
+        if chooser is None:
+            if ends or observed_bytes <= self._limit:
+                self.judge(observed_bytes)
+            return observed_bytes <= self._limit
+        if observed_bytes <= self._limit:
+            self._explain.note(ITEM, f"kept: {self._numbers(chooser, observed_bytes)}")
+            return True
+        if self._gives_back_early(observed_bytes):
+            return True
+        return self._choose_finer(chooser, root, recorded, observed_bytes) or self._end(
+            observed_bytes, ends=ends
+        )
+
+    def _end(self, observed_bytes: int, *, ends: bool) -> bool:
+        if ends:
+            self.judge(observed_bytes)
+        return False
+
+    def _choose_finer(
+        self, chooser: MemoryChooser, root: Root, recorded: RecordedCall, observed_bytes: int
+    ) -> bool:
+        """Whether another way takes less than what was seen."""
+        before = chooser.choice.rows
+        short = max(0.0, observed_bytes - before.predicted_bytes)
+        chooser.raise_by(short)
+        chooser.choose(root, recorded)
+        as_before = (before.predicted_bytes + short) * (1 - ALIKE_FRACTION)
+        less = chooser.choice.rows.predicted_bytes < as_before
+        if not less and not chooser.offloads:
+            return False
+        self.chose_finer = chooser.choice.fits
+        numbers = self._numbers(chooser, observed_bytes)
+        self._explain.note(ITEM, f"{numbers}; {chooser.way()} from now on")
+        return True
+
+    def judge(self, observed_bytes: int, *, ends: bool = True) -> None:
+        """Real steps took so much, and nothing makes them take less.
+
+        Raises `MemoryLimitError` where `ends` and it is too far above the limit for an error.
+        """
+        if observed_bytes <= self._limit:
+            measured, limit = format_memory(observed_bytes), format_memory(self._limit)
+            self._explain.note(ITEM, f"kept: {measured} measured, limit {limit}")
+            return
+        if self._gives_back_early(observed_bytes):
+            return
+        if ends and self._overstepped(observed_bytes):
+            self._fail(observed_bytes, "measured")
+        else:
+            self._explain.refused(ITEM, self._needs(observed_bytes, "measured"))
+
+    def _gives_back_early(self, observed_bytes: int) -> bool:
+        """Whether that is something new; then it is looked at again after some steps."""
+        if not self._memory.give_back_early(True):
+            return False
+        measured, limit = format_memory(observed_bytes), format_memory(self._limit)
+        self._explain.note(
+            ITEM,
+            f"{measured} measured, limit {limit}; what is freed goes back at once from now on",
+        )
+        return True
+
+    @property
+    def wants_early(self) -> bool:
+        """Whether what is freed is to go back at once; it does so for the whole process."""
+        return self._chooser is not None and self._chooser.wants_early
+
+    @property
+    def binds(self) -> bool:
+        """Whether the limit asks for anything; then what is refused is refused for a reason."""
+        return self._chooser is not None and self._chooser.binds
+
+    @property
+    def not_asked(self) -> str:
+        """Why the items that save memory are not used, where the limit does not bind."""
+        limit = format_memory(self._limit)
+        if self._chooser is None:
+            return f"nothing was measured that speaks for it (limit {limit})"
+        return f"memory does not ask for it: {self._chooser.predicted()}, limit {limit}"
+
+    def _numbers(self, chooser: MemoryChooser, observed_bytes: int) -> str:
+        measured = f"{format_memory(observed_bytes)} measured"
+        return f"{measured}, {chooser.predicted()}; limit {format_memory(self._limit)}"
+
+    def _overstepped(self, taken_bytes: float) -> bool:
+        return taken_bytes > self._limit * (1 + OVERSTEP_FRACTION)
+
+    def _fail(self, taken_bytes: float, how: str) -> None:
+        text = self._needs(taken_bytes, how)
+        self._explain.refused(ITEM, text)
+        assert self.needed_bytes is not None
+        if not self._tuner.recommends:
+            raise MemoryLimitError(text, self.needed_bytes)
+
+    def _needs(self, taken_bytes: float, how: str) -> str:
+        # With the reserve, so that a limit of so much is one that is kept.
+        self.needed_bytes = needed = int(taken_bytes / (1 - RESERVE_FRACTION)) + 1
+        text = f"cannot be kept: {format_memory(int(taken_bytes))} {how}"
+        if self._chooser is not None:
+            text += f" for {self._chooser.way()}"
+        reasons = [self._explain.line(item) for item in ("batch split", "activation checkpointing")]
+        said = "".join(f"; {line}" for line in reasons if " refused: " in line)
+        return (
+            f"{text}, limit {format_memory(self._limit)}. It needs a limit of "
+            f"{needed} bytes ({format_memory(needed)}; gpu.memory), or a smaller batch{said}"
+        )

@@ -1,0 +1,1 @@
+"""Running a module without a trace, and comparing what two runs gave."""

@@ -1,0 +1,121 @@
+"""Probing leaves no trace: random states, buffers, attributes and output streams are put back.
+
+What cannot be put back (`tune/safety_check.py`) is found before anything is tried.
+"""
+
+import contextlib
+import io
+import logging
+import random
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Generator
+from typing import Any
+
+import torch
+
+from gpujob_worker.probe.reachable import OwnGenerators
+
+_INTERNAL = frozenset(("_parameters", "_buffers", "_modules", "training", "_compiled_call_impl"))
+
+_CONTAINERS = (list, dict, set, deque, Counter, OrderedDict, defaultdict)
+
+
+class RandomStates:
+    """Every generator a script may draw from: python, numpy, torch, and torch's on each card."""
+
+    def __init__(self) -> None:
+        self.python = random.getstate()
+        numpy = sys.modules.get("numpy")
+        self.numpy: Any = numpy.random.get_state() if numpy is not None else None
+        self.torch = torch.get_rng_state()
+        self.cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+    def restore(self) -> None:
+        random.setstate(self.python)
+        if self.numpy is not None:
+            sys.modules["numpy"].random.set_state(self.numpy)
+        torch.set_rng_state(self.torch)
+        if self.cuda:
+            torch.cuda.set_rng_state_all(self.cuda)
+
+
+@contextlib.contextmanager
+def no_trace(module: torch.nn.Module) -> Generator[None]:
+    """Forward and backward runs inside leave the process as it was, also when they raise.
+
+    Gradients must be taken with `torch.autograd.grad`; `.grad` is not looked after here.
+    """
+    states, generators = RandomStates(), OwnGenerators.of_module(module)
+    attributes = [(layer, _plain(layer)) for layer in module.modules()]
+    contents = [pair for _, values in attributes for pair in _contents(values)]
+    tensors = [*module.buffers(), *_plain_tensors([values for _, values in attributes])]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in tensors]
+    silence, logged = io.StringIO(), logging.root.manager.disable
+    # A handler writes to the stream that it was made with, past any redirection.
+    logging.disable(max(logged, logging.CRITICAL))
+    try:
+        with contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence):
+            yield
+    finally:
+        for buffer, value in buffers:
+            put_back(buffer, value)
+        for layer, values in attributes:
+            _restore_attributes(layer, values)
+        for container, before in contents:
+            _restore_contents(container, before)
+        states.restore()
+        generators.restore()
+        logging.disable(logged)
+
+
+def put_back(buffer: torch.Tensor, value: torch.Tensor) -> None:
+    """Copies `value` into a buffer without autograd taking it for a change."""
+    preserve: Any = torch.autograd._unsafe_preserve_version_counter  # pyright: ignore
+    with torch.no_grad(), preserve((buffer,)):
+        buffer.copy_(value)
+
+
+def _plain(layer: torch.nn.Module) -> dict[str, Any]:
+    return {key: value for key, value in vars(layer).items() if key not in _INTERNAL}
+
+
+def _plain_tensors(attributes: list[dict[str, Any]]) -> list[torch.Tensor]:
+    """Tensors that layers keep without having made them buffers; results with a graph are new."""
+    held = [value for values in attributes for value in values.values()]
+    for value in list(held):
+        if type(value) in _CONTAINERS:
+            held += value.values() if isinstance(value, dict) else value
+    found = {
+        id(value): value
+        for value in held
+        if isinstance(value, torch.Tensor)
+        and not isinstance(value, torch.nn.Parameter)
+        and value.grad_fn is None
+    }
+    return list(found.values())
+
+
+def _contents(values: dict[str, Any]) -> list[tuple[Any, Any]]:
+    """Containers with a copy of what is in them: a forward may add to them."""
+    return [(value, value.copy()) for value in values.values() if type(value) in _CONTAINERS]
+
+
+def _restore_contents(container: Any, before: Any) -> None:
+    if isinstance(container, list):
+        container[:] = before
+        return
+    container.clear()
+    if isinstance(container, deque):
+        container.extend(before)
+    else:
+        container.update(before)
+
+
+def _restore_attributes(layer: torch.nn.Module, values: dict[str, Any]) -> None:
+    present = vars(layer)
+    for key in [key for key in present if key not in values and key not in _INTERNAL]:
+        del present[key]
+    for key, value in values.items():
+        if present.get(key) is not value:
+            present[key] = value

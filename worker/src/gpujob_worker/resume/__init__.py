@@ -1,0 +1,1 @@
+"""The small interface: exact resumption, and an exact split of any loss."""

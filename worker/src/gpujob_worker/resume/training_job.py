@@ -1,0 +1,241 @@
+"""The small interface: exact resume, and an exact split of any loss. Five lines at most.
+
+    job = gpujob_worker.prepare(model, optimizer, loader, scheduler)
+    for epoch in range(epochs):
+        for batch in job.loader:          # comes back to its place after an interruption
+            loss = job.step(batch, fn)    # or the script's own step, unchanged
+
+Without these lines the script works as before; without an operator they change nothing.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from gpujob_api.codec import FieldError, decode, encode
+from gpujob_api.report import CheckpointReport, WorkerPhase
+from gpujob_api.settings import TunedSettings
+from gpujob_worker.checkpoint.errors import CheckpointError, FencedError, MismatchError
+from gpujob_worker.checkpoint.interval import interval_seconds
+from gpujob_worker.checkpoint.store import Commit, Loaded, Store
+from gpujob_worker.resume.gradient_accumulation import LossReduction, SplitStep
+from gpujob_worker.resume.resumable_loader import ResumableLoader, random_state, restore_random
+from gpujob_worker.run.graceful_stop import Interrupted
+from gpujob_worker.run.session import Session, ensure_session
+
+Stateful = Any
+
+
+class Job:
+    """One training run that can be interrupted between two steps and continued as if it was not."""
+
+    def __init__(
+        self,
+        session: Session,
+        parts: dict[str, Stateful],
+        loader: Any,
+        split: SplitStep,
+    ) -> None:
+        self._session = session
+        self._parts = parts
+        self._split = split
+        self._values: dict[str, Any] = {}
+        self._last_commit = time.monotonic()
+        self._store = self._open_store()
+        self._loaded = self._store.load() if self._store is not None else None
+        self._note_store()
+        self.loader: Any = ResumableLoader(loader, self.safe_point) if loader is not None else None
+        self._adopt_loaded()
+
+    @property
+    def resumed_from_step(self) -> int | None:
+        """The step of the checkpoint this run continues from; None for a fresh start."""
+        return self._session.resumed_from_step
+
+    @property
+    def should_stop(self) -> bool:
+        """True once the run is asked to stop; the next safe point leaves."""
+        return self._session.stop.requested
+
+    def state(self, name: str, value: Any) -> Any:
+        """Keeps `value` too: an object with state_dict/load_state_dict, a list or a dict, which is
+        filled again in place. Returns it."""
+        if name in self._parts or name in self._values:
+            raise ValueError(f"state {name!r} is registered already")
+        kept = self._parts if hasattr(value, "load_state_dict") else self._values
+        if kept is self._values and not isinstance(value, (list, dict)):
+            raise TypeError(f"state {name!r} must be a list, a dict or have load_state_dict")
+        kept[name] = value
+        return value
+
+    def step(self, batch: Any, loss_of: Callable[[Any], Any]) -> torch.Tensor:
+        """One optimizer step over the whole batch, in pieces where memory asks for it.
+
+        `loss_of(piece)` returns the loss; with loss_reduction="token" the summed loss and the
+        number of tokens in it. Returns the loss of the whole batch.
+        """
+        return self._split.step(batch, loss_of)
+
+    def steps(self, total: int) -> Iterator[int]:
+        """Counts steps from the one to come up to `total`, for scripts without a loader."""
+        self._session.steps_total = total
+        self._restore_now()
+        while self._session.step < total:
+            at = self._session.step
+            yield at
+            if self._session.step == at:
+                raise RuntimeError("no optimizer step was made; steps() would never end")
+            self.safe_point()
+
+    def safe_point(self) -> None:
+        """Between two steps: writes a checkpoint when one is due, and leaves when asked to stop."""
+        session = self._session
+        if session.stop.requested:
+            self._leave()
+        if self._store is None:
+            return
+        settings = session.environment.settings
+        last = session.checkpoint.write_seconds if session.checkpoint else None
+        due = interval_seconds(settings.checkpoint_interval_seconds, last)
+        if time.monotonic() - self._last_commit >= due:
+            self._commit_or_note()
+
+    def _leave(self) -> None:
+        saved = False
+        if self._store is not None:
+            at = self._session.checkpoint
+            saved = at is not None and at.step == self._session.step
+            saved = saved or self._commit_or_note()
+        self._session.phase = WorkerPhase.DRAINING
+        raise Interrupted(saved=saved)
+
+    def _commit_or_note(self) -> bool:
+        session = self._session
+        phase, session.phase = session.phase, WorkerPhase.CHECKPOINTING
+        try:
+            with session.meter.paused():
+                commit = self._commit()
+        except FencedError:
+            raise
+        except (CheckpointError, OSError) as error:
+            session.explanation.note("checkpoint", f"not written: {error}")
+            self._last_commit = time.monotonic()
+            session.phase = phase
+            return False
+        session.phase = phase
+        session.checkpoint = CheckpointReport(commit.step, commit.bytes, commit.seconds)
+        session.reporter.wake()
+        return True
+
+    def _commit(self) -> Commit:
+        assert self._store is not None
+        commit = self._store.save(self._session.step, self._state(), self._about())
+        self._last_commit = time.monotonic()
+        return commit
+
+    def _about(self) -> dict[str, Any]:
+        environment = self._session.environment
+        return {"name": environment.name, "settings": encode(environment.settings)}
+
+    def _state(self) -> dict[str, Any]:
+        tuned, scale = self._session.tuned, self._session.loss_scale
+        return {
+            "parts": {name: part.state_dict() for name, part in self._parts.items()},
+            "values": dict(self._values),
+            "loader": self.loader.state() if self.loader is not None else None,
+            "random": random_state(),
+            "tuned": encode(tuned) if tuned is not None else None,
+            "scale": scale.saved() if scale is not None else None,
+        }
+
+    def _open_store(self) -> Store | None:
+        environment = self._session.environment
+        directory = environment.checkpoint_directory
+        if directory is None:
+            return None
+        if environment.world_size > 1:
+            text = f"{environment.world_size} workers: checkpoints of several are not written yet"
+            self._session.explanation.refused("checkpoint", text)
+            return None
+        return Store(directory, environment.attempt, environment.settings.checkpoint_keep)
+
+    def _note_store(self) -> None:
+        for number, note in enumerate(self._store.notes if self._store is not None else ()):
+            self._session.explanation.note(f"resume {number + 1}", note)
+
+    def _adopt_loaded(self) -> None:
+        """What must be known before the first step; the state itself follows when it starts."""
+        loaded = self._loaded
+        if loaded is None:
+            return
+        session = self._session
+        session.first_step = loaded.step - session.meter.steps
+        session.resumed_from_step = loaded.step
+        session.checkpoint = CheckpointReport(loaded.step)
+        try:
+            tuned = loaded.state["tuned"]
+            known = decode(TunedSettings, tuned, "tuned") if tuned is not None else None
+            loader_state = loaded.state["loader"]
+        except (KeyError, TypeError, FieldError) as error:
+            raise MismatchError(f"step-{loaded.step} has another layout: {error}") from None
+        session.known_tuned = known
+        session.known_scale = loaded.state.get("scale")
+        if self.loader is not None and loader_state is not None:
+            self.loader.resume_from(loader_state, self._restore_now)
+        session.explanation.note("resume", f"from step {loaded.step}")
+
+    def _restore_now(self) -> None:
+        """Puts the loaded state in force, over whatever the script did while skipping."""
+        loaded, self._loaded = self._loaded, None
+        if loaded is None:
+            return
+        missing = set(loaded.state["parts"]) ^ set(self._parts)
+        missing |= set(loaded.state["values"]) ^ set(self._values)
+        if missing:
+            names = ", ".join(sorted(missing))
+            raise MismatchError(f"step-{loaded.step} and the script differ in {names}")
+        try:
+            self._fill(loaded)
+        except (RuntimeError, KeyError, ValueError, TypeError, AttributeError) as error:
+            raise MismatchError(f"step-{loaded.step} does not fit the script: {error}") from None
+
+    def _fill(self, loaded: Loaded) -> None:
+        for name, part in self._parts.items():
+            part.load_state_dict(loaded.state["parts"][name])
+        for name, value in self._values.items():
+            value.clear()
+            (value.extend if isinstance(value, list) else value.update)(
+                loaded.state["values"][name]
+            )
+        restore_random(loaded.state["random"])
+
+
+def prepare(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: Any = None,
+    scheduler: Any = None,
+    *,
+    loss_reduction: LossReduction = "mean",
+    clip_norm: float | None = None,
+    steps_total: int | None = None,
+) -> Job:
+    """Makes a run that resumes exactly. Call it after model, optimizer and scheduler are built.
+
+    loss_reduction says what `job.step` gets: "mean", "sum", or "token" (sum and count).
+    clip_norm clips the whole batch's gradient norm in `job.step`. steps_total is for the report.
+    """
+    session = ensure_session()
+    session.owns_safe_points = False
+    session.stop.listen()
+    session.steps_total = steps_total or session.steps_total
+    parts: dict[str, Stateful] = {"model": model, "optimizer": optimizer}
+    if scheduler is not None:
+        parts["scheduler"] = scheduler
+    if os.environ.get("GPUJOB_NAME") is None and session.environment.checkpoint_directory is None:
+        session.explanation.note("checkpoint", "no directory is set; nothing is saved")
+    split = SplitStep(session, model, optimizer, loss_reduction, clip_norm)
+    return Job(session, parts, loader, split)

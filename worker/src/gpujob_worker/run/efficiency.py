@@ -1,0 +1,26 @@
+"""What a step makes of its card, from what was counted once and what is measured all the time."""
+
+from gpujob_api.report import Efficiency
+from gpujob_api.settings import Precision
+from gpujob_worker.device.gpu import peak_flop_per_second
+from gpujob_worker.run.meter import Meter
+
+
+def efficiency(
+    meter: Meter, step_flop: float | None, device: str, precision: Precision
+) -> Efficiency | None:
+    """None when nothing of it is known. The peak is that of `precision`, the one in force."""
+    timing = meter.window.timing(None)
+    rate = None
+    if step_flop is not None and timing is not None and timing.step_seconds > 0:
+        rate = step_flop / timing.step_seconds
+    steps, card = len(meter.window.seconds), meter.card
+    joules = card.joules if card is not None else None
+    found = Efficiency(
+        step_flop=step_flop,
+        flop_per_second=rate,
+        card_flop_per_second=peak_flop_per_second(device, precision),
+        card_utilization_percent=card.utilization_percent if card is not None else None,
+        joules_per_step=joules / steps if joules is not None and steps else None,
+    )
+    return None if found == Efficiency() else found

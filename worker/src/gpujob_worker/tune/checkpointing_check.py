@@ -1,0 +1,78 @@
+"""Whether activation checkpointing changes nothing but memory and time: tried on few samples."""
+
+import torch
+
+from gpujob_worker.inject.activation_checkpointing import ActivationCheckpointing
+from gpujob_worker.inject.guards import (
+    observe,
+    parallel_wrapper,
+    recompute_refusal,
+    state_refusal,
+    statistics_layers,
+)
+from gpujob_worker.inject.wrapped_module import RecordedCall, RootPlan
+from gpujob_worker.probe.side_effects import no_trace, put_back
+from gpujob_worker.tune.probe import RootProbe
+
+_TOLERANCE = 1e-6
+
+
+def checkpointing_refusal(
+    checkpointing: ActivationCheckpointing, recorded: RecordedCall
+) -> str | None:
+    """Why it must stay off; None when a run with and without it gave the same gradients."""
+    module = checkpointing.root.module
+    wrapper = parallel_wrapper(module)
+    if wrapper is not None:
+        return f"{wrapper} owns the gradients"
+    if not checkpointing.blocks:
+        return "no list of two or more like blocks with parameters"
+    for block in checkpointing.blocks:
+        reason = recompute_refusal(block)
+        if reason is not None:
+            return reason
+        if "_compiled_call_impl" in vars(block):
+            return "the script compiles the blocks itself"
+    try:
+        with no_trace(module):
+            return _difference(checkpointing, recorded)
+    except Exception as error:
+        return f"a probe failed: {type(error).__name__}: {error}"[:160]
+
+
+def _difference(checkpointing: ActivationCheckpointing, recorded: RecordedCall) -> str | None:
+    root = checkpointing.root
+    rows = recorded.inputs.rows or 1
+    few = RecordedCall(recorded.inputs.narrow(0, min(rows, 4), recorded.inputs.batched()))
+    before = observe(root.module)
+    counted = _counted(root.module)
+    starts = {name: buffer.detach().clone() for name, buffer in counted.items()}
+    probe = RootProbe(root, few)
+    plain = probe.run(RootPlan())
+    changed = state_refusal(before, observe(root.module), frozenset(counted))
+    if changed is not None:
+        return changed
+    once = {name: buffer.detach().clone() for name, buffer in counted.items()}
+    for name, buffer in counted.items():
+        put_back(buffer, starts[name])
+    checkpointing.enable()
+    try:
+        outputs, gradients = plain.compare(probe.run(RootPlan()))
+    finally:
+        checkpointing.disable()
+    worst = max(outputs.relative_error, gradients.relative_error)
+    if worst > _TOLERANCE:
+        return f"results differ by {worst:.1e}"
+    twice = [name for name, buffer in counted.items() if not torch.equal(buffer, once[name])]
+    return f"statistics {twice[0]} would be counted twice" if twice else None
+
+
+def _counted(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Buffers in which layers count statistics of their inputs, by name."""
+    owners = {id(layer) for layer in statistics_layers(module)}
+    return {
+        f"{name}.{key}" if name else key: buffer
+        for name, layer in module.named_modules()
+        if id(layer) in owners
+        for key, buffer in layer.named_buffers(recurse=False)
+    }

@@ -1,0 +1,192 @@
+"""The first run of the root that the script did not ask for: does it leave what cannot be undone?
+
+A forward may change parameters (a momentum encoder), its inputs, the dict that it was given, add
+hooks that call the script, or train by itself (meta learning). Runs for a measurement would do so
+again and again. This one runs on copies, stops before an optimizer's step, puts the parameters and
+their gradients back, and says what it saw.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils import _pytree as pytree
+
+from gpujob_worker.inject.call_inputs import CallInputs
+from gpujob_worker.inject.guards import parallel_wrapper, probe_refusal
+from gpujob_worker.inject.wrapped_module import RecordedCall, Root
+from gpujob_worker.probe.reachable import reachable
+from gpujob_worker.probe.side_effects import no_trace
+from gpujob_worker.tune.trial import few_rows
+
+_ROWS = 2
+_STEPS = "forward steps an optimizer, as every try would"
+_HOOKING = ("register_hook", "register_post_accumulate_grad_hook")
+
+
+def trace_refusal(root: Root, recorded: RecordedCall, *, whole: bool) -> str | None:
+    """Why the module must not be run for a measurement; None where nothing speaks against it.
+
+    Where few samples cannot run, all of them do if `whole`; else nothing is known.
+    """
+    reason = recorded.refusal or probe_refusal(root.module)
+    if reason is not None or parallel_wrapper(root.module) is not None:
+        return reason
+    few = () if recorded.whole_only else (few_rows(recorded, _ROWS),)
+    for call in (*few, recorded) if whole else few:
+        try:
+            refusal = _look(root.module, call.inputs)
+        except _SteppedError:
+            return _STEPS
+        except Exception:  # noqa: S112 - what cannot run is said by the items that need it
+            continue
+        recorded.whole_only = call is recorded
+        return refusal
+    return None
+
+
+class _SteppedError(Exception):
+    """The script's own optimizer was about to step."""
+
+
+@contextmanager
+def _no_step() -> Generator[None]:
+    def stop(*_: Any) -> None:
+        raise _SteppedError(_STEPS)
+
+    handle = register_optimizer_step_pre_hook(stop)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _look(module: torch.nn.Module, inputs: CallInputs) -> str | None:
+    parameters = _Parameters(module)
+    arguments = _Arguments(inputs)
+    hooks: list[str] = []
+    try:
+        with no_trace(module), torch.enable_grad(), _noting_hooks(hooks), _no_step():
+            output = arguments.call(module)
+    finally:
+        changed, written = parameters.put_back(), arguments.put_back()
+    if changed is not None:
+        return f"forward changes {changed}, as every try would"
+    if hooks:
+        return f"forward calls {hooks[0]}: the hook would run in tries too"
+    return written or arguments.refusal() or _opaque(output)
+
+
+class _Parameters:
+    """Parameters with a copy of each, also where a forward gives them other memory.
+
+    They have no gradients meanwhile, so that those of the script cannot be added to.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        named = list(module.named_parameters())
+        self._kept = [(n, p, p.data, p.detach().clone()) for n, p in named]
+        self._gradients = [(name, parameter, parameter.grad) for name, parameter in named]
+        for _, parameter in named:
+            parameter.grad = None
+
+    def put_back(self) -> str | None:
+        """One that was changed, if any was."""
+        changed: str | None = None
+        for name, parameter, gradient in self._gradients:
+            if parameter.grad is not None:
+                changed = changed or f"the gradient of {name}"
+            parameter.grad = gradient
+        for name, parameter, data, value in self._kept:
+            now, parameter.data = parameter.data, data
+            if now.shape != value.shape or not _same(now, value):
+                changed = changed or f"parameter {name}"
+                data.copy_(value)
+        return changed
+
+
+def _same(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    same = (tensor == other) | ((tensor != tensor) & (other != other))  # NaN is not itself
+    return bool(same.all())
+
+
+class _Arguments:
+    """Copies of a call's arguments, and what the call did to them."""
+
+    def __init__(self, inputs: CallInputs) -> None:
+        leaves = (
+            leaf.detach().clone().requires_grad_(leaf.requires_grad)
+            if isinstance(leaf, torch.Tensor)
+            else leaf
+            for leaf in inputs.leaves
+        )
+        self._before = inputs.with_leaves(tuple(leaves))
+        self._args, self._kwargs = pytree.tree_unflatten(
+            list(self._before.leaves), self._before.spec
+        )
+        self._objects = [
+            (leaf, dict(vars(leaf))) for leaf in self._before.leaves if hasattr(leaf, "__dict__")
+        ]
+        self._versions = self._version_list()
+
+    def call(self, module: torch.nn.Module) -> Any:
+        return module._call_impl(*self._args, **self._kwargs)  # pyright: ignore[reportPrivateUsage]
+
+    def refusal(self) -> str | None:
+        leaves, spec = pytree.tree_flatten((self._args, self._kwargs))
+        same = spec == self._before.spec and len(leaves) == len(self._before.leaves)
+        if not same or any(a is not b for a, b in zip(leaves, self._before.leaves, strict=True)):
+            return "forward writes into the dict or list that it is given"
+        if self._versions != self._version_list():
+            return "forward changes its input in place, as every try would"
+        return None
+
+    def put_back(self) -> str | None:
+        """Attributes of objects among the arguments, which are not copies."""
+        written: str | None = None
+        for owner, attributes in self._objects:
+            now = vars(owner)
+            same = now.keys() == attributes.keys()
+            if not same or any(now[name] is not value for name, value in attributes.items()):
+                written = f"forward writes into the {type(owner).__name__} that it is given"
+                now.clear()
+                now.update(attributes)
+        return written
+
+    def _version_list(self) -> list[int]:
+        return [leaf._version for leaf in self._before.leaves if isinstance(leaf, torch.Tensor)]
+
+
+def _opaque(output: Any) -> str | None:
+    """What is returned inside an object is out of reach: neither compared nor put into its type."""
+    for leaf in pytree.tree_leaves(output):
+        kind = type(leaf)
+        if isinstance(leaf, torch.Tensor) or kind.__module__.split(".")[0] == "transformers":
+            continue  # its caches are returned beside what the loss uses
+        held: list[Any] = list(getattr(leaf, "__dict__", {}).values())
+        held += [v for inner in reachable(held, 1) for v in getattr(inner, "__dict__", {}).values()]
+        if any(isinstance(value, torch.Tensor) and value.requires_grad for value in held):
+            return f"what it returns is inside a {kind.__name__}, which is not looked into"
+    return None
+
+
+@contextmanager
+def _noting_hooks(seen: list[str]) -> Generator[None]:
+    plain = {name: getattr(torch.Tensor, name) for name in _HOOKING}
+
+    def noting(name: str) -> Any:
+        def register(self: Any, *args: Any, **kwargs: Any) -> Any:
+            seen.append(name)
+            return plain[name](self, *args, **kwargs)
+
+        return register
+
+    for name in _HOOKING:
+        setattr(torch.Tensor, name, noting(name))
+    try:
+        yield
+    finally:
+        for name, function in plain.items():
+            setattr(torch.Tensor, name, function)
