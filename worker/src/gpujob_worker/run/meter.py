@@ -76,16 +76,14 @@ class Window:
 class Meter:
     """Counts optimizer steps and measures them. `synchronize` waits for the device where asked."""
 
-    def __init__(
-        self, memory: DeviceMemory, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, memory: DeviceMemory, clock: Callable[[], float] | None = None) -> None:
         self.memory = memory
         self.steps = 0
         # Of all steps that were timed, in whatever window.
         self.timed = Timed()
         self.window = Window()
         self.card: CardMeter | None = None
-        self.clock = clock
+        self.clock = clock or time.perf_counter
         self._last: float | None = None
         self._paused = 0.0
         self._wait = 0.0
