@@ -5,6 +5,7 @@ import torch
 from gpujob_worker.device.cuda_context import card_context, limit_allocator
 from gpujob_worker.device.gpu import card_meter
 from gpujob_worker.device.memory import CudaMemory
+from gpujob_worker.device.step_events import CudaEvents
 from gpujob_worker.run.session import Session
 
 
@@ -17,6 +18,7 @@ def use_device(session: Session, device_type: str) -> None:
         uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
         meter.memory = CudaMemory(torch.cuda, card_context(uuid))
         meter.card = card_meter(uuid)
+        meter.use_events(CudaEvents(torch.cuda))
         hold_to_limit(session)
 
 

@@ -29,9 +29,11 @@ PREFETCH_FACTOR = 2
 def watch_loaders(
     before_pass: Callable[[Any], None],
     begun: Callable[[Any, Any], None],
+    waits: Callable[[], None],
     waited: Callable[[float], None],
 ) -> Callable[[], None]:
-    """Calls `before_pass(loader)` and `begun(loader, iterator)`; for batches, `waited(seconds)`.
+    """Calls `before_pass(loader)` and `begun(loader, iterator)`; around batches, `waits()` and
+    `waited(seconds)`.
 
     Returns a function that puts the class back.
     """
@@ -45,6 +47,7 @@ def watch_loaders(
         return iterator
 
     def __next__(self: Any) -> Any:  # noqa: N807
+        waits()
         start = time.perf_counter()
         try:
             return plain_next(self)

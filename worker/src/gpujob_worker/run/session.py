@@ -251,6 +251,7 @@ class Session:
             held = self.meter.window.peak_memory_bytes or None
             self.failure = classify(error, held, self.needed_bytes)
         with contextlib.suppress(Exception):
+            self.meter.read_steps()
             self.meter.read_memory()
         self._close_profile()
         self.ending()

@@ -1,0 +1,64 @@
+"""The time of steps by the device's own clock, and numbers of the device, both without waiting.
+
+A kernel is launched long before it runs: by the host's clock a step takes as long as its launches,
+or as long as whatever happens to wait for the device. An event on the stream happens when the
+device comes to it, so the time between two of them is the device's. It is read once both happened.
+"""
+
+from typing import Any, Protocol
+
+import torch
+
+
+class DeviceEvents(Protocol):
+    """Marks in the device's queue of work."""
+
+    def mark(self) -> Any | None: ...
+    def happened(self, mark: Any) -> bool: ...
+    def wait(self, mark: Any) -> None: ...
+    def seconds(self, first: Any, second: Any) -> float: ...
+
+
+class CudaEvents:
+    """On the current stream. Nothing is marked or asked while the script captures a CUDA graph."""
+
+    def __init__(self, cuda: Any) -> None:
+        self._cuda = cuda
+
+    def mark(self) -> Any | None:
+        """None in a capture: the event would become a part of the graph."""
+        if self._cuda.is_current_stream_capturing():
+            return None
+        event = self._cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def happened(self, mark: Any) -> bool:
+        return not self._cuda.is_current_stream_capturing() and bool(mark.query())
+
+    def wait(self, mark: Any) -> None:
+        if not self._cuda.is_current_stream_capturing():
+            mark.synchronize()
+
+    def seconds(self, first: Any, second: Any) -> float:
+        """Between two marks that have happened."""
+        return max(0.0, float(first.elapsed_time(second)) / 1000)
+
+
+class LaterNumber:
+    """A tensor's one number as it is now, on the host as soon as the device has come to it."""
+
+    def __init__(self, tensor: torch.Tensor, events: DeviceEvents | None) -> None:
+        self._events = events
+        self._host, self._mark = tensor, None
+        if events is not None and tensor.is_cuda:
+            self._host = torch.empty((), dtype=tensor.dtype, pin_memory=True)
+            self._host.copy_(tensor.detach().reshape(()), non_blocking=True)
+            self._mark = events.mark()
+
+    @property
+    def ready(self) -> bool:
+        return self._events is None or self._mark is None or self._events.happened(self._mark)
+
+    def value(self) -> float:
+        return float(self._host)
