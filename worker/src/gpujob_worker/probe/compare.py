@@ -2,11 +2,13 @@
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 import torch
 
+# In float64 they take 16 MiB.
+PIECE_ELEMENTS = 2**21
 PAIRS_MIN = 5
 # A gain that does not show in the mean of so many pairs is not worth more of them.
 PAIRS_FUTILE = 10
@@ -131,21 +133,38 @@ def _reals(tensor: torch.Tensor) -> torch.Tensor:
     return (torch.view_as_real(plain) if plain.is_complex() else plain).double()
 
 
+def _pieces(a: torch.Tensor, b: torch.Tensor) -> Generator[tuple[torch.Tensor, torch.Tensor]]:
+    """Both cut alike, across their longest dimension, until no piece is too large."""
+    if a.numel() <= PIECE_ELEMENTS or a.layout is not torch.strided:
+        yield a, b
+        return
+    longest = max(range(a.dim()), key=lambda dim: a.shape[dim])
+    total = a.shape[longest]
+    length = max(1, PIECE_ELEMENTS * total // a.numel())
+    for start in range(0, total, length):
+        here = min(length, total - start)
+        yield from _pieces(a.narrow(longest, start, here), b.narrow(longest, start, here))
+
+
 def closeness(
     reference: Sequence[torch.Tensor | None], other: Sequence[torch.Tensor | None]
 ) -> Closeness:
-    """Compares in float64; a tensor that only one side has counts as infinitely different."""
+    """Compares in float64, in pieces that take some 64 MiB together.
+
+    A tensor that only one side has counts as infinitely different.
+    """
     difference = norm = other_norm = product = 0.0
     for a, b in zip(reference, other, strict=True):
         if a is None and b is None:
             continue
         if a is None or b is None or a.shape != b.shape:
             return Closeness(math.inf, -1.0)
-        x, y = _reals(a), _reals(b)
-        difference += float((x - y).square().sum())
-        norm += float(x.square().sum())
-        other_norm += float(y.square().sum())
-        product += float((x * y).sum())
+        for one, two in _pieces(a, b):
+            x, y = _reals(one), _reals(two)
+            difference += float((x - y).square().sum())
+            norm += float(x.square().sum())
+            other_norm += float(y.square().sum())
+            product += float((x * y).sum())
     if not all(map(math.isfinite, (difference, norm, other_norm, product))):
         return Closeness(math.inf, -1.0)
     if norm == 0.0 or other_norm == 0.0:

@@ -169,7 +169,7 @@ class Trial:
                 self.decision.refuse_slower(item, what or item, slower, device)
                 return False
             with no_trace(self.root.module):
-                outputs, gradients = self._probe.run(present).compare(self._probe.run(plan))
+                outputs, gradients = self._probe.compare(present, plan)
                 found = self.speedup(item, present, plan)
         except Exception as error:
             self.decision.refuse(item, f"{what} failed: {short(error)}".lstrip())
@@ -183,7 +183,7 @@ class Trial:
         probe = RootProbe(self.root, few_rows(self.recorded, 4))
         try:
             with no_trace(self.root.module):
-                outputs, gradients = probe.run(present).compare(probe.run(plan))
+                outputs, gradients = probe.compare(present, plan)
         except Exception as error:
             self.decision.refuse(item, f"failed: {short(error)}")
             return False
@@ -201,15 +201,26 @@ class Trial:
             needed=SPEEDUP_NEEDED,
         )
 
-    def compared(
-        self, item: str, present: RootPlan, plan: RootPlan, first: Callable[[], None]
-    ) -> tuple[Closeness, Closeness, Speedup]:
-        """As `accepts`, with `first` called once the plan has run for the first time."""
+    def draws(self, plan: RootPlan) -> bool:
+        with no_trace(self.root.module):
+            return self._probe.draws(plan)
+
+    def same_draws_closeness(
+        self, present: RootPlan, plan: RootPlan
+    ) -> tuple[Closeness, Closeness]:
+        """Closeness of two plans that drop the same; `plan` runs first, and is compiled then."""
         with no_trace(self.root.module):
             result = self._probe.run(plan)
-            first()
-            outputs, gradients = self._probe.run(present).compare(result)
-            return outputs, gradients, self.speedup(item, present, plan)
+            return self._probe.run(present).compare(result)
+
+    def speedup_of_compiled(
+        self, item: str, present: RootPlan, plan: RootPlan, compiled: Callable[[], None]
+    ) -> Speedup:
+        """As `speedup`, with `compiled` called once the plan has run for the first time."""
+        with no_trace(self.root.module):
+            self._probe.run(plan)
+            compiled()
+            return self.speedup(item, present, plan)
 
     def _times_slower(self, present: RootPlan, plan: RootPlan) -> float:
         """A first look at few samples, so that a hopeless candidate costs no full step."""
