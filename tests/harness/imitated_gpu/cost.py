@@ -9,7 +9,6 @@ import torch
 
 _MATRIX_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear")
 _H100 = {torch.float32: 50e12, torch.bfloat16: 500e12, torch.float16: 500e12, torch.float64: 25e12}
-_TF32_FLOP_PER_SECOND = 250e12
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +35,7 @@ class CostModel:
     copy_bytes_per_second: float = 25e9
     pageable_bytes_per_second: float = 6e9
     flop_per_second: Mapping[torch.dtype, float] = field(default_factory=lambda: dict(_H100))
+    tf32_flop_per_second: float = 250e12
     scripted: Mapping[str, float] = field(default_factory=dict[str, float])
     by_type: Mapping[torch.dtype, float] = field(default_factory=dict[torch.dtype, float])
 
@@ -45,7 +45,7 @@ class CostModel:
             return fixed * (self.by_type.get(kernel.dtype, 1.0) if kernel.dtype else 1.0)
         rate = self.flop_per_second.get(kernel.dtype or torch.float32, 1e12)
         if kernel.dtype is torch.float32 and torch.get_float32_matmul_precision() != "highest":
-            rate = max(rate, _TF32_FLOP_PER_SECOND)
+            rate = max(rate, self.tf32_flop_per_second)
         return max(
             self.least_seconds, kernel.moved_bytes / self.bytes_per_second, kernel.flop / rate
         )

@@ -1,6 +1,5 @@
 """Plans are written in order, once, with preconditions, and never half believed."""
 
-
 import pytest
 
 from gpujob_api.gpuqueue import GPUQueueStatus

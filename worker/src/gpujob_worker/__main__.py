@@ -34,7 +34,7 @@ from gpujob_worker.run.profiling import (
     StepProfiler,
     nsys_command,
 )
-from gpujob_worker.run.session import TUNING_SECONDS_DEFAULT, Session
+from gpujob_worker.run.session import Session
 
 EXIT_USAGE = 2
 PROFILE_STEPS_DEFAULT = 5
@@ -115,8 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--tuning-seconds",
         type=float,
-        default=TUNING_SECONDS_DEFAULT,
-        help="most seconds to spend on probing (default %(default)s)",
+        help="most seconds to spend on probing (default: 2 %% of the run, 12 to 120)",
     )
     parser.add_argument(
         "--argument-table",

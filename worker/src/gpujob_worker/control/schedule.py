@@ -42,7 +42,7 @@ class Tuning:
         session.baseline_wait_percent = window.data_wait_percent
         start = time.monotonic()
         in_force.tuner = tuner = in_force.tuner or tuner_for(in_force)
-        tuner.start()
+        tuner.start(session.tuning_budget_seconds)
         with measuring("tuning", self._explain):
             self._try_items(optimizer)
         in_force.settle()

@@ -22,6 +22,8 @@ PAIRS_TO_REJECT = 3
 # Two-sided 95 % quantiles of Student's t for n - 1 degrees of freedom, n = 2..; 1.96 beyond.
 _STUDENT_T = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179)
 _STUDENT_T_MANY = 2.1
+# The same of a deviation that is known.
+_NORMAL = 1.96
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +39,22 @@ class Speedup:
         return f"{self.ratio:.2f}x (95 % {self.low:.2f} to {self.high:.2f}, {self.pairs} pairs)"
 
 
-def speedup(plain_seconds: Sequence[float], candidate_seconds: Sequence[float]) -> Speedup:
-    """From paired times. Ratios are compared as logarithms, where up and down weigh the same."""
+def speedup(
+    plain_seconds: Sequence[float],
+    candidate_seconds: Sequence[float],
+    noise: float | None = None,
+) -> Speedup:
+    """From paired times. Ratios are compared as logarithms, where up and down weigh the same.
+
+    `noise` is the deviation of a run that is known beforehand: it stands in for that of fewer than
+    `PAIRS_MIN` pairs, unless these deviate more.
+    """
     logs = [math.log(a / b) for a, b in zip(plain_seconds, candidate_seconds, strict=True)]
     mean = statistics.fmean(logs)
+    known = noise * math.sqrt(2) if noise is not None and len(logs) < PAIRS_MIN else 0.0
+    if known and (len(logs) < 2 or statistics.stdev(logs) <= known):
+        half = _NORMAL * known / math.sqrt(len(logs))
+        return Speedup(math.exp(mean), math.exp(mean - half), math.exp(mean + half), len(logs))
     if len(logs) < 2:
         return Speedup(math.exp(mean), 0.0, math.inf, len(logs))
     quantiles = _STUDENT_T
@@ -55,6 +69,7 @@ def measure_speedup(
     has_time: Callable[[], bool],
     *,
     needed: float,
+    noise: float | None = None,
 ) -> Speedup:
     """Runs both in turns (AB, BA, ...) until the interval decides against `needed`, or time is up.
 
@@ -67,7 +82,7 @@ def measure_speedup(
         _take_turn(plain, candidate, first, second)
         if not has_time() or is_clearly_slower(first, second) or _decided(first, second, needed):
             break
-    return speedup(first, second)
+    return speedup(first, second, noise)
 
 
 def measure_pairs(

@@ -33,9 +33,9 @@ from gpujob_worker.run.meter import Meter
 from gpujob_worker.run.profiling import StepProfiler
 from gpujob_worker.run.reporter import Destination, Reporter, write_termination_message
 from gpujob_worker.run.run_report import Facts, write
+from gpujob_worker.run.tuning_budget import tuning_budget_seconds
 
 LAST_REPORT_SECONDS = 3.0
-TUNING_SECONDS_DEFAULT = 12.0
 
 _current: "Session | None" = None
 
@@ -48,12 +48,12 @@ class Session:
         environment: Environment,
         switches: Switches | None = None,
         explanation: Explanation | None = None,
-        tuning_seconds: float = TUNING_SECONDS_DEFAULT,
+        tuning_seconds: float | None = None,
     ) -> None:
         self.environment = environment
         self.switches = switches or Switches()
         self.explanation = explanation or Explanation()
-        self.tuning_budget_seconds = tuning_seconds
+        self._tuning_seconds_asked = tuning_seconds
         self.meter = Meter(CpuMemory())
         self.phase = WorkerPhase.STARTING
         self.baseline: Timing | None = None
@@ -109,6 +109,14 @@ class Session:
     @property
     def optimizes(self) -> bool:
         return self.environment.settings.mode is not OptimizeMode.OFF
+
+    @property
+    def tuning_budget_seconds(self) -> float:
+        """What was asked for, else a part of the run as far as its length is known."""
+        if self._tuning_seconds_asked is not None:
+            return self._tuning_seconds_asked
+        step_seconds = self.baseline.step_seconds if self.baseline is not None else None
+        return tuning_budget_seconds(step_seconds, self.steps_total)
 
     @property
     def baseline_peak_bytes(self) -> int:

@@ -31,7 +31,7 @@ from gpujob_worker.run.features import Switches
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.checkpointing_check import checkpointing_refusal
 from gpujob_worker.tune.compile import CompileItems
-from gpujob_worker.tune.gain import GAIN_SECONDS, measure_gain
+from gpujob_worker.tune.gain import GAIN_FRACTION, GAIN_SECONDS, measure_gain
 from gpujob_worker.tune.speed import SpeedItems
 from gpujob_worker.tune.split_check import split_refusal
 from gpujob_worker.tune.trial import (
@@ -73,9 +73,9 @@ class Tuner:
         )
         self.applied = Applied()
 
-    def start(self) -> None:
+    def start(self, budget_seconds: float) -> None:
         """The time for measuring begins now; a memory limit is looked at long before."""
-        self._decision.start()
+        self._decision.start(budget_seconds)
 
     @property
     def recommends(self) -> bool:
@@ -241,7 +241,8 @@ class Tuner:
             plain = chosen.memory_only()
         if self.recommends or chosen == plain:
             return None
-        seconds = max(GAIN_SECONDS, self._decision.seconds_left())
+        granted = GAIN_FRACTION * self._decision.budget_seconds
+        seconds = max(GAIN_SECONDS, granted, self._decision.seconds_left())
         try:
             with no_trace(root.module):
                 return measure_gain(root, recorded, optimizer, (plain, chosen), seconds)
