@@ -19,7 +19,7 @@ help: ## List the targets
 
 .PHONY: demo
 demo: setup ## Run the story on a real Kubernetes on this machine, no GPU, root or Docker (3 min)
-	@$(VENV)/python -m gpujob_local.tools kubernetes
+	@$(VENV)/python -m gpujob_local.control_plane.tools kubernetes
 	@$(VENV)/python -m gpujob_local.demo
 
 .PHONY: test
@@ -70,7 +70,7 @@ format: setup ## Format the code and apply safe fixes
 
 .PHONY: tools
 tools: setup ## Build or find etcd, the Kubernetes control plane, kubectl and helm (first time 5 min)
-	@$(VENV)/python -m gpujob_local.tools
+	@$(VENV)/python -m gpujob_local.control_plane.tools
 
 .PHONY: setup
 setup: ## Make .venv with the locked packages (TORCH_BACKEND=cpu for the small torch)

@@ -33,7 +33,7 @@ from bench.speed.ways import Scale, injected, plain, scale_of
 from bench.table import format_table
 from bench.turns.conductor import ENDED, Conductor, Entry, Program, pairs
 from bench.turns.ratios import geometric_mean, paired_ratio, quiet_ratio
-from gpujob_worker.run.features import Switches
+from gpujob_worker.tune.settings import FEATURES
 
 WAYS = OFF, AGAIN, NOTHING, MEASURING = "off", "off again", "on, nothing applied", "measuring"
 RATIO_MAX = 1.01
@@ -99,7 +99,7 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _entries(name: str, scale: Scale, receiver: Receiver, folder: Path) -> list[Entry]:
-    nothing = Switches.names()
+    nothing = FEATURES
     measuring = injected(
         MEASURING, name, scale, url=receiver.url(f"{name}/{MEASURING}"), without=nothing
     )

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from bench.turns.conductor import ROOT, Entry
-from gpujob_worker.run.features import Switches
+from gpujob_worker.tune.settings import FEATURES
 
 WORKLOADS = ("resnet50", "gpt2", "bert", "vit", "recommender")
 PLAIN, AGAIN, AUTO, COMPILED, BY_HAND = "plain", "plain again", "auto", "auto, compiled", "by hand"
@@ -91,7 +91,7 @@ def injected(
     limit_bytes: int | None = None,
 ) -> Entry:
     """Through the real launcher; `only` names the one item that is left on."""
-    off = set(Switches.names()) - {only} if only is not None else set(without)
+    off = set(FEATURES) - {only} if only is not None else set(without)
     options = [f"--no-{name.replace('_', '-')}" for name in sorted(off)]
     options += ["--explain", "--tuning-seconds", str(scale.tuning_seconds)]
     environment = {

@@ -9,8 +9,8 @@ from collections.abc import Generator
 
 import pytest
 
-from gpujob_local.cluster import NodeOptions
-from gpujob_local.processes import Child
+from gpujob_local.cluster.cluster import NodeOptions
+from gpujob_local.processes.processes import Child
 from tests.harness.scene import Scene, chaos_options, running_scene
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]

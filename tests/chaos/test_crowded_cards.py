@@ -12,7 +12,7 @@ import pytest
 
 from gpujob_api.gpujob import StopReason
 from gpujob_api.quantities import MIB
-from gpujob_local.cluster import NodeOptions
+from gpujob_local.cluster.cluster import NodeOptions
 from tests.harness.scene import GPU_NODES, OURS, Scene, chaos_options, running_scene
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]

@@ -14,7 +14,7 @@ import pytest
 
 from gpujob_api.codec import parse_time
 from gpujob_api.quantities import GIB, MIB
-from gpujob_local.cluster import NodeOptions
+from gpujob_local.cluster.cluster import NodeOptions
 from tests.harness.scene import (
     GPU_NODES,
     STALE_SECONDS,

@@ -11,9 +11,9 @@ from collections.abc import Generator, Iterable
 
 import pytest
 
-from gpujob_local.api_client import ApiError
-from gpujob_local.cluster import NodeOptions
-from gpujob_local.processes import Child
+from gpujob_local.cluster.cluster import NodeOptions
+from gpujob_local.control_plane.api_client import ApiError
+from gpujob_local.processes.processes import Child
 from gpujob_operator.act.crash import CRASH_EXIT_CODE
 from tests.harness.audit import granted, read_audit, refused, used
 from tests.harness.scene import JOBS, Scene, chaos_options, running_scene

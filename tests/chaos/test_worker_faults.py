@@ -6,7 +6,7 @@ from collections.abc import Generator
 
 import pytest
 
-from gpujob_local.cluster import NodeOptions
+from gpujob_local.cluster.cluster import NodeOptions
 from tests.harness.scene import JOBS, PODS, Scene, chaos_options, running_scene
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]

@@ -9,9 +9,9 @@ from collections.abc import Generator
 import pytest
 import yaml
 
-from gpujob_local.cluster import NodeOptions
-from gpujob_local.cluster_options import DEFAULT_IMAGES
-from gpujob_local.manifests import REPOSITORY
+from gpujob_local.cluster.cluster import NodeOptions
+from gpujob_local.cluster.options import DEFAULT_IMAGES
+from gpujob_local.control_plane.manifests import REPOSITORY
 from tests.harness.scene import OURS, Scene, chaos_options, running_scene
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]

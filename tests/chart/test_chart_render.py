@@ -213,5 +213,17 @@ def test_the_test_pod_checks_the_address_that_workers_are_told(objects: list[Man
     assert argument == "http://gpujob-operator.gpujob-system.svc:8080/report"
 
 
+def test_a_pod_of_the_operator_is_ready_when_events_of_every_kind_arrive(
+    objects: list[Manifest],
+) -> None:
+    """Or else a rollout would be content with an operator that hears nothing."""
+    operator = next(
+        one for one in of_kind(objects, "Deployment") if "operator" in one["metadata"]["name"]
+    )
+    (container,) = pod_spec(operator)["containers"]
+    assert container["readinessProbe"]["httpGet"]["path"] == "/readyz/events"
+    assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
+
+
 def test_the_test_pods_program_compiles(objects: list[Manifest]) -> None:
     compile(pod_spec(one(objects, "Pod"))["containers"][0]["args"][0], "reachable.py", "exec")

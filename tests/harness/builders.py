@@ -176,11 +176,11 @@ def make_pod(
         "node": place.node if place else None,
         "gpus": place.gpus if place else (),
         "created_at": T0,
+        "job_uid": job.metadata.uid,
     }
     return PodView(
         name=f"{job.metadata.name}-{attempt}-{rank}",
         namespace=job.metadata.namespace,
-        job_uid=job.metadata.uid,
         attempt=attempt,
         rank=rank,
         phase=phase,

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from gpujob_local.tools import find_tools
+from gpujob_local.control_plane.tools import find_tools
 from tests.harness.repository import ROOT
 
 CHART = ROOT / "charts" / "gpujob"

@@ -8,7 +8,7 @@ from typing import Any
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.manifest import from_manifest
 from gpujob_operator.read.snapshot import Objects
-from kubectl_gpujob.cluster import UserError
+from kubectl_gpujob.errors import UserError
 from kubectl_gpujob.listing import Listing
 
 NOW = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpujob_local.api_client import ApiClient
-from gpujob_local.cluster import ClusterOptions, LocalCluster
-from gpujob_local.control_plane import ControlPlane, ControlPlaneOptions
-from gpujob_local.manifests import install_crds
-from gpujob_local.processes import Watchdog
-from gpujob_local.tools import find_tools
+from gpujob_local.cluster.cluster import ClusterOptions, LocalCluster
+from gpujob_local.control_plane.api_client import ApiClient
+from gpujob_local.control_plane.control_plane import ControlPlane, ControlPlaneOptions
+from gpujob_local.control_plane.manifests import install_crds
+from gpujob_local.control_plane.tools import find_tools
+from gpujob_local.processes.processes import Watchdog
 
 if TYPE_CHECKING:
     from kubernetes.aio.client import ApiClient as AsyncApiClient

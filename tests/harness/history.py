@@ -247,7 +247,11 @@ def _attempt(job: GPUJob) -> int:
 
 
 def _held(job: GPUJob) -> tuple[object, ...]:
-    return _holds(job), job.status.attempt, job.status.placement, job.status.reservation
+    # The UIDs of its pods become known later and move nobody.
+    placement = job.status.placement
+    workers = placement.workers if placement is not None else ()
+    places = tuple((worker.rank, worker.node, worker.gpus) for worker in workers)
+    return _holds(job), job.status.attempt, places, job.status.reservation
 
 
 def _cards(job: GPUJob) -> set[str]:

@@ -56,14 +56,25 @@ def _with_token(admin: Path, token: str, path: Path) -> Path:
     return path
 
 
+def _started(arguments: tuple[str, ...]) -> tuple[str, ...]:
+    """A module with its arguments, or Python's own options."""
+    return arguments if arguments[0].startswith("-") else ("-m", *arguments)
+
+
 class Process:
     """A child with a log of JSON lines."""
 
-    def __init__(self, name: str, folder: Path, *arguments: str) -> None:
+    def __init__(self, name: str, folder: Path, *arguments: str, **child: Any) -> None:
+        """`child` is for `subprocess.Popen`: another environment or folder."""
         self.log_path = folder / f"{name}-{secrets.token_hex(3)}.log"
+        options: dict[str, Any] = {"cwd": REPOSITORY, **child}
         with self.log_path.open("wb") as log:
             self._child = subprocess.Popen(
-                [sys.executable, "-m", *arguments], stderr=log, stdout=log, cwd=REPOSITORY
+                [sys.executable, *_started(arguments)],
+                stderr=log,
+                stdout=log,
+                text=False,
+                **options,
             )
 
     @property
@@ -123,18 +134,25 @@ class Process:
         return self._child.poll() is None
 
 
-def start_operator(kubeconfig: Path, folder: Path, *options: str) -> Process:
+def start_operator(
+    kubeconfig: Path,
+    folder: Path,
+    *options: str,
+    command: tuple[str, ...] = ("gpujob_operator",),
+    **child: Any,
+) -> Process:
     """Waits for nothing: `started` in its log says the addresses."""
     return Process(
         "operator",
         folder,
-        "gpujob_operator",
+        *command,
         "run",
         f"--kubeconfig={kubeconfig}",
         "--report-listen=127.0.0.1:0",
         "--metrics-listen=127.0.0.1:0",
         "--lease-seconds=3",
         *options,
+        **child,
     )
 
 

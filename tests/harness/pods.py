@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gpujob_local.api_client import ApiClient, ApiError
-from gpujob_local.cluster import LocalCluster
+from gpujob_local.cluster.cluster import LocalCluster
+from gpujob_local.control_plane.api_client import ApiClient, ApiError
 
 Json = dict[str, Any]
 

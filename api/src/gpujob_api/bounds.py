@@ -25,6 +25,18 @@ LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 SUBDOMAIN_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 GPU_UUID_PATTERN = r"^(GPU|MIG|CPU)-[0-9A-Za-z][0-9A-Za-z-]{0,62}$"
 _CLIPPED = "..."
+_SHOWN_CHARACTERS_MAX = 120
+
+
+def shown(value: object) -> str:
+    """A value in an error message: short, and text whatever the value is."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        # Python writes no number of more than 4,300 digits, and nothing nested too deeply.
+        return f"{type(value).__name__} too large to show"
+    is_short = len(text) <= _SHOWN_CHARACTERS_MAX
+    return text if is_short else text[:_SHOWN_CHARACTERS_MAX] + _CLIPPED
 
 
 @runtime_checkable
@@ -52,12 +64,16 @@ class Range:
     def problem(self, value: float) -> str | None:
         if self.minimum <= value <= self.maximum:
             return None
-        return f"must be from {self.minimum} to {self.maximum}; got {value}"
+        return f"must be from {self.minimum} to {self.maximum}; got {shown(value)}"
 
     def fitted(self, value: float) -> float | None:
-        if not self.clamp or self.problem(value) is None:
+        if not self.clamp or self.minimum <= value <= self.maximum:
             return value
-        return None if math.isnan(value) else min(max(value, self.minimum), self.maximum)
+        return (
+            None
+            if isinstance(value, float) and math.isnan(value)
+            else min(max(value, self.minimum), self.maximum)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +91,7 @@ class Text:
         if len(value) < self.characters_min:
             return f"must have at least {self.characters_min} characters; got {len(value)}"
         if self.pattern is not None and _compiled(self.pattern).fullmatch(value) is None:
-            return f"must match {self.pattern}; got {value!r}"
+            return f"must match {self.pattern}; got {shown(value)}"
         return None
 
     def fitted(self, value: str) -> str:

@@ -7,6 +7,7 @@ texts and lists that are for people, so that no write is refused for a long mess
 """
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -15,16 +16,16 @@ from enum import Enum
 from functools import cache
 from typing import Annotated, Any, ClassVar, Protocol, TypeVar, cast, get_args, get_origin
 
-from gpujob_api.bounds import YEAR_MAX, YEAR_MIN, Bound
-
-
-class FieldError(ValueError):
-    """A value that a field cannot hold; `field` is its JSON path, such as `spec.gpu.memory`."""
-
-    def __init__(self, field: str, problem: str) -> None:
-        super().__init__(f"{field}: {problem}")
-        self.field = field
-        self.problem = problem
+from gpujob_api.bounds import YEAR_MAX, YEAR_MIN, Bound, shown
+from gpujob_api.json_values import (
+    ANY_INTEGER,
+    clean_text,
+    is_text,
+    join,
+    read_plain,
+)
+from gpujob_api.json_values import FieldError as FieldError
+from gpujob_api.json_values import parse_json as parse_json
 
 
 class _Dataclass(Protocol):
@@ -102,10 +103,6 @@ def parse_time(text: str) -> datetime:
         return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
     except OverflowError:
         raise ValueError(f"{text} is beyond the calendar in UTC") from None
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path and name else path or name
 
 
 _JSON_TYPES: tuple[tuple[type, str], ...] = (
@@ -188,6 +185,8 @@ def _writers(kind: type) -> tuple[tuple[str, str, Callable[[Any], Any]], ...]:
 def _writer(hint: Any) -> Callable[[Any], Any]:
     bare, _ = _bounds(_inner(hint))
     fit = _fitter(hint) or _as_it_is
+    if bare is float:
+        return lambda value: _finite_or_none(fit(value))
     if bare in (bool, float, int, str):
         return fit
 
@@ -200,6 +199,11 @@ def _writer(hint: Any) -> Callable[[Any], Any]:
 
 def _as_it_is(value: Any) -> Any:
     return value
+
+
+def _finite_or_none(value: float | None) -> float | None:
+    """JSON has no other numbers: the API server would refuse the whole write."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _encode_value(value: Any) -> Any:
@@ -240,21 +244,22 @@ def _object_reader(kind: type) -> _Reader:
         for json_name, name, read_value in fields:
             value = mapping.get(json_name)
             if value is not None:
-                values[name] = read_value(value, _join(path, json_name))
+                values[name] = read_value(value, join(path, json_name))
         for name, json_name in required:
             if name not in values:
-                raise FieldError(_join(path, json_name), "is required")
+                raise FieldError(join(path, json_name), "is required")
         try:
             return kind(**values)
         except FieldError as error:
-            raise FieldError(_join(path, error.field), error.problem) from None
+            raise FieldError(join(path, error.field), error.problem) from None
 
     return read
 
 
 @cache
 def _value_reader(hint: Any) -> _Reader:
-    bare, bounds = _bounds(_inner(hint))
+    bare, stated = _bounds(_inner(hint))
+    bounds: tuple[Bound, ...] = stated or ((ANY_INTEGER,) if bare is int else ())
     read_bare = _bare_reader(bare)
     if not bounds:
         return read_bare
@@ -298,14 +303,17 @@ def _map_reader(read_item: _Reader) -> _Reader:
         if not isinstance(value, Mapping):
             raise FieldError(path, f"must be an object, not {_json_type(value)}")
         entries = cast("Mapping[str, object]", value)
-        return {key: read_item(entry, _join(path, key)) for key, entry in entries.items()}
+        for key in entries:
+            if not is_text(key):
+                raise FieldError(path, f"has a name that is no text: {shown(key)}")
+        return {key: read_item(entry, join(path, key)) for key, entry in entries.items()}
 
     return read
 
 
 def _scalar_reader(hint: Any) -> _Reader:
     if hint is Any or hint is object:
-        return lambda value, path: value
+        return read_plain
     if isinstance(hint, type) and issubclass(hint, Enum):
         return lambda value, path: _decode_enum(hint, value, path)
     if hint is datetime:
@@ -314,10 +322,15 @@ def _scalar_reader(hint: Any) -> _Reader:
 
 
 def _decode_scalar(hint: Any, value: object, path: str) -> Any:
+    if hint is str and isinstance(value, str):
+        return clean_text(value)
     if type(value) is hint and hint is not float:
         return value
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise FieldError(path, "must be a number of at most 308 digits") from None
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise FieldError(path, f"must be {hint.__name__}, not {_json_type(value)}")
     if isinstance(value, float) and not -1e300 < value < 1e300:
@@ -331,9 +344,11 @@ def _decode_time(value: object, path: str) -> datetime:
     try:
         moment = parse_time(value)
     except ValueError:
-        raise FieldError(path, f"must be an RFC 3339 time, not {value!r}") from None
+        raise FieldError(path, f"must be an RFC 3339 time, not {shown(value)}") from None
     if not YEAR_MIN <= moment.year <= YEAR_MAX:
-        raise FieldError(path, f"must be from the year {YEAR_MIN} to {YEAR_MAX}; got {value!r}")
+        raise FieldError(
+            path, f"must be from the year {YEAR_MIN} to {YEAR_MAX}; got {shown(value)}"
+        )
     return moment
 
 
@@ -345,4 +360,4 @@ def _decode_enum(hint: type[Enum], value: object, path: str) -> Enum:
         return hint(text)
     except ValueError:
         allowed = ", ".join(str(member.value) for member in hint)
-        raise FieldError(path, f"must be one of {allowed}; got {value!r}") from None
+        raise FieldError(path, f"must be one of {allowed}; got {shown(value)}") from None

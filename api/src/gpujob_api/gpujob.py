@@ -252,6 +252,8 @@ class WorkerPlacement:
     rank: Annotated[int, Range(0, WORKERS_MAX - 1)]
     node: Subdomain
     gpus: Annotated[tuple[GPUUUID, ...], Items(GPUS_PER_WORKER_MAX)]
+    # Of its pod, once that was seen: no other is this worker, whoever claims to be.
+    pod_uid: Annotated[str, Text(128)] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
+from gpujob_api.bounds import shown
 from gpujob_api.codec import FieldError, decode, encode
 from gpujob_api.gpujob import GPUJob, GPUJobSpec, GPUJobStatus
 from gpujob_api.gpunode import GPUNode, GPUNodeSpec, GPUNodeStatus
@@ -113,4 +114,4 @@ def metadata_to_manifest(metadata: Metadata) -> dict[str, Any]:
 def _expect(manifest: Mapping[str, object], name: str, expected: str) -> None:
     value = manifest.get(name)
     if value is not None and value != expected:
-        raise FieldError(name, f"must be {expected}; got {value!r}")
+        raise FieldError(name, f"must be {expected}; got {shown(value)}")

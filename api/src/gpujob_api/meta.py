@@ -21,6 +21,8 @@ LABEL_RANK = f"{GROUP}/rank"
 ANNOTATION_GPUS = f"{GROUP}/gpus"
 # On the operator's Lease: what it knows of spot pools, for the operator after it.
 ANNOTATION_SPOT_POOLS = f"{GROUP}/spot-pools"
+# What `kubectl delete --cascade=orphan` puts on an object until nothing is owned by it any more.
+FINALIZER_ORPHAN = "orphan"
 TAINT_RECLAIM = f"{GROUP}/reclaim"
 
 MESSAGE_CHARACTERS_MAX = 1024
@@ -70,3 +72,4 @@ class Metadata:
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     annotations: Mapping[str, str] = field(default_factory=dict[str, str])
     owner_references: tuple[OwnerReference, ...] = ()
+    finalizers: tuple[str, ...] = ()

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from gpujob_api.bounds import CARD_MEMORY_BYTES_MAX, GPU_UUID_PATTERN
+from gpujob_api.bounds import CARD_MEMORY_BYTES_MAX, GPU_UUID_PATTERN, INTEGER_MAX, shown
 from gpujob_api.codec import FieldError
 
 KIB = 1024
@@ -37,11 +37,11 @@ class Memory:
 
     @classmethod
     def from_json(cls, value: object, path: str) -> Self:
-        if isinstance(value, int) and not isinstance(value, bool):
+        if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= INTEGER_MAX:
             value = str(value)
         match = _MEMORY.fullmatch(value) if isinstance(value, str) else None
         if match is None:
-            raise FieldError(path, f"must be a quantity such as 20Gi or 512Mi; got {value!r}")
+            raise FieldError(path, f"must be a quantity such as 20Gi or 512Mi; got {shown(value)}")
         whole, fraction, suffix = match.groups(default="")
         decimals = fraction[1:]
         scaled = int(whole + decimals) * _SUFFIXES[suffix]

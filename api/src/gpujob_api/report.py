@@ -23,7 +23,7 @@ from gpujob_api.bounds import (
     Text,
     Version,
 )
-from gpujob_api.codec import decode, encode
+from gpujob_api.codec import decode, encode, parse_json
 from gpujob_api.settings import TunedSettings
 
 TERMINATION_MESSAGE_BYTES_MAX = 4096
@@ -161,7 +161,7 @@ class Report:
 
     @classmethod
     def from_text(cls, text: str) -> "Report":
-        return decode(cls, json.loads(text), "report")
+        return decode(cls, parse_json(text, "report"), "report")
 
     def termination_message(self) -> str:
         """The report in at most 4,096 bytes: explanations go first, then the message's tail."""
@@ -197,4 +197,4 @@ class Reply:
 
     @classmethod
     def from_text(cls, text: str) -> "Reply":
-        return decode(cls, json.loads(text), "reply")
+        return decode(cls, parse_json(text, "reply"), "reply")

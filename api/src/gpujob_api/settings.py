@@ -1,12 +1,12 @@
 """What the operator tells the worker: the JSON in GPUJOB_SETTINGS and the names around it."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Annotated
 
 from gpujob_api.bounds import INT32_MAX, Range
-from gpujob_api.codec import FieldError, decode, encode
+from gpujob_api.codec import FieldError, decode, encode, parse_json
 
 ENV_SETTINGS = "GPUJOB_SETTINGS"
 ENV_NAME = "GPUJOB_NAME"
@@ -57,21 +57,30 @@ class Toggle(Enum):
     OFF = "Off"
 
 
+def words(text: str) -> dict[str, str]:
+    """How a field of `TunedSettings` is said; without, by its name. `{}` is its value."""
+    return {"words": text}
+
+
 @dataclass(frozen=True, slots=True)
 class TunedSettings:
     """Settings that a measurement chose; concrete, nothing is Auto. None means 'left as it is'."""
 
-    precision: Precision = Precision.FLOAT32
-    batch_per_step: Annotated[int, Range(1, INT32_MAX)] | None = None
+    precision: Precision = field(default=Precision.FLOAT32, metadata=words("{}"))
+    batch_per_step: Annotated[int, Range(1, INT32_MAX)] | None = field(
+        default=None, metadata=words("{} samples at once")
+    )
     activation_checkpointing: bool = False
     compile: bool = False
-    data_loader_workers: Annotated[int, Range(0, 1024)] | None = None
+    data_loader_workers: Annotated[int, Range(0, 1024)] | None = field(
+        default=None, metadata=words("{} data loader workers")
+    )
     fused_optimizer: bool = False
     channels_last: bool = False
     convolution_autotuning: bool = False
-    attention: AttentionKernel | None = None
-    regional_compile: bool = False
-    cuda_graphs: bool = False
+    attention: AttentionKernel | None = field(default=None, metadata=words("{} attention"))
+    regional_compile: bool = field(default=False, metadata=words("compiled blocks"))
+    cuda_graphs: bool = field(default=False, metadata=words("CUDA graphs"))
     activation_offload: bool = False
     optimizer_offload: bool = False
 
@@ -80,6 +89,16 @@ class TunedSettings:
             raise FieldError("precision", "tuned settings are concrete; got Auto")
         if self.batch_per_step is not None and self.batch_per_step < 1:
             raise FieldError("batchPerStep", f"must be at least 1; got {self.batch_per_step}")
+
+    def in_words(self) -> dict[str, str]:
+        """What differs from a script as written, for people: a phrase by each such field's name."""
+        found: dict[str, str] = {}
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if value != entry.default:
+                text: str = entry.metadata.get("words", entry.name.replace("_", " "))
+                found[entry.name] = text.format(value.value if isinstance(value, Enum) else value)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +125,4 @@ class Settings:
     @classmethod
     def from_text(cls, text: str) -> "Settings":
         """Reads GPUJOB_SETTINGS. Raises `FieldError` naming the variable and the field."""
-        try:
-            data = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise FieldError(ENV_SETTINGS, f"is not JSON: {error}") from None
-        return decode(cls, data, ENV_SETTINGS)
+        return decode(cls, parse_json(text, ENV_SETTINGS), ENV_SETTINGS)

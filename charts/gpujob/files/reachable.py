@@ -1,4 +1,5 @@
-"""helm test: the operator answers, exports metrics and refuses a report without a token.
+"""helm test: the operator is well, hears of every kind, acts, exports metrics, and refuses a report
+without a token.
 
 It is asked again for a while: it may just have been installed, and of several replicas those that
 do not lead answer 503.
@@ -9,7 +10,7 @@ import time
 import urllib.error
 import urllib.request
 
-SECONDS_MAX = 60.0
+SECONDS_MAX = float(os.environ.get("SECONDS_MAX", "60"))
 PAUSE_SECONDS = 0.5
 
 
@@ -18,7 +19,7 @@ def answer(url: str, data: bytes | None = None) -> tuple[int, str]:
         with urllib.request.urlopen(url, data=data, timeout=10) as found:  # noqa: S310
             return found.status, found.read().decode()
     except urllib.error.HTTPError as error:
-        return error.code, ""
+        return error.code, error.read().decode(errors="replace")
     except OSError as error:
         return 0, str(error)
 
@@ -36,6 +37,8 @@ def expect(what: str, url: str, wanted: tuple[int, ...], data: bytes | None = No
 
 
 expect("healthz", f"{os.environ['METRICS_URL']}/healthz", (200,))
+expect("events of every kind", f"{os.environ['METRICS_URL']}/readyz/events", (200,))
+expect("leader", f"{os.environ['METRICS_URL']}/readyz", (200,))
 metrics = expect("metrics", f"{os.environ['METRICS_URL']}/metrics", (200,))
 if "\ngpujob_" not in metrics:
     raise SystemExit("no gpujob_ metric is exported")

@@ -29,7 +29,8 @@ from kubectl_gpujob.arguments import (
     Source,
     WithoutNodes,
 )
-from kubectl_gpujob.cluster import Cluster, Target, UserError, connect
+from kubectl_gpujob.cluster import Cluster, Target, connect
+from kubectl_gpujob.errors import UserError
 
 Connect = Callable[[Target], Cluster]
 

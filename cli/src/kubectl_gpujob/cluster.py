@@ -6,7 +6,7 @@ The Kubernetes client takes a second to import, so it is imported when it is nee
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol
 
 import yaml
 
@@ -14,17 +14,8 @@ from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.manifest import GPUJOB, from_manifest
 from gpujob_api.meta import GROUP, VERSION
-
-if TYPE_CHECKING:
-    from kubectl_gpujob.listing import Listing
-
-REQUEST_SECONDS_MAX = 30
-PAGE_OBJECTS = 500
-PAGES_MAX = 200
-
-
-class UserError(Exception):
-    """Something the person at the terminal can act on. The text is the whole message."""
+from kubectl_gpujob.errors import PAGE_OBJECTS, PAGES_MAX, REQUEST_SECONDS_MAX, UserError, answered
+from kubectl_gpujob.listing import Listing, read_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +37,7 @@ class Cluster(Protocol):
 
     def jobs(self, *, all_namespaces: bool) -> Sequence[GPUJob]: ...
 
-    def listing(self) -> "Listing": ...
+    def listing(self) -> Listing: ...
 
 
 class KubernetesCluster:
@@ -79,10 +70,8 @@ class KubernetesCluster:
                 break
         return [job for item in items if (job := _readable(item)) is not None]
 
-    def listing(self) -> "Listing":
+    def listing(self) -> Listing:
         """Everything that decisions look at."""
-        from kubectl_gpujob.listing import read_all
-
         return read_all(self._api.api_client)
 
     def _page(self, where: str, all_namespaces: bool, token: str) -> Mapping[str, Any]:
@@ -103,21 +92,6 @@ class KubernetesCluster:
             _request_timeout=REQUEST_SECONDS_MAX,
             **arguments,
         )
-
-
-def answered(where: str, method: Any, *values: Any, **arguments: Any) -> Any:
-    """What a call of the Kubernetes client returns. Raises `UserError` in its place."""
-    from kubernetes.client.exceptions import ApiException
-    from urllib3.exceptions import HTTPError
-
-    try:
-        return method(*values, **arguments)
-    except ApiException as error:
-        raise UserError(explain_status(where, cast("int", error.status))) from None
-    except HTTPError as error:
-        # urllib3 wraps the reason in the whole request.
-        reason = getattr(error, "reason", None) or error
-        raise UserError(f"the API server cannot be reached: {reason}") from None
 
 
 def connect(target: Target) -> KubernetesCluster:
@@ -167,15 +141,3 @@ def _readable(item: object) -> GPUJob | None:
         return from_manifest(GPUJob, item)
     except FieldError:
         return None
-
-
-def explain_status(where: str, status: int) -> str:
-    match status:
-        case 404:
-            return f"not found: {where} (is GPUJob installed? kubectl get crd gpujobs.{GROUP})"
-        case 401:
-            return "the API server does not know you: 401 Unauthorized"
-        case 403:
-            return f"you may not read {where}: 403 Forbidden"
-        case _:
-            return f"the API server answered {status} to reading {where}"

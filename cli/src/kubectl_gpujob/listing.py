@@ -14,7 +14,7 @@ from typing import Any
 from gpujob_api.manifest import GPUJOB, GPUNODE, GPUPROFILE, GPUQUEUE
 from gpujob_api.meta import GROUP, LABEL_MANAGED, VERSION
 from gpujob_operator.read.snapshot import Objects
-from kubectl_gpujob.cluster import (
+from kubectl_gpujob.errors import (
     PAGE_OBJECTS,
     PAGES_MAX,
     REQUEST_SECONDS_MAX,

@@ -11,7 +11,8 @@ from gpujob_operator.cycle import cycle_from_text
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.read.configuration import configuration_from_text
 from gpujob_operator.read.snapshot import snapshot_of
-from kubectl_gpujob.cluster import Cluster, UserError
+from kubectl_gpujob.cluster import Cluster
+from kubectl_gpujob.errors import UserError
 from kubectl_gpujob.question import read_text
 from kubectl_gpujob.simulate import Picture
 

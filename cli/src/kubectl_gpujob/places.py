@@ -6,7 +6,7 @@ from gpujob_api.codec import FieldError, encode
 from gpujob_operator.cycle import find_job
 from gpujob_operator.decide.account import Account, Candidate, account
 from gpujob_operator.decide.account_words import rows as rows  # the operator's replay says the same
-from kubectl_gpujob.cluster import UserError
+from kubectl_gpujob.errors import UserError
 from kubectl_gpujob.simulate import Picture
 
 

@@ -15,7 +15,7 @@ from gpujob_api.gpuqueue import GPUQueue, GPUQueueSpec
 from gpujob_api.manifest import gpujob_from_manifest, gpuqueue_from_manifest
 from gpujob_api.meta import Metadata
 from gpujob_operator.decide.whatif.changes import Changes, MoreNodes
-from kubectl_gpujob.cluster import UserError
+from kubectl_gpujob.errors import UserError
 
 FILE_BYTES_MAX = 8 * 1024**2
 HORIZON_SECONDS_MAX = 30 * 86_400.0

@@ -15,7 +15,7 @@ from gpujob_operator.decide.whatif.comparison import Difference, differences
 from gpujob_operator.decide.whatif.run import Limits, simulate
 from gpujob_operator.decide.whatif.story import JobStory, Placed, Stopped, Story
 from kubectl_gpujob import text
-from kubectl_gpujob.cluster import UserError
+from kubectl_gpujob.errors import UserError
 
 Row = tuple[str, str]
 NODES_TOLD = 4

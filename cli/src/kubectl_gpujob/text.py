@@ -6,6 +6,8 @@ from gpujob_api.gpujob import GPUJob, Placement
 from gpujob_api.report import Speedup
 from gpujob_api.settings import TunedSettings
 
+_ALWAYS_SAID = ("precision", "batch_per_step", "compile", "activation_checkpointing")
+
 
 def duration(seconds: float) -> str:
     """The two largest units: 850 ms, 12 s, 3m 20s, 2h 05m, 4d 3h."""
@@ -62,21 +64,6 @@ def settings(tuned: TunedSettings, job: GPUJob) -> str:
     parts.append(f"compile {'on' if tuned.compile else 'off'}")
     recompute = "on" if tuned.activation_checkpointing else "off"
     parts.append(f"activation checkpointing {recompute}")
-    if tuned.data_loader_workers is not None:
-        parts.append(f"{tuned.data_loader_workers} data loader workers")
-    if tuned.attention is not None:
-        parts.append(f"{tuned.attention.value} attention")
-    return ", ".join(parts + [name for name, on in _switched(tuned) if on])
-
-
-def _switched(tuned: TunedSettings) -> tuple[tuple[str, bool], ...]:
-    """Items that are only worth a word where they are on."""
-    return (
-        ("fused optimizer", tuned.fused_optimizer),
-        ("channels last", tuned.channels_last),
-        ("convolution autotuning", tuned.convolution_autotuning),
-        ("compiled blocks", tuned.regional_compile),
-        ("CUDA graphs", tuned.cuda_graphs),
-        ("activation offload", tuned.activation_offload),
-        ("optimizer offload", tuned.optimizer_offload),
-    )
+    # All others are only worth a word where they are in force.
+    others = [said for name, said in tuned.in_words().items() if name not in _ALWAYS_SAID]
+    return ", ".join(parts + others)

@@ -17,11 +17,9 @@ from rich.table import Table
 
 from gpujob_api.codec import FieldError
 from gpujob_api.quantities import Memory, format_memory
-from gpujob_local.cluster_options import DEFAULT_IMAGES, ClusterOptions, NodeOptions
-from gpujob_local.control_plane import ControlPlaneOptions
-from gpujob_local.owner import options_to_text
-from gpujob_local.processes import marked_processes
-from gpujob_local.state import (
+from gpujob_local.cluster.options import DEFAULT_IMAGES, ClusterOptions, NodeOptions
+from gpujob_local.cluster.owner import options_to_text
+from gpujob_local.cluster.state import (
     LOG_NAME,
     STATE_NAME,
     ClusterState,
@@ -31,7 +29,9 @@ from gpujob_local.state import (
     in_use,
     remove_root_if_empty,
 )
-from gpujob_local.watchdog import kill_marked
+from gpujob_local.control_plane.control_plane import ControlPlaneOptions
+from gpujob_local.processes.processes import marked_processes
+from gpujob_local.processes.watchdog import kill_marked
 
 UP_LIMIT_SECONDS = 1800.0  # a first start builds the tools
 DOWN_LIMIT_SECONDS = 30.0
@@ -117,7 +117,7 @@ def _start_owner(directory: Path, options: ClusterOptions) -> None:
     """Starts the owning process and retells what it says until the cluster is up."""
     (directory / "options.json").write_text(options_to_text(options))
     log = directory / LOG_NAME
-    command = [sys.executable, "-m", "gpujob_local.owner", str(directory)]
+    command = [sys.executable, "-m", "gpujob_local.cluster.owner", str(directory)]
     with log.open("wb") as output:
         owner = subprocess.Popen(
             [*command, str(directory / "options.json")],

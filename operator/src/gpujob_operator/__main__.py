@@ -33,7 +33,7 @@ def main() -> int:
 def _run(options: RunOptions) -> int:
     configure_logs(options.log_format, options.log_level)
     # Loads kopf and the Kubernetes client, which a replay does without.
-    from gpujob_operator.act.kube import BadConnection
+    from gpujob_operator.act.connection import BadConnection
     from gpujob_operator.run import Operator
 
     async def run() -> None:

@@ -69,6 +69,18 @@ class Metrics:
         self.cycle_errors = Counter(
             "gpujob_cycle_errors", "Cycles that ended in an exception.", registry=registry
         )
+        self.unreadable = Counter(
+            "gpujob_unreadable_objects",
+            "Objects and events that were ignored because they cannot be read.",
+            ["kind", "reason"],
+            registry=registry,
+        )
+        self.part_restarts = Counter(
+            "gpujob_part_restarts",
+            "Parts of the process that broke or ended and were started again.",
+            ["part"],
+            registry=registry,
+        )
         self.readings_dropped = Counter(
             "gpujob_readings_dropped",
             "Absurd card or process readings that were ignored.",

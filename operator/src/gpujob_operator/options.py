@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 
 from gpujob_api.codec import FieldError
+from gpujob_api.json_values import clean_text
 from gpujob_operator.act.lease import LEASE_SECONDS
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.read.configuration import configuration_from_text
@@ -94,8 +95,9 @@ def load_configuration_file(path: Path | None) -> Configuration:
         return Configuration()
     try:
         return configuration_from_text(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise FieldError("--configuration", f"{path} cannot be read: {error}") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        problem = clean_text(str(error))
+        raise FieldError("--configuration", f"{path} cannot be read: {problem}") from None
 
 
 def with_report_url(configuration: Configuration, url: str) -> Configuration:

@@ -9,7 +9,7 @@ import asyncio
 import gc
 import signal
 import time
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -18,6 +18,7 @@ from typing import Any
 from aiohttp import web
 
 from gpujob_api.meta import ANNOTATION_SPOT_POOLS, Metadata
+from gpujob_operator.act.connection import load_configuration
 from gpujob_operator.act.crash import CrashAfterWrites
 from gpujob_operator.act.events import EventPoster
 from gpujob_operator.act.executor import Executor
@@ -33,7 +34,6 @@ from gpujob_operator.act.kube import (
     Kube,
     Manifest,
     ResourceType,
-    load_configuration,
 )
 from gpujob_operator.act.lease import Leadership, LeaseSettings, Legacy
 from gpujob_operator.act.retry import Retry
@@ -60,6 +60,7 @@ from gpujob_operator.observe.reports import (
 )
 from gpujob_operator.options import Listen, RunOptions, with_report_url
 from gpujob_operator.render.event import event
+from gpujob_operator.supervision import Supervisor
 
 log = Log(__name__)
 
@@ -73,6 +74,8 @@ _KINDS: Mapping[ResourceType, Kind] = {
 }
 CYCLE_AGE_SECONDS_MAX = 120.0
 WATCH_AGE_SECONDS_MAX = 300.0
+# Starting a part again has not helped for so long.
+FAILING_SECONDS_MAX = 300.0
 FLUSH_SECONDS = 2.0
 # For writes under way when the operator is to end; a request takes 5 s at most.
 DRAIN_SECONDS = 8.0
@@ -115,6 +118,7 @@ class Operator:
         self._plan = plan
         self._pace = pace or Pace()
         self._metrics = Metrics()
+        self._supervisor = Supervisor(self._metrics)
         self._dirty = Dirty()
         self._stop = asyncio.Event()
         self._stale = asyncio.Event()
@@ -128,14 +132,14 @@ class Operator:
         self._stop.set()
 
     async def run(self) -> None:
-        """Runs until `stop`, SIGTERM or SIGINT. Raises what ended a part that never ends."""
+        """Runs until `stop`, SIGTERM or SIGINT: a part that breaks is started again."""
         collect_seldom()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self.stop)
         connection = await load_configuration(self._options.kubeconfig)
         crash = self._options.crash_after_writes
         kube = Kube(connection, after_write=CrashAfterWrites(crash) if crash else None)
-        front = FrontEnd(connection, self._deliver(), self._metrics)
+        front = FrontEnd(connection, self._deliver(), self._metrics, self._refused())
         try:
             await self._run_with(kube, front)
         finally:
@@ -152,47 +156,46 @@ class Operator:
             executor = self._executor(kube, leadership, poster)
             loop = self._scheduling_loop(executor, leadership, receiver)
             watches = [Watch(kube, self._cache, self._metrics, one) for one in WATCHED]
-            health = self._health(loop, watches, leadership)
+            health = self._health(loop, watches, front, leadership)
             async with site(health.application(), self._options.metrics_listen) as metrics_url:
                 log.info("started", reports=self._configuration.report_url, metrics=metrics_url)
                 front.start()
                 asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, loop.dump_next)
                 relist = Relist(kube, self._cache, silent=front.restart)
+                keep = self._supervisor.keep
                 parts = [
-                    *(one.run() for one in watches),
-                    relist.run(),
-                    poster.run(),
-                    self._keep_fresh(relist),
+                    *(keep(f"watch {one.name}", one.run) for one in watches),
+                    keep("relist", relist.run),
+                    keep("event poster", poster.run),
+                    keep("refresh", lambda: self._keep_fresh(relist)),
                 ]
-                async with background(*parts) as tasks:
-                    await self._lead(leadership, loop, executor, tasks)
+                async with background(*parts):
+                    await self._lead(leadership, loop, executor)
                     await poster.flush(FLUSH_SECONDS)
                     await leadership.release()
 
-    async def _lead(
-        self,
-        leadership: Leadership,
-        loop: SchedulingLoop,
-        executor: Executor,
-        parts: list[asyncio.Task[None]],
-    ) -> None:
-        """Keeps the Lease and runs the loop until told to stop, or until a part fails."""
-        async with background(leadership.keep(), self._stop.wait()) as keeping:
-            scheduling = asyncio.ensure_future(loop.run())
-            await asyncio.wait([scheduling, *keeping, *parts], return_when=asyncio.FIRST_COMPLETED)
+    async def _lead(self, leadership: Leadership, loop: SchedulingLoop, executor: Executor) -> None:
+        """Keeps the Lease and runs the loop until told to stop."""
+        keep = self._supervisor.keep
+        scheduling = keep("scheduling loop", loop.run, may_end=lambda: loop.stopping)
+        async with background(keep("lease", leadership.keep)):
+            running = asyncio.ensure_future(scheduling)
+            await self._stop.wait()
             loop.stop()
-            await scheduling
+            await running
             await executor.drain(DRAIN_SECONDS)
-        for part in parts:
-            if part.done():
-                part.result()
 
     async def _keep_fresh(self, relist: Relist) -> None:
         """Lists everything anew after taking the lead; nothing is decided before."""
         while True:
             await self._stale.wait()
             self._stale.clear()
-            await relist.refresh()
+            try:
+                await relist.refresh()
+            except Exception:
+                # Still to be done when this is started again.
+                self._stale.set()
+                raise
             # Stale again meanwhile: once more.
             self._fresh = not self._stale.is_set()
             self._dirty.mark()
@@ -292,21 +295,48 @@ class Operator:
 
         return deliver
 
+    def _refused(self) -> Callable[[str, Exception], None]:
+        """From kopf's thread into our loop."""
+        loop = asyncio.get_running_loop()
+
+        def refused(kind: str, error: Exception) -> None:
+            loop.call_soon_threadsafe(self._cache.unreadable.note, kind, "", error)
+
+        return refused
+
     def _health(
-        self, loop: SchedulingLoop, watches: list[Watch], leadership: Leadership
+        self,
+        loop: SchedulingLoop,
+        watches: list[Watch],
+        front: FrontEnd,
+        leadership: Leadership,
     ) -> HealthServer:
-        def ages() -> dict[str, tuple[float, float]]:
+        def silent_seconds() -> dict[str, float]:
+            """Of every kind: a quiet watch is heard by its bookmarks."""
             now = time.monotonic()
-            oldest = min(watch.alive_at for watch in watches)
+            return {one.name: now - one.alive_at for one in watches} | dict(front.silent_seconds())
+
+        def ages() -> dict[str, tuple[float, float]]:
+            silent = silent_seconds().items()
+            failing = self._supervisor.failing_seconds().items()
             return {
-                "cycle": (now - loop.last_cycle_at, CYCLE_AGE_SECONDS_MAX),
-                "watch": (now - oldest, WATCH_AGE_SECONDS_MAX),
+                "cycle": (time.monotonic() - loop.last_cycle_at, CYCLE_AGE_SECONDS_MAX),
+                **{f"watch of {kind}": (age, WATCH_AGE_SECONDS_MAX) for kind, age in silent},
+                **{f"{part} failing": (age, FAILING_SECONDS_MAX) for part, age in failing if age},
             }
 
-        def is_ready() -> bool:
-            return self._fresh and leadership.leads
+        def unheard() -> list[str]:
+            unlisted = {one.name for one in watches if not one.listed} | set(front.unlisted())
+            late = (kind for kind, age in silent_seconds().items() if age > WATCH_AGE_SECONDS_MAX)
+            return [f"a list of {kind}" for kind in sorted(unlisted)] + [
+                f"a sign of life of {kind}" for kind in late
+            ]
 
-        return HealthServer(self._metrics, ages, is_ready)
+        def not_acting() -> list[str]:
+            missing = {"the Lease": leadership.leads, "a complete picture": self._fresh}
+            return [name for name, is_there in missing.items() if not is_there]
+
+        return HealthServer(self._metrics, ages, unheard, not_acting)
 
 
 def utc_now() -> datetime:

@@ -20,7 +20,7 @@ from gpujob_api.gpunode import GPUNode
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_api.gpuqueue import GPUQueue
 from gpujob_api.manifest import RESOURCES, from_manifest, to_manifest
-from gpujob_local.api_client import headers, ssl_context
+from gpujob_local.control_plane.api_client import headers, ssl_context
 from tests.harness.cluster import RunningControlPlane
 from tests.harness.crds import KINDS, schema_of
 from tests.harness.nouns import nouns

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gpujob_local.api_client import ApiError
+from gpujob_local.control_plane.api_client import ApiError
 from tests.harness.cluster import RunningControlPlane
 from tests.harness.jobs import job_manifest, set_field
 

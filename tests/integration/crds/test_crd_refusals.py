@@ -8,7 +8,7 @@ import yaml
 
 from gpujob_api.manifest import gpujob_from_manifest
 from gpujob_api.settings import OptimizeMode, Toggle
-from gpujob_local.api_client import ApiError
+from gpujob_local.control_plane.api_client import ApiError
 from tests.harness.cluster import RunningControlPlane
 from tests.harness.jobs import job_manifest
 

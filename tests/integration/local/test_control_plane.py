@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpujob_local.control_plane import ControlPlaneOptions
-from gpujob_local.processes import marked_processes
+from gpujob_local.control_plane.control_plane import ControlPlaneOptions
+from gpujob_local.processes.processes import marked_processes
 from tests.harness.cluster import RunningControlPlane, running_control_plane
 
 pytestmark = pytest.mark.cluster
@@ -19,9 +19,9 @@ pytestmark = pytest.mark.cluster
 OWNER = """
 import sys, time
 from pathlib import Path
-from gpujob_local.control_plane import ControlPlane
-from gpujob_local.processes import Watchdog
-from gpujob_local.tools import find_tools
+from gpujob_local.control_plane.control_plane import ControlPlane
+from gpujob_local.processes.processes import Watchdog
+from gpujob_local.control_plane.tools import find_tools
 directory, marker = Path(sys.argv[1]), sys.argv[2]
 watchdog = Watchdog(marker, directory)
 ControlPlane(directory, find_tools(), marker).start()

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from gpujob_local.processes import marked_processes
-from gpujob_local.state import ClusterState, in_use
+from gpujob_local.cluster.state import ClusterState, in_use
+from gpujob_local.processes.processes import marked_processes
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(180)]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gpujob_local.api_client import ApiClient
-from gpujob_local.cluster import ClusterOptions, LocalCluster, NodeOptions
-from gpujob_local.watchdog import marked_processes as processes_with
+from gpujob_local.cluster.cluster import ClusterOptions, LocalCluster, NodeOptions
+from gpujob_local.control_plane.api_client import ApiClient
+from gpujob_local.processes.watchdog import marked_processes as processes_with
 from tests.harness.cluster import StartCluster
 from tests.harness.pods import IGNORE_TERM, Pods, phase, pod, state, wait_log
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpujob_local.cluster import ClusterOptions, NodeOptions
+from gpujob_local.cluster.cluster import ClusterOptions, NodeOptions
 from tests.harness.cluster import StartCluster
 from tests.harness.pods import IGNORE_TERM, Pods, pod, state, wait_log
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpujob_local.control_plane import ControlPlaneOptions
+from gpujob_local.control_plane.control_plane import ControlPlaneOptions
 from tests.harness.cluster import RunningControlPlane, running_control_plane
 from tests.harness.operator_process import account_kubeconfig
 from tests.harness.stage import Stage

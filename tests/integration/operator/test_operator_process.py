@@ -197,21 +197,69 @@ def test_a_worker_reports_with_its_own_token_and_nobody_elses(stage: Stage) -> N
 
 
 def test_bad_input_harms_nobody(stage: Stage) -> None:
-    """I10: readings that make no sense, and a stranger who claims to be a worker."""
+    """I10, I15: pods that say they are workers, of this and of another namespace, one of them with
+    the very name of the worker; they close no card, end no attempt and are not deleted."""
     operator = stage.operator()
     metrics = operator.wait_for("started")["metrics"]
-    impostor = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "impostor", "labels": {"gpujob.dev/job-uid": "x"}},
-        "spec": {"containers": [{"name": "c", "image": "image:1"}]},
-    }
-    stage.client.create(stage.pods_path, impostor)
+    other = f"{stage.namespace}-other"
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": other}}
+    stage.client.create("/api/v1/namespaces", namespace)
+    elsewhere = f"/api/v1/namespaces/{other}/pods"
+    stage.client.create(elsewhere, _impostor("job-1-0", stage, "x"))
     stage.apply_job()
-    stage.wait_phase("Starting")
-    assert "impostor" in stage.pod_names()
+    stage.wait(lambda: stage.pod_names() == ["job-1-0"], "the card is not closed")
+    uid = stage.job()["metadata"]["uid"]
+    labels = {"metadata": {"labels": {"gpujob.dev/job-uid": uid}}}
+    stage.client.merge(f"{elsewhere}/job-1-0", labels)
+    stage.client.merge(f"{elsewhere}/job-1-0/status", {"status": _ended("Failed", 1)})
+    stage.client.create(stage.pods_path, _impostor("x-1-0", stage, uid))
+    stage.client.merge(f"{stage.pods_path}/x-1-0/status", {"status": _ended("Succeeded", 0)})
+    stage.run_pod("job-1-0")
+    stage.wait_phase("Running")
+    stage.end_pod("job-1-0")
+    stage.wait_phase("Succeeded")
+    status = stage.job()["status"]
+    assert (status["attempt"], any(status["counters"].values())) == (1, False)
+    workers = status["placement"]["workers"]
+    pods = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in stage.pods()}
+    assert [worker["podUid"] for worker in workers] == [pods["job-1-0"]]
+    assert set(pods) == {"job-1-0", "x-1-0"}
+    (foreign,) = stage.client.get(elsewhere)["items"]
+    assert "deletionTimestamp" not in foreign["metadata"]
     assert operator.alive
     assert _get(f"{metrics}/healthz")[0] == 200
+    stage.client.delete(f"/api/v1/namespaces/{other}")
+
+
+def _impostor(name: str, stage: Stage, job_uid: str) -> dict[str, Any]:
+    cards = stage.client.get(f"{OURS}/gpunodes/{stage.node}")["status"]["gpus"]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "labels": {
+                "gpujob.dev/job-uid": job_uid,
+                "gpujob.dev/attempt": "1",
+                "gpujob.dev/rank": "0",
+            },
+            "annotations": {"gpujob.dev/gpus": ",".join(card["uuid"] for card in cards)},
+        },
+        "spec": {"nodeName": stage.node, "containers": [{"name": "worker", "image": "image:1"}]},
+    }
+
+
+def _ended(phase: str, exit_code: int) -> dict[str, Any]:
+    ended = {"exitCode": exit_code, "reason": "Error"}
+    container = {
+        "name": "worker",
+        "image": "image:1",
+        "imageID": "",
+        "ready": False,
+        "restartCount": 0,
+        "state": {"terminated": ended},
+    }
+    return {"phase": phase, "containerStatuses": [container]}
 
 
 def test_dump_on_a_signal_and_replay(stage: Stage) -> None:

@@ -1,7 +1,5 @@
 """From what scripts print and workers report to rows of figures."""
 
-from pathlib import Path
-
 import pytest
 
 from bench.speed.race import Deadline
@@ -11,8 +9,9 @@ from bench.speed.tight import predicted_bytes
 from bench.speed.ways import WORKLOADS, batch_size, finder, injected, plain, scale_of
 from bench.worker import summary
 from gpujob_api.report import Report, WorkerPhase
-from gpujob_worker.run.features import Switches
 from gpujob_worker.run.reporter import Destination, post
+from gpujob_worker.tune.settings import FEATURES
+from tests.harness.repository import ROOT
 
 OUTPUT = "noise\n" + "".join(f"step {n} loss {10.0 - n:.6f}\n" for n in range(1, 9))
 LINES = (
@@ -41,7 +40,7 @@ def test_applied_items_are_those_that_the_worker_says() -> None:
 
 def test_every_item_that_speaks_for_itself_has_a_switch() -> None:
     for item in ("precision tf32", "fused optimizer", "data loading", "compile", "batch split"):
-        assert switch_of(item) in Switches.names()
+        assert switch_of(item) in FEATURES
 
 
 def test_predicted_memory_is_read_from_the_reason() -> None:
@@ -53,7 +52,7 @@ def test_one_item_alone_switches_all_others_off() -> None:
     scale = scale_of("cpu", quick=True)
     entry = injected("x", "vit", scale, url=None, only="precision")
     off = {part for part in entry.command if part.startswith("--no-")}
-    assert off == {f"--no-{n.replace('_', '-')}" for n in Switches.names()} - {"--no-precision"}
+    assert off == {f"--no-{n.replace('_', '-')}" for n in FEATURES} - {"--no-precision"}
     assert "GPUJOB_REPORT_URL" not in entry.environment
     at = entry.command.index("--")
     assert list(entry.command[at + 1 :])[1:] == list(plain("p", "vit", scale).command[1:])
@@ -114,6 +113,6 @@ def test_summary_compares_the_better_injected_way_with_the_best_by_hand() -> Non
 
 def test_workloads_are_scripts_that_know_nothing_of_us() -> None:
     for name in WORKLOADS:
-        text = (Path("bench/workloads") / f"{name}.py").read_text()
+        text = (ROOT / "bench/workloads" / f"{name}.py").read_text()
         assert "gpujob" not in text.lower()
         assert "autocast" not in text

@@ -21,6 +21,7 @@ from bench.turns.conductor import (
 )
 from bench.turns.participant import card_context_bytes
 from tests.harness.fake_nvml import FakeCard, FakeNvml
+from tests.harness.repository import ROOT
 
 TORCH = {
     "torch/__init__.py": """
@@ -212,6 +213,7 @@ def test_no_stopped_program_outlives_a_conductor_that_is_killed(script: Path) ->
     """
     found = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=60,

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
+import pytest
+
 from tests.harness.repository import ROOT
 
 PROGRAM = ROOT / "charts" / "gpujob" / "files" / "reachable.py"
@@ -15,13 +17,18 @@ METRICS = "# HELP gpujob_leader x\ngpujob_leader 1.0\n"
 
 
 @contextmanager
-def operator(metrics: str = METRICS, *, reports: tuple[int, ...]) -> Generator[str]:
+def operator(
+    metrics: str = METRICS, *, reports: tuple[int, ...], unready: str = ""
+) -> Generator[str]:
     """Answers reports with these codes, the last one again and again."""
     codes = list(reports)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self._answer(200, metrics if self.path == "/metrics" else "{}")
+            if self.path == unready:
+                self._answer(503, '{"ready": false, "waitingFor": ["a list of GPUJob"]}')
+            else:
+                self._answer(200, metrics if self.path == "/metrics" else "{}")
 
         def do_POST(self) -> None:
             self._answer(codes.pop(0) if len(codes) > 1 else codes[0])
@@ -46,8 +53,9 @@ def operator(metrics: str = METRICS, *, reports: tuple[int, ...]) -> Generator[s
         server.server_close()
 
 
-def run(url: str) -> "subprocess.CompletedProcess[str]":
-    environment = {**os.environ, "METRICS_URL": url, "REPORT_URL": f"{url}/report"}
+def run(url: str, seconds: str = "60") -> "subprocess.CompletedProcess[str]":
+    addresses = {"METRICS_URL": url, "REPORT_URL": f"{url}/report"}
+    environment = {**os.environ, **addresses, "SECONDS_MAX": seconds}
     return subprocess.run(
         [sys.executable, "-I", str(PROGRAM)],
         env=environment,
@@ -67,6 +75,15 @@ def test_an_operator_that_refuses_is_well() -> None:
 def test_a_replica_that_does_not_lead_is_not_the_last_word() -> None:
     with operator(reports=(503, 401)) as url:
         assert run(url).returncode == 0
+
+
+@pytest.mark.parametrize("path", ["/readyz/events", "/readyz", "/healthz"])
+def test_an_operator_that_hears_nothing_fails_and_says_of_what(path: str) -> None:
+    with operator(reports=(401,), unready=path) as url:
+        done = run(url, seconds="0")
+    assert done.returncode == 1
+    assert "answered 503" in done.stderr
+    assert "a list of GPUJob" in done.stderr
 
 
 def test_an_operator_that_takes_a_report_without_a_token_fails() -> None:

@@ -13,7 +13,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import yaml
 
-from kubectl_gpujob.cluster import Target, UserError, connect
+from kubectl_gpujob.cluster import Target, connect
+from kubectl_gpujob.errors import UserError
 from tests.harness.cli_jobs import manifest
 
 PREFIX = "/apis/gpujob.dev/v1alpha1"

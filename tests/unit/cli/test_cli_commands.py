@@ -8,7 +8,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import kubectl_gpujob.__main__ as command_line
-from kubectl_gpujob.cluster import Target, UserError
+from kubectl_gpujob.cluster import Target
+from kubectl_gpujob.errors import UserError
 from tests.harness.cli_jobs import NOW, MemoryCluster, condition, job, succeeded_status
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kubectl_gpujob.cluster import Target, UserError, connect
+from kubectl_gpujob.cluster import Target, connect
+from kubectl_gpujob.errors import UserError
 
 WHOLE = {
     "apiVersion": "v1",

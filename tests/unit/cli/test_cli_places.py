@@ -14,7 +14,7 @@ from gpujob_operator.cycle import cycle_to_text
 from gpujob_operator.decide.planner import plan
 from gpujob_operator.decide.snapshot import Snapshot
 from gpujob_operator.read.snapshot import Objects
-from kubectl_gpujob.cluster import UserError
+from kubectl_gpujob.errors import UserError
 from tests.harness.builders import (
     after,
     make_card,

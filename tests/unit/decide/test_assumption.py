@@ -1,14 +1,14 @@
-"""A decision is assumed before it is durable unless it frees something."""
+"""A decision counts before it is durable, except for what it frees."""
 
 from dataclasses import replace
 
 import pytest
 
 from gpujob_api.gpujob import GPUJobStatus, JobPhase, Reservation, ReservationSource
-from gpujob_operator.decide.assumption import may_be_assumed
+from gpujob_operator.decide.assumption import assumed_status
 from tests.harness.builders import GIB, make_job, placed, reserve, running
 
-HELD = running(make_job(), held=reserve(8 * GIB)).status
+HELD = running(make_job(), held=reserve(8 * GIB, utilization_percent=50.0)).status
 
 
 def _held(reservation: Reservation | None) -> GPUJobStatus:
@@ -16,13 +16,34 @@ def _held(reservation: Reservation | None) -> GPUJobStatus:
 
 
 def test_a_placement_is_assumed() -> None:
-    assert may_be_assumed(make_job().status, placed(make_job()).status)
+    after = placed(make_job()).status
+    assert assumed_status(make_job().status, after) is after
 
 
-def test_growth_and_a_stop_are_assumed() -> None:
-    assert may_be_assumed(HELD, _held(reserve(9 * GIB)))
-    assert may_be_assumed(HELD, replace(HELD, phase=JobPhase.STOPPING))
-    assert may_be_assumed(_held(None), HELD)
+def test_an_ended_job_held_nothing() -> None:
+    after = make_job().status
+    assert assumed_status(replace(HELD, phase=JobPhase.FAILED), after) is after
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        _held(reserve(9 * GIB, utilization_percent=50.0)),
+        replace(HELD, phase=JobPhase.STOPPING),
+        _held(reserve(8 * GIB, ReservationSource.WHOLE_CARD, 50.0, exclusive=True)),
+    ],
+    ids=["growth", "a stop", "the whole GPU"],
+)
+def test_what_holds_as_much_is_assumed_as_it_is(after: GPUJobStatus) -> None:
+    assert assumed_status(HELD, after) is after
+
+
+def test_the_names_of_its_pods_are_no_other_place() -> None:
+    placement = HELD.placement
+    assert placement is not None
+    workers = tuple(replace(worker, pod_uid="uid-pod") for worker in placement.workers)
+    after = replace(HELD, placement=replace(placement, workers=workers))
+    assert assumed_status(HELD, after) is after
 
 
 @pytest.mark.parametrize(
@@ -31,29 +52,46 @@ def test_growth_and_a_stop_are_assumed() -> None:
         replace(HELD, phase=JobPhase.SUCCEEDED),
         replace(HELD, phase=JobPhase.PENDING, placement=None, reservation=None),
         placed(make_job(), ("n1", ("GPU-7",))).status,
-        _held(None),
-        _held(reserve(7 * GIB)),
-        _held(replace(reserve(8 * GIB), utilization_percent=0.0)),
     ],
-    ids=["ended", "let go", "moved", "no reservation", "less memory", "less utilization"],
+    ids=["ended", "let go", "moved"],
 )
-def test_what_frees_something_is_not_assumed(after: GPUJobStatus) -> None:
-    assert not may_be_assumed(_held(replace(reserve(8 * GIB), utilization_percent=50.0)), after)
+def test_gpus_that_would_be_let_go_are_held_until_that_is_durable(after: GPUJobStatus) -> None:
+    assert assumed_status(HELD, after) is None
 
 
 @pytest.mark.parametrize(
-    "whole",
+    ("before", "after", "held"),
     [
-        replace(reserve(8 * GIB), exclusive=True),
-        replace(reserve(8 * GIB), source=ReservationSource.WHOLE_CARD),
+        (reserve(8 * GIB), reserve(7 * GIB), reserve(8 * GIB)),
+        (reserve(8 * GIB), None, reserve(8 * GIB)),
+        (None, reserve(8 * GIB), reserve(8 * GIB)),
+        (
+            reserve(8 * GIB, utilization_percent=10.0),
+            reserve(7 * GIB, utilization_percent=40.0),
+            reserve(8 * GIB, utilization_percent=40.0),
+        ),
+        (
+            reserve(8 * GIB, ReservationSource.WHOLE_CARD),
+            reserve(3 * GIB),
+            reserve(8 * GIB, ReservationSource.WHOLE_CARD),
+        ),
+        (
+            reserve(8 * GIB, exclusive=True),
+            reserve(8 * GIB),
+            reserve(8 * GIB, exclusive=True),
+        ),
     ],
 )
-def test_a_whole_gpu_that_is_to_be_shared_is_not_assumed(whole: Reservation) -> None:
-    shared = replace(reserve(8 * GIB), source=ReservationSource.MEASURED)
-    assert not may_be_assumed(_held(whole), _held(shared))
-    assert may_be_assumed(_held(shared), _held(whole))
+def test_of_two_reservations_the_larger_of_each_counts(
+    before: Reservation | None, after: Reservation | None, held: Reservation
+) -> None:
+    found = assumed_status(_held(before), _held(after))
+    assert found is not None
+    assert found.reservation == held
 
 
-def test_an_ended_job_holds_nothing() -> None:
-    ended = replace(HELD, phase=JobPhase.FAILED)
-    assert may_be_assumed(ended, make_job().status)
+def test_what_does_not_shrink_comes_through_with_what_does() -> None:
+    after = replace(_held(reserve(7 * GIB)), attempt=9)
+    found = assumed_status(HELD, after)
+    assert found is not None
+    assert (found.attempt, found.reservation) == (9, HELD.reservation)

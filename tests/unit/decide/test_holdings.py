@@ -6,7 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpujob_api.gpujob import JobPhase
-from gpujob_operator.decide.holdings import Holding, Holdings, holding_of, holding_of_gone
+from gpujob_operator.decide.holdings import (
+    Holding,
+    Holdings,
+    holding_of,
+    holding_of_gone,
+    holding_of_orphans,
+)
 from gpujob_operator.decide.snapshot import GonePod
 from tests.harness.builders import T0, make_job, make_pod, placed, running
 
@@ -22,7 +28,7 @@ def some_holdings() -> list[Holding]:
         holding_of(other, (make_pod(other), make_pod(other, attempt=0)), (1000, 5)),
         holding_of(starting, (), (2000, 7)),
         holding_of(done, (ended,), (0, 0)),
-        holding_of(None, (make_pod(one, attempt=9),), (0, 0)),
+        holding_of_orphans((make_pod(one, attempt=9),)),
         holding_of_gone(GonePod(ended.uid, T0, ended.gpus)),
     ]
 
@@ -58,3 +64,13 @@ def test_a_pod_that_finished_and_was_deleted_is_ended_until_neither_is_told() ->
     assert set(holdings.ended) == {uid}
     holdings.remove(deleted)
     assert not holdings.ended
+
+
+@given(st.lists(st.integers(0, 5), max_size=12), st.lists(st.integers(0, 5), max_size=12))
+def test_whatever_is_taken_away_nothing_raises(added: list[int], removed: list[int]) -> None:
+    every = some_holdings()
+    holdings = Holdings()
+    for index in added:
+        holdings.add(every[index])
+    for index in removed:
+        holdings.remove(every[index])

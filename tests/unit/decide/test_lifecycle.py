@@ -9,7 +9,8 @@ from gpujob_api.gpujob import GPUJob, JobPhase, ReservationSource, StopReason
 from gpujob_api.quantities import GIB
 from gpujob_api.report import FailureClass
 from gpujob_operator.decide.configuration import Configuration
-from gpujob_operator.decide.lifecycle import Seen, Step, advance
+from gpujob_operator.decide.lifecycle import Step, advance
+from gpujob_operator.decide.seen import Seen
 from gpujob_operator.decide.snapshot import PodPhase, PodView
 from tests.harness.builders import (
     after,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gpujob_operator.act.connection import load_configuration
 from gpujob_operator.act.kube import (
     JOBS,
     LEASES,
@@ -18,7 +19,6 @@ from gpujob_operator.act.kube import (
     Kube,
     Manifest,
     Unavailable,
-    load_configuration,
 )
 from tests.harness.http_api import HttpApi
 

@@ -1,5 +1,7 @@
 """Plans are written in order, once, with preconditions, and never half believed."""
 
+from typing import Any
+
 import pytest
 
 from gpujob_api.gpuqueue import GPUQueueStatus
@@ -99,18 +101,21 @@ async def test_a_lost_answer_to_a_status_is_a_conflict_that_refreshes_the_cache(
 
 
 @pytest.mark.parametrize(
-    "labels",
+    "owner",
     [
-        {"gpujob.dev/job-uid": "another"},
-        {"gpujob.dev/job-uid": "uid-job", "gpujob.dev/attempt": "7", "gpujob.dev/rank": "0"},
-        {},
+        {"uid": "another"},
+        {"controller": False},
+        {"kind": "ReplicaSet"},
+        {"apiVersion": "apps/v1"},
     ],
 )
 async def test_a_foreign_pod_of_the_name_is_a_failure(
-    bench: ExecutorBench, labels: dict[str, str]
+    bench: ExecutorBench, owner: dict[str, Any]
 ) -> None:
+    """Labels prove nothing: the controller owner does."""
     job = bench.job()
-    foreign = pod_manifest(name="job-1-0", namespace="team", labels=labels)
+    foreign = pod_manifest(job)
+    foreign["metadata"]["ownerReferences"][0] |= owner
     bench.kube.put(PODS, foreign)
     assert await bench.run(create_item(job)) == {WriteResult.CONFLICT: 1}
     assert bench.written == []

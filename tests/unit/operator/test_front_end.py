@@ -52,7 +52,7 @@ async def test_the_connection_is_our_own() -> None:
     front = _front([], host="https://server:6443")
     front._configuration.api_key = {"authorization": "Bearer abc"}
     front._configuration.ssl_ca_cert = "/ca"
-    information = await front._login()
+    information = await front._connection()
     assert isinstance(information, kopf.ConnectionInfo)
     assert (information.server, information.ca_path) == ("https://server:6443", "/ca")
     assert (information.scheme, information.token) == ("Bearer", "abc")

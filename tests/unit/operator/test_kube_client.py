@@ -10,6 +10,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from kubernetes.aio import client
 
+from gpujob_operator.act.connection import load_configuration
 from gpujob_operator.act.kube import (
     JOBS,
     LEASES,
@@ -25,7 +26,6 @@ from gpujob_operator.act.kube import (
     ResourceType,
     Throttled,
     Unavailable,
-    load_configuration,
 )
 
 

@@ -110,19 +110,53 @@ def test_edited_labels_do_not_make_a_worker_disappear() -> None:
     assert (view.job_uid, view.attempt, view.rank) == ("uid-job", 4, 1)
 
 
-def test_stripped_owner_leaves_the_label() -> None:
-    manifest = pod_manifest(JOB)
-    del manifest["metadata"]["ownerReferences"]
-    assert pod_view(manifest).job_uid == "uid-job"
+OWNER = {"apiVersion": "gpujob.dev/v1alpha1", "kind": "GPUJob", "name": "job", "uid": "uid-job"}
 
 
-@pytest.mark.parametrize("attempt", ["", "x", "-1", "1" * 30, "٣"])
-def test_who_claims_to_be_a_worker_and_is_none_is_a_stranger(attempt: str) -> None:
-    manifest = pod_manifest(name="alone", labels={"gpujob.dev/job-uid": "uid-job"})
-    manifest["metadata"]["labels"]["gpujob.dev/attempt"] = attempt
-    pod = cached_pod(manifest)
+@pytest.mark.parametrize(
+    "owners",
+    [
+        None,
+        [],
+        "x",
+        [None, 1, "x", {}],
+        [OWNER],
+        [OWNER | {"controller": "true"}],
+        [OWNER | {"controller": True, "kind": "GPUQueue"}],
+        [OWNER | {"controller": True, "apiVersion": "other.dev/v1"}],
+        [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "uid": "r", "controller": True}, OWNER],
+    ],
+)
+def test_labels_and_references_that_do_not_control_name_no_owner(owners: Any) -> None:
+    view = pod_view(pod_manifest(JOB, ownerReferences=owners))
+    assert view.job_uid == ""
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["alone", "x-1", "-1-0", "x-01-0", "x-1-00", "x-100000-0", "x-1-1024", "x-1-٣", "x-1-0-"],
+)
+def test_who_has_no_workers_name_is_unmanaged(name: str) -> None:
+    pod = cached_pod(pod_manifest(JOB, name=name))
     assert pod.view is None
     assert pod.requests.cpu_milli == 1000
+
+
+def test_the_grace_that_a_pod_was_made_with() -> None:
+    manifest = pod_manifest(JOB)
+    assert pod_view(manifest).grace_seconds is None
+    manifest["spec"]["terminationGracePeriodSeconds"] = 77
+    assert pod_view(manifest).grace_seconds == 77
+
+
+def test_a_worker_that_ended_beside_another_container() -> None:
+    """The pod runs on: its worker has ended, and its cards are not proven free."""
+    ended = {"exitCode": 0, "finishedAt": "2026-01-01T00:01:00Z"}
+    manifest = pod_manifest(JOB, phase="Running", state={"terminated": ended})
+    beside = {"name": "istio-proxy", "state": {"running": {}}}
+    manifest["status"]["containerStatuses"].insert(0, beside)
+    view = pod_view(manifest)
+    assert (view.exit_code, view.ended, view.finished) == (0, True, False)
 
 
 def test_unknown_phase_and_broken_times() -> None:

@@ -138,9 +138,12 @@ Client = TestClient[web.Request, web.Application]
 class _Health:
     def __init__(self) -> None:
         self.ages: Mapping[str, tuple[float, float]] = {"cycle": (1.0, 120.0)}
-        self.ready = False
+        self.unheard = ["a list of GPUJob"]
+        self.not_acting = ["the Lease"]
         self.metrics = Metrics()
-        server = HealthServer(self.metrics, lambda: self.ages, lambda: self.ready)
+        server = HealthServer(
+            self.metrics, lambda: self.ages, lambda: self.unheard, lambda: self.not_acting
+        )
         self.application = server.application()
 
 
@@ -163,12 +166,21 @@ async def test_alive_while_cycles_and_watches_are_young(health: tuple[_Health, C
     status, text = await _get(client, "/healthz")
     assert status == 503
     assert json.loads(text)["ageSeconds"]["watch"] == 301.0
+    assert json.loads(text)["late"] == ["watch"]
 
 
-async def test_ready_only_when_it_acts(health: tuple[_Health, Client]) -> None:
+async def test_ready_when_it_hears_of_every_kind_and_acts(
+    health: tuple[_Health, Client],
+) -> None:
     state, client = health
+    status, text = await _get(client, "/readyz")
+    assert status == 503
+    assert json.loads(text)["waitingFor"] == ["a list of GPUJob", "the Lease"]
+    assert (await _get(client, "/readyz/events"))[0] == 503
+    state.unheard = []
     assert (await _get(client, "/readyz"))[0] == 503
-    state.ready = True
+    assert (await _get(client, "/readyz/events"))[0] == 200
+    state.not_acting = []
     assert (await _get(client, "/readyz"))[0] == 200
 
 

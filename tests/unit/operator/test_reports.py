@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +13,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from gpujob_api.gpujob import GPUJob, StopReason
 from gpujob_api.report import Reply, Report, WorkerPhase
 from gpujob_operator.decide.snapshot import PodView
+from gpujob_operator.decide.workers import speaks_for, with_pod_uids
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.dirty import Dirty
 from gpujob_operator.observe.reports import (
@@ -23,6 +25,7 @@ from gpujob_operator.observe.reports import (
 )
 from tests.harness.builders import make_job, make_pod, make_report, placed, with_status
 from tests.harness.clocks import FakeClock
+from tests.harness.odd_json import ODD_SCALARS, to_json
 
 JOB = placed(make_job())
 POD = make_pod(JOB)
@@ -50,6 +53,9 @@ class _Workers:
 
     def job(self, uid: str) -> GPUJob | None:
         return self.jobs.get(uid)
+
+    def job_of(self, pod: PodView) -> GPUJob | None:
+        return next((job for job in self.jobs.values() if speaks_for(pod, job)), None)
 
 
 class _Bench:
@@ -137,18 +143,28 @@ async def test_a_worker_cannot_speak_for_another(bench: _Bench, report: Report) 
 
 
 async def test_a_pod_of_a_job_in_another_namespace_is_refused(bench: _Bench) -> None:
-    """Labels are anybody's to write: the job must live where the pod does."""
+    """References are anybody's to write: the job must live where the pod does."""
     other = make_pod(JOB, uid="pod-x")
-    bench.workers.pods["pod-x"] = PodView(
-        **{
-            name: getattr(other, name)
-            for name in PodView.__dataclass_fields__
-            if name != "namespace"
-        },
-        namespace="elsewhere",
-    )
+    bench.workers.pods["pod-x"] = replace(other, namespace="elsewhere")
     status, _ = await bench.post(token=f"elsewhere/{other.name}/pod-x")
     assert status == 403
+
+
+async def test_who_took_the_place_of_a_worker_is_refused(bench: _Bench) -> None:
+    """The status knows the worker's pod; another one of its name and owner is not heard."""
+    known = replace(JOB, status=with_pod_uids(JOB.status, [POD]))
+    bench.workers.jobs[JOB.metadata.uid] = known
+    bench.workers.pods["pod-x"] = replace(POD, uid="pod-x")
+    assert (await bench.post())[0] == 200
+    assert (await bench.post(token=f"{POD.namespace}/{POD.name}/pod-x"))[0] == 403
+
+
+async def test_a_worker_whose_owner_reference_was_stripped_is_heard(bench: _Bench) -> None:
+    known = replace(JOB, status=with_pod_uids(JOB.status, [POD]))
+    bench.workers.jobs[JOB.metadata.uid] = known
+    bench.workers.pods[POD.uid] = replace(POD, job_uid="")
+    assert (await bench.post())[0] == 200
+    assert [one.job_uid for one in bench.receiver.newest()] == [JOB.metadata.uid]
 
 
 @pytest.mark.parametrize(
@@ -247,3 +263,33 @@ async def test_other_paths_and_methods_do_not_exist(bench: _Bench) -> None:
         assert response.status == 405
     async with session.post("/") as response:
         assert response.status == 404
+
+
+async def test_whatever_a_report_holds_it_is_answered(bench: _Bench) -> None:
+    """No traceback, no 500: a refusal that names the field, or a report that others can read."""
+    for position, value in enumerate(ODD_SCALARS):
+        for name in ("loss", "step", "device", "failure", "attempt", "explain"):
+            data = {"attempt": 1, "phase": "training", "sequence": position, name: value}
+            status, answer = await bench.post(to_json(data))
+            assert status in (200, 400, 403, 413), (name, answer)
+            assert status in (200, 413) or answer["error"].startswith("report")
+            bench.clock.advance(60)
+    for body in (b"\xff", b"[", b"[" * 60_000, b"9" * 60_000, b"null"):
+        status, answer = await bench.post(body)
+        assert (status, answer["error"][:6]) == (400, "report")
+        bench.clock.advance(60)
+    for received in bench.receiver.newest():
+        json.loads(received.report.to_text(), parse_constant=pytest.fail).items()
+
+
+async def test_a_fault_of_our_own_is_an_answer_and_counted(
+    bench: _Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(uid: str) -> GPUJob:
+        raise ZeroDivisionError(uid)
+
+    monkeypatch.setattr(bench.workers, "pod", broken)
+    status, answer = await bench.post()
+    assert status == 500
+    assert "log" in answer["error"]
+    assert b'gpujob_reports_total{result="error"} 1.0' in bench.metrics.text()

@@ -7,8 +7,12 @@ import pytest
 
 from gpujob_operator.decide.snapshot import Taint
 from gpujob_operator.read.nodes import cached_node, with_pods
-from gpujob_operator.read.requests import PodRequests, pod_requests, quantity
+from gpujob_operator.read.requests import WHOLE_NODE, PodRequests, pod_requests, quantity
 from tests.harness.manifests import node_manifest
+
+
+def _container(cpu: str, memory: str, **fields: Any) -> dict[str, Any]:
+    return {"resources": {"requests": {"cpu": cpu, "memory": memory}}, **fields}
 
 
 @pytest.mark.parametrize(
@@ -25,19 +29,48 @@ from tests.harness.manifests import node_manifest
         ("1e3", 1000.0),
         ("1E", 1e18),
         ("100n", 1e-7),
-        ("", 0.0),
         (None, 0.0),
-        (True, 0.0),
-        ("x", 0.0),
-        (".", 0.0),
     ],
 )
 def test_quantity(text: object, number: float) -> None:
     assert quantity(text) == pytest.approx(number)
 
 
-def _container(cpu: str, memory: str, **fields: Any) -> dict[str, Any]:
-    return {"resources": {"requests": {"cpu": cpu, "memory": memory}}, **fields}
+UNREADABLE: list[Any] = ["", True, "x", ".", "-1", -1, 10**400, float("nan"), float("inf"), [], {}]
+
+
+@pytest.mark.parametrize("value", UNREADABLE)
+def test_an_amount_that_cannot_be_read_is_no_amount(value: object) -> None:
+    assert quantity(value) is None
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *({"containers": [_container(value, "1Gi")]} for value in ("x", "-1", "9" * 40)),
+        *({"containers": [{"resources": value}]} for value in (1, [], {"requests": 3})),
+        {"containers": {"a": 1}},
+        {"containers": [_container("1", "1"), 7]},
+        {"containers": [], "overhead": {"memory": float("nan")}},
+        {"containers": [], "initContainers": "x"},
+    ],
+)
+def test_a_pod_whose_requests_cannot_be_read_takes_the_whole_node(spec: dict[str, Any]) -> None:
+    used = pod_requests(spec)
+    assert used == WHOLE_NODE
+    view = with_pods(cached_node(node_manifest()), used.cpu_milli, used.memory_bytes)
+    assert (view.cpu_milli_free, view.memory_bytes_free) == (0, 0)
+
+
+@pytest.mark.parametrize("taints", ["x", [7], [{}], [{"key": 3}], {"key": "a"}])
+def test_a_node_whose_taints_cannot_be_read_takes_nobody(taints: Any) -> None:
+    assert cached_node(node_manifest(taints=taints)).empty.unschedulable
+
+
+@pytest.mark.parametrize("value", ["x", {}, 10**400, float("inf"), -5])
+def test_a_node_whose_room_cannot_be_read_has_none(value: Any) -> None:
+    view = cached_node(node_manifest(cpu=value, memory=value)).empty
+    assert (view.cpu_milli_free, view.memory_bytes_free) == (0, 0)
 
 
 def test_containers_add_up_and_init_containers_do_not() -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from gpujob_api.codec import FieldError
-from gpujob_operator.observe.store import TOMBSTONES_MAX, Store, version_number
+from gpujob_operator.observe.store import TOMBSTONES_MAX, Store
+from gpujob_operator.read.shapes import version_number
 
 
 def _parse(manifest: Mapping[str, Any]) -> str:

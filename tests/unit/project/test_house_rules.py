@@ -149,3 +149,15 @@ def test_no_test_waits_for_a_guessed_time() -> None:
             if not isinstance(pause, int | float) or pause > POLL_SECONDS_MAX:
                 long.append(f"{relative(path)}:{call.lineno}: {ast.unparse(call)}")
     assert long == []
+
+
+def test_properties_have_their_limits_from_one_profile() -> None:
+    """What depends on the machine's speed is decided in tests/conftest.py, for all of them."""
+    own = {"deadline", "suppress_health_check", "database", "derandomize", "print_blob"}
+    found: list[str] = []
+    for path in tracked("tests/*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("settings"):
+                given = own & {keyword.arg for keyword in node.keywords}
+                found += [f"{relative(path)}:{node.lineno}: {name}" for name in sorted(given)]
+    assert found == []

@@ -87,7 +87,8 @@ def test_the_demo_builds_only_the_control_plane() -> None:
     result = subprocess.run(
         ["make", "--dry-run", "demo"], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert re.findall(r"-m gpujob_local\.tools\b *(.*)", result.stdout) == ["kubernetes"]
+    built = re.findall(r"-m gpujob_local\.control_plane\.tools\b *(.*)", result.stdout)
+    assert built == ["kubernetes"]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=relative)

@@ -10,10 +10,10 @@ from torch import nn
 
 from gpujob_api.settings import Precision, Settings, Toggle
 from gpujob_worker.adapters import huggingface, lightning, tensorflow_jax
-from gpujob_worker.adapters.requested_settings import Wishes
+from gpujob_worker.adapters.requested_settings import RequestedSettings
 from gpujob_worker.inject.guards import probe_refusal
-from gpujob_worker.run.decision_log import Explanation
-from gpujob_worker.run.features import Switches
+from gpujob_worker.run.decision_log import DecisionLog
+from gpujob_worker.run.features import Features
 from tests.harness.worker_process import run_worker
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.trainers]
@@ -133,9 +133,9 @@ def arguments(**values: Any) -> Any:
 def test_the_batch_keeps_its_total(
     values: dict[str, Any], rows: int, changes: tuple[int, int] | None, line: str
 ) -> None:
-    explanation = Explanation()
+    explanation = DecisionLog()
     found = huggingface.changed_arguments(
-        arguments(**values), set(), Wishes(batch_per_step=rows), explanation
+        arguments(**values), set(), RequestedSettings(batch_per_step=rows), explanation
     )
     names = ("per_device_train_batch_size", "gradient_accumulation_steps")
     assert found == ({} if changes is None else dict(zip(names, changes, strict=True)))
@@ -143,8 +143,8 @@ def test_the_batch_keeps_its_total(
 
 
 def test_what_the_script_chose_stays() -> None:
-    wishes = Wishes(mixed_precision="fp16", compile=True, loader_workers=2)
-    explanation = Explanation()
+    wishes = RequestedSettings(mixed_precision="fp16", compile=True, loader_workers=2)
+    explanation = DecisionLog()
     chosen = {"tf32", "torch_compile_backend", "dataloader_num_workers"}
     assert huggingface.changed_arguments(arguments(), chosen, wishes, explanation) == {}
     assert huggingface.changed_arguments(arguments(), set(), wishes, explanation) == {
@@ -162,8 +162,8 @@ def test_what_the_script_chose_stays() -> None:
 def test_variables_that_are_set_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
     monkeypatch.delenv("ACCELERATE_DYNAMO_BACKEND", raising=False)
-    explanation = Explanation()
-    huggingface.set_variables(Wishes("bf16", compile=True), explanation)
+    explanation = DecisionLog()
+    huggingface.set_variables(RequestedSettings("bf16", compile=True), explanation)
     assert os.environ["ACCELERATE_MIXED_PRECISION"] == "no"
     assert os.environ.pop("ACCELERATE_DYNAMO_BACKEND") == "inductor"
     assert "refused: it is 'no' already" in explanation.lines[0]
@@ -171,10 +171,12 @@ def test_variables_that_are_set_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_wishes_follow_settings_and_switches() -> None:
     settings = Settings(precision=Precision.BFLOAT16, batch_per_step=4, compile=Toggle.ON)
-    assert Wishes.of(settings, Switches()) == Wishes("bf16", 4, True, None)
-    off = Switches(precision=False, batch_split=False, compile=False)
-    assert Wishes.of(settings, off) == Wishes()
-    assert Wishes.of(Settings(precision=Precision.AUTO), Switches()) == Wishes()
+    assert RequestedSettings.of(settings, Features()) == RequestedSettings("bf16", 4, True, None)
+    off = Features.without("precision", "batch_split", "compile")
+    assert RequestedSettings.of(settings, off) == RequestedSettings()
+    assert (
+        RequestedSettings.of(Settings(precision=Precision.AUTO), Features()) == RequestedSettings()
+    )
 
 
 def test_other_frameworks_get_variables_and_are_measured_from_outside(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from bench.speed.results import losses
 from bench.speed.ways import WORKLOADS
 from tests.harness.worker_process import run_alone, run_worker
 
-FOLDER = Path(__file__).resolve().parents[2] / "bench" / "workloads"
+FOLDER = Path(__file__).resolve().parents[3] / "bench" / "workloads"
 STEPS = 12
 
 

@@ -15,13 +15,13 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from gpujob_api.settings import AttentionKernel, Precision, Settings, Toggle, TunedSettings
-from gpujob_worker.control.consensus import Agreement, Store, common
+from gpujob_worker.control.consensus import Consensus, Store, common
 from gpujob_worker.control.distributed_tuning import FollowingTuner
 from gpujob_worker.inject.ddp import inside, scaling_refusal_of, wrapper_refusal
 from gpujob_worker.inject.grad_scaling import LossScale
 from gpujob_worker.inject.guards import parallel_wrapper
-from gpujob_worker.run.decision_log import Explanation
-from gpujob_worker.run.features import Switches
+from gpujob_worker.run.decision_log import DecisionLog
+from gpujob_worker.run.features import Features
 from tests.harness.worker_process import WorkerRun, start_worker
 
 pytestmark = pytest.mark.timeout(240)
@@ -39,9 +39,9 @@ class Clock:
         self.now += 1.0
 
 
-def agreement(store: Store, rank: int, size: int = 2, **keywords: Any) -> Agreement:
+def agreement(store: Store, rank: int, size: int = 2, **keywords: Any) -> Consensus:
     clock = Clock()
-    return Agreement(store, rank, size, clock=lambda: clock.now, pause=clock.pause, **keywords)
+    return Consensus(store, rank, size, clock=lambda: clock.now, pause=clock.pause, **keywords)
 
 
 def together(*tasks: Callable[[], Any]) -> list[Any]:
@@ -51,14 +51,14 @@ def together(*tasks: Callable[[], Any]) -> list[Any]:
 
 def test_what_the_first_proposes_and_all_find_safe_is_decided() -> None:
     store = HashStore()
-    first, second, third = (Agreement(store, rank, 3) for rank in range(3))
+    first, second, third = (Consensus(store, rank, 3) for rank in range(3))
 
     def lead() -> TunedSettings:
         assert first.come()
         first.propose(FAST)
         return first.settle(FAST)
 
-    def follow(one: Agreement) -> TunedSettings:
+    def follow(one: Consensus) -> TunedSettings:
         assert one.proposal() == FAST
         return one.settle(TunedSettings(Precision.BFLOAT16, batch_per_step=4))
 
@@ -97,8 +97,8 @@ def test_a_first_process_that_comes_late_finds_that_nothing_is_done() -> None:
 def test_a_follower_that_gave_up_binds_the_first_process() -> None:
     """The first one waits for a third, the second loses patience: one decision all the same."""
     store = HashStore()
-    leader, second = Agreement(store, 0, 3), agreement(store, 1, 3)
-    third = Agreement(store, 2, 3)
+    leader, second = Consensus(store, 0, 3), agreement(store, 1, 3)
+    third = Consensus(store, 2, 3)
     assert second.settle(FAST) == TunedSettings()
     assert together(lambda: leader.settle(FAST), lambda: third.settle(FAST)) == (
         [TunedSettings()] * 2
@@ -110,9 +110,9 @@ def test_a_first_process_that_died_is_waited_for_no_longer_than_it_may_take(
     wanted: str, expected: float
 ) -> None:
     clock = Clock()
-    one = Agreement(HashStore(), 1, 2, clock=lambda: clock.now, pause=clock.pause)
-    explanation = Explanation()
-    tuner = FollowingTuner(Settings(compile=Toggle(wanted)), Switches(), explanation, 12.0)
+    one = Consensus(HashStore(), 1, 2, clock=lambda: clock.now, pause=clock.pause)
+    explanation = DecisionLog()
+    tuner = FollowingTuner(Settings(compile=Toggle(wanted)), Features(), explanation, 12.0)
     tuner.agreement = one
     assert tuner.proposed == TunedSettings()
     assert tuner.proposed == TunedSettings()
@@ -122,7 +122,7 @@ def test_a_first_process_that_died_is_waited_for_no_longer_than_it_may_take(
 
 def test_who_is_asked_to_stop_does_not_wait() -> None:
     waited: list[float] = []
-    stopped = Agreement(HashStore(), 1, 2, cancelled=lambda: True, pause=waited.append)
+    stopped = Consensus(HashStore(), 1, 2, cancelled=lambda: True, pause=waited.append)
     assert stopped.proposal() is None
     assert stopped.settle(FAST) == TunedSettings()
     assert waited == []

@@ -10,20 +10,26 @@ from torch import nn
 
 from gpujob_api.report import Speedup, Timing
 from gpujob_api.settings import Settings, TunedSettings
-from gpujob_worker.control.applied_settings import InForce
-from gpujob_worker.control.rollback_guard import CONFIRM_STEPS, DIVERGED_CHECKS, Guardian, LossWatch
+from gpujob_worker.control.applied_settings import AppliedSettings
+from gpujob_worker.control.rollback_guard import (
+    CONFIRM_STEPS,
+    DIVERGED_CHECKS,
+    LossDivergence,
+    RollbackGuard,
+)
 from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.wrapped_module import Root, RootPlan
 from gpujob_worker.run.environment import Environment
-from gpujob_worker.run.features import Switches
+from gpujob_worker.run.features import Features
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.applied import Applied
+from gpujob_worker.tune.registry import tuned
 from gpujob_worker.tune.tuner import Tuner
 from tests.harness.worker_process import run_worker
 
 
 def test_a_loss_is_lost_when_it_stays_far_above_its_start() -> None:
-    watch = LossWatch()
+    watch = LossDivergence()
     for loss in (2.0, 1.8, 2.4, math.nan):
         watch.starts(loss)
     assert [watch.verdict(loss) for loss in (1.0, 7.0, 8.0, 1.0, 9.0, 9.0)] == [None] * 6
@@ -33,39 +39,39 @@ def test_a_loss_is_lost_when_it_stays_far_above_its_start() -> None:
 
 @pytest.mark.parametrize("first", [[], [-3.0, -2.0], [0.0, 4.0]])
 def test_ordinary_losses_are_left_alone(first: list[float]) -> None:
-    watch = LossWatch(first)
+    watch = LossDivergence(first)
     assert [watch.verdict(loss) for loss in (1.9, 1.5, 2.0, 1.9, 1.0)] == [None] * 5
 
 
 @pytest.fixture
-def in_force() -> InForce:
+def in_force() -> AppliedSettings:
     session = Session(Environment(settings=Settings()))
     module = nn.Linear(2, 2)
     root = Root(module, lambda _: None)
     root.install()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    found = InForce(session, ScriptFacts(), [root])
+    found = AppliedSettings(session, ScriptFacts(), [root])
     vars(module)["optimizer"] = optimizer  # the script keeps it
     found.facts.saw(optimizer)
-    found.tuner = Tuner(Settings(), Switches(), session.explanation, 1.0)
+    found.tuner = Tuner(Settings(), Features(), session.explanation, 1.0)
     plan = RootPlan(autocast=torch.bfloat16)
     found.tuner.applied = Applied(plan, fused=True, loader_workers=2)
     found.put(optimizer)
     return found
 
 
-def test_a_roll_back_takes_everything_back_for_good(in_force: InForce) -> None:
+def test_a_roll_back_takes_everything_back_for_good(in_force: AppliedSettings) -> None:
     root, optimizer, tuner = in_force.roots[0], in_force.facts.optimizers[0], in_force.tuner
     assert root.plan.autocast is torch.bfloat16
     assert optimizer.param_groups[0]["fused"] is True
     session, gain = in_force.session, Speedup(1.42, 1.38, 1.46, 10)
-    session.gained(in_force.applied.tuned(), gain)
+    session.state.gained(tuned(in_force.applied), gain)
     in_force.report()
     assert session.report().speedup == gain
-    in_force.session.loss_tensor = torch.tensor(1.0)
-    guardian = Guardian(in_force.session, in_force)
+    in_force.session.state.loss_tensor = torch.tensor(1.0)
+    guardian = RollbackGuard(in_force.session, in_force)
     guardian.first_steps()
-    in_force.session.loss_tensor = torch.tensor(50.0)
+    in_force.session.state.loss_tensor = torch.tensor(50.0)
     for check in range(DIVERGED_CHECKS):
         assert not in_force.rolled_back
         guardian.step(20 * (check + 1) + 20)
@@ -75,7 +81,7 @@ def test_a_roll_back_takes_everything_back_for_good(in_force: InForce) -> None:
     assert session.explanation.line("speed-up") == refused
     assert root.plan == RootPlan()
     assert optimizer.param_groups[0]["fused"] is None
-    assert in_force.session.tuned == TunedSettings(data_loader_workers=2)
+    assert in_force.session.state.tuned == TunedSettings(data_loader_workers=2)
     assert tuner is not None
     assert tuner.applied.plan == RootPlan()
     assert in_force.session.explanation.lines[-1] == (
@@ -88,10 +94,10 @@ def test_a_roll_back_leaves_what_keeps_a_memory_limit() -> None:
     module = nn.Linear(2, 2)
     root = Root(module, lambda _: None)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    found = InForce(session, ScriptFacts(), [root])
+    found = AppliedSettings(session, ScriptFacts(), [root])
     vars(module)["optimizer"] = optimizer  # the script keeps it
     found.facts.saw(optimizer)
-    found.tuner = Tuner(Settings(), Switches(), session.explanation, 1.0)
+    found.tuner = Tuner(Settings(), Features(), session.explanation, 1.0)
     plan = RootPlan(autocast=torch.bfloat16, rows_per_step=4, keeps_chunk=False)
     found.tuner.applied = Applied(plan, fused=True, optimizer_offload=True)
     found.put(optimizer)
@@ -100,30 +106,32 @@ def test_a_roll_back_leaves_what_keeps_a_memory_limit() -> None:
     assert root.plan == RootPlan(rows_per_step=4, keeps_chunk=False)
     assert optimizer.param_groups[0]["fused"] is None
     assert found.optimizer_offload is not None
-    assert session.tuned == TunedSettings(batch_per_step=4, optimizer_offload=True)
-    session.loss_tensor = torch.tensor(math.nan)
-    Guardian(session, found).step(20)
+    assert session.state.tuned == TunedSettings(batch_per_step=4, optimizer_offload=True)
+    session.state.loss_tensor = torch.tensor(math.nan)
+    RollbackGuard(session, found).step(20)
     assert session.explanation.line("roll-back").endswith("a test"), "it is done once"
 
 
 def test_a_split_that_does_not_keep_the_limit_is_made_finer_and_says_so() -> None:
     session = Session(Environment(memory_limit_bytes=1000))
     root = Root(nn.Linear(2, 2), lambda _: None)
-    found = InForce(session, ScriptFacts([]), [root])
-    found.tuner = Tuner(Settings(), Switches(), session.explanation, 1.0)
+    found = AppliedSettings(session, ScriptFacts([]), [root])
+    found.tuner = Tuner(Settings(), Features(), session.explanation, 1.0)
     found.tuner.applied = Applied(RootPlan(rows_per_step=12))
     found.put()
-    Guardian(session, found).step(CONFIRM_STEPS)
+    RollbackGuard(session, found).step(CONFIRM_STEPS)
     assert root.plan == RootPlan(rows_per_step=6, keeps_chunk=False)
     said = session.explanation.line("memory limit")
     assert said.endswith("measured, limit 1000 B; steps of 6 from now on")
 
 
 @pytest.mark.parametrize(("seconds", "rolled_back"), [(0.105, False), (0.12, True)])
-def test_slower_steps_take_it_back(in_force: InForce, seconds: float, rolled_back: bool) -> None:
-    in_force.session.baseline = Timing(0.1, 0)
+def test_slower_steps_take_it_back(
+    in_force: AppliedSettings, seconds: float, rolled_back: bool
+) -> None:
+    in_force.session.state.baseline = Timing(0.1, 0)
     in_force.session.meter.window.seconds.extend([seconds] * 3)
-    Guardian(in_force.session, in_force).step(CONFIRM_STEPS)
+    RollbackGuard(in_force.session, in_force).step(CONFIRM_STEPS)
     assert in_force.rolled_back is rolled_back
 
 
@@ -170,8 +178,8 @@ def test_a_call_that_fails_under_the_settings_alone_is_made_as_written() -> None
     module = LaterBranch()
     session = Session(Environment())
     root = Root(module, lambda _: None)
-    in_force = InForce(session, ScriptFacts(), [root])
-    root.failed = Guardian(session, in_force).call_failed
+    in_force = AppliedSettings(session, ScriptFacts(), [root])
+    root.failed = RollbackGuard(session, in_force).call_failed
     root.install()
     in_force.applied = Applied(RootPlan(autocast=torch.bfloat16, rows_per_step=2))
     root.plan = in_force.applied.plan

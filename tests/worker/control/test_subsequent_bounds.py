@@ -8,13 +8,13 @@ from torch import nn
 
 from gpujob_api.report import Timing
 from gpujob_api.settings import OptimizeMode, Settings, TunedSettings
-from gpujob_worker.control.applied_settings import InForce
-from gpujob_worker.control.subsequent_models import LOOKS_MAX, UNTUNED_MAX, LaterModels
+from gpujob_worker.control.applied_settings import AppliedSettings
+from gpujob_worker.control.subsequent_models import LOOKS_MAX, UNTUNED_MAX, SubsequentModels
 from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.wrapped_module import Root, RootPlan
-from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.environment import Environment
-from gpujob_worker.run.features import Switches
+from gpujob_worker.run.features import Features
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.trial import AN_EARLIER_RUN
@@ -22,9 +22,9 @@ from gpujob_worker.tune.tuner import Tuner
 from tests.harness.blocks import Model, root_and_call
 
 
-def later_models(mode: OptimizeMode = OptimizeMode.AUTO, **values: Any) -> LaterModels:
+def later_models(mode: OptimizeMode = OptimizeMode.AUTO, **values: Any) -> SubsequentModels:
     session = Session(Environment(settings=Settings(mode=mode), **values), tuning_seconds=0.0)
-    return LaterModels(session, InForce(session, ScriptFacts()))
+    return SubsequentModels(session, AppliedSettings(session, ScriptFacts()))
 
 
 def test_nothing_is_looked_for_where_nothing_would_be_done() -> None:
@@ -33,7 +33,7 @@ def test_nothing_is_looked_for_where_nothing_would_be_done() -> None:
     assert not later_models(world_size=2).watches
 
 
-def trains(later: LaterModels, root: Root) -> torch.optim.Optimizer:
+def trains(later: SubsequentModels, root: Root) -> torch.optim.Optimizer:
     optimizer = torch.optim.SGD(root.module.parameters(), lr=0.1)
     later.made(optimizer)
     later.before_call(root)
@@ -51,10 +51,10 @@ def test_the_time_for_looking_at_models_is_limited_but_for_a_memory_limit() -> N
             root.recorded = call
             optimizer = trains(later, root)
             later.spent(seconds)
-            session.tuned, session.tuning_seconds = TunedSettings(batch_per_step=4), 1.0
+            session.state.tuned, session.state.tuning_seconds = TunedSettings(batch_per_step=4), 1.0
             del optimizer
             assert later.is_over(warm=True)
-            known, alike = session.known_tuned, in_force.first_shape
+            known, alike = session.state.known_tuned, in_force.first_shape
             later.begin()
         assert alike is (limit is not None)
         assert known == (TunedSettings(batch_per_step=4) if alike else TunedSettings())
@@ -74,7 +74,7 @@ def test_models_that_are_made_for_a_few_steps_are_not_looked_at_for_ever() -> No
 def test_what_is_not_said_aloud_is_said_once_at_the_end(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    explanation = Explanation(verbose=True)
+    explanation = DecisionLog(verbose=True)
     for count in range(5):
         explanation.note("models", str(count), aloud=count in (0, 2))
     assert capsys.readouterr().err == "gpujob: models 0\ngpujob: models 2\n"
@@ -95,7 +95,7 @@ def test_a_sweep_over_models_says_again_only_what_means_something_else(
         root, call = root_and_call(kind(), rows=12 if number != 11 else 8)
         root.recorded = call
         optimizer = trains(later, root)
-        session.tuned, session.tuning_seconds = TunedSettings(batch_per_step=4), 1.0
+        session.state.tuned, session.state.tuning_seconds = TunedSettings(batch_per_step=4), 1.0
         del optimizer
         assert later.is_over(warm=True)
         later.begin()
@@ -147,7 +147,7 @@ def test_a_split_is_made_for_the_next_model_as_it_was_for_the_last_one_like_it()
         in_force.renew()
         assert in_force.keeps_chunk is kept
     root, call = root_and_call(Model().eval())
-    tuner = Tuner(Settings(), Switches(), Explanation(), 1.0, source=AN_EARLIER_RUN)
+    tuner = Tuner(Settings(), Features(), DecisionLog(), 1.0, source=AN_EARLIER_RUN)
     known = TunedSettings(batch_per_step=4)
     tuner.adopt(root, call, known, keeps_chunk=in_force.keeps_chunk)
     assert tuner.applied.plan == RootPlan(rows_per_step=4, keeps_chunk=False)
@@ -157,13 +157,13 @@ def test_a_model_of_another_shape_is_not_compared_with_the_first() -> None:
     session = Session(Environment())
     session.meter.window.seconds.extend([0.5, 0.5])
     session.meter.window.peak_memory_bytes = 10
-    session.begin_model(alike=True)
+    session.state.begin_model(alike=True)
     assert session.report().current == Timing(0.5, session.meter.window.peak_memory_bytes or 10)
     session.meter.window.seconds.append(0.25)
     now = session.report().current
     assert now is not None
     assert now.step_seconds == 0.25
-    session.begin_model(alike=False)
+    session.state.begin_model(alike=False)
     session.meter.window.seconds.append(9.0)
     session.meter.window.peak_memory_bytes = 2**50
     assert session.report().current == Timing(0.25, 2**50)

@@ -25,10 +25,11 @@ from gpujob_worker.inject.compiling import (
     keep_compiled_in,
 )
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root
-from gpujob_worker.run.decision_log import Explanation
-from gpujob_worker.run.features import Switches
-from gpujob_worker.tune.applied import Applied, put_in_force
-from gpujob_worker.tune.compile import MANY_BLOCKS
+from gpujob_worker.run.decision_log import DecisionLog
+from gpujob_worker.run.features import Features
+from gpujob_worker.tune.applied import Applied
+from gpujob_worker.tune.compile_choice import MANY_BLOCKS
+from gpujob_worker.tune.registry import put_in_force
 from gpujob_worker.tune.tuner import Tuner
 
 Compile = Callable[..., Any]
@@ -64,10 +65,10 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def tuned(module: nn.Module, **switches: bool) -> tuple[Tuner, Explanation]:
-    explanation = Explanation()
+def tuned(module: nn.Module, *off: str, graphs: bool = False) -> tuple[Tuner, DecisionLog]:
+    explanation = DecisionLog()
     settings = Settings(compile=Toggle.ON)
-    tuner = Tuner(settings, Switches(**switches), explanation, 60.0)
+    tuner = Tuner(settings, Features.without(*off, cuda_graphs=graphs), explanation, 60.0)
     call = RecordedCall(CallInputs.of((torch.randn(6, 4),), {}))
     tuner.compile(Root(module, lambda _: None), call)
     return tuner, explanation
@@ -82,7 +83,7 @@ def gradients(module: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
 def test_the_whole_model_goes_first(graphs: list[int]) -> None:
     tuner, explanation = tuned(model())
     assert len(graphs) == 1
-    assert tuner.applied.tuned() == TunedSettings(compile=True)
+    assert tuner.tuned() == TunedSettings(compile=True)
     assert explanation.lines[0].startswith("compile applied: asked for, ")
     assert explanation.lines[1] == "CUDA graphs refused: not asked for (--cuda-graphs)"
 
@@ -91,9 +92,7 @@ def test_many_blocks_go_first_and_share_a_graph(graphs: list[int]) -> None:
     module = model(MANY_BLOCKS)
     tuner, explanation = tuned(module)
     assert len(graphs) == 1, "like blocks are compiled once"
-    assert tuner.applied.tuned() == TunedSettings(compile=True, regional_compile=True), (
-        explanation.lines
-    )
+    assert tuner.tuned() == TunedSettings(compile=True, regional_compile=True), explanation.lines
     assert explanation.lines[0].startswith("compile blocks applied: asked for, ")
     x = torch.randn(6, 4)
     plain = gradients(module, x)
@@ -128,8 +127,8 @@ def test_blocks_are_compiled_where_the_whole_cannot_be(
     monkeypatch.setattr(torch, "compile", later)
     tuner, explanation = tuned(module)
     assert "compile refused: failed: RuntimeError: too clever a forward" in explanation.lines
-    assert tuner.applied.tuned().regional_compile
-    _, explanation = tuned(module, regional_compile=False)
+    assert tuner.tuned().regional_compile
+    _, explanation = tuned(module, "regional_compile")
     assert explanation.lines[-1] == "compile blocks refused: switched off"
 
 
@@ -161,7 +160,7 @@ def test_a_model_that_drops_is_compared_with_the_same_draws(
     monkeypatch.setattr(torch, "compile", compiled)
     monkeypatch.setattr(compiling.shutil, "which", lambda name: f"/usr/bin/{name}")  # pyright: ignore
     tuner, explanation = tuned(dropping())
-    assert tuner.applied.tuned().compile is kept, explanation.lines
+    assert tuner.tuned().compile is kept, explanation.lines
     assert {"fallback_random": True} in asked
     assert (None in ran) is kept, "what is used draws as the compiler likes"
     if not kept:
@@ -175,8 +174,8 @@ def test_torchs_own_compiler_agrees_where_a_model_drops(
 ) -> None:
     torch.compiler.reset()
     monkeypatch.setenv(ENV_CACHE, str(tmp_path))
-    tuner, explanation = tuned(dropping(), regional_compile=False)
-    assert tuner.applied.tuned().compile, explanation.lines
+    tuner, explanation = tuned(dropping(), "regional_compile")
+    assert tuner.tuned().compile, explanation.lines
     assert "cosine 1.00000" in explanation.line("compile")
 
 
@@ -204,7 +203,7 @@ def test_graphs_are_refused_where_they_are_not_safe(graphs: list[int]) -> None:
     assert graphs_refusal(card, None, False) is None
     assert "split batch" in (graphs_refusal(card, 4, False) or "")
     assert "memory limit" in (graphs_refusal(card, None, True) or "")
-    _, explanation = tuned(model(), cuda_graphs=True)
+    _, explanation = tuned(model(), graphs=True)
     assert explanation.lines[-1] == "CUDA graphs refused: they exist on CUDA cards; this is cpu"
 
 
@@ -258,11 +257,11 @@ def test_a_run_compiles_into_its_own_folder(tmp_path: Path) -> None:
 def test_the_way_of_an_earlier_run_is_adopted(regional: bool, graphs: list[int]) -> None:
     module = model()
     known = TunedSettings(compile=True, regional_compile=regional)
-    explanation = Explanation()
-    tuner = Tuner(Settings(), Switches(), explanation, 60.0)
+    explanation = DecisionLog()
+    tuner = Tuner(Settings(), Features(), explanation, 60.0)
     call = RecordedCall(CallInputs.of((torch.randn(6, 4),), {}))
     tuner.adopt(Root(module, lambda _: None), call, known)
-    assert tuner.applied.tuned() == known
+    assert tuner.tuned() == known
     item = "compile blocks" if regional else "compile"
     assert explanation.lines == (f"{item} applied: from an earlier run",)
     assert graphs == [], "nothing is compiled before the first step"

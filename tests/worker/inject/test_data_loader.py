@@ -24,6 +24,7 @@ from gpujob_worker.run.session import Session
 from gpujob_worker.tune import data_loader_policy
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.data_loader_policy import LoaderPolicy
+from gpujob_worker.tune.registry import tuned
 
 
 class Numbers(Dataset[Any]):
@@ -160,7 +161,7 @@ class Training:
         self.now = 0.0
         self.session = Session(Environment(Settings(mode=mode)))
         self.session.meter.clock = lambda: self.now
-        self.session.baseline_wait_percent = 40.0
+        self.session.state.baseline_wait_percent = 40.0
         self.policy = LoaderPolicy(self.session)
         self.loader = self.new_loader()
         self.applied = Applied()
@@ -205,7 +206,7 @@ class Training:
 
     def tuned(self) -> None:
         self.policy.decide(self.applied)
-        self.session.tuned = self.applied.tuned()
+        self.session.state.tuned = tuned(self.applied)
 
     @property
     def said(self) -> str:
@@ -224,7 +225,7 @@ def test_workers_that_shorten_the_wait_and_the_steps_stay(training: Training) ->
     assert training.loader.num_workers == 0
     training.passes(4, 0.012, 0.0)
     assert training.loader.num_workers == 2
-    assert training.session.tuned == TunedSettings(data_loader_workers=2)
+    assert training.session.state.tuned == TunedSettings(data_loader_workers=2)
     assert "steps take 0.0120 s with workers, 0.0000 s of it waiting" in training.said
 
 
@@ -247,7 +248,7 @@ def test_workers_that_give_nothing_go_in_the_middle_of_the_pass(
     assert training.loader.num_workers == 0
     assert sorted(seen) == sorted([*range(10)] * 3)
     assert training.applied.loader_workers is None
-    assert training.session.tuned == TunedSettings()
+    assert training.session.state.tuned == TunedSettings()
     assert "data loading refused: no gain: steps take" in training.said
     training.passes(1, seconds, waiting)
     assert training.loader.num_workers == 0
@@ -285,7 +286,7 @@ def test_a_recommendation_starts_no_workers(monkeypatch: pytest.MonkeyPatch) -> 
     training.tuned()
     training.passes(3, 0.02, 0.008)
     assert training.loader.num_workers == 0
-    assert training.session.tuned == TunedSettings()
+    assert training.session.state.tuned == TunedSettings()
     expected = "data loading recommended: 2 worker processes: waiting takes 40 % of a step"
     assert training.said == expected
 

@@ -13,8 +13,8 @@ from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.grad_scaling import GROWTH_STEPS, LossScale, skip_refusal
 from gpujob_worker.inject.script_facts import ScriptFacts, watch_gradients_of_gradients
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
-from gpujob_worker.run.decision_log import Explanation
-from gpujob_worker.run.features import Switches
+from gpujob_worker.run.decision_log import DecisionLog
+from gpujob_worker.run.features import Features
 from gpujob_worker.tune.tuner import Tuner
 from tests.harness.worker_process import run_worker
 
@@ -144,10 +144,10 @@ def test_the_scale_grows_and_is_given_up() -> None:
 def tuned_by(
     module: nn.Module, facts: ScriptFacts, wanted: Precision = Precision.FLOAT16
 ) -> tuple[Tuner, str]:
-    explanation = Explanation()
-    tuner = Tuner(Settings(precision=wanted), Switches(), explanation, 1.0, facts)
+    explanation = DecisionLog()
+    tuner = Tuner(Settings(precision=wanted), Features(), explanation, 1.0, facts)
     call = RecordedCall(CallInputs.of((torch.randn(6, 6),), {}))
-    tuner.speed_items(Root(module, lambda _: None), call).precision()
+    tuner.speed_items(Root(module, lambda _: None), call).choose("precision")
     return tuner, explanation.lines[-1]
 
 
@@ -155,7 +155,7 @@ def test_asked_for_it_is_applied_with_a_scale_that_fits() -> None:
     tuner, line = tuned_by(model(), ScriptFacts())
     assert line.startswith("precision applied: asked for")
     assert "float16 autocast, losses scaled by 65536" in line
-    assert tuner.applied.precision is Precision.FLOAT16
+    assert tuner.tuned().precision is Precision.FLOAT16
     assert tuner.applied.plan.loss_scale is not None
     assert tuner.applied.plan.loss_scale.steps == 0
 
@@ -206,13 +206,13 @@ def test_own_optimizers_are_not_trusted_to_skip() -> None:
 
 def test_known_settings_bring_the_scale_along() -> None:
     module = model()
-    explanation = Explanation()
-    tuner = Tuner(Settings(), Switches(), explanation, 60.0)
+    explanation = DecisionLog()
+    tuner = Tuner(Settings(), Features(), explanation, 60.0)
     call = RecordedCall(CallInputs.of((torch.randn(6, 6),), {}))
     tuner.adopt(Root(module, lambda _: None), call, TunedSettings(Precision.FLOAT16))
-    assert tuner.applied.tuned() == TunedSettings(Precision.FLOAT16)
+    assert tuner.tuned() == TunedSettings(Precision.FLOAT16)
     tuner.adopt_scaling(torch.optim.LBFGS(module.parameters()))
-    assert tuner.applied.tuned() == TunedSettings()
+    assert tuner.tuned() == TunedSettings()
     assert explanation.lines == (
         "precision refused: LBFGS may not skip a step whose gradients overflowed",
     )

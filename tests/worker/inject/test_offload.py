@@ -7,18 +7,18 @@ import torch
 from torch import nn
 
 from gpujob_api.settings import Settings, TunedSettings
-from gpujob_worker.control.applied_settings import InForce
+from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.inject import offload
 from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.offload import OptimizerOffload, offload_refusal, to_host
 from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
-from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.environment import Environment
-from gpujob_worker.run.features import Switches
+from gpujob_worker.run.features import Features
 from gpujob_worker.run.session import Session
-from gpujob_worker.tune import tuner as tuning
 from gpujob_worker.tune.applied import Applied
+from gpujob_worker.tune.settings import offload as offload_setting
 from gpujob_worker.tune.tuner import Tuner
 from tests.harness.worker_process import run_worker
 
@@ -102,15 +102,15 @@ def test_refusals() -> None:
     assert offload_refusal(torch.device("cpu")) == "it is in host memory already"
 
 
-def known(monkeypatch: pytest.MonkeyPatch, **off: bool) -> tuple[Tuner, Explanation]:
+def known(monkeypatch: pytest.MonkeyPatch, **off: bool) -> tuple[Tuner, DecisionLog]:
     """Adopts both as on a card."""
 
     def never(device: torch.device, *, compiled: bool = False) -> None:
         del device, compiled
 
-    monkeypatch.setattr(tuning, "offload_refusal", never)
-    explanation = Explanation()
-    tuner = Tuner(Settings(), Switches(**off), explanation, 1.0)
+    monkeypatch.setattr(offload_setting, "offload_refusal", never)
+    explanation = DecisionLog()
+    tuner = Tuner(Settings(), Features.without(*off), explanation, 1.0)
     call = RecordedCall(CallInputs.of((torch.randn(512, 64),), {}))
     settings = TunedSettings(activation_offload=True, optimizer_offload=True)
     tuner.adopt(Root(model(), lambda _: None), call, settings)
@@ -119,13 +119,13 @@ def known(monkeypatch: pytest.MonkeyPatch, **off: bool) -> tuple[Tuner, Explanat
 
 def test_known_offload_is_adopted_and_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     tuner, explanation = known(monkeypatch)
-    assert tuner.applied.tuned() == TunedSettings(activation_offload=True, optimizer_offload=True)
+    assert tuner.tuned() == TunedSettings(activation_offload=True, optimizer_offload=True)
     assert explanation.lines == (
         "activation offload applied: from an earlier run",
         "optimizer offload applied: from an earlier run",
     )
     tuner, explanation = known(monkeypatch, offload=False)
-    assert tuner.applied.tuned() == TunedSettings()
+    assert tuner.tuned() == TunedSettings()
     assert all(line.endswith("refused: switched off") for line in explanation.lines)
 
 
@@ -133,8 +133,8 @@ def test_in_force_it_follows_the_optimizers_steps_and_is_taken_back() -> None:
     module = model()
     optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
     session = Session(Environment())
-    in_force = InForce(session, ScriptFacts())
-    in_force.tuner = Tuner(Settings(), Switches(), session.explanation, 1.0)
+    in_force = AppliedSettings(session, ScriptFacts())
+    in_force.tuner = Tuner(Settings(), Features(), session.explanation, 1.0)
     in_force.tuner.applied = Applied(optimizer_offload=True)
     in_force.put(optimizer)
     gradients(module, torch.randn(16, 64))
@@ -147,7 +147,7 @@ def test_in_force_it_follows_the_optimizers_steps_and_is_taken_back() -> None:
     assert torch.equal(after, before)
     in_force.roll_back("a test")
     assert in_force.optimizer_offload is None
-    assert session.tuned == TunedSettings()
+    assert session.state.tuned == TunedSettings()
 
 
 def test_a_limit_that_nothing_keeps_ends_the_job_and_says_why_offload_does_not_help(

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from gpujob_worker.control.applied_settings import InForce
-from gpujob_worker.inject.process_flags import ProcessFlags
+from gpujob_worker.control.applied_settings import AppliedSettings
+from gpujob_worker.inject.process_flags import ConvolutionAutotuning
 from gpujob_worker.inject.script_facts import ScriptFacts, watch_optimizers
 from gpujob_worker.inject.step_clock import STEPS_OF_ANOTHER, StepClock
 from gpujob_worker.inject.wrapped_module import Root, RootPlan
@@ -50,7 +50,7 @@ def test_optimizers_and_models_are_the_scripts_to_drop() -> None:
     facts.saw(gone)
     facts.saw(gone)
     assert facts.optimizers == [gone]
-    in_force = InForce(Session(Environment()), facts)
+    in_force = AppliedSettings(Session(Environment()), facts)
     in_force.tunes(gone)
     module = nn.Linear(2, 2)
     root = Root(module, lambda _: None)
@@ -67,11 +67,11 @@ def test_optimizers_and_models_are_the_scripts_to_drop() -> None:
 
 
 def test_what_was_set_for_the_whole_process_goes_with_the_model() -> None:
-    in_force = InForce(Session(Environment()), ScriptFacts())
+    in_force = AppliedSettings(Session(Environment()), ScriptFacts())
     root = Root(nn.Linear(2, 2), lambda _: None)
     in_force.roots.append(root)
     before = torch.backends.cudnn.benchmark
-    root.plan = RootPlan(flags=ProcessFlags(convolution_autotuning=True))
+    root.plan = RootPlan(settings=(ConvolutionAutotuning(),))
     assert torch.backends.cudnn.benchmark
     in_force.drop(root)
     assert torch.backends.cudnn.benchmark is before is False

@@ -13,9 +13,9 @@ import gpujob_worker
 from gpujob_api.report import Failure, FailureClass, Report, WorkerPhase
 from gpujob_api.settings import Settings
 from gpujob_worker.launch.launchers import under_launcher
-from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.reporter import write_termination_message
-from gpujob_worker.tune.trial import Decision
+from gpujob_worker.tune.trial import AcceptanceRule
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -238,9 +238,9 @@ def test_last_words_do_not_replace_the_first_failure(tmp_path: Path) -> None:
 
 
 def test_processes_do_not_decide_by_measuring() -> None:
-    explanation = Explanation()
-    assert Decision(Settings(), explanation, 1.0).measures("compile", forced=False)
-    several = Decision(Settings(), explanation, 1.0, processes=2)
+    explanation = DecisionLog()
+    assert AcceptanceRule(Settings(), explanation, 1.0).measures("compile", forced=False)
+    several = AcceptanceRule(Settings(), explanation, 1.0, processes=2)
     assert several.measures("compile", forced=True)
     assert not several.measures("compile", forced=False)
     assert explanation.lines == (

@@ -16,14 +16,14 @@ from gpujob_worker.device.memory import CpuMemory
 from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
 from gpujob_worker.memory_limit.limit_fit import MemoryFit
-from gpujob_worker.memory_limit.loss import LossWatch
+from gpujob_worker.memory_limit.loss import LossMemoryWatch
 from gpujob_worker.memory_limit.model import (
     LossBytes,
 )
 from gpujob_worker.memory_limit.probes import MemoryProbe
-from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.failure import MemoryLimitError, classify
-from gpujob_worker.run.features import Switches
+from gpujob_worker.run.features import Features
 from gpujob_worker.tune.tuner import Tuner
 
 MIB = 2**20
@@ -67,7 +67,7 @@ class Memory:
 
 def test_a_loss_is_measured_from_the_models_return_to_the_start_of_its_backward() -> None:
     memory, resets = Memory(100), [0]
-    watch = LossWatch(memory, lambda: resets.append(1))
+    watch = LossMemoryWatch(memory, lambda: resets.append(1))
     outputs = torch.zeros(4, requires_grad=True) * 2
     more = torch.zeros(4, requires_grad=True) * 2
     watch.returned({"a": outputs, "b": more})
@@ -83,7 +83,7 @@ def test_a_loss_is_measured_from_the_models_return_to_the_start_of_its_backward(
 
 def test_two_calls_before_one_backward_are_not_taken_for_a_loss() -> None:
     memory = Memory(100)
-    watch = LossWatch(memory, lambda: None)
+    watch = LossMemoryWatch(memory, lambda: None)
     first = torch.zeros(4, requires_grad=True) * 2
     watch.returned(first)
     memory.set(5000)
@@ -115,8 +115,8 @@ def limited(
     root = Root(module, lambda _: None)
     root.install()
     call = RecordedCall(CallInputs.of((torch.randn(rows, 256),), {}))
-    explanation = Explanation()
-    tuner = Tuner(Settings(mode=mode), Switches(), explanation, 1.0)
+    explanation = DecisionLog()
+    tuner = Tuner(Settings(mode=mode), Features(), explanation, 1.0)
     found = MemoryFit(CpuMemory(), explanation, tuner, limit)
     return SimpleNamespace(root=root, call=call, said=explanation, tuner=tuner, fit=found)
 
@@ -151,7 +151,7 @@ def test_what_a_real_loss_takes_is_seen_in_the_step_itself() -> None:
     root = Root(module, lambda _: None)
     root.install()
     root.plan = RootPlan(rows_per_step=64)
-    watch = LossWatch(memory, lambda: None)
+    watch = LossMemoryWatch(memory, lambda: None)
     root.seen = watch.returned
     outputs = 1024 * 4096 * 4
     loss = functional.cross_entropy(module(torch.randn(1024, 256)), torch.randint(4096, (1024,)))

@@ -151,8 +151,8 @@ def test_an_operator_that_never_answers_costs_the_training_nothing(
             session.reporter.wake()
         session.finish(RuntimeError("CUDA out of memory. Tried to allocate 1.00 GiB"))
         assert time.monotonic() - start < 60.0
-        assert session.failure is not None
-        assert session.failure.failure_class.value == "OutOfMemory"
+        assert session.state.failure is not None
+        assert session.state.failure.failure_class.value == "OutOfMemory"
 
 
 def test_a_missing_token_is_no_failure(operator: Operator, tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from gpujob_api.settings import Precision, Settings
-from gpujob_worker.run.decision_log import Explanation
-from gpujob_worker.run.features import Switches
-from gpujob_worker.tune.trial import Decision
+from gpujob_worker.run.decision_log import DecisionLog
+from gpujob_worker.run.features import Features
+from gpujob_worker.tune.trial import AcceptanceRule
 from gpujob_worker.tune.tuner import Tuner
 from tests.harness.blocks import Model, root_and_call
 from tests.harness.worker_process import run_alone, run_worker
@@ -38,8 +38,8 @@ def deterministic() -> Generator[None]:
 
 @pytest.mark.usefixtures("deterministic")
 def test_what_is_asked_for_is_measured_and_nothing_else() -> None:
-    explanation = Explanation()
-    decision = Decision(Settings(), explanation, 1.0)
+    explanation = DecisionLog()
+    decision = AcceptanceRule(Settings(), explanation, 1.0)
     assert decision.measures("precision", forced=True)
     assert not decision.measures("precision", forced=False)
     (line,) = explanation.lines
@@ -50,7 +50,7 @@ def test_what_is_asked_for_is_measured_and_nothing_else() -> None:
 @pytest.mark.parametrize("precision", [Precision.AUTO, Precision.BFLOAT16])
 def test_a_type_that_is_asked_for_is_put_in_force(precision: Precision) -> None:
     root, call = root_and_call(Model())
-    tuner = Tuner(Settings(precision=precision), Switches(), Explanation(), 5.0)
+    tuner = Tuner(Settings(precision=precision), Features(), DecisionLog(), 5.0)
     tuner.speed(root, call)
     asked_for = precision is Precision.BFLOAT16
     assert (tuner.applied.plan.autocast is torch.bfloat16) is asked_for

@@ -1,6 +1,8 @@
 """What was gained is measured in turns, with a number of pairs that nothing measured decides."""
 
+import math
 import re
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +12,13 @@ import torch
 from gpujob_api.settings import OptimizeMode, Precision, Settings
 from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.wrapped_module import RootPlan
-from gpujob_worker.probe.compare import PAIRS_MIN, Speedup, measure_pairs
-from gpujob_worker.run.decision_log import Explanation
-from gpujob_worker.run.features import Switches
+from gpujob_worker.probe.compare import PAIRS_MAX, PAIRS_MIN, Speedup, measure_pairs, speedup
+from gpujob_worker.run.decision_log import DecisionLog
+from gpujob_worker.run.features import Features
 from gpujob_worker.tune import gain
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.probe import RootProbe
-from gpujob_worker.tune.trial import Decision
+from gpujob_worker.tune.trial import AcceptanceRule
 from gpujob_worker.tune.tuner import Tuner
 from tests.harness.blocks import Model, root_and_call
 from tests.harness.worker_process import run_worker
@@ -41,6 +43,25 @@ def test_turns_alternate_and_their_number_is_fixed() -> None:
     assert found.low < 1.0 < found.high, "one of four pairs says the opposite"
 
 
+@pytest.mark.parametrize("pairs", [2, 5, 14, 15, 19, PAIRS_MAX, PAIRS_MAX + 5])
+def test_the_interval_is_that_of_students_t(pairs: int) -> None:
+    """Against the definition: the density's integral over the interval is 95 %."""
+    logs = [0.1 * (-1) ** n + 0.01 * n for n in range(pairs)]
+    found = speedup([math.exp(x) for x in logs], [1.0] * pairs)
+    error = statistics.stdev(logs) / math.sqrt(pairs)
+    quantile = (math.log(found.high) - statistics.fmean(logs)) / error
+    freedom = min(pairs, PAIRS_MAX) - 1
+    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2))
+    steps = 20_000
+    width = quantile / steps
+    inside = sum(
+        (1 + ((n + 0.5) * width) ** 2 / freedom) ** (-(freedom + 1) / 2) for n in range(steps)
+    )
+    assert 2 * inside * width * scale / math.sqrt(freedom * math.pi) == pytest.approx(
+        0.95, abs=2e-4
+    )
+
+
 class Card:
     """Seconds of a run by its plan, and which plans ran."""
 
@@ -55,9 +76,11 @@ class Card:
         monkeypatch.setattr(RootProbe, "seconds", seconds)
 
 
-def tuner(mode: OptimizeMode = OptimizeMode.AUTO, *, limited: bool = False) -> Tuner:
+def tuner(
+    mode: OptimizeMode = OptimizeMode.AUTO, *, limited: bool = False, seconds: float = 0.0
+) -> Tuner:
     facts = ScriptFacts(memory_limited=limited)
-    made = Tuner(Settings(mode=mode), Switches(), Explanation(), 0.0, facts)
+    made = Tuner(Settings(mode=mode), Features(), DecisionLog(), seconds, facts)
     made.applied = BFLOAT16
     return made
 
@@ -113,7 +136,7 @@ def test_the_optimizers_kernel_counts_where_it_was_chosen() -> None:
     optimizer.step()
     before = [parameter.clone() for parameter in model.parameters()]
     state = torch.get_rng_state()
-    made = tuner()
+    made = tuner(seconds=600.0)
     made.applied = Applied(RootPlan(autocast=torch.bfloat16), fused=True)
     found = made.gain(root, call, optimizer)
     assert found is not None
@@ -128,8 +151,8 @@ def test_a_measurement_that_fails_is_said(monkeypatch: pytest.MonkeyPatch) -> No
         raise RuntimeError("no kernel")
 
     monkeypatch.setattr(RootProbe, "seconds", run)
-    explanation = Explanation()
-    made = Tuner(Settings(precision=Precision.BFLOAT16), Switches(), explanation, 1.0)
+    explanation = DecisionLog()
+    made = Tuner(Settings(precision=Precision.BFLOAT16), Features(), explanation, 1.0)
     made.applied = BFLOAT16
     assert made.gain(*root_and_call(Model()), None) is None
     assert explanation.line("speed-up").startswith("speed-up refused: measuring failed: ")
@@ -137,8 +160,8 @@ def test_a_measurement_that_fails_is_said(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("mode", list(OptimizeMode))
 def test_a_recommendation_has_no_factor(mode: OptimizeMode) -> None:
-    explanation = Explanation()
-    decision = Decision(Settings(mode=mode), explanation, 1.0)
+    explanation = DecisionLog()
+    decision = AcceptanceRule(Settings(mode=mode), explanation, 1.0)
     faster = Speedup(1.42, 1.38, 1.46, 10)
     slower = Speedup(0.97, 0.93, 1.01, 12)
     assert decision.decide("a", faster, "close", True, False)

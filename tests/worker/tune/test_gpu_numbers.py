@@ -12,15 +12,15 @@ from torch.nn import functional
 
 from gpujob_api.settings import Settings
 from gpujob_worker.inject.call_inputs import CallInputs
-from gpujob_worker.inject.channels_last import sample_shapes
+from gpujob_worker.inject.channels_last import ChannelsLast, sample_shapes
 from gpujob_worker.inject.guards import without_dropout
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
 from gpujob_worker.probe import compare
 from gpujob_worker.probe.compare import closeness
-from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.tune.probe import RootProbe
 from gpujob_worker.tune.split_check import split_refusal
-from gpujob_worker.tune.trial import BFLOAT16, SAME_TYPE, Decision, Trial
+from gpujob_worker.tune.trial import BFLOAT16, SAME_TYPE, AcceptanceRule, Trial
 from tests.harness.imitated_gpu import CostModel, GpuModel, installed
 from tests.harness.worker_process import run_worker
 
@@ -56,11 +56,11 @@ class Images(nn.Sequential):
         super().__init__(*layers)
 
 
-def trial(model: nn.Module, x: torch.Tensor) -> tuple[Trial, Explanation, Root, RecordedCall]:
-    explanation = Explanation()
+def trial(model: nn.Module, x: torch.Tensor) -> tuple[Trial, DecisionLog, Root, RecordedCall]:
+    explanation = DecisionLog()
     root, call = Root(model, lambda _: None), RecordedCall(CallInputs.of((x,), {}))
     root.install()
-    made = Trial(Decision(Settings(), explanation, 60.0), root, call)
+    made = Trial(AcceptanceRule(Settings(), explanation, 60.0), root, call)
     return made, explanation, root, call
 
 
@@ -89,7 +89,7 @@ def test_attentions_masks_do_not_count_either(gpu: None) -> None:
 def test_another_order_in_memory_is_not_refused_for_its_masks(gpu: None, device: str) -> None:
     torch.manual_seed(0)
     made, explanation, _, call = trial(Images().to(device), torch.randn(4, 3, 8, 8, device=device))
-    plan = RootPlan(channels_last=sample_shapes(call.inputs))
+    plan = RootPlan().having(ChannelsLast(sample_shapes(call.inputs)))
     assert made.safe("channels_last", RootPlan(), plan, SAME_TYPE), explanation.lines
 
 

@@ -12,24 +12,27 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from gpujob_api.settings import AttentionKernel, Settings, TunedSettings
 from gpujob_worker.inject.activation_checkpointing import ActivationCheckpointing
 from gpujob_worker.inject.attention import (
+    AttentionChoice,
     AttentionWatch,
     attention_kernel,
     candidates,
     dropout_of,
 )
 from gpujob_worker.inject.call_inputs import CallInputs
-from gpujob_worker.inject.channels_last import sample_shapes
+from gpujob_worker.inject.call_settings import switched
+from gpujob_worker.inject.channels_last import ChannelsLast, sample_shapes
 from gpujob_worker.inject.process_flags import (
-    ProcessFlags,
+    ConvolutionAutotuning,
+    Tf32,
     convolution_autotuning_refusal,
-    flags_in_force,
     tf32_refusal,
 )
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
 from gpujob_worker.probe.compare import Speedup
-from gpujob_worker.run.decision_log import Explanation
-from gpujob_worker.run.features import Switches
-from gpujob_worker.tune.applied import Applied, put_in_force
+from gpujob_worker.run.decision_log import DecisionLog
+from gpujob_worker.run.features import Features
+from gpujob_worker.tune.applied import Applied
+from gpujob_worker.tune.registry import put_in_force
 from gpujob_worker.tune.trial import Trial
 from gpujob_worker.tune.tuner import Tuner
 from tests.harness.worker_process import run_worker
@@ -84,9 +87,9 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Trial, "_times_slower", half)
 
 
-def tuner(**off: bool) -> tuple[Tuner, Explanation]:
-    explanation = Explanation()
-    return Tuner(Settings(), Switches(**off), explanation, 60.0), explanation
+def tuner(**off: bool) -> tuple[Tuner, DecisionLog]:
+    explanation = DecisionLog()
+    return Tuner(Settings(), Features.without(*off), explanation, 60.0), explanation
 
 
 def gradients(module: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
@@ -102,8 +105,8 @@ def test_a_faster_attention_kernel_is_used_and_taken_back(fast: None) -> None:
     x = call.inputs.leaves[0]
     plain = gradients(module, x)
     tuning, explanation = tuner()
-    tuning.speed_items(root, call).attention()
-    assert tuning.applied.tuned().attention is AttentionKernel.MATH
+    tuning.speed_items(root, call).choose("attention")
+    assert tuning.tuned().attention is AttentionKernel.MATH
     assert explanation.lines[0].startswith("attention kernel applied: 2.00x")
     seen: list[bool] = []
 
@@ -124,7 +127,7 @@ def test_blocks_computed_again_use_the_kernel_of_the_forward() -> None:
     module = nn.Sequential(Attention(), Attention())
     root, call = Root(module, lambda _: None), recorded(4, 12, 16)
     root.install()
-    kernel = Applied(RootPlan(attention=AttentionKernel.MATH))
+    kernel = Applied(RootPlan(settings=(AttentionChoice(AttentionKernel.MATH),)))
     put_in_force(root, None, kernel)
     expected = gradients(module, call.inputs.leaves[0])
     kernel.activation_checkpointing = True
@@ -144,7 +147,7 @@ def test_blocks_computed_again_use_the_kernel_of_the_forward() -> None:
 def test_attention_refusals(module: nn.Module, reason: str, fast: None) -> None:
     root = Root(module, lambda _: None)
     tuning, explanation = tuner()
-    tuning.speed_items(root, recorded(4, 12, 16)).attention()
+    tuning.speed_items(root, recorded(4, 12, 16)).choose("attention")
     assert explanation.lines[0].startswith("attention kernel refused")
     assert reason in explanation.lines[0]
     assert tuning.applied == Applied()
@@ -166,8 +169,8 @@ def test_kernels_that_drop_are_refused() -> None:
 def test_the_attention_of_torchs_own_layers_is_seen(fast: None) -> None:
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
     tuning, explanation = tuner()
-    tuning.speed_items(Root(layer, lambda _: None), recorded(4, 12, 16)).attention()
-    assert tuning.applied.plan.attention is AttentionKernel.MATH, explanation.lines
+    tuning.speed_items(Root(layer, lambda _: None), recorded(4, 12, 16)).choose("attention")
+    assert tuning.tuned().attention is AttentionKernel.MATH, explanation.lines
 
 
 def test_a_kernel_chosen_around_the_whole_loop_stays() -> None:
@@ -197,7 +200,7 @@ def test_channels_last_changes_nothing_but_the_way_through(fast: None) -> None:
     tuning.speed(root, call)
     assert all(map(torch.equal, module.state_dict().values(), before))
     assert torch.equal(torch.get_rng_state(), state)
-    assert tuning.applied.tuned().channels_last, explanation.lines
+    assert tuning.tuned().channels_last, explanation.lines
     put_in_force(root, None, Applied(replace_plan(tuning.applied.plan)))
     seen: list[bool] = []
     module.second.register_forward_hook(
@@ -215,7 +218,7 @@ def test_channels_last_changes_nothing_but_the_way_through(fast: None) -> None:
 
 
 def replace_plan(plan: RootPlan) -> RootPlan:
-    return RootPlan(channels_last=plan.channels_last)
+    return RootPlan().having(plan.setting(ChannelsLast) or ChannelsLast(()))
 
 
 @pytest.mark.parametrize(
@@ -231,7 +234,7 @@ def test_channels_last_refusals(
     module: nn.Module, inputs: tuple[int, ...], reason: str, fast: None
 ) -> None:
     tuning, explanation = tuner()
-    tuning.speed_items(Root(module, lambda _: None), recorded(*inputs)).channels_last()
+    tuning.speed_items(Root(module, lambda _: None), recorded(*inputs)).choose("channels_last")
     assert explanation.lines[0].startswith("channels_last refused")
     assert reason in explanation.lines[0]
 
@@ -247,7 +250,7 @@ def test_slow_and_switched_off_candidates_are_refused(
     root, call = Root(Images(), lambda _: None), recorded(4, 3, 8, 8)
     tuning, explanation = tuner()
     explanation.verbose = True
-    tuning.speed_items(root, call).channels_last()
+    tuning.speed_items(root, call).choose("channels_last")
     line = "channels_last refused: channels_last is 9.0 times slower on cpu"
     assert explanation.lines == (line,)
     assert capsys.readouterr().err == f"gpujob: {line}\n"
@@ -278,15 +281,15 @@ class _OnCard:
 
 
 def test_flags_are_in_force_for_the_plan_alone() -> None:
-    flags = ProcessFlags(tf32=True, convolution_autotuning=True)
+    flags = (Tf32(), ConvolutionAutotuning())
     assert tf32_refusal() is None
-    with flags_in_force(ProcessFlags(), flags):
+    with switched((), flags):
         assert torch.get_float32_matmul_precision() == "high"
         assert torch.backends.cudnn.benchmark
         assert "chose 'high' itself" in (tf32_refusal() or "")
     assert torch.get_float32_matmul_precision() == "highest"
     root = Root(nn.Linear(2, 2), lambda _: None)
-    put_in_force(root, None, Applied(RootPlan(flags=flags)))
+    put_in_force(root, None, Applied(RootPlan(settings=flags)))
     assert torch.backends.cudnn.benchmark
     put_in_force(root, None, Applied())
     assert not torch.backends.cudnn.benchmark
@@ -300,12 +303,13 @@ def test_known_kernels_are_adopted_where_they_are_safe() -> None:
     call = recorded(4, 3, 8, 8)
     module[3] = nn.Sequential(nn.Flatten(1), nn.Linear(64, 16))
     tuning.adopt(Root(module, lambda _: None), call, known)
-    assert tuning.applied.tuned() == TunedSettings(channels_last=True, data_loader_workers=3)
+    assert tuning.tuned() == TunedSettings(channels_last=True, data_loader_workers=3)
     assert explanation.lines == (
         "attention kernel refused: no kernel of scaled_dot_product_attention runs in the model",
         "channels_last applied: from an earlier run",
     )
-    assert tuning.applied.plan.channels_last == sample_shapes(call.inputs)
+    shapes = ChannelsLast(sample_shapes(call.inputs))
+    assert tuning.applied.plan.setting(ChannelsLast) == shapes
 
 
 FUSED = """

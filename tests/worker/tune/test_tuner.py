@@ -27,16 +27,16 @@ from gpujob_worker.inject.guards import probe_refusal
 from gpujob_worker.inject.wrapped_module import Root, RootPlan
 from gpujob_worker.memory_limit.limit_fit import MemoryFit
 from gpujob_worker.probe.compare import PAIRS_FUTILE, closeness, measure_speedup, speedup
-from gpujob_worker.run.decision_log import Explanation
-from gpujob_worker.run.features import Switches
-from gpujob_worker.tune.applied import put_in_force
-from gpujob_worker.tune.trial import Decision
+from gpujob_worker.run.decision_log import DecisionLog
+from gpujob_worker.run.features import Features
+from gpujob_worker.tune.registry import put_in_force
+from gpujob_worker.tune.trial import AcceptanceRule
 from gpujob_worker.tune.tuner import Tuner
 from tests.harness.blocks import Model, root_and_call
 
 
-def tuner(explanation: Explanation, settings: Settings | None = None, **off: bool) -> Tuner:
-    return Tuner(settings or Settings(), Switches(**off), explanation, 1.0)
+def tuner(explanation: DecisionLog, settings: Settings | None = None, **off: bool) -> Tuner:
+    return Tuner(settings or Settings(), Features.without(*off), explanation, 1.0)
 
 
 def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Any]:
@@ -71,13 +71,13 @@ def test_probing_leaves_no_trace(normalize: bool, capfd: pytest.CaptureFixture[s
         optimizer.step()
     before = snapshot(model, optimizer)
     settings = Settings(mode=OptimizeMode.RECOMMEND, precision=Precision.BFLOAT16)
-    probing = tuner(Explanation(), settings)
+    probing = tuner(DecisionLog(), settings)
     probing.split(root, call, 4, "")
     probing.activation_checkpointing(root, call, "")
     probing.speed(root, call)
     probing.fused_optimizer(optimizer)
-    limited = tuner(Explanation(), Settings(mode=OptimizeMode.RECOMMEND))
-    MemoryFit(CpuMemory(), Explanation(), limited, 1).fit(root, call)
+    limited = tuner(DecisionLog(), Settings(mode=OptimizeMode.RECOMMEND))
+    MemoryFit(CpuMemory(), DecisionLog(), limited, 1).fit(root, call)
     assert snapshot(model, optimizer) == before
     assert capfd.readouterr().out == ""
 
@@ -101,7 +101,7 @@ def test_what_a_forward_adds_to_its_modules_containers_is_taken_out_again() -> N
     model = Keeps()
     before = model.seen, model.counts, model.shapes
     root, call = root_and_call(model)
-    probing = tuner(Explanation())
+    probing = tuner(DecisionLog())
     probing.split(root, call, 4, "")
     probing.speed(root, call)
     assert (model.seen, model.counts, model.shapes) == ([1, 2], {"calls": 0}, {(3, 4)})
@@ -124,9 +124,9 @@ def test_hooks_of_the_script_are_not_set_off_by_probes() -> None:
 def test_bfloat16_is_refused_where_slow_and_applied_where_asked_for() -> None:
     torch.manual_seed(2)
     root, call = root_and_call(Model())
-    explanation = Explanation()
+    explanation = DecisionLog()
     forced = tuner(explanation, Settings(precision=Precision.BFLOAT16))
-    forced.speed_items(root, call).precision()
+    forced.speed_items(root, call).choose("precision")
     assert forced.applied.plan.autocast is torch.bfloat16
     assert "precision applied: asked for" in explanation.lines[0]
     put_in_force(root, None, forced.applied)
@@ -148,28 +148,28 @@ def test_bfloat16_is_refused_where_slow_and_applied_where_asked_for() -> None:
 )
 def test_precision_refusals(settings: Settings, switches: dict[str, bool], reason: str) -> None:
     root, call = root_and_call(Model())
-    explanation = Explanation()
-    tuner(explanation, settings, **switches).speed_items(root, call).precision()
+    explanation = DecisionLog()
+    tuner(explanation, settings, **switches).speed_items(root, call).choose("precision")
     assert explanation.lines[0].startswith("precision refused")
     assert reason in explanation.lines[0]
 
 
 def test_the_users_own_types_and_autocast_stay() -> None:
-    explanation = Explanation()
+    explanation = DecisionLog()
     root, call = root_and_call(Model().double())
-    tuner(explanation).speed_items(root, call).precision()
+    tuner(explanation).speed_items(root, call).choose("precision")
     assert "chose the parameters' type itself" in explanation.lines[0]
     root, call = root_and_call(Model())
     with torch.autocast("cpu", dtype=torch.bfloat16):
         root.module(call.inputs.leaves[0])
-    tuner(explanation).speed_items(root, call).precision()
+    tuner(explanation).speed_items(root, call).choose("precision")
     assert "uses autocast itself" in explanation.lines[0]
 
 
 def test_compile_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.delenv("CXX", raising=False)
-    explanation = Explanation()
+    explanation = DecisionLog()
     root, call = root_and_call(Model())
     tuner(explanation, Settings(compile=Toggle.ON)).compile(root, call)
     assert "no C++ compiler" in explanation.lines[0]
@@ -195,18 +195,18 @@ def test_a_compiled_call_is_used_for_its_own_shape_only() -> None:
 
 def test_known_settings_are_adopted_without_timing() -> None:
     root, call = root_and_call(Model())
-    explanation = Explanation()
+    explanation = DecisionLog()
     adopting = tuner(explanation)
     tuned = TunedSettings(Precision.BFLOAT16, 4, activation_checkpointing=True)
     adopting.adopt(root, call, tuned)
-    assert adopting.applied.tuned() == tuned
+    assert adopting.tuned() == tuned
     assert len([line for line in explanation.lines if "from an earlier run" in line]) == 3
     unsafe, call = root_and_call(Model(normalize=True))
     adopting = tuner(explanation)
     adopting.adopt(unsafe, call, tuned)
-    assert adopting.applied.tuned() == TunedSettings(
-        Precision.BFLOAT16, activation_checkpointing=True
-    ), "a BatchNorm is never split"
+    assert adopting.tuned() == TunedSettings(Precision.BFLOAT16, activation_checkpointing=True), (
+        "a BatchNorm is never split"
+    )
 
 
 @pytest.mark.parametrize("kind", ["Adam", "AdamW", "SGD", "Adagrad"])
@@ -337,8 +337,8 @@ def test_items_share_what_is_left_and_free_their_part_when_they_are_decided(
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    explanation = Explanation()
-    decision = Decision(Settings(), explanation, 12.0)
+    explanation = DecisionLog()
+    decision = AcceptanceRule(Settings(), explanation, 12.0)
     now[0] = 500.0
     assert not decision.in_time("late", forced=False)
     assert explanation.line("late") == "late refused: not tried: the 12 s for tuning are over"
@@ -365,7 +365,7 @@ def test_items_share_what_is_left_and_free_their_part_when_they_are_decided(
 def test_the_optimizer_is_not_measured_where_its_copies_do_not_fit() -> None:
     model = Model()
     optimizer = torch.optim.Adam(model.parameters())
-    explanation = Explanation()
+    explanation = DecisionLog()
     tuner(explanation).fused_optimizer(optimizer, room_bytes=1000)
     assert "of copies" in explanation.line("fused optimizer")
     tuner(explanation, optimizer=False).fused_optimizer(optimizer)
@@ -374,11 +374,11 @@ def test_the_optimizer_is_not_measured_where_its_copies_do_not_fit() -> None:
 
 def test_what_is_known_to_be_refused_is_not_given_time() -> None:
     root, call = root_and_call(Model())
-    assert tuner(Explanation()).speed_items(root, call).expected() == [
+    assert tuner(DecisionLog()).speed_items(root, call).expected() == [
         "precision",
         "attention kernel",
     ]
-    off = tuner(Explanation(), precision=False, attention=False)
+    off = tuner(DecisionLog(), precision=False, attention=False)
     assert off.speed_items(root, call).expected() == []
 
 

@@ -9,9 +9,9 @@ from torch import nn
 
 from gpujob_api.report import Timing
 from gpujob_api.settings import Precision, Settings
-from gpujob_worker.control.applied_settings import InForce
-from gpujob_worker.control.secondary_modules import Beside
-from gpujob_worker.control.tuning_run import TuningPass
+from gpujob_worker.control.applied_settings import AppliedSettings
+from gpujob_worker.control.secondary_modules import SecondaryModule
+from gpujob_worker.control.tuning_run import TuningRun
 from gpujob_worker.device.memory import CpuMemory
 from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.discovery import Discovery
@@ -19,9 +19,9 @@ from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
 from gpujob_worker.memory_limit.probes import MemoryProbe
 from gpujob_worker.probe.compare import closeness
-from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.environment import Environment
-from gpujob_worker.run.features import Switches
+from gpujob_worker.run.features import Features
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.flop import step_flop
@@ -31,8 +31,8 @@ from gpujob_worker.tune.tuner import Tuner
 from tests.harness.blocks import Model, root_and_call
 
 
-def tuner(explanation: Explanation, settings: Settings | None = None) -> Tuner:
-    return Tuner(settings or Settings(), Switches(), explanation, 1.0)
+def tuner(explanation: DecisionLog, settings: Settings | None = None) -> Tuner:
+    return Tuner(settings or Settings(), Features(), explanation, 1.0)
 
 
 def test_closeness_sees_the_imaginary_part() -> None:
@@ -49,9 +49,9 @@ def test_samples_that_cannot_be_told_apart_are_all_run() -> None:
     call = RecordedCall(CallInputs.of((torch.randn(4),), {}))
     assert trace_refusal(root, call, whole=True) is None
     assert call.whole_only
-    explanation = Explanation()
+    explanation = DecisionLog()
     forced = tuner(explanation, Settings(precision=Precision.BFLOAT16))
-    forced.speed_items(root, call).precision()
+    forced.speed_items(root, call).choose("precision")
     assert forced.applied.plan.autocast is torch.bfloat16, explanation.lines
     assert step_flop(root, call) is not None
     with pytest.raises(ValueError, match="fewer samples"):
@@ -83,12 +83,12 @@ def test_of_several_modules_the_first_keeps_what_a_limit_asks_for() -> None:
     root, call = root_and_call(Model())
     optimizers = [torch.optim.SGD(root.module.parameters(), lr=0.1) for _ in range(2)]
     session = Session(Environment())
-    session.baseline = Timing(0.1, 77)
-    in_force = InForce(session, ScriptFacts(), [root], tuner=tuner(session.explanation))
+    session.state.baseline = Timing(0.1, 77)
+    in_force = AppliedSettings(session, ScriptFacts(), [root], tuner=tuner(session.explanation))
     for optimizer in optimizers:
         in_force.facts.saw(optimizer)
     assert in_force.tuner is not None
-    tuning = TuningPass(session, in_force, optimizers[0])
+    tuning = TuningRun(session, in_force, optimizers[0])
     tuning.among_others(root, "Critic", "2 modules are trained")
     line = session.explanation.line
     assert line("batch split") == "batch split refused: 2 modules are trained"
@@ -121,7 +121,7 @@ def test_of_several_modules_as_many_take_less_as_are_needed(
     class Critic(Model): ...
 
     session = Session(Environment())
-    session.baseline = Timing(0.1, 77)
+    session.state.baseline = Timing(0.1, 77)
     root, root.recorded = root_and_call(Model())
     other, other.recorded = root_and_call(Critic())
     first, second = (tuner(session.explanation) for _ in range(2))
@@ -131,11 +131,11 @@ def test_of_several_modules_as_many_take_less_as_are_needed(
         fit.settles, fit.chose_finer = it_settles, it_is_finer
     of_first: Any = fits[0]
     of_other: Any = fits[1]
-    beside = Beside(other, second, of_other, session.explanation.about("Critic"))
-    in_force = InForce(session, ScriptFacts(), [root, other], tuner=first, beside=[beside])
+    beside = SecondaryModule(other, second, of_other, session.explanation.about("Critic"))
+    in_force = AppliedSettings(session, ScriptFacts(), [root, other], tuner=first, beside=[beside])
     in_force.fit = of_first
     optimizer = torch.optim.SGD(root.module.parameters(), lr=0.1)
-    TuningPass(session, in_force, optimizer).among_others(root, "Critic", "2 modules")
+    TuningRun(session, in_force, optimizer).among_others(root, "Critic", "2 modules")
     assert [name for name, _ in fits[0].asked] == asked
     assert other.recorded is None
     put = "Critic" in asked and settles[1]
@@ -147,10 +147,10 @@ def test_a_module_that_is_left_alone_keeps_its_way() -> None:
     session = Session(Environment())
     (first, _), (second, _) = root_and_call(Model()), root_and_call(Model())
     said = session.explanation.about("Model 2")
-    beside = Beside(second, tuner(said), None, said)
+    beside = SecondaryModule(second, tuner(said), None, said)
     beside.tuner.applied.plan = RootPlan(rows_per_step=3)
     beside.put()
-    in_force = InForce(
+    in_force = AppliedSettings(
         session, ScriptFacts(), [first, second], tuner=tuner(session.explanation), beside=[beside]
     )
     in_force.drop(first)
@@ -167,7 +167,7 @@ def test_groups_that_come_later_step_as_the_others_do() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
     optimizer = torch.optim.AdamW(model[1].parameters(), lr=0.01)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    in_force = InForce(Session(Environment()), ScriptFacts(), tuner=tuner(Explanation()))
+    in_force = AppliedSettings(Session(Environment()), ScriptFacts(), tuner=tuner(DecisionLog()))
     before = copy.deepcopy(optimizer.state_dict())
     assert in_force.tuner is not None
     in_force.tuner.applied = Applied(fused=True)

@@ -12,7 +12,7 @@ from typing import NoReturn
 from gpujob_api.codec import FieldError
 from gpujob_api.settings import ENV_SETTINGS, OptimizeMode
 from gpujob_worker.adapters import huggingface, lightning, tensorflow_jax
-from gpujob_worker.adapters.requested_settings import Wishes
+from gpujob_worker.adapters.requested_settings import RequestedSettings
 from gpujob_worker.launch.batch_flags import adapt
 from gpujob_worker.launch.import_hooks import when_imported
 from gpujob_worker.launch.interpreters import Interpreter, interpreter_of
@@ -24,9 +24,9 @@ from gpujob_worker.launch.script_runner import (
     parse_python,
     run_python,
 )
-from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.environment import read_environment
-from gpujob_worker.run.features import Switches
+from gpujob_worker.run.features import Features
 from gpujob_worker.run.profiling import (
     FIRST_STEP,
     ProfileRequest,
@@ -35,6 +35,7 @@ from gpujob_worker.run.profiling import (
     nsys_command,
 )
 from gpujob_worker.run.session import Session
+from gpujob_worker.tune.settings import FEATURES
 
 EXIT_USAGE = 2
 PROFILE_STEPS_DEFAULT = 5
@@ -66,14 +67,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if interpreter is Interpreter.OTHER or python.options:
         program = command[0] if interpreter is Interpreter.OTHER else sys.executable
         _run_below(program, python, options)
-    explanation = Explanation(verbose=parsed.explain)
+    explanation = DecisionLog(verbose=parsed.explain)
     python = adapt(python, environment.settings.batch_per_step, explanation, parsed.argument_table)
-    off = {name for name in Switches.names() if getattr(parsed, f"no_{name}")}
-    switches = Switches.without(off, cuda_graphs=parsed.cuda_graphs)
-    session = Session(environment, switches, explanation, parsed.tuning_seconds)
-    session.report_directory = parsed.report_directory
-    if parsed.profile_steps:
-        session.profiler = StepProfiler(_profile_request(parsed))
+    off = [name for name in FEATURES if getattr(parsed, f"no_{name}")]
+    features = Features.without(*off, cuda_graphs=parsed.cuda_graphs)
+    session = Session(
+        environment,
+        features,
+        explanation,
+        parsed.tuning_seconds,
+        report_directory=parsed.report_directory,
+        profiler=StepProfiler(_profile_request(parsed)) if parsed.profile_steps else None,
+    )
     return _run(session, python)
 
 
@@ -128,10 +133,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--launched", action="store_true", help=argparse.SUPPRESS)
     _add_measuring(parser)
-    for name in Switches.names():
+    for name in FEATURES:
         flag = "--no-" + name.replace("_", "-")
         parser.add_argument(flag, dest=f"no_{name}", action="store_true", help=argparse.SUPPRESS)
-    names = ", ".join("--no-" + name.replace("_", "-") for name in Switches.names())
+    names = ", ".join("--no-" + name.replace("_", "-") for name in FEATURES)
     parser.epilog = f"{parser.epilog}; switch items off with {names}"
     return parser
 
@@ -193,20 +198,20 @@ def _run(session: Session, command: PythonCommand) -> int:
 
 def _adapt_trainers(session: Session) -> None:
     settings, explanation = session.environment.settings, session.explanation
-    if settings.mode is OptimizeMode.RECOMMEND or not session.switches.trainers:
+    if settings.mode is OptimizeMode.RECOMMEND or not session.features.allows("trainers"):
         return
-    wishes = Wishes.of(settings, session.switches)
+    wishes = RequestedSettings.of(settings, session.features)
     huggingface.watch(wishes, explanation)
     lightning.watch(wishes, explanation)
     tensorflow_jax.watch(settings, explanation)
 
 
 def _inject(session: Session) -> None:
-    from gpujob_worker.hooks import Injection
+    from gpujob_worker.hooks import Hooks
 
     if session.optimizes:
         session.listen_for_stop()
-    Injection(session).install()
+    Hooks(session).install()
 
 
 def _exit_code(error: BaseException | None) -> int:

@@ -16,13 +16,13 @@ from torch.optim.optimizer import (
 
 from gpujob_api.report import WorkerPhase
 from gpujob_api.settings import Toggle
-from gpujob_worker.control.applied_settings import InForce
+from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.device import use_device
 from gpujob_worker.control.distributed_tuning import root_inside
-from gpujob_worker.control.rollback_guard import Guardian
-from gpujob_worker.control.schedule import Tuning
-from gpujob_worker.control.startup import Preparation
-from gpujob_worker.control.subsequent_models import LaterModels
+from gpujob_worker.control.rollback_guard import RollbackGuard
+from gpujob_worker.control.schedule import TuningSchedule
+from gpujob_worker.control.startup import Startup
+from gpujob_worker.control.subsequent_models import SubsequentModels
 from gpujob_worker.inject.compiling import keep_compiled_in
 from gpujob_worker.inject.data_loader import watch_loaders
 from gpujob_worker.inject.discovery import Discovery
@@ -45,7 +45,7 @@ WARM_UP_STEPS = 2
 BASELINE_STEPS = 5
 
 
-class Injection:
+class Hooks:
     """Everything that is hooked into torch for one session."""
 
     def __init__(self, session: Session) -> None:
@@ -55,14 +55,14 @@ class Injection:
             processes=session.environment.world_size,
             memory_limited=session.environment.memory_limit_bytes is not None,
         )
-        self._in_force = InForce(session, self._facts)
+        self._in_force = AppliedSettings(session, self._facts)
         self._roots = self._in_force.roots
-        self._preparation = Preparation(session, self._in_force)
+        self._preparation = Startup(session, self._in_force)
         self._loaders = LoaderPolicy(session)
-        self._tuning = Tuning(session, self._in_force, self._loaders)
-        self._guardian = Guardian(session, self._in_force)
+        self._tuning = TuningSchedule(session, self._in_force, self._loaders)
+        self._guardian = RollbackGuard(session, self._in_force)
         self._discovery = Discovery(self._on_root)
-        self._later = LaterModels(session, self._in_force)
+        self._later = SubsequentModels(session, self._in_force)
         # The step after which the model in training began, and steps made since roots are watched.
         self._began_at = self._watched_steps = 0
         self._clock = StepClock()
@@ -72,9 +72,8 @@ class Injection:
 
     def install(self) -> None:
         session, settings = self._session, self._session.environment.settings
-        session.torch_version = torch.__version__
-        session.device = "cpu"
-        session.release, session.ending = self._release, self._say_if_short
+        session.state.runs_on("cpu", torch.__version__)
+        session.at_end(self._say_if_short, self._release)
         in_forked_children(self.in_child)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
@@ -84,7 +83,7 @@ class Injection:
         if not session.optimizes:
             self._explain.refused("everything", "optimize mode is Off")
             return
-        if session.switches.compile and settings.compile is not Toggle.OFF:
+        if session.features.allows("compile") and settings.compile is not Toggle.OFF:
             # Before torch's compiler is imported, which settles on a place of its own.
             keep_compiled_in(session.environment.checkpoint_directory)
         hide_from_script_compiler()
@@ -130,19 +129,11 @@ class Injection:
         """
         self._discovery.finish()
         self._discovery.forget()
-        for root in self._roots:
-            root.remove()
-            root.recorded = root.wrapper = None
-        self._roots.clear()
-        self._facts.stepped.clear()
-        self._in_force.tuner = None
-        self._in_force.fit = None
-        self._in_force.beside.clear()
-        self._in_force.agreement = None
+        self._in_force.release()
 
     def _say_if_short(self) -> None:
         session, needed = self._session, WARM_UP_STEPS + BASELINE_STEPS
-        if not session.optimizes or session.tuning_seconds is not None:
+        if not session.optimizes or session.state.tuning_seconds is not None:
             return
         steps = self._steps
         if not steps and self._explain.lines:
@@ -158,7 +149,7 @@ class Injection:
         self._loaders.stop()
 
     def _on_loss(self, loss: torch.Tensor) -> None:
-        self._session.loss_tensor = loss
+        self._session.state.saw_loss(loss)
 
     def _on_compile(self) -> None:
         if not self._inside:
@@ -271,8 +262,8 @@ class Injection:
         if steps == 1:
             use_device(session, device_type_of(optimizer))
             measures = session.optimizes and not self._in_force.whose
-            session.phase = WorkerPhase.MEASURING if measures else WorkerPhase.TRAINING
-            session.samples_per_step = self._roots[0].rows if self._roots else None
+            session.state.enter(WorkerPhase.MEASURING if measures else WorkerPhase.TRAINING)
+            session.state.takes_samples(self._roots[0].rows if self._roots else None)
             self._preparation.stepped()
             if self._in_force.fit is not None and self._roots:
                 self._roots[0].asks = True
@@ -307,8 +298,8 @@ class Injection:
         if since > 0:
             self._guardian.step(since)
             self._tuning.compile_when_due()
-        elif self._session.known_tuned is not None:
-            self._session.phase = WorkerPhase.TRAINING
+        elif self._session.state.known_tuned is not None:
+            self._session.state.enter(WorkerPhase.TRAINING)
         elif since == -1 and self._roots:
             self._roots[0].recording = len(self._roots) == 1 or self._in_force.fit is not None
             for beside in self._in_force.beside:

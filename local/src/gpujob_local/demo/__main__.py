@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 
 from gpujob_api.quantities import GIB
-from gpujob_local.cluster import ClusterOptions, LocalCluster, NodeOptions
+from gpujob_local.cluster.cluster import ClusterOptions, LocalCluster, NodeOptions
+from gpujob_local.control_plane.manifests import REPOSITORY
 from gpujob_local.demo.following import Follower, StoryError
 from gpujob_local.demo.story import Story
 from gpujob_local.demo.telling import Teller
-from gpujob_local.manifests import REPOSITORY
 
 CARD_BYTES = 2 * GIB
 

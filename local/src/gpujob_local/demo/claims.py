@@ -1,39 +1,45 @@
 """The claims of the demo as pure checks of what was seen."""
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+import statistics
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from gpujob_api.codec import encode
 from gpujob_api.gpujob import GPUJob, ReservationSource
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_api.quantities import format_memory
+from gpujob_api.settings import TunedSettings
 from gpujob_local.demo.telling import Claim
+from gpujob_local.demo.turns import PAIRS, Comparison
 
 # Relative, for the loss of a tuned run against the plain one: bfloat16 keeps 8 bits of mantissa.
 LOSS_TOLERANCE = 0.05
 
 
-def packed(first: Sequence[GPUJob], second: Sequence[GPUJob], card_bytes: int) -> Claim:
-    """A job ran alone, was measured, made room, and another joined it on its card."""
+def packed(
+    first: Sequence[GPUJob], joined: GPUJob, others: Iterable[GPUJob], card_bytes: int
+) -> Claim:
+    """A job ran alone, was measured, made room, and its like joined a card that others use.
+
+    `others` are the remaining jobs as they were when `joined` was placed.
+    """
     alone = _with_source(first, ReservationSource.WHOLE_CARD)
     measured = _with_source(first, ReservationSource.MEASURED)
-    joined = _with_source(second, ReservationSource.PROFILE)
+    neighbours = [job for job in others if _cards(job) & _cards(joined)]
     title = "Packed by measurement: declared figures alone would have needed a second card"
-    if alone is None or measured is None or joined is None:
+    if alone is None or measured is None or not neighbours:
         return Claim(title, False, ("the reservations were not seen to shrink and to be joined",))
-    hints = sum(_hint(jobs[0]) for jobs in (first, second))
-    held = sum(_held(job) for job in (measured, joined))
-    one_card = _cards(measured) == _cards(joined)
+    hints = sum(_hint(job) for job in (joined, *neighbours))
+    held = sum(_held(job) for job in (joined, *neighbours))
     figures = (
-        f"{_name(first)} held {format_memory(_held(alone))}, was measured at "
+        f"{measured.metadata.name} held {format_memory(_held(alone))}, was measured at "
         f"{format_memory(_used(measured))} and then held {format_memory(_held(measured))}",
-        f"{_name(second)} joined it on {', '.join(sorted(_cards(joined)))} "
-        f"with {format_memory(_held(joined))} from the profile",
+        f"{joined.metadata.name} joined {', '.join(job.metadata.name for job in neighbours)} on "
+        f"{', '.join(sorted(_cards(joined)))} with {format_memory(_held(joined))} from the profile",
         f"declared together {format_memory(hints)}, held together {format_memory(held)}, "
         f"the card has {format_memory(card_bytes)}",
     )
-    return Claim(title, one_card and hints > card_bytes >= held, figures)
+    return Claim(title, hints > card_bytes >= held, figures)
 
 
 def stranger_respected(
@@ -53,46 +59,45 @@ def stranger_respected(
     )
 
 
-def optimized(
-    final: GPUJob, injected: dict[str, Any], plain: dict[str, Any], others: Iterable[GPUJob] = ()
-) -> Claim:
-    """The worker's own before and after, and the loss against a run without GPUJob.
+def optimized(job: GPUJob, learned: dict[str, Any], comparison: Comparison | None) -> Claim:
+    """Settings are in force, faster than none with all of their interval, and learn the same.
 
-    `others` chose for speed alone; this one's owner asked for less memory.
+    `learned` is the result of the job itself, which chose the settings while it trained.
     """
-    title = "Optimized settings, injected into an unmodified script; what is learned stays"
-    measured, tuned = final.status.measurement, final.status.tuned
-    if measured is None or measured.baseline is None or measured.current is None or tuned is None:
-        return Claim(title, False, ("no before and after was reported",))
-    before, after = measured.baseline, measured.current
-    difference = abs(injected["loss"] - plain["loss"]) / max(abs(plain["loss"]), 1e-9)
+    title = "Injected settings are in force and faster; an unmodified script learns the same"
+    tuned = job.status.tuned
+    if tuned is None or comparison is None:
+        return Claim(title, False, ("no settings were tuned",))
+    name, speedup = job.metadata.name, comparison.speedup
+    seconds = (comparison.plain_seconds, comparison.tuned_seconds)
+    plain, fast = (f"{statistics.median(each) * 1000:.1f} ms" for each in seconds)
+    # Nothing changed is nothing injected, whatever was measured.
+    in_force = comparison.in_force == tuned != TunedSettings()
+    losses = (learned["loss"], comparison.tuned_loss)
+    apart = max(abs(loss - comparison.plain_loss) for loss in losses)
+    apart /= max(abs(comparison.plain_loss), 1e-9)
     figures = (
-        *_gains(others),
-        f"{final.metadata.name}, asked to take less memory: step "
-        f"{before.step_seconds * 1000:.1f} ms -> {after.step_seconds * 1000:.1f} ms "
-        f"({before.step_seconds / after.step_seconds:.2f}x), peak "
-        f"{format_memory(before.peak_memory_bytes)} -> {format_memory(after.peak_memory_bytes)}",
-        f"settings: {tuned.precision.value}, {tuned.batch_per_step or 'all'} samples at once, "
-        f"checkpointing {_on(tuned.activation_checkpointing)}, compile {_on(tuned.compile)}, "
-        f"loader workers {tuned.data_loader_workers}",
-        *final.status.explain[:12],
-        f"loss {injected['loss']:.6f} against {plain['loss']:.6f} without GPUJob: "
-        f"{difference:.2%} apart (tolerance {LOSS_TOLERANCE:.0%})",
+        f"{name}, in turns on one card: step {plain} -> {fast}, "
+        f"{speedup.median:.2f}x (95 % {speedup.low:.2f} to {speedup.high:.2f}, {PAIRS} pairs)",
+        f"in force: {', '.join(_changed(comparison.in_force)) or 'nothing'}",
+        *(line for line in job.status.explain if " applied: " in line),
+        f"loss {losses[0]:.6f} in the job, {losses[1]:.6f} tuned from the start, "
+        f"{comparison.plain_loss:.6f} without GPUJob: within {apart:.2%} (tolerance "
+        f"{LOSS_TOLERANCE:.0%})",
     )
-    return Claim(title, difference <= LOSS_TOLERANCE and bool(final.status.explain), figures)
+    return Claim(title, in_force and speedup.low > 1 and apart <= LOSS_TOLERANCE, figures)
 
 
-def _gains(jobs: Iterable[GPUJob]) -> Iterator[str]:
-    """What each job gained from settings that a measurement chose."""
-    for job in jobs:
-        measured = job.status.measurement
-        if measured is None or measured.baseline is None or measured.current is None:
-            continue
-        before, after = measured.baseline.step_seconds, measured.current.step_seconds
-        yield (
-            f"{job.metadata.name}, chosen by measurement: step {before * 1000:.1f} ms -> "
-            f"{after * 1000:.1f} ms ({before / after:.2f}x)"
-        )
+def _changed(tuned: TunedSettings | None) -> list[str]:
+    """The settings that differ from a script as it is written."""
+    if tuned is None:
+        return []
+    written = encode(TunedSettings())
+    return [
+        name if value is True else f"{name} {value}"
+        for name, value in encode(tuned).items()
+        if value != written.get(name)
+    ]
 
 
 def nothing_lost(
@@ -134,19 +139,10 @@ def instant(first: Sequence[GPUJob], second: Sequence[GPUJob], profile: GPUProfi
     return Claim(title, same and probed == 0.0 and (ran_first.tuning_seconds or 0) > 0, figures)
 
 
-def read_result(path: Path) -> dict[str, Any]:
-    """What a training script wrote with --result."""
-    return json.loads(path.read_text())
-
-
 def _with_source(states: Sequence[GPUJob], source: ReservationSource) -> GPUJob | None:
     return next(
         (j for j in states if j.status.reservation and j.status.reservation.source is source), None
     )
-
-
-def _name(states: Sequence[GPUJob]) -> str:
-    return states[-1].metadata.name
 
 
 def _hint(job: GPUJob) -> int:
@@ -164,7 +160,3 @@ def _used(job: GPUJob) -> int:
 def _cards(job: GPUJob) -> set[str]:
     placement = job.status.placement
     return set() if placement is None else {uuid for w in placement.workers for uuid in w.gpus}
-
-
-def _on(value: bool) -> str:
-    return "on" if value else "off"

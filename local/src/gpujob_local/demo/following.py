@@ -8,7 +8,7 @@ from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_api.manifest import gpujob_from_manifest, gpuprofile_from_manifest
-from gpujob_local.api_client import ApiClient, ApiError
+from gpujob_local.control_plane.api_client import ApiClient, ApiError
 from gpujob_local.demo.telling import Teller
 
 POLL_SECONDS = 0.3

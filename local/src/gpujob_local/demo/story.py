@@ -1,17 +1,17 @@
 """The acts of the demo, side by side where the machine allows: two cores run all of it."""
 
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from gpujob_api.gpujob import GPUJob, JobPhase, ReservationSource
-from gpujob_local.cluster import LocalCluster
-from gpujob_local.demo import claims
+from gpujob_local.cluster.cluster import LocalCluster
+from gpujob_local.demo import claims, turns
 from gpujob_local.demo.following import Follower, StoryError
 from gpujob_local.demo.telling import Claim, Teller
+from gpujob_local.demo.turns import Comparison
 
 RECLAIM_NOTICE_SECONDS = 1.0
 RECLAIM_GRACE_SECONDS = 10.0
@@ -23,8 +23,7 @@ SPOT_NODE = "spot-1"
 STRANGERS_NODE = "node-2"
 PACKED_LIMIT_SECONDS = 90.0
 FINISH_LIMIT_SECONDS = 180.0
-PLAIN_LIMIT_SECONDS = 180.0
-JOBS = ("classifier", "classifier-again", "gpt", "gpt-reference", "guest")
+JOBS = ("classifier", "classifier-again", "gpt", "gpt-reference", "guest", "recommender")
 
 
 @dataclass(slots=True)
@@ -50,14 +49,17 @@ class Story:
         self._state("classifier", "a measured reservation", _measured, PACKED_LIMIT_SECONDS)
         self._profile_saved()
         self._apply("classifier-again")
+        joined = self._state("classifier-again", "a profile's reservation", _from_profile, 60)
+        together = (joined, self._others("classifier-again"))
         self.cluster.stop_stranger(stranger)
         self.teller.say("stranger", "is gone; the guest may have its card now")
         self._spot_node_goes()
-        self.teller.chapter("All jobs finish")
+        self.teller.chapter("One more job is tuned; all jobs finish")
+        self._apply("recommender")
         for name in JOBS:
             self._state(name, "success", _succeeded, FINISH_LIMIT_SECONDS)
         self._check_wait()
-        self._check(waiting)
+        self._check(waiting, together)
 
     def _stranger(self) -> str:
         card = self.cluster.cards(STRANGERS_NODE)[0]
@@ -124,18 +126,22 @@ class Story:
             f"kubectl wait: {met} of {len(JOBS)} jobs, {attempts} attempts in all",
         )
 
-    def _check(self, waiting: GPUJob) -> None:
+    def _others(self, name: str) -> list[GPUJob]:
+        """All other jobs as they are now."""
+        history = self.follower.history
+        return [states[-1] for other, states in history.items() if other != name]
+
+    def _check(self, waiting: GPUJob, together: tuple[GPUJob, list[GPUJob]]) -> None:
         history = self.follower.history
         first, again = history["classifier"], history["classifier-again"]
-        final = first[-1]
         profile = self.follower.profiles.get(f"workload-{self._fingerprint()}")
-        plain = self._plain_run()
+        comparison = self._compare()
         for claim in (
-            claims.packed(first, again, self.card_bytes),
+            claims.packed(first, *together, self.card_bytes),
             claims.stranger_respected(
                 waiting, history["guest"][-1], STRANGER_BYTES, self.card_bytes
             ),
-            claims.optimized(final, self._result("classifier"), plain, [history["gpt"][-1]]),
+            claims.optimized(history["recommender"][-1], self._result("recommender"), comparison),
             claims.nothing_lost(
                 history["gpt"],
                 self._result("gpt"),
@@ -159,36 +165,42 @@ class Story:
 
     def _result(self, name: str) -> dict[str, object]:
         path = self.cluster.volume("checkpoints") / f"{name}.json"
-        return claims.read_result(path)
+        return turns.read_result(path)
 
-    def _plain_run(self) -> dict[str, object]:
-        """The classifier's very command without gpujob-run, as a user runs it without us."""
-        self.teller.say("plain run", "the same script without GPUJob, to compare the loss")
-        job = self.follower.history["classifier"][-1]
+    def _compare(self) -> Comparison | None:
+        """The recommender's script with its settings, and as a user runs it without us."""
+        states = self.follower.history["recommender"]
+        job, tuned = states[-1], states[-1].status.tuned
+        if tuned is None:
+            return None
+        # A finished job holds no card any more.
+        (card,) = next(
+            found.workers[0].gpus for state in states if (found := state.status.placement)
+        )
+        self.teller.say("recommender", f"the same script with and without its settings on {card}")
         command = [str(part) for part in job.spec.worker_container()["command"]]
-        script = command[command.index("--") + 1 :]
-        result = self.cluster.volume("checkpoints") / "plain.json"
-        script[0] = sys.executable
-        script[script.index("--result") + 1] = str(result)
+        script, *arguments = command[command.index("python") + 1 :]
+        at = arguments.index("--result")
+        whole = [str(self.examples.parent / script), *arguments[:at], *arguments[at + 2 :]]
         try:
-            done = subprocess.run(
-                script,
-                cwd=self.examples.parent,
-                capture_output=True,
-                text=True,
-                timeout=PLAIN_LIMIT_SECONDS,
-                check=False,
+            return turns.compare(
+                partial(self.cluster.start_on_card, card),
+                whole,
+                tuned,
+                self.cluster.volume("checkpoints"),
             )
-        except subprocess.TimeoutExpired:
-            raise StoryError(f"the plain run took over {PLAIN_LIMIT_SECONDS:.0f} s") from None
-        if done.returncode != 0:
-            raise StoryError(f"the plain run failed: {done.stderr[-400:]}")
-        return claims.read_result(result)
+        except turns.TurnsError as error:
+            raise StoryError(str(error)) from None
 
 
 def _measured(job: GPUJob) -> bool:
     held = job.status.reservation
     return held is not None and held.source is ReservationSource.MEASURED
+
+
+def _from_profile(job: GPUJob) -> bool:
+    held = job.status.reservation
+    return held is not None and held.source is ReservationSource.PROFILE
 
 
 def _succeeded(job: GPUJob) -> bool:

@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from gpujob_api.gpujob import GPUJob
+from gpujob_api.gpujob import GPUJob, GPUJobStatus
 from gpujob_operator.act.item_runner import ItemRunner, needs_service
 from gpujob_operator.act.writer import WriteResult
-from gpujob_operator.decide.assumption import may_be_assumed
+from gpujob_operator.decide.assumption import assumed_status
 from gpujob_operator.decide.plan import (
     CreatePod,
     DeletePod,
@@ -56,9 +56,10 @@ class Submission:
 
 @dataclass(slots=True)
 class _Assumed:
-    """A job's status that is being written. `seen` and `job` keep the answer for one snapshot."""
+    """A job's status while it is being written. `seen` and `job` keep the last answer."""
 
     item: WriteStatus
+    status: GPUJobStatus
     seen: GPUJob | None = None
     job: GPUJob | None = None
 
@@ -67,7 +68,7 @@ class _Assumed:
         if current is not self.seen:
             self.seen = current
             same = current.status == self.item.job.status
-            self.job = replace(current, status=self.item.status) if same else current
+            self.job = replace(current, status=self.status) if same else current
         return self.job or current
 
 
@@ -120,7 +121,7 @@ class Executor:
         return Submission(started, held_back, postponed, backing_off, min(waits, default=None))
 
     def assume(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot with what is being written, as far as it holds at least what is held now."""
+        """The snapshot with what is being written, but nothing freed by it (`assumed_status`)."""
         assumed = {
             lane.assumed.item.job.metadata.uid: lane.assumed
             for lane in self._lanes.values()
@@ -170,8 +171,9 @@ class Executor:
     def _start(self, key: str, items: list[PlanItem]) -> None:
         lane = self._lanes[key] = _Lane(items)
         first = items[0]
-        if isinstance(first, WriteStatus) and may_be_assumed(first.job.status, first.status):
-            lane.assumed = _Assumed(first)
+        if isinstance(first, WriteStatus):
+            status = assumed_status(first.job.status, first.status)
+            lane.assumed = None if status is None else _Assumed(first, status)
         lane.task = asyncio.create_task(self._run_lane(key, lane))
         self._metrics.write_lanes.set(len(self._lanes))
 

@@ -5,20 +5,17 @@ about four times the processor of the call itself and are not used: we read and 
 """
 
 import contextlib
-import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
-from urllib.parse import urlencode, urlsplit
-from urllib.request import getproxies, proxy_bypass
+from typing import Any, cast
+from urllib.parse import urlencode
 
 import aiohttp
-import yaml
-from kubernetes.aio import client, config
+from kubernetes.aio import client
 
-from gpujob_api.codec import FieldError
 from gpujob_api.manifest import GPUJOB, GPUNODE, GPUPROFILE, GPUQUEUE, Resource
 from gpujob_api.meta import GROUP, VERSION
+from gpujob_operator.act.streams import TooLong, lines, parsed, read_event, whole, without_bulk
 
 Manifest = dict[str, Any]
 
@@ -26,6 +23,7 @@ MERGE_PATCH = "application/merge-patch+json"
 REQUEST_SECONDS_MAX = 5.0
 LIST_SECONDS_MAX = 60.0
 LIST_PAGE_OBJECTS = 500
+CHUNK_BYTES = 256 * 1024
 # Bookmarks come about once a minute; silence for longer is a dead stream.
 WATCH_SILENCE_SECONDS_MAX = 70.0
 
@@ -66,10 +64,6 @@ class Throttled(ApiError):  # noqa: N818 - the API's own word
         self.retry_after_seconds = retry_after_seconds
 
 
-class BadConnection(FieldError):  # noqa: N818 - an answer for who started us
-    """There is no telling where the API server is, or who we are."""
-
-
 class Refused(ApiError):  # noqa: N818 - an answer, not a fault
     """An answer of 500 that is definite: nothing was written, and the same again will be refused
     until somebody mends what its message names (an admission webhook, the object's size)."""
@@ -77,6 +71,13 @@ class Refused(ApiError):  # noqa: N818 - an answer, not a fault
 
 class Unavailable(ApiError):  # noqa: N818 - the API's own word
     """5xx, a refused or broken connection, or no answer in time: the write may have happened."""
+
+
+class TooLarge(ApiError):  # noqa: N818 - the API's own word
+    """The answer is larger than what is kept in memory at once."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(0, "TooLarge", message)
 
 
 # What the API server says, with 500, of a request that it did not store. Admission comes before
@@ -158,18 +159,29 @@ class Kube:
         label_selector: str = "",
         field_selector: str = "",
     ) -> Listing:
-        """All objects in pages, as of one resourceVersion."""
-        query = _selectors(label_selector, field_selector) | {"limit": str(LIST_PAGE_OBJECTS)}
-        items: list[Manifest] = []
+        """All objects in pages, as of one resourceVersion; pages get smaller where objects are
+        large. The objects are as they came: any JSON."""
+        query = _selectors(label_selector, field_selector)
+        limit, items = LIST_PAGE_OBJECTS, list[Any]()
         while True:
-            page = await self._call(
-                "GET", kind.path(namespace), query=query, seconds=LIST_SECONDS_MAX
-            )
-            items += page.get("items") or []
-            metadata = page.get("metadata", {})
-            if not metadata.get("continue"):
-                return Listing(items, metadata.get("resourceVersion", ""))
-            query["continue"] = metadata["continue"]
+            query["limit"] = str(limit)
+            try:
+                page = await self._call(
+                    "GET", kind.path(namespace), query=query, seconds=LIST_SECONDS_MAX
+                )
+            except TooLarge:
+                if limit == 1:
+                    raise
+                limit = max(1, limit // 8)
+                continue
+            found, metadata = page.get("items") or [], page.get("metadata") or {}
+            if not isinstance(found, list) or not isinstance(metadata, dict):
+                raise Unavailable(0, "BadAnswer", f"a list of {kind.plural} that is none")
+            items += (without_bulk(one) for one in cast("list[object]", found))
+            facts = cast("Manifest", metadata)
+            if not facts.get("continue"):
+                return Listing(items, str(facts.get("resourceVersion", "")))
+            query["continue"] = str(facts["continue"])
 
     async def create(self, kind: ResourceType, body: Manifest, namespace: str = "") -> Manifest:
         return await self._write("POST", kind, kind.path(namespace), body)
@@ -217,7 +229,10 @@ class Kube:
         field_selector: str = "",
         seconds: int = 300,
     ) -> AsyncIterator[Manifest]:
-        """Events after a resourceVersion, bookmarks included, until the server ends the stream."""
+        """Events after a resourceVersion, bookmarks included, until the server ends the stream.
+
+        A line that is no event comes as one of the type `UNREADABLE` with its `problem`.
+        """
         query = _selectors(label_selector, field_selector) | {
             "watch": "true",
             "allowWatchBookmarks": "true",
@@ -232,8 +247,10 @@ class Kube:
             if response.status != 200:
                 raise _error(response.status, response.headers, await response.read())
             with _connection_errors():
-                async for line in response.content:
+                async for line in lines(response.content.iter_chunked(CHUNK_BYTES)):
                     yield _watch_event(line)
+        except TooLong as error:
+            raise TooLarge(str(error)) from None
         finally:
             response.close()
 
@@ -262,11 +279,16 @@ class Kube:
     ) -> Manifest:
         timeout = aiohttp.ClientTimeout(total=seconds)
         response = await self._send(method, path, query or {}, body, content_type, timeout)
-        with _connection_errors():
-            data = await response.read()
+        try:
+            with _connection_errors():
+                data = await whole(response.content.iter_chunked(CHUNK_BYTES))
+        except TooLong as error:
+            raise TooLarge(str(error)) from None
+        finally:
+            response.release()
         if response.status >= 300:
             raise _error(response.status, response.headers, data)
-        return json.loads(data)
+        return _object(data)
 
     async def _send(
         self,
@@ -291,44 +313,6 @@ class Kube:
         return answer.response
 
 
-async def load_configuration(kubeconfig: str | None) -> client.Configuration:
-    """The connection from a kubeconfig file, or from the pod's service account without one.
-
-    Raises `BadConnection` naming the option.
-    """
-    configuration = client.Configuration()
-    try:
-        if kubeconfig is None:
-            config.load_incluster_config(client_configuration=configuration)
-        else:
-            await config.load_kube_config(
-                config_file=kubeconfig, client_configuration=configuration
-            )
-    except config.ConfigException as error:
-        hint = "" if kubeconfig else "not given, and this is no pod with a service account: "
-        raise BadConnection("--kubeconfig", f"{hint}{error}") from None
-    except (AttributeError, KeyError, OSError, TypeError, ValueError, yaml.YAMLError) as error:
-        # The client's loader takes the file's shape for granted.
-        problem = " ".join(str(error).split())
-        raise BadConnection(
-            "--kubeconfig", f"{kubeconfig} is not a kubeconfig: {problem}"
-        ) from None
-    configuration.retries = None
-    configuration.proxy = configuration.proxy or _proxy_for(configuration.host)
-    # Or else aiohttp looks for proxies and a .netrc again, in a thread and for every request: that
-    # doubles the processor time of a write (0.6 ms without).
-    configuration.client_session_kwargs = {"trust_env": False}
-    return configuration
-
-
-def _proxy_for(server: str) -> str | None:
-    """HTTPS_PROXY and its like, unless NO_PROXY names the server."""
-    address = urlsplit(server)
-    if address.hostname is None or proxy_bypass(address.netloc):
-        return None
-    return getproxies().get(address.scheme)
-
-
 def _selectors(label_selector: str, field_selector: str) -> dict[str, str]:
     both = {"labelSelector": label_selector, "fieldSelector": field_selector}
     return {name: value for name, value in both.items() if value}
@@ -342,17 +326,30 @@ def _connection_errors() -> Any:
         raise Unavailable(0, type(error).__name__, str(error)) from error
 
 
+def _object(data: bytes) -> Manifest:
+    """Whether the request took effect nobody can tell from an answer that is none."""
+    try:
+        answer = parsed(data)
+    except ValueError as error:
+        raise Unavailable(0, "BadAnswer", f"is not JSON: {error}") from None
+    if not isinstance(answer, dict):
+        raise Unavailable(0, "BadAnswer", "is not a JSON object")
+    return cast("Manifest", answer)
+
+
 def _watch_event(line: bytes) -> Manifest:
-    event = json.loads(line)
+    event = read_event(line)
     if event.get("type") == "ERROR":
-        raise _status_error(event["object"].get("code", 500), event["object"], None)
+        body = event["object"] if isinstance(event["object"], dict) else {}
+        code = body.get("code")
+        raise _status_error(code if isinstance(code, int) else 500, body, None)
     return event
 
 
 def _error(status: int, headers: Mapping[str, str], data: bytes) -> ApiError:
     try:
-        body = json.loads(data)
-    except ValueError:
+        body = _object(data)
+    except Unavailable:
         body = {"message": data[:200].decode(errors="replace")}
     return _status_error(status, body, headers.get("Retry-After"))
 

@@ -32,7 +32,8 @@ class TokenReviewer:
         """Namespace, name and UID of the pod, or None. Raises `ApiError` if nobody can say."""
         if len(token) > TOKEN_CHARACTERS_MAX:
             return None
-        key = hashlib.sha256(token.encode()).digest()
+        # Headers hold bytes that are no UTF-8 as halves of surrogate pairs.
+        key = hashlib.sha256(token.encode(errors="surrogatepass")).digest()
         known = self._answers.get(key)
         if known is not None and self._monotonic() < known[0]:
             return known[1]

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Protocol
 
 from gpujob_api.gpujob import GPUJob
-from gpujob_api.meta import LABEL_ATTEMPT, LABEL_JOB_UID, LABEL_RANK, Metadata
+from gpujob_api.meta import Metadata
 from gpujob_operator.act.backoff import Target
 from gpujob_operator.act.kube import (
     JOBS,
@@ -38,8 +38,9 @@ from gpujob_operator.decide.plan import (
     WriteQueueStatus,
     WriteStatus,
 )
+from gpujob_operator.decide.workers import was_created_for, worker_name
 from gpujob_operator.logs import Log
-from gpujob_operator.render.pod import pod_name, worker_pod
+from gpujob_operator.render.pod import worker_pod
 from gpujob_operator.render.profile import profile_manifest, profile_status_patch
 from gpujob_operator.render.service import gang_service
 from gpujob_operator.render.status import queue_patch, rejection_patch, status_patch
@@ -120,7 +121,7 @@ class Writer:
         """
         match item:
             case CreatePod():
-                name, namespace = pod_name(item.job, item.rank), item.job.metadata.namespace
+                name, namespace = _pod_name(item), item.job.metadata.namespace
                 try:
                     answer = await self._kube.get(PODS, name, namespace)
                 except NotFound:
@@ -249,7 +250,7 @@ def target_of(item: PlanItem) -> Target:
         case WriteStatus() | RejectJob():
             return "patch", JOBS.plural, namespace, item.job.metadata.name
         case CreatePod():
-            return "create", PODS.plural, namespace, pod_name(item.job, item.rank)
+            return "create", PODS.plural, namespace, _pod_name(item)
         case DeletePod():
             return "delete", PODS.plural, namespace, item.pod.name
         case SaveProfile():
@@ -258,17 +259,16 @@ def target_of(item: PlanItem) -> Target:
             return "patch", QUEUES.plural, "", item.queue.metadata.name
 
 
+def _pod_name(item: CreatePod) -> str:
+    return worker_name(item.job.metadata.name, item.job.status.attempt, item.rank)
+
+
 def service_target(job: GPUJob) -> Target:
     return "create", SERVICES.plural, job.metadata.namespace, job.metadata.name
 
 
 def _same_worker(manifest: Manifest, item: CreatePod) -> bool:
     """The pod that stands in the way is the very one we wanted: an earlier answer was lost."""
-    labels = manifest["metadata"].get("labels") or {}
-    expected = {
-        LABEL_JOB_UID: item.job.metadata.uid,
-        LABEL_ATTEMPT: str(item.job.status.attempt),
-        LABEL_RANK: str(item.rank),
-    }
-    deleting = "deletionTimestamp" in manifest["metadata"]
-    return not deleting and all(labels.get(name) == value for name, value in expected.items())
+    metadata = manifest["metadata"]
+    deleting = "deletionTimestamp" in metadata
+    return not deleting and was_created_for(metadata, item.job, item.rank)

@@ -9,7 +9,8 @@ import time
 from datetime import UTC, datetime
 from importlib.metadata import version
 
-from gpujob_operator.act.kube import BadConnection, Kube, load_configuration
+from gpujob_operator.act.connection import BadConnection, load_configuration
+from gpujob_operator.act.kube import Kube
 from gpujob_operator.agent.agent import Agent
 from gpujob_operator.agent.nvml import load_nvml
 from gpujob_operator.agent.owners import (

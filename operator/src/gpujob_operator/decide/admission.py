@@ -5,7 +5,7 @@ whether it may make some (`room`), and once it has waited for long keeps cards f
 (`claims`), which only jobs that are gone in time may still use.
 """
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from math import inf
@@ -20,6 +20,7 @@ from gpujob_operator.decide.claims import Claim, describe, soonest
 from gpujob_operator.decide.conditions import ConditionWriter
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.explain import Refusal
+from gpujob_operator.decide.grace import stop_seconds
 from gpujob_operator.decide.interruption import (
     Interruptions,
     held_bytes,
@@ -211,7 +212,7 @@ class Admission:
                 return waits_for(leaving)
             room = self.interruptions.in_quota(needs, wait.memory_bytes, fits=wait.fits)
         if room is not None and room.victims:
-            self.board.claim(room.claim, self.configuration.termination_grace_seconds)
+            self.board.claim(room.claim, self._stop_seconds(v.job for v in room.victims))
             return self.interruptions.interrupt(needs, room.victims)
         if self._patience_over(needs.job):
             self.queues.keep(needs.job, wait.memory_bytes)
@@ -219,19 +220,22 @@ class Admission:
 
     def _room_on_cards(self, needs: Needs, claim: Claim) -> str:
         """Interrupts jobs where this one may, or keeps cards for it; says for whom it waits."""
-        grace = self.configuration.termination_grace_seconds
-        if claim.making_room and claim.start_seconds <= grace:
+        jobs = [self.releases.jobs[uid] for uid in claim.making_room]
+        if jobs and claim.start_seconds <= self._stop_seconds(jobs):
             self._keep(claim)
-            jobs = [self.releases.jobs[uid] for uid in claim.making_room]
             return waits_for(jobs)
         if claim.start_seconds > self.configuration.preemption_wait_seconds:
             room = self.interruptions.find_room(needs, claim)
             if room is not None:
-                self.board.claim(room.claim, grace)
+                self.board.claim(room.claim, self._stop_seconds(v.job for v in room.victims))
                 return self.interruptions.interrupt(needs, room.victims)
         if self._patience_over(needs.job):
             self._keep(claim)
         return ""
+
+    def _stop_seconds(self, jobs: Iterable[GPUJob]) -> float:
+        """Until the last of these jobs is stopped."""
+        return max((stop_seconds(job, self.configuration) for job in jobs), default=0.0)
 
     def _soonest(self, needs: Needs) -> Claim | None:
         """The earliest start, looked for when something may follow from it."""

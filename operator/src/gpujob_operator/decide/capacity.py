@@ -171,8 +171,10 @@ def sizes(node: NodeCapacity) -> tuple[tuple[str, int, int], ...]:
 
 
 def holds_cards(job: GPUJob) -> bool:
-    """True while an attempt of the job is not proven finished."""
-    return job.status.placement is not None and not job.finished
+    """True while an attempt of the job is not proven finished. Of a job that is being deleted, its
+    pods alone tell (see `holdings`)."""
+    leaves = job.metadata.deletion_timestamp is not None
+    return job.status.placement is not None and not job.finished and not leaves
 
 
 def as_tenant(job: GPUJob) -> Tenant | None:

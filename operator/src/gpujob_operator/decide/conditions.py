@@ -10,6 +10,10 @@ ACCEPTED = "Accepted"
 SCHEDULED = "Scheduled"
 RUNNING = "Running"
 SUCCEEDED = "Succeeded"
+FAILED = "Failed"
+# True at either end.
+FINISHED = "Finished"
+SUSPENDED = "Suspended"
 CARD_PRESSURE = "CardPressure"
 SLOWED = "Slowed"
 

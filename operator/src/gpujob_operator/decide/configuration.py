@@ -51,7 +51,9 @@ class Configuration:
     # Attempts.
     start_timeout_seconds: float = 600.0
     node_lost_seconds: float = 60.0
+    # Of a worker, from SIGTERM to SIGKILL; a template may ask for another number up to the maximum.
     termination_grace_seconds: int = 30
+    termination_grace_seconds_max: int = 600
     retry_backoff_seconds: float = 10.0
     retry_backoff_max_seconds: float = 600.0
     report_interval_seconds: float = 2.0

@@ -9,6 +9,7 @@ its cards, however many jobs there are elsewhere.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import TypeVar
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpunode import GPU, UNREADABLE, GPUNode
@@ -21,14 +22,15 @@ from gpujob_operator.decide.capacity import (
     as_tenant,
     capacity_of,
     closed_reason,
-    holds_cards,
 )
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.interference import PUBLISHED_SLOWDOWNS, Law
 from gpujob_operator.decide.snapshot import GonePod, NodeView, PodPhase, PodView, Snapshot
 from gpujob_operator.decide.spot import interruptions_per_hour, price_with_losses, rates
+from gpujob_operator.decide.workers import Pods, crew_of, current_workers, place_of
 from gpujob_operator.decide.workload import HostRequests
 
+T = TypeVar("T")
 # A pod's end and a reading are told by different clocks, and a process takes a moment to go.
 CLOCKS_DIFFER_SECONDS = 5.0
 
@@ -42,8 +44,9 @@ class Holding:
     cards: tuple[str, ...] = ()
     # Live pods of the attempt that holds the cards, by UID.
     pods: tuple[str, ...] = ()
-    # Cards of live pods of any other attempt, or of a job that is gone.
-    strays: tuple[str, ...] = ()
+    # Node and card of live pods of any other attempt, or of a job that is gone. The node is "" for
+    # a pod that may yet come to one.
+    strays: tuple[tuple[str, str], ...] = ()
     # What workers will take that are not on their node yet.
     coming: tuple[tuple[str, int, int], ...] = ()
     job_uid: str = ""
@@ -61,32 +64,62 @@ class Ended:
 NOTHING = Holding()
 
 
-def holding_of(job: GPUJob | None, pods: Sequence[PodView], requests: HostRequests) -> Holding:
-    """`requests` are one worker's. The pods are the job's; without a job, all are strays."""
-    holds = job is not None and holds_cards(job)
-    attempt = job.status.attempt if job is not None and holds else None
+def holding_of(job: GPUJob, pods: Sequence[PodView], requests: HostRequests) -> Holding:
+    """`requests` are one worker's. The pods are the job's own."""
     live = [pod for pod in pods if not pod.finished]
-    ours = tuple(pod.uid for pod in live if pod.attempt == attempt)
-    strays = tuple(uuid for pod in live if pod.attempt != attempt for uuid in pod.gpus)
-    ended = tuple(Ended(pod.uid, pod.finished_at, pod.gpus) for pod in pods if pod.finished)
-    placement = job.status.placement if job is not None and holds else None
-    if job is None or placement is None:
-        return Holding(strays=strays, ended=ended)
-    bound = {pod.rank for pod in pods if pod.attempt == attempt and _is_bound(pod)}
+    current = current_workers(job, pods)
+    uids = {pod.uid for pod in current}
+    leaves = job.metadata.deletion_timestamp is not None
+    # A job that is being deleted is written to no more: its pods alone say when it has left.
+    has_left = leaves and not any(pod.uid in uids for pod in live)
+    placement = job.status.placement if not (job.finished or has_left) else None
+    rest = live if placement is None else [pod for pod in live if pod.uid not in uids]
+    holding = Holding(
+        strays=tuple(stray for pod in rest for stray in _strays_of(pod, job)),
+        ended=_ended(pods),
+    )
+    if placement is None:
+        return holding
+    bound = {pod.rank for pod in current if _is_bound(pod)}
     tenant = as_tenant(job)
-    return Holding(
+    return replace(
+        holding,
         tenant=tenant,
         cards=tuple(uuid for worker in placement.workers for uuid in worker.gpus)
         if tenant is not None
         else (),
-        pods=ours,
-        strays=strays,
+        pods=tuple(pod.uid for pod in live if pod.uid in uids),
         coming=tuple(
-            (worker.node, *requests) for worker in placement.workers if worker.rank not in bound
+            (worker.node, *requests)
+            for worker in placement.workers
+            if worker.rank not in bound and not leaves
         ),
         job_uid=job.metadata.uid,
-        ended=ended,
     )
+
+
+def holding_of_orphans(pods: Sequence[PodView]) -> Holding:
+    """Of pods whose controller owner is a GPUJob that is not there."""
+    live = [pod for pod in pods if not pod.finished]
+    strays = tuple(stray for pod in live for stray in _strays_of(pod, None))
+    return Holding(strays=strays, ended=_ended(pods))
+
+
+def _ended(pods: Sequence[PodView]) -> tuple[Ended, ...]:
+    return tuple(Ended(pod.uid, pod.finished_at, pod.gpus) for pod in pods if pod.finished)
+
+
+def _strays_of(pod: PodView, job: GPUJob | None) -> list[tuple[str, str]]:
+    """The cards that a live pod outside of its job's attempt holds, on its own node only. None of a
+    pod that never ran and never will; nor of one of an attempt that the job has not come to, until
+    it is bound: anybody in its namespace may make such a pod."""
+    is_later = job is not None and pod.attempt > job.status.attempt
+    if pod.node is None and (pod.deletion_at is not None or is_later):
+        return []
+    place = place_of(pod, job) if job is not None else None
+    is_current = place is not None and place.pod_uid in (None, pod.uid)
+    cards = place.gpus if place is not None and is_current else pod.gpus
+    return [(pod.node or "", uuid) for uuid in cards]
 
 
 def holding_of_gone(pod: GonePod) -> Holding:
@@ -116,9 +149,10 @@ class Holdings:
 
     # By card, in the order of the jobs' UIDs.
     tenants: dict[str, tuple[Tenant, ...]] = field(default_factory=dict[str, tuple[Tenant, ...]])
-    # The job of each live pod that is where it should be.
-    owners: dict[str, str] = field(default_factory=dict[str, str])
-    strays: dict[str, int] = field(default_factory=dict[str, int])
+    # The jobs of each live pod that is where it should be: one, whatever the API server says.
+    owners: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    # By node and card.
+    strays: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
     coming: dict[str, HostRequests] = field(default_factory=dict[str, HostRequests])
     # Pods whose processes are gone, by UID; twice for one that finished and was deleted.
     ended: dict[str, tuple[Ended, ...]] = field(default_factory=dict[str, tuple[Ended, ...]])
@@ -129,31 +163,26 @@ class Holdings:
                 there = (*self.tenants.get(uuid, ()), holding.tenant)
                 self.tenants[uuid] = tuple(sorted(there, key=lambda one: one.job_uid))
         for pod in holding.pods:
-            self.owners[pod] = holding.job_uid
+            self.owners[pod] = (*self.owners.get(pod, ()), holding.job_uid)
         for pod in holding.ended:
             self.ended[pod.pod_uid] = (*self.ended.get(pod.pod_uid, ()), pod)
         self._count(holding, 1)
 
     def remove(self, holding: Holding) -> None:
         for uuid in set(holding.cards):
-            left = tuple(one for one in self.tenants[uuid] if one.job_uid != holding.job_uid)
-            self.tenants[uuid] = left
-            if not left:
-                del self.tenants[uuid]
+            there = self.tenants.get(uuid, ())
+            _keep(self.tenants, uuid, tuple(t for t in there if t.job_uid != holding.job_uid))
         for pod in holding.pods:
-            del self.owners[pod]
+            _keep(self.owners, pod, _without(self.owners.get(pod, ()), holding.job_uid))
         for pod in holding.ended:
-            left = list(self.ended.pop(pod.pod_uid))
-            left.remove(pod)
-            if left:
-                self.ended[pod.pod_uid] = tuple(left)
+            _keep(self.ended, pod.pod_uid, _without(self.ended.get(pod.pod_uid, ()), pod))
         self._count(holding, -1)
 
     def _count(self, holding: Holding, sign: int) -> None:
-        for uuid in holding.strays:
-            self.strays[uuid] = self.strays.get(uuid, 0) + sign
-            if not self.strays[uuid]:
-                del self.strays[uuid]
+        for stray in holding.strays:
+            self.strays[stray] = self.strays.get(stray, 0) + sign
+            if not self.strays[stray]:
+                del self.strays[stray]
         for node, cpu, memory in holding.coming:
             had_cpu, had_memory = self.coming.get(node, (0, 0))
             self.coming[node] = (had_cpu + sign * cpu, had_memory + sign * memory)
@@ -180,8 +209,7 @@ class Holdings:
             node=view,
             price_per_gpu_hour=price,
             cards=tuple(
-                known.get(gpu.uuid) or self._card(gpu, learned, gpu_node.status.observed_at)
-                for gpu in gpus
+                known.get(gpu.uuid) or self._card(gpu, view.name, learned, gpu_node) for gpu in gpus
             ),
             cpu_milli_free=view.cpu_milli_free - cpu,
             memory_bytes_free=view.memory_bytes_free - memory,
@@ -192,12 +220,13 @@ class Holdings:
             else None,
         )
 
-    def _card(self, gpu: GPU, learned: "Learned", observed_at: datetime | None) -> Card:
+    def _card(self, gpu: GPU, node: str, learned: "Learned", gpu_node: GPUNode) -> Card:
+        observed_at = gpu_node.status.observed_at
         tenants = self.tenants.get(gpu.uuid, ())
         used = self._measured(gpu, tenants)
         others_bytes = max(0, gpu.memory_used_bytes - sum(used.values()))
         blocked = "" if gpu.healthy else _sickness(gpu.health_message)
-        if not blocked and self.strays.get(gpu.uuid):
+        if not blocked and any((where, gpu.uuid) in self.strays for where in (node, "")):
             blocked = "a pod of an ended attempt is still there"
         return Card(
             uuid=gpu.uuid,
@@ -216,9 +245,9 @@ class Holdings:
         """Memory that each tenant's processes use on the card, by job UID."""
         used = {tenant.job_uid: 0 for tenant in tenants}
         for process in gpu.processes:
-            job_uid = self.owners.get(process.pod_uid or "")
-            if job_uid in used:
-                used[job_uid] += process.memory_bytes
+            for job_uid in self.owners.get(process.pod_uid or "", ())[:1]:
+                if job_uid in used:
+                    used[job_uid] += process.memory_bytes
         return used
 
     def _leaving_bytes(self, gpu: GPU, observed_at: datetime | None) -> int:
@@ -244,15 +273,15 @@ def build_capacity(
     snapshot: Snapshot, now: datetime, host_requests: Mapping[str, HostRequests]
 ) -> Capacity:
     """The ledger of a whole snapshot. `host_requests` are one worker's of each job, by job UID."""
-    pods: dict[str, list[PodView]] = {}
-    for pod in snapshot.pods:
-        pods.setdefault(pod.job_uid, []).append(pod)
+    pods = Pods()
+    _, owners = pods.take(snapshot.pods)
     holdings = Holdings()
     for job in snapshot.jobs:
         uid = job.metadata.uid
-        holdings.add(holding_of(job, pods.pop(uid, ()), host_requests.get(uid, (0, 0))))
-    for orphans in pods.values():
-        holdings.add(holding_of(None, orphans, (0, 0)))
+        crew = crew_of(job, pods.namesakes(job))
+        holdings.add(holding_of(job, crew.pods, host_requests.get(uid, (0, 0))))
+    for uid in sorted(owners - {job.metadata.uid for job in snapshot.jobs}):
+        holdings.add(holding_of_orphans(pods.owned(uid)))
     for pod in snapshot.gone_pods:
         holdings.add(holding_of_gone(pod))
     views = {view.name: view for view in snapshot.nodes}
@@ -289,3 +318,19 @@ def _price(gpu_node: GPUNode, view: NodeView, configuration: Configuration) -> f
     models = {gpu.model for gpu in gpu_node.status.gpus}
     prices = [table[model] for model in sorted(models) if model in table]
     return prices[0] if prices else None
+
+
+def _keep(groups: dict[str, tuple[T, ...]], key: str, left: tuple[T, ...]) -> None:
+    """A group of nobody does not stay: keys come and go."""
+    if left:
+        groups[key] = left
+    else:
+        groups.pop(key, None)
+
+
+def _without(group: tuple[T, ...], one: T) -> tuple[T, ...]:
+    """The group less one of these, wherever it is."""
+    if one not in group:
+        return group
+    at = group.index(one)
+    return (*group[:at], *group[at + 1 :])

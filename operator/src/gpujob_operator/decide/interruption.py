@@ -12,6 +12,7 @@ from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
 from gpujob_operator.decide.board import Board
 from gpujob_operator.decide.claims import Claim
 from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.grace import stop_seconds
 from gpujob_operator.decide.needs import Needs
 from gpujob_operator.decide.outcome import MOVED, PREEMPTED, RECLAIMED
 from gpujob_operator.decide.queueing import Queues
@@ -184,14 +185,13 @@ class Interruptions:
 
     def interrupt(self, needs: Needs, victims: Iterable[Victim]) -> str:
         """Ends the victims' attempts from this cycle on; says for whom the job waits."""
-        grace = self.configuration.termination_grace_seconds
-        deadline = self.now + timedelta(seconds=grace)
         chosen = list(victims)
         for victim in chosen:
             text = (
                 f"makes room for {needs.job.metadata.namespace}/{needs.job.metadata.name} "
                 f"({_why(victim, needs.job)}); loses {victim.cost_gpu_seconds:.0f} card-seconds"
             )
+            deadline = self.now + timedelta(seconds=stop_seconds(victim.job, self.configuration))
             self.stops[victim.job.metadata.uid] = StopReason(victim.reason, text, deadline)
         return waits_for([victim.job for victim in chosen])
 

@@ -11,6 +11,7 @@ from gpujob_operator.decide.fragmentation import Demand
 from gpujob_operator.decide.lifecycle import Step
 from gpujob_operator.decide.needs import Needs
 from gpujob_operator.decide.snapshot import CardUsage, PodView, ReceivedReport
+from gpujob_operator.decide.workers import Crew
 from gpujob_operator.decide.workload import HostRequests
 
 ProfileKey = tuple[str, str]
@@ -38,7 +39,7 @@ class Known:
     held: bool
     # Those that the job names, and those where its cards are.
     nodes: frozenset[str]
-    pods: tuple[PodView, ...] = ()
+    crew: Crew = field(default_factory=Crew)
     profile: GPUProfile | None = None
     needs: Needs | None = None
     demand: Demand | None = None
@@ -46,6 +47,10 @@ class Known:
     inputs: Inputs | None = None
     step: Step | None = None
     quiet_until: datetime | None = None
+
+    @property
+    def pods(self) -> tuple[PodView, ...]:
+        return self.crew.pods
 
     @property
     def waits(self) -> bool:
@@ -59,7 +64,6 @@ class Rolls:
     """The objects of the last snapshot."""
 
     jobs: Roll[GPUJob] = field(default_factory=lambda: Roll[GPUJob]())
-    pods: Roll[PodView] = field(default_factory=lambda: Roll[PodView]())
     profiles: Roll[GPUProfile] = field(default_factory=lambda: Roll[GPUProfile]())
     reports: Roll[ReceivedReport] = field(default_factory=lambda: Roll[ReceivedReport]())
 

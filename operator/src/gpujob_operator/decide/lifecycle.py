@@ -6,20 +6,27 @@
        +--- retried or interrupted, proven finished ---+      |
                                                        +------+--> Failed
 
-The placement is durable in `status` before a pod exists, and an attempt's cards stay reserved until
-every one of its pods is finished or gone.
+The placement is durable in `status` before a pod exists, and an attempt's cards stay held until
+every one of its pods is finished or gone. The end of the container `worker` is the end of a worker,
+whatever other containers of its pod do.
 """
 
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, StopReason
-from gpujob_api.gpuprofile import GPUProfile
+from gpujob_api.meta import FINALIZER_ORPHAN
 from gpujob_api.report import FailureClass, Report
 from gpujob_operator.decide import conditions
 from gpujob_operator.decide.conditions import ConditionWriter
 from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.grace import (
+    GRACE_SECONDS_MIN,
+    asked_seconds,
+    grace_seconds,
+    pod_grace_seconds,
+)
 from gpujob_operator.decide.outcome import (
     FOR_OTHERS,
     End,
@@ -31,34 +38,25 @@ from gpujob_operator.decide.outcome import (
 )
 from gpujob_operator.decide.plan import CreatePod, DeletePod, EventNote, EventType
 from gpujob_operator.decide.progress import (
-    is_hung,
     joined_usage,
     with_measured_reservation,
     with_measurement,
     with_report,
 )
-from gpujob_operator.decide.snapshot import CardUsage, PodPhase, PodView, ReceivedReport
+from gpujob_operator.decide.seen import Seen
+from gpujob_operator.decide.snapshot import PodPhase, PodView, ReceivedReport
+from gpujob_operator.decide.stops import age_seconds, reason_to_stop
+from gpujob_operator.decide.trouble import NODE_RECLAIMED
 from gpujob_operator.decide.tuning import settings_for
+from gpujob_operator.decide.workers import (
+    current_workers,
+    lost_ranks,
+    perhaps_workers,
+    with_pod_uids,
+)
 
 # Finished pods of this many attempts are kept for their logs.
 ATTEMPTS_KEPT = 3
-# A worker that does not report is at work while it uses its card at least this much.
-BUSY_PERCENT_MIN = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What the snapshot shows of one job."""
-
-    pods: tuple[PodView, ...] = ()
-    report: ReceivedReport | None = None
-    usage: CardUsage | None = None
-    profile: GPUProfile | None = None
-    # Why the attempt must leave its cards, found by `trouble.find`, or None.
-    trouble: StopReason | None = None
-    # Those of the attempt's nodes that are there no more.
-    lost_nodes: frozenset[str] = frozenset()
-    listening_since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +72,10 @@ class Step:
 
 def advance(job: GPUJob, seen: Seen, configuration: Configuration, now: datetime) -> Step:
     """The next step of a job that is not waiting for a place."""
+    if job.metadata.deletion_timestamp is not None:
+        return Step(job.status, deletes=_abandoned(job, seen.pods, configuration))
     strays = _strays(job, seen.pods, configuration)
-    if job.finished or job.metadata.deletion_timestamp is not None:
-        return Step(job.status, deletes=strays)
-    if job.status.placement is None:
+    if job.finished or job.status.placement is None:
         return Step(job.status, deletes=strays)
     step = _advance_placed(job, seen, configuration, now)
     return replace(step, deletes=(*strays, *step.deletes)) if strays else step
@@ -93,8 +91,18 @@ def stopped_for(job: GPUJob, step: Step, stop: StopReason, now: datetime) -> Ste
     return replace(stopping, deletes=step.deletes, events=(*step.events, *stopping.events))
 
 
-def current_pods(job: GPUJob, pods: tuple[PodView, ...]) -> tuple[PodView, ...]:
-    return tuple(pod for pod in pods if pod.attempt == job.status.attempt)
+def _abandoned(
+    job: GPUJob, pods: tuple[PodView, ...], configuration: Configuration
+) -> tuple[DeletePod, ...]:
+    """What still runs of a job that is being deleted, whoever keeps its object; nothing where the
+    user wants its pods to outlive it."""
+    if FINALIZER_ORPHAN in job.metadata.finalizers:
+        return ()
+    return tuple(
+        _delete(job, pod, "its GPUJob is being deleted", configuration)
+        for pod in pods
+        if not pod.finished and pod.deletion_at is None
+    )
 
 
 def _strays(
@@ -102,39 +110,48 @@ def _strays(
 ) -> tuple[DeletePod, ...]:
     """Live pods that no attempt of the job owns any more, and finished ones nobody will read."""
     waiting = job.status.placement is None or job.finished
+    current = {pod.uid for pod in current_workers(job, pods)}
     # Pods of a later attempt than the status knows mean that our view of the job is old.
     known = tuple(pod for pod in pods if pod.attempt <= job.status.attempt)
     found: list[DeletePod] = []
     for pod in known:
-        old = pod.attempt < job.status.attempt
-        stray = not pod.finished and (old or waiting)
+        stray = not pod.finished and (waiting or pod.uid not in current)
         stale = pod.finished and pod.attempt <= job.status.attempt - ATTEMPTS_KEPT
         if (stray or stale) and pod.deletion_at is None:
             reason = "not part of the current attempt" if stray else "logs of an old attempt"
-            found.append(DeletePod(pod, configuration.termination_grace_seconds, reason))
+            found.append(_delete(job, pod, reason, configuration))
     return tuple(found)
 
 
+def _delete(job: GPUJob, pod: PodView, reason: str, configuration: Configuration) -> DeletePod:
+    grace = pod_grace_seconds(pod, grace_seconds(job, configuration))
+    return DeletePod(pod, grace, reason)
+
+
 def _advance_placed(job: GPUJob, seen: Seen, configuration: Configuration, now: datetime) -> Step:
-    pods = current_pods(job, seen.pods)
-    live = tuple(pod for pod in pods if not pod.finished)
-    never_started = job.status.phase is JobPhase.STARTING and not pods
-    if not live and not never_started and not _missing_can_be_created(job, pods):
+    pods = current_workers(job, seen.pods)
+    # A worker's end is what counts: other containers of its pod may go on until it is deleted.
+    live = tuple(pod for pod in pods if not pod.ended)
+    maybe_ours = perhaps_workers(job, seen.in_the_way)
+    if not live and not maybe_ours and not _missing_can_be_created(job, pods):
         return _end(job, seen, pods, configuration, now)
     if job.status.phase is JobPhase.STOPPING:
-        return _stopping(job, seen, live, configuration, now)
-    stop = _reason_to_stop(job, pods, seen, configuration, now)
+        step = _stopping(job, seen, live, configuration, now)
+        return _waits_for(job, step, maybe_ours, now) if maybe_ours and not live else step
+    stop = reason_to_stop(job, pods, seen, configuration, now)
     if stop is not None:
         return _stop(job, stop, len(live), now)
     if job.status.phase is JobPhase.STARTING:
         return _starting(job, seen, pods, configuration, now)
-    return _running(job, seen, configuration, now)
+    return _running(job, seen, pods, configuration, now)
 
 
 def _missing_can_be_created(job: GPUJob, pods: tuple[PodView, ...]) -> bool:
-    """Still starting, and no pod has ended badly: the missing ones are yet to be created."""
+    """Still starting, and no pod has ended badly or is gone: the missing ones are yet to be
+    created."""
     starting = job.status.phase is JobPhase.STARTING
-    return starting and len(pods) < job.spec.workers and not any(pod.finished for pod in pods)
+    short = len({pod.rank for pod in pods}) < job.spec.workers
+    return starting and short and not any(p.ended for p in pods) and not lost_ranks(job, pods)
 
 
 def _starting(
@@ -151,11 +168,14 @@ def _starting(
     placed = sorted(worker.rank for worker in placement.workers) if placement is not None else []
     missing = [rank for rank in placed if rank not in present]
     settings = settings_for(job, seen.profile)
-    creates = tuple(CreatePod(job, rank, settings) for rank in missing)
+    taken = {pod.rank: pod for pod in seen.in_the_way}
+    creates = tuple(CreatePod(job, rank, settings) for rank in missing if rank not in taken)
+    # Once all are there: one write, not one a pod.
+    known = job.status if missing else with_pod_uids(job.status, pods)
     writer = ConditionWriter(job, now)
     if not missing and all(pod.phase is not PodPhase.PENDING for pod in pods):
         status = changed(
-            job.status,
+            known,
             phase=JobPhase.RUNNING,
             started_at=job.status.started_at or now,
             progressed_at=now,
@@ -163,10 +183,13 @@ def _starting(
         status = writer.set(status, conditions.RUNNING, True, "WorkersRunning", _ranks(pods))
         note = EventNote("Started", f"attempt {status.attempt}: {_ranks(pods)}")
         return Step(status, events=(note,))
-    reason, message = _waiting(pods, len(missing))
-    status = writer.set(job.status, conditions.RUNNING, False, reason, message)
-    left = configuration.start_timeout_seconds - _age_seconds(job, now)
-    return Step(status, creates=creates, next_seconds=max(left, 1.0))
+    in_the_way = [taken[rank] for rank in missing if rank in taken]
+    reason, message = _name_taken(in_the_way) if in_the_way else _waiting(pods, len(missing))
+    status = writer.set(known, conditions.RUNNING, False, reason, message)
+    left = configuration.start_timeout_seconds - age_seconds(job, now)
+    # Past its time only somebody else's pod holds it up, of which we hear.
+    next_seconds = max(left, 1.0) if left >= 0 else None
+    return Step(status, creates=creates, next_seconds=next_seconds)
 
 
 def _waiting(pods: tuple[PodView, ...], missing: int) -> tuple[str, str]:
@@ -176,9 +199,32 @@ def _waiting(pods: tuple[PodView, ...], missing: int) -> tuple[str, str]:
     return "Starting", f"{len(pods)} pods created, {missing} to create"
 
 
-def _running(job: GPUJob, seen: Seen, configuration: Configuration, now: datetime) -> Step:
+def _name_taken(pods: list[PodView]) -> tuple[str, str]:
+    """Pods that are not the job's have the names of its workers: we remove nobody else's."""
+    names = ", ".join(f"{pod.namespace}/{pod.name}" for pod in pods[:3])
+    message = (
+        f"{len(pods)} pods have the names of workers and another controller owner or none "
+        f"({names}): delete them, the attempt goes on once they are gone"
+    )
+    return "PodNameTaken", message
+
+
+def _waits_for(job: GPUJob, step: Step, pods: list[PodView], now: datetime) -> Step:
+    """A stop that cannot end yet, for nobody can tell whether these are the attempt's own pods."""
+    reason, message = _name_taken(pods)
+    writer = ConditionWriter(job, now)
+    return replace(step, status=writer.set(step.status, conditions.RUNNING, False, reason, message))
+
+
+def _running(
+    job: GPUJob,
+    seen: Seen,
+    pods: tuple[PodView, ...],
+    configuration: Configuration,
+    now: datetime,
+) -> Step:
     report: Report | None = seen.report.report if seen.report is not None else None
-    status = with_report(job.status, seen.report)
+    status = with_report(with_pod_uids(job.status, pods), seen.report)
     usage = joined_usage(seen.usage, report)
     status = with_measurement(status, report, usage)
     status, events = with_measured_reservation(job, status, report, usage, configuration)
@@ -188,61 +234,6 @@ def _running(job: GPUJob, seen: Seen, configuration: Configuration, now: datetim
     since = status.progressed_at or now
     left = job.spec.retry.hang_timeout_seconds - (now - since).total_seconds()
     return Step(status, events=events, next_seconds=max(left, 1.0))
-
-
-def _reason_to_stop(
-    job: GPUJob,
-    pods: tuple[PodView, ...],
-    seen: Seen,
-    configuration: Configuration,
-    now: datetime,
-) -> StopReason | None:
-    grace = timedelta(seconds=configuration.termination_grace_seconds)
-    if job.spec.suspend:
-        return StopReason("Suspended", "spec.suspend is true", now + grace)
-    if any(pod.finished and pod.exit_code != 0 for pod in pods):
-        names = ", ".join(pod.name for pod in pods if pod.finished and pod.exit_code != 0)
-        return StopReason("WorkerEnded", f"{names} ended, the others cannot go on", now + grace)
-    if job.status.phase is JobPhase.RUNNING and len(pods) < job.spec.workers:
-        message = f"{len(pods)} of {job.spec.workers} workers are left"
-        return StopReason("WorkerLost", message, now + grace)
-    if seen.trouble is not None:
-        return seen.trouble
-    return _timed_out(job, seen, configuration, now)
-
-
-def _timed_out(
-    job: GPUJob, seen: Seen, configuration: Configuration, now: datetime
-) -> StopReason | None:
-    grace = timedelta(seconds=configuration.termination_grace_seconds)
-    if job.status.phase is JobPhase.STARTING:
-        if _age_seconds(job, now) <= configuration.start_timeout_seconds:
-            return None
-        limit = configuration.start_timeout_seconds
-        running = conditions.find(job.status, conditions.RUNNING)
-        detail = f": {running.message}" if running is not None else ""
-        return StopReason(
-            "StartTimeout", f"did not start within {limit:.0f} s{detail}", now + grace
-        )
-    limit_seconds = job.spec.retry.hang_timeout_seconds
-    if _works_silently(job, seen):
-        return None
-    # The status is written now and then; the last report may be newer.
-    status = with_report(job.status, seen.report)
-    idle_seconds = is_hung(status, limit_seconds, now, seen.listening_since)
-    if idle_seconds is None:
-        return None
-    message = f"no progress for {idle_seconds:.0f} s (retry.hangTimeoutSeconds is {limit_seconds})"
-    return StopReason("Hung", message, now + grace)
-
-
-def _works_silently(job: GPUJob, seen: Seen) -> bool:
-    """A worker of another framework reports nothing; that its card is busy is sign enough."""
-    measurement = job.status.measurement
-    spoke = measurement is not None and measurement.current is not None
-    speaks = seen.report is not None and seen.report.report.attempt == job.status.attempt
-    busy = seen.usage is not None and seen.usage.utilization_percent >= BUSY_PERCENT_MIN
-    return busy and not (spoke or speaks)
 
 
 def _stop(job: GPUJob, stop: StopReason, live: int, now: datetime) -> Step:
@@ -266,21 +257,26 @@ def _stopping(
     """SIGTERM and grace for every live pod.
 
     The workers of a gang are first asked through the reply to their reports, so that they agree on
-    a step; after half of the grace, or without reports, their pods are deleted.
+    a step; after half as long as their grace, or without reports, their pods are deleted. Only a
+    node that goes away cuts the grace short.
     """
     stop = job.status.stop
-    deadline = stop.deadline if stop is not None else now
-    left = max((deadline - now).total_seconds(), 0.0)
-    half = configuration.termination_grace_seconds / 2
-    asked = job.spec.workers > 1 and seen.report is not None and left > half
-    grace = max(int(left), 1)
+    left = max((stop.deadline - now).total_seconds(), 0.0) if stop is not None else 0.0
+    node_goes = stop is not None and stop.reason == NODE_RECLAIMED
+    grace = grace_seconds(job, configuration)
+    until = asked_seconds(job, configuration) if node_goes else grace
+    asked = job.spec.workers > 1 and seen.report is not None and left > until
+    reason = stop.reason if stop is not None else "Stopping"
     deletes = tuple(
-        DeletePod(pod, grace, stop.reason if stop is not None else "Stopping")
+        _delete(job, pod, reason, configuration)
         for pod in live
         if pod.deletion_at is None and not asked
     )
+    if node_goes:
+        most = max(int(left), GRACE_SECONDS_MIN)
+        deletes = tuple(replace(one, grace_seconds=min(one.grace_seconds, most)) for one in deletes)
     status = with_report(job.status, seen.report)
-    return Step(status, deletes=deletes, next_seconds=max(left - half, 1.0) if asked else None)
+    return Step(status, deletes=deletes, next_seconds=max(left - until, 1.0) if asked else None)
 
 
 def _end(
@@ -290,7 +286,8 @@ def _end(
     configuration: Configuration,
     now: datetime,
 ) -> Step:
-    """The attempt is proven finished: its cards are free from this write on."""
+    """All workers have ended or are gone. The attempt holds its cards no more; a pod in which
+    other containers go on holds them until it is gone (see `holdings`)."""
     job = replace(job, status=_with_last_words(job, seen, pods, now))
     outcome = judge(job, pods, seen.lost_nodes)
     if outcome.end is End.SUCCEEDED:
@@ -327,6 +324,7 @@ def _succeeded(job: GPUJob, now: datetime) -> Step:
     )
     status = writer.set(status, conditions.RUNNING, False, "Finished", text)
     status = writer.set(status, conditions.SUCCEEDED, True, "Completed", text)
+    status = writer.set(status, conditions.FINISHED, True, "Succeeded", text)
     return Step(status, events=(EventNote("Succeeded", text),))
 
 
@@ -346,6 +344,8 @@ def _again(job: GPUJob, outcome: Outcome, decision: Verdict, now: datetime) -> S
     if not decision.retry:
         status = changed(status, phase=JobPhase.FAILED, finished_at=now)
         status = writer.set(status, conditions.SUCCEEDED, False, kind, text)
+        status = writer.set(status, conditions.FAILED, True, kind, text)
+        status = writer.set(status, conditions.FINISHED, True, "Failed", text)
         return Step(status, events=(EventNote("Failed", text, EventType.WARNING),))
     made_room = job.status.stop is not None and job.status.stop.reason in FOR_OTHERS
     status = changed(
@@ -375,11 +375,6 @@ def _why_interrupted(job: GPUJob, outcome: Outcome) -> str:
     saved = job.status.checkpoint
     step = f", checkpoint of step {saved.step} is kept" if saved is not None else ", no checkpoint"
     return f"interrupted ({what}){step}"
-
-
-def _age_seconds(job: GPUJob, now: datetime) -> float:
-    started = job.status.attempt_started_at or now
-    return (now - started).total_seconds()
 
 
 def _ranks(pods: tuple[PodView, ...]) -> str:

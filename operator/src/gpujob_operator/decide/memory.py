@@ -17,7 +17,7 @@ from gpujob_operator.decide.changes import Deadlines
 from gpujob_operator.decide.configuration import Configuration
 from gpujob_operator.decide.fragmentation import Mix
 from gpujob_operator.decide.groups import Groups
-from gpujob_operator.decide.holdings import holding_of
+from gpujob_operator.decide.holdings import NOTHING, holding_of, holding_of_orphans
 from gpujob_operator.decide.known import Inputs, Known, ProfileKey, Rolls, spec_version
 from gpujob_operator.decide.lifecycle import Step
 from gpujob_operator.decide.lines import Lines, Pending, order_rules
@@ -33,6 +33,7 @@ from gpujob_operator.decide.slowdown import is_slowed
 from gpujob_operator.decide.snapshot import CardUsage, PodView, ReceivedReport, Snapshot
 from gpujob_operator.decide.starts import Starts
 from gpujob_operator.decide.waiting import told_of
+from gpujob_operator.decide.workers import JobName, Pods, crew_of
 from gpujob_operator.decide.workload import host_requests
 
 # Kinds of waiting jobs that are told apart at a time.
@@ -55,7 +56,7 @@ class Memory:
     reports: dict[str, ReceivedReport] = field(default_factory=dict[str, ReceivedReport])
     # The first moment of the deadlines of jobs that rest.
     next_at: Deadlines[str] = field(default_factory=lambda: Deadlines[str]())
-    # UIDs of jobs that are gone and have pods.
+    # UIDs of jobs that are gone and own pods.
     gone: set[str] = field(default_factory=set[str])
     board: Kept = field(default_factory=Kept)
     mix: Mix = field(default_factory=Mix)
@@ -69,8 +70,9 @@ class Memory:
     _listening_since: datetime | None = None
     _nodes: Nodes = field(default_factory=Nodes)
     _rolls: Rolls = field(default_factory=Rolls)
-    _pods: dict[str, PodView] = field(default_factory=dict[str, PodView])
-    _pods_of: dict[str, dict[str, PodView]] = field(default_factory=dict[str, dict[str, PodView]])
+    _pods: Pods = field(default_factory=Pods)
+    # Jobs by namespace and name.
+    _named: Groups[JobName] = field(default_factory=lambda: Groups[JobName]())
     _profiles: dict[ProfileKey, GPUProfile] = field(default_factory=dict[ProfileKey, GPUProfile])
     # Jobs by the profile that they look at, and by the nodes that they are on.
     _users: Groups[ProfileKey] = field(default_factory=lambda: Groups[ProfileKey]())
@@ -135,7 +137,8 @@ class Memory:
         return bool(self.ending)
 
     def pods_of_gone(self) -> list[PodView]:
-        return [pod for uid in self.gone for pod in self._pods_of[uid].values()]
+        """Pods whose controller owner is a GPUJob that is not there."""
+        return [pod for uid in self.gone for pod in self._pods.owned(uid)]
 
     def rest(
         self, uid: str, step: Step, inputs: Inputs, until: datetime, next_at: datetime | None
@@ -197,25 +200,10 @@ class Memory:
         known.nodes = nodes
 
     def _take_pods(self, pods: tuple[PodView, ...]) -> None:
-        new, gone = self._rolls.pods.take(pods)
-        for pod in new:
-            self._drop_pod(self._pods.get(pod.uid))
-            self._pods[pod.uid] = pod
-            self._pods_of.setdefault(pod.job_uid, {})[pod.uid] = pod
-            self._changed.add(pod.job_uid)
-        for pod in gone:
-            if self._pods.get(pod.uid) is pod:
-                self._drop_pod(pod)
-
-    def _drop_pod(self, pod: PodView | None) -> None:
-        if pod is None:
-            return
-        del self._pods[pod.uid]
-        pods = self._pods_of[pod.job_uid]
-        del pods[pod.uid]
-        if not pods:
-            del self._pods_of[pod.job_uid]
-        self._changed.add(pod.job_uid)
+        names, owners = self._pods.take(pods)
+        self._changed |= owners
+        for name in names:
+            self._changed |= self._named.of(name)
 
     def _take_jobs(self, jobs: tuple[GPUJob, ...]) -> None:
         new, gone = self._rolls.jobs.take(jobs)
@@ -234,6 +222,7 @@ class Memory:
         self.next_at.drop((uid,))
         self.awake.discard(uid)
         self._users.discard(known.profile_key, uid)
+        self._named.discard(_name_of(known.job), uid)
         self.releases.drop(uid)
         del self.known[uid]
         self._changed.add(uid)
@@ -253,6 +242,7 @@ class Memory:
         known = Known(job, requests, key, holds_cards(job), nodes, profile=self._profiles.get(key))
         self.known[uid] = known
         self.releases.put(job, key)
+        self._named.add(_name_of(job), uid)
         self._users.add(key, uid)
         self._put_on(known, self._nodes.of_job(job))
         self._count(known)
@@ -337,16 +327,17 @@ class Memory:
         """What the changed jobs hold now."""
         for uid in sorted(self._changed):
             known = self.known.get(uid)
-            pods = self._pods_of.get(uid, {}).values()
-            ordered = tuple(sorted(pods, key=lambda p: (p.attempt, p.rank, p.uid)))
+            owned = self._pods.owned(uid) if known is None else ()
             self.gone.discard(uid)
-            if known is not None:
-                known.pods = ordered
-                self.wake(uid)
-            elif ordered:
+            if owned:
                 self.gone.add(uid)
-            job, requests = (known.job, known.requests) if known is not None else (None, (0, 0))
-            self._nodes.hold(uid, holding_of(job, ordered, requests))
+            self._nodes.hold(f"owner {uid}", holding_of_orphans(owned))
+            if known is None:
+                self._nodes.hold(uid, NOTHING)
+                continue
+            known.crew = crew_of(known.job, self._pods.namesakes(known.job))
+            self.wake(uid)
+            self._nodes.hold(uid, holding_of(known.job, known.pods, known.requests))
         self.awake = {uid for uid in self.awake if uid in self.known}
 
     def _renew_mix(self) -> None:
@@ -395,3 +386,7 @@ class Memory:
             self._last_kind += 1
             self._kinds[kind] = self._last_kind
         return self._kinds[kind]
+
+
+def _name_of(job: GPUJob) -> JobName:
+    return job.metadata.namespace, job.metadata.name

@@ -129,7 +129,7 @@ class Nodes:
         self._sum.remove(before)
         self._sum.add(after)
         for holding in (before, after):
-            self._touch((*holding.cards, *holding.strays))
+            self._touch((*holding.cards, *(uuid for _, uuid in holding.strays)))
             for pod in holding.ended:
                 self._touch(self._cards_with(pod))
             for node, _, _ in holding.coming:

@@ -68,13 +68,14 @@ class Verdict:
 def judge(
     job: GPUJob, pods: tuple[PodView, ...], lost_nodes: frozenset[str] = frozenset()
 ) -> Outcome:
-    """The outcome of an attempt whose pods are all finished or gone.
+    """The outcome of an attempt whose workers have all ended or are gone.
 
     A pod that is gone without an exit code was taken by its node or by somebody: interrupted.
     `lost_nodes` are those of its nodes that are there no more.
     """
-    workers = job.spec.workers
-    if len(pods) == workers and all(pod.exit_code == EXIT_DONE for pod in pods):
+    ranks = {pod.rank for pod in pods}
+    complete = ranks.issuperset(range(job.spec.workers))
+    if complete and all(pod.exit_code == EXIT_DONE for pod in pods):
         return Outcome(End.SUCCEEDED)
     failures = [_pod_failure(pod) for pod in sorted(pods, key=_cause_first)]
     real = [failure for failure in failures if failure is not None]

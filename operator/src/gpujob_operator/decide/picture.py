@@ -6,6 +6,7 @@ from dataclasses import replace
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
 from gpujob_api.gpunode import GPU, GPUNode
 from gpujob_operator.decide.snapshot import NodeView, PodView, Snapshot
+from gpujob_operator.decide.workers import is_worker_of
 from gpujob_operator.decide.workload import host_requests
 
 
@@ -22,13 +23,13 @@ def without_attempt(snapshot: Snapshot, job: GPUJob) -> Snapshot:
     """As if the job waited for a place: without its pods, what they use and what they request."""
     uid = job.metadata.uid
     status = replace(job.status, phase=JobPhase.PENDING, placement=None, reservation=None)
-    ours = [pod for pod in snapshot.pods if pod.job_uid == uid]
+    ours = [pod for pod in snapshot.pods if is_worker_of(pod, job)]
     nodes = tuple(_without_requests(node, job, ours) for node in snapshot.nodes)
     uids = frozenset(pod.uid for pod in ours)
     seen = with_statuses(snapshot, {uid: status})
     return replace(
         seen,
-        pods=tuple(pod for pod in snapshot.pods if pod.job_uid != uid),
+        pods=tuple(pod for pod in snapshot.pods if pod.uid not in uids),
         nodes=nodes,
         gpu_nodes=tuple(without_processes(node, uids) for node in snapshot.gpu_nodes),
     )

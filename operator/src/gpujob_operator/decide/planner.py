@@ -17,8 +17,9 @@ from gpujob_operator.decide.admission import Admission
 from gpujob_operator.decide.board import Board
 from gpujob_operator.decide.capacity import Capacity, holds_cards
 from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.grace import pod_grace_seconds
 from gpujob_operator.decide.known import Around, Inputs, Known, ProfileKey, around
-from gpujob_operator.decide.lifecycle import Seen, Step
+from gpujob_operator.decide.lifecycle import Step
 from gpujob_operator.decide.memory import Memory
 from gpujob_operator.decide.neighbours import change_nothing
 from gpujob_operator.decide.plan import (
@@ -32,6 +33,7 @@ from gpujob_operator.decide.plan import (
 )
 from gpujob_operator.decide.profiles import new_entries, with_entries
 from gpujob_operator.decide.queueing import Queues, QueueUse
+from gpujob_operator.decide.seen import Seen
 from gpujob_operator.decide.slowdown import find_move, has_cards_alone, observed_pace
 from gpujob_operator.decide.snapshot import Snapshot
 from gpujob_operator.decide.writing import Picture, finish_status, worth_writing
@@ -198,6 +200,7 @@ class _Cycle:
         job = known.job
         seen = Seen(
             pods=known.pods,
+            in_the_way=known.crew.in_the_way,
             report=inputs.report,
             usage=inputs.usage,
             profile=known.profile,
@@ -224,8 +227,9 @@ class _Cycle:
             return
         memory.wake(uid)
         job = known.job
-        ended = job.finished or job.metadata.deletion_timestamp is not None
-        if ended and not written and not known.held and not known.pods:
+        leaves = job.metadata.deletion_timestamp is not None
+        ended = job.finished and not known.held and not known.pods
+        if not written and (leaves or ended):
             memory.awake.discard(uid)
 
     def _until(self, job: GPUJob, next_at: datetime | None) -> datetime:
@@ -309,7 +313,8 @@ def _items(known: Known, step: Step, cycle: _Cycle) -> list[PlanItem]:
 
 
 def _orphans(snapshot: Snapshot, memory: Memory) -> list[PlanItem]:
-    """Pods whose job is gone, should the garbage collector not have seen them (I7)."""
+    """Pods that still name a job that is gone for their owner, should the garbage collector not
+    have seen them (I7). Who deletes a job and keeps its pods takes the reference away."""
     invalid = {job.metadata.uid for job in snapshot.invalid_jobs}
     grace = snapshot.configuration.termination_grace_seconds
     orphans = [
@@ -318,7 +323,7 @@ def _orphans(snapshot: Snapshot, memory: Memory) -> list[PlanItem]:
         if pod.deletion_at is None and pod.job_uid not in invalid
     ]
     orphans.sort(key=lambda pod: pod.uid)
-    return [DeletePod(pod, grace, "its GPUJob is gone") for pod in orphans]
+    return [DeletePod(pod, pod_grace_seconds(pod, grace), "its GPUJob is gone") for pod in orphans]
 
 
 def _queue_items(snapshot: Snapshot, use: Mapping[str, QueueUse], memory: Memory) -> list[PlanItem]:

@@ -16,6 +16,7 @@ from gpujob_operator.decide.assignment import Assignment, assign
 from gpujob_operator.decide.board import Board
 from gpujob_operator.decide.capacity import Capacity, Card, NodeCapacity, Tenant
 from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.grace import grace_seconds
 from gpujob_operator.decide.needs import Needs
 from gpujob_operator.decide.sides import disturbed
 from gpujob_operator.decide.starts import fits_without, nodes_for
@@ -46,23 +47,28 @@ class Room:
         return sum(victim.cost_gpu_seconds for victim in self.victims)
 
 
-def interruption_gpu_seconds(job: GPUJob, configuration: Configuration, now_age: float) -> float:
+def interruption_gpu_seconds(
+    job: GPUJob, configuration: Configuration, now_age: float, *, asked: bool = True
+) -> float:
     """What interrupting the job loses: work since its last checkpoint or, where it can save within
     its grace, the time to write one, and the restart; times its cards.
 
-    `now_age` is how long the attempt has run, in seconds.
+    `now_age` is how long the attempt has run, in seconds. Who is not `asked` cannot save.
     """
     cards = job.spec.workers * job.spec.gpus_per_worker
-    return cards * (_lost_seconds(job, configuration, now_age) + configuration.restart_seconds)
+    lost_seconds = _lost_seconds(job, configuration, now_age, asked=asked)
+    return cards * (lost_seconds + configuration.restart_seconds)
 
 
-def _lost_seconds(job: GPUJob, configuration: Configuration, now_age: float) -> float:
+def _lost_seconds(
+    job: GPUJob, configuration: Configuration, now_age: float, *, asked: bool
+) -> float:
     saved, measured = job.status.checkpoint, job.status.measurement
     if saved is None or measured is None or measured.current is None:
         return now_age
     unsaved_steps = max(measured.step - saved.step, 0)
     unsaved_seconds = min(unsaved_steps * measured.current.step_seconds, now_age)
-    if saved.write_seconds <= configuration.termination_grace_seconds:
+    if asked and saved.write_seconds <= grace_seconds(job, configuration):
         return min(unsaved_seconds, saved.write_seconds)
     return unsaved_seconds
 

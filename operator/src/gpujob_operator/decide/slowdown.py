@@ -19,6 +19,7 @@ from gpujob_operator.decide.board import Board
 from gpujob_operator.decide.calibration import band_percent
 from gpujob_operator.decide.capacity import Card
 from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.grace import stop_seconds
 from gpujob_operator.decide.interference import summed_utilization_limit_percent
 from gpujob_operator.decide.needs import Needs
 from gpujob_operator.decide.outcome import SLOWED
@@ -164,7 +165,7 @@ def _off_card(
         raised = replace(job, status=replace(job.status, utilization_floor_percent=floor))
         needs = replace(needs_of(job.metadata.uid), job=raised)
         if isinstance(assign(needs, board, configuration), Assignment):
-            grace = timedelta(seconds=configuration.termination_grace_seconds)
+            grace = timedelta(seconds=stop_seconds(job, configuration))
             found = conditions.find(slowed.status, conditions.SLOWED)
             text = found.message if found is not None else ""
             name = f"{slowed.metadata.namespace}/{slowed.metadata.name}"

@@ -28,16 +28,22 @@ class PodPhase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """A worker pod of ours. `exit_code` and `termination` are the worker container's."""
+    """A pod that has the name of a worker. Whether it is one, `workers` tells.
+
+    `exit_code` and `termination` are the worker container's, whatever other containers do.
+    """
 
     name: str
     namespace: str
     uid: str
+    # Of the GPUJob that is its controller owner; "" for none.
     job_uid: str
+    # As its name says.
     attempt: int
     rank: int
     phase: PodPhase
     node: str | None = None
+    # As its annotation says: believed of our own pods only.
     gpus: tuple[str, ...] = ()
     exit_code: int | None = None
     termination: Report | None = None
@@ -49,11 +55,17 @@ class PodView:
     started_at: datetime | None = None
     finished_at: datetime | None = None
     deletion_at: datetime | None = None
+    grace_seconds: int | None = None
 
     @property
     def finished(self) -> bool:
         """Proven: its processes are gone and the card's memory is free."""
         return self.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED)
+
+    @property
+    def ended(self) -> bool:
+        """The worker has ended and is not started again; other containers may go on."""
+        return self.finished or self.exit_code is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,9 @@ from gpujob_api.meta import TAINT_RECLAIM
 from gpujob_api.quantities import format_memory
 from gpujob_operator.decide.capacity import Capacity, Card, NodeCapacity, is_stale
 from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.grace import stop_seconds
 
+NODE_RECLAIMED = "NodeReclaimed"
 # A time in seconds since 1970; ten digits last until 2286.
 _SECONDS = re.compile(r"^[0-9]{1,10}$", re.ASCII)
 
@@ -21,7 +23,7 @@ def find(
     placement = job.status.placement
     if placement is None:
         return None
-    grace = timedelta(seconds=configuration.termination_grace_seconds)
+    grace = timedelta(seconds=stop_seconds(job, configuration))
     for worker in placement.workers:
         node = capacity.nodes.get(worker.node)
         if node is None:
@@ -49,7 +51,7 @@ def _reclaimed(node: NodeCapacity, now: datetime, grace: timedelta) -> StopReaso
         deadline = min(deadline, max(noticed, now + timedelta(seconds=1)))
     left = (deadline - now).total_seconds()
     message = f"node {node.node.name} is being reclaimed, {left:.0f} s are left"
-    return StopReason("NodeReclaimed", message, deadline)
+    return StopReason(NODE_RECLAIMED, message, deadline)
 
 
 def _outgrown(

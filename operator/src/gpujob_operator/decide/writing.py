@@ -42,6 +42,7 @@ def finish_status(
     status = writer.set(status, conditions.ACCEPTED, True, "Valid", "the spec is valid")
     if conditions.find(status, conditions.SUCCEEDED) is None:
         status = writer.set(status, conditions.SUCCEEDED, None, "InProgress", "not finished yet")
+    status = _with_suspension(job, status, writer)
     status = _with_reachability(status, writer, picture)
     card = trouble.pressure(status, picture.capacity)
     if card is not None:
@@ -71,6 +72,16 @@ def _with_slowdown(
     if conditions.find(status, conditions.SLOWED) is not None:
         return writer.set(status, conditions.SLOWED, False, "WithinLimit", "no longer")
     return status
+
+
+def _with_suspension(job: GPUJob, status: GPUJobStatus, writer: ConditionWriter) -> GPUJobStatus:
+    """Suspended once nothing of it runs any more, as for its cards it then is."""
+    if job.spec.suspend and status.placement is None and not status.finished:
+        return writer.set(status, conditions.SUSPENDED, True, "Suspended", "spec.suspend is true")
+    before = conditions.find(status, conditions.SUSPENDED)
+    if before is None or job.spec.suspend:
+        return status
+    return writer.set(status, conditions.SUSPENDED, False, "Resumed", "spec.suspend is false")
 
 
 def _with_reachability(

@@ -1,22 +1,26 @@
 """kopf as the event front end: our four kinds, low-level event handlers, nothing written.
 
-It runs in a thread with an event loop of its own, because kopf cancels every task of its loop when
-it ends and takes the process's signals. Events cross to the operator's loop by `deliver`.
+It is given an identity of its own: kopf would look for the process's user, and a container's user
+has no name. It runs in a thread with an event loop of its own, because kopf cancels every task of
+its loop when it ends and takes the process's signals. Events cross to the operator's loop by
+`deliver`.
 No finalizers, no annotations, no peering, no events of kopf's own; no permission on CRDs needed.
 """
 
 import asyncio
 import contextlib
+import random
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import kopf
 from kubernetes.aio import client
 
 from gpujob_api.manifest import GPUJOB, GPUNODE, GPUPROFILE, GPUQUEUE
 from gpujob_api.meta import GROUP, VERSION
+from gpujob_operator.handlers.session import kopf_session
 from gpujob_operator.logs import Log
 from gpujob_operator.metrics import Metrics
 
@@ -28,8 +32,15 @@ INACTIVITY_SECONDS = 70.0
 RESTART_SECONDS = 1.0
 RESTART_SECONDS_MAX = 30.0
 
+IDENTITY = "gpujob-operator"
+# Calm for so long, kopf has recovered.
+STEADY_SECONDS = 60.0
+
 # kind, event type (None in kopf's first listing), object
 Deliver = Callable[[str, str | None, Mapping[str, Any]], None]
+# kind, what is wrong with something that came
+Refused = Callable[[str, Exception], None]
+_KINDS = {resource.plural: resource.kind for resource in FRONT_KINDS}
 
 
 class NothingStored(kopf.DiffBaseStorage, kopf.ProgressStorage):
@@ -61,10 +72,17 @@ class FrontEnd:
     """Starts kopf, starts it again when it ends, and stops it."""
 
     def __init__(
-        self, configuration: client.Configuration, deliver: Deliver, metrics: Metrics
+        self,
+        configuration: client.Configuration,
+        deliver: Deliver,
+        metrics: Metrics,
+        refused: Refused = lambda kind, error: None,
     ) -> None:
         self._configuration = configuration
         self._deliver = deliver
+        self._refused = refused
+        self._heard_at = dict.fromkeys(_KINDS.values(), time.monotonic())
+        self._listed: set[str] = set()
         self._metrics = metrics
         self._stop = threading.Event()
         self._stop_kopf: Callable[[], None] = lambda: None
@@ -78,6 +96,22 @@ class FrontEnd:
         self._stop_kopf()
         self._thread.join(seconds)
 
+    def silent_seconds(self) -> Mapping[str, float]:
+        """For how long nothing was heard of each kind, from any thread."""
+        now = time.monotonic()
+        return {kind: now - heard_at for kind, heard_at in self._heard_at.items()}
+
+    def unlisted(self) -> list[str]:
+        """The kinds of which kopf has had no whole list yet: no event of them can have come."""
+        return sorted(set(_KINDS.values()) - self._listed)
+
+    def _heard(self, plural: str, whole_list: bool) -> None:
+        kind = _KINDS.get(plural)
+        if kind is not None:
+            self._heard_at[kind] = time.monotonic()
+            if whole_list:
+                self._listed.add(kind)
+
     def restart(self) -> None:
         """For a watch that went silent: kopf starts again from a fresh list."""
         self._metrics.watch_restarts.labels("kopf", "silent").inc()
@@ -89,13 +123,16 @@ class FrontEnd:
             started = time.monotonic()
             try:
                 asyncio.run(self._operate())
-            except Exception as error:
-                log.warning("front end failed", error=str(error))
+            except (Exception, asyncio.CancelledError) as error:
+                say = log.error if failures else log.warning
+                say("part broke", part="kopf", problem=f"{type(error).__name__}: {error}"[:300])
             if self._stop.is_set():
                 return
-            failures = 0 if time.monotonic() - started > 60 else failures + 1
+            failures = 0 if time.monotonic() - started > STEADY_SECONDS else failures + 1
             self._metrics.watch_restarts.labels("kopf", "ended").inc()
-            self._stop.wait(min(RESTART_SECONDS_MAX, RESTART_SECONDS * 2**failures))
+            self._metrics.part_restarts.labels("kopf").inc()
+            ceiling = min(RESTART_SECONDS_MAX, RESTART_SECONDS * 2 ** min(failures, 10))
+            self._stop.wait(random.uniform(ceiling / 2, ceiling))  # noqa: S311 - jitter
 
     async def _operate(self) -> None:
         loop, flag = asyncio.get_running_loop(), asyncio.Event()
@@ -110,6 +147,8 @@ class FrontEnd:
         await kopf.operator(
             registry=self.registry(),
             settings=kopf_settings(),
+            # The type is private to kopf, the argument is not.
+            identity=cast("Any", IDENTITY),
             standalone=True,
             clusterwide=True,
             stop_flag=flag,
@@ -134,8 +173,17 @@ class FrontEnd:
 
         return event_came
 
-    async def _login(self, **_: Any) -> kopf.ConnectionInfo:
+    async def _login(self, **_: Any) -> kopf.AiohttpSession:
         """The operator's own connection; asked again whenever the API server answers 401."""
+        connection = await self._connection()
+
+        def refused(plural: str, error: Exception) -> None:
+            self._refused(_KINDS.get(plural, plural), error)
+
+        session = kopf_session(connection, self._heard, refused)
+        return kopf.AiohttpSession(server=connection.server, aiohttp_session=session)
+
+    async def _connection(self) -> kopf.ConnectionInfo:
         configuration = self._configuration
         value = await configuration.get_api_key_with_prefix("BearerToken", "authorization")
         scheme, _space, token = (value or "").rpartition(" ")
@@ -147,6 +195,7 @@ class FrontEnd:
             private_key_path=configuration.key_file,
             scheme=scheme or None,
             token=token or None,
+            proxy_url=configuration.proxy,
         )
 
 

@@ -10,10 +10,12 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from gpujob_operator.act.kube import NODES, PODS, ApiError, Gone, Kube, ResourceType
+from gpujob_operator.act.kube import NODES, PODS, ApiError, Gone, Kube, ResourceType, TooLarge
 from gpujob_operator.logs import Log
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.cache import Cache, Kind
+from gpujob_operator.observe.unreadable import BadLine
+from gpujob_operator.read.shapes import mapping, text
 
 log = Log(__name__)
 
@@ -35,8 +37,12 @@ WATCHED = (  # pods first
 )
 
 
+_CHANGES = frozenset({"ADDED", "MODIFIED", "DELETED"})
+
+
 class Watch:
-    """One list-and-watch. `alive_at` is the monotonic time of the last sign of life."""
+    """One list-and-watch. `alive_at` is the monotonic time of the last sign of life, `listed` tells
+    whether there was a whole list yet."""
 
     def __init__(
         self,
@@ -54,6 +60,11 @@ class Watch:
         self._sleep = sleep
         self._failures = 0
         self.alive_at = time.monotonic()
+        self.listed = False
+
+    @property
+    def name(self) -> str:
+        return self._watched.kind.value
 
     async def run(self) -> None:
         """Runs until cancelled."""
@@ -66,6 +77,11 @@ class Watch:
                 self._failures = 0
             except Gone:
                 version, reason = "", "gone"
+            except TooLarge as error:
+                # Lists come in pages as small as they must be.
+                self._failures += 1
+                version, reason = "", "too_large"
+                log.warning("watch broken", kind=self._watched.kind.value, error=str(error))
             except ApiError as error:
                 self._failures += 1
                 # After repeated trouble a continuation is not worth the doubt.
@@ -80,6 +96,7 @@ class Watch:
         listing = await self._kube.list(watched.resource, label_selector=watched.label_selector)
         self.alive_at = time.monotonic()
         self._cache.resync(watched.kind, listing.items, listing.resource_version)
+        self.listed = True
         return listing.resource_version
 
     async def _follow(self, version: str) -> str:
@@ -88,13 +105,21 @@ class Watch:
         stream = self._kube.watch(watched.resource, version, label_selector=watched.label_selector)
         async for event in stream:
             self.alive_at = time.monotonic()
-            version = event["object"]["metadata"]["resourceVersion"]
-            if event["type"] != "BOOKMARK":
+            manifest, kind = event["object"], event["type"]
+            version = _resource_version(manifest) or version
+            if kind in _CHANGES:
                 counter.inc()
-                self._cache.apply(watched.kind, event["type"], event["object"])
+                self._cache.apply(watched.kind, kind, manifest)
+            elif kind != "BOOKMARK":
+                problem = BadLine(str(event.get("problem", "an unknown type of event")))
+                self._cache.unreadable.note(watched.kind.value, "", problem)
         return version
 
     async def _pause(self) -> None:
         """Short after a normal end, longer after trouble, never in step with other clients."""
         ceiling = min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS * 2**self._failures)
         await self._sleep(random.uniform(ceiling / 2, ceiling))  # noqa: S311 - jitter
+
+
+def _resource_version(manifest: object) -> str:
+    return text(mapping(mapping(manifest).get("metadata")).get("resourceVersion"))

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any
 
+from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpunode import GPUNode
 from gpujob_api.manifest import gpuprofile_from_manifest, gpuqueue_from_manifest
@@ -23,15 +24,18 @@ from gpujob_operator.decide.snapshot import (
     ReceivedReport,
     Snapshot,
 )
+from gpujob_operator.decide.workers import job_name_of, speaks_for
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.dirty import Dirty
 from gpujob_operator.observe.freshness import Freshness
 from gpujob_operator.observe.spot import SpotHistory
-from gpujob_operator.observe.store import FOR_EVER, Store, version_number
+from gpujob_operator.observe.store import FOR_EVER, Store
+from gpujob_operator.observe.unreadable import Unreadable
 from gpujob_operator.observe.usage import UsageLedger
 from gpujob_operator.read.nodes import CachedNode, cached_node, with_pods
 from gpujob_operator.read.nouns import read_gpu_node, read_job
-from gpujob_operator.read.pods import CachedPod, cached_pod
+from gpujob_operator.read.pods import CachedPod, cached_pod, opaque_pod
+from gpujob_operator.read.shapes import identity
 
 
 class Kind(Enum):
@@ -62,9 +66,14 @@ class _NodeUse:
 
 
 class Cache:
-    """Not for several threads: all calls come from the operator's event loop."""
+    """Not for several threads: all calls come from the operator's event loop.
+
+    Objects are taken as they come, whatever they hold: one that cannot be read is ignored and noted
+    (`unreadable`), and a pod among them still takes its node's room.
+    """
 
     def __init__(self, dirty: Dirty, metrics: Metrics, clock: Callable[[], datetime]) -> None:
+        self.unreadable = Unreadable(metrics, clock)
         self._dirty = dirty
         self._metrics = metrics
         self._clock = clock
@@ -76,12 +85,28 @@ class Cache:
         self._node_use: dict[str, _NodeUse] = {}
         self._node_views: dict[str, NodeView] = {}
         self.synced: set[Kind] = set()
-        self.jobs: Store[GPUJob | InvalidJob] = Store(read_job, _same_noun)
-        self.gpu_nodes = Store(self._read_gpu_node, _same_noun, self._gpu_node_changed)
-        self.queues = Store(gpuqueue_from_manifest, _same_noun)
-        self.profiles = Store(gpuprofile_from_manifest, _same_noun)
-        self.pods = Store(cached_pod, changed=self._pod_changed)
-        self.nodes = Store(cached_node, changed=self._node_changed)
+        self.jobs: Store[GPUJob | InvalidJob] = Store(
+            read_job, _same_noun, ignored=self._ignored(Kind.JOB)
+        )
+        self.gpu_nodes = Store(
+            self._read_gpu_node,
+            _same_noun,
+            self._gpu_node_changed,
+            ignored=self._ignored(Kind.GPU_NODE),
+        )
+        self.queues = Store(gpuqueue_from_manifest, _same_noun, ignored=self._ignored(Kind.QUEUE))
+        self.profiles = Store(
+            gpuprofile_from_manifest, _same_noun, ignored=self._ignored(Kind.PROFILE)
+        )
+        self.pods = Store(
+            cached_pod,
+            changed=self._pod_changed,
+            ignored=self._ignored(Kind.POD),
+            opaque=opaque_pod,
+        )
+        self.nodes = Store(
+            cached_node, changed=self._node_changed, ignored=self._ignored(Kind.NODE)
+        )
         self._stores: Mapping[Kind, Store[Any]] = {
             Kind.JOB: self.jobs,
             Kind.GPU_NODE: self.gpu_nodes,
@@ -99,28 +124,32 @@ class Cache:
     def version(self, kind: Kind, uid: str) -> int:
         return self._stores[kind].version(uid)
 
-    def apply(self, kind: Kind, event_type: str | None, manifest: Mapping[str, Any]) -> bool:
-        """Takes in a watch event, or the answer to a write (`event_type` None)."""
+    def apply(self, kind: Kind, event_type: str | None, manifest: object) -> bool:
+        """Takes in a watch event, or the answer to a write (`event_type` None). Raises nothing."""
         store = self._stores[kind]
+        try:
+            found = identity(manifest)
+        except FieldError as error:
+            self.unreadable.note(kind.value, "", error)
+            return False
         if event_type == "DELETED":
-            metadata = manifest["metadata"]
-            version = version_number(metadata.get("resourceVersion"))
-            changed = store.remove(metadata["uid"], version or FOR_EVER)
+            changed = store.remove(found.uid, found.version or FOR_EVER)
         else:
             changed = store.upsert(manifest)
-        if changed and (kind is not Kind.POD or self._matters(manifest)):
+        if changed and (kind is not Kind.POD or self._matters(found.uid)):
             self._dirty.mark(urgent=kind not in _SOFT)
         return changed
+
+    def _ignored(self, kind: Kind) -> Callable[[str, Exception], None]:
+        return lambda name, error: self.unreadable.note(kind.value, name, error)
 
     def forget(self, kind: Kind, uid: str) -> None:
         """A write found that the object is gone."""
         if self._stores[kind].remove(uid):
             self._dirty.mark()
 
-    def resync(
-        self, kind: Kind, manifests: Iterable[Mapping[str, Any]], resource_version: str
-    ) -> bool:
-        """Takes in a full list of a kind; True if it held news."""
+    def resync(self, kind: Kind, manifests: Iterable[object], resource_version: str) -> bool:
+        """Takes in a full list of a kind; True if it held news. Raises nothing."""
         changed = self._stores[kind].resync(manifests, resource_version)
         first = kind not in self.synced
         self.synced.add(kind)
@@ -128,15 +157,19 @@ class Cache:
             self._dirty.mark()
         return changed
 
-    def lacks(
-        self, kind: Kind, manifests: Iterable[Mapping[str, Any]], resource_version: str
-    ) -> bool:
+    def lacks(self, kind: Kind, manifests: Iterable[object], resource_version: str) -> bool:
         """True if the list knows what no event has told."""
         return self._stores[kind].lacks(manifests, resource_version)
 
     def pod(self, uid: str) -> PodView | None:
         pod = self.pods.get(uid)
         return None if pod is None else pod.view
+
+    def job_of(self, pod: PodView) -> GPUJob | None:
+        """The job for which the pod speaks, or None."""
+        namespace, name = job_name_of(pod) or ("", "")
+        job = self.jobs.by_name(name, namespace)
+        return job if isinstance(job, GPUJob) and speaks_for(pod, job) else None
 
     def job(self, uid: str) -> GPUJob | None:
         job = self.jobs.get(uid)
@@ -164,9 +197,9 @@ class Cache:
             configuration=configuration,
         )
 
-    def _matters(self, manifest: Mapping[str, Any]) -> bool:
+    def _matters(self, uid: str) -> bool:
         """A pod is news if it is ours or takes room on a managed node."""
-        pod = self.pods.get(manifest["metadata"]["uid"])
+        pod = self.pods.get(uid)
         if pod is None or pod.view is not None:
             return True
         return pod.node is not None and self.nodes.by_name(pod.node) is not None
@@ -195,11 +228,20 @@ class Cache:
         node = read_gpu_node(
             manifest, lambda reason: self._metrics.readings_dropped.labels(reason).inc()
         )
-        self._ledger.observe(node, self.pod)
+        self._ledger.observe(node, self._worker)
         arrived = self._freshness.arrived(
             node.metadata.name, node.status.observed_at, self._clock()
         )
         return replace(node, status=replace(node.status, observed_at=arrived))
+
+    def _worker(self, uid: str) -> PodView | None:
+        """The worker pod with this UID: what other pods use is not its job's."""
+        pod = self.pod(uid)
+        job = self.job_of(pod) if pod is not None else None
+        if pod is None or job is None:
+            return None
+        uid = job.metadata.uid
+        return pod if pod.job_uid == uid else replace(pod, job_uid=uid)
 
     def _gpu_node_changed(self, before: GPUNode | None, after: GPUNode | None) -> None:
         if after is None and before is not None:

@@ -4,7 +4,6 @@ The bearer token names the pod (TokenReview); the pod names the job, the attempt
 The newest report of each worker goes into the next snapshot.
 """
 
-import json
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,6 +55,10 @@ class Workers(Protocol):
     def pod(self, uid: str) -> PodView | None: ...
 
     def job(self, uid: str) -> GPUJob | None: ...
+
+    def job_of(self, pod: PodView) -> GPUJob | None:
+        """The job for which the pod speaks, or None."""
+        ...
 
 
 class _Refused(Exception):  # noqa: N818 - it is an answer, not a fault of the program
@@ -124,7 +127,8 @@ class ReportReceiver:
     async def _post(self, request: web.Request) -> web.Response:
         try:
             reply = await self._receive(request)
-        except _Refused as refused:
+        except Exception as error:
+            refused = _refusal(error)
             self._metrics.reports.labels(refused.result).inc()
             headers = {"Retry-After": str(RETRY_AFTER_SECONDS)}
             body = {"error": str(refused)}
@@ -139,10 +143,10 @@ class ReportReceiver:
             raise _Refused(503, "not_leader", "this replica does not lead; try again")
         pod = await self._authenticate(request.headers.get("Authorization", ""))
         self._limit(pod.uid)
-        job = self._workers.job(pod.job_uid)
-        if job is None or job.metadata.namespace != pod.namespace:
+        job = self._workers.job_of(pod)
+        if job is None:
             raise _Refused(403, "no_job", f"pod {pod.name} belongs to no GPUJob")
-        self._keep(pod, _read_report(await _body(request), pod))
+        self._keep(job.metadata.uid, pod, _read_report(await _body(request), pod))
         return self._reply(job, pod)
 
     async def _authenticate(self, header: str) -> PodView:
@@ -175,12 +179,12 @@ class ReportReceiver:
             text = f"more than {REPORTS_PER_SECOND_MAX:g} reports a second"
             raise _Refused(429, "rate_limited", text)
 
-    def _keep(self, pod: PodView, report: Report) -> None:
-        key = (pod.job_uid, pod.rank)
+    def _keep(self, job_uid: str, pod: PodView, report: Report) -> None:
+        key = (job_uid, pod.rank)
         before = self._newest.get(key)
         if before is not None and _order(before.report) > _order(report):
             return
-        self._newest[key] = ReceivedReport(pod.job_uid, pod.rank, self._clock(), report)
+        self._newest[key] = ReceivedReport(job_uid, pod.rank, self._clock(), report)
         self._newest.move_to_end(key)
         if len(self._newest) > REPORTS_KEPT_MAX:
             self._newest.popitem(last=False)
@@ -199,18 +203,28 @@ class ReportReceiver:
         return Reply(interval_seconds=self._interval_seconds, stop=request)
 
 
+def _refusal(error: Exception) -> _Refused:
+    """What the worker is told, whatever went wrong: a fault of ours is logged and no end."""
+    if isinstance(error, _Refused):
+        return error
+    log.error("report broke", problem=f"{type(error).__name__}: {error}", with_traceback=True)
+    return _Refused(500, "error", "the report cannot be read; the operator's log says why")
+
+
 async def _body(request: web.Request) -> bytes:
     try:
         return await request.read()
     except web.HTTPRequestEntityTooLarge:
         text = f"the report is larger than {BODY_BYTES_MAX} bytes"
         raise _Refused(413, "too_large", text) from None
+    except (ConnectionError, web.RequestPayloadError) as error:
+        raise _Refused(400, "bad_report", f"the report ended early: {error}") from None
 
 
 def _read_report(body: bytes, pod: PodView) -> Report:
     try:
         report = Report.from_text(body.decode())
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except UnicodeDecodeError as error:
         raise _Refused(400, "bad_report", f"report: is not JSON: {error}") from None
     except FieldError as error:
         raise _Refused(400, "bad_report", str(error)) from None

@@ -11,20 +11,13 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from gpujob_api.codec import FieldError
-from gpujob_operator.logs import Log
-
-log = Log(__name__)
+from gpujob_operator.read.shapes import Identity, identity, mapping, version_number
 
 ViewT = TypeVar("ViewT")
 
 TOMBSTONES_MAX = 20_000
 # Above every resourceVersion.
 FOR_EVER = 2**64
-
-
-def version_number(resource_version: str | None) -> int:
-    """resourceVersions of one kind are numbers that only grow; 0 if there is none to read."""
-    return int(resource_version) if resource_version and resource_version.isdigit() else 0
 
 
 @dataclass(slots=True)
@@ -35,15 +28,24 @@ class _Entry(Generic[ViewT]):
 
 
 class Store(Generic[ViewT]):
-    """`parse` turns a manifest into a view; `same` tells whether two views decide alike."""
+    """`parse` turns a manifest into a view; `same` tells whether two views decide alike.
+
+    Nothing that a manifest holds makes a method raise: what `parse` fails on goes to `ignored`,
+    with the object's name, and the last state that made sense stays; or, where there is `opaque`,
+    what that makes of it and of the last state comes instead.
+    """
 
     def __init__(
         self,
         parse: Callable[[Mapping[str, Any]], ViewT],
         same: Callable[[ViewT, ViewT], bool] = lambda one, other: one == other,
         changed: Callable[[ViewT | None, ViewT | None], None] = lambda before, after: None,
+        ignored: Callable[[str, Exception], None] = lambda name, error: None,
+        opaque: Callable[[Mapping[str, Any], ViewT | None], ViewT] | None = None,
     ) -> None:
         self._parse = parse
+        self._ignored = ignored
+        self._opaque = opaque
         self._same = same
         self._changed = changed
         self._entries: dict[str, _Entry[ViewT]] = {}
@@ -72,31 +74,56 @@ class Store(Generic[ViewT]):
         entry = self._entries.get(uid)
         return 0 if entry is None else entry.version
 
-    def upsert(self, manifest: Mapping[str, Any]) -> bool:
+    def upsert(self, manifest: object) -> bool:
         """Takes in a state of an object; True if it changed what decisions see."""
-        metadata = manifest["metadata"]
-        uid, version = metadata["uid"], version_number(metadata.get("resourceVersion"))
+        found = self._identity(manifest)
+        if found is None:
+            return False
+        uid, version = found.uid, found.version
         known = self._entries.get(uid)
         newest = self._tombstones.get(uid, 0) if known is None else known.version
         if 0 < version <= newest:
             return False
-        try:
-            view = self._parse(manifest)
-        except FieldError as error:
-            # The last state that made sense stays: others are not affected by one bad edit.
-            log.warning("object ignored", name=metadata["name"], problem=str(error))
+        replaced = self._uids.get(found.key)
+        replaced = None if replaced == uid else replaced
+        if replaced is not None and self._entries[replaced].version > version > 0:
             return False
-        key = f"{metadata.get('namespace', '')}/{metadata['name']}"
-        replaced = self._uids.get(key)
-        if replaced is not None and replaced != uid:
-            if self._entries[replaced].version > version > 0:
-                return False
+        view = self._view(found, mapping(manifest), None if known is None else known.view)
+        if view is None:
+            return False
+        if replaced is not None:
             self.remove(replaced)
-        self._entries[uid] = _Entry(version, key, view)
-        self._uids[key] = uid
+        self._entries[uid] = _Entry(version, found.key, view)
+        self._uids[found.key] = uid
         self._views = None
         self._changed(None if known is None else known.view, view)
         return known is None or not self._same(known.view, view)
+
+    def _identity(self, manifest: object) -> Identity | None:
+        try:
+            return identity(manifest)
+        except FieldError as error:
+            self._ignored("", error)
+            return None
+
+    def _view(
+        self, found: Identity, manifest: Mapping[str, Any], before: ViewT | None
+    ) -> ViewT | None:
+        """What the state says; None if it says nothing that can be read."""
+        try:
+            return self._parse(manifest)
+        except Exception as error:
+            # Whatever a reader stumbles over, others are not affected by one bad edit.
+            self._ignored(found.key, error)
+        if self._opaque is not None:
+            return self._opaque(manifest, before)
+        # This state was seen: a list that holds it tells nothing new.
+        entry = self._entries.get(found.uid)
+        if entry is not None:
+            entry.version = max(entry.version, found.version)
+        else:
+            self._bury(found.uid, found.version)
+        return None
 
     def remove(self, uid: str, version: int = FOR_EVER) -> bool:
         """The object is gone as of `version`. Only a newer state brings it back, which happens
@@ -104,9 +131,7 @@ class Store(Generic[ViewT]):
         entry = self._entries.get(uid)
         if entry is not None and entry.version > version:
             return False
-        self._tombstones[uid] = max(version, self._tombstones.get(uid, 0))
-        if len(self._tombstones) > TOMBSTONES_MAX:
-            self._tombstones.popitem(last=False)
+        self._bury(uid, version)
         if entry is None:
             return False
         del self._entries[uid]
@@ -116,12 +141,13 @@ class Store(Generic[ViewT]):
         self._changed(entry.view, None)
         return True
 
-    def resync(self, manifests: Iterable[Mapping[str, Any]], resource_version: str) -> bool:
+    def resync(self, manifests: Iterable[object], resource_version: str) -> bool:
         """Takes in a whole list; what it lacks and was not written since then is gone."""
         listed: set[str] = set()
         changed = False
         for manifest in manifests:
-            listed.add(manifest["metadata"]["uid"])
+            found = _identity_or_none(manifest)
+            listed |= {found.uid} if found is not None else set()
             changed |= self.upsert(manifest)
         limit = version_number(resource_version)
         for uid, entry in list(self._entries.items()):
@@ -129,16 +155,31 @@ class Store(Generic[ViewT]):
                 changed |= self.remove(uid, limit)
         return changed
 
-    def lacks(self, manifests: Iterable[Mapping[str, Any]], resource_version: str) -> bool:
+    def lacks(self, manifests: Iterable[object], resource_version: str) -> bool:
         """True if a list knows something that no event has told: an object, a state, an end."""
         listed: set[str] = set()
         for manifest in manifests:
-            uid = manifest["metadata"]["uid"]
-            listed.add(uid)
-            version = version_number(manifest["metadata"].get("resourceVersion"))
-            if max(self.version(uid), self._tombstones.get(uid, 0)) < version:
+            found = _identity_or_none(manifest)
+            if found is None:
+                continue
+            listed.add(found.uid)
+            if max(self.version(found.uid), self._tombstones.get(found.uid, 0)) < found.version:
                 return True
         limit = version_number(resource_version)
         return any(
             uid not in listed and entry.version <= limit for uid, entry in self._entries.items()
         )
+
+    def _bury(self, uid: str, version: int) -> None:
+        """Nothing of this object up to `version` is news any more."""
+        self._tombstones[uid] = max(version, self._tombstones.get(uid, 0))
+        if len(self._tombstones) > TOMBSTONES_MAX:
+            self._tombstones.popitem(last=False)
+
+
+def _identity_or_none(manifest: object) -> Identity | None:
+    """None for an object whose UID or name cannot be read: it is no object to us."""
+    try:
+        return identity(manifest)
+    except FieldError:
+        return None

@@ -8,7 +8,9 @@ from typing import Any
 
 import yaml
 
+from gpujob_api.bounds import shown
 from gpujob_api.codec import FieldError, decode, encode, json_fields
+from gpujob_api.json_values import clean_text
 from gpujob_operator.decide.configuration import Configuration
 
 WEEK_SECONDS = 604_800
@@ -41,7 +43,8 @@ BOUNDS: Mapping[str, Bounds] = {
     "preemptionsMax": Bounds(high=1000),
     "preemptionWaitSeconds": _SECONDS,
     "restartSeconds": _SECONDS,
-    "terminationGraceSeconds": Bounds(high=86_400),
+    "terminationGraceSeconds": Bounds(1, 86_400),
+    "terminationGraceSecondsMax": Bounds(1, 86_400),
     "claimAfterSeconds": _POSITIVE_SECONDS,
     "telemetryStaleSeconds": _POSITIVE_SECONDS,
     "progressWriteSeconds": _POSITIVE_SECONDS,
@@ -65,11 +68,11 @@ def configuration_from_text(text: str) -> Configuration:
     Raises `FieldError` naming the field, also for one that there is not: a typo must not pass
     silently. Raises `yaml.YAMLError` for what is no YAML.
     """
-    data = yaml.safe_load(text) or {}
+    data = _parsed(text)
     if not isinstance(data, dict):
         raise FieldError("configuration", f"must be an object; got {type(data).__name__}")
     configuration = decode(Configuration, data, "configuration")
-    unknown = {str(name) for name in data} - set(json_fields(Configuration))
+    unknown = {clean_text(str(name)) for name in data} - set(json_fields(Configuration))
     if unknown:
         raise FieldError(f"configuration.{min(unknown)}", "is not a known field")
     for name, value in encode(configuration).items():
@@ -79,11 +82,20 @@ def configuration_from_text(text: str) -> Configuration:
     return configuration
 
 
+def _parsed(text: str) -> Any:
+    try:
+        return yaml.safe_load(text) or {}
+    except (ValueError, ArithmeticError, RecursionError) as error:
+        # Dates that are none, numbers of thousands of digits, nesting without end.
+        problem = clean_text(str(error))
+        raise FieldError("configuration", f"is not YAML that can be read: {problem}") from None
+
+
 def _problem(name: str, value: Any) -> str:
     if isinstance(value, str):
         pattern = PATTERNS.get(name)
         is_fine = pattern is None or re.match(pattern, value)
-        return "" if is_fine else f"must match {pattern}; got {value!r}"
+        return "" if is_fine else f"must match {pattern}; got {shown(value)}"
     numbers: Iterable[Any] = value.values() if isinstance(value, dict) else [value]
     bounds = BOUNDS.get(name, Bounds())
     problems = (bounds.problem(one) for one in numbers if isinstance(one, int | float))

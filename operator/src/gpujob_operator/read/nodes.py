@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
-from gpujob_api.codec import parse_time
 from gpujob_api.meta import LABEL_SPOT
 from gpujob_operator.decide.snapshot import NodeView, Taint
 from gpujob_operator.read.requests import cpu_milli, memory_bytes
+from gpujob_operator.read.shapes import mapping, mappings, moment, readable_metadata, text
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,25 +20,31 @@ class CachedNode:
 
 
 def cached_node(manifest: Mapping[str, Any]) -> CachedNode:
-    """Reads a node; free is all of allocatable until the pods are subtracted."""
-    metadata, spec = manifest["metadata"], manifest.get("spec") or {}
-    status = manifest.get("status") or {}
-    labels: Mapping[str, str] = metadata.get("labels") or {}
-    allocatable = status.get("allocatable") or {}
-    cpu, memory = cpu_milli(allocatable.get("cpu")), memory_bytes(allocatable.get("memory"))
+    """Reads a node; free is all of allocatable until the pods are subtracted.
+
+    An amount that cannot be read is none at all, and a node whose taints cannot be read takes
+    nobody. Raises `FieldError` for a node without a UID or a name.
+    """
+    metadata, spec = readable_metadata(manifest), mapping(manifest.get("spec"))
+    status = mapping(manifest.get("status"))
+    labels: Mapping[str, str] = metadata["labels"]
+    allocatable = mapping(status.get("allocatable"))
+    cpu = cpu_milli(allocatable.get("cpu")) or 0
+    memory = memory_bytes(allocatable.get("memory")) or 0
     ready, since = _readiness(status)
+    taints = _taints(spec.get("taints"))
     view = NodeView(
         name=metadata["name"],
         ready=ready,
-        unschedulable=bool(spec.get("unschedulable")),
+        unschedulable=bool(spec.get("unschedulable")) or taints is None,
         spot=labels.get(LABEL_SPOT) == "true",
-        taints=tuple(_taint(taint) for taint in spec.get("taints") or ()),
+        taints=taints or (),
         labels=labels,
         cpu_milli_allocatable=cpu,
         cpu_milli_free=cpu,
         memory_bytes_allocatable=memory,
         memory_bytes_free=memory,
-        not_ready_since=None if ready else since or _time(metadata.get("creationTimestamp")),
+        not_ready_since=None if ready else since or moment(metadata.get("creationTimestamp")),
     )
     return CachedNode(metadata["uid"], view)
 
@@ -52,16 +58,21 @@ def with_pods(node: CachedNode, cpu_milli_used: int, memory_bytes_used: int) -> 
     )
 
 
-def _taint(taint: Mapping[str, Any]) -> Taint:
-    return Taint(taint["key"], taint.get("effect", ""), taint.get("value") or "")
+def _taints(value: object) -> tuple[Taint, ...] | None:
+    """None if any of them cannot be read."""
+    listed = [] if value is None else value
+    entries = mappings(listed)
+    if not isinstance(listed, list) or len(entries) != len(cast("list[object]", listed)):
+        return None
+    taints = tuple(
+        Taint(text(one.get("key")), text(one.get("effect")), text(one.get("value")))
+        for one in entries
+    )
+    return taints if all(taint.key for taint in taints) else None
 
 
 def _readiness(status: Mapping[str, Any]) -> tuple[bool, datetime | None]:
-    for condition in status.get("conditions") or ():
+    for condition in mappings(status.get("conditions")):
         if condition.get("type") == "Ready":
-            return condition.get("status") == "True", _time(condition.get("lastTransitionTime"))
+            return condition.get("status") == "True", moment(condition.get("lastTransitionTime"))
     return False, None
-
-
-def _time(text: object) -> datetime | None:
-    return parse_time(text) if isinstance(text, str) else None

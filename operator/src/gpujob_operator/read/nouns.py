@@ -4,11 +4,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
+from gpujob_api.bounds import INTEGER_MAX
 from gpujob_api.codec import FieldError, decode
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpunode import GPU, GPUS_MAX, PROCESSES_MAX, GPUNode, GPUProcess
 from gpujob_api.manifest import gpujob_from_manifest, gpunode_from_manifest, metadata_from_manifest
 from gpujob_operator.decide.snapshot import InvalidJob
+from gpujob_operator.read.shapes import mapping
 
 # Called with a short closed reason for every reading that is dropped.
 Dropped = Callable[[str], None]
@@ -19,21 +21,26 @@ def read_job(manifest: Mapping[str, Any]) -> GPUJob | InvalidJob:
     try:
         return gpujob_from_manifest(manifest)
     except FieldError as error:
-        status = manifest.get("status") or {}
-        observed = status.get("observedGeneration")
+        observed = mapping(manifest.get("status")).get("observedGeneration")
         return InvalidJob(
             metadata=metadata_from_manifest(manifest.get("metadata")),
             field=error.field,
             problem=error.problem,
-            observed_generation=observed if isinstance(observed, int) else 0,
+            observed_generation=_generation(observed),
         )
+
+
+def _generation(value: object) -> int:
+    return value if isinstance(value, int) and 0 <= value <= INTEGER_MAX else 0
 
 
 def read_gpu_node(manifest: Mapping[str, Any], dropped: Dropped) -> GPUNode:
     """A GPU node with its absurd cards and processes left out. Raises `FieldError` for the rest."""
-    status: Mapping[str, Any] = manifest.get("status") or {}
+    status = mapping(manifest.get("status"))
     node = gpunode_from_manifest({**manifest, "status": {**status, "gpus": []}})
-    gpus = [_read_gpu(entry, dropped) for entry in (status.get("gpus") or ())[:GPUS_MAX]]
+    entries = status.get("gpus")
+    listed = cast("list[object]", entries) if isinstance(entries, list) else []
+    gpus = [_read_gpu(entry, dropped) for entry in listed[:GPUS_MAX]]
     found = {gpu.uuid: gpu for gpu in gpus if gpu is not None}
     if len(found) != len([gpu for gpu in gpus if gpu is not None]):
         dropped("duplicate_uuid")

@@ -1,37 +1,42 @@
-"""Pod manifests to what decisions need: our workers in full, everybody else's requests."""
+"""Pod manifests to what decisions need: who could be a worker in full, everybody else's requests.
 
-import json
+Who could be one has the name of one; whether it is, `decide.workers` tells.
+"""
+
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
-from gpujob_api.codec import FieldError, parse_time
-from gpujob_api.gpujob import WORKER_CONTAINER
-from gpujob_api.meta import (
-    ANNOTATION_GPUS,
-    API_VERSION,
-    LABEL_ATTEMPT,
-    LABEL_JOB_UID,
-    LABEL_RANK,
-)
+from gpujob_api.bounds import INT32_MAX
+from gpujob_api.codec import FieldError
+from gpujob_api.gpujob import ATTEMPT_MAX, WORKER_CONTAINER, WORKERS_MAX
+from gpujob_api.meta import ANNOTATION_GPUS
 from gpujob_api.report import Report
 from gpujob_operator.decide.snapshot import PodPhase, PodView
-from gpujob_operator.read.requests import PodRequests, pod_requests
+from gpujob_operator.decide.workers import controller_uid
+from gpujob_operator.read.requests import WHOLE_NODE, PodRequests, pod_requests
+from gpujob_operator.read.shapes import (
+    identity,
+    mapping,
+    mappings,
+    moment,
+    readable_metadata,
+    text,
+)
 
 _TEXT_CHARACTERS_MAX = 1024
 _GPUS_MAX = 16
 # Waiting reasons that are part of every normal start.
 _ORDINARY_WAITING = frozenset({"ContainerCreating", "PodInitializing"})
-# <job>-<attempt>-<rank>: what tells when somebody edited the labels.
-_NAME = re.compile(r"-([0-9]{1,9})-([0-9]{1,9})$")
+# <job>-<attempt>-<rank>, the numbers as we write them.
+_NAME = re.compile(r"^.+-(0|[1-9][0-9]{0,4})-(0|[1-9][0-9]{0,3})$")
 _PHASES = {phase.value: phase for phase in PodPhase}
 
 
 @dataclass(frozen=True, slots=True)
 class CachedPod:
-    """A pod as the cache keeps it: `view` for our workers, None for strangers'."""
+    """A pod as the cache keeps it: `view` for one that has the name of a worker."""
 
     uid: str
     node: str | None
@@ -41,136 +46,143 @@ class CachedPod:
 
 
 def cached_pod(manifest: Mapping[str, Any]) -> CachedPod:
-    """Reads any pod; one that claims to be a worker and cannot be read as one is a stranger."""
-    metadata, spec = manifest["metadata"], manifest.get("spec") or {}
-    phase = (manifest.get("status") or {}).get("phase")
+    """Reads any pod; one that is not called like a worker is unmanaged, whatever it claims.
+
+    Parts of a wrong type are absent. Raises `FieldError` for a pod without a UID or a name.
+    """
+    metadata, spec = readable_metadata(manifest), mapping(manifest.get("spec"))
     return CachedPod(
         uid=metadata["uid"],
-        node=spec.get("nodeName") or None,
-        finished=phase in ("Succeeded", "Failed"),
+        node=text(spec.get("nodeName")) or None,
+        finished=_finished(manifest),
         requests=pod_requests(spec),
         view=_worker_or_none(manifest),
     )
 
 
+def opaque_pod(manifest: Mapping[str, Any], before: CachedPod | None) -> CachedPod:
+    """A pod whose reader failed: it holds its node's room until it is proven finished, and stays
+    the worker that it was. Raises `FieldError` for a pod without a UID or a name."""
+    node = text(mapping(manifest.get("spec")).get("nodeName")) or None
+    return CachedPod(
+        uid=identity(manifest).uid,
+        node=node if before is None else node or before.node,
+        finished=_finished(manifest),
+        requests=WHOLE_NODE if before is None else before.requests,
+        view=None if before is None else before.view,
+    )
+
+
+def _finished(manifest: Mapping[str, Any]) -> bool:
+    return text(mapping(manifest.get("status")).get("phase")) in ("Succeeded", "Failed")
+
+
 def _worker_or_none(manifest: Mapping[str, Any]) -> PodView | None:
     try:
-        return pod_view(manifest) if _job_uid(manifest["metadata"]) else None
+        return pod_view(manifest)
     except FieldError:
         return None
 
 
 def pod_view(manifest: Mapping[str, Any]) -> PodView:
-    """Reads a worker pod. Raises `FieldError` when neither labels nor name say which one it is."""
-    metadata, spec = manifest["metadata"], manifest.get("spec") or {}
-    status = manifest.get("status") or {}
-    attempt, rank = _attempt_and_rank(metadata)
+    """Reads a pod that could be a worker. Raises `FieldError` when its name is not one's."""
+    metadata, spec = readable_metadata(manifest), mapping(manifest.get("spec"))
+    status = mapping(manifest.get("status"))
+    attempt, rank = _attempt_and_rank(metadata["name"])
     state = _worker_state(status)
-    ended = state.get("terminated") or {}
-    text = str(ended.get("message") or "")
-    termination = _termination_report(text)
+    ended = mapping(state.get("terminated"))
+    last_words = text(ended.get("message"))
+    termination = _termination_report(last_words)
     reason, message = _reason(status, state)
     return PodView(
         name=metadata["name"],
-        namespace=metadata.get("namespace", ""),
+        namespace=metadata["namespace"],
         uid=metadata["uid"],
-        job_uid=_job_uid(metadata),
+        job_uid=controller_uid(metadata),
         attempt=attempt,
         rank=rank,
-        phase=_PHASES.get(str(status.get("phase") or "Pending"), PodPhase.UNKNOWN),
-        node=spec.get("nodeName") or None,
-        gpus=_gpus(metadata.get("annotations") or {}),
+        phase=_phase(status),
+        node=text(spec.get("nodeName")) or None,
+        gpus=_gpus(metadata["annotations"]),
         exit_code=_exit_code(ended),
         termination=termination,
-        termination_text="" if termination else text[-_TEXT_CHARACTERS_MAX:],
-        reason=reason,
+        termination_text="" if termination else last_words[-_TEXT_CHARACTERS_MAX:],
+        reason=reason[:_TEXT_CHARACTERS_MAX],
         message=message[:_TEXT_CHARACTERS_MAX],
-        created_at=_time(metadata.get("creationTimestamp")),
-        started_at=_time((state.get("running") or ended).get("startedAt")),
-        finished_at=_time(ended.get("finishedAt")),
-        deletion_at=_time(metadata.get("deletionTimestamp")),
+        created_at=moment(metadata.get("creationTimestamp")),
+        started_at=moment((mapping(state.get("running")) or ended).get("startedAt")),
+        finished_at=moment(ended.get("finishedAt")),
+        deletion_at=moment(metadata.get("deletionTimestamp")),
+        grace_seconds=_grace_seconds(spec),
     )
 
 
-def _job_uid(metadata: Mapping[str, Any]) -> str:
-    """The owner's UID, which nobody can edit by accident; the label where the owner is gone."""
-    for owner in metadata.get("ownerReferences") or ():
-        if owner.get("kind") == "GPUJob" and owner.get("apiVersion") == API_VERSION:
-            return str(owner.get("uid", ""))
-    return (metadata.get("labels") or {}).get(LABEL_JOB_UID, "")
+def _attempt_and_rank(pod_name: str) -> tuple[int, int]:
+    match = _NAME.fullmatch(pod_name)
+    if match is None or int(match[1]) > ATTEMPT_MAX or int(match[2]) >= WORKERS_MAX:
+        raise FieldError("metadata.name", f"is not <job>-<attempt>-<rank>; got {pod_name!r}")
+    return int(match[1]), int(match[2])
 
 
-def _attempt_and_rank(metadata: Mapping[str, Any]) -> tuple[int, int]:
-    labels: Mapping[str, str] = metadata.get("labels") or {}
-    name = _NAME.search(metadata["name"])
-    if name is not None:
-        return int(name[1]), int(name[2])
-    return _number(labels, LABEL_ATTEMPT), _number(labels, LABEL_RANK)
+def _grace_seconds(spec: Mapping[str, Any]) -> int | None:
+    seconds = spec.get("terminationGracePeriodSeconds")
+    if not isinstance(seconds, int) or isinstance(seconds, bool):
+        return None
+    return seconds if 0 <= seconds <= INT32_MAX else None
 
 
-def _number(labels: Mapping[str, str], name: str) -> int:
-    text = labels.get(name, "")
-    if not (text.isascii() and text.isdigit() and len(text) <= 9):
-        raise FieldError(f"metadata.labels.{name}", f"must be a number; got {text!r}")
-    return int(text)
+def _phase(status: Mapping[str, Any]) -> PodPhase:
+    phase = status.get("phase") or PodPhase.PENDING.value
+    return _PHASES.get(text(phase), PodPhase.UNKNOWN)
 
 
 def _gpus(annotations: Mapping[str, str]) -> tuple[str, ...]:
-    text = annotations.get(ANNOTATION_GPUS, "")
-    return tuple(uuid for uuid in text.split(",") if uuid)[:_GPUS_MAX]
+    listed = annotations.get(ANNOTATION_GPUS, "")
+    return tuple(uuid for uuid in listed.split(",") if uuid)[:_GPUS_MAX]
 
 
 def _worker_state(status: Mapping[str, Any]) -> Mapping[str, Any]:
-    for container in status.get("containerStatuses") or ():
+    for container in mappings(status.get("containerStatuses")):
         if container.get("name") == WORKER_CONTAINER:
-            return container.get("state") or {}
+            return mapping(container.get("state"))
     return {}
 
 
 def _exit_code(ended: Mapping[str, Any]) -> int | None:
     code = ended.get("exitCode")
-    return code if isinstance(code, int) else None
+    is_code = isinstance(code, int) and not isinstance(code, bool) and abs(code) <= INT32_MAX
+    return code if is_code else None
 
 
-def _termination_report(text: str) -> Report | None:
+def _termination_report(last_words: str) -> Report | None:
     """Our own last report, or None: any program may write any text there."""
-    if not text.startswith("{"):
+    if not last_words.startswith("{"):
         return None
     try:
-        return Report.from_text(text)
-    except (FieldError, json.JSONDecodeError, RecursionError):
+        return Report.from_text(last_words)
+    except FieldError:
         return None
 
 
 def _reason(status: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[str, str]:
     """The most telling of Kubernetes' words on why the pod is as it is."""
-    if status.get("reason"):
-        return str(status["reason"]), str(status.get("message") or "")
-    waiting = state.get("waiting") or {}
-    if waiting.get("reason") and waiting["reason"] not in _ORDINARY_WAITING:
-        return str(waiting["reason"]), str(waiting.get("message") or "")
-    for container in status.get("initContainerStatuses") or ():
-        waiting = (container.get("state") or {}).get("waiting") or {}
-        if waiting.get("reason") and waiting["reason"] not in _ORDINARY_WAITING:
-            return str(waiting["reason"]), str(waiting.get("message") or "")
-    ended = state.get("terminated") or {}
-    if ended.get("reason") not in (None, "Completed"):
-        return str(ended["reason"]), ""
+    if text(status.get("reason")):
+        return text(status["reason"]), text(status.get("message"))
+    initial = (mapping(one.get("state")) for one in mappings(status.get("initContainerStatuses")))
+    for one in (state, *initial):
+        waiting = mapping(one.get("waiting"))
+        reason = text(waiting.get("reason"))
+        if reason and reason not in _ORDINARY_WAITING:
+            return reason, text(waiting.get("message"))
+    reason = text(mapping(state.get("terminated")).get("reason"))
+    if reason not in ("", "Completed"):
+        return reason, ""
     return _unschedulable(status)
 
 
 def _unschedulable(status: Mapping[str, Any]) -> tuple[str, str]:
-    for condition in status.get("conditions") or ():
+    for condition in mappings(status.get("conditions")):
         refused = condition.get("type") == "PodScheduled" and condition.get("status") == "False"
         if refused or condition.get("type") == "DisruptionTarget":
-            return str(condition.get("reason") or ""), str(condition.get("message") or "")
+            return text(condition.get("reason")), text(condition.get("message"))
     return "", ""
-
-
-def _time(text: object) -> datetime | None:
-    if not isinstance(text, str):
-        return None
-    try:
-        return parse_time(text)
-    except ValueError:
-        return None

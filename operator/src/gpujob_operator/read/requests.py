@@ -1,12 +1,15 @@
 """Kubernetes quantities and what a pod asks of its node."""
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
+
+from gpujob_operator.read.shapes import mapping
 
 _QUANTITY = re.compile(
-    r"^([+-]?[0-9]{0,18}(?:\.[0-9]{0,18})?)(m|u|n|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE][+-]?[0-9]{1,2})?$"
+    r"([+-]?[0-9]{0,18}(?:\.[0-9]{0,18})?)(m|u|n|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE][+-]?[0-9]{1,2})?"
 )
 _SCALES = {
     "": 1.0,
@@ -16,6 +19,12 @@ _SCALES = {
     **{suffix: 1000.0 ** (n + 1) for n, suffix in enumerate("kMGTPE")},
     **{f"{suffix}i": 1024.0 ** (n + 1) for n, suffix in enumerate("KMGTPE")},
 }
+# More than any node has, and still a number that sums and differences stay exact with.
+AMOUNT_MAX = 2**60
+
+
+class Unreadable(ValueError):  # noqa: N818 - it is an answer, not a fault of the program
+    """A part of a pod's spec that says nothing about its requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,44 +33,60 @@ class PodRequests:
     memory_bytes: int = 0
 
 
-def quantity(text: object) -> float:
-    """The number that a Kubernetes quantity means: 250m is 0.25, 1Ki is 1024; 0 if unreadable.
+# What a pod counts whose requests cannot be read: all that its node has. To guess less would make
+# the node look emptier than it may be; the harm ends at this one node, and when the pod ends.
+WHOLE_NODE = PodRequests(AMOUNT_MAX, AMOUNT_MAX)
 
-    The API server validates quantities; what is unreadable here can only be absent.
-    """
-    if isinstance(text, int | float) and not isinstance(text, bool):
-        return float(text)
-    match = _QUANTITY.match(text) if isinstance(text, str) else None
-    if match is None or match[1] in ("", "+", "-", "."):
+
+def quantity(value: object) -> float | None:
+    """The number that a Kubernetes quantity means: 250m is 0.25, 1Ki is 1024. An absent one is 0;
+    None is one that cannot be read."""
+    if value is None:
         return 0.0
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        is_amount = 0 <= value <= AMOUNT_MAX
+        return float(value) if is_amount else None
+    match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
+    if match is None or match[1] in ("", "+", "-", "."):
+        return None
     suffix = match[2] or ""
-    if suffix in _SCALES:
-        return float(match[1]) * _SCALES[suffix]
-    return float(match[1] + suffix)
+    scaled = float(match[1]) * _SCALES[suffix] if suffix in _SCALES else float(match[1] + suffix)
+    return min(scaled, float(AMOUNT_MAX)) if scaled >= 0 else None
 
 
-def cpu_milli(text: object) -> int:
-    return round(quantity(text) * 1000)
+def cpu_milli(value: object) -> int | None:
+    """Rounded up, as Kubernetes does; None if unreadable."""
+    amount = quantity(value)
+    return None if amount is None else min(AMOUNT_MAX, math.ceil(round(amount * 1000, 6)))
 
 
-def memory_bytes(text: object) -> int:
-    return round(quantity(text))
+def memory_bytes(value: object) -> int | None:
+    amount = quantity(value)
+    return None if amount is None else math.ceil(amount)
 
 
 def pod_requests(spec: Mapping[str, Any]) -> PodRequests:
-    """What the scheduler counts: the containers together, or one init container if that is more."""
-    running = [_requests(container) for container in spec.get("containers") or ()]
+    """What the scheduler counts: the containers together, or one init container if that is more.
+
+    A pod of which any part cannot be read counts `WHOLE_NODE`. Raises nothing.
+    """
+    try:
+        return _pod_requests(spec)
+    except Unreadable:
+        return WHOLE_NODE
+
+
+def _pod_requests(spec: Mapping[str, Any]) -> PodRequests:
+    running = [_requests(container) for container in _containers(spec.get("containers"))]
+    starting_containers = _containers(spec.get("initContainers"))
     sidecars = [
         _requests(container)
-        for container in spec.get("initContainers") or ()
+        for container in starting_containers
         if container.get("restartPolicy") == "Always"
     ]
-    starting = [_requests(container) for container in spec.get("initContainers") or ()]
+    starting = [_requests(container) for container in starting_containers]
     total = _sum([*running, *sidecars])
-    overhead = PodRequests(
-        cpu_milli((spec.get("overhead") or {}).get("cpu")),
-        memory_bytes((spec.get("overhead") or {}).get("memory")),
-    )
+    overhead = _amounts(_object(spec.get("overhead")))
     return PodRequests(
         max([total.cpu_milli, *(one.cpu_milli for one in starting)]) + overhead.cpu_milli,
         max([total.memory_bytes, *(one.memory_bytes for one in starting)]) + overhead.memory_bytes,
@@ -69,10 +94,30 @@ def pod_requests(spec: Mapping[str, Any]) -> PodRequests:
 
 
 def _requests(container: Mapping[str, Any]) -> PodRequests:
-    resources = container.get("resources") or {}
+    resources = _object(container.get("resources"))
     # A limit without a request is a request of the same size.
-    asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
-    return PodRequests(cpu_milli(asked.get("cpu")), memory_bytes(asked.get("memory")))
+    return _amounts({**_object(resources.get("limits")), **_object(resources.get("requests"))})
+
+
+def _amounts(asked: Mapping[str, Any]) -> PodRequests:
+    cpu, memory = cpu_milli(asked.get("cpu")), memory_bytes(asked.get("memory"))
+    if cpu is None or memory is None:
+        raise Unreadable
+    return PodRequests(cpu, memory)
+
+
+def _containers(value: object) -> list[Mapping[str, Any]]:
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise Unreadable
+    return [_object(one) for one in cast("list[object]", value)]
+
+
+def _object(value: object) -> Mapping[str, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise Unreadable
+    return mapping(value)
 
 
 def _sum(parts: list[PodRequests]) -> PodRequests:

@@ -68,7 +68,7 @@ def _node_views(manifests: Iterable[Manifest], pods: Iterable[CachedPod]) -> tup
         if pod.node is not None and not pod.finished:
             cpu_milli[pod.node] += pod.requests.cpu_milli
             memory_bytes[pod.node] += pod.requests.memory_bytes
-    nodes = (cached_node(manifest) for manifest in manifests)
+    nodes = _readable(manifests, cached_node)
     return tuple(
         with_pods(node, cpu_milli[node.empty.name], memory_bytes[node.empty.name]) for node in nodes
     )

@@ -14,7 +14,9 @@ from gpujob_api.meta import (
     LABEL_RANK,
 )
 from gpujob_operator.decide.configuration import Configuration, DeviceAccess
+from gpujob_operator.decide.grace import grace_seconds
 from gpujob_operator.decide.plan import CreatePod
+from gpujob_operator.decide.workers import worker_name
 from gpujob_operator.decide.workload import tolerations
 from gpujob_operator.render.service import (
     LABEL_CHARACTERS_MAX,
@@ -33,11 +35,6 @@ SHARED_MEMORY_DIRECTORY = "/dev/shm"  # noqa: S108 - where POSIX shared memory i
 SHARED_MEMORY_VOLUME = "gpujob-shared-memory"
 # Below the ports that Linux gives to outgoing connections.
 MASTER_PORT_FIRST, MASTER_PORTS = 20_000, 12_768
-
-
-def pod_name(job: GPUJob, rank: int) -> str:
-    """Deterministic, so that creating it twice is refused by the API server."""
-    return f"{job.metadata.name}-{job.status.attempt}-{rank}"
 
 
 def worker_pod(create: CreatePod, configuration: Configuration) -> dict[str, Any]:
@@ -78,7 +75,7 @@ def _metadata(template: dict[str, Any], job: GPUJob, worker: WorkerPlacement) ->
         LABEL_RANK: str(worker.rank),
     }
     return {
-        "name": pod_name(job, worker.rank),
+        "name": worker_name(job.metadata.name, job.status.attempt, worker.rank),
         "namespace": job.metadata.namespace,
         "labels": labels,
         "annotations": {
@@ -95,7 +92,7 @@ def _complete_spec(
     spec["restartPolicy"] = "Never"
     spec["affinity"] = _on_node(spec.get("affinity") or {}, worker.node)
     spec["tolerations"] = [dict(toleration) for toleration in tolerations(job)]
-    spec.setdefault("terminationGracePeriodSeconds", configuration.termination_grace_seconds)
+    spec["terminationGracePeriodSeconds"] = grace_seconds(job, configuration)
     # The worker has no rights in the API: its only token has our audience (I12).
     spec["automountServiceAccountToken"] = False
     if job.spec.workers > 1:
@@ -192,6 +189,9 @@ def _complete_worker(
         {"name": "gpujob-token", "mountPath": TOKEN_DIRECTORY, "readOnly": True},
         {"name": "gpujob-checkpoints", "mountPath": configuration.checkpoint_mount},
     ]
+    # Its end is the end of the attempt: nothing may start it again.
+    for name in ("restartPolicy", "restartPolicyRules"):
+        container.pop(name, None)
     container["terminationMessagePath"] = TERMINATION_FILE
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     if configuration.device_access is DeviceAccess.DEVICE_PLUGIN:

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from gpujob_worker.adapters.requested_settings import Wishes
+from gpujob_worker.adapters.requested_settings import RequestedSettings
 from gpujob_worker.launch.import_hooks import when_imported
-from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.decision_log import DecisionLog
 
 TRAINER = "hugging face trainer"
 ACCELERATE = "accelerate"
@@ -22,13 +22,13 @@ ENV_DYNAMO_BACKEND = "ACCELERATE_DYNAMO_BACKEND"
 _GIVEN = "_gpujob_given"
 
 
-def watch(wishes: Wishes, explanation: Explanation) -> None:
+def watch(wishes: RequestedSettings, explanation: DecisionLog) -> None:
     """Adapts what is imported later: TrainingArguments, and the variables Accelerate reads."""
     when_imported("transformers.training_args", lambda: _adapt_arguments(wishes, explanation))
     when_imported("accelerate", before=lambda: set_variables(wishes, explanation))
 
 
-def set_variables(wishes: Wishes, explanation: Explanation) -> None:
+def set_variables(wishes: RequestedSettings, explanation: DecisionLog) -> None:
     """Accelerate reads what its own launcher would set; what is set already stays."""
     wanted = {
         ENV_MIXED_PRECISION: wishes.mixed_precision,
@@ -44,7 +44,7 @@ def set_variables(wishes: Wishes, explanation: Explanation) -> None:
         explanation.applied(f"{ACCELERATE} {name}", f"{value}, as asked for")
 
 
-def _adapt_arguments(wishes: Wishes, explanation: Explanation) -> None:
+def _adapt_arguments(wishes: RequestedSettings, explanation: DecisionLog) -> None:
     kind: Any = sys.modules["transformers.training_args"].TrainingArguments
     plain_init: Any = kind.__post_init__
 
@@ -93,7 +93,7 @@ def _is_plain(field: "dataclasses.Field[Any]") -> bool:
 
 
 def changed_arguments(
-    arguments: Any, given: set[str], wishes: Wishes, explanation: Explanation
+    arguments: Any, given: set[str], wishes: RequestedSettings, explanation: DecisionLog
 ) -> dict[str, Any]:
     """New values by name; nothing that the script chose, but for the batch's two factors."""
     changes = _split(arguments, wishes, explanation)
@@ -110,7 +110,7 @@ def changed_arguments(
     return changes
 
 
-def _split(arguments: Any, wishes: Wishes, explanation: Explanation) -> dict[str, Any]:
+def _split(arguments: Any, wishes: RequestedSettings, explanation: DecisionLog) -> dict[str, Any]:
     rows = wishes.batch_per_step
     if rows is None:
         return {}

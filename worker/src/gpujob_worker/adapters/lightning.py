@@ -8,21 +8,21 @@ import functools
 import sys
 from typing import Any
 
-from gpujob_worker.adapters.requested_settings import Wishes
+from gpujob_worker.adapters.requested_settings import RequestedSettings
 from gpujob_worker.launch.import_hooks import when_imported
-from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.decision_log import DecisionLog
 
 LIGHTNING = "lightning precision"
 _MODULES = ("pytorch_lightning.trainer.trainer", "lightning.pytorch.trainer.trainer")
 _PRECISIONS = {"bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
-def watch(wishes: Wishes, explanation: Explanation) -> None:
+def watch(wishes: RequestedSettings, explanation: DecisionLog) -> None:
     for name in _MODULES:
         when_imported(name, functools.partial(_adapt, name, wishes, explanation))
 
 
-def _adapt(module: str, wishes: Wishes, explanation: Explanation) -> None:
+def _adapt(module: str, wishes: RequestedSettings, explanation: DecisionLog) -> None:
     kind: Any = sys.modules[module].Trainer
     plain: Any = kind.__init__
 
@@ -44,7 +44,7 @@ def _adapt(module: str, wishes: Wishes, explanation: Explanation) -> None:
 
 
 def chosen_precision(
-    keywords: dict[str, Any], wishes: Wishes, explanation: Explanation
+    keywords: dict[str, Any], wishes: RequestedSettings, explanation: DecisionLog
 ) -> str | None:
     """The value for `precision`, or None to leave it alone."""
     if wishes.mixed_precision is None:

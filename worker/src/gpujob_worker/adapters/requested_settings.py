@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 from gpujob_api.settings import Precision, Settings, Toggle
 from gpujob_worker.inject.loader_workers import workers_wanted
-from gpujob_worker.run.features import Switches
+from gpujob_worker.run.features import Features
 
 _MIXED = {Precision.BFLOAT16: "bf16", Precision.FLOAT16: "fp16"}
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class RequestedSettings:
     """None and False: not asked for, or switched off."""
 
     mixed_precision: str | None = None
@@ -19,11 +19,13 @@ class Wishes:
     loader_workers: int | None = None
 
     @classmethod
-    def of(cls, settings: Settings, switches: Switches) -> "Wishes":
+    def of(cls, settings: Settings, features: Features) -> "RequestedSettings":
         workers = workers_wanted() if settings.data_loading is Toggle.ON else 0
         return cls(
-            mixed_precision=_MIXED.get(settings.precision) if switches.precision else None,
-            batch_per_step=settings.batch_per_step if switches.batch_split else None,
-            compile=settings.compile is Toggle.ON and switches.compile,
-            loader_workers=workers if workers > 0 and switches.data_loader else None,
+            mixed_precision=_MIXED.get(settings.precision)
+            if features.allows("precision")
+            else None,
+            batch_per_step=settings.batch_per_step if features.allows("batch_split") else None,
+            compile=settings.compile is Toggle.ON and features.allows("compile"),
+            loader_workers=workers if workers > 0 and features.allows("data_loader") else None,
         )

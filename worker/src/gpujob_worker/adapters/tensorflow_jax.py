@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from gpujob_api.settings import Precision, Settings, Toggle
 from gpujob_worker.launch.import_hooks import when_imported
-from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.decision_log import DecisionLog
 
 _OUTSIDE = "steps are not measured here, the card is measured from outside"
 _JAX_PRECISION = {Precision.TF32: "tensorfloat32", Precision.BFLOAT16: "bfloat16"}
@@ -32,7 +32,7 @@ def jax_variables(settings: Settings) -> dict[str, str]:
     return variables
 
 
-def watch(settings: Settings, explanation: Explanation) -> None:
+def watch(settings: Settings, explanation: DecisionLog) -> None:
     known = {"tensorflow": tensorflow_variables(settings), "jax": jax_variables(settings)}
     for name, variables in known.items():
 
@@ -42,7 +42,7 @@ def watch(settings: Settings, explanation: Explanation) -> None:
         when_imported(name, before=before)
 
 
-def set_variables(name: str, variables: Mapping[str, str], explanation: Explanation) -> None:
+def set_variables(name: str, variables: Mapping[str, str], explanation: DecisionLog) -> None:
     """What the user has set stays."""
     new = {key: value for key, value in variables.items() if key not in os.environ}
     os.environ.update(new)

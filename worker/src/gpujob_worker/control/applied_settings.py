@@ -6,23 +6,27 @@ from dataclasses import dataclass, field
 import torch
 
 from gpujob_api.settings import OptimizeMode, TunedSettings
-from gpujob_worker.control.consensus import Agreement
-from gpujob_worker.control.secondary_modules import Beside
-from gpujob_worker.inject.fused_optimizer import keep_fused, use_fused
+from gpujob_worker.control.consensus import Consensus
+from gpujob_worker.control.secondary_modules import SecondaryModule
+from gpujob_worker.inject.fused_optimizer import keep_fused
 from gpujob_worker.inject.offload import OptimizerOffload
 from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.wrapped_module import Root
 from gpujob_worker.memory_limit.limit_fit import MemoryFit
-from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.session import Session
-from gpujob_worker.tune.applied import Applied, keep_only, put_in_force
+from gpujob_worker.tune.applied import Applied
+from gpujob_worker.tune.registry import keep_only, put_in_force, tuned
 from gpujob_worker.tune.trial import AN_EARLIER_RUN
 from gpujob_worker.tune.tuner import Tuner
 
 
 @dataclass(slots=True)
-class InForce:
-    """What was applied to the roots and the first optimizer of the model in training."""
+class AppliedSettings:
+    """What was applied to the roots and the first optimizer of the model in training.
+
+    Others read it; what changes it is a method of its own.
+    """
 
     session: Session
     facts: ScriptFacts
@@ -31,11 +35,11 @@ class InForce:
     tuner: Tuner | None = None
     fit: MemoryFit | None = None
     # Other roots than the first, where a memory limit is looked at.
-    beside: list[Beside] = field(default_factory=list[Beside])
+    beside: list[SecondaryModule] = field(default_factory=list[SecondaryModule])
     rolled_back: bool = False
     optimizer_offload: OptimizerOffload | None = None
     # With the other processes, where they decide together.
-    agreement: Agreement | None = None
+    agreement: Consensus | None = None
     # Why the module may not be run for a measurement; with others, not by one process alone.
     run_refusal: str | None = None
     # Of a model that follows the first one: whether it is like it, whose settings are reported;
@@ -43,7 +47,7 @@ class InForce:
     # was measured for the first.
     first_shape: bool = True
     whose: str = ""
-    explanation: Explanation = field(default_factory=Explanation)
+    explanation: DecisionLog = field(default_factory=DecisionLog)
     # How the split was made that was in force for the first model or one like it.
     keeps_chunk: bool = True
     _tuned: "weakref.ref[torch.optim.Optimizer] | None" = None
@@ -66,13 +70,47 @@ class InForce:
     def known(self) -> TunedSettings | None:
         """Settings that were found before: by an earlier run, or for the model in training."""
         session = self.session
-        found = session.tuned if session.tuning_seconds is not None else None
-        return session.known_tuned or (found if self.first_shape else None)
+        found = session.state.tuned if session.state.tuning_seconds is not None else None
+        return session.state.known_tuned or (found if self.first_shape else None)
 
     @property
     def source(self) -> str:
         """Where they come from."""
         return "an earlier model" if self.whose else AN_EARLIER_RUN
+
+    def use(self, tuner: Tuner) -> Tuner:
+        """Its choices are what `put` puts in force."""
+        self.tuner = tuner
+        return tuner
+
+    def keep_limit_by(self, fit: MemoryFit) -> None:
+        """What keeps the memory limit for the first root."""
+        self.fit = fit
+
+    def refuse_runs(self, reason: str | None) -> None:
+        """Whether the module of the model in training may be run for a measurement."""
+        self.run_refusal = reason
+
+    def decide_together(self, agreement: Consensus) -> None:
+        """From now on nothing is decided by this process alone."""
+        self.agreement = agreement
+        self.facts.processes = 1
+
+    def begin_model(self, whose: str, *, alike: bool) -> None:
+        """A model follows; `alike`: the first one's settings are for it too."""
+        self.first_shape = alike
+        self.whose = whose
+        self.explanation = DecisionLog()
+
+    def release(self) -> None:
+        """Lets go of everything that is the script's."""
+        for root in self.roots:
+            root.remove()
+            root.recorded = root.wrapper = None
+        self.roots.clear()
+        self.beside.clear()
+        self.facts.stepped.clear()
+        self.tuner = self.fit = self.agreement = None
 
     def drop(self, root: Root) -> None:
         """The script is done with this module; its memory is the script's again."""
@@ -108,12 +146,12 @@ class InForce:
         self.applied = Applied(loader_workers=self.applied.loader_workers)
         self.tuner = self.fit = self.optimizer_offload = self.run_refusal = self._tuned = None
         self.rolled_back = False
-        self.session.loss_scale = None
+        self.session.state.scale_losses(None)
 
     def report(self) -> None:
         """What is in force now is the run's settings, if it is the first model or one like it."""
         if self.tuner is not None and self.first_shape:
-            self.session.settings_are(self.tuner.applied.tuned())
+            self.session.settings_are(self.tuner.tuned())
 
     def drop_uncalled(self) -> None:
         for root in [root for root in self.roots if not root.called]:
@@ -126,7 +164,7 @@ class InForce:
         """Keeps of what was chosen what every process chose; before it is put in force."""
         if self.agreement is None or self.tuner is None:
             return
-        mine = self.tuner.applied.tuned()
+        mine = self.tuner.tuned()
         if self.agreement.leads:
             self.agreement.propose(mine)
         agreed = self.agreement.settle(mine)
@@ -141,16 +179,17 @@ class InForce:
         if self.session.environment.settings.mode is OptimizeMode.RECOMMEND:
             return
         self.applied = self.tuner.applied
-        self.session.loss_scale = self.applied.plan.loss_scale
+        self.session.state.scale_losses(self.applied.plan.loss_scale)
         if optimizer is not None:
             self.tunes(optimizer)
         optimizer = self.optimizer
-        if self.roots:
-            put_in_force(self.roots[0], optimizer, self.applied)
-        elif optimizer is not None and self.applied.fused:
-            use_fused(optimizer, True)
+        put_in_force(self._first_root, optimizer, self.applied)
         if self.applied.optimizer_offload and optimizer is not None:
             self.optimizer_offload = self.optimizer_offload or OptimizerOffload(optimizer)
+
+    @property
+    def _first_root(self) -> Root | None:
+        return self.roots[0] if self.roots else None
 
     def step_starts(self, optimizer: torch.optim.Optimizer) -> None:
         """Just before the script's optimizer steps, with its gradients in place."""
@@ -172,21 +211,18 @@ class InForce:
 
         What keeps a memory limit stays: the next step would overstep it without.
         """
-        if self.applied.fused and self.optimizer is not None:
-            use_fused(self.optimizer, False)
         limited = self.session.environment.memory_limit_bytes is not None
         if self.optimizer_offload is not None and not limited:
             self.optimizer_offload.undo()
             self.optimizer_offload = None
         workers = self.applied.loader_workers
         self.applied = self.applied.memory_only() if limited else Applied(loader_workers=workers)
-        self.session.loss_scale = None
+        self.session.state.scale_losses(None)
         self.rolled_back = True
         if self.tuner is not None:
-            self.tuner.applied = self.applied
-        if self.roots:
-            put_in_force(self.roots[0], None, self.applied)
+            self.tuner.settle_for(self.applied)
+        put_in_force(self._first_root, self.optimizer, self.applied)
         self.session.explanation.note("roll-back", f"to plain settings{self.whose}: {why}")
         if self.first_shape:
-            self.session.settings_are(self.applied.tuned())
+            self.session.settings_are(tuned(self.applied))
         self.session.meter.new_window()

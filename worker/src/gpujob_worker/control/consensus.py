@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from gpujob_api.codec import FieldError, decode, encode
 from gpujob_api.settings import TunedSettings
+from gpujob_worker.tune.registry import OWN
 
 # For all to come to where one waits; they come from the same step.
 COME_SECONDS = 60.0
@@ -25,14 +26,6 @@ COMPILE_SECONDS = 600.0
 CHECK_SECONDS = 120.0
 DECIDE_SECONDS = CHECK_SECONDS + 30.0
 POLL_SECONDS = 0.02
-# What is each process's own: it changes no number, or no more than the order of additions.
-OWN = (
-    "activation_checkpointing",
-    "activation_offload",
-    "batch_per_step",
-    "data_loader_workers",
-    "optimizer_offload",
-)
 
 Result = TypeVar("Result")
 
@@ -46,7 +39,7 @@ class Store(Protocol):
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
 
 
-class Agreement:
+class Consensus:
     """Rounds of proposing and deciding; every process takes part in the same ones."""
 
     def __init__(

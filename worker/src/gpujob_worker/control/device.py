@@ -13,7 +13,7 @@ def use_device(session: Session, device_type: str) -> None:
     """Once the script has put something on a card; asking earlier would set the card up."""
     meter = session.meter
     if device_type == "cuda" and not isinstance(meter.memory, CudaMemory):
-        session.device = torch.cuda.get_device_name()
+        session.state.runs_on(torch.cuda.get_device_name())
         device = torch.cuda.current_device()
         uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
         meter.memory = CudaMemory(torch.cuda, card_context(uuid))

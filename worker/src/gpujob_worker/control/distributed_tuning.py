@@ -9,12 +9,12 @@ from collections.abc import Callable
 import torch
 
 from gpujob_api.settings import OptimizeMode, Toggle, TunedSettings
-from gpujob_worker.control.applied_settings import InForce
+from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.consensus import (
     COME_SECONDS,
     COMPILE_SECONDS,
     MEASURE_SECONDS,
-    Agreement,
+    Consensus,
 )
 from gpujob_worker.inject.ddp import (
     group_store,
@@ -31,10 +31,18 @@ from gpujob_worker.tune.tuner import Tuner
 _ROWS = 2
 
 
-class LeadingTuner(Tuner):
+class SharedTuner(Tuner):
+    """One of several that decide together."""
+
+    agreement: Consensus
+
+    def join(self, agreement: Consensus) -> None:
+        self.agreement = agreement
+
+
+class LeadingTuner(SharedTuner):
     """Measures for all, once all are waiting for it."""
 
-    agreement: Agreement
     _waited: bool | None = None
 
     def speed(self, root: Root, recorded: RecordedCall) -> None:
@@ -62,10 +70,9 @@ class LeadingTuner(Tuner):
         return self._waited
 
 
-class FollowingTuner(Tuner):
+class FollowingTuner(SharedTuner):
     """Waits for what the first process found and takes over what is safe here."""
 
-    agreement: Agreement
     _proposed: TunedSettings | None = None
     _asked = False
 
@@ -105,7 +112,7 @@ class FollowingTuner(Tuner):
 
 
 def root_inside(
-    wrapper: torch.nn.Module, in_force: InForce, before_call: Callable[[Root], None]
+    wrapper: torch.nn.Module, in_force: AppliedSettings, before_call: Callable[[Root], None]
 ) -> Root | None:
     """The root inside DistributedDataParallel, where processes can decide together."""
     module, session = inside(wrapper), in_force.session
@@ -119,32 +126,32 @@ def root_inside(
     root = Root(module, before_call)
     root.wrapper = wrapper
     if environment.world_size > 1 and in_force.agreement is None:
-        in_force.agreement = Agreement(
+        agreement = Consensus(
             group_store(),
             environment.rank,
             environment.world_size,
             cancelled=lambda: session.stop.requested,
         )
-        in_force.facts.processes = 1
+        in_force.decide_together(agreement)
     return root
 
 
-def tuner_for(in_force: InForce) -> Tuner:
+def tuner_for(in_force: AppliedSettings) -> Tuner:
     """The tuner of this process; one of its own where it decides by itself."""
     session, agreement = in_force.session, in_force.agreement
     kinds = {None: Tuner, True: LeadingTuner, False: FollowingTuner}
     kind = kinds[agreement.leads if agreement is not None else None]
     tuner = kind(
         session.environment.settings,
-        session.switches,
+        session.features,
         in_force.explanation,
         session.tuning_budget_seconds,
         in_force.facts,
         in_force.source,
     )
-    if isinstance(tuner, (LeadingTuner, FollowingTuner)):
+    if isinstance(tuner, SharedTuner):
         assert agreement is not None
-        tuner.agreement = agreement
+        tuner.join(agreement)
     return tuner
 
 

@@ -2,11 +2,11 @@
 
 import math
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from gpujob_api.quantities import format_memory
 from gpujob_api.settings import Precision, Toggle
-from gpujob_worker.control.applied_settings import InForce
+from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.device.step_events import LaterNumber
 from gpujob_worker.inject.grad_scaling import LossScale
 from gpujob_worker.inject.wrapped_module import RootPlan
@@ -25,7 +25,7 @@ LOSSES_PENDING_MAX = 16
 
 
 @dataclass(slots=True)
-class LossWatch:
+class LossDivergence:
     """Says when a loss is lost: not finite, or far above where it began and staying there."""
 
     first: list[float] = field(default_factory=list[float])
@@ -48,14 +48,14 @@ class LossWatch:
         return f"the loss diverges: {loss:.4g} after {worst:.4g} in the first steps"
 
 
-class Guardian:
+class RollbackGuard:
     """The checks between steps. Cheap: the loss is read every `LOSS_CHECK_STEPS` steps only."""
 
-    def __init__(self, session: Session, in_force: InForce) -> None:
+    def __init__(self, session: Session, in_force: AppliedSettings) -> None:
         self._session = session
         self._in_force = in_force
         self._explain = session.explanation
-        self._loss = LossWatch()
+        self._loss = LossDivergence()
         # Losses that the device has not come to, with whether each is one of the first steps'.
         self._losses: deque[tuple[bool, LaterNumber]] = deque()
         self._since = 0
@@ -66,7 +66,7 @@ class Guardian:
 
     def again(self) -> None:
         """Another model trains from now on."""
-        self._loss = LossWatch()
+        self._loss = LossDivergence()
         self._losses.clear()
         self._since = 0
 
@@ -91,7 +91,7 @@ class Guardian:
     def scaled_step_ends(self, scale: LossScale) -> None:
         skipped = scale.skipped
         scale.step_ends()
-        self._session.skipped_steps = scale.skipped
+        self._session.state.skipped(scale.skipped)
         if scale.skipped > skipped:
             self._explain.note("loss scaling", str(scale))
         if scale.hopeless:
@@ -132,10 +132,10 @@ class Guardian:
             if self._in_force.fit is not None:
                 # Later peaks may be of anything: an evaluation, a checkpoint. They are only said.
                 self._in_force.fit.judge(peak, ends=settling)
-                session.needed_bytes = self._in_force.fit.needed_bytes
+                session.state.needs(self._in_force.fit.needed_bytes)
             return
         assert tuner is not None
-        tuner.applied.plan = replace(tuner.applied.plan, rows_per_step=finer, keeps_chunk=False)
+        tuner.split_finer(finer)
         numbers = f"{format_memory(peak)} measured, limit {format_memory(limit)}"
         self._explain.applied("batch split", f"steps of {finer}; of {rows}: {numbers}")
         text = f"{numbers}; steps of {finer} from now on{self._in_force.whose}"
@@ -152,7 +152,7 @@ class Guardian:
             finer = _finer(plan.rows_per_step)
             if finer is None or other.tuner.recommends:
                 continue
-            other.tuner.applied.plan = replace(plan, rows_per_step=finer, keeps_chunk=False)
+            other.tuner.split_finer(finer)
             numbers = f"{format_memory(peak)} measured, limit {format_memory(limit)}"
             other.explanation.applied("batch split", f"steps of {finer} from now on: {numbers}")
             other.put()
@@ -165,7 +165,7 @@ class Guardian:
         """What was chosen for speed alone must not make the real steps slower."""
         self._session.meter.settle()
         now = self._session.meter.window.timing(None)
-        before = self._session.baseline
+        before = self._session.state.baseline
         if now is None or before is None or self._asked_for():
             return
         if now.step_seconds > before.step_seconds * SLOWER_ALLOWED:
@@ -185,7 +185,7 @@ class Guardian:
 
     def _read_loss(self, *, first: bool) -> None:
         """Later, where it is on a device: to wait for it would leave the device without work."""
-        loss = self._session.loss_tensor
+        loss = self._session.state.loss_tensor
         if loss is not None and len(self._losses) < LOSSES_PENDING_MAX:
             self._losses.append((first, LaterNumber(loss, self._session.meter.events)))
 

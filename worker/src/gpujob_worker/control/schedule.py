@@ -8,10 +8,10 @@ import time
 import torch
 
 from gpujob_api.report import WorkerPhase
-from gpujob_worker.control.applied_settings import InForce
+from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.device import hold_to_limit
 from gpujob_worker.control.distributed_tuning import tuner_for
-from gpujob_worker.control.tuning_run import TuningPass
+from gpujob_worker.control.tuning_run import TuningRun
 from gpujob_worker.inject.guards import probe_refusal
 from gpujob_worker.inject.wrapped_module import names_of
 from gpujob_worker.run.session import Session
@@ -20,10 +20,10 @@ from gpujob_worker.tune.safety_check import trace_refusal
 from gpujob_worker.tune.trial import measuring
 
 
-class Tuning:
+class TuningSchedule:
     """Between two steps: measures, puts in force what was chosen, and reports it."""
 
-    def __init__(self, session: Session, in_force: InForce, loaders: LoaderPolicy) -> None:
+    def __init__(self, session: Session, in_force: AppliedSettings, loaders: LoaderPolicy) -> None:
         self._session = session
         self._in_force = in_force
         self._loaders = loaders
@@ -34,23 +34,23 @@ class Tuning:
         """Raises `MemoryLimitError` where the memory limit cannot be kept."""
         session, in_force = self._session, self._in_force
         in_force.tunes(optimizer)
-        session.phase = WorkerPhase.TUNING
+        session.state.enter(WorkerPhase.TUNING)
         session.reporter.wake()
         hold_to_limit(session)
         window = session.meter.new_window()
-        session.baseline = window.timing(session.samples_per_step)
-        session.baseline_wait_percent = window.data_wait_percent
+        timing = window.timing(session.state.samples_per_step)
+        session.state.measured_first(timing, window.data_wait_percent)
         start = time.monotonic()
-        in_force.tuner = tuner = in_force.tuner or tuner_for(in_force)
+        tuner = in_force.tuner or in_force.use(tuner_for(in_force))
         tuner.start(session.tuning_budget_seconds)
         with measuring("tuning", self._explain):
             self._try_items(optimizer)
         in_force.settle()
         in_force.put()
         self._loaders.decide(tuner.applied)
-        session.tuning_seconds = time.monotonic() - start
+        session.state.tuning_took(time.monotonic() - start)
         in_force.report()
-        session.phase = WorkerPhase.TRAINING
+        session.state.enter(WorkerPhase.TRAINING)
         session.meter.memory.trim()
         session.meter.new_window()
 
@@ -72,7 +72,7 @@ class Tuning:
 
     def _try_items(self, optimizer: torch.optim.Optimizer) -> None:
         in_force, roots = self._in_force, self._in_force.roots
-        tuning = TuningPass(self._session, in_force, optimizer)
+        tuning = TuningRun(self._session, in_force, optimizer)
         for root in roots:
             root.stop_recording()
         reason = self._no_single_root()
@@ -97,7 +97,7 @@ class Tuning:
         if root.recorded is None:
             return "no call of the module was seen"
         if in_force.run_refusal is None and in_force.agreement is None:
-            in_force.run_refusal = trace_refusal(root, root.recorded, whole=True)
+            in_force.refuse_runs(trace_refusal(root, root.recorded, whole=True))
         return in_force.run_refusal
 
     def _compile(self) -> None:
@@ -116,7 +116,7 @@ class Tuning:
         with measuring("compile", self._explain):
             tuner.compile(root, recorded)
             gain = tuner.gain(root, recorded, self._in_force.optimizer)
-            session.gained(tuner.applied.tuned(), gain)
+            session.state.gained(tuner.tuned(), gain)
         self._in_force.put()
         self._in_force.report()
         session.meter.new_window()

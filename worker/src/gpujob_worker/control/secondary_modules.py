@@ -9,20 +9,20 @@ from dataclasses import dataclass
 
 from gpujob_worker.inject.wrapped_module import Root
 from gpujob_worker.memory_limit.limit_fit import MemoryFit
-from gpujob_worker.run.decision_log import Explanation
-from gpujob_worker.tune.applied import put_in_force
+from gpujob_worker.run.decision_log import DecisionLog
+from gpujob_worker.tune.registry import put_in_force
 from gpujob_worker.tune.tuner import Tuner
 
 
 @dataclass(slots=True)
-class Beside:
+class SecondaryModule:
     """One such module, what was chosen for it, and where that is said."""
 
     root: Root
     tuner: Tuner
     # None where nothing may be measured.
     fit: MemoryFit | None
-    explanation: Explanation
+    explanation: DecisionLog
     # What its first step took is known.
     refined: bool = False
 

@@ -10,13 +10,13 @@ held than before. Everything else waits for the tuning.
 import torch
 
 from gpujob_api.settings import TunedSettings
-from gpujob_worker.control.applied_settings import InForce
+from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.device import hold_to_limit, use_device
 from gpujob_worker.control.distributed_tuning import communicates, tuner_for
-from gpujob_worker.control.secondary_modules import Beside, name_beside
+from gpujob_worker.control.secondary_modules import SecondaryModule, name_beside
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root
 from gpujob_worker.memory_limit.limit_fit import MemoryFit
-from gpujob_worker.memory_limit.loss import LossWatch
+from gpujob_worker.memory_limit.loss import LossMemoryWatch
 from gpujob_worker.memory_limit.probes import OPTIMIZER_STATE_FACTOR, gradient_bytes
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.flop import step_flop
@@ -28,10 +28,10 @@ from gpujob_worker.tune.tuner import Tuner
 LOOKS_MAX = 64
 
 
-class Preparation:
+class Startup:
     """Applies to a root, before its first call, what cannot wait for a measured step."""
 
-    def __init__(self, session: Session, in_force: InForce) -> None:
+    def __init__(self, session: Session, in_force: AppliedSettings) -> None:
         self._session = session
         self._in_force = in_force
         self._done = self._stepped = self._refined = False
@@ -82,17 +82,17 @@ class Preparation:
         use_device(session, root.device.type)
         limited = session.environment.memory_limit_bytes is not None
         together = in_force.agreement is not None
-        if limited or together or session.known_tuned is not None:
-            in_force.run_refusal = trace_refusal(root, recorded, whole=False)
+        if limited or together or session.state.known_tuned is not None:
+            in_force.refuse_runs(trace_refusal(root, recorded, whole=False))
         if together and in_force.run_refusal is None:
-            in_force.run_refusal = communicates(root, recorded)
+            in_force.refuse_runs(communicates(root, recorded))
         if limited and in_force.run_refusal is not None:
             text = f"nothing was measured: {in_force.run_refusal}"
             in_force.explanation.refused("memory limit", text)
-        if session.known_tuned is not None:
-            self._apply_known(root, recorded, session.known_tuned)
+        if session.state.known_tuned is not None:
+            self._apply_known(root, recorded, session.state.known_tuned)
         elif limited and in_force.run_refusal is None:
-            in_force.tuner = tuner_for(in_force)
+            in_force.use(tuner_for(in_force))
             self._fit_limit(root, recorded)
             in_force.put()
             session.meter.memory.reset_peak()
@@ -100,16 +100,16 @@ class Preparation:
     def _apply_known(self, root: Root, recorded: RecordedCall, tuned: TunedSettings) -> None:
         """Settings of an earlier run: checked for safety, not measured again."""
         session, in_force = self._session, self._in_force
-        in_force.tuner = tuner = tuner_for(in_force)
+        tuner = in_force.use(tuner_for(in_force))
         if in_force.run_refusal is None:
-            session.step_flop = step_flop(root, recorded) if in_force.first_shape else None
+            session.state.counted(step_flop(root, recorded) if in_force.first_shape else None)
             tuner.adopt(root, recorded, tuned, keeps_chunk=in_force.keeps_chunk)
         in_force.settle()
         if in_force.agreement is not None:
-            session.known_tuned = tuner.applied.tuned()
+            session.state.start_with(tuner.tuned())
         scale = tuner.applied.plan.loss_scale
-        if scale is not None and session.known_scale is not None:
-            scale.resume(session.known_scale)
+        if scale is not None and session.state.known_scale is not None:
+            scale.resume(session.state.known_scale)
         limited = (
             session.environment.memory_limit_bytes is not None and in_force.run_refusal is None
         )
@@ -120,18 +120,19 @@ class Preparation:
             self._fit_limit(root, recorded)
         in_force.put()
         in_force.report()
-        session.tuning_seconds = session.tuning_seconds or 0.0
+        session.state.tuning_took(session.state.tuning_seconds or 0.0)
 
     def _fit_limit(self, root: Root, recorded: RecordedCall) -> None:
         session, tuner = self._session, self._in_force.tuner
         limit, meter = session.environment.memory_limit_bytes, session.meter
         assert tuner is not None
         assert limit is not None
-        self._in_force.fit = fit = MemoryFit(meter.memory, self._in_force.explanation, tuner, limit)
+        fit = MemoryFit(meter.memory, self._in_force.explanation, tuner, limit)
+        self._in_force.keep_limit_by(fit)
         fit.others = lambda: [other for other in self._in_force.fits if other is not fit]
         fit.fit(root, recorded)
-        session.needed_bytes = fit.needed_bytes
-        fit.watch(root, LossWatch(meter.memory, meter.read_memory))
+        session.state.needs(fit.needed_bytes)
+        fit.watch(root, LossMemoryWatch(meter.memory, meter.read_memory))
 
     def _fit_again(self, root: Root, recorded: RecordedCall) -> None:
         session, fit = self._session, self._in_force.fit
@@ -142,7 +143,7 @@ class Preparation:
         hold_to_limit(session)
         _look_again(fit, root, recorded, refines=refines)
         self._in_force.put()
-        session.needed_bytes = fit.needed_bytes
+        session.state.needs(fit.needed_bytes)
         session.meter.memory.reset_peak()
 
     def _beside(self, root: Root, recorded: RecordedCall) -> None:
@@ -163,19 +164,19 @@ class Preparation:
         found.put()
         session.meter.memory.reset_peak()
 
-    def _meet(self, root: Root, recorded: RecordedCall) -> Beside:
+    def _meet(self, root: Root, recorded: RecordedCall) -> SecondaryModule:
         session, in_force = self._session, self._in_force
         limit = session.environment.memory_limit_bytes
         assert limit is not None
         said = session.explanation.about(name_beside(root, in_force.roots) + in_force.whose)
         tuner = Tuner(
             session.environment.settings,
-            session.switches,
+            session.features,
             said,
             session.tuning_budget_seconds,
             in_force.facts,
         )
-        found = Beside(root, tuner, None, said)
+        found = SecondaryModule(root, tuner, None, said)
         in_force.beside.append(found)
         reason = self._beside_refusal(root, recorded)
         if reason is not None:
@@ -185,7 +186,7 @@ class Preparation:
         fit.others = lambda: [other for other in in_force.fits if other is not fit]
         with measuring("memory limit", said):
             fit.fit(root, recorded, self._others_bytes(root))
-        fit.watch(root, LossWatch(session.meter.memory, session.meter.read_memory))
+        fit.watch(root, LossMemoryWatch(session.meter.memory, session.meter.read_memory))
         return found
 
     def _beside_refusal(self, root: Root, recorded: RecordedCall) -> str | None:
@@ -204,7 +205,7 @@ class Preparation:
         found = next(other for other in self._in_force.beside if other.root is root)
         needed = found.fit.needed_bytes if found.fit is not None else None
         if needed is not None:
-            self._session.needed_bytes = max(self._session.needed_bytes or 0, needed)
+            self._session.state.needs(max(self._session.state.needed_bytes or 0, needed))
 
 
 def _look_again(fit: MemoryFit, root: Root, recorded: RecordedCall, *, refines: bool) -> None:

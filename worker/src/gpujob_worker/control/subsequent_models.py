@@ -14,10 +14,9 @@ from typing import Any
 
 import torch
 
-from gpujob_api.settings import OptimizeMode, Precision, TunedSettings
-from gpujob_worker.control.applied_settings import InForce
+from gpujob_api.settings import OptimizeMode, TunedSettings
+from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.inject.wrapped_module import Root
-from gpujob_worker.run.decision_log import Explanation
 from gpujob_worker.run.session import Session
 
 ITEM, LIMIT = "later models", "memory limit"
@@ -55,10 +54,10 @@ class Shape:
         return None
 
 
-class LaterModels:
+class SubsequentModels:
     """Says when the next model's training begins, and what it starts with."""
 
-    def __init__(self, session: Session, in_force: InForce) -> None:
+    def __init__(self, session: Session, in_force: AppliedSettings) -> None:
         self._session = session
         self._in_force = in_force
         self._made: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
@@ -108,10 +107,10 @@ class LaterModels:
             return False
         self._passed.update(parameters_of(optimizer)[:1])
         self._count += 1
-        session.begin_model(alike=False)
+        session.state.begin_model(alike=False)
         text = f"{why}; {self._count} more ran as written"
         text += ", without a look at the memory limit" if self._limited else ""
-        session.explanation.note(ITEM, f"refused: {text}", aloud=self._count == 1)
+        session.explanation.refused(ITEM, text, aloud=self._count == 1)
         return True
 
     def _is_another(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -176,9 +175,9 @@ class LaterModels:
         """The model before is over; the next call of a root is the first of another one."""
         self._begins = True
         self._owned = False
-        self._untuned += self._session.tuning_seconds is None
+        self._untuned += self._session.state.tuning_seconds is None
         self._in_force.renew()
-        self._session.known_scale = None
+        self._session.state.start_with_scale(None)
         if self._limited:
             # What the model before has left would count as this one's.
             self._session.meter.memory.trim()
@@ -190,24 +189,23 @@ class LaterModels:
         self._begins = False
         session, in_force = self._session, self._in_force
         shape = self._shape(root)
-        if session.tuning_seconds is None:
+        if session.state.tuning_seconds is None:
             self._first, self._inputs = shape, root.signatures
             return
         self._count += 1
         reason = self._refusal(shape)
-        in_force.first_shape = reason is None
-        in_force.whose = f" in model {self._count + 1} ({shape.name})"
-        in_force.explanation = Explanation()
-        session.begin_model(alike=reason is None)
-        tuned = session.tuned if reason is None else None
-        session.known_tuned = tuned or TunedSettings()
+        whose = f" in model {self._count + 1} ({shape.name})"
+        in_force.begin_model(whose, alike=reason is None)
+        session.state.begin_model(alike=reason is None)
+        tuned = session.state.tuned if reason is None else None
+        session.state.start_with(tuned or TunedSettings())
         self.waits = True
         if reason is not None:
             self._plain(reason, shape.name)
 
     def unseen(self) -> None:
         """An optimizer begins with a model that is not seen, the one before being gone."""
-        follows = self._in_force.facts.stepped and self._session.tuning_seconds is not None
+        follows = self._in_force.facts.stepped and self._session.state.tuning_seconds is not None
         if follows and self.watches:
             self._count += 1
             self._plain("the script compiles its model itself")
@@ -239,15 +237,15 @@ class LaterModels:
             return
         self.waits = False
         in_force, say = self._in_force, self._session.explanation
-        limit = in_force.explanation.line(LIMIT)
-        if limit:
-            say.note(f"{LIMIT},", limit.removeprefix(f"{LIMIT} ") + in_force.whose)
+        limit = in_force.explanation.decision(LIMIT)
+        if limit is not None:
+            say.note(f"{LIMIT},", limit.text + in_force.whose)
         if not in_force.first_shape:
             return
-        names = _names(in_force.tuner.applied.tuned() if in_force.tuner is not None else None)
-        refused = [line for line in in_force.explanation.lines if " refused: " in line]
+        names = _names(in_force.tuner.tuned() if in_force.tuner is not None else None)
+        refused = [str(decision) for decision in in_force.explanation.refusals]
         refused += [in_force.run_refusal] if in_force.run_refusal is not None else []
-        wanted = _names(self._session.known_tuned)
+        wanted = _names(self._session.state.known_tuned)
         if wanted and refused:
             say.note("refused", f"{in_force.whose.strip()}: {'; '.join(refused)}")
         if names:
@@ -257,7 +255,7 @@ class LaterModels:
         elif wanted:
             self._plain("they are not safe there")
         else:
-            taken_back = bool(say.line("roll-back"))
+            taken_back = say.decision("roll-back") is not None
             self._plain("they were taken back" if taken_back else "the first one runs so too")
 
     def _say(self) -> None:
@@ -323,18 +321,8 @@ def _kinds(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _names(tuned: TunedSettings | None) -> list[str]:
     """What differs from a script as written, for people; loaders have a line of their own."""
-    if tuned is None:
-        return []
-    on = {
-        "activation checkpointing": tuned.activation_checkpointing,
-        "compile": tuned.compile,
-        "fused optimizer": tuned.fused_optimizer,
-        "channels_last": tuned.channels_last,
-        "convolution autotuning": tuned.convolution_autotuning,
-        "activation offload": tuned.activation_offload,
-        "optimizer offload": tuned.optimizer_offload,
-    }
-    names = [] if tuned.precision is Precision.FLOAT32 else [tuned.precision.value]
-    names += [f"steps of {tuned.batch_per_step}"] if tuned.batch_per_step is not None else []
-    names += [f"{tuned.attention.value} attention"] if tuned.attention is not None else []
-    return names + [name for name, is_on in on.items() if is_on]
+    said = tuned.in_words() if tuned is not None else {}
+    said.pop("data_loader_workers", None)
+    if tuned is not None and tuned.batch_per_step is not None:
+        said["batch_per_step"] = f"steps of {tuned.batch_per_step}"  # as in all lines of a run
+    return list(said.values())

@@ -5,32 +5,22 @@ import time
 import torch
 
 from gpujob_api.settings import Toggle
-from gpujob_worker.control.applied_settings import InForce
+from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root, names_of
 from gpujob_worker.memory_limit.limit_fit import MemoryFit
 from gpujob_worker.run.session import Session
-from gpujob_worker.tune.applied import put_in_force
 from gpujob_worker.tune.flop import forced_float32, step_flop
+from gpujob_worker.tune.registry import SETTINGS, put_in_force
 from gpujob_worker.tune.tuner import Tuner
 
 COMPILE_AFTER_SECONDS = 120.0
-# Items that need one root module and a recorded call of it.
-ROOT_ITEMS = (
-    "batch split",
-    "activation checkpointing",
-    "precision",
-    "attention kernel",
-    "channels_last",
-    "convolution autotuning",
-    "compile",
-)
 
 
-class TuningPass:
+class TuningRun:
     """Tries every item once. What is chosen is in the tuner afterwards, not yet in force."""
 
     def __init__(
-        self, session: Session, in_force: InForce, optimizer: torch.optim.Optimizer
+        self, session: Session, in_force: AppliedSettings, optimizer: torch.optim.Optimizer
     ) -> None:
         assert in_force.tuner is not None
         self._session = session
@@ -39,19 +29,20 @@ class TuningPass:
         self._optimizer = optimizer
         self._explain = session.explanation
 
-    def without_root(self, reason: str) -> None:
-        applied = self._tuner.applied
-        memory = {
-            "batch split": applied.plan.rows_per_step is not None,
-            "activation checkpointing": applied.activation_checkpointing,
-        }
-        for item in ROOT_ITEMS:
+    def without_root(self, reason: str, *, judged: bool = False) -> None:
+        """`judged`: whether the memory limit is kept was said already."""
+        keeps_limit = False
+        for setting in SETTINGS:
+            if not setting.SAID_WITHOUT_ROOT:
+                continue
             # What keeps a limit since the first step stays.
-            if not memory.get(item):
-                self._explain.refused(item, reason)
+            if setting.chosen(self._tuner.applied):
+                keeps_limit = True
+            else:
+                self._explain.refused(setting.ITEM, reason)
         self._fused_optimizer()
-        if self._in_force.fit is not None and not any(memory.values()):
-            self._in_force.fit.judge(self._session.baseline_peak_bytes)
+        if self._in_force.fit is not None and not (keeps_limit or judged):
+            self._in_force.fit.judge(self._session.state.baseline_peak_bytes)
 
     def among_others(self, root: Root, others: str, reason: str) -> None:
         """Several modules train. The limit's models are of each; what they take is measured."""
@@ -65,13 +56,11 @@ class TuningPass:
         text = f"is of {names_of([root, *modelled])}; what steps took is of all ({name}, {others})"
         self._explain.note("memory model", text)
         self._correct_all(fit, root, recorded)
-        self._in_force.fit = None  # judged
-        self.without_root(reason)
-        self._in_force.fit = fit
+        self.without_root(reason, judged=True)
 
     def _correct_all(self, fit: MemoryFit, root: Root, recorded: RecordedCall) -> None:
         """As many are made to take less as are needed; where none can be, the run may end."""
-        observed, beside = self._session.baseline_peak_bytes, self._in_force.beside
+        observed, beside = self._session.state.baseline_peak_bytes, self._in_force.beside
         settled = fit.correct(root, recorded, observed, ends=not beside)
         enough = settled and fit.chose_finer
         for other in beside:
@@ -91,8 +80,8 @@ class TuningPass:
         recorded = root.recorded
         assert recorded is not None
         root.stop_recording()
-        self._session.plain_float32 = forced_float32(root)
-        self._session.step_flop = step_flop(root, recorded)
+        self._session.state.computes_in_float32(forced_float32(root))
+        self._session.state.counted(step_flop(root, recorded))
         self._memory(root, recorded)
         put_in_force(root, None, self._tuner.applied)
         try:
@@ -102,7 +91,7 @@ class TuningPass:
             self._tuner.speed(root, recorded)
             due = self._compile(root, recorded)
             gain = self._tuner.gain(root, recorded, self._optimizer)
-            self._session.gained(self._tuner.applied.tuned(), gain)
+            self._session.state.gained(self._tuner.tuned(), gain)
             return due
         finally:
             put_in_force(root, None, self._in_force.applied)
@@ -111,7 +100,7 @@ class TuningPass:
     def _memory(self, root: Root, recorded: RecordedCall) -> None:
         fit = self._in_force.fit
         if fit is not None:
-            fit.correct(root, recorded, self._session.baseline_peak_bytes)
+            fit.correct(root, recorded, self._session.state.baseline_peak_bytes)
         binds = fit is not None and fit.binds
         not_asked = fit.not_asked if fit is not None else "memory does not ask for it: no limit"
         asked = self._session.environment.settings.batch_per_step
@@ -153,7 +142,7 @@ class TuningPass:
             why = "the others would wait for it; several processes have to ask for it"
             self._explain.refused("compile", why)
             return None
-        if wanted is Toggle.AUTO and self._session.switches.compile:
+        if wanted is Toggle.AUTO and self._session.features.allows("compile"):
             why = f"tried once training has lasted {COMPILE_AFTER_SECONDS:.0f} s"
             self._explain.refused("compile", why)
             return time.monotonic() + COMPILE_AFTER_SECONDS

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from gpujob_worker.inject.attention import attention_kernel
 from gpujob_worker.inject.blocks import repeated_blocks
+from gpujob_worker.inject.call_settings import around
 from gpujob_worker.inject.guards import statistics_layers
 from gpujob_worker.inject.wrapped_module import Root
 from gpujob_worker.probe.side_effects import put_back
@@ -50,11 +50,11 @@ class BlockCheckpoint:
         call = self.block._call_impl  # pyright: ignore[reportPrivateUsage]
         if not torch.is_grad_enabled() or not self.block.training:
             return call(*args, **kwargs)
-        # The second run is outside the root's call and must choose the same kernel.
-        kernel = self._root.running.attention
+        # The second run is outside the root's call and must choose the same kernels.
+        settings = self._root.running.settings
 
         def run(*inputs: Any, **keywords: Any) -> Any:
-            with attention_kernel(kernel):
+            with around(settings):
                 return call(*inputs, **keywords)
 
         def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:

@@ -1,7 +1,8 @@
 """Which kernel computes `scaled_dot_product_attention`: seen in a probe, chosen by measurement."""
 
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpujob_api.settings import AttentionKernel
+from gpujob_worker.inject.call_settings import CallSetting
 
 _BACKENDS = {
     AttentionKernel.FLASH: SDPBackend.FLASH_ATTENTION,
@@ -64,6 +66,16 @@ def dropout_of(func: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> fl
     return float(keywords.get("dropout_p", args[at] if at < len(args) else 0.0))
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionChoice(CallSetting):
+    """`kernel` first; the others stay allowed for inputs that it cannot take."""
+
+    kernel: AttentionKernel
+
+    def around(self) -> AbstractContextManager[object]:
+        return attention_kernel(self.kernel)
+
+
 def candidates(device_type: str) -> tuple[AttentionKernel, ...]:
     """What torch would not choose by itself, the most promising first."""
     if device_type == "cuda":
@@ -72,11 +84,7 @@ def candidates(device_type: str) -> tuple[AttentionKernel, ...]:
 
 
 @contextmanager
-def attention_kernel(kernel: AttentionKernel | None) -> Generator[None]:
-    """`kernel` first; the others stay allowed for inputs that it cannot take."""
-    if kernel is None:
-        yield
-        return
+def attention_kernel(kernel: AttentionKernel) -> Generator[None]:
     backends = [_BACKENDS[kernel]]
     if kernel is not AttentionKernel.MATH:
         backends += [backend for backend in _BACKENDS.values() if backend not in backends]

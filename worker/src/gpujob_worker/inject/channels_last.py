@@ -4,17 +4,35 @@ Parameters stay as they lie in memory, so nothing that the script or the optimiz
 convolutions follow their input. Outputs come back with channels first.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from gpujob_worker.inject.call_inputs import CallInputs, map_tensors
+from gpujob_worker.inject.call_settings import CallSetting
 
 _IMAGE_DIMENSIONS = 4
 _CONVOLUTIONS = (torch.nn.Conv2d, torch.nn.ConvTranspose2d)
 
 # Sizes of one sample's images. Other sizes were not seen to work, and go through as they are.
 SampleShapes = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelsLast(CallSetting):
+    """For images of sizes that were seen to work."""
+
+    shapes: SampleShapes
+
+    def fits(self, inputs: CallInputs) -> bool:
+        return sample_shapes(inputs) == self.shapes
+
+    def before(self, inputs: CallInputs) -> CallInputs:
+        return to_channels_last(inputs)
+
+    def after(self, output: Any) -> Any:
+        return to_channels_first(output)
 
 
 def sample_shapes(inputs: CallInputs) -> SampleShapes:

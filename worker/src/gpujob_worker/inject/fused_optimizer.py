@@ -3,6 +3,7 @@
 import copy
 import functools
 import time
+import weakref
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from gpujob_worker.probe.compare import Closeness, closeness
 
 _FUSED = ("Adam", "AdamW", "SGD", "Adagrad")
 MEASURE_BYTES_MAX = 2 * 1024**3
+# Those that were switched on in this process: what a script chose by itself looks the same.
+_ours: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 
 def fused_refusal(optimizer: torch.optim.Optimizer) -> str | None:
@@ -38,6 +41,10 @@ def use_fused(optimizer: torch.optim.Optimizer, fused: bool) -> None:
     hooks = optimizer._optimizer_state_dict_post_hooks  # pyright: ignore[reportPrivateUsage]
     if fused and _as_written not in hooks.values():
         optimizer.register_state_dict_post_hook(_as_written)
+    if fused:
+        _ours.add(optimizer)
+    else:
+        _ours.discard(optimizer)
     for group in optimizer.param_groups:
         group["fused"] = True if fused else None
         group["foreach"] = False if fused else None
@@ -48,6 +55,12 @@ def use_fused(optimizer: torch.optim.Optimizer, fused: bool) -> None:
         if isinstance(step, torch.Tensor) and parameter.device.type == "cuda":
             # Other kernels would wait for the card to read it in every step.
             state["step"] = step.to(parameter.device, torch.float32) if fused else step.cpu()
+
+
+def take_back_fused(optimizer: torch.optim.Optimizer) -> None:
+    """The script's own kernel again, where ours was switched on."""
+    if optimizer in _ours:
+        use_fused(optimizer, False)
 
 
 def _as_written(_: torch.optim.Optimizer, state: dict[str, Any]) -> None:

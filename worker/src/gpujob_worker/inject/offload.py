@@ -24,7 +24,11 @@ def offload_refusal(device: torch.device, *, compiled: bool = False) -> str | No
 
 @contextmanager
 def activations_on_host(module: torch.nn.Module) -> Generator[None]:
-    """What is saved for backward inside goes to pinned host memory and comes back in backward."""
+    """What is saved for backward inside goes to pinned host memory and comes back in backward.
+
+    torch's `save_on_cpu` brings everything back contiguous, for which other kernels run that give
+    other bits, and moves parameters and small tensors too.
+    """
     parameters = {parameter.data_ptr() for parameter in module.parameters()}
 
     def pack(tensor: torch.Tensor) -> tuple[torch.device, torch.Tensor]:

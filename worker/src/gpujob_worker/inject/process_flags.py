@@ -3,19 +3,27 @@
 Backward runs outside the root's call, so these cannot be put around it: they are in force or not.
 """
 
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
+from gpujob_worker.inject.call_settings import CallSetting
+
 
 @dataclass(frozen=True, slots=True)
-class ProcessFlags:
-    """What is switched on beyond the script's own state, which is off wherever one is used."""
+class Tf32(CallSetting):
+    """Products of float32 matrices in TF32; off wherever it is used."""
 
-    tf32: bool = False
-    convolution_autotuning: bool = False
+    def switch(self, on: bool) -> None:
+        torch.set_float32_matmul_precision("high" if on else "highest")
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionAutotuning(CallSetting):
+    """cuDNN tries its kernels for each new shape; off wherever it is used."""
+
+    def switch(self, on: bool) -> None:
+        torch.backends.cudnn.benchmark = on
 
 
 def tf32_refusal() -> str | None:
@@ -39,20 +47,3 @@ def convolution_autotuning_refusal(module: torch.nn.Module, signatures: int) -> 
     elif signatures > 1:
         reason = f"{signatures} input shapes were seen, and every new one would be tried again"
     return reason
-
-
-def change_flags(before: ProcessFlags, after: ProcessFlags) -> None:
-    """Sets what differs; what is equal stays as the script has it."""
-    if before.tf32 != after.tf32:
-        torch.set_float32_matmul_precision("high" if after.tf32 else "highest")
-    if before.convolution_autotuning != after.convolution_autotuning:
-        torch.backends.cudnn.benchmark = after.convolution_autotuning
-
-
-@contextmanager
-def flags_in_force(before: ProcessFlags, flags: ProcessFlags) -> Generator[None]:
-    change_flags(before, flags)
-    try:
-        yield
-    finally:
-        change_flags(flags, before)

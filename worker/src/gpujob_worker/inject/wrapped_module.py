@@ -8,19 +8,12 @@ import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from gpujob_api.settings import AttentionKernel
-from gpujob_worker.inject.attention import attention_kernel
 from gpujob_worker.inject.call_inputs import CallInputs, differentiable_leaves, map_tensors
-from gpujob_worker.inject.channels_last import (
-    SampleShapes,
-    sample_shapes,
-    to_channels_first,
-    to_channels_last,
-)
+from gpujob_worker.inject.call_settings import CallSetting, around, switch
 from gpujob_worker.inject.compiling import CompiledBlocks
 from gpujob_worker.inject.ddp import compiled_as_one
 from gpujob_worker.inject.functional import (
@@ -31,11 +24,12 @@ from gpujob_worker.inject.functional import (
 from gpujob_worker.inject.grad_scaling import LossScale, scaled_call
 from gpujob_worker.inject.microbatch import NotSplittableError, chunked_call
 from gpujob_worker.inject.offload import activations_on_host
-from gpujob_worker.inject.process_flags import ProcessFlags, change_flags
 from gpujob_worker.run.failure import is_out_of_memory
 
 SIGNATURES_MAX = 16
 NAMED_MAX = 4
+
+Kind = TypeVar("Kind", bound=CallSetting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +44,25 @@ class RootPlan:
     compiled_blocks: CompiledBlocks | None = None
     compiled_signature: tuple[Any, ...] | None = None
     cuda_graphs: bool = False
-    channels_last: SampleShapes | None = None
-    attention: AttentionKernel | None = None
-    flags: ProcessFlags = field(default_factory=ProcessFlags)
+    settings: tuple[CallSetting, ...] = ()
     loss_scale: LossScale | None = None
     activations_on_host: bool = False
 
     @property
     def compiles(self) -> bool:
         return self.compiled is not None or self.compiled_blocks is not None
+
+    def setting(self, kind: type[Kind]) -> Kind | None:
+        """The setting of this kind."""
+        return next((setting for setting in self.settings if isinstance(setting, kind)), None)
+
+    def having(self, setting: CallSetting) -> "RootPlan":
+        """With it, in place of another one of its kind."""
+        return replace(self, settings=(*self.without(type(setting)).settings, setting))
+
+    def without(self, kind: type[CallSetting]) -> "RootPlan":
+        kept = tuple(setting for setting in self.settings if not isinstance(setting, kind))
+        return replace(self, settings=kept)
 
     def memory_only(self) -> "RootPlan":
         """Without what is for speed. What is left changes no result beyond the order of sums."""
@@ -158,7 +162,7 @@ class Root:
 
     @plan.setter
     def plan(self, plan: RootPlan) -> None:
-        change_flags(self._plan.flags, plan.flags)
+        switch(self._plan.settings, plan.settings)
         self._plan = _PLAIN if plan == _PLAIN else plan
         plain = plan.memory_only()
         self._fallback = plain if plain != plan else None
@@ -254,10 +258,10 @@ class Root:
         fits = plan.compiles and inputs.signature == plan.compiled_signature
         if fits and plan.compiled is not None:
             function = plan.compiled
-        last = plan.channels_last is not None and sample_shapes(inputs) == plan.channels_last
+        settings = [setting for setting in plan.settings if setting.fits(inputs)]
         with ExitStack() as stack:
             stack.enter_context(self._running(plan))
-            stack.enter_context(attention_kernel(plan.attention))
+            stack.enter_context(around(settings))
             if plan.activations_on_host:
                 stack.enter_context(activations_on_host(self.module))
             if fits and plan.compiled_blocks is not None:
@@ -266,13 +270,17 @@ class Root:
                 stack.enter_context(compiled_as_one(self.wrapper))
             if plan.autocast is not None:
                 stack.enter_context(torch.autocast(self.device.type, dtype=plan.autocast))
-            output = (to_channels_last(inputs) if last else inputs).call(function)
+            for setting in settings:
+                inputs = setting.before(inputs)
+            output = inputs.call(function)
         if fits and plan.cuda_graphs:
             # The next replay writes where this one's outputs lie.
             output = map_tensors(torch.clone, output)
         if plan.autocast is not None:
             output = map_tensors(_as_float32, output)
-        return to_channels_first(output) if last else output
+        for setting in reversed(settings):
+            output = setting.after(output)
+        return output
 
     @contextmanager
     def _running(self, plan: RootPlan) -> Generator[None]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpujob_worker.launch.script_runner import PythonCommand
-from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.decision_log import DecisionLog
 
 SOURCE_BYTES_MAX = 4 << 20
 _ITEM = "arguments"
@@ -31,7 +31,7 @@ TABLE: tuple[tuple[str, str], ...] = (
 
 
 def adapt(
-    command: PythonCommand, per_step: int | None, explanation: Explanation, table: Path | None
+    command: PythonCommand, per_step: int | None, explanation: DecisionLog, table: Path | None
 ) -> PythonCommand:
     """The command with the batch split by the script's own flags, where it has them."""
     if per_step is None or command.is_module:

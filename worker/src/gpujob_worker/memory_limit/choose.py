@@ -18,7 +18,7 @@ from gpujob_worker.memory_limit.model import (
     rows_within,
 )
 from gpujob_worker.memory_limit.probes import OPTIMIZER_STATE_FACTOR, MemoryProbe
-from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.tune.tuner import Tuner
 
 # A heap that keeps freed blocks often takes so much more than what is in use.
@@ -40,7 +40,7 @@ class MemoryChooser:
     def __init__(
         self,
         memory: DeviceMemory,
-        explanation: Explanation,
+        explanation: DecisionLog,
         tuner: Tuner,
         limit_bytes: int,
         plain: MemoryModel,
@@ -175,7 +175,7 @@ class MemoryChooser:
             fewer = _least(self._checkpointed, splits)
             checkpoints = fewer.predicted_bytes < rows.predicted_bytes * (1 - ALIKE_FRACTION)
             rows = fewer if checkpoints else rows
-            self._tuner.applied.activation_checkpointing = checkpoints
+            self._tuner.checkpoint(checkpoints)
         if rows.rows < self._model.rows:
             self._split(root, recorded, self._model, rows)
         elif splits:

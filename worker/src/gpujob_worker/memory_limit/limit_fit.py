@@ -13,7 +13,7 @@ from gpujob_api.quantities import format_memory
 from gpujob_worker.device.memory import DeviceMemory
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root
 from gpujob_worker.memory_limit.choose import MemoryChooser
-from gpujob_worker.memory_limit.loss import LossWatch
+from gpujob_worker.memory_limit.loss import LossMemoryWatch
 from gpujob_worker.memory_limit.model import ALIKE_FRACTION, RESERVE_FRACTION
 from gpujob_worker.memory_limit.probes import (
     OPTIMIZER_STATE_FACTOR,
@@ -21,11 +21,13 @@ from gpujob_worker.memory_limit.probes import (
     gradient_bytes,
     present_gradient_bytes,
 )
-from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.failure import MemoryLimitError
 from gpujob_worker.tune.tuner import Tuner
 
 ITEM = "memory limit"
+# What could have kept the limit.
+_WAYS = ("batch split", "activation checkpointing")
 # So far above the limit, no error of a measurement explains it.
 OVERSTEP_FRACTION = 0.05
 ROWS_MIN = 4
@@ -35,14 +37,14 @@ class MemoryFit:
     """When the choice is made, what is said of it, and when the job cannot go on."""
 
     def __init__(
-        self, memory: DeviceMemory, explanation: Explanation, tuner: Tuner, limit_bytes: int
+        self, memory: DeviceMemory, explanation: DecisionLog, tuner: Tuner, limit_bytes: int
     ) -> None:
         self._memory = memory
         self._explain = explanation
         self._tuner = tuner
         self._limit = limit_bytes
         self._chooser: MemoryChooser | None = None
-        self._watch: LossWatch | None = None
+        self._watch: LossMemoryWatch | None = None
         self._known = self._refined = False
         # The most that was there before a call of the first steps, without its gradients.
         self._seen_bytes = 0.0
@@ -73,7 +75,7 @@ class MemoryFit:
         else:
             self._choose(self._chooser, root, recorded)
 
-    def watch(self, root: Root, watch: LossWatch) -> None:
+    def watch(self, root: Root, watch: LossMemoryWatch) -> None:
         """Shows the coming step's loss to `watch`, if there is a model to make better."""
         if self._chooser is not None:
             self._watch = watch
@@ -239,8 +241,8 @@ class MemoryFit:
         text = f"cannot be kept: {format_memory(int(taken_bytes))} {how}"
         if self._chooser is not None:
             text += f" for {self._chooser.way()}"
-        reasons = [self._explain.line(item) for item in ("batch split", "activation checkpointing")]
-        said = "".join(f"; {line}" for line in reasons if " refused: " in line)
+        against = {decision.item: str(decision) for decision in self._explain.refusals}
+        said = "".join(f"; {against[item]}" for item in _WAYS if item in against)
         return (
             f"{text}, limit {format_memory(self._limit)}. It needs a limit of "
             f"{needed} bytes ({format_memory(needed)}; gpu.memory), or a smaller batch{said}"

@@ -14,7 +14,7 @@ from gpujob_worker.inject.call_inputs import differentiable_leaves
 from gpujob_worker.memory_limit.model import LossBytes
 
 
-class LossWatch:
+class LossMemoryWatch:
     """Watches one call's outputs. `found` stays None when the way back was not a plain one."""
 
     def __init__(self, memory: DeviceMemory, before_reset: Callable[[], None]) -> None:

@@ -38,12 +38,12 @@ class SplitStep:
     def step(self, batch: Any, loss_of: Callable[[Any], Any]) -> torch.Tensor:
         self._optimizer.zero_grad(set_to_none=True)
         pieces, rows = self._pieces(batch)
-        self._session.samples_per_step = sum(rows)
+        self._session.state.takes_samples(sum(rows))
         if self._reduction == "token":
             loss = self._backward_tokens(pieces, loss_of)
         else:
             loss = self._backward(pieces, rows, loss_of)
-        self._session.loss_tensor = loss
+        self._session.state.saw_loss(loss)
         if self._clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._clip_norm)
         self._optimizer.step()
@@ -77,9 +77,9 @@ class SplitStep:
         """As the user asked or as memory was found to need, unless the model needs it whole."""
         session = self._session
         asked = session.environment.settings.batch_per_step
-        tuned = session.tuned.batch_per_step if session.tuned is not None else None
+        tuned = session.state.tuned.batch_per_step if session.state.tuned is not None else None
         per_step = asked or tuned
-        if per_step is None or not session.optimizes or not session.switches.batch_split:
+        if per_step is None or not session.optimizes or not session.features.allows("batch_split"):
             return rows
         reason = batch_statistics(self._model)
         if reason is not None:

@@ -53,7 +53,7 @@ class Job:
     @property
     def resumed_from_step(self) -> int | None:
         """The step of the checkpoint this run continues from; None for a fresh start."""
-        return self._session.resumed_from_step
+        return self._session.state.resumed_from_step
 
     @property
     def should_stop(self) -> bool:
@@ -81,12 +81,12 @@ class Job:
 
     def steps(self, total: int) -> Iterator[int]:
         """Counts steps from the one to come up to `total`, for scripts without a loader."""
-        self._session.steps_total = total
+        self._session.state.expect_steps(total)
         self._restore_now()
-        while self._session.step < total:
-            at = self._session.step
+        while self._session.state.step < total:
+            at = self._session.state.step
             yield at
-            if self._session.step == at:
+            if self._session.state.step == at:
                 raise RuntimeError("no optimizer step was made; steps() would never end")
             self.safe_point()
 
@@ -98,7 +98,7 @@ class Job:
         if self._store is None:
             return
         settings = session.environment.settings
-        last = session.checkpoint.write_seconds if session.checkpoint else None
+        last = session.state.checkpoint.write_seconds if session.state.checkpoint else None
         due = interval_seconds(settings.checkpoint_interval_seconds, last)
         if time.monotonic() - self._last_commit >= due:
             self._commit_or_note()
@@ -106,33 +106,30 @@ class Job:
     def _leave(self) -> None:
         saved = False
         if self._store is not None:
-            at = self._session.checkpoint
-            saved = at is not None and at.step == self._session.step
+            at = self._session.state.checkpoint
+            saved = at is not None and at.step == self._session.state.step
             saved = saved or self._commit_or_note()
-        self._session.phase = WorkerPhase.DRAINING
+        self._session.state.enter(WorkerPhase.DRAINING)
         raise Interrupted(saved=saved)
 
     def _commit_or_note(self) -> bool:
         session = self._session
-        phase, session.phase = session.phase, WorkerPhase.CHECKPOINTING
         try:
-            with session.meter.paused():
+            with session.state.during(WorkerPhase.CHECKPOINTING), session.meter.paused():
                 commit = self._commit()
         except FencedError:
             raise
         except (CheckpointError, OSError) as error:
             session.explanation.note("checkpoint", f"not written: {error}")
             self._last_commit = time.monotonic()
-            session.phase = phase
             return False
-        session.phase = phase
-        session.checkpoint = CheckpointReport(commit.step, commit.bytes, commit.seconds)
+        session.state.committed(CheckpointReport(commit.step, commit.bytes, commit.seconds))
         session.reporter.wake()
         return True
 
     def _commit(self) -> Commit:
         assert self._store is not None
-        commit = self._store.save(self._session.step, self._state(), self._about())
+        commit = self._store.save(self._session.state.step, self._state(), self._about())
         self._last_commit = time.monotonic()
         return commit
 
@@ -141,7 +138,7 @@ class Job:
         return {"name": environment.name, "settings": encode(environment.settings)}
 
     def _state(self) -> dict[str, Any]:
-        tuned, scale = self._session.tuned, self._session.loss_scale
+        tuned, scale = self._session.state.tuned, self._session.state.loss_scale
         return {
             "parts": {name: part.state_dict() for name, part in self._parts.items()},
             "values": dict(self._values),
@@ -172,17 +169,15 @@ class Job:
         if loaded is None:
             return
         session = self._session
-        session.first_step = loaded.step - session.meter.steps
-        session.resumed_from_step = loaded.step
-        session.checkpoint = CheckpointReport(loaded.step)
+        session.state.resumes(loaded.step)
         try:
             tuned = loaded.state["tuned"]
             known = decode(TunedSettings, tuned, "tuned") if tuned is not None else None
             loader_state = loaded.state["loader"]
         except (KeyError, TypeError, FieldError) as error:
             raise MismatchError(f"step-{loaded.step} has another layout: {error}") from None
-        session.known_tuned = known
-        session.known_scale = loaded.state.get("scale")
+        session.state.start_with(known)
+        session.state.start_with_scale(loaded.state.get("scale"))
         if self.loader is not None and loader_state is not None:
             self.loader.resume_from(loader_state, self._restore_now)
         session.explanation.note("resume", f"from step {loaded.step}")
@@ -207,9 +202,10 @@ class Job:
             part.load_state_dict(loaded.state["parts"][name])
         for name, value in self._values.items():
             value.clear()
-            (value.extend if isinstance(value, list) else value.update)(
-                loaded.state["values"][name]
-            )
+            if isinstance(value, list):
+                value.extend(loaded.state["values"][name])
+            else:
+                value.update(loaded.state["values"][name])
         restore_random(loaded.state["random"])
 
 
@@ -229,9 +225,9 @@ def prepare(
     clip_norm clips the whole batch's gradient norm in `job.step`. steps_total is for the report.
     """
     session = ensure_session()
-    session.owns_safe_points = False
+    session.leaves_stops_to_script()
     session.stop.listen()
-    session.steps_total = steps_total or session.steps_total
+    session.state.expect_steps(steps_total or session.state.steps_total)
     parts: dict[str, Stateful] = {"model": model, "optimizer": optimizer}
     if scheduler is not None:
         parts["scheduler"] = scheduler

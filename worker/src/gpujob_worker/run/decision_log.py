@@ -1,67 +1,106 @@
-"""What was applied to the script and what was refused, with the reason: one line per item."""
+"""What was applied to the script and what was refused, with the reason: one line per item.
+
+Code that needs to know what was decided asks for the decision; lines are for people.
+"""
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import Enum
 
 ITEMS_MAX = 64
 LINE_CHARACTERS_MAX = 300
 
 
+class Verdict(Enum):
+    APPLIED = "applied"
+    REFUSED = "refused"
+    RECOMMENDED = "recommended"
+    # Neither: something is told of the item.
+    NOTED = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What was decided of one item, and why."""
+
+    item: str
+    verdict: Verdict
+    reason: str
+
+    @property
+    def text(self) -> str:
+        """Without the item."""
+        return f"{self.verdict.value}: {self.reason}" if self.verdict.value else self.reason
+
+    def __str__(self) -> str:
+        return f"{self.item} {self.text}"[:LINE_CHARACTERS_MAX]
+
+
 @dataclass(slots=True)
-class Explanation:
-    """The newest line of every item, in the order in which items first spoke. Bounded."""
+class DecisionLog:
+    """The newest decision of every item, in the order in which items first spoke. Bounded."""
 
     verbose: bool = False
     # Where the same is said too, each item with the addition.
-    within: "Explanation | None" = None
+    within: "DecisionLog | None" = None
     addition: str = ""
-    _lines: dict[str, str] = field(default_factory=dict[str, str])
-    # Items of which the newest line was not said aloud.
+    _decisions: dict[str, Decision] = field(default_factory=dict[str, Decision])
+    # Items of which the newest decision was not said aloud.
     _quiet: set[str] = field(default_factory=set[str])
 
     def applied(self, item: str, what: str) -> None:
-        self._say(item, f"applied: {what}")
+        self._record(Decision(item, Verdict.APPLIED, what))
 
-    def refused(self, item: str, why: str) -> None:
-        self._say(item, f"refused: {why}")
+    def refused(self, item: str, why: str, *, aloud: bool = True) -> None:
+        self._record(Decision(item, Verdict.REFUSED, why), aloud=aloud)
 
     def recommended(self, item: str, what: str) -> None:
-        self._say(item, f"recommended: {what}")
+        self._record(Decision(item, Verdict.RECOMMENDED, what))
 
     def note(self, item: str, what: str, *, aloud: bool = True) -> None:
-        self._say(item, what, aloud=aloud)
+        self._record(Decision(item, Verdict.NOTED, what), aloud=aloud)
 
     def end(self) -> None:
         """Says aloud what was kept for the end."""
-        for item, line in self._lines.items():
+        for item, decision in self._decisions.items():
             if item in self._quiet:
-                sys.stderr.write(f"gpujob: {line}\n")
+                sys.stderr.write(f"gpujob: {decision}\n")
         self._quiet.clear()
 
-    def line(self, item: str) -> str:
-        """What was last said of the item; empty when nothing was."""
-        return self._lines.get(item, "")
+    def decision(self, item: str) -> Decision | None:
+        """What was last decided of the item; None when nothing was."""
+        return self._decisions.get(item)
 
-    def about(self, whose: str) -> "Explanation":
+    def line(self, item: str) -> str:
+        """The same for people; empty when nothing was."""
+        decision = self.decision(item)
+        return str(decision) if decision is not None else ""
+
+    def about(self, whose: str) -> "DecisionLog":
         """For one of several that the same items are said of; it is said here as well."""
-        return Explanation(within=self, addition=f" of {whose}")
+        return DecisionLog(within=self, addition=f" of {whose}")
+
+    @property
+    def refusals(self) -> tuple[Decision, ...]:
+        return tuple(d for d in self._decisions.values() if d.verdict is Verdict.REFUSED)
 
     @property
     def lines(self) -> tuple[str, ...]:
-        return tuple(self._lines.values())
+        return tuple(map(str, self._decisions.values()))
 
-    def _say(self, item: str, text: str, *, aloud: bool = True) -> None:
+    def _record(self, decision: Decision, *, aloud: bool = True) -> None:
+        item = decision.item
         if self.within is not None:
-            self.within.note(f"{item}{self.addition}", text, aloud=aloud)
-        line = f"{item} {text}"[:LINE_CHARACTERS_MAX]
-        if item not in self._lines and len(self._lines) >= ITEMS_MAX:
+            named = replace(decision, item=f"{item}{self.addition}")
+            self.within._record(named, aloud=aloud)
+        if item not in self._decisions and len(self._decisions) >= ITEMS_MAX:
             return
-        changed = self._lines.get(item) != line
-        self._lines[item] = line
+        changed = self.line(item) != str(decision)
+        self._decisions[item] = decision
         if not self.verbose or not changed:
             return
         if aloud:
             self._quiet.discard(item)
-            sys.stderr.write(f"gpujob: {line}\n")
+            sys.stderr.write(f"gpujob: {decision}\n")
         else:
             self._quiet.add(item)

@@ -1,33 +1,19 @@
-"""Which items may be injected: everything, less what the command line switched off."""
+"""Which settings may be injected: all, less what the command line switched off."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Switches:
-    """One switch per item; `--no-batch-split` and the like turn one off."""
+class Features:
+    """`--no-batch-split` and the like turn one off; `tune.settings` has their names."""
 
-    precision: bool = True
-    attention: bool = True
-    channels_last: bool = True
-    convolution_autotuning: bool = True
-    compile: bool = True
-    regional_compile: bool = True
-    optimizer: bool = True
-    activation_checkpointing: bool = True
-    offload: bool = True
-    data_loader: bool = True
-    batch_split: bool = True
-    trainers: bool = True
-    resume: bool = True
+    off: frozenset[str] = frozenset()
     # Off unless asked for by `--cuda-graphs`.
     cuda_graphs: bool = False
 
     @classmethod
-    def names(cls) -> tuple[str, ...]:
-        """Those that `--no-NAME` turns off."""
-        return tuple(entry.name for entry in fields(cls) if entry.default is True)
+    def without(cls, *names: str, cuda_graphs: bool = False) -> "Features":
+        return cls(frozenset(names), cuda_graphs)
 
-    @classmethod
-    def without(cls, names: set[str], *, cuda_graphs: bool = False) -> "Switches":
-        return cls(**{name: name not in names for name in cls.names()}, cuda_graphs=cuda_graphs)
+    def allows(self, name: str) -> bool:
+        return name not in self.off

@@ -60,7 +60,7 @@ class LoaderPolicy:
         session = self._session
         if self._stopped or self._recommends or not session.optimizes:
             return
-        if not session.switches.data_loader:
+        if not session.features.allows("data_loader"):
             return
         pin_memory(loader)
         if self._workers is None or id(loader) in self._seen:
@@ -115,15 +115,15 @@ class LoaderPolicy:
         session.explanation.refused(_ITEM, f"no gain: {why}")
         if self._applied is not None:
             self._applied.loader_workers = None
-        if session.tuned is not None:
-            session.tuned = replace(session.tuned, data_loader_workers=None)
+        if session.state.tuned is not None:
+            session.settings_are(replace(session.state.tuned, data_loader_workers=None))
 
     def decide(self, applied: Applied) -> None:
         """After the baseline: workers from the next pass on when the loop starves for data."""
         session = self._session
         settings = session.environment.settings
-        wait = session.baseline_wait_percent
-        if not session.switches.data_loader or settings.data_loading is Toggle.OFF:
+        wait = session.state.baseline_wait_percent
+        if not session.features.allows("data_loader") or settings.data_loading is Toggle.OFF:
             session.explanation.refused(_ITEM, "switched off")
         elif self._workers is not None:
             applied.loader_workers = self._workers if self._workers > 0 else None

@@ -7,12 +7,12 @@ measurement is too high. Here the number of pairs is fixed before the first of t
 import torch
 
 from gpujob_api.report import Speedup
-from gpujob_worker.inject.activation_checkpointing import ActivationCheckpointing
 from gpujob_worker.inject.fused_optimizer import OptimizerCopy, use_fused
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root
 from gpujob_worker.probe.compare import PAIRS_MIN, measure_pairs
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.probe import RootProbe
+from gpujob_worker.tune.registry import put_in_force
 
 GAIN_PAIRS = 10
 # At least so long, also when the time for tuning is over.
@@ -27,16 +27,13 @@ class _Side:
     def __init__(
         self, root: Root, recorded: RecordedCall, applied: Applied, copy: OptimizerCopy | None
     ) -> None:
-        self._blocks = ActivationCheckpointing(root)
+        self._root = root
         self._probe = RootProbe(root, recorded)
         self._applied = applied
         self._copy = copy
 
     def seconds(self) -> float:
-        if self._applied.activation_checkpointing:
-            self._blocks.enable()
-        else:
-            self._blocks.disable()
+        put_in_force(self._root, None, self._applied)
         seconds = self._probe.seconds(self._applied.plan)
         return seconds if self._copy is None else seconds + self._copy.step_seconds()
 
@@ -50,7 +47,7 @@ def measure_gain(
 ) -> Speedup | None:
     """How many times as fast the second way is; None where it would take more than `seconds`.
 
-    Leaves the blocks' checkpointing as the last run had it.
+    Leaves in force what ran last.
     """
     copies: list[OptimizerCopy | None] = [None, None]
     if ways[1].fused and optimizer is not None:

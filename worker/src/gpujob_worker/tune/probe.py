@@ -14,8 +14,8 @@ from gpujob_worker.inject.call_inputs import (
     tensor_leaves,
     trainable,
 )
+from gpujob_worker.inject.call_settings import switched
 from gpujob_worker.inject.guards import without_dropout
-from gpujob_worker.inject.process_flags import flags_in_force
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
 from gpujob_worker.probe.compare import Closeness, closeness
 from gpujob_worker.probe.reachable import OwnGenerators
@@ -80,7 +80,7 @@ class RootProbe:
         self._own.restore()
         scaling = plan.loss_scale.state() if plan.loss_scale is not None else None
         try:
-            with flags_in_force(self._root.plan.flags, plan.flags):
+            with switched(self._root.plan.settings, plan.settings):
                 return probe(
                     lambda inputs: self._root.run(plan, inputs),
                     self._parameters,

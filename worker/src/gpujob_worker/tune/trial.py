@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import torch
 
 from gpujob_api.settings import OptimizeMode, Settings
+from gpujob_worker.inject.process_flags import Tf32
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
 from gpujob_worker.probe.compare import Closeness, Speedup, measure_speedup
 from gpujob_worker.probe.side_effects import no_trace
-from gpujob_worker.run.decision_log import Explanation
+from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.failure import MemoryLimitError
 from gpujob_worker.tune.probe import RootProbe
 
@@ -47,13 +48,13 @@ FLOAT16 = Tolerance(0.01, 0.99)
 SAME_TYPE = Tolerance(1e-3, 0.9999)
 
 
-class Decision:
+class AcceptanceRule:
     """The rule by which a measured candidate is kept, the time left, and what is said of it."""
 
     def __init__(
         self,
         settings: Settings,
-        explanation: Explanation,
+        explanation: DecisionLog,
         budget_seconds: float,
         processes: int = 1,
         *,
@@ -137,7 +138,10 @@ class Decision:
 
     def accept(self, item: str, what: str) -> None:
         self._pending.discard(item)
-        (self._explain.recommended if self._recommend else self._explain.applied)(item, what)
+        if self._recommend:
+            self._explain.recommended(item, what)
+        else:
+            self._explain.applied(item, what)
 
     def refuse(self, item: str, why: str) -> None:
         self._pending.discard(item)
@@ -147,7 +151,7 @@ class Decision:
 class Trial:
     """Plans of one root, run on one recorded batch. Nothing of a run is left behind."""
 
-    def __init__(self, decision: Decision, root: Root, recorded: RecordedCall) -> None:
+    def __init__(self, decision: AcceptanceRule, root: Root, recorded: RecordedCall) -> None:
         self.decision = decision
         self.root = root
         self.recorded = recorded
@@ -258,7 +262,8 @@ def few_rows(recorded: RecordedCall, rows: int) -> RecordedCall:
 
 def tolerance_of(plan: RootPlan) -> Tolerance:
     """Under autocast another order of operations shows in every rounding."""
-    return SAME_TYPE if plan.autocast is None and not plan.flags.tf32 else BFLOAT16
+    same = plan.autocast is None and plan.setting(Tf32) is None
+    return SAME_TYPE if same else BFLOAT16
 
 
 def agreement(outputs: Closeness, gradients: Closeness) -> str:
@@ -268,7 +273,7 @@ def agreement(outputs: Closeness, gradients: Closeness) -> str:
 
 
 @contextmanager
-def measuring(item: str, explanation: Explanation) -> Generator[None]:
+def measuring(item: str, explanation: DecisionLog) -> Generator[None]:
     """What fails in our own measuring is said, and is not the script's failure."""
     try:
         yield

@@ -10,7 +10,7 @@ import torch
 
 from gpujob_api.quantities import format_memory
 from gpujob_api.report import Speedup
-from gpujob_api.settings import OptimizeMode, Settings, Toggle, TunedSettings
+from gpujob_api.settings import OptimizeMode, Settings, TunedSettings
 from gpujob_worker.inject.activation_checkpointing import ActivationCheckpointing
 from gpujob_worker.inject.fused_optimizer import (
     MEASURE_BYTES_MAX,
@@ -21,30 +21,29 @@ from gpujob_worker.inject.fused_optimizer import (
     use_fused,
 )
 from gpujob_worker.inject.grad_scaling import skip_refusal
-from gpujob_worker.inject.offload import offload_refusal
 from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root
 from gpujob_worker.probe.compare import measure_speedup
 from gpujob_worker.probe.side_effects import no_trace
-from gpujob_worker.run.decision_log import Explanation
-from gpujob_worker.run.features import Switches
+from gpujob_worker.run.decision_log import DecisionLog
+from gpujob_worker.run.features import Features
 from gpujob_worker.tune.applied import Applied
-from gpujob_worker.tune.checkpointing_check import checkpointing_refusal
-from gpujob_worker.tune.compile import CompileItems
+from gpujob_worker.tune.compile_choice import CompileItems
 from gpujob_worker.tune.gain import GAIN_FRACTION, GAIN_SECONDS, measure_gain
+from gpujob_worker.tune.registry import setting_called, tuned
+from gpujob_worker.tune.setting import Context
 from gpujob_worker.tune.speed import SpeedItems
-from gpujob_worker.tune.split_check import split_refusal
 from gpujob_worker.tune.trial import (
     AN_EARLIER_RUN,
     SPEEDUP_NEEDED,
-    Decision,
+    AcceptanceRule,
     Trial,
     short,
     tolerance_of,
 )
 
 FUSED_ERROR_MAX = 1e-5
-_FUSED = "fused optimizer"
+_FUSED = setting_called("optimizer").ITEM
 
 
 class Tuner:
@@ -53,17 +52,17 @@ class Tuner:
     def __init__(
         self,
         settings: Settings,
-        switches: Switches,
-        explanation: Explanation,
+        features: Features,
+        explanation: DecisionLog,
         budget_seconds: float,
         facts: ScriptFacts | None = None,
         source: str = AN_EARLIER_RUN,
     ) -> None:
         self._settings = settings
-        self._switches = switches
+        self._features = features
         self._explain = explanation
         self._facts = facts or ScriptFacts()
-        self._decision = Decision(
+        self._decision = AcceptanceRule(
             settings,
             explanation,
             budget_seconds,
@@ -91,6 +90,18 @@ class Tuner:
     def without_split(self) -> None:
         self.applied.plan = self.applied.plan.without_split()
 
+    def split_finer(self, rows: int) -> None:
+        """Fewer samples at once than were shown to be safe; each chunk is computed twice."""
+        self.applied.plan = replace(self.applied.plan, rows_per_step=rows, keeps_chunk=False)
+
+    def checkpoint(self, on: bool) -> None:
+        """Activation checkpointing that was shown to be safe, on or off."""
+        self.applied.activation_checkpointing = on
+
+    def settle_for(self, applied: Applied) -> None:
+        """All that is left of what was chosen."""
+        self.applied = applied
+
     def split(
         self,
         root: Root,
@@ -101,48 +112,39 @@ class Tuner:
         keeps_chunk: bool = True,
     ) -> bool:
         """Splits the root's call into `rows` samples where that is shown to change nothing."""
-        if not self._switches.batch_split:
-            self._explain.refused("batch split", "switched off")
-            return False
-        total = recorded.inputs.rows
-        if total is not None and rows >= total:
-            self._explain.refused("batch split", f"the batch of {total} goes through at once")
-            return False
-        reason = split_refusal(root, recorded)
-        if self._facts.differentiates_gradients:
-            reason = "the script differentiates gradients (create_graph)"
+        context, setting = self._context(root, recorded), setting_called("batch_split")
+        total, reason = recorded.inputs.rows, setting.switched_off(context)
+        if reason is None and total is not None and rows >= total:
+            reason = f"the batch of {total} goes through at once"
+        reason = reason or setting.refusal(context)
         if reason is not None:
-            self._explain.refused("batch split", reason)
+            self._explain.refused(setting.ITEM, reason)
             return False
-        self._decision.accept("batch split", f"{total} samples in steps of {rows}, {why}")
+        self._decision.accept(setting.ITEM, f"{total} samples in steps of {rows}, {why}")
         plan = self.applied.plan
         self.applied.plan = replace(plan, rows_per_step=rows, keeps_chunk=keeps_chunk)
         return True
 
     def activation_checkpointing(self, root: Root, recorded: RecordedCall, why: str) -> bool:
-        item = "activation checkpointing"
-        if not self._switches.activation_checkpointing:
-            self._explain.refused(item, "switched off")
-            return False
-        blocks = ActivationCheckpointing(root)
-        off = self._settings.activation_checkpointing is Toggle.OFF
-        reason = "asked not to" if off else checkpointing_refusal(blocks, recorded)
+        setting = setting_called("activation_checkpointing")
+        reason = setting.refusal(self._context(root, recorded))
         if reason is not None:
-            self._explain.refused(item, reason)
+            self._explain.refused(setting.ITEM, reason)
             return False
-        self._decision.accept(item, f"{len(blocks.blocks)} blocks, {why}")
+        blocks = len(ActivationCheckpointing(root).blocks)
+        self._decision.accept(setting.ITEM, f"{blocks} blocks, {why}")
         self.applied.activation_checkpointing = True
         return True
 
     def offload(self, root: Root, recorded: RecordedCall, why: str) -> bool:
         """The last resort for memory: activations and the optimizer's state wait on the host."""
         activations = self._activation_offload(root, recorded, why)
-        return self._optimizer_offload(root, why) or activations
+        return self._optimizer_offload(root, recorded, why) or activations
 
     def _activation_offload(self, root: Root, recorded: RecordedCall, why: str) -> bool:
         item, present = "activation offload", self.applied.plan
         plan = replace(present, activations_on_host=True)
-        reason = self._offload_refusal(root)
+        reason = self._offload_refusal(root, recorded)
         if reason is not None:
             self._explain.refused(item, reason)
             return False
@@ -152,8 +154,8 @@ class Tuner:
         self.applied.plan = plan
         return True
 
-    def _optimizer_offload(self, root: Root, why: str) -> bool:
-        item, reason = "optimizer offload", self._offload_refusal(root)
+    def _optimizer_offload(self, root: Root, recorded: RecordedCall, why: str) -> bool:
+        item, reason = "optimizer offload", self._offload_refusal(root, recorded)
         if reason is not None:
             self._explain.refused(item, reason)
             return False
@@ -161,15 +163,13 @@ class Tuner:
         self.applied.optimizer_offload = True
         return True
 
-    def _offload_refusal(self, root: Root) -> str | None:
-        if not self._switches.offload:
-            return "switched off"
-        return offload_refusal(root.device, compiled=self.applied.plan.compiles)
+    def _offload_refusal(self, root: Root, recorded: RecordedCall) -> str | None:
+        return setting_called("offload").refusal(self._context(root, recorded))
 
-    def speed_items(self, root: Root, recorded: RecordedCall) -> SpeedItems:
-        return SpeedItems(
+    def _context(self, root: Root, recorded: RecordedCall) -> Context:
+        return Context(
             self._settings,
-            self._switches,
+            self._features,
             self._decision,
             self.applied,
             root,
@@ -177,21 +177,22 @@ class Tuner:
             self._facts,
         )
 
+    def tuned(self) -> TunedSettings:
+        """What is chosen, for reports and for the next run."""
+        return tuned(self.applied)
+
+    def speed_items(self, root: Root, recorded: RecordedCall) -> SpeedItems:
+        return SpeedItems(self._context(root, recorded))
+
     def speed(self, root: Root, recorded: RecordedCall) -> None:
         """Everything but compilation, which may have to wait."""
-        items = self.speed_items(root, recorded)
-        items.precision()
-        items.attention()
-        items.channels_last()
-        items.convolution_autotuning()
+        self.speed_items(root, recorded).choose_all()
 
     def compile(self, root: Root, recorded: RecordedCall) -> None:
         self.compile_items(root, recorded).choose()
 
     def compile_items(self, root: Root, recorded: RecordedCall) -> CompileItems:
-        return CompileItems(
-            self._settings, self._switches, self._decision, self.applied, root, recorded
-        )
+        return CompileItems(self._context(root, recorded))
 
     def expects_speed(self, root: Root, recorded: RecordedCall) -> None:
         """Lets what is measured before `speed` leave time for it."""
@@ -203,7 +204,7 @@ class Tuner:
         """Measures on copies, for which there must be room; None: as much as is ever used."""
         if not self._decision.measures(_FUSED, forced=False):
             return
-        reason = None if self._switches.optimizer else "switched off"
+        reason = None if self._features.allows("optimizer") else "switched off"
         reason = reason or fused_refusal(optimizer)
         needed = 0 if reason else 2 * copies_bytes(optimizer)
         if needed > (MEASURE_BYTES_MAX if room_bytes is None else room_bytes):
@@ -256,7 +257,7 @@ class Tuner:
         """Takes over settings of an earlier run. What cannot be shown to be safe is left out."""
         self.applied.loader_workers = tuned.data_loader_workers
         # The optimizer is not known yet; `adopt_fused` looks at it before its first step.
-        self.applied.fused = tuned.fused_optimizer and self._switches.optimizer
+        self.applied.fused = tuned.fused_optimizer and self._features.allows("optimizer")
         if tuned.batch_per_step is not None:
             rows, source = tuned.batch_per_step, self._decision.source
             self.split(root, recorded, rows, source, keeps_chunk=keeps_chunk)
@@ -265,7 +266,7 @@ class Tuner:
         if tuned.activation_offload:
             self._activation_offload(root, recorded, self._decision.source)
         if tuned.optimizer_offload:
-            self._optimizer_offload(root, self._decision.source)
+            self._optimizer_offload(root, recorded, self._decision.source)
         self.speed_items(root, recorded).adopt(tuned)
         self.compile_items(root, recorded).adopt(tuned)
 
@@ -287,7 +288,7 @@ class Tuner:
         """
         if not tuned.fused_optimizer:
             return
-        if not self._switches.optimizer:
+        if not self._features.allows("optimizer"):
             if fused_in_force(optimizer):
                 use_fused(optimizer, False)
             self._explain.refused(_FUSED, "switched off")

@@ -8,6 +8,7 @@ from gpujob_api.gpujob import GPUJob
 from gpujob_api.report import CheckpointReport, Report, WorkerPhase
 from gpujob_api.settings import EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED
 from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.grace import grace_seconds
 from gpujob_operator.decide.releases import Releases
 from gpujob_operator.decide.snapshot import ReceivedReport
 
@@ -74,7 +75,7 @@ def last_words(
     """Exit code and last report of a worker that used its grace: saved where the last checkpoint
     was written within as much time, as the weighing of whom to interrupt has it."""
     saved = job.status.checkpoint
-    in_time = saved is not None and saved.write_seconds <= configuration.termination_grace_seconds
+    in_time = saved is not None and saved.write_seconds <= grace_seconds(job, configuration)
     if saved is None or pace is None or not in_time:
         return EXIT_INTERRUPTED_UNSAVED, None
     report = report_of(job, pace, now).report

@@ -1,6 +1,6 @@
 """What became of every job in a simulation, in seconds from its start. Written down by `Scribe`."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from gpujob_api.gpujob import GPUJob, JobPhase, Placement, Reservation
@@ -136,18 +136,16 @@ class Scribe:
 
     def _stop(self, before: GPUJob, item: WriteStatus, now: datetime) -> Stopped:
         """A stop that was decided, or an attempt that ended with its node."""
-        stop, configuration = item.status.stop, self._configuration
+        stop = item.status.stop
         running = conditions.find(item.status, conditions.RUNNING)
         if stop is not None:
             reason, message = stop.reason, stop.message
         else:
             reason = running.reason if running is not None else "Ended"
             message = running.message if running is not None else ""
-            # Nobody asked it to save: no grace.
-            configuration = replace(configuration, termination_grace_seconds=-1)
         started = before.status.attempt_started_at or now
         age = max((now - started).total_seconds(), 0.0)
-        lost = interruption_gpu_seconds(before, configuration, age)
+        lost = interruption_gpu_seconds(before, self._configuration, age, asked=stop is not None)
         return Stopped((now - self._start).total_seconds(), reason, message, lost)
 
 

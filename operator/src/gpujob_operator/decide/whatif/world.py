@@ -28,6 +28,7 @@ from gpujob_operator.decide.whatif.pace import (
     pace_now,
     report_of,
 )
+from gpujob_operator.decide.workers import joined, worker_name
 from gpujob_operator.decide.workload import host_requests
 
 # From the creation of a pod until it runs.
@@ -63,7 +64,7 @@ class World:
     @classmethod
     def of(cls, snapshot: Snapshot, now: datetime) -> "World":
         """The picture as it is. Jobs that cannot be read play no part, nor do deleted ones, whose
-        pods are on their way out."""
+        pods are on their way out, nor pods that are nobody's workers."""
         world = cls(
             now=now,
             base=snapshot,
@@ -72,7 +73,7 @@ class World:
                 for job in snapshot.jobs
                 if job.metadata.deletion_timestamp is None
             },
-            pods={pod.uid: pod for pod in snapshot.pods},
+            pods={pod.uid: pod for pod in joined(snapshot.jobs, snapshot.pods)},
             nodes={node.name: node for node in snapshot.nodes},
             gpu_nodes={
                 node.metadata.name: _kept_fresh(node, snapshot.configuration, now)
@@ -153,7 +154,7 @@ class World:
         place = next(one for one in _workers(job) if one.rank == rank)
         uid = f"{job.metadata.uid}-{job.status.attempt}-{rank}"
         self.pods[uid] = PodView(
-            name=f"{job.metadata.name}-{job.status.attempt}-{rank}",
+            name=worker_name(job.metadata.name, job.status.attempt, rank),
             namespace=job.metadata.namespace,
             uid=uid,
             job_uid=job.metadata.uid,

@@ -1,0 +1,1 @@
+"""Local clusters: a control plane, nodes, agents and the operator, owned by one process."""

@@ -1,0 +1,396 @@
+"""A local cluster: a real control plane, process nodes with CPU cards, agents and the operator.
+
+Used by the command line, the demo and the tests. Everything it starts ends with the process that
+owns the `LocalCluster`, also when that is killed.
+"""
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import yaml
+
+from gpujob_local.cluster.checks import lease_holders, nodes_measured, nodes_ready
+from gpujob_local.cluster.nodes import configure_node
+from gpujob_local.cluster.options import ClusterOptions, NodeOptions
+from gpujob_local.cluster.programs import agent_command, operator_command
+from gpujob_local.cluster.reclaim import announce_reclaim, ask_to_shut_down, delete_node
+from gpujob_local.cluster.setup import (
+    AGENT_ACCOUNT,
+    OPERATOR_ACCOUNT,
+    STORAGE_USER,
+    SYSTEM_NAMESPACE,
+    account_token,
+    install_objects,
+)
+from gpujob_local.control_plane.api_client import ApiClient
+from gpujob_local.control_plane.control_plane import ClusterError, ControlPlane
+from gpujob_local.control_plane.ports import free_port
+from gpujob_local.control_plane.tools import find_tools
+from gpujob_local.gpus.cpu_cards import read_cards
+from gpujob_local.gpus.cpu_nvml import CARDS_VARIABLE
+from gpujob_local.processes.processes import (
+    MARKER,
+    Child,
+    Watchdog,
+    marked_processes,
+    start_child,
+    stop_child,
+)
+
+__all__ = ["ClusterError", "ClusterOptions", "LocalCluster", "NodeOptions"]
+
+KUBECTL_LIMIT_SECONDS = 120.0
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+Say = Callable[[str], None]
+
+
+def _silent(_text: str) -> None:
+    return None
+
+
+class LocalCluster:
+    """`start` makes one that is ready; use it as a context manager, or call `stop`.
+
+    Its methods block; they may be called from any thread, one at a time.
+    """
+
+    def __init__(self, options: ClusterOptions, directory: Path | None, say: Say) -> None:
+        self.options = options
+        self.marker_value = f"cluster-{secrets.token_hex(8)}"
+        self.directory = directory or Path(tempfile.mkdtemp(prefix="gpujob-local-"))
+        self.children: dict[str, Child] = {}
+        self._say = say
+        self._watchdog = Watchdog(self.marker_value, self.directory)
+        self._binaries: dict[str, Path] = {}
+        self._node_options = {node.name: node for node in options.nodes}
+        self._networks = secrets.randbelow(190) + 2
+        self._operators = 0
+        self._report_ports: dict[str, int] = {}
+
+    @classmethod
+    def start(
+        cls,
+        options: ClusterOptions | None = None,
+        directory: Path | None = None,
+        say: Say = _silent,
+    ) -> "LocalCluster":
+        """A cluster that is ready. Raises `ClusterError` or `ToolError` and leaves nothing."""
+        binaries = find_tools()
+        cluster = cls(options or ClusterOptions(), directory, say)
+        try:
+            cluster._start(binaries)
+        except BaseException:
+            cluster.stop()
+            raise
+        return cluster
+
+    def __enter__(self) -> "LocalCluster":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    # The cluster as a whole
+
+    def _start(self, binaries: dict[str, Path]) -> None:
+        began = time.monotonic()
+        self._binaries = binaries
+        for name in ("logs", "nodes", "volumes"):
+            (self.directory / name).mkdir(parents=True, exist_ok=True)
+        self.control_plane = ControlPlane(
+            self.directory / "control-plane",
+            binaries,
+            self.marker_value,
+            self.options.control_plane,
+        )
+        self.control_plane.start(install_objects)
+        self._say(f"control plane ready after {time.monotonic() - began:.1f} s")
+        self._start_storage()
+        for node in self.options.nodes:
+            self._configure_node(node)
+            self.start_node(node.name)
+        self._wait(lambda: nodes_ready(self.client()) >= len(self.options.nodes), "nodes")
+        if self.options.agents and self.options.nodes:
+            self._wait(
+                lambda: nodes_measured(self.client()) >= len(self.options.nodes),
+                "the agents' first measurements",
+            )
+        if self.options.operator:
+            self.start_operator()
+        self._say(f"cluster ready after {time.monotonic() - began:.1f} s")
+
+    def stop(self) -> None:
+        """Ends everything and removes the directory. Raises `ClusterError` if a process stays."""
+        for child in self.children.values():
+            # Nothing is worth a graceful end: all state goes with the directory.
+            stop_child(child, grace_seconds=0)
+        self.children.clear()
+        if hasattr(self, "control_plane"):
+            self.control_plane.stop()
+        if not self._watchdog.release():
+            raise ClusterError(f"still running: {marked_processes(self.marker_value)}")
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.control_plane.kubeconfig
+
+    def client(self) -> ApiClient:
+        """A small blocking client with all rights."""
+        return self.control_plane.client()
+
+    def kubectl(
+        self, *arguments: str, stdin: str | None = None, check: bool = True
+    ) -> "subprocess.CompletedProcess[str]":
+        """The real kubectl. Raises `ClusterError` with what it said, unless check is False."""
+        done = subprocess.run(
+            [str(self._binaries["kubectl"]), "--kubeconfig", str(self.kubeconfig), *arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=KUBECTL_LIMIT_SECONDS,
+            # kubectl keeps what it learned of the API; that goes with the cluster.
+            env=os.environ | {"KUBECACHEDIR": str(self.directory / "kubectl-cache")},
+            check=False,
+        )
+        if check and done.returncode != 0:
+            raise ClusterError(f"kubectl {' '.join(arguments)}: {done.stderr}")
+        return done
+
+    def user_environment(self) -> dict[str, str]:
+        """What a shell needs to work with this cluster; PATH is to come before one's own."""
+        folders = (self._binaries["kubectl"].parent, Path(sys.executable).parent)
+        return {
+            "KUBECONFIG": str(self.kubeconfig),
+            "KUBECACHEDIR": str(self.directory / "kubectl-cache"),
+            "PATH": ":".join(map(str, folders)),
+        }
+
+    def logs(self) -> dict[str, Path]:
+        """The log file of every part, by its name."""
+        files = [*(self.directory / "logs").glob("*.log")]
+        files += (self.directory / "control-plane").glob("*.log")
+        return {path.stem: path for path in sorted(files)}
+
+    def copy_logs(self, where: Path) -> Path:
+        """Keeps the logs of all parts in a folder beyond the cluster's end."""
+        where.mkdir(parents=True, exist_ok=True)
+        for path in self.logs().values():
+            shutil.copy(path, where)
+        return where
+
+    def volume(self, claim: str, namespace: str = "default") -> Path:
+        """The local folder behind a claim. Raises `ClusterError` while it is not bound."""
+        path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{claim}"
+        name = self.client().get(path)["spec"].get("volumeName")
+        if not name:
+            raise ClusterError(f"claim {namespace}/{claim} is not bound to a volume yet")
+        return self.directory / "volumes" / name
+
+    # Nodes and cards
+
+    def node_names(self) -> list[str]:
+        return list(self._node_options)
+
+    def cards(self, node: str) -> list[str]:
+        """UUIDs of a node's cards. Raises `ClusterError` for an unknown node."""
+        return [card.uuid for card in read_cards(self._node_folder(node) / "cards.json")]
+
+    def start_node(self, node: str) -> None:
+        """Starts a node (again) and its agent; pods that it had are lost, as after a reboot."""
+        configuration = self._node_folder(node) / "node.json"
+        command = [sys.executable, "-m", "gpujob_local.kubelet.process_node", str(configuration)]
+        self._start_child(node, command, {})
+        if self.options.agents:
+            self.start_agent(node)
+
+    def kill_node(self, node: str) -> None:
+        """SIGKILL: the node, its agent and its pods' processes are gone; nobody is told."""
+        self.kill_agent(node)
+        self._kill(node)
+
+    def start_agent(self, node: str) -> None:
+        kubeconfig = self._account_kubeconfig(AGENT_ACCOUNT)
+        command = agent_command(node, kubeconfig, self.options.agent_interval_seconds)
+        cards = {CARDS_VARIABLE: str(self._node_folder(node) / "cards.json")}
+        self._start_child(f"agent-{node}", command, cards | dict(self.options.environment))
+
+    def kill_agent(self, node: str) -> None:
+        self._kill(f"agent-{node}")
+
+    def reclaim(self, node: str, notice_seconds: float = 2.0, grace_seconds: float = 10.0) -> None:
+        """Takes a node away as a cloud does: notice, SIGTERM and grace, SIGKILL, gone.
+
+        The notice is a taint with the deadline, `notice_seconds` before SIGTERM. Blocks until the
+        Node object is deleted.
+        """
+        self._options_of(node)
+        announce_reclaim(self.client(), node, notice_seconds + grace_seconds)
+        self._say(f"{node}: reclaim in {notice_seconds:.0f} s")
+        time.sleep(notice_seconds)
+        if not ask_to_shut_down(self.control_plane, node, grace_seconds):
+            self._say(f"{node}: did not answer")
+        self.kill_node(node)
+        delete_node(self.client(), node)
+        self._say(f"{node}: gone")
+
+    def start_stranger(self, card: str, memory_bytes: int) -> str:
+        """A process of nobody's takes memory on a card; returns when it has it, with its name."""
+        name = f"stranger-{secrets.token_hex(3)}"
+        command = [sys.executable, "-m", "gpujob_local.gpus.external_process", str(memory_bytes)]
+        child = self.children[name] = self.start_on_card(card, name, command, {})
+        self._wait(lambda: "ready" in child.log_tail(), f"{name} taking {memory_bytes} bytes")
+        return name
+
+    def start_on_card(
+        self, card: str, name: str, command: Sequence[str], environment: Mapping[str, str]
+    ) -> Child:
+        """A process bound to a card as a pod's are. The caller ends it; the cluster's end does."""
+        core = self._core_of(card)
+        bound = {"NVIDIA_VISIBLE_DEVICES": card, "OMP_NUM_THREADS": "1"}
+        return self._start_process(name, command, bound | dict(environment), cores=[core])
+
+    def stop_stranger(self, name: str) -> None:
+        self._kill(name)
+
+    def kill_part(self, name: str) -> None:
+        """SIGKILL to any part by its name. Raises `ClusterError` naming those that there are."""
+        if name in self.control_plane.children:
+            self.control_plane.stop_component(name)
+        elif name in self.children:
+            self._kill(name)
+        else:
+            known = ", ".join([*self.control_plane.children, *self.children])
+            raise ClusterError(f"no part {name!r}; there are: {known}")
+
+    # The operator
+
+    def start_operator(self, *arguments: str) -> Child:
+        """Starts the operator with its own account's rights; more arguments are passed on.
+
+        Returns when it holds its Lease. Several may run; only the newest is called `operator`.
+        """
+        child = self.spawn_operator("operator", *arguments)
+        identity = f"{child.name}-{self._operators}"
+        self._wait(lambda: identity in lease_holders(self.client()), "the operator's Lease")
+        return child
+
+    def spawn_operator(self, name: str, *arguments: str) -> Child:
+        """Starts an operator under a name of its own and does not wait for it."""
+        self._operators += 1
+        configuration = self.directory / "operator.yaml"
+        configuration.write_text(yaml.safe_dump(dict(self.options.operator_configuration)))
+        # The same port after a restart: workers know the address from before.
+        port = self._report_ports.setdefault(name, free_port())
+        options = {
+            "kubeconfig": str(self._account_kubeconfig(OPERATOR_ACCOUNT)),
+            "namespace": SYSTEM_NAMESPACE,
+            "identity": f"{name}-{self._operators}",
+            "lease-seconds": str(self.options.operator_lease_seconds),
+            "report-listen": f"127.0.0.1:{port}",
+            "metrics-listen": f"127.0.0.1:{free_port()}",
+            "configuration": str(configuration),
+            "dump-directory": str(self.directory / "dumps"),
+        }
+        command = operator_command(options, (*self.options.operator_arguments, *arguments))
+        return self._start_child(name, command, dict(self.options.environment))
+
+    def kill_operator(self, name: str = "operator") -> None:
+        """SIGKILL, as a crash."""
+        self._kill(name)
+
+    # Inside
+
+    def _start_storage(self) -> None:
+        identity = self.control_plane.certificate_identity("storage", STORAGE_USER)
+        kubeconfig = identity.write_kubeconfig(self.directory / "storage.kubeconfig")
+        folder = str(self.directory / "volumes")
+        command = [sys.executable, "-m", "gpujob_local.kubelet.storage", str(kubeconfig), folder]
+        self._start_child("storage", command, {})
+
+    def _configure_node(self, node: NodeOptions) -> None:
+        number = self.node_names().index(node.name)
+        configure_node(
+            self.control_plane,
+            self.options,
+            node,
+            directory=self.directory,
+            environment=self._base_environment(),
+            pod_network=f"127.{(self._networks + number) % 250 + 2}",
+        )
+
+    def _base_environment(self) -> dict[str, str]:
+        temporary = self.directory / "tmp"
+        temporary.mkdir(exist_ok=True)
+        return {
+            MARKER: self.marker_value,
+            "PATH": f"{Path(sys.executable).parent}:{SYSTEM_PATH}",
+            "HOME": str(self.directory),
+            "TMPDIR": str(temporary),
+            "LANG": "C.UTF-8",
+        }
+
+    def _start_child(self, name: str, command: list[str], environment: dict[str, str]) -> Child:
+        self.children[name] = self._start_process(name, command, environment)
+        return self.children[name]
+
+    def _start_process(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        cores: Sequence[int] | None = None,
+    ) -> Child:
+        return start_child(
+            name,
+            command,
+            self._base_environment() | dict(environment),
+            self.directory / "logs" / f"{name}.log",
+            folder=self.directory,
+            cores=cores,
+        )
+
+    def _kill(self, name: str) -> None:
+        child = self.children.pop(name, None)
+        if child is not None:
+            stop_child(child, grace_seconds=0)
+
+    def _account_kubeconfig(self, account: str) -> Path:
+        path = self.directory / f"{account}.kubeconfig"
+        if not path.exists():
+            token = account_token(self.client(), account)
+            self.control_plane.token_identity(token).write_kubeconfig(path)
+        return path
+
+    def _options_of(self, node: str) -> NodeOptions:
+        if node not in self._node_options:
+            known = ", ".join(self._node_options)
+            raise ClusterError(f"no node {node}; there are: {known}")
+        return self._node_options[node]
+
+    def _node_folder(self, node: str) -> Path:
+        self._options_of(node)
+        return self.directory / "nodes" / node
+
+    def _core_of(self, uuid: str) -> int:
+        for node in self.node_names():
+            for card in read_cards(self._node_folder(node) / "cards.json"):
+                if card.uuid == uuid:
+                    return card.core
+        raise ClusterError(f"no card {uuid}; `gpujob-local status` lists them")
+
+    def _wait(self, condition: Callable[[], bool], what: str) -> None:
+        def check() -> bool:
+            for child in self.children.values():
+                if not child.alive():
+                    raise ClusterError(f"{child.name} ended:\n{child.log_tail()}")
+            return condition()
+
+        self.control_plane.wait_until(check, what)

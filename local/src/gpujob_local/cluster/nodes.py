@@ -1,0 +1,66 @@
+"""What a process node and its agent read: cards, credentials, settings. Written once a node."""
+
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+from gpujob_local.cluster.options import ClusterOptions, NodeOptions
+from gpujob_local.control_plane.control_plane import ControlPlane
+from gpujob_local.gpus.cpu_cards import CpuCard, write_cards
+from gpujob_local.kubelet.process_node import NodeConfiguration
+
+
+def configure_node(
+    control_plane: ControlPlane,
+    options: ClusterOptions,
+    node: NodeOptions,
+    *,
+    directory: Path,
+    environment: Mapping[str, str],
+    pod_network: str,
+) -> None:
+    """Writes nodes/NAME/{cards.json,node.json,node.kubeconfig} below the cluster's directory."""
+    folder = directory / "nodes" / node.name
+    folder.mkdir(parents=True)
+    write_cards(folder / "cards.json", make_cards(options, node))
+    identity = control_plane.certificate_identity(
+        f"{node.name}-client", f"system:node:{node.name}", "system:nodes"
+    )
+    certificate, key = control_plane.issue(f"{node.name}-server", node.name)
+    labels = {"gpujob.dev/managed": "true", **node.labels}
+    if node.spot:
+        labels["gpujob.dev/spot"] = "true"
+    configuration = NodeConfiguration(
+        name=node.name,
+        kubeconfig=str(identity.write_kubeconfig(folder / "node.kubeconfig")),
+        folder=str(folder),
+        shared_volumes=str(directory / "volumes"),
+        cards_file=str(folder / "cards.json"),
+        certificate=str(certificate),
+        key=str(key),
+        pod_network=pod_network,
+        labels=labels,
+        images={name: str(path) for name, path in options.images.items()},
+        environment=dict(environment),
+        cpu=node.cpu,
+        memory=node.memory,
+    )
+    (folder / "node.json").write_text(configuration.to_text())
+
+
+def make_cards(options: ClusterOptions, node: NodeOptions) -> list[CpuCard]:
+    """The cards of one node; the cluster's cards take turns on the cores that there are."""
+    cores = sorted(os.sched_getaffinity(0))
+    names = [other.name for other in options.nodes]
+    before = sum(other.cards for other in options.nodes[: names.index(node.name)])
+    return [
+        CpuCard(
+            uuid=f"CPU-{node.name.replace('.', '-')[:30]}-{index}-{secrets.token_hex(4)}",
+            core=cores[(before + index) % len(cores)],
+            memory_bytes=node.card_bytes or options.card_bytes,
+            reserved_bytes=options.card_reserved_bytes,
+            model=options.card_model,
+        )
+        for index in range(node.cards)
+    ]

@@ -1,0 +1,67 @@
+"""What a local cluster consists of."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpujob_api.quantities import GIB, MIB
+from gpujob_local.control_plane.control_plane import ControlPlaneOptions
+from gpujob_local.control_plane.manifests import REPOSITORY
+
+DEFAULT_IMAGES = {"gpujob-worker:dev": REPOSITORY / "examples"}
+NODES_MAX = 64
+CARDS_MAX = 64
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOptions:
+    """One process node. `card_bytes` None takes the cluster's."""
+
+    name: str
+    cards: int = 2
+    spot: bool = False
+    card_bytes: int | None = None
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    cpu: str = "16"
+    memory: str = "64Gi"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.cards <= CARDS_MAX:
+            raise ValueError(f"node {self.name}: cards must be 0 to {CARDS_MAX}; got {self.cards}")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """`images` maps image names to the folder that a container's process starts in (a copy).
+
+    `operator_configuration` has the fields of the operator's configuration file, camelCase.
+    `environment` is added to the operator's and the agents'.
+    """
+
+    nodes: tuple[NodeOptions, ...] = (NodeOptions("node-1"), NodeOptions("node-2"))
+    card_bytes: int = 2 * GIB
+    card_reserved_bytes: int = 64 * MIB
+    card_model: str = "CPU card"
+    images: Mapping[str, Path] = field(default_factory=lambda: dict(DEFAULT_IMAGES))
+    agents: bool = True
+    operator: bool = True
+    agent_interval_seconds: float = 1.0
+    operator_lease_seconds: float = 5.0
+    operator_configuration: Mapping[str, Any] = field(
+        default_factory=lambda: {"retryBackoffSeconds": 1.0}
+    )
+    operator_arguments: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    control_plane: ControlPlaneOptions = field(default_factory=ControlPlaneOptions)
+
+    def __post_init__(self) -> None:
+        names = [node.name for node in self.nodes]
+        if len(set(names)) != len(names):
+            raise ValueError(f"node names must differ; got {', '.join(names)}")
+        if len(names) > NODES_MAX:
+            raise ValueError(f"at most {NODES_MAX} nodes; got {len(names)}")
+        if self.card_reserved_bytes >= self.card_bytes:
+            raise ValueError(
+                f"a card of {self.card_bytes} bytes cannot reserve {self.card_reserved_bytes}"
+            )

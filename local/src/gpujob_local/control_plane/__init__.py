@@ -1,0 +1,1 @@
+"""The control plane: its binaries, processes, certificates and manifests."""

@@ -1,0 +1,262 @@
+"""The binaries of a control plane: found, or built once from pinned Go modules.
+
+`python -m gpujob_local.control_plane.tools [kubernetes|helm]` (also `make tools`) prints where they
+are. A binary comes from, in this order: KUBEBUILDER_ASSETS, the cache, PATH, and a build from a
+go.mod in `tools/` into the cache. Those not built here must have the version that the go.mod pins.
+"""
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpujob_local.control_plane.go_toolchain import (
+    ToolError,
+    Version,
+    cache_directory,
+    find_go,
+    output_of,
+    parse_version,
+)
+
+TOOLS_FOLDER = Path(__file__).resolve().parents[4] / "tools"
+PROGRESS_SECONDS = 15.0
+BUILD_ATTEMPTS = 2
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """One binary: its Go package, and how it tells its version.
+
+    `version_parts` is how many leading numbers of the version must equal the pinned ones;
+    `build_seconds` what a cold build took on two cores.
+    """
+
+    name: str
+    package: str
+    module: str
+    version_command: tuple[str, ...]
+    version_parts: int
+    build_seconds: int
+
+
+def _kubernetes(name: str, version_command: tuple[str, ...], build_seconds: int) -> Binary:
+    package = f"k8s.io/kubernetes/cmd/{name}"
+    return Binary(name, package, "k8s.io/kubernetes", version_command, 2, build_seconds)
+
+
+_ETCD = "go.etcd.io/etcd/server/v3"
+SETS: dict[str, tuple[Binary, ...]] = {
+    "kubernetes": (
+        Binary("etcd", _ETCD, _ETCD, ("--version",), 2, 40),
+        _kubernetes("kube-apiserver", ("--version",), 170),
+        _kubernetes("kube-scheduler", ("--version",), 20),
+        _kubernetes("kube-controller-manager", ("--version",), 40),
+        _kubernetes("kubectl", ("version", "--client"), 20),
+    ),
+    "helm": (
+        Binary(
+            "helm", "helm.sh/helm/v4/cmd/helm", "helm.sh/helm/v4", ("version", "--short"), 1, 100
+        ),
+    ),
+}
+
+
+def find_tools(set_name: str = "kubernetes", say: Say | None = None) -> dict[str, Path]:
+    """Paths of all binaries of a set, by name; builds what is missing.
+
+    Raises `ToolError` with what to do when a build fails or `tools/` is not there.
+    """
+    say = say or _print
+    pins = Pins.read(set_name)
+    found = {
+        binary.name: path
+        for binary in SETS[set_name]
+        if (path := _existing(binary, pins)) is not None
+    }
+    missing = [binary for binary in SETS[set_name] if binary.name not in found]
+    if missing:
+        found |= _build_missing(missing, pins, say)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """What a go.mod pins, and the cache folder that belongs to exactly these pins."""
+
+    folder: Path
+    go_version: Version
+    versions: dict[str, str]
+    cache: Path
+
+    @classmethod
+    def read(cls, set_name: str) -> "Pins":
+        folder = TOOLS_FOLDER / set_name
+        try:
+            text = (folder / "go.mod").read_text()
+            sums = (folder / "go.sum").read_bytes()
+        except OSError as error:
+            raise ToolError(
+                f"cannot read {error.filename}: the tools are built from a checkout of the project"
+            ) from None
+        versions = dict(re.findall(r"^\s*(?:require )?(\S+) v(\d\S*)", text, re.MULTILINE))
+        go_line = re.search(r"^go (\S+)", text, re.MULTILINE)
+        go_version = parse_version(go_line.group(1)) if go_line else ()
+        flags = repr([_linker_flags(binary, versions) for binary in SETS[set_name]])
+        digest = hashlib.sha256(text.encode() + sums + flags.encode()).hexdigest()[:16]
+        return cls(folder, go_version, versions, cache_directory() / "tools" / digest)
+
+    def wanted(self, binary: Binary) -> Version:
+        return parse_version(self.versions[binary.module])[: binary.version_parts]
+
+
+def _linker_flags(binary: Binary, versions: dict[str, str]) -> str:
+    version = versions[binary.module]
+    if binary.name == "helm":
+        return f"-s -w -X helm.sh/helm/v4/internal/version.version=v{version}"
+    if binary.module != "k8s.io/kubernetes":
+        return "-s -w"
+    # Without these the server calls itself v0.0.0 and clients that look at its version misbehave.
+    package = "k8s.io/component-base/version"
+    major, minor = version.split(".")[:2]
+    stamp = {"gitVersion": f"v{version}", "gitMajor": major, "gitMinor": minor}
+    return "-s -w " + " ".join(f"-X {package}.{key}={value}" for key, value in stamp.items())
+
+
+def _existing(binary: Binary, pins: Pins) -> Path | None:
+    assets = os.environ.get("KUBEBUILDER_ASSETS")
+    if assets and _has_version(Path(assets) / binary.name, binary, pins):
+        return Path(assets) / binary.name
+    cached = pins.cache / "bin" / binary.name
+    if cached.is_file():
+        return cached
+    on_path = shutil.which(binary.name)
+    if on_path and _has_version(Path(on_path), binary, pins):
+        return Path(on_path)
+    return None
+
+
+def _has_version(path: Path, binary: Binary, pins: Pins) -> bool:
+    if not os.access(path, os.X_OK):
+        return False
+    wanted = pins.wanted(binary)
+    return parse_version(output_of([str(path), *binary.version_command]))[: len(wanted)] == wanted
+
+
+def _build_missing(missing: Sequence[Binary], pins: Pins, say: Say) -> dict[str, Path]:
+    with _only_builder(pins.cache, say):
+        # Another process may have built them while this one waited.
+        todo = [binary for binary in missing if not (pins.cache / "bin" / binary.name).is_file()]
+        if todo:
+            _build_all(todo, pins, say)
+    return {binary.name: pins.cache / "bin" / binary.name for binary in missing}
+
+
+def _build_all(todo: Sequence[Binary], pins: Pins, say: Say) -> None:
+    go = find_go(pins.go_version, TOOLS_FOLDER / "go" / "requirements.txt", say)
+    minutes = sum(binary.build_seconds for binary in todo) / 60
+    names = ", ".join(binary.name for binary in todo)
+    say(f"building {names} from Go modules: about {minutes:.0f} min the first time on 2 cores")
+    start = time.monotonic()
+    for number, binary in enumerate(todo, start=1):
+        _build(go, binary, pins, _labelled(say, f"[{number}/{len(todo)}] {binary.name}"))
+    say(f"built {len(todo)} in {time.monotonic() - start:.0f} s, kept in {pins.cache}")
+
+
+def _labelled(say: Say, label: str) -> Say:
+    return lambda text: say(f"{label}: {text}")
+
+
+def _build(go: Path, binary: Binary, pins: Pins, say: Say) -> None:
+    target = pins.cache / "bin" / binary.name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{binary.name}.{os.getpid()}")
+    command = [str(go), "build", "-mod=readonly", "-trimpath"]
+    command += ["-ldflags", _linker_flags(binary, pins.versions)]
+    command += ["-o", str(temporary), binary.package]
+    output = ""
+    try:
+        for attempt in range(1, BUILD_ATTEMPTS + 1):
+            code, output = _run_with_progress(command, pins.folder, binary, say)
+            if code == 0:
+                temporary.rename(target)
+                return
+            say(f"attempt {attempt} of {BUILD_ATTEMPTS} failed with exit code {code}")
+        raise ToolError(f"building {binary.name} failed:\n{output[-2000:]}")
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _run_with_progress(
+    command: list[str], folder: Path, binary: Binary, say: Say
+) -> tuple[int, str]:
+    settings = {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOWORK": "off", "GOFLAGS": ""}
+    start = time.monotonic()
+    say(f"started, about {binary.build_seconds} s when nothing is cached")
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=os.environ | settings,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        while True:
+            try:
+                output, _ = process.communicate(timeout=PROGRESS_SECONDS)
+            except subprocess.TimeoutExpired:
+                say(f"{time.monotonic() - start:.0f} s ...")
+                continue
+            say(f"finished after {time.monotonic() - start:.0f} s")
+            return process.returncode, output.decode(errors="replace")
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+
+
+@contextmanager
+def _only_builder(cache: Path, say: Say) -> Generator[None]:
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"waiting for another build into {cache}")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _print(text: str) -> None:
+    sys.stderr.write(f"tools: {text}\n")
+    sys.stderr.flush()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Finds or builds the sets that are named (all without names) and prints their paths."""
+    unknown = [name for name in arguments if name not in SETS]
+    if unknown:
+        _print(f"unknown: {', '.join(unknown)}; there are: {', '.join(SETS)}")
+        return 2
+    try:
+        for set_name in arguments or SETS:
+            for name, path in find_tools(set_name).items():
+                sys.stdout.write(f"{name} {path}\n")
+    except ToolError as error:
+        _print(str(error))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""CPU cards: a processor core and a slice of memory each, read through NVML's functions."""

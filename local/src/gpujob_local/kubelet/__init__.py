@@ -1,0 +1,1 @@
+"""Process nodes: what a kubelet does, with local processes in place of containers."""

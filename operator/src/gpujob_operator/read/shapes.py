@@ -1,0 +1,97 @@
+"""The shapes of API objects, whatever they hold: a part of a wrong type is an absent part.
+
+The API server checks its own kinds; what it sends is read without that trust all the same, because
+one object that breaks its reader would stop everybody's jobs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, cast
+
+from gpujob_api.bounds import YEAR_MAX, YEAR_MIN, shown
+from gpujob_api.codec import FieldError, parse_time
+from gpujob_api.json_values import clean_text
+
+_VERSION_DIGITS_MAX = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which object, in which state."""
+
+    uid: str
+    name: str
+    namespace: str
+    version: int
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+def identity(manifest: object) -> Identity:
+    """Raises `FieldError` for an object without a readable UID or name."""
+    metadata = mapping(mapping(manifest).get("metadata"))
+    uid, name = metadata.get("uid"), metadata.get("name")
+    for field, value in (("uid", uid), ("name", name)):
+        if not isinstance(value, str) or not value:
+            raise FieldError(f"metadata.{field}", f"must be a text; got {shown(value)}")
+    version = version_number(metadata.get("resourceVersion"))
+    return Identity(str(uid), str(name), text(metadata.get("namespace")), version)
+
+
+def version_number(resource_version: object) -> int:
+    """resourceVersions of one kind are numbers that only grow; 0 if there is none to read."""
+    if not isinstance(resource_version, str) or len(resource_version) > _VERSION_DIGITS_MAX:
+        return 0
+    is_number = resource_version.isascii() and resource_version.isdigit()
+    return int(resource_version) if is_number else 0
+
+
+def mapping(value: object) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+
+
+def mappings(value: object) -> list[Mapping[str, Any]]:
+    """The objects in a list."""
+    if not isinstance(value, list):
+        return []
+    return [mapping(one) for one in cast("list[object]", value) if isinstance(one, Mapping)]
+
+
+def text(value: object) -> str:
+    return clean_text(value) if isinstance(value, str) else ""
+
+
+def texts(value: object) -> dict[str, str]:
+    """Labels, annotations and the like."""
+    return {text(key): text(one) for key, one in mapping(value).items() if isinstance(one, str)}
+
+
+def moment(value: object) -> datetime | None:
+    """A time, or None for what is none. No time is so far away that counting with it fails."""
+    try:
+        found = parse_time(value) if isinstance(value, str) else None
+    except ValueError:
+        return None
+    return found if found is None or YEAR_MIN <= found.year <= YEAR_MAX else None
+
+
+def readable_metadata(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """An object's metadata with labels, annotations and owners as they should be. Raises
+    `FieldError` without a UID or a name."""
+    found, metadata = identity(manifest), mapping(manifest.get("metadata"))
+    owners = [
+        {key: one for key, one in owner.items() if isinstance(one, str | bool)}
+        for owner in mappings(metadata.get("ownerReferences"))
+    ]
+    return {
+        **metadata,
+        "uid": found.uid,
+        "name": found.name,
+        "namespace": found.namespace,
+        "labels": texts(metadata.get("labels")),
+        "annotations": texts(metadata.get("annotations")),
+        "ownerReferences": owners,
+    }

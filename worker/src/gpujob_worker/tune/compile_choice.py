@@ -1,0 +1,151 @@
+"""Compilation: the whole root, its repeated blocks, or with CUDA graphs; compared like any item."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from gpujob_api.settings import Toggle, TunedSettings
+from gpujob_worker.inject.blocks import repeated_blocks
+from gpujob_worker.inject.compiling import CompiledBlocks, compile_module, graphs_refusal
+from gpujob_worker.inject.wrapped_module import RootPlan
+from gpujob_worker.tune.registry import setting_called
+from gpujob_worker.tune.setting import Context
+from gpujob_worker.tune.trial import agreement, short, tolerance_of
+
+COMPARE_COMPILED_SECONDS = 3.0
+# From so many blocks on, compiling the whole model takes minutes and the blocks go first.
+MANY_BLOCKS = 16
+WHOLE, BLOCKS, GRAPHS = "compile", "compile blocks", "CUDA graphs"
+
+
+class CompileItems:
+    """Tries ways to compile one root until one is kept."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._decision = context.decision
+        self._applied = context.applied
+        self._root = context.root
+        self._recorded = context.recorded
+        self._forced = context.settings.compile is Toggle.ON
+
+    def choose(self) -> None:
+        reason = self._refusal()
+        if self._context.settings.compile is Toggle.OFF:
+            reason = "not asked for (compile: Off)"
+        if reason is not None:
+            self._decision.refuse(WHOLE, reason)
+            return
+        if not self._decision.measures(WHOLE, self._forced):
+            return
+        if len(repeated_blocks(self._root.module)) >= MANY_BLOCKS:
+            kept = self._blocks() or self._whole()
+        else:
+            kept = self._whole() or self._blocks()
+        if kept:
+            self._graphs()
+
+    def _refusal(self) -> str | None:
+        return setting_called("compile").refusal(self._context)
+
+    def _whole(self) -> bool:
+        def plan(same_draws: bool) -> RootPlan:
+            compiled = compile_module(self._root.module, same_draws=same_draws)
+            return replace(self._applied.plan, compiled=compiled)
+
+        return self._try(WHOLE, plan, forced=self._forced)
+
+    def _blocks(self) -> bool:
+        reason = self._blocks_refusal()
+        if reason is not None:
+            self._decision.refuse(BLOCKS, reason)
+            return False
+
+        def plan(same_draws: bool) -> RootPlan:
+            blocks = CompiledBlocks(self._root.module, same_draws=same_draws)
+            return replace(self._applied.plan, compiled_blocks=blocks)
+
+        return self._try(BLOCKS, plan, forced=self._forced)
+
+    def _blocks_refusal(self) -> str | None:
+        return setting_called("regional_compile").refusal(self._context)
+
+    def _graphs(self) -> None:
+        """Only where asked for: replayed steps were not measured on any card yet."""
+        if not self._context.features.cuda_graphs:
+            self._decision.refuse(GRAPHS, "not asked for (--cuda-graphs)")
+            return
+        reason = self._graphs_refusal()
+        if reason is not None:
+            self._decision.refuse(GRAPHS, reason)
+            return
+        # What is compiled draws the same with graphs and without.
+        graphs = self._graphs_plan()
+        self._try(GRAPHS, lambda _: graphs, forced=False)
+
+    def _graphs_refusal(self) -> str | None:
+        plan = self._applied.plan
+        if plan.compiled is None:
+            return "the model is not compiled as a whole"
+        return graphs_refusal(self._root.device, plan.rows_per_step, self._decision.limited)
+
+    def _graphs_plan(self) -> RootPlan:
+        compiled = compile_module(self._root.module, graphs=True)
+        return replace(self._applied.plan, compiled=compiled, cuda_graphs=True)
+
+    def _with_signature(self, plan: RootPlan) -> RootPlan:
+        inputs, rows = self._recorded.inputs, plan.rows_per_step
+        if rows is not None and inputs.rows is not None and rows < inputs.rows:
+            inputs = inputs.narrow(0, rows, inputs.batched())
+        return replace(plan, compiled_signature=inputs.signature)
+
+    def _try(self, item: str, plan_with: Callable[[bool], RootPlan], *, forced: bool) -> bool:
+        """`plan_with(same_draws)` makes the plan, to be used or to be compared with eager code."""
+        present, start = self._applied.plan, time.monotonic()
+        took: list[float] = []
+
+        def compiled() -> None:
+            took.append(time.monotonic() - start)
+            self._decision.grant(COMPARE_COMPILED_SECONDS)
+
+        try:
+            trial = self._context.trial()
+            # Compiled code draws its own masks. That is right, and tells nothing when compared.
+            draws = not present.compiles and trial.draws(present)
+            plan = self._with_signature(plan_with(False))
+            alike = self._with_signature(plan_with(True)) if draws else plan
+            outputs, gradients = trial.same_draws_closeness(present, alike)
+            numbers = agreement(outputs, gradients)
+            if not tolerance_of(plan).holds(outputs, gradients):
+                self._decision.refuse(item, f"numbers disagree: {numbers}")
+                return False
+            found = trial.speedup_of_compiled(item, present, plan, compiled)
+        except Exception as error:
+            self._decision.refuse(item, f"failed: {short(error)}")
+            return False
+        numbers = f"after {took[0]:.1f} s, {numbers}"
+        kept = self._decision.decide(item, found, numbers, True, forced)
+        if kept:
+            self._applied.plan = plan
+        return kept
+
+    def adopt(self, tuned: TunedSettings) -> None:
+        """The way of an earlier run; compilation happens in the first step, or comes from disk."""
+        if not tuned.compile:
+            return
+        item, plan = (BLOCKS if tuned.regional_compile else WHOLE), self._applied.plan
+        reason = self._refusal()
+        if reason is None and tuned.regional_compile:
+            reason = self._blocks_refusal()
+        if reason is not None:
+            self._decision.refuse(item, reason)
+            return
+        if tuned.regional_compile:
+            plan = replace(plan, compiled_blocks=CompiledBlocks(self._root.module))
+        else:
+            plan = replace(plan, compiled=compile_module(self._root.module))
+        self._applied.plan = self._with_signature(plan)
+        self._decision.accept(item, self._decision.source)
+        if tuned.cuda_graphs and self._graphs_refusal() is None:
+            self._applied.plan = self._with_signature(self._graphs_plan())
+            self._decision.accept(GRAPHS, self._decision.source)

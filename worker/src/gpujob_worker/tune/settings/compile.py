@@ -1,0 +1,43 @@
+"""Compilation of the whole module, and its replay as CUDA graphs (`compile_choice`)."""
+
+from dataclasses import replace
+from typing import Any
+
+from gpujob_api.settings import TunedSettings
+from gpujob_worker.inject.compiling import compile_refusal
+from gpujob_worker.tune.applied import Applied
+from gpujob_worker.tune.setting import Context, Setting
+
+
+class CompileSetting(Setting):
+    NAME = "compile"
+    ITEM = "compile"
+    FIELDS = ("compile", "cuda_graphs")
+    ORDER = 70
+
+    def refusal(self, context: Context) -> str | None:
+        if self.switched_off(context):
+            return "switched off"
+        return compile_refusal(context.root.module, context.root.device)
+
+    def tuned(self, applied: Applied) -> dict[str, Any]:
+        return {"compile": applied.plan.compiles, "cuda_graphs": applied.plan.cuda_graphs}
+
+    def keep_only(self, applied: Applied, agreed: TunedSettings) -> None:
+        if not agreed.compile:
+            self.drop(applied)
+        graphs = applied.plan.cuda_graphs and agreed.cuda_graphs
+        applied.plan = replace(applied.plan, cuda_graphs=graphs)
+
+    def drop(self, applied: Applied) -> None:
+        """Also where it is the blocks that are compiled."""
+        applied.plan = replace(
+            applied.plan,
+            compiled=None,
+            compiled_blocks=None,
+            compiled_signature=None,
+            cuda_graphs=False,
+        )
+
+
+SETTING = CompileSetting()

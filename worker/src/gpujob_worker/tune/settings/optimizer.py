@@ -1,0 +1,32 @@
+"""The optimizer's fused kernel, measured on copies."""
+
+from typing import Any
+
+from gpujob_worker.inject.fused_optimizer import take_back_fused, use_fused
+from gpujob_worker.tune.applied import Applied
+from gpujob_worker.tune.setting import Setting, Target
+
+
+class OptimizerSetting(Setting):
+    NAME = "optimizer"
+    ITEM = "fused optimizer"
+    FIELDS = ("fused_optimizer",)
+    ORDER = 80
+    SAID_WITHOUT_ROOT = False
+
+    def tuned(self, applied: Applied) -> dict[str, Any]:
+        return {"fused_optimizer": applied.fused}
+
+    def drop(self, applied: Applied) -> None:
+        applied.fused = False
+
+    def apply(self, target: Target) -> None:
+        if target.optimizer is not None:
+            use_fused(target.optimizer, True)
+
+    def undo(self, target: Target) -> None:
+        if target.optimizer is not None:
+            take_back_fused(target.optimizer)
+
+
+SETTING = OptimizerSetting()
