@@ -34,6 +34,7 @@ class CostModel:
     bytes_per_second: float = 3e12
     copy_bytes_per_second: float = 25e9
     pageable_bytes_per_second: float = 6e9
+    pinning_bytes_per_second: float = 10e9
     flop_per_second: Mapping[torch.dtype, float] = field(default_factory=lambda: dict(_H100))
     tf32_flop_per_second: float = 250e12
     scripted: Mapping[str, float] = field(default_factory=dict[str, float])

@@ -87,6 +87,8 @@ class ImitatedGpu:
 
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
         """A pinned copy of a host tensor."""
+        size = tensor.numel() * tensor.element_size()
+        self.clock.host_works(size / self.model.cost.pinning_bytes_per_second)
         copy = torch.empty_like(tensor, memory_format=torch.contiguous_format).copy_(tensor)
         self._pinned = {at: ref for at, ref in self._pinned.items() if not ref.expired()}
         storage = copy.untyped_storage()

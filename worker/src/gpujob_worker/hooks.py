@@ -78,7 +78,13 @@ class Hooks:
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
         loaders = self._loaders
-        watch_loaders(loaders.before_pass, loaders.begun, session.meter.wait_starts, loaders.waited)
+        watch_loaders(
+            loaders.before_pass,
+            loaders.begun,
+            session.meter.wait_starts,
+            loaders.received,
+            loaders.waited,
+        )
         watch_backward(self._on_loss)
         if not session.optimizes:
             self._explain.refused("everything", "optimize mode is Off")
