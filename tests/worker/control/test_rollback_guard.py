@@ -56,7 +56,7 @@ def in_force() -> AppliedSettings:
     found.tuner = Tuner(Settings(), Features(), session.explanation, 1.0)
     plan = RootPlan(autocast=torch.bfloat16)
     found.tuner.applied = Applied(plan, fused=True, loader_workers=2)
-    found.put(optimizer)
+    found.apply(optimizer)
     return found
 
 
@@ -100,7 +100,7 @@ def test_a_roll_back_leaves_what_keeps_a_memory_limit() -> None:
     found.tuner = Tuner(Settings(), Features(), session.explanation, 1.0)
     plan = RootPlan(autocast=torch.bfloat16, rows_per_step=4, keeps_chunk=False)
     found.tuner.applied = Applied(plan, fused=True, optimizer_offload=True)
-    found.put(optimizer)
+    found.apply(optimizer)
     assert found.optimizer_offload is not None
     found.roll_back("a test")
     assert root.plan == RootPlan(rows_per_step=4, keeps_chunk=False)
@@ -118,7 +118,7 @@ def test_a_split_that_does_not_keep_the_limit_is_made_finer_and_says_so() -> Non
     found = AppliedSettings(session, ScriptFacts([]), [root])
     found.tuner = Tuner(Settings(), Features(), session.explanation, 1.0)
     found.tuner.applied = Applied(RootPlan(rows_per_step=12))
-    found.put()
+    found.apply()
     RollbackGuard(session, found).step(CONFIRM_STEPS)
     assert root.plan == RootPlan(rows_per_step=6, keeps_chunk=False)
     said = session.explanation.line("memory limit")

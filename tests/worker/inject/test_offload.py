@@ -136,7 +136,7 @@ def test_in_force_it_follows_the_optimizers_steps_and_is_taken_back() -> None:
     in_force = AppliedSettings(session, ScriptFacts())
     in_force.tuner = Tuner(Settings(), Features(), session.explanation, 1.0)
     in_force.tuner.applied = Applied(optimizer_offload=True)
-    in_force.put(optimizer)
+    in_force.apply(optimizer)
     gradients(module, torch.randn(16, 64))
     optimizer.step()
     before = next(iter(optimizer.state.values()))["exp_avg"]

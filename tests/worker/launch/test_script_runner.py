@@ -107,6 +107,11 @@ def test_interpreter_options_and_other_programs(tmp_path: Path) -> None:
     launcher = [sys.executable, "-m", "gpujob_worker", "--"]
     assert run([*launcher, "python", "-O", "train.py"], tmp_path)[1] == "1 False\n"
     assert run([*launcher, "sh", "-c", "echo hello; exit 9"], tmp_path) == (9, "hello\n", "")
+    launcher.insert(-1, "--explain")
+    code, output, errors = run([*launcher, "sh", "-c", "echo hello; exit 9"], tmp_path)
+    assert (code, output) == (9, "hello\n")
+    why = "neither a python with a script nor a known launcher: it runs as it is, uninjected"
+    assert errors == f"gpujob-run: sh is {why}\n"
 
 
 @pytest.mark.parametrize("worker", ["None", "ModuleSpec"])

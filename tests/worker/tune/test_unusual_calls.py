@@ -171,7 +171,7 @@ def test_groups_that_come_later_step_as_the_others_do() -> None:
     before = copy.deepcopy(optimizer.state_dict())
     assert in_force.tuner is not None
     in_force.tuner.applied = Applied(fused=True)
-    in_force.put(optimizer)
+    in_force.apply(optimizer)
 
     def starts(*_: Any) -> None:
         in_force.step_starts(optimizer)

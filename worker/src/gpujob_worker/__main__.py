@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     interpreter = interpreter_of(command[0])
     if interpreter is Interpreter.WITHOUT:
         _say_without(command[0])
-        _run_other(command, options, parsed.settings)
+        _run_other(command, [], parsed.settings)
     if interpreter is Interpreter.OTHER or python.options:
         program = command[0] if interpreter is Interpreter.OTHER else sys.executable
         _run_below(program, python, options)
@@ -266,9 +266,12 @@ def _run_other(command: list[str], options: list[str], settings: str | None) -> 
         raise SystemExit(EXIT_NOT_FOUND)
     if settings is not None:
         os.environ[ENV_SETTINGS] = settings
-    command = under_launcher(command, options)
+    under = under_launcher(command, options)
+    if under == command and "--explain" in options:
+        text = "neither a python with a script nor a known launcher"
+        sys.stderr.write(f"gpujob-run: {command[0]} is {text}: it runs as it is, uninjected\n")
     flush_streams()
-    os.execv(program, command)  # noqa: S606 - by design
+    os.execv(program, under)  # noqa: S606 - by design
 
 
 if __name__ == "__main__":

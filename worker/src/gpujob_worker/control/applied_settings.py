@@ -42,11 +42,11 @@ class AppliedSettings:
     agreement: Consensus | None = None
     # Why the module may not be run for a measurement; with others, not by one process alone.
     run_refusal: str | None = None
-    # Of a model that follows the first one: whether it is like it, whose settings are reported;
-    # how it is called; where is said what becomes of each item, while the run's page keeps what
-    # was measured for the first.
+    # Whether the model in training has the shape of the first one, whose settings are reported.
     first_shape: bool = True
+    # How a model that follows the first one is named in messages, such as " in model 2 (Net)".
     whose: str = ""
+    # What is decided for the model in training; the run's own log keeps the first model's.
     explanation: DecisionLog = field(default_factory=DecisionLog)
     # How the split was made that was in force for the first model or one like it.
     keeps_chunk: bool = True
@@ -79,7 +79,7 @@ class AppliedSettings:
         return "an earlier model" if self.whose else AN_EARLIER_RUN
 
     def use(self, tuner: Tuner) -> Tuner:
-        """Its choices are what `put` puts in force."""
+        """Its choices are what `apply` puts in force."""
         self.tuner = tuner
         return tuner
 
@@ -173,7 +173,7 @@ class AppliedSettings:
         text = f"{self.agreement.size} processes decided together; {kept}"
         self.session.explanation.note("processes", text)
 
-    def put(self, optimizer: torch.optim.Optimizer | None = None) -> None:
+    def apply(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """What the tuner chose is in force from the next step on, unless it only recommends."""
         assert self.tuner is not None
         if self.session.environment.settings.mode is OptimizeMode.RECOMMEND:

@@ -140,7 +140,7 @@ class RollbackGuard:
         self._explain.applied("batch split", f"steps of {finer}; of {rows}: {numbers}")
         text = f"{numbers}; steps of {finer} from now on{self._in_force.whose}"
         self._explain.note("memory limit", text)
-        self._in_force.put()
+        self._in_force.apply()
         self._in_force.report()
         session.meter.memory.trim()
         session.meter.new_window()

@@ -46,7 +46,7 @@ class TuningSchedule:
         with measuring("tuning", self._explain):
             self._try_items(optimizer)
         in_force.settle()
-        in_force.put()
+        in_force.apply()
         self._loaders.decide(tuner.applied)
         session.state.tuning_took(time.monotonic() - start)
         in_force.report()
@@ -117,6 +117,6 @@ class TuningSchedule:
             tuner.compile(root, recorded)
             gain = tuner.gain(root, recorded, self._in_force.optimizer)
             session.state.gained(tuner.tuned(), gain)
-        self._in_force.put()
+        self._in_force.apply()
         self._in_force.report()
         session.meter.new_window()

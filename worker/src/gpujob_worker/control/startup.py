@@ -74,7 +74,7 @@ class Startup:
             return
         tuner.adopt_scaling(optimizer)
         tuner.adopt_fused(optimizer, known)
-        self._in_force.put(optimizer)
+        self._in_force.apply(optimizer)
         self._in_force.report()
 
     def _prepare(self, root: Root, recorded: RecordedCall) -> None:
@@ -94,7 +94,7 @@ class Startup:
         elif limited and in_force.run_refusal is None:
             in_force.use(tuner_for(in_force))
             self._fit_limit(root, recorded)
-            in_force.put()
+            in_force.apply()
             session.meter.memory.reset_peak()
 
     def _apply_known(self, root: Root, recorded: RecordedCall, tuned: TunedSettings) -> None:
@@ -118,7 +118,7 @@ class Startup:
         in_force.explanation.note("tuning", text)
         if limited:
             self._fit_limit(root, recorded)
-        in_force.put()
+        in_force.apply()
         in_force.report()
         session.state.tuning_took(session.state.tuning_seconds or 0.0)
 
@@ -142,7 +142,7 @@ class Startup:
         session.meter.read_memory()
         hold_to_limit(session)
         _look_again(fit, root, recorded, refines=refines)
-        self._in_force.put()
+        self._in_force.apply()
         session.state.needs(fit.needed_bytes)
         session.meter.memory.reset_peak()
 

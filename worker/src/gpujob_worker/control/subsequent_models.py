@@ -16,6 +16,7 @@ import torch
 
 from gpujob_api.settings import OptimizeMode, TunedSettings
 from gpujob_worker.control.applied_settings import AppliedSettings
+from gpujob_worker.inject.fused_optimizer import parameters_of
 from gpujob_worker.inject.wrapped_module import Root
 from gpujob_worker.run.session import Session
 
@@ -303,10 +304,6 @@ def _steps(optimizer: torch.optim.Optimizer, roots: Sequence[Root]) -> bool:
     """Whether it steps a parameter of them."""
     theirs = {id(parameter) for root in roots for parameter in root.module.parameters()}
     return any(id(p) in theirs for p in parameters_of(optimizer))
-
-
-def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _size(parameter: torch.nn.Parameter) -> tuple[int, ...] | None:

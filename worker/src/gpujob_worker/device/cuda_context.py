@@ -5,10 +5,11 @@ It grows while a process runs, because kernels are loaded when they are first us
 """
 
 import contextlib
-import importlib
 import os
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
+
+from gpujob_worker.device.nvml import nvml_device
 
 # Where the card does not tell. An assumption: contexts are said to take 0.3 to 0.6 GB.
 CONTEXT_BYTES_ASSUMED = 512 * 1024**2
@@ -62,10 +63,7 @@ class CardContext:
 def card_context(uuid: str) -> CardContext | None:
     """The context on a card by its UUID as CUDA gives it; None without NVML."""
     try:
-        nvml: Any = importlib.import_module("pynvml")
-        nvml.nvmlInit()
-        name = uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
-        return CardContext(nvml, nvml.nvmlDeviceGetHandleByUUID(name))
+        return CardContext(*nvml_device(uuid))
     except Exception:
         return None
 

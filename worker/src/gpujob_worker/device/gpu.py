@@ -5,10 +5,10 @@ the neighbours are in them.
 """
 
 import contextlib
-import importlib
 from typing import Any
 
 from gpujob_api.settings import Precision
+from gpujob_worker.device.nvml import nvml_device
 
 _TERA = 10**12
 # Dense rates in TFLOP/s, from NVIDIA's data sheets of these products (tensor cores with 32-bit
@@ -43,9 +43,9 @@ def peak_flop_per_second(device: str, precision: Precision) -> float | None:
 class CardMeter:
     """Energy and utilization since `restart`; None where the card does not tell."""
 
-    def __init__(self, nvml: Any, uuid: str) -> None:
+    def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml = nvml
-        self._handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        self._handle = handle
         self._energy_start: float | None = None
         self._samples = 0
         self._busy_percent = 0.0
@@ -82,8 +82,6 @@ class CardMeter:
 def card_meter(uuid: str) -> CardMeter | None:
     """The meter of a card by its UUID as CUDA gives it; None without NVML."""
     try:
-        nvml: Any = importlib.import_module("pynvml")
-        nvml.nvmlInit()
-        return CardMeter(nvml, uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
+        return CardMeter(*nvml_device(uuid))
     except Exception:
         return None

@@ -71,6 +71,10 @@ class CallInputs:
         )
         return self.with_leaves(tuple(leaves))
 
+    def first(self, rows: int) -> "CallInputs":
+        """The first samples, or all where there are fewer."""
+        return self.narrow(0, min(self.rows or 1, rows), self.batched())
+
     @property
     def signature(self) -> tuple[Any, ...]:
         """Shapes and types: equal signatures run the same compiled graph."""

@@ -29,9 +29,7 @@ def fused_refusal(optimizer: torch.optim.Optimizer) -> str | None:
         for parameter in group["params"]:
             if not parameter.is_floating_point() or parameter.is_sparse:
                 return "it has parameters that are not dense floating point"
-    if any(
-        parameter.grad is not None and parameter.grad.is_sparse for parameter in _all(optimizer)
-    ):
+    if any(p.grad is not None and p.grad.is_sparse for p in parameters_of(optimizer)):
         return "it has sparse gradients"
     return None
 
@@ -106,7 +104,7 @@ def keep_fused(optimizer: torch.optim.Optimizer) -> bool:
     """
     if fused_in_force(optimizer):
         return True
-    dense = all(p.is_floating_point() and not p.is_sparse for p in _all(optimizer))
+    dense = all(p.is_floating_point() and not p.is_sparse for p in parameters_of(optimizer))
     use_fused(optimizer, dense)
     return dense
 
@@ -148,7 +146,7 @@ class OptimizerCopy:
 
 def copies_bytes(optimizer: torch.optim.Optimizer) -> int:
     """What one copy takes: parameter, gradient and state."""
-    total = sum(2 * p.numel() * p.element_size() for p in _all(optimizer))
+    total = sum(2 * p.numel() * p.element_size() for p in parameters_of(optimizer))
     for state in optimizer.state.values():
         total += sum(
             value.numel() * value.element_size()
@@ -160,10 +158,11 @@ def copies_bytes(optimizer: torch.optim.Optimizer) -> int:
 
 def device_type_of(optimizer: torch.optim.Optimizer) -> str:
     """Where its parameters are; the first group may be an empty one."""
-    return next((parameter.device.type for parameter in _all(optimizer)), "cpu")
+    return next((parameter.device.type for parameter in parameters_of(optimizer)), "cpu")
 
 
-def _all(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Of all groups, in their order."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 

@@ -10,6 +10,8 @@ from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPriva
 from torch.nn.modules.instancenorm import _InstanceNorm  # pyright: ignore[reportPrivateUsage]
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gpujob_worker.probe.side_effects import MODULE_INTERNALS
+
 _HOOKS = (
     "_forward_hooks",
     "_forward_pre_hooks",
@@ -115,12 +117,11 @@ class _Seen:
 
 def observe(module: torch.nn.Module) -> _Seen:
     """What a forward must leave as it is: plain attributes of the modules, versions of buffers."""
-    internal = ("_parameters", "_buffers", "_modules", "training", "_compiled_call_impl")
     attributes = {
         f"{name}.{key}": _identity(value)
         for name, layer in module.named_modules()
         for key, value in vars(layer).items()
-        if key not in internal
+        if key not in MODULE_INTERNALS
     }
     return _Seen(attributes, {name: buffer._version for name, buffer in module.named_buffers()})
 

@@ -4,7 +4,7 @@ import weakref
 
 import torch
 
-# So many steps of another one since its own last, and the first has had its day.
+# Steps by another optimizer after which the first one is considered finished.
 STEPS_OF_ANOTHER = 100
 
 

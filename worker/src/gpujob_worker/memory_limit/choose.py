@@ -89,7 +89,7 @@ class MemoryChooser:
 
     @property
     def binds(self) -> bool:
-        """Whether the limit asks for anything; then what is refused is refused for a reason."""
+        """Whether the limit forced a change from running the whole batch at once."""
         return not (self.choice.fits and self._is_whole())
 
     @property

@@ -52,7 +52,7 @@ class MemoryFit:
         self.needed_bytes: int | None = None
         # Those of modules that train beside this one, where there are any.
         self.others: Callable[[], Sequence[MemoryFit]] = lambda: ()
-        # What real steps took too much is taken off by another way that was chosen since.
+        # A finer split was chosen after real steps took more than was predicted.
         self.chose_finer = False
 
     def fit(self, root: Root, recorded: RecordedCall, beside_bytes: float = 0.0) -> None:
@@ -210,7 +210,7 @@ class MemoryFit:
 
     @property
     def binds(self) -> bool:
-        """Whether the limit asks for anything; then what is refused is refused for a reason."""
+        """Whether the limit forced a change from running the whole batch at once."""
         return self._chooser is not None and self._chooser.binds
 
     @property

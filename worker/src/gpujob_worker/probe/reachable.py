@@ -17,7 +17,7 @@ import torch
 _OBJECTS_MAX = 2000
 _ITEMS_MAX = 64
 _DEPTH = 3
-# Objects of these are what they are; the script's own are looked into.
+# Objects of these packages are leaves; only the script's own are descended into.
 _CLOSED = frozenset(
     ("torch", "numpy", "builtins", "collections", "functools", "threading", "types")
 )

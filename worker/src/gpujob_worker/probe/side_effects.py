@@ -16,7 +16,10 @@ import torch
 
 from gpujob_worker.probe.reachable import OwnGenerators
 
-_INTERNAL = frozenset(("_parameters", "_buffers", "_modules", "training", "_compiled_call_impl"))
+# Attributes that torch keeps in a module itself.
+MODULE_INTERNALS = frozenset(
+    ("_parameters", "_buffers", "_modules", "training", "_compiled_call_impl")
+)
 
 _CONTAINERS = (list, dict, set, deque, Counter, OrderedDict, defaultdict)
 
@@ -77,7 +80,7 @@ def put_back(buffer: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def _plain(layer: torch.nn.Module) -> dict[str, Any]:
-    return {key: value for key, value in vars(layer).items() if key not in _INTERNAL}
+    return {key: value for key, value in vars(layer).items() if key not in MODULE_INTERNALS}
 
 
 def _plain_tensors(attributes: list[dict[str, Any]]) -> list[torch.Tensor]:
@@ -114,7 +117,7 @@ def _restore_contents(container: Any, before: Any) -> None:
 
 def _restore_attributes(layer: torch.nn.Module, values: dict[str, Any]) -> None:
     present = vars(layer)
-    for key in [key for key in present if key not in values and key not in _INTERNAL]:
+    for key in [key for key in present if key not in values and key not in MODULE_INTERNALS]:
         del present[key]
     for key, value in values.items():
         if present.get(key) is not value:

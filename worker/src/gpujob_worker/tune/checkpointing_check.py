@@ -15,6 +15,7 @@ from gpujob_worker.probe.side_effects import no_trace, put_back
 from gpujob_worker.tune.probe import RootProbe
 
 _TOLERANCE = 1e-6
+_ROWS = 4
 
 
 def checkpointing_refusal(
@@ -42,8 +43,7 @@ def checkpointing_refusal(
 
 def _difference(checkpointing: ActivationCheckpointing, recorded: RecordedCall) -> str | None:
     root = checkpointing.root
-    rows = recorded.inputs.rows or 1
-    few = RecordedCall(recorded.inputs.narrow(0, min(rows, 4), recorded.inputs.batched()))
+    few = RecordedCall(recorded.inputs.first(_ROWS))
     before = observe(root.module)
     counted = _counted(root.module)
     starts = {name: buffer.detach().clone() for name, buffer in counted.items()}

@@ -96,7 +96,7 @@ class CompileItems:
     def _with_signature(self, plan: RootPlan) -> RootPlan:
         inputs, rows = self._recorded.inputs, plan.rows_per_step
         if rows is not None and inputs.rows is not None and rows < inputs.rows:
-            inputs = inputs.narrow(0, rows, inputs.batched())
+            inputs = inputs.first(rows)
         return replace(plan, compiled_signature=inputs.signature)
 
     def _try(self, item: str, plan_with: Callable[[bool], RootPlan], *, forced: bool) -> bool:

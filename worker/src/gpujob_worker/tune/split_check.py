@@ -44,7 +44,7 @@ def split_refusal(root: Root, recorded: RecordedCall) -> str | None:
         return "the call has no batch of at least 2 samples as first dimension"
     if not recorded.inputs.divisible:
         return INDIVISIBLE
-    few = recorded.inputs.narrow(0, min(rows, CHECK_ROWS), recorded.inputs.batched())
+    few = recorded.inputs.first(CHECK_ROWS)
     try:
         with no_trace(module):
             return _difference(root, few)

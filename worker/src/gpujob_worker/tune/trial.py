@@ -257,7 +257,7 @@ def few_rows(recorded: RecordedCall, rows: int) -> RecordedCall:
         else gradient
         for gradient in recorded.output_gradients
     ]
-    return RecordedCall(recorded.inputs.narrow(0, few, recorded.inputs.batched()), gradients)
+    return RecordedCall(recorded.inputs.first(rows), gradients)
 
 
 def tolerance_of(plan: RootPlan) -> Tolerance:
