@@ -15,6 +15,7 @@ from tests.harness.worker_process import WorkerRun, run_worker
 
 pytestmark = [pytest.mark.any_torch, pytest.mark.timeout(240)]
 
+DEVICE_0 = torch.device("cuda", 0)
 HOST, DEVICE = 0.03, 0.22
 # Forward and backward take 0.22 s in every type, but for what `FASTER` gives bfloat16.
 STEP = {"addmm": 0.03, "mm": 0.16 / 3}
@@ -122,7 +123,7 @@ def test_our_own_work_is_no_part_of_a_step() -> None:
     """Neither what the device does for it, nor what the device waits meanwhile."""
     with installed(GpuModel(cost=CostModel(scripted={"mm": 0.1}))) as gpu:
         meter, x = Meter(CpuMemory()), torch.ones(2, 2, device="cuda")
-        meter.use_events(CudaEvents(torch.cuda))
+        meter.use_events(CudaEvents(torch.cuda, DEVICE_0))
         for _ in range(4):
             _ = x @ x
             meter.step_done()
@@ -137,7 +138,7 @@ def test_our_own_work_is_no_part_of_a_step() -> None:
 def test_a_step_that_is_captured_is_not_measured() -> None:
     with installed(GpuModel(cost=CostModel(scripted={"mm": 0.1}))):
         meter, x = Meter(CpuMemory()), torch.ones(2, 2, device="cuda")
-        meter.use_events(CudaEvents(torch.cuda))
+        meter.use_events(CudaEvents(torch.cuda, DEVICE_0))
         graph = torch.cuda.CUDAGraph()
         meter.step_done()
         with torch.cuda.graph(graph):
@@ -154,10 +155,22 @@ def test_a_step_that_is_captured_is_not_measured() -> None:
         assert list(meter.window.seconds) == pytest.approx([0.1, 0.1], rel=0.01)
 
 
+def test_a_script_that_captures_its_steps_trains(tmp_path: Path) -> None:
+    """Nothing of the worker waits in the capture, nor becomes a part of the graph."""
+    captured = """    opt.step()
+if i == 20:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        nn.functional.cross_entropy(net(x), y).backward(); opt.step()
+if i > 20: graph.replay()"""
+    _, report = trained(tmp_path, captured)
+    assert report["tuned"]["precision"] == "bfloat16"
+
+
 def test_marks_are_bounded() -> None:
     with installed() as gpu:
         meter = Meter(CpuMemory())
-        meter.use_events(CudaEvents(torch.cuda))
+        meter.use_events(CudaEvents(torch.cuda, DEVICE_0))
         meter.step_done()
         for _ in range(2 * SPANS_MAX):
             meter.wait_starts()
@@ -170,7 +183,7 @@ def test_marks_are_bounded() -> None:
 
 def test_a_number_is_read_once_the_device_has_come_to_it() -> None:
     with installed(GpuModel(cost=CostModel(scripted={"mm": 0.1}))) as gpu:
-        x, events = torch.full((1, 1), 3.0, device="cuda"), CudaEvents(torch.cuda)
+        x, events = torch.full((1, 1), 3.0, device="cuda"), CudaEvents(torch.cuda, DEVICE_0)
         number = LaterNumber((x @ x).sum(), events)
         assert not number.ready
         assert gpu.clock.waits == 0

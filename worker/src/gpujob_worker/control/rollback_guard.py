@@ -185,9 +185,11 @@ class RollbackGuard:
 
     def _read_loss(self, *, first: bool) -> None:
         """Later, where it is on a device: to wait for it would leave the device without work."""
-        loss = self._session.state.loss_tensor
-        if loss is not None and len(self._losses) < LOSSES_PENDING_MAX:
-            self._losses.append((first, LaterNumber(loss, self._session.meter.events)))
+        loss, events = self._session.state.loss_tensor, self._session.meter.events
+        if loss is None or (events is not None and events.capturing):
+            return
+        if len(self._losses) < LOSSES_PENDING_MAX:
+            self._losses.append((first, LaterNumber(loss, events)))
 
     def _judge_losses(self) -> None:
         while self._losses and self._losses[0][1].ready:

@@ -13,6 +13,8 @@ import torch
 class DeviceEvents(Protocol):
     """Marks in the device's queue of work."""
 
+    @property
+    def capturing(self) -> bool: ...
     def mark(self) -> Any | None: ...
     def happened(self, mark: Any) -> bool: ...
     def wait(self, mark: Any) -> None: ...
@@ -20,24 +22,29 @@ class DeviceEvents(Protocol):
 
 
 class CudaEvents:
-    """On the current stream. Nothing is marked or asked while the script captures a CUDA graph."""
+    """On a device's current stream. Nothing is marked or asked while a graph is captured."""
 
-    def __init__(self, cuda: Any) -> None:
-        self._cuda = cuda
+    def __init__(self, cuda: Any, device: torch.device) -> None:
+        self._cuda, self._device = cuda, device
+
+    @property
+    def capturing(self) -> bool:
+        """Whether the script captures a CUDA graph: what is launched becomes a part of it."""
+        return bool(self._cuda.is_current_stream_capturing())
 
     def mark(self) -> Any | None:
-        """None in a capture: the event would become a part of the graph."""
-        if self._cuda.is_current_stream_capturing():
+        """None in a capture."""
+        if self.capturing:
             return None
         event = self._cuda.Event(enable_timing=True)
-        event.record()
+        event.record(self._cuda.current_stream(self._device))
         return event
 
     def happened(self, mark: Any) -> bool:
-        return not self._cuda.is_current_stream_capturing() and bool(mark.query())
+        return not self.capturing and bool(mark.query())
 
     def wait(self, mark: Any) -> None:
-        if not self._cuda.is_current_stream_capturing():
+        if not self.capturing:
             mark.synchronize()
 
     def seconds(self, first: Any, second: Any) -> float:
