@@ -28,8 +28,8 @@ from bench.gavel.pairing import (
 )
 from bench.gavel.pairs import PairTable, Profiles, family, observations, read_pairs
 from bench.machine import print_result
+from bench.sharing_model.interference import Calibration, calibrate, predicted_speeds
 from bench.table import format_table
-from gpujob_operator.decide.interference import Calibration, calibrate, predicted_speeds
 
 # The model's constants were chosen on the random splits of seeds 0 to 19.
 SEEDS = "100-109"

@@ -6,7 +6,7 @@ DIR holds `openb_node_list_gpu_node.csv.gz` and, per trace, `openb_pod_list_<tra
 `<trace>.npz` (orders of arrival and tie-break ranks per seed); `published_allo.csv.gz`, where it is
 there, gives the published rows. Everything is simulated: pods arrive one at a time and never end;
 one that fits nowhere is dropped. A node's place in the tie-break order is the trace's. Our row is
-`gpujob_operator.decide.placement.choose` itself, with the mix of the whole pod list (as FGD is
+`gpujob_operator.decide.packing.select.choose` itself, with the mix of the whole pod list (as FGD is
 given its typical pods), without any knowledge of the order of arrivals.
 
 `gpujob random ties` and `FGD random ties` are these rules with ties drawn by lot; nobody has

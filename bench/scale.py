@@ -34,10 +34,12 @@ from bench.scale_cycle import Cycles
 from bench.scale_nouns import gpu_node, measured_job, running_job, running_pod
 from bench.table import format_table
 from gpujob_api.gpujob import GPUJob
-from gpujob_operator.decide.fleet import CardState, Fleet, NodeState
-from gpujob_operator.decide.fragmentation import Demand, Mix
-from gpujob_operator.decide.placement import Ledger, Request, choose
-from gpujob_operator.decide.snapshot import NodeView, Snapshot
+from gpujob_operator.decide.model.snapshot import NodeView, Snapshot
+from gpujob_operator.decide.packing.arrays import CardState, Fleet, NodeState
+from gpujob_operator.decide.packing.demand import Demand, Mix
+from gpujob_operator.decide.packing.request import Request
+from gpujob_operator.decide.packing.score_cache import Ledger
+from gpujob_operator.decide.packing.select import choose
 from gpujob_operator.run import collect_seldom
 
 GIB = 1024**3

@@ -14,10 +14,10 @@ from random import Random
 from bench.scale_nouns import NOW
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.gpuprofile import GPUProfile
-from gpujob_operator.decide.memory import Memory
-from gpujob_operator.decide.plan import CreatePod, DeletePod, Plan, SaveProfile, WriteStatus
+from gpujob_operator.decide.cache.scheduler_cache import Memory
+from gpujob_operator.decide.model.plan import CreatePod, DeletePod, Plan, SaveProfile, WriteStatus
+from gpujob_operator.decide.model.snapshot import PodPhase, PodView, Snapshot
 from gpujob_operator.decide.planner import plan
-from gpujob_operator.decide.snapshot import PodPhase, PodView, Snapshot
 from gpujob_operator.run import spare_from_collection
 
 # So short that readings stay fresh and nobody waits for over a minute before `wait`.

@@ -21,8 +21,8 @@ from gpujob_api.gpujob import (
 from gpujob_api.gpunode import GPU, GPUNode, GPUNodeStatus
 from gpujob_api.meta import Metadata
 from gpujob_api.report import Timing
-from gpujob_operator.decide.fragmentation import Demand
-from gpujob_operator.decide.snapshot import PodPhase, PodView
+from gpujob_operator.decide.model.snapshot import PodPhase, PodView
+from gpujob_operator.decide.packing.demand import Demand
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from gpujob_operator.decide.interference import Observation, Use
+from bench.sharing_model.interference import Observation, Use
 
 FILE = "colocation_pairs.csv.gz"
 

@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 
 from bench.muri.shortest import Nodes, same_time
 from bench.muri.trace import TraceJob
-from gpujob_operator.decide.interference import Calibration, SharingVerdict, Use
-from gpujob_operator.decide.order import (
+from bench.sharing_model.interference import Calibration, SharingVerdict, Use
+from bench.sharing_model.sharing import Judge, Tenant, choose_group, judge_by
+from gpujob_operator.decide.model.configuration import OrderPolicy
+from gpujob_operator.decide.queue.order import (
     Contender,
     OrderKey,
-    OrderPolicy,
     OrderRules,
     due_seconds,
     order_key,
 )
-from gpujob_operator.decide.sharing import Judge, Tenant, choose_group, judge_by
 
 
 @dataclass(frozen=True, slots=True)

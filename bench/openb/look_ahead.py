@@ -8,7 +8,7 @@ percent of capacity that arrives it is tried again, the largest first:
 * **exchange**, only with `exchange=True`: a running pod goes back to the queue for a waiting one
   that asks for more of the same cards; within the same bounds.
 
-Where a pod goes, new or moved, is `placement.choose`. Whom to move is this file's own search: the
+Where a pod goes, new or moved, is `select.choose`. Whom to move is this file's own search: the
 operator weighs lost work, of which these traces know nothing. Nobody knows what will arrive later.
 """
 

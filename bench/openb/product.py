@@ -11,9 +11,11 @@ import numpy as np
 
 from bench.openb.cluster import PODS_PER_NODE_MAX, Cluster
 from bench.openb.trace import GPU_MILLI, Nodes, PodClass, Trace
-from gpujob_operator.decide.fleet import CardState, Fleet, NodeState
-from gpujob_operator.decide.fragmentation import Demand, Mix
-from gpujob_operator.decide.placement import Ledger, Request, choose
+from gpujob_operator.decide.packing.arrays import CardState, Fleet, NodeState
+from gpujob_operator.decide.packing.demand import Demand, Mix
+from gpujob_operator.decide.packing.request import Request
+from gpujob_operator.decide.packing.score_cache import Ledger
+from gpujob_operator.decide.packing.select import choose
 
 
 def demand_of(pod: PodClass) -> Demand:
@@ -52,7 +54,7 @@ def mix_of(trace: Trace) -> Mix:
 
 
 class Product:
-    """A policy of the loop that asks `placement.choose`."""
+    """A policy of the loop that asks `select.choose`."""
 
     def __init__(self, trace: Trace, nodes: Nodes) -> None:
         self._requests = [Request(demand_of(pod)) for pod in trace.classes]

@@ -1,6 +1,6 @@
 """Who runs where, for queues that move pods: cluster of the protocol and fleet of the product.
 
-The cluster checks every move (nothing may go below zero); the fleet is what `placement.choose`
+The cluster checks every move (nothing may go below zero); the fleet is what `select.choose`
 looks at.
 """
 
@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from bench.openb.cluster import PODS_PER_NODE_MAX, Cluster
 from bench.openb.product import demand_of, fleet_of, mix_of
 from bench.openb.trace import CARDS_PER_NODE_MAX, GPU_MILLI, Nodes, PodClass, Trace
-from gpujob_operator.decide.fleet import CardState, NodeState
-from gpujob_operator.decide.placement import Choice, Ledger, Request, choose
+from gpujob_operator.decide.packing.arrays import CardState, NodeState
+from gpujob_operator.decide.packing.request import Choice, Request
+from gpujob_operator.decide.packing.score_cache import Ledger
+from gpujob_operator.decide.packing.select import choose
 
 
 class Pod(NamedTuple):

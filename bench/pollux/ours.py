@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bench.pollux.cluster import CARDS_PER_NODE, NODES, RESTART_SECONDS, GangJob
-from gpujob_operator.decide.estimate import Run, RunHistory, remaining_seconds
-from gpujob_operator.decide.gangs import place_gang
-from gpujob_operator.decide.order import Contender, OrderKey, OrderPolicy, OrderRules, order_key
+from gpujob_operator.decide.measurement.runtime import Run, RunHistory, remaining_seconds
+from gpujob_operator.decide.model.configuration import OrderPolicy
+from gpujob_operator.decide.packing.gang import place_gang
+from gpujob_operator.decide.queue.order import Contender, OrderKey, OrderRules, order_key
 
 
 @dataclass

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from gpujob_api.codec import decode
-from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.model.configuration import Configuration
 from tests.harness.chart import (
     ALL_ON,
     CHART,

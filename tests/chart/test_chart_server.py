@@ -12,8 +12,8 @@ import yaml
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.manifest import from_manifest
 from gpujob_api.settings import Settings
-from gpujob_operator.decide.configuration import Configuration
-from gpujob_operator.decide.plan import CreatePod
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.plan import CreatePod
 from gpujob_operator.render.pod import worker_pod
 from tests.harness.chart import ALL_ON, Manifest, of_kind, render
 from tests.harness.cluster import RunningControlPlane

@@ -8,7 +8,7 @@ from gpujob_api.codec import decode, encode
 from gpujob_api.gpujob import GPUJob, GPUJobStatus
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_api.gpuqueue import GPUQueue
-from gpujob_operator.decide.plan import (
+from gpujob_operator.decide.model.plan import (
     CreatePod,
     DeletePod,
     Plan,
@@ -17,7 +17,7 @@ from gpujob_operator.decide.plan import (
     WriteQueueStatus,
     WriteStatus,
 )
-from gpujob_operator.decide.snapshot import InvalidJob, PodView, Snapshot
+from gpujob_operator.decide.model.snapshot import InvalidJob, PodView, Snapshot
 from gpujob_operator.read.pods import pod_view
 from gpujob_operator.render.pod import worker_pod
 

@@ -35,8 +35,8 @@ from gpujob_api.report import (
     Timing,
     WorkerPhase,
 )
-from gpujob_operator.decide.plan import WriteStatus
-from gpujob_operator.decide.snapshot import (
+from gpujob_operator.decide.model.plan import WriteStatus
+from gpujob_operator.decide.model.snapshot import (
     CardUsage,
     NodeView,
     PodPhase,

@@ -16,14 +16,8 @@ from gpujob_operator.act.kube import (
 from gpujob_operator.act.retry import Retry
 from gpujob_operator.act.slots import WriteSlots
 from gpujob_operator.act.writer import Feedback, Writer, WriteResult
-from gpujob_operator.decide.configuration import Configuration
-from gpujob_operator.decide.plan import (
-    CreatePod,
-    EventNote,
-    Plan,
-    PlanItem,
-    WriteStatus,
-)
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.plan import CreatePod, EventNote, Plan, PlanItem, WriteStatus
 from gpujob_operator.metrics import Metrics
 from tests.harness.builders import make_job, placed, with_status
 from tests.harness.clocks import FakeClock

@@ -198,6 +198,7 @@ class FakeKube(Kube):
         namespace: str = "",
         *,
         uid: str,
+        resource_version: str = "",
         grace_seconds: int | None = None,
     ) -> Manifest:
         call = Call("delete", kind.plural, name, namespace)
@@ -205,6 +206,7 @@ class FakeKube(Kube):
         known = self._require(kind, name, namespace)
         if known["metadata"]["uid"] != uid:
             raise Conflict(409, "Conflict", "the UID in the precondition is another one")
+        self._check_version(known, resource_version or None)
         terminating = copy.deepcopy(known)
         terminating["metadata"]["deletionTimestamp"] = "2026-01-01T00:01:00Z"
         terminating["metadata"]["deletionGracePeriodSeconds"] = grace_seconds

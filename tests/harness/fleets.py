@@ -3,9 +3,11 @@
 from typing import Any
 
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.fleet import CardState, Fleet, NodeState
-from gpujob_operator.decide.fragmentation import Demand, Mix
-from gpujob_operator.decide.placement import Ledger, Request, choose
+from gpujob_operator.decide.packing.arrays import CardState, Fleet, NodeState
+from gpujob_operator.decide.packing.demand import Demand, Mix
+from gpujob_operator.decide.packing.request import Request
+from gpujob_operator.decide.packing.score_cache import Ledger
+from gpujob_operator.decide.packing.select import choose
 
 CARD_BYTES = 80 * GIB
 

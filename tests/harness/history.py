@@ -16,6 +16,11 @@ from gpujob_api.meta import ConditionStatus
 
 Json = dict[str, Any]
 FINAL = ("Succeeded", "Failed")
+# On pods that a test made to look like workers. The operator knows nothing of these.
+IMPOSTOR = "tests.example/impostor"
+LEAVING = "tests.example/leaving"
+# The API server rounds, and a request is on its way for a while.
+GRACE_SLACK_SECONDS = 2
 # A decision may rest on a reading that was replaced while it was on its way.
 READINGS_KEPT = 3
 # Watches, the cycle and the write itself take time beyond the staleness limit.
@@ -56,6 +61,10 @@ class History:
         self.violations: list[Violation] = []
         self.jobs: dict[str, GPUJob] = {}
         self.pods: dict[str, Json] = {}
+        # The pods that only look like workers.
+        self.impostors: dict[str, Json] = {}
+        # The ranks whose workers ended with 0, by job UID and attempt.
+        self._done: dict[tuple[str, int], set[int]] = defaultdict(set)
         self.job_revisions: dict[str, int] = defaultdict(int)
         # What each job began with, by UID.
         self.first_reservations: dict[str, Reservation] = {}
@@ -80,7 +89,8 @@ class History:
         found: list[str] = []
         for pod in self.pods.values():
             job = self.jobs.get(_job_uid(pod))
-            if _live(pod) and (job is None or job.finished):
+            deleted = job is not None and job.metadata.deletion_timestamp is not None
+            if _live(pod) and (job is None or job.finished or deleted):
                 found.append(pod["metadata"]["name"])
         return sorted(found)
 
@@ -142,9 +152,21 @@ class History:
             self._fail("I3", revision, f"{name}: attempt {old.attempt} became {new.attempt}")
         if before.finished and new.phase is not old.phase:
             self._fail("I5", revision, f"{name}: {old.phase.value} became {new.phase.value}")
+        self._check_end(revision, before, job)
         saved, now = old.checkpoint, new.checkpoint
         if saved is not None and (now is None or now.step < saved.step):
             self._fail("I6", revision, f"{name}: durable step {saved.step} became {now}")
+
+    def _check_end(self, revision: Revision, before: GPUJob, job: GPUJob) -> None:
+        """I5, I15: only a job's own workers end it, and an attempt that is done is the last."""
+        name, old, new = job.metadata.name, before.status, job.status
+        done = len(self._done[job.metadata.uid, old.attempt])
+        succeeded = new.phase is JobPhase.SUCCEEDED and not before.finished
+        if succeeded and done < job.spec.workers:
+            workers = job.spec.workers
+            self._fail("I15", revision, f"{name} Succeeded, {done} of {workers} workers are done")
+        if new.attempt > old.attempt and done >= job.spec.workers:
+            self._fail("I5", revision, f"{name}: attempt {new.attempt}, the one before was done")
 
     def _check_cards(self, revision: Revision, before: GPUJob | None, job: GPUJob) -> None:
         placement = job.status.placement
@@ -195,21 +217,57 @@ class History:
             self._fail("I14", revision, text)
 
     def _tenants(self, uuid: str) -> list[GPUJob]:
-        return [job for job in self.jobs.values() if uuid in _cards(job)]
+        """Of a job that is deleted and kept by somebody, its live pods alone hold anything."""
+        live = {_job_uid(pod) for pod in self.pods.values() if _live(pod)}
+        return [
+            job
+            for job in self.jobs.values()
+            if uuid in _cards(job)
+            and (job.metadata.deletion_timestamp is None or job.metadata.uid in live)
+        ]
 
     # Pods
 
     def _fold_pod(self, revision: Revision) -> None:
         pod = revision.object
         uid, job_uid = pod["metadata"]["uid"], _job_uid(pod)
+        if IMPOSTOR in (pod["metadata"].get("labels") or {}):
+            self._fold_impostor(revision)
+            return
         if not job_uid:
             return
+        self._check_grace(revision)
+        if _exit_code(pod) == 0:
+            rank = int(pod["metadata"]["name"].rpartition("-")[2])
+            self._done[job_uid, _attempt_of(pod)].add(rank)
         is_new = uid not in self.pods
         self.pods[uid] = pod
         if revision.type == "DELETED":
             del self.pods[uid]
         elif is_new:
             self._check_new_pod(revision, job_uid)
+
+    def _fold_impostor(self, revision: Revision) -> None:
+        """I15: nobody but its author takes away a pod that is not ours."""
+        metadata = revision.object["metadata"]
+        self.impostors[metadata["uid"]] = revision.object
+        going = revision.type == "DELETED" or "deletionTimestamp" in metadata
+        if going and LEAVING not in (metadata.get("annotations") or {}):
+            self._fail("I15", revision, f"{metadata['name']} is no pod of ours, and was deleted")
+        if revision.type == "DELETED":
+            del self.impostors[metadata["uid"]]
+
+    def _check_grace(self, revision: Revision) -> None:
+        """I13: no worker gets more time than it was told of, so that nobody waits for it in vain.
+
+        Less is no breach by itself: a node may go, and a gang has spent some of it by then.
+        """
+        pod = revision.object
+        given = pod["metadata"].get("deletionGracePeriodSeconds")
+        told = (pod.get("spec") or {}).get("terminationGracePeriodSeconds")
+        if given is not None and told is not None and given > told + GRACE_SLACK_SECONDS:
+            name = pod["metadata"]["name"]
+            self._fail("I13", revision, f"{name}: {given} s of grace given, {told} s told")
 
     def _check_new_pod(self, revision: Revision, job_uid: str) -> None:
         name = revision.object["metadata"]["name"]
@@ -235,7 +293,18 @@ def _attempt_of(pod: Mapping[str, Any]) -> int:
 
 
 def _live(pod: Mapping[str, Any]) -> bool:
-    return (pod.get("status") or {}).get("phase") not in FINAL
+    """Its worker may still be there; containers beside it do not count."""
+    phase = (pod.get("status") or {}).get("phase")
+    return phase not in FINAL and _exit_code(pod) is None
+
+
+def _exit_code(pod: Mapping[str, Any]) -> int | None:
+    """The worker's; that of a pod that says no more than its phase follows from it."""
+    status = pod.get("status") or {}
+    for container in status.get("containerStatuses") or ():
+        if container["name"] == "worker":
+            return (container.get("state") or {}).get("terminated", {}).get("exitCode")
+    return {"Succeeded": 0, "Failed": 1}.get(str(status.get("phase")))
 
 
 def _holds(job: GPUJob) -> bool:

@@ -107,6 +107,9 @@ class Objects:
         metadata = known["metadata"]
         if (options.get("preconditions") or {}).get("uid", metadata["uid"]) != metadata["uid"]:
             raise Refusal(409, "Conflict", "the UID in the precondition is another one")
+        version = metadata["resourceVersion"]
+        if (options.get("preconditions") or {}).get("resourceVersion", version) != version:
+            raise Refusal(409, "Conflict", "the resourceVersion in the precondition is another one")
         seconds = options.get("gracePeriodSeconds")
         runs = key[0] == "pods" and known.get("spec", {}).get("nodeName") and seconds != 0
         if not runs and not metadata.get("finalizers"):

@@ -17,6 +17,7 @@ from gpujob_local.control_plane.control_plane import ControlPlaneOptions
 from gpujob_local.control_plane.manifests import REPOSITORY
 from gpujob_local.kubelet.container_process import CONTAINER_MARKER
 from gpujob_local.processes import watchdog
+from tests.harness.history import IMPOSTOR, LEAVING
 from tests.harness.recorder import Recorder
 
 Json = dict[str, Any]
@@ -66,18 +67,73 @@ class Scene:
 
     def submit_command(self, name: str, command: list[str], **spec: Any) -> Json:
         pod = spec.pop("pod", {})
+        beside = spec.pop("beside", [])
         worker = {"name": "worker", "image": spec.pop("image", IMAGE), "command": command}
         body: Json = {
             "apiVersion": "gpujob.dev/v1alpha1",
             "kind": "GPUJob",
             "metadata": {"name": name},
-            "spec": {"template": {"spec": {"containers": [worker], **pod}}} | spec,
+            "spec": {"template": {"spec": {"containers": [worker, *beside], **pod}}} | spec,
         }
         return self.create_job(body)
 
     def create_job(self, body: Json) -> Json:
         self._jobs.add(body["metadata"]["name"])
         return self.client.create(self._jobs_path, body)
+
+    def create_namespace(self, name: str) -> "Scene":
+        """Another tenant's, and the scene for its jobs."""
+        self.client.create("/api/v1/namespaces", {"metadata": {"name": name}})
+        return self.in_namespace(name)
+
+    def pretend(self, victim: str, name: str, namespace: str, *, labels: bool = True) -> Json:
+        """A pod that says of itself that it is a worker of the job, on every card there is."""
+        job = self.job(victim) or {}
+        cards = [
+            card["uuid"]
+            for node in self.client.get(GPU_NODES)["items"]
+            for card in (node.get("status") or {}).get("gpus") or ()
+        ]
+        worker_labels = {
+            "gpujob.dev/job": victim, "gpujob.dev/job-uid": job["metadata"]["uid"],
+            ATTEMPT: "1", RANK: "0",
+        }  # fmt: skip
+        body: Json = {
+            "metadata": {
+                "name": name,
+                "labels": {IMPOSTOR: "yes", **(worker_labels if labels else {})},
+                "annotations": {"gpujob.dev/gpus": ",".join(cards)},
+            },
+            # Bound by its author: nobody checks that, and no process runs for it.
+            "spec": {
+                "nodeName": "nowhere",
+                "tolerations": [{"operator": "Exists"}],
+                "containers": [{"name": "worker", "image": "image:1"}],
+            },
+        }
+        return self.client.create(f"/api/v1/namespaces/{namespace}/pods", body)
+
+    def say(self, pod: Json, exit_code: int | None, message: str = "") -> None:
+        """What a kubelet would say of an impostor's container; without a code that it runs."""
+        state: Json = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+        phase = "Running"
+        if exit_code is not None:
+            phase = "Failed" if exit_code else "Succeeded"
+            ended = {"exitCode": exit_code, "message": message, "reason": "Ended"}
+            state = {"terminated": ended}
+        status = {"name": "worker", "image": "", "imageID": "", "ready": False, "restartCount": 0}
+        statuses = [{**status, "state": state}]
+        path = pod_path(pod)
+        self.client.merge(
+            f"{path}/status", {"status": {"phase": phase, "containerStatuses": statuses}}
+        )
+
+    def take_impostors(self) -> None:
+        """Their author takes all of them away."""
+        for pod in self.client.get("/api/v1/pods", labelSelector=IMPOSTOR)["items"]:
+            path = pod_path(pod)
+            self.client.merge(path, {"metadata": {"annotations": {LEAVING: "yes"}}})
+            self.client.request("DELETE", path, {"gracePeriodSeconds": 0})
 
     def create_claim(self, name: str) -> None:
         resources = {"requests": {"storage": "1Gi"}}
@@ -243,6 +299,11 @@ class Scene:
             if error.code != 404:
                 raise
             return None
+
+
+def pod_path(pod: Json) -> str:
+    metadata = pod["metadata"]
+    return f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
 
 
 ATTEMPT = "gpujob.dev/attempt"

@@ -12,10 +12,10 @@ from typing import Any
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
 from gpujob_api.gpunode import GPUNode
 from gpujob_api.settings import EXIT_DONE, EXIT_INTERRUPTED_SAVED
-from gpujob_operator.decide.conditions import SCHEDULED, find
-from gpujob_operator.decide.plan import Plan
+from gpujob_operator.decide.model.conditions import SCHEDULED, find
+from gpujob_operator.decide.model.plan import Plan
+from gpujob_operator.decide.model.snapshot import PodPhase, PodView, Snapshot
 from gpujob_operator.decide.planner import plan
-from gpujob_operator.decide.snapshot import PodPhase, PodView, Snapshot
 from tests.harness.applied import applied
 from tests.harness.builders import after, make_snapshot
 

@@ -23,7 +23,7 @@ from gpujob_api.gpuqueue import GPUQueue
 from gpujob_api.meta import TAINT_RECLAIM
 from gpujob_api.quantities import GIB, MIB
 from gpujob_api.report import CheckpointReport, FailureClass, WorkerPhase
-from gpujob_operator.decide.snapshot import (
+from gpujob_operator.decide.model.snapshot import (
     CardUsage,
     InvalidJob,
     NodeView,

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpujob_api.gpujob import GPUJob
-from gpujob_operator.decide.configuration import Configuration
-from gpujob_operator.decide.lines import Lines, Pending, order_rules
-from gpujob_operator.decide.order import Contender, OrderPolicy, turn_of
-from gpujob_operator.decide.queueing import turn_of_job
+from gpujob_operator.decide.cache.pending_queues import Lines
+from gpujob_operator.decide.model.configuration import Configuration, OrderPolicy
+from gpujob_operator.decide.queue.order import Contender, turn_of
+from gpujob_operator.decide.queue.pending import Pending, order_rules, turn_of_job
 from tests.harness.builders import after, make_job
 
 SHORT_PATIENCE = Configuration(waiting_seconds_max=60.0, waiting_stretch_max=0.0)

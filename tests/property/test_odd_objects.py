@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpujob_api.codec import FieldError
 from gpujob_api.manifest import to_manifest
 from gpujob_api.report import Report
-from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.planner import plan
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.cache import Cache, Kind
@@ -51,9 +51,6 @@ odd_events = st.sampled_from(list(Kind)).flatmap(
         odd_objects(_identified(PLAUSIBLE[kind])),
     )
 )
-relaxed = settings(
-    deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
-)
 
 
 def _identified(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -68,7 +65,6 @@ def _cache() -> Cache:
     return cache
 
 
-@relaxed
 @given(events=st.lists(odd_events, min_size=1, max_size=4))
 def test_the_cache_takes_any_object_and_decisions_go_on(events: list[Any]) -> None:
     cache = _cache()
@@ -101,7 +97,6 @@ def _running_pod() -> dict[str, Any]:
     return manifest
 
 
-@relaxed
 @given(data=st.data())
 def test_a_pod_that_cannot_be_read_never_makes_its_node_look_emptier(data: st.DataObject) -> None:
     """Whatever else it holds: a pod with a node and without a proven end counts."""
@@ -165,7 +160,6 @@ def test_a_list_with_an_object_that_cannot_be_read_tells_nothing_new_twice(kind:
     assert not cache.lacks(kind, [odd, _identified(PLAUSIBLE[kind])], "8")
 
 
-@relaxed
 @given(value=odd_values())
 def test_any_text_is_a_report_or_an_error_that_names_the_field(value: Any) -> None:
     plausible = {"attempt": 1, "phase": "training", "loss": value, "device": value}
@@ -174,7 +168,6 @@ def test_any_text_is_a_report_or_an_error_that_names_the_field(value: Any) -> No
             json.loads(Report.from_text(to_json(data).decode()).to_text().encode())
 
 
-@relaxed
 @given(value=odd_values(), name=st.sampled_from(["memoryMarginFraction", "reportUrl", "x", "a.b"]))
 def test_any_configuration_is_read_or_refused_by_field(value: Any, name: str) -> None:
     for text in (f"{name}: {to_json(value).decode()}", to_json(value).decode()):

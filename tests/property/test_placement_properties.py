@@ -7,9 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.fleet import CardState, Fleet, NodeState
-from gpujob_operator.decide.fragmentation import Demand, Mix
-from gpujob_operator.decide.placement import Ledger, Request, choose
+from gpujob_operator.decide.packing.arrays import CardState, Fleet, NodeState
+from gpujob_operator.decide.packing.demand import Demand, Mix
+from gpujob_operator.decide.packing.request import Request
+from gpujob_operator.decide.packing.score_cache import Ledger
+from gpujob_operator.decide.packing.select import choose
 
 MODELS = ("A100", "T4")
 SIZES = {"A100": 80 * GIB, "T4": 16 * GIB}

@@ -13,12 +13,12 @@ from gpujob_api.gpujob import GPUJob, JobPhase, SharingMode
 from gpujob_api.gpuprofile import GPUProfile, GPUProfileSpec, GPUProfileStatus, ProfileEntry
 from gpujob_api.meta import Metadata
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.known import Known
-from gpujob_operator.decide.memory import Memory
-from gpujob_operator.decide.plan import Plan
+from gpujob_operator.decide.cache.job_entry import Known
+from gpujob_operator.decide.cache.scheduler_cache import Memory
+from gpujob_operator.decide.measurement.profile import profile_name
+from gpujob_operator.decide.model.plan import Plan
+from gpujob_operator.decide.model.snapshot import GonePod, Snapshot
 from gpujob_operator.decide.planner import Planner, plan
-from gpujob_operator.decide.profiles import profile_name
-from gpujob_operator.decide.snapshot import GonePod, Snapshot
 from tests.harness.builders import (
     MODEL,
     NAMESPACE,
@@ -89,7 +89,7 @@ def test_a_memory_of_another_picture_changes_nothing(
         assert memory.mix.equals(fresh.mix)
         assert memory.capacity == fresh.capacity
         assert memory.known.keys() == fresh.known.keys()
-        assert set(memory.holding) == set(fresh.holding)
+        assert set(memory.holders.jobs) == set(fresh.holders.jobs)
 
 
 # -- a cluster that lives

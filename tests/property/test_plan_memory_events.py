@@ -18,10 +18,10 @@ from gpujob_api.gpunode import GPU, GPUNode, GPUProcess
 from gpujob_api.meta import TAINT_RECLAIM
 from gpujob_api.quantities import GIB
 from gpujob_api.report import Timing
-from gpujob_operator.decide.memory import Memory
-from gpujob_operator.decide.plan import Plan
+from gpujob_operator.decide.cache.scheduler_cache import Memory
+from gpujob_operator.decide.model.plan import Plan
+from gpujob_operator.decide.model.snapshot import NodeView, Snapshot, Taint
 from gpujob_operator.decide.planner import plan
-from gpujob_operator.decide.snapshot import NodeView, Snapshot, Taint
 from tests.harness.builders import (
     make_card,
     make_gpu_node,

@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 
 from gpujob_api.gpujob import GPUJob, JobPhase, SharingMode
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.capacity import as_tenant, holds_cards
-from gpujob_operator.decide.conditions import ACCEPTED, SCHEDULED, find
-from gpujob_operator.decide.holdings import build_capacity
-from gpujob_operator.decide.plan import CreatePod, Plan, WriteStatus
+from gpujob_operator.decide.capacity.cluster import as_tenant, holds_cards
+from gpujob_operator.decide.model.conditions import ACCEPTED, SCHEDULED, find
+from gpujob_operator.decide.model.plan import CreatePod, Plan, WriteStatus
+from gpujob_operator.decide.model.pod_template import host_requests
+from gpujob_operator.decide.model.snapshot import PodPhase, Snapshot
 from gpujob_operator.decide.planner import plan
-from gpujob_operator.decide.snapshot import PodPhase, Snapshot
-from gpujob_operator.decide.workload import host_requests
 from tests.harness.applied import applied
 from tests.harness.builders import (
     after,
@@ -28,6 +27,7 @@ from tests.harness.builders import (
     measured,
     with_status,
 )
+from tests.harness.ledger import build_capacity
 from tests.property.plan_snapshots import NOW, fresh_clusters, later, odd_snapshots
 
 few = settings(max_examples=40)

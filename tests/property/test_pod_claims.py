@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpujob_api.gpujob import GPUJob
-from gpujob_operator.decide.memory import Memory
+from gpujob_operator.decide.cache.scheduler_cache import Memory
+from gpujob_operator.decide.model.snapshot import Snapshot
+from gpujob_operator.decide.model.workers import with_pod_uids
 from gpujob_operator.decide.planner import plan
-from gpujob_operator.decide.snapshot import Snapshot
-from gpujob_operator.decide.workers import with_pod_uids
 from gpujob_operator.read.snapshot import Objects, snapshot_of
 from tests.harness.builders import (
     after,

@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpujob_api.codec import FieldError
-from gpujob_operator.decide.account import account
-from gpujob_operator.decide.account_words import rows
-from gpujob_operator.decide.plan import Plan, WriteStatus
+from gpujob_operator.decide.explain.placement_explanation import account
+from gpujob_operator.decide.explain.words import rows
+from gpujob_operator.decide.model.plan import Plan, WriteStatus
+from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.planner import Planner, plan
-from gpujob_operator.decide.snapshot import Snapshot
-from gpujob_operator.decide.whatif.run import Limits, simulate
+from gpujob_operator.decide.simulation.run import Limits, simulate
 from tests.property.plan_snapshots import NOW, fresh_clusters, odd_snapshots
 
 few = settings(max_examples=25)

@@ -6,16 +6,21 @@ from datetime import datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpujob_api.gpujob import GPUJob, JobPhase, Reservation, SpotPolicy, StopReason
+from gpujob_api.gpujob import GPUJob, JobPhase, ReservationSource, SpotPolicy, StopReason
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.capacity import Capacity, Card
-from gpujob_operator.decide.claims import soonest
-from gpujob_operator.decide.configuration import Configuration
-from gpujob_operator.decide.memory import Memory
-from gpujob_operator.decide.needs import Needs, needs_of
-from gpujob_operator.decide.releases import Releases
-from gpujob_operator.decide.snapshot import NodeView, Snapshot, Taint
-from gpujob_operator.decide.starts import Place, Soon, Starts, fits_without, nodes_for
+from gpujob_operator.decide.backfill.earliest_start import Place, Places, Soon, places
+from gpujob_operator.decide.backfill.nomination import soonest
+from gpujob_operator.decide.backfill.release_times import Releases
+from gpujob_operator.decide.cache.release_arrays import ReleaseArrays
+from gpujob_operator.decide.cache.scheduler_cache import Memory
+from gpujob_operator.decide.cache.tenancy import Rows
+from gpujob_operator.decide.capacity.cluster import Capacity, Card
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.snapshot import NodeView, Snapshot, Taint
+from gpujob_operator.decide.placement.gpu_filter import after_departures, why_not
+from gpujob_operator.decide.placement.memo import Forgetful
+from gpujob_operator.decide.placement.node_filter import nodes_for
+from gpujob_operator.decide.placement.requirements import Needs, WorkerRequest, needs_of, resolve
 from tests.harness.builders import (
     T0,
     after,
@@ -48,7 +53,11 @@ def tenants(draw: st.DrawFn) -> GPUJob:
     """A job on one of the cards, with or without a known end."""
     name = f"j{draw(st.integers(0, 11))}"
     node, card = draw(st.integers(0, 2)), draw(st.integers(0, 1))
-    held = reserve(draw(st.integers(1, 12)) * GIB, utilization_percent=draw(st.integers(0, 90)))
+    held = reserve(
+        draw(st.integers(1, 12)) * GIB,
+        draw(st.sampled_from((ReservationSource.MEASURED,) * 3 + (ReservationSource.WHOLE_CARD,))),
+        utilization_percent=draw(st.integers(0, 90)),
+    )
     job = running(
         make_job(name),
         (f"n{node}", (f"GPU-{node}{card}",)),
@@ -110,13 +119,26 @@ def pictures(draw: st.DrawFn) -> Snapshot:
     return make_snapshot(*jobs.values(), *done, nodes=nodes, gpu_nodes=gpu_nodes)
 
 
-def answers(memory: Memory, starts: Starts, releases: Releases) -> list[object]:
-    found: list[object] = []
-    for job in WAITING:
-        needs = needs_of(job, None)
-        places = starts.places(needs, memory.capacity, releases, CONFIGURATION)
-        found += [soonest(needs, places, releases), [list(of_model) for of_model in places]]
-    return found
+Found = tuple[Places, ...]
+
+
+def kept(memory: Memory, *jobs: GPUJob) -> list[Found]:
+    """The places of each, with all that the memory keeps."""
+    memo, capacity = memory.assumed().memo, memory.capacity
+    tenancy = memory.tenancy_of(capacity)
+    return [places(needs_of(job, None), tenancy, capacity, memo, CONFIGURATION) for job in jobs]
+
+
+def anew(capacity: Capacity, releases: Releases, *jobs: GPUJob) -> list[Found]:
+    tenancy, memo = Rows().renew(capacity, ReleaseArrays(releases)), Forgetful()
+    return [places(needs_of(job, None), tenancy, capacity, memo, CONFIGURATION) for job in jobs]
+
+
+def answers(found: list[Found], releases: Releases) -> list[object]:
+    return [
+        (soonest(needs_of(job, None), of_job, releases), [list(of_model) for of_model in of_job])
+        for job, of_job in zip(WAITING, found, strict=True)
+    ]
 
 
 @st.composite
@@ -149,8 +171,9 @@ def test_places_that_were_kept_are_those_found_anew(story: list[Snapshot], secon
     now: datetime = T0
     for picture in story:
         memory.take_in(picture, now)
-        kept = answers(memory, memory.starts, memory.releases)
-        assert kept == answers(memory, Starts(), Releases.of(picture.jobs, now))
+        found = answers(kept(memory, *WAITING), memory.releases)
+        releases = Releases.of(picture.jobs, now)
+        assert found == answers(anew(memory.capacity, releases, *WAITING), releases)
         now += timedelta(seconds=seconds)
 
 
@@ -161,7 +184,7 @@ def test_places_are_those_that_asking_every_card_finds(picture: Snapshot) -> Non
     capacity, releases = memory.capacity, memory.releases
     for job in WAITING:
         needs = needs_of(job, None)
-        found = memory.starts.places(needs, capacity, releases, CONFIGURATION)
+        (found,) = kept(memory, job)
         models = capacity.models(())
         expected = [asked_one_by_one(needs, model, capacity, releases) for model in models]
         assert [list(of_model) for of_model in found] == expected
@@ -170,13 +193,13 @@ def test_places_are_those_that_asking_every_card_finds(picture: Snapshot) -> Non
 def asked_one_by_one(
     needs: Needs, model: str, capacity: Capacity, releases: Releases
 ) -> list[Place]:
-    wanted = needs.reservation(model, capacity.largest_bytes(model), CONFIGURATION)
+    request = resolve(needs, model, capacity, CONFIGURATION)
     size = needs.job.spec.gpus_per_worker
     places: list[Place] = []
     for node in nodes_for(needs, capacity):
         cards = [card for card in node.cards if card.model == model]
         ready = sorted(
-            place for card in cards if (place := on_card(needs, wanted, card, releases)) is not None
+            place for card in cards if (place := on_card(request, card, releases)) is not None
         )
         groups = zip(*[iter(ready)] * size, strict=False)
         places += [together(group) for group in groups]
@@ -192,16 +215,13 @@ def together(cards: tuple[Place, ...]) -> Place:
     )
 
 
-def on_card(
-    needs: Needs, wanted: Reservation | None, card: Card, releases: Releases
-) -> Place | None:
+def on_card(request: WorkerRequest, card: Card, releases: Releases) -> Place | None:
     """As soon as enough tenants have left, in the order of their ends."""
     leaving = sorted(card.tenants, key=lambda t: (releases.moment(t.job_uid), t.job_uid))
-    if card.blocked or card.room_soon_bytes < needs.least_bytes(card.model, wanted):
-        return None
     for count in range(len(leaving) + 1):
         gone = leaving[:count]
-        if fits_without(needs, wanted, card, frozenset(tenant.job_uid for tenant in gone)):
+        left = after_departures(card, {tenant.job_uid for tenant in gone})
+        if why_not(request, left) is None:
             moments = [releases.moment(tenant.job_uid) for tenant in gone]
             at = max([1.0 if card.leaving_bytes else 0.0, *moments])
             soon = Soon(at, count, -card.free_bytes, card.uuid)
@@ -215,19 +235,11 @@ def test_places_found_before_stay_as_they_were(picture: Snapshot, later: Snapsho
     memory = Memory()
     memory.take_in(picture, T0)
     capacity, releases = memory.capacity, memory.releases
-    found = [
-        of_model
-        for job in WAITING
-        for of_model in Starts().places(needs_of(job, None), capacity, releases, CONFIGURATION)
-    ]
-    expected = [list(of_model) for of_model in found]
-    unseen = [
-        of_model
-        for job in WAITING
-        for of_model in memory.starts.places(needs_of(job, None), capacity, releases, CONFIGURATION)
-    ]
+    found = anew(capacity, releases, *WAITING)
+    expected = [list(of_model) for of_job in found for of_model in of_job]
+    unseen = [of_model for of_job in kept(memory, *WAITING) for of_model in of_job]
     memory.take_in(later, T0)
-    answers(memory, memory.starts, memory.releases)
+    answers(kept(memory, *WAITING), memory.releases)
     assert [list(of_model) for of_model in unseen] == expected
 
 
@@ -239,12 +251,11 @@ def test_who_leaves_first_can_change_while_the_card_stays_the_same() -> None:
 
     memory = Memory()
     new = with_status(make_job("new"), measurement=measured(13 * GIB, utilization_percent=5))
-    needs = needs_of(new, None)
     leaving: list[tuple[str, ...]] = []
     for large, small in ((10, 500), (500, 10)):
         jobs = tenant("large", 12 * GIB, large), tenant("small", 8 * GIB, small)
         memory.take_in(make_snapshot(*jobs), T0)
-        (places,) = memory.starts.places(needs, memory.capacity, memory.releases, CONFIGURATION)
-        (place,) = places
+        ((found,),) = kept(memory, new)
+        (place,) = found
         leaving.append(tuple(tenant.job_uid for tenant in place.tenants))
     assert leaving == [("uid-large",), ("uid-small", "uid-large")]

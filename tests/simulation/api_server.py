@@ -1,4 +1,4 @@
-"""A model of the Kubernetes API server: versions, preconditions, deletion with grace, no more.
+"""A model of the Kubernetes API server: versions, preconditions, finalizers, deletion with grace.
 
 What it stores is JSON that went through text, as on a real one. Every commit is one revision: the
 recorder sees them all in order, the watches of the operators later.
@@ -8,34 +8,26 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from enum import Enum
 from typing import Any, cast
 
 from gpujob_api.codec import format_time
+from gpujob_operator.act.kube import AlreadyExists, Conflict, NotFound
 from gpujob_operator.observe.cache import Kind
 from tests.simulation.clock import Clock
 
 Manifest = dict[str, Any]
-Watcher = Callable[[Kind, str, Manifest], None]
 
 
-class ApiFault(Exception):  # noqa: N818 - what a client gets to see, not a fault of the program
-    """A request was answered with an error."""
+class OtherKind(Enum):
+    """What nobody watches."""
+
+    SERVICE = "Service"
+    LEASE = "Lease"
 
 
-class Conflict(ApiFault):
-    pass
-
-
-class AlreadyExists(ApiFault):
-    pass
-
-
-class NotFound(ApiFault):
-    pass
-
-
-class Unavailable(ApiFault):
-    """No answer: the write may have been committed or not."""
+AnyKind = Kind | OtherKind
+Watcher = Callable[[AnyKind, str, Manifest], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +36,7 @@ class Revision:
 
     version: int
     at: float
-    kind: Kind
+    kind: AnyKind
     type: str
     object: Manifest
     before: Manifest | None
@@ -56,8 +48,10 @@ class ApiServer:
         self._clock = clock
         self._version = 0
         self._uids = 0
-        self._objects: dict[Kind, dict[str, Manifest]] = {kind: {} for kind in Kind}
-        self._names: dict[tuple[Kind, str], str] = {}
+        self._objects: dict[AnyKind, dict[str, Manifest]] = {
+            kind: {} for kind in (*Kind, *OtherKind)
+        }
+        self._names: dict[tuple[AnyKind, str], str] = {}
         self.watchers: list[Watcher] = []
         self.recorders: list[Callable[[Revision], None]] = []
 
@@ -65,24 +59,28 @@ class ApiServer:
     def version(self) -> int:
         return self._version
 
-    def list(self, kind: Kind) -> list[Manifest]:
+    @property
+    def now(self) -> float:
+        return self._clock.now
+
+    def list(self, kind: AnyKind) -> list[Manifest]:
         return list(self._objects[kind].values())
 
-    def find(self, kind: Kind, uid: str) -> Manifest | None:
+    def find(self, kind: AnyKind, uid: str) -> Manifest | None:
         return self._objects[kind].get(uid)
 
-    def get(self, kind: Kind, namespace: str, name: str) -> Manifest:
+    def get(self, kind: AnyKind, namespace: str, name: str) -> Manifest:
         uid = self._names.get((kind, f"{namespace}/{name}"))
         if uid is None:
-            raise NotFound(f"{kind.value} {name}")
+            raise NotFound(404, "NotFound", f"{kind.value} {name}")
         return self._objects[kind][uid]
 
-    def create(self, kind: Kind, manifest: Mapping[str, Any], by: str) -> Manifest:
+    def create(self, kind: AnyKind, manifest: Mapping[str, Any], by: str) -> Manifest:
         stored = cast(Manifest, json.loads(json.dumps(manifest)))
         metadata = stored["metadata"]
         key = (kind, f"{metadata.get('namespace', '')}/{metadata['name']}")
         if key in self._names:
-            raise AlreadyExists(metadata["name"])
+            raise AlreadyExists(409, "AlreadyExists", metadata["name"])
         self._uids += 1
         metadata["uid"] = f"uid-{self._uids:05d}"
         metadata["generation"] = 1
@@ -94,7 +92,7 @@ class ApiServer:
 
     def patch(
         self,
-        kind: Kind,
+        kind: AnyKind,
         namespace: str,
         name: str,
         patch: Mapping[str, Any],
@@ -107,7 +105,7 @@ class ApiServer:
         change = cast(Manifest, json.loads(json.dumps(patch)))
         precondition = (change.get("metadata") or {}).pop("resourceVersion", None)
         if precondition not in (None, before["metadata"]["resourceVersion"]):
-            raise Conflict(f"{name}: {precondition}")
+            raise Conflict(409, "Conflict", f"{name}: {precondition}")
         change = change if spec else {"status": change.get("status") or {}}
         after = cast(Manifest, _merged(before, change))
         if after == before:
@@ -115,32 +113,69 @@ class ApiServer:
         if spec and after.get("spec") != before.get("spec"):
             generation = before["metadata"]["generation"] + 1
             after["metadata"] = {**after["metadata"], "generation": generation}
+        if _may_go(kind, before, after):
+            return self.remove(kind, before["metadata"]["uid"], by)
+        return self._commit(kind, "MODIFIED", after, before, by)
+
+    def replace(
+        self, kind: AnyKind, namespace: str, name: str, body: Mapping[str, Any], by: str
+    ) -> Manifest:
+        before = self.get(kind, namespace, name)
+        after = cast(Manifest, json.loads(json.dumps(body)))
+        if after["metadata"]["resourceVersion"] != before["metadata"]["resourceVersion"]:
+            raise Conflict(409, "Conflict", name)
         return self._commit(kind, "MODIFIED", after, before, by)
 
     def delete(
-        self, kind: Kind, namespace: str, name: str, by: str, *, uid: str = "", grace: float = 30
+        self,
+        kind: AnyKind,
+        namespace: str,
+        name: str,
+        by: str,
+        *,
+        uid: str = "",
+        version: str = "",
+        grace: float | None = None,
     ) -> Manifest:
-        """Pods that run are marked and stay until their kubelet removes them; others go at once."""
+        """Pods that run are marked and stay until their kubelet removes them, objects with a
+        finalizer until it is taken away; others go at once. Without `grace` a pod has its own.
+        """
         before = self.get(kind, namespace, name)
         if uid and before["metadata"]["uid"] != uid:
-            raise Conflict(f"{name} is another object")
-        if kind is not Kind.POD or not _has_processes(before) or grace == 0:
+            raise Conflict(409, "Conflict", f"{name} is another object")
+        if version and before["metadata"]["resourceVersion"] != version:
+            raise Conflict(409, "Conflict", f"{name} is in another state")
+        if kind is not Kind.POD or not _has_processes(before):
             return self.remove(kind, before["metadata"]["uid"], by)
-        deadline = format_time(_seconds_from(self._clock, grace))
-        known = before["metadata"].get("deletionTimestamp")
-        if known is not None and known <= deadline:
-            return before
-        metadata = {**before["metadata"], "deletionTimestamp": deadline}
-        return self._commit(kind, "MODIFIED", {**before, "metadata": metadata}, before, by)
+        own = before["spec"].get("terminationGracePeriodSeconds", 30)
+        seconds = own if grace is None else grace
+        if seconds == 0:
+            return self.remove(kind, before["metadata"]["uid"], by)
+        return self._mark(kind, before, seconds, by)
 
-    def remove(self, kind: Kind, uid: str, by: str) -> Manifest:
-        before = self._objects[kind].pop(uid)
+    def remove(self, kind: AnyKind, uid: str, by: str) -> Manifest:
+        """The object goes, or is marked when somebody holds it by a finalizer."""
+        before = self._objects[kind][uid]
         metadata = before["metadata"]
+        if metadata.get("finalizers") and "deletionTimestamp" in metadata:
+            return before
+        if metadata.get("finalizers"):
+            return self._mark(kind, before, 0, by)
+        del self._objects[kind][uid]
         del self._names[(kind, f"{metadata.get('namespace', '')}/{metadata['name']}")]
         return self._commit(kind, "DELETED", dict(before), before, by)
 
+    def _mark(self, kind: AnyKind, before: Manifest, seconds: float, by: str) -> Manifest:
+        deadline = format_time(_seconds_from(self._clock, seconds))
+        known = before["metadata"].get("deletionTimestamp")
+        if known is not None and known <= deadline:
+            return before
+        marks = {"deletionTimestamp": deadline, "deletionGracePeriodSeconds": int(seconds)}
+        after = {**before, "metadata": {**before["metadata"], **marks}}
+        return self._commit(kind, "MODIFIED", after, before, by)
+
     def _commit(
-        self, kind: Kind, event_type: str, after: Manifest, before: Manifest | None, by: str
+        self, kind: AnyKind, event_type: str, after: Manifest, before: Manifest | None, by: str
     ) -> Manifest:
         self._version += 1
         after["metadata"] = {**after["metadata"], "resourceVersion": str(self._version)}
@@ -154,13 +189,20 @@ class ApiServer:
         return after
 
 
+def _may_go(kind: AnyKind, before: Manifest, after: Manifest) -> bool:
+    """The last finalizer of an object that was deleted is gone, and no process of it is left."""
+    metadata = after["metadata"]
+    released = before["metadata"].get("finalizers") and not metadata.get("finalizers")
+    processes = kind is Kind.POD and _has_processes(after)
+    return bool(released) and "deletionTimestamp" in metadata and not processes
+
+
 def _has_processes(pod: Manifest) -> bool:
     bound = bool(pod["spec"].get("nodeName"))
     return bound and pod["status"]["phase"] not in ("Succeeded", "Failed")
 
 
 def _seconds_from(clock: Clock, seconds: float) -> datetime:
-
     return (clock.moment + timedelta(seconds=seconds)).replace(microsecond=0)
 
 

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from gpujob_api.codec import format_time, parse_time
 from gpujob_api.meta import API_VERSION, LABEL_SPOT, TAINT_RECLAIM
 from gpujob_api.quantities import GIB
+from gpujob_operator.act.kube import Conflict, NotFound
 from gpujob_operator.observe.cache import Kind
 from tests.harness.builders import MODEL
-from tests.simulation.api_server import ApiServer, Conflict, Manifest, NotFound
-from tests.simulation.pods import cards_of, wanted_node, worker_status
+from tests.simulation.api_server import AnyKind, ApiServer, Manifest, OtherKind
+from tests.simulation.machines import ABSURD_CARD, MISSING_CARD, Machine, PhysicalCard
+from tests.simulation.pods import (
+    SIDECAR,
+    cards_of,
+    has_sidecar,
+    is_foreign,
+    wanted_node,
+    worker_ended,
+    worker_status,
+)
 
 if TYPE_CHECKING:
     from tests.simulation.clock import Clock
@@ -25,42 +34,6 @@ SAMPLE_SECONDS = 2.0
 UNCHANGED_SECONDS = 20.0
 NOT_READY_AFTER_SECONDS = 10.0
 EVICTED_AFTER_SECONDS = 60.0
-MISSING_CARD = "missing"
-ABSURD_CARD = "absurd"
-
-
-@dataclass(slots=True)
-class PhysicalCard:
-    uuid: str
-    total_bytes: int
-    driver_bytes: int
-    stranger_bytes: int = 0
-    healthy: bool = True
-    # "", MISSING_CARD or ABSURD_CARD: how the agent's readings of it are wrong.
-    misread: str = ""
-
-
-@dataclass(slots=True)
-class Machine:
-    """A node's hardware and its kubelet. `powered` and `connected` are not known to the API."""
-
-    name: str
-    plan: NodePlan
-    cards: dict[str, PhysicalCard]
-    powered: bool = True
-    connected: bool = True
-    agent_runs: bool = True
-    workers: dict[str, Worker] = field(default_factory=dict["str", "Worker"])
-    gone: bool = False
-    published: tuple[float, object] = (float("-inf"), None)
-
-    def used_bytes(self, uuid: str) -> int:
-        ours = sum(w.memory_on(uuid) for w in self.workers.values())
-        return self.cards[uuid].stranger_bytes + ours
-
-    def room_bytes(self, uuid: str) -> int:
-        card = self.cards[uuid]
-        return card.total_bytes - card.driver_bytes - self.used_bytes(uuid)
 
 
 class Cluster:
@@ -106,10 +79,12 @@ class Cluster:
 
     # -- the watch of scheduler, kubelets and garbage collector
 
-    def _watch(self, kind: Kind, event_type: str, manifest: Manifest) -> None:
+    def _watch(self, kind: AnyKind, event_type: str, manifest: Manifest) -> None:
         random = self.clock.random
         metadata = manifest["metadata"]
-        if kind is Kind.POD and event_type == "ADDED":
+        if kind is Kind.POD and is_foreign(manifest):
+            self._foreign(event_type, metadata)
+        elif kind is Kind.POD and event_type == "ADDED":
             self.clock.after(random.uniform(0.1, 1.0), lambda: self._bind(metadata["uid"]))
         elif kind is Kind.POD and event_type == "MODIFIED" and "deletionTimestamp" in metadata:
             self.clock.after(random.uniform(0.0, 0.3), lambda: self._terminate(metadata["uid"]))
@@ -119,15 +94,23 @@ class Cluster:
             delay = random.uniform(0.2, 5.0)
             self.clock.after(delay, lambda: self._collect(metadata["uid"]))
 
+    def _foreign(self, event_type: str, metadata: Manifest) -> None:
+        """Its container ends at once when it is asked to."""
+        if event_type == "MODIFIED" and "deletionTimestamp" in metadata:
+            self.clock.after(0.5, lambda: self._remove(metadata["uid"]))
+
     def _collect(self, job_uid: str) -> None:
         """Background deletion of what the job owned; looks again for what was created late."""
+        for service in self.api.list(OtherKind.SERVICE):
+            if any(one["uid"] == job_uid for one in service["metadata"]["ownerReferences"]):
+                self.api.remove(OtherKind.SERVICE, service["metadata"]["uid"], "garbage-collector")
         for pod in self.api.list(Kind.POD) if self.collects else ():
             owners = pod["metadata"].get("ownerReferences") or ()
             if any(owner["uid"] == job_uid for owner in owners):
                 self.delete_pod(pod, "garbage-collector")
                 self.clock.after(20.0, lambda: self._collect(job_uid))
 
-    def delete_pod(self, pod: Manifest, by: str, grace: float = 30) -> None:
+    def delete_pod(self, pod: Manifest, by: str, grace: float | None = None) -> None:
         metadata = pod["metadata"]
         try:
             self.api.delete(
@@ -220,13 +203,19 @@ class Cluster:
         if machine.gone or not machine.powered:
             return
         if not machine.connected:
+            machine.unsaid.add(worker.pod_uid)
             self.clock.after(3.0, lambda: self.ended(worker, status, phase))
             return
+        machine.unsaid.discard(worker.pod_uid)
         pod = self.api.find(Kind.POD, worker.pod_uid)
         if pod is None:
             return
         ended = {**status, "finishedAt": format_time(self.clock.moment)}
         containers = [worker_status({"terminated": ended})]
+        if has_sidecar(pod) and "deletionTimestamp" not in pod["metadata"]:
+            # A container that knows nothing of the worker's end keeps the pod as it is.
+            phase = "Running"
+            containers.append({"name": SIDECAR, "state": {"running": {}}})
         pod = self._pod_status(pod, {"phase": phase, "containerStatuses": containers})
         if pod is not None and "deletionTimestamp" in pod["metadata"]:
             uid = worker.pod_uid
@@ -266,6 +255,7 @@ class Cluster:
             for worker in list(machine.workers.values()):
                 worker.vanish()
             machine.workers.clear()
+            machine.unsaid.clear()
         self.clock.after(NOT_READY_AFTER_SECONDS, lambda: self._not_ready(machine))
         self.clock.after(EVICTED_AFTER_SECONDS, lambda: self._evict(machine))
         self.clock.after(seconds, lambda: self._reconnect(machine))
@@ -276,15 +266,17 @@ class Cluster:
         machine.connected = machine.powered = True
         self._patch_node(machine, {"status": {"conditions": [self._ready(True)]}})
         for pod in self.api.list(Kind.POD):
-            if pod["spec"].get("nodeName") != machine.name:
+            if pod["spec"].get("nodeName") != machine.name or is_foreign(pod):
                 continue
             uid = pod["metadata"]["uid"]
+            if uid in machine.unsaid:
+                continue
             if uid in machine.workers:
                 if "deletionTimestamp" in pod["metadata"]:
                     self._terminate(uid)
             elif "deletionTimestamp" in pod["metadata"]:
                 self.api.remove(Kind.POD, uid, "kubelet")
-            elif pod["status"]["phase"] == "Running":
+            elif pod["status"]["phase"] == "Running" and not worker_ended(pod):
                 lost = {"exitCode": 137, "reason": "ContainerStatusUnknown"}
                 containers = [worker_status({"terminated": lost})]
                 self._pod_status(pod, {"phase": "Failed", "containerStatuses": containers})

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from random import Random
 
-from tests.simulation.api_server import Unavailable
+from gpujob_operator.act.kube import Unavailable
 
 FAULTS_END_SECONDS = 300.0
 
@@ -51,7 +51,7 @@ class Faults:
 
     def before_write(self, random: Random) -> None:
         if random.random() < self.write_error:
-            raise Unavailable("500")
+            raise Unavailable(503, "ServiceUnavailable", "the server is overloaded")
 
     def counts_down_to_crash(self) -> bool:
         if self.crashes and self.writes >= self.crashes[0]:

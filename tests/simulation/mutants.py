@@ -12,11 +12,11 @@ from gpujob_api.gpujob import (
 )
 from gpujob_api.gpunode import GPUNode
 from gpujob_api.report import CheckpointReport
-from gpujob_operator.decide import conditions
-from gpujob_operator.decide.capacity import holds_cards
-from gpujob_operator.decide.plan import DeletePod, Plan, PlanItem, WriteStatus
+from gpujob_operator.decide.capacity.cluster import holds_cards
+from gpujob_operator.decide.model import conditions
+from gpujob_operator.decide.model.plan import DeletePod, Plan, PlanItem, WriteStatus
+from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.planner import plan
-from gpujob_operator.decide.snapshot import Snapshot
 
 PlanFunction = Callable[[Snapshot, datetime], Plan]
 

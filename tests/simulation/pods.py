@@ -1,20 +1,39 @@
 """What the simulated kubelet and scheduler read off a pod."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from gpujob_api.meta import ANNOTATION_GPUS
-from tests.simulation.api_server import Manifest
+
+SIDECAR = "sidecar"
 
 
-def wanted_node(pod: Manifest) -> str:
+def is_foreign(pod: Mapping[str, Any]) -> bool:
+    """Nobody of ours made it: it names no node that the scheduler should choose."""
+    return "affinity" not in pod["spec"]
+
+
+def has_sidecar(pod: Mapping[str, Any]) -> bool:
+    return any(one["name"] == SIDECAR for one in pod["spec"]["containers"])
+
+
+def wanted_node(pod: Mapping[str, Any]) -> str:
     affinity = pod["spec"]["affinity"]["nodeAffinity"]
     required = affinity["requiredDuringSchedulingIgnoredDuringExecution"]
     return required["nodeSelectorTerms"][0]["matchFields"][0]["values"][0]
 
 
-def cards_of(pod: Manifest) -> list[str]:
+def cards_of(pod: Mapping[str, Any]) -> list[str]:
     return pod["metadata"]["annotations"][ANNOTATION_GPUS].split(",")
 
 
 def worker_status(state: dict[str, Any]) -> dict[str, Any]:
     return {"name": "worker", "state": state}
+
+
+def worker_ended(pod: Mapping[str, Any]) -> dict[str, Any] | None:
+    """How the worker's container ended, whatever else still runs beside it."""
+    for container in pod["status"].get("containerStatuses") or ():
+        if container["name"] == "worker":
+            return container["state"].get("terminated")
+    return None

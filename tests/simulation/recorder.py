@@ -3,24 +3,38 @@
 It reads only what was committed and what the machines really did, never what an operator believes.
 """
 
-import re
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gpujob_api.codec import parse_time
-from gpujob_api.gpujob import GPUJob
+from gpujob_api.gpujob import GPUJob, StopReason
 from gpujob_api.manifest import gpujob_from_manifest
-from gpujob_operator.decide.capacity import holds_cards
-from gpujob_operator.decide.conditions import SCHEDULED, find
+from gpujob_api.settings import ENV_GRACE_SECONDS
+from gpujob_operator.decide.capacity.cluster import holds_cards
 from gpujob_operator.observe.cache import Kind
-from tests.simulation.api_server import ApiServer, Manifest, Revision
+from tests.simulation.api_server import ApiServer, Manifest, OtherKind, Revision
+from tests.simulation.job_facts import (
+    deleted,
+    held,
+    is_leak,
+    is_shrink,
+    now_text,
+    reason,
+    wants_all,
+)
+from tests.simulation.pods import worker_ended
 
 # A decision may rest on a reading this old: staleness limit, watch lag and writes under way.
 READING_WINDOW_SECONDS = 45.0
 FINAL = ("Succeeded", "Failed")
-_NUMBER = re.compile("[0-9]")
+# Writes and events are under way for so long; times in objects are whole seconds.
+GRACE_SLACK_SECONDS = 8.0
+# From the deletion of a job that somebody's finalizer keeps until its pods are asked to go.
+DELETION_SECONDS = 90.0
+# The node itself goes at a time that nobody here decides.
+DEADLINE_OF_OTHERS = frozenset({"NodeReclaimed"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +55,16 @@ class _Reading:
     stranger_bytes: int
 
 
+@dataclass(slots=True)
+class Story:
+    """What became of a job, and when."""
+
+    submitted_at: float
+    first_pod_at: float | None = None
+    ended_at: float | None = None
+    end: str = ""
+
+
 class Recorder:
     """Feed it every revision; `violations` is what it found."""
 
@@ -49,6 +73,17 @@ class Recorder:
         self.operator_writes = 0
         self.last_operator_write = 0.0
         self.attempts: dict[str, int] = {}
+        self.stories: dict[str, Story] = {}
+        # The pods that an operator created, by UID, with the job and the attempt they are of.
+        self._ours: dict[str, tuple[str, int]] = {}
+        # How the workers of an attempt ended, by rank, as kubelets said.
+        self._exits: dict[tuple[str, int], dict[int, int]] = defaultdict(dict)
+        self._deleted_at: dict[str, float] = {}
+        # Attempts whose end may be unseen: of a pod that somebody else than an operator took away,
+        # or that ended just before an operator did.
+        self._ended: set[str] = set()
+        self._robbed: set[tuple[str, int]] = set()
+        self._asked_to_go: set[str] = set()
         self._api = api
         self._operators = operators
         self._jobs: dict[str, GPUJob] = {}
@@ -57,7 +92,7 @@ class Recorder:
 
     def observe(self, revision: Revision) -> None:
         ours = revision.by in self._operators
-        if ours:
+        if ours and revision.kind is not OtherKind.LEASE:
             self.operator_writes += 1
             self.last_operator_write = revision.at
         if revision.kind is Kind.GPU_NODE:
@@ -66,6 +101,22 @@ class Recorder:
             self._job(revision, ours=ours)
         elif revision.kind is Kind.POD:
             self._pod(revision, ours=ours)
+
+    def operator_broke(self, what: str, error: BaseException) -> None:
+        """I15: nothing that can be read ends a process, or a cycle."""
+        text = f"{what}: {type(error).__name__}: {str(error)[:200]}"
+        now = self._api.now
+        self.violations.append(Violation("I15", now, text))
+
+    def pods_of_ours(self) -> list[Manifest]:
+        """The pods that there are and that an operator created."""
+        return [pod for pod in self._api.list(Kind.POD) if pod["metadata"]["uid"] in self._ours]
+
+    def job_of(self, pod: Manifest) -> str:
+        return self._ours[pod["metadata"]["uid"]][0]
+
+    def live_pods(self, job_uid: str) -> list[Manifest]:
+        return [pod for pod in self.pods_of_ours() if self.job_of(pod) == job_uid and is_live(pod)]
 
     def _fail(self, invariant: str, revision: Revision, message: str) -> None:
         self.violations.append(Violation(invariant, revision.at, message))
@@ -95,14 +146,23 @@ class Recorder:
         before = self._jobs.get(uid)
         if revision.type == "DELETED":
             self._jobs.pop(uid, None)
+            self._deleted_at.pop(uid, None)
             return
+        if "deletionTimestamp" in revision.object["metadata"]:
+            self._deleted_at.setdefault(uid, revision.at)
         job = gpujob_from_manifest(revision.object)
         self._jobs[uid] = job
-        self.attempts[job.metadata.name] = job.status.attempt
+        key = f"{job.metadata.namespace}/{job.metadata.name}"
+        self.attempts[key] = job.status.attempt
+        if before is None:
+            self.stories[key] = Story(revision.at)
+        elif job.finished and not before.finished:
+            self.stories[key].ended_at = revision.at
+            self.stories[key].end = job.status.phase.value
         if before is None or not ours:
             return
         self._check_life(revision, before, job)
-        if _held(job) != _held(before) and holds_cards(job):
+        if held(job) != held(before) and holds_cards(job):
             self._check_cards(revision, before, job)
 
     def _check_life(self, revision: Revision, before: GPUJob, job: GPUJob) -> None:
@@ -111,19 +171,55 @@ class Recorder:
         if job.status.attempt < before.status.attempt + is_new:
             attempts = f"{before.status.attempt} to {job.status.attempt}"
             self._fail("I3", revision, f"{name}: attempt went from {attempts}")
-        if not job.finished and job.status.placement is None and not _reason(job):
+        if not job.finished and job.status.placement is None and not reason(job):
             self._fail("I4", revision, f"{name} waits without a reason")
         if before.finished and job.status.phase is not before.status.phase:
             phases = f"{before.status.phase.value} to {job.status.phase.value}"
             self._fail("I5", revision, f"{name}: went from {phases}")
+        self._check_end_is_true(revision, before, job)
         saved = before.status.checkpoint
         now = job.status.checkpoint
         if saved is not None and (now is None or now.step < saved.step):
             self._fail("I6", revision, f"{name}: durable step {saved.step} became {now}")
         if job.status.stop != before.status.stop and job.status.stop is not None:
-            left = (job.status.stop.deadline - parse_time(_now_text(revision))).total_seconds()
-            if left < 0:
-                self._fail("I13", revision, f"{name}: told to stop with {left:.0f} s left")
+            self._check_new_stop(revision, job, job.status.stop)
+
+    def _check_end_is_true(self, revision: Revision, before: GPUJob, job: GPUJob) -> None:
+        """I15, I5: a job's end is that of its own workers, and is the end."""
+        name, attempt = job.metadata.name, job.status.attempt
+        key = (job.metadata.uid, before.status.attempt)
+        exits = self._exits[key]
+        done = [rank for rank, code in exits.items() if code == 0]
+        if job.status.phase.value == "Succeeded" and not before.finished:
+            if len(done) < job.spec.workers:
+                self._fail("I15", revision, f"{name} Succeeded; its workers ended with {exits}")
+        elif (
+            attempt > before.status.attempt
+            and len(done) == job.spec.workers
+            and key not in self._robbed
+        ):
+            self._fail("I5", revision, f"{name}: attempt {attempt}, the one before was done")
+
+    def _check_new_stop(self, revision: Revision, job: GPUJob, stop: StopReason) -> None:
+        """I13, I15: with all the grace that the workers were told of, and for a true reason."""
+        name = job.metadata.name
+        left = (stop.deadline - parse_time(now_text(revision))).total_seconds()
+        if left < 0:
+            self._fail("I13", revision, f"{name}: told to stop with {left:.0f} s left")
+        pods = [
+            pod for pod in self.pods_of_ours()
+            if self._ours[pod["metadata"]["uid"]] == (job.metadata.uid, job.status.attempt)
+        ]  # fmt: skip
+        told = max([_told_grace(pod) for pod in pods if is_live(pod)], default=left)
+        # The workers of a gang are asked to agree on a step first, for half as long again.
+        most = told * 1.5 if job.spec.workers > 1 else told
+        fits = told - GRACE_SLACK_SECONDS <= left <= most + GRACE_SLACK_SECONDS
+        if not fits and stop.reason not in DEADLINE_OF_OTHERS:
+            text = f"{name} {stop.reason}: {left:.0f} s of grace, its workers know of {told}"
+            self._fail("I13", revision, text)
+        ended = any(self._exits[job.metadata.uid, job.status.attempt].values())
+        if stop.reason == "WorkerEnded" and not ended:
+            self._fail("I15", revision, f"{name}: {stop.message}; no worker of it ended")
 
     def _check_cards(self, revision: Revision, before: GPUJob, job: GPUJob) -> None:
         placement = job.status.placement
@@ -138,7 +234,7 @@ class Recorder:
 
     def _check_room(self, revision: Revision, before: GPUJob, job: GPUJob, uuid: str) -> None:
         """Over capacity in the light of every reading that the decision may have known."""
-        if _is_shrink(before, job) or _is_leak(before, job):
+        if is_shrink(before, job) or is_leak(before, job):
             return
         reserved = sum(
             other.status.reservation.memory_bytes
@@ -155,7 +251,7 @@ class Recorder:
 
     def _check_alone(self, revision: Revision, job: GPUJob, uuid: str) -> None:
         tenants = self._tenants(uuid)
-        if len(tenants) > 1 and any(_wants_all(tenant) for tenant in tenants):
+        if len(tenants) > 1 and any(wants_all(tenant) for tenant in tenants):
             names = ", ".join(tenant.metadata.name for tenant in tenants)
             self._fail("I2", revision, f"{uuid} is shared by {names}")
 
@@ -178,38 +274,104 @@ class Recorder:
     # -- pods
 
     def _pod(self, revision: Revision, *, ours: bool) -> None:
-        job_uid, attempt = _labels(revision.object)
+        uid = revision.object["metadata"]["uid"]
+        if revision.type == "ADDED" and ours:
+            self._ours[uid] = _labels(revision.object)
+        if uid not in self._ours:
+            if ours and not self._gave_itself_up(revision.object):
+                self._fail("I15", revision, f"{_name(revision)} is no pod of ours: {revision.type}")
+            return
+        job_uid, attempt = self._ours[uid]
         job = self._jobs.get(job_uid)
+        self._note_end(revision, uid)
         if revision.type == "ADDED":
             self._check_pod(revision, job, job_uid, attempt)
-        elif ours and revision.type in ("MODIFIED", "DELETED") and job is not None:
+        elif ours and job is not None:
             self._check_stop(revision, job, attempt)
+
+    def _gave_itself_up(self, pod: Manifest) -> bool:
+        """It says that a job controls it that is gone, or one of its own namespace, as with any
+        controller: that job may take it away, and the garbage collector will. It is no worker."""
+        metadata = pod["metadata"]
+        for owner in metadata.get("ownerReferences") or ():
+            job = self._jobs.get(owner["uid"])
+            if owner.get("controller") and (
+                job is None or job.metadata.namespace == metadata["namespace"]
+            ):
+                return True
+        return False
+
+    def _note_end(self, revision: Revision, uid: str) -> None:
+        """How the worker ended, and who took the pod away first."""
+        pod, attempt = revision.object, self._ours[uid]
+        if (ended := worker_ended(pod)) is not None:
+            rank = int(pod["metadata"]["name"].rpartition("-")[2])
+            self._exits[attempt][rank] = ended["exitCode"]
+            self._ended.add(uid)
+        going = revision.type == "DELETED" or "deletionTimestamp" in pod["metadata"]
+        if going and uid not in self._asked_to_go:
+            self._asked_to_go.add(uid)
+            # Nobody can say of one that was asked to go while it ran whether it was done.
+            if revision.by not in self._operators or uid not in self._ended:
+                self._robbed.add(attempt)
 
     def _check_pod(
         self, revision: Revision, job: GPUJob | None, job_uid: str, attempt: int
     ) -> None:
         name = revision.object["metadata"]["name"]
-        live = [
-            _labels(pod)[1]
-            for pod in self._api.list(Kind.POD)
-            if _labels(pod)[0] == job_uid and pod["status"]["phase"] not in FINAL
-        ]
-        if len(set(live)) > 1:
-            self._fail("I3", revision, f"{name}: live pods of attempts {sorted(set(live))}")
+        of_job = [self._ours[pod["metadata"]["uid"]][1] for pod in self.live_pods(job_uid)]
+        if len(set(of_job)) > 1:
+            self._fail("I3", revision, f"{name}: live pods of attempts {sorted(set(of_job))}")
         if job is None:
             return
+        story = self.stories[f"{job.metadata.namespace}/{job.metadata.name}"]
+        story.first_pod_at = revision.at if story.first_pod_at is None else story.first_pod_at
         if job.finished:
             self._fail("I5", revision, f"{name}: a pod of a {job.status.phase.value} job")
         elif job.status.placement is None or job.status.attempt != attempt:
             self._fail("I3", revision, f"{name}: the job is at attempt {job.status.attempt}")
 
     def _check_stop(self, revision: Revision, job: GPUJob, attempt: int) -> None:
-        """A pod of the attempt in force is stopped only after the reason is durable."""
+        """A pod of the attempt in force is stopped only after the reason is durable, with the
+        grace that its worker was told of."""
         pod = revision.object
-        live = (revision.before or pod)["status"]["phase"] not in FINAL
+        live = is_live(revision.before or pod)
         current = attempt == job.status.attempt and holds_cards(job)
-        if live and current and job.status.stop is None:
-            self._fail("I13", revision, f"{pod['metadata']['name']} stopped without a reason")
+        if live and current and job.status.stop is None and not deleted(job):
+            self._fail("I13", revision, f"{_name(revision)} stopped without a reason")
+        given = pod["metadata"].get("deletionGracePeriodSeconds")
+        if not live or given is None or revision.type == "DELETED":
+            return
+        told, stop = _told_grace(pod), job.status.stop
+        short = current and (stop is None or stop.reason not in DEADLINE_OF_OTHERS)
+        if given > told + 1 or (short and given < told - 1):
+            text = f"{given} s of grace given, {told} told"
+            self._fail("I13", revision, f"{_name(revision)}: {text}")
+
+    def check_deleted(self, since: float) -> None:
+        """I7: the pods of a job that was deleted and is kept by a finalizer are asked to go.
+
+        `since` is when faults that could hold that up were over.
+        """
+        for uid, at in self._deleted_at.items():
+            late = self._api.now - max(at, since) > DELETION_SECONDS
+            kept = [
+                pod for pod in self.live_pods(uid) if "deletionTimestamp" not in pod["metadata"]
+            ]
+            if late and kept:
+                name = kept[0]["metadata"]["name"]
+                text = f"{name} runs on, its job was deleted at {at:.0f} s"
+                self.violations.append(Violation("I7", self._api.now, text))
+
+
+def is_live(pod: Mapping[str, Any]) -> bool:
+    """Its worker may still be there, for all that the API knows."""
+    return pod["status"]["phase"] not in FINAL and worker_ended(pod) is None
+
+
+def _name(revision: Revision) -> str:
+    metadata = revision.object["metadata"]
+    return f"{metadata['namespace']}/{metadata['name']}"
 
 
 def _labels(pod: Mapping[str, Any]) -> tuple[str, int]:
@@ -217,44 +379,7 @@ def _labels(pod: Mapping[str, Any]) -> tuple[str, int]:
     return labels["gpujob.dev/job-uid"], int(labels["gpujob.dev/attempt"])
 
 
-def _held(job: GPUJob) -> tuple[object, ...]:
-    return _places(job), job.status.reservation
-
-
-def _wants_all(job: GPUJob) -> bool:
-    held = job.status.reservation
-    whole = held is not None and (held.exclusive or held.source.value == "WholeCard")
-    return whole or job.spec.sharing.mode.value == "Exclusive"
-
-
-def _is_shrink(before: GPUJob, job: GPUJob) -> bool:
-    one, other = before.status.reservation, job.status.reservation
-    same = _places(before) == _places(job)
-    return same and one is not None and other is not None and other.memory_bytes <= one.memory_bytes
-
-
-def _is_leak(before: GPUJob, job: GPUJob) -> bool:
-    """The job was measured above what it held: the write tells what is so already."""
-    measured, held = job.status.measurement, before.status.reservation
-    same = _places(before) == _places(job)
-    return same and None not in (measured, held) and measured.memory_bytes > held.memory_bytes  # type: ignore[union-attr]
-
-
-def _reason(job: GPUJob) -> str:
-    """Why the job waits; with a number where room or quota is missing."""
-    found = find(job.status, SCHEDULED)
-    if found is None or (
-        found.reason in ("NoRoom", "OverQuota") and not _NUMBER.search(found.message)
-    ):
-        return ""
-    return found.message
-
-
-def _now_text(revision: Revision) -> str:
-    return revision.object["status"]["observedAt"]
-
-
-def _places(job: GPUJob) -> object:
-    """Where the job is; the UIDs of its pods become known later and move nobody."""
-    placement = job.status.placement
-    return None if placement is None else [(w.rank, w.node, w.gpus) for w in placement.workers]
+def _told_grace(pod: Mapping[str, Any]) -> int:
+    worker = next(one for one in pod["spec"]["containers"] if one["name"] == "worker")
+    found = [one["value"] for one in worker["env"] if one["name"] == ENV_GRACE_SECONDS]
+    return int(found[0])

@@ -4,6 +4,7 @@ Prints each seed that breaks a promise, with the command that replays it, and en
 """
 
 import argparse
+import logging
 import subprocess
 import sys
 import time
@@ -12,7 +13,8 @@ from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 
-from tests.simulation.simulation import Result, run_seed
+from tests.simulation.result import Result
+from tests.simulation.simulation import run_seed
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -81,4 +83,5 @@ def _commit() -> str:
 
 
 if __name__ == "__main__":
+    logging.getLogger("gpujob_operator").setLevel(logging.CRITICAL)
     sys.exit(main())

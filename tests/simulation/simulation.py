@@ -1,23 +1,23 @@
 """One seed: a cluster, its jobs, operators and incidents; what came of it, checked."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import suppress
 from datetime import datetime
 
 from gpujob_api.gpujob import GPUJob, StopReason
 from gpujob_api.manifest import gpujob_from_manifest
 from gpujob_api.meta import API_VERSION
 from gpujob_api.report import Report
-from gpujob_operator.decide.conditions import RUNNING, find
-from gpujob_operator.decide.configuration import Configuration
-from gpujob_operator.decide.plan import Plan
+from gpujob_operator.act.kube import AlreadyExists, NotFound
+from gpujob_operator.decide.model.conditions import RUNNING, find
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.plan import Plan
+from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.planner import Planner
-from gpujob_operator.decide.snapshot import Snapshot
 from gpujob_operator.observe.cache import Kind
-from tests.harness.builders import NAMESPACE
-from tests.simulation.api_server import ApiServer, Manifest, NotFound
+from tests.simulation.api_server import ApiServer, Manifest
 from tests.simulation.clock import Clock
-from tests.simulation.cluster import ABSURD_CARD, MISSING_CARD, Cluster, Machine
+from tests.simulation.cluster import Cluster
 from tests.simulation.faults import (
     FAULTS_END_SECONDS,
     Faults,
@@ -25,30 +25,22 @@ from tests.simulation.faults import (
     make_faults,
     make_incidents,
 )
-from tests.simulation.operator_shell import Lease, OperatorShell
-from tests.simulation.recorder import FINAL, Recorder, Violation
+from tests.simulation.hostile import HostileAuthor
+from tests.simulation.job_facts import end_of, key_of
+from tests.simulation.machines import ABSURD_CARD, MISSING_CARD, Machine
+from tests.simulation.operator_shell import OperatorShell, Parts, World
+from tests.simulation.pods import is_foreign, worker_ended
+from tests.simulation.recorder import FINAL, Recorder, Violation, is_live
+from tests.simulation.result import Result
+from tests.simulation.troubles import Troubles
 from tests.simulation.worker import Disk, Worker
-from tests.simulation.workloads import Scenario, Submission, make_scenario
+from tests.simulation.workloads import ANY_END, Scenario, Submission, make_scenario
 
 PlanFunction = Callable[[Snapshot, datetime], Plan]
 END_SECONDS = 6000.0
 QUIET_SECONDS = 90.0
 RESTART_SECONDS = 3.0
 CONFIGURATION = Configuration(report_url="http://operator/report")
-
-
-@dataclass(slots=True)
-class Result:
-    """How a seed ended. `ends` is the final phase by job name."""
-
-    seed: int
-    violations: list[Violation] = field(default_factory=list[Violation])
-    ends: dict[str, str] = field(default_factory=dict[str, str])
-    attempts: dict[str, int] = field(default_factory=dict[str, int])
-    writes: int = 0
-    cycles: int = 0
-    revisions: int = 0
-    seconds: float = 0.0
 
 
 class Simulation:
@@ -61,6 +53,7 @@ class Simulation:
         incidents: list[Incident] | None = None,
         operators: int | None = None,
         plan: PlanFunction | None = None,
+        parts: Parts | None = None,
         end_seconds: float = END_SECONDS,
     ) -> None:
         self._end_seconds = end_seconds
@@ -78,7 +71,15 @@ class Simulation:
         self.shells: list[OperatorShell] = []
         self.cycles = 0
         self._plan = plan
-        self._lease = Lease()
+        self._parts = parts or Parts()
+        self.troubles = Troubles(self.clock, self.scenario.troubles)
+        self._world = World(
+            self.clock, self.api, self.faults, self.troubles, self.recorder.operator_broke
+        )
+        self._hostile = HostileAuthor(self.clock, self.api, self.cluster)
+        self._lists = 0
+        self._someone_reads = False
+        self._is_rough = bool(self.incidents or self.scenario.troubles) or self.faults != Faults()
         self._count = (2 if seed % 3 == 0 else 1) if operators is None else operators
 
     def run(self) -> Result:
@@ -91,11 +92,16 @@ class Simulation:
             self._submit(submission)
         for incident in self.incidents:
             self.clock.after(incident.at, lambda incident=incident: self._happen(incident))
+        for impostor in self.scenario.impostors:
+            self.clock.after(impostor.at, lambda it=impostor: self._hostile.appear(it))
         self.clock.every(1.0, self._supervise)
         self.clock.run_until(FAULTS_END_SECONDS, self._is_broken)
         self.faults.stop()
         self._settle()
-        return self._result()
+        result = self._result()
+        for shell in self.shells:
+            shell.close()
+        return result
 
     def _settle(self) -> None:
         """Until every job is where it belongs and nothing was written for a while."""
@@ -109,13 +115,13 @@ class Simulation:
         return bool(self.recorder.violations)
 
     def _is_where_it_belongs(self, job: GPUJob) -> bool:
+        if job.metadata.deletion_timestamp is not None:
+            return not self.recorder.live_pods(job.metadata.uid)
         return job.finished or self._expected(job) == "Pending"
 
     def _expected(self, job: GPUJob) -> str:
         return next(
-            one.workload.expected
-            for one in self.scenario.submissions
-            if one.name == job.metadata.name
+            one.workload.expected for one in self.scenario.submissions if one.key == key_of(job)
         )
 
     # -- operators
@@ -124,9 +130,7 @@ class Simulation:
         name = f"operator-{len(self.operator_names)}"
         self.operator_names.add(name)
         self.shells.append(
-            OperatorShell(
-                name, self.clock, self.api, self._lease, self.faults, self._planner(), CONFIGURATION
-            )
+            OperatorShell(name, self._world, self._planner(), CONFIGURATION, self._parts)
         )
 
     def _planner(self) -> PlanFunction:
@@ -135,43 +139,55 @@ class Simulation:
 
     def _supervise(self) -> bool:
         """Starts an operator for each that died, as its Deployment does."""
+        self.recorder.check_deleted(FAULTS_END_SECONDS if self._is_rough else 0.0)
         for shell in [shell for shell in self.shells if not shell.alive]:
             self.shells.remove(shell)
-            self.cycles += shell.cycles
+            self._count_of(shell)
             self.clock.after(RESTART_SECONDS, self._start_operator)
         return True
+
+    def _count_of(self, shell: OperatorShell) -> None:
+        self.cycles += shell.cycles
+        self._lists += sum(
+            count for (verb, _), count in shell.kube.requests.items() if verb == "list"
+        )
 
     # -- users
 
     def _submit(self, submission: Submission) -> None:
+        metadata: Manifest = {"name": submission.name, "namespace": submission.namespace}
+        if submission.finalizer:
+            metadata["finalizers"] = [submission.finalizer]
         job = {
             "apiVersion": API_VERSION,
             "kind": "GPUJob",
-            "metadata": {"name": submission.name, "namespace": NAMESPACE},
+            "metadata": metadata,
             "spec": submission.spec,
         }
-        name = submission.name
         self.clock.after(submission.at, lambda: self.api.create(Kind.JOB, job, "user"))
         if submission.delete_at is not None:
-            self.clock.after(submission.delete_at, lambda: self._recreate(name, job))
+            self.clock.after(submission.delete_at, lambda: self._recreate(submission, job))
         for at, suspend in ((submission.suspend_at, True), (submission.resume_at, False)):
             if at is not None:
-                self.clock.after(at, lambda suspend=suspend: self._suspend(name, suspend))
+                self.clock.after(at, lambda suspend=suspend: self._suspend(submission, suspend))
 
-    def _recreate(self, name: str, job: Manifest) -> None:
-        """The same name at once again: another job."""
-        self.api.delete(Kind.JOB, NAMESPACE, name, "user")
-        self.api.create(Kind.JOB, job, "user")
+    def _recreate(self, submission: Submission, job: Manifest) -> None:
+        """The same name at once again: another job; where a finalizer keeps it, none."""
+        self.api.delete(Kind.JOB, submission.namespace, submission.name, "user")
+        with suppress(AlreadyExists):
+            self.api.create(Kind.JOB, job, "user")
 
-    def _suspend(self, name: str, suspend: bool) -> None:
-        self.api.patch(Kind.JOB, NAMESPACE, name, {"spec": {"suspend": suspend}}, "user", spec=True)
+    def _suspend(self, submission: Submission, suspend: bool) -> None:
+        patch = {"spec": {"suspend": suspend}}
+        key = (submission.namespace, submission.name)
+        self.api.patch(Kind.JOB, *key, patch, "user", spec=True)
 
     # -- workers
 
     def _start_worker(self, cluster: Cluster, machine: Machine, pod: Manifest) -> Worker:
         labels = pod["metadata"]["labels"]
-        name = labels["gpujob.dev/job"]
-        workload = next(o.workload for o in self.scenario.submissions if o.name == name)
+        key = f"{pod['metadata']['namespace']}/{labels['gpujob.dev/job']}"
+        workload = next(o.workload for o in self.scenario.submissions if o.key == key)
         disk = self.disks.setdefault(labels["gpujob.dev/job-uid"], Disk())
         return Worker(cluster, machine, pod, workload, disk, self._peers_run, self._tell)
 
@@ -189,7 +205,8 @@ class Simulation:
         done = {
             int(pod["metadata"]["labels"]["gpujob.dev/rank"])
             for pod in self.api.list(Kind.POD)
-            if pod["status"]["phase"] == "Succeeded"
+            if not is_foreign(pod)
+            and (worker_ended(pod) or {}).get("exitCode") == 0
             and pod["metadata"]["labels"]["gpujob.dev/job-uid"] == worker.job_uid
             and pod["metadata"]["labels"]["gpujob.dev/attempt"] == str(worker.attempt)
         }
@@ -224,10 +241,12 @@ class Simulation:
     def _strip_owners(self) -> None:
         """Somebody edits the pods: no garbage collector will ever know whose they are."""
         for pod in self.api.list(Kind.POD):
-            name = pod["metadata"]["name"]
+            namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
             patch = {"metadata": {"ownerReferences": None}}
-            self.api.patch(Kind.POD, NAMESPACE, name, patch, "user", spec=True)
-        self.clock.every(60.0, self._delete_what_is_in_the_way)
+            self.api.patch(Kind.POD, namespace, name, patch, "user", spec=True)
+        if not self._someone_reads:
+            self._someone_reads = True
+            self.clock.every(60.0, self._delete_what_is_in_the_way)
 
     def _delete_what_is_in_the_way(self) -> bool:
         """Somebody reads what the jobs say of pods that lost their owner before they were seen."""
@@ -236,7 +255,8 @@ class Simulation:
             if found is None or found.reason != "PodNameTaken":
                 continue
             for pod in self.api.list(Kind.POD):
-                if f"{NAMESPACE}/{pod['metadata']['name']}" in found.message:
+                metadata = pod["metadata"]
+                if f"{metadata['namespace']}/{metadata['name']}" in found.message:
                     self.cluster.delete_pod(pod, "user")
         return self.clock.now < self._end_seconds
 
@@ -291,15 +311,20 @@ class Simulation:
                 *self._check_rest(),
                 *self._check_orphans(),
             ]
+        for shell in self.shells:
+            self._count_of(shell)
         return Result(
             self.seed,
             violations,
-            {job.metadata.name: job.status.phase.value for job in self.jobs()},
+            {key_of(job): end_of(job) for job in self.jobs()},
             dict(self.recorder.attempts),
             self.recorder.operator_writes,
-            self.cycles + sum(shell.cycles for shell in self.shells),
+            self.cycles,
             self.api.version,
             self.clock.now,
+            self._lists,
+            dict(self.troubles.refused),
+            dict(self.recorder.stories),
         )
 
     def _violation(self, invariant: str, message: str) -> Violation:
@@ -310,20 +335,22 @@ class Simulation:
         found: list[Violation] = []
         for submission in self.scenario.submissions:
             try:
-                manifest = self.api.get(Kind.JOB, NAMESPACE, submission.name)
+                manifest = self.api.get(Kind.JOB, submission.namespace, submission.name)
             except NotFound:
-                found.append(self._violation("I4", f"{submission.name} is gone"))
+                found.append(self._violation("I4", f"{submission.key} is gone"))
                 continue
             job = gpujob_from_manifest(manifest)
             found += self._check_end(job, submission)
         return found
 
     def _check_end(self, job: GPUJob, submission: Submission) -> list[Violation]:
-        name, status = job.metadata.name, job.status
+        name, status = submission.key, job.status
         wanted = submission.workload.expected
+        if job.metadata.deletion_timestamp is not None:
+            return []
         reasons = {c.type: f"{c.reason}: {c.message}" for c in status.conditions}
         found: list[Violation] = []
-        if status.phase.value != wanted:
+        if status.phase.value != wanted and wanted != ANY_END:
             invariant = "I9" if job.finished else "I11"
             text = f"{name} is {status.phase.value} after {self.clock.now:.0f} s, not {wanted}"
             found.append(self._violation(invariant, f"{text}; {reasons} {status.counters}"))
@@ -341,12 +368,17 @@ class Simulation:
         return [self._violation("I8", f"an operator wrote {quiet:.0f} s before the end")]
 
     def _check_orphans(self) -> list[Violation]:
-        """I7, of pods that still name their owner: without a reference they are let go."""
-        jobs = {job["metadata"]["uid"] for job in self.api.list(Kind.JOB)}
+        """I7: every pod of ours has a job, and one that lives has a job that is not deleted.
+
+        Those that lost the reference to their owner are let go.
+        """
+        jobs = {job["metadata"]["uid"]: job for job in self.api.list(Kind.JOB)}
+        kept = {uid for uid, job in jobs.items() if "deletionTimestamp" not in job["metadata"]}
         pods = [
             pod["metadata"]["name"]
-            for pod in self.api.list(Kind.POD)
-            if any(o["uid"] not in jobs for o in pod["metadata"].get("ownerReferences") or ())
+            for pod in self.recorder.pods_of_ours()
+            if self.recorder.job_of(pod) not in (kept if is_live(pod) else jobs)
+            and pod["metadata"].get("ownerReferences")
         ]
         return [self._violation("I7", f"pods of no job: {pods}")] if pods else []
 

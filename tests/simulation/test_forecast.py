@@ -14,12 +14,12 @@ from gpujob_api.codec import decode
 from gpujob_api.gpujob import GPUJob, GPUJobSpec
 from gpujob_api.meta import Metadata
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.plan import Plan
+from gpujob_operator.decide.model.plan import Plan
+from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.planner import Planner
-from gpujob_operator.decide.snapshot import Snapshot
-from gpujob_operator.decide.whatif.changes import Changes, changed
-from gpujob_operator.decide.whatif.run import Limits, simulate
-from gpujob_operator.decide.whatif.story import JobStory, Story
+from gpujob_operator.decide.simulation.edits import Changes, changed
+from gpujob_operator.decide.simulation.run import Limits, simulate
+from gpujob_operator.decide.simulation.timeline import JobStory, Story
 from tests.harness.builders import NAMESPACE, T0
 from tests.simulation.faults import Faults
 from tests.simulation.simulation import Simulation

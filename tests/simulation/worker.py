@@ -26,7 +26,8 @@ from gpujob_api.settings import (
 
 if TYPE_CHECKING:
     from tests.simulation.api_server import Manifest
-    from tests.simulation.cluster import Cluster, Machine
+    from tests.simulation.cluster import Cluster
+    from tests.simulation.machines import Machine
     from tests.simulation.workloads import Workload
 
 TICK_SECONDS = 3.0
@@ -226,7 +227,9 @@ class Worker:
         self.ended = True
         reason = "Error" if exit_code else "Completed"
         status: dict[str, object] = {"exitCode": exit_code, "reason": reason}
-        if not self._workload.is_silent:
+        if self._workload.last_words:
+            status["message"] = self._workload.last_words
+        elif not self._workload.is_silent:
             status["message"] = self.report_now(WorkerPhase.FINISHED, failure).termination_message()
         phase = "Succeeded" if exit_code == EXIT_DONE else "Failed"
         self._cluster.ended(self, status, phase)

@@ -1,12 +1,19 @@
 """What jobs really do, which the operator can only find out by measuring; and a seed's jobs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
 from gpujob_api.quantities import GIB, MIB
 from gpujob_api.report import FailureClass
+from tests.harness.builders import NAMESPACE
+from tests.simulation.faults import FAULTS_END_SECONDS
+from tests.simulation.hostile import FOREIGN_FINALIZER, ODD_MESSAGES, Impostor, make_impostors
+from tests.simulation.pods import SIDECAR
+from tests.simulation.troubles import Trouble, TroubleKind
 
+OTHER_NAMESPACE = "other"
+NAMESPACES = (NAMESPACE, OTHER_NAMESPACE)
 ANY_END = "any"
 FIRST_ATTEMPTS = 1
 EVERY_ATTEMPT = 1000
@@ -30,6 +37,8 @@ class Workload:
     leak_bytes_per_second: int = 0
     ignores_sigterm: bool = False
     is_silent: bool = False
+    # What the process leaves as its termination message instead of a report.
+    last_words: str = ""
     expected: str = "Succeeded"
 
     @property
@@ -48,12 +57,25 @@ class Submission:
     delete_at: float | None = None
     suspend_at: float | None = None
     resume_at: float | None = None
+    namespace: str = NAMESPACE
+    # Somebody's finalizer keeps the object when it is deleted, for ever.
+    finalizer: str = ""
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def deleted_for_good(self) -> bool:
+        return bool(self.finalizer) and self.delete_at is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
     nodes: tuple["NodePlan", ...]
     submissions: tuple[Submission, ...]
+    troubles: tuple[Trouble, ...] = ()
+    impostors: tuple[Impostor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +88,9 @@ class NodePlan:
     cpu: int = 32
 
 
-def make_spec(workload_name: str, **fields: Any) -> dict[str, Any]:
+def make_spec(
+    workload_name: str, *, sidecar: bool = False, grace_seconds: int | None = None, **fields: Any
+) -> dict[str, Any]:
     """The spec as a user writes it. Jobs of the same workload have the same command."""
     worker = {
         "name": "worker",
@@ -74,8 +98,13 @@ def make_spec(workload_name: str, **fields: Any) -> dict[str, Any]:
         "command": ["train", workload_name],
         "resources": {"requests": {"cpu": "1", "memory": "1Gi"}},
     }
+    pod: dict[str, Any] = {"containers": [worker]}
+    if sidecar:
+        pod["containers"].append({"name": SIDECAR, "image": "proxy:1"})
+    if grace_seconds is not None:
+        pod["terminationGracePeriodSeconds"] = grace_seconds
     return {
-        "template": {"spec": {"containers": [worker]}},
+        "template": {"spec": pod},
         "checkpoint": {"volumeClaimName": "checkpoints"},
         "retry": {"limit": 3, "hangTimeoutSeconds": 120},
         **fields,
@@ -104,6 +133,7 @@ def _kinds(random: Random) -> list[tuple[int, dict[str, Any], Workload]]:
     """(weight, spec fields, truth) of the kinds of job."""
     user, unknown = FailureClass.USER_ERROR, FailureClass.UNKNOWN
     out_of_memory = FailureClass.OUT_OF_MEMORY
+    odd = random.choice(ODD_MESSAGES)
     once = {"failing_attempts": FIRST_ATTEMPTS, "expected": "Succeeded"}
     hint = {"gpu": {"memory": "4Gi"}, "sharing": {"mode": "Shared"}}
     return [
@@ -124,6 +154,11 @@ def _kinds(random: Random) -> list[tuple[int, dict[str, Any], Workload]]:
         (1, {"gpu": {"memory": "90Gi"}}, Workload(expected="Pending")),
         (1, {"gpusPerWorker": 9}, Workload(expected="Pending")),
         (1, {}, Workload(memory_bytes=23 * GIB, steps=25)),
+        (2, {"sidecar": True}, _healthy(random)),
+        (1, {"sidecar": True, "workers": 2}, _healthy(random)),
+        (1, {"sidecar": True}, _failing(random, failure=unknown, fail_at_step=5, **once)),
+        (2, {"grace_seconds": random.choice([2, 5, 120, 300])}, _healthy(random)),
+        (1, {}, _failing(random, failure=unknown, fail_at_step=3, last_words=odd)),
     ]
 
 
@@ -132,6 +167,9 @@ def _later(random: Random, at: float, workload: Workload) -> tuple[Workload, dic
     luck = random.random()
     if luck < 0.08:
         return workload, {"delete_at": at + random.uniform(0, 150)}
+    if luck > 0.92:
+        deleted = {"delete_at": at + random.uniform(0, 150), "finalizer": FOREIGN_FINALIZER}
+        return replace(workload, expected=ANY_END), deleted
     if luck < 0.16:
         start = at + random.uniform(0, 60)
         return workload, {"suspend_at": start, "resume_at": start + random.uniform(1, 120)}
@@ -139,7 +177,7 @@ def _later(random: Random, at: float, workload: Workload) -> tuple[Workload, dic
 
 
 def make_scenario(seed: int) -> Scenario:
-    """Two to three nodes and four to eight jobs."""
+    """Two to three nodes, and five to nine jobs in two namespaces; some have the same name."""
     random = Random(seed * 7919 + 1)
     nodes = [NodePlan("n0", random.choice([1, 2])), NodePlan("n1", 2)]
     if random.random() < 0.6:
@@ -151,13 +189,48 @@ def make_scenario(seed: int) -> Scenario:
         _, fields, workload = random.choices(kinds, weights)[0]
         at = random.choice([0.0, random.uniform(0, 20), random.uniform(0, 120)])
         workload, later = _later(random, at, workload)
-        name = f"job{number}"
-        spec = make_spec(name, **fields)
-        submissions.append(Submission(name, at, spec, workload, **later))
+        name, namespace = f"job{number // 2}", NAMESPACES[number % 2]
+        spec = make_spec(f"job{number}", **fields)
+        submissions.append(Submission(name, at, spec, workload, **later, namespace=namespace))
         if random.random() < 0.15:
-            twin = Submission(f"{name}b", at + 40, spec, workload)
+            twin = Submission(f"{name}b", at + 40, spec, workload, namespace=namespace)
             submissions.append(twin)
-    return Scenario(tuple(nodes), tuple(submissions))
+    return Scenario(
+        tuple(nodes),
+        tuple(submissions),
+        tuple(_troubles(random, submissions)),
+        tuple(make_impostors(random, FAULTS_END_SECONDS)),
+    )
+
+
+def _troubles(random: Random, submissions: list[Submission]) -> list[Trouble]:
+    """What one namespace, or one of its jobs, suffers for a while; some seeds have nothing."""
+    found: list[Trouble] = []
+    for _ in range(random.choice([0, 0, 1, 2])):
+        start = random.uniform(0, FAULTS_END_SECONDS / 2)
+        found.append(make_trouble(random, random.choice(submissions), start))
+    return found
+
+
+def make_trouble(
+    random: Random,
+    victim: Submission,
+    start: float,
+    kind: TroubleKind | None = None,
+    seconds: float | None = None,
+) -> Trouble:
+    """Of the victim's namespace; of the victim alone where an object is too large."""
+    kind = kind or random.choice(list(TroubleKind))
+    alone = kind is TroubleKind.TOO_LARGE or random.random() < 0.3
+    lasts = random.uniform(10, FAULTS_END_SECONDS / 2) if seconds is None else seconds
+    return Trouble(
+        kind,
+        victim.namespace,
+        start,
+        min(start + lasts, FAULTS_END_SECONDS),
+        victim.name if alone else "",
+        random.choice([0.8, 3.0, 6.0]),
+    )
 
 
 def make_crowded_scenario(seed: int) -> Scenario:
@@ -171,7 +244,7 @@ def make_crowded_scenario(seed: int) -> Scenario:
             utilization_percent=10.0,
             ignores_sigterm=random.random() < 0.4,
         )
-        fields = {"sharing": {"mode": "Exclusive"}} if number % 3 == 2 else {}
+        fields: dict[str, Any] = {"sharing": {"mode": "Exclusive"}} if number % 3 == 2 else {}
         at = random.uniform(0, 60)
         suspend = at + random.uniform(5, 60) if random.random() < 0.4 else None
         resume = None if suspend is None else suspend + random.uniform(1, 30)
@@ -185,6 +258,7 @@ def make_crowded_scenario(seed: int) -> Scenario:
                 delete_at=at + 30 if number == 1 else None,
                 suspend_at=suspend,
                 resume_at=resume,
+                namespace=NAMESPACES[number % 2],
             )
         )
     return Scenario((NodePlan("n0", 1), NodePlan("n1", 1)), tuple(submissions))

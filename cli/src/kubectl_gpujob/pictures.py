@@ -8,7 +8,7 @@ import yaml
 
 from gpujob_api.codec import FieldError
 from gpujob_operator.cycle import cycle_from_text
-from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.read.configuration import configuration_from_text
 from gpujob_operator.read.snapshot import snapshot_of
 from kubectl_gpujob.cluster import Cluster

@@ -4,8 +4,8 @@ from typing import Any
 
 from gpujob_api.codec import FieldError, encode
 from gpujob_operator.cycle import find_job
-from gpujob_operator.decide.account import Account, Candidate, account
-from gpujob_operator.decide.account_words import rows as rows  # the operator's replay says the same
+from gpujob_operator.decide.explain.placement_explanation import Account, Candidate, account
+from gpujob_operator.decide.explain.words import rows as rows
 from kubectl_gpujob.errors import UserError
 from kubectl_gpujob.simulate import Picture
 

@@ -14,7 +14,7 @@ from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpuqueue import GPUQueue, GPUQueueSpec
 from gpujob_api.manifest import gpujob_from_manifest, gpuqueue_from_manifest
 from gpujob_api.meta import Metadata
-from gpujob_operator.decide.whatif.changes import Changes, MoreNodes
+from gpujob_operator.decide.simulation.edits import Changes, MoreNodes
 from kubectl_gpujob.errors import UserError
 
 FILE_BYTES_MAX = 8 * 1024**2

@@ -8,12 +8,12 @@ from typing import Any
 from gpujob_api.codec import FieldError, encode
 from gpujob_api.gpujob import GPUJob, Placement
 from gpujob_api.quantities import format_memory
-from gpujob_operator.decide.outcome import FOR_OTHERS
-from gpujob_operator.decide.snapshot import Snapshot
-from gpujob_operator.decide.whatif.changes import ADDED_UID, Changes, changed
-from gpujob_operator.decide.whatif.comparison import Difference, differences
-from gpujob_operator.decide.whatif.run import Limits, simulate
-from gpujob_operator.decide.whatif.story import JobStory, Placed, Stopped, Story
+from gpujob_operator.decide.model.snapshot import Snapshot
+from gpujob_operator.decide.model.stop_reasons import STOP_RULES
+from gpujob_operator.decide.simulation.comparison import Difference, differences
+from gpujob_operator.decide.simulation.edits import ADDED_UID, Changes, changed
+from gpujob_operator.decide.simulation.run import Limits, simulate
+from gpujob_operator.decide.simulation.timeline import JobStory, Placed, Stopped, Story
 from kubectl_gpujob import text
 from kubectl_gpujob.errors import UserError
 
@@ -125,8 +125,9 @@ def rows(job: JobStory, found: Answer) -> list[Row]:
 
 def _stopped(one: Stopped) -> str:
     """The operator's words; where they are for another job's sake, they say what is lost."""
+    rule = STOP_RULES.get(one.reason)
     lost = f"; loses {one.lost_gpu_seconds:.0f} card-seconds"
-    return f"{one.reason}: {one.message}{'' if one.reason in FOR_OTHERS else lost}"
+    return f"{one.reason}: {one.message}{'' if rule is not None and rule.for_others else lost}"
 
 
 def other_rows(found: Answer) -> list[Row]:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from gpujob_api.codec import FieldError
 from gpujob_operator.cycle import cycle_from_text, find_job, replay
-from gpujob_operator.decide.account import account
-from gpujob_operator.decide.account_words import rows
+from gpujob_operator.decide.explain.placement_explanation import account
+from gpujob_operator.decide.explain.words import rows
 from gpujob_operator.decide.planner import Planner, plan
 from gpujob_operator.logs import configure_logs
 from gpujob_operator.options import RunOptions, parse_arguments, run_options

@@ -13,8 +13,8 @@ from typing import Any, cast
 
 from gpujob_api.codec import FieldError, decode, encode, format_time, parse_time
 from gpujob_api.gpujob import GPUJob
-from gpujob_operator.decide.plan import Plan
-from gpujob_operator.decide.snapshot import CardUsage, Snapshot
+from gpujob_operator.decide.model.plan import Plan
+from gpujob_operator.decide.model.snapshot import CardUsage, Snapshot
 
 PlanFunction = Callable[[Snapshot, datetime], Plan]
 Json = dict[str, Any]

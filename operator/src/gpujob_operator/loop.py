@@ -14,8 +14,8 @@ from datetime import datetime
 
 from gpujob_operator.act.executor import Executor, Submission
 from gpujob_operator.cycle import CycleDumps, PlanFunction
-from gpujob_operator.decide.plan import Plan
-from gpujob_operator.decide.snapshot import Snapshot
+from gpujob_operator.decide.model.plan import Plan
+from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.logs import Log
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.dirty import Dirty
@@ -124,8 +124,9 @@ class SchedulingLoop:
         if submission.retry_seconds is not None:
             waits.append(max(self._pace.next_min, submission.retry_seconds))
         if plan.next_seconds is not None:
-            # What is held back is decided anew in each cycle and changes nothing until then.
-            least = self._pace.error_pause if submission.held_back else self._pace.next_min
+            # What is held back or backs off is decided anew in each cycle, and nothing comes of it.
+            idle = submission.held_back or submission.backing_off
+            least = self._pace.error_pause if idle else self._pace.next_min
             waits.append(max(least, plan.next_seconds))
         return min(waits)
 

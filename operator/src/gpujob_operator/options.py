@@ -10,7 +10,7 @@ import yaml
 from gpujob_api.codec import FieldError
 from gpujob_api.json_values import clean_text
 from gpujob_operator.act.lease import LEASE_SECONDS
-from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.read.configuration import configuration_from_text
 
 

@@ -40,9 +40,9 @@ from gpujob_operator.act.retry import Retry
 from gpujob_operator.act.tokens import TokenReviewer
 from gpujob_operator.act.writer import Feedback, Writer
 from gpujob_operator.cycle import CycleDumps, PlanFunction
-from gpujob_operator.decide.configuration import Configuration
-from gpujob_operator.decide.plan import EventNote
-from gpujob_operator.decide.snapshot import Snapshot
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.plan import EventNote
+from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.handlers.front import Deliver, FrontEnd
 from gpujob_operator.handlers.relist import Relist
 from gpujob_operator.handlers.watches import WATCHED, Watch
@@ -240,7 +240,11 @@ class Operator:
 
     def _executor(self, kube: Kube, leadership: Leadership, poster: EventPoster) -> Executor:
         writer = Writer(
-            kube, self._feedback(poster), configuration=self._configuration, clock=utc_now
+            kube,
+            self._feedback(poster),
+            configuration=self._configuration,
+            clock=utc_now,
+            pod_version=lambda uid: self._cache.version(Kind.POD, uid),
         )
         runner = ItemRunner(
             writer,

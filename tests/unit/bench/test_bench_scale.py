@@ -8,7 +8,7 @@ from bench import scale
 from bench.scale_cycle import Cycles
 from bench.scale_nouns import NOW
 from gpujob_api.gpujob import JobPhase
-from gpujob_operator.decide.plan import CreatePod, WriteStatus
+from gpujob_operator.decide.model.plan import CreatePod, WriteStatus
 from gpujob_operator.decide.planner import plan
 
 

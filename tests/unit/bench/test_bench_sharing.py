@@ -12,7 +12,8 @@ from bench.muri.published import read_published
 from bench.muri.shortest import Nodes, simulate_shortest
 from bench.muri.tiresias import simulate_tiresias
 from bench.muri.trace import TraceJob, outcome, read_trace, restart_seconds
-from gpujob_operator.decide.order import OrderPolicy, OrderRules
+from gpujob_operator.decide.model.configuration import OrderPolicy
+from gpujob_operator.decide.queue.order import OrderRules
 
 COLUMNS = (
     *("job_id", "num_gpu", "submit_time", "iterations", "model_name", "batch_size", "duration"),

@@ -11,8 +11,8 @@ from typer.testing import CliRunner, Result
 import kubectl_gpujob.__main__ as command_line
 from gpujob_api.gpujob import SharingMode
 from gpujob_operator.cycle import cycle_to_text
+from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.planner import plan
-from gpujob_operator.decide.snapshot import Snapshot
 from gpujob_operator.read.snapshot import Objects
 from kubectl_gpujob.errors import UserError
 from tests.harness.builders import (

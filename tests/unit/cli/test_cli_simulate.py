@@ -17,8 +17,8 @@ from gpujob_api.manifest import to_manifest
 from gpujob_api.quantities import GIB
 from gpujob_api.report import CheckpointReport
 from gpujob_operator.cycle import cycle_to_text
+from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.planner import plan
-from gpujob_operator.decide.snapshot import Snapshot
 from gpujob_operator.read.snapshot import Objects
 from kubectl_gpujob.errors import UserError
 from kubectl_gpujob.question import changes_of, horizon_seconds, more_nodes, nouns_of, with_quota

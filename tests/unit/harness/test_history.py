@@ -1,6 +1,7 @@
 """The checks of the recorder can fail: each promise is broken once in a made history."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from tests.harness.builders import (
     running,
     with_status,
 )
-from tests.harness.history import History, Revision
+from tests.harness.history import IMPOSTOR, LEAVING, History, Revision
 
 Entry = tuple[str, str, dict[str, Any]]
 JOB = make_job()
@@ -51,6 +52,14 @@ def pod(
         "metadata": {"name": name, "uid": f"uid-{name}", "labels": labels},
         "status": {"phase": phase},
     }  # fmt: skip
+
+
+def impostor(type_: str = "ADDED", **metadata: Any) -> Entry:
+    """As like a worker as can be; it says that it is done."""
+    _, _, item = pod(phase="Succeeded")
+    labels = {**item["metadata"]["labels"], IMPOSTOR: "yes"}
+    item["metadata"] = {**item["metadata"], "uid": "uid-x", "labels": labels, **metadata}
+    return "Pod", type_, item
 
 
 def fold(*entries: Entry) -> History:
@@ -122,7 +131,7 @@ def test_a_measured_leak_is_no_decision() -> None:
 
 
 def test_a_finished_job_holds_nothing() -> None:
-    ended = with_status(hold("a", 24), phase=JobPhase.SUCCEEDED)
+    ended = with_status(hold("a", 24), phase=JobPhase.FAILED)
     assert broken(node(), job(hold("a", 24)), job(ended), job(hold("b", 24))) == []
     assert broken(node(), job(hold("a", 24)), job(ended, "DELETED"), job(hold("b", 24))) == []
 
@@ -164,6 +173,51 @@ def test_life_after_the_end_is_seen() -> None:
     ended = placed(JOB, attempt=2, phase=JobPhase.SUCCEEDED)
     assert broken(*WHOLE_LIFE, job(with_status(ended, phase=JobPhase.FAILED))) == ["I5"]
     assert broken(*WHOLE_LIFE, pod(3)) == ["I5"]
+
+
+def test_an_end_that_no_worker_of_the_job_had_is_seen() -> None:
+    ended = job(placed(JOB, phase=JobPhase.SUCCEEDED))
+    assert broken(node(), job(placed(JOB)), pod(), ended) == ["I15"]
+    assert broken(node(), job(placed(JOB)), pod(), impostor(), ended) == ["I15"]
+    done = pod(phase="Succeeded", type_="MODIFIED")
+    assert broken(node(), job(placed(JOB)), pod(), done, ended) == []
+
+
+def test_another_attempt_of_a_job_that_is_done_is_seen() -> None:
+    _, _, running_on = pod(phase="Running")
+    ended = {"name": "worker", "state": {"terminated": {"exitCode": 0}}}
+    beside = {"name": "proxy", "state": {"running": {}}}
+    running_on["status"]["containerStatuses"] = [beside, ended]
+    done: Entry = ("Pod", "MODIFIED", running_on)
+    again = job(placed(JOB, attempt=2))
+    assert broken(node(), job(placed(JOB)), pod(), done, again) == ["I5"]
+    assert broken(node(), job(placed(JOB)), pod(), impostor(), again) == []
+
+
+def test_an_impostor_that_is_taken_away_is_seen() -> None:
+    going = {"deletionTimestamp": "2026-01-01T00:00:00Z"}
+    assert broken(impostor(), impostor("MODIFIED")) == []
+    assert broken(impostor(), impostor("MODIFIED", **going)) == ["I15"]
+    assert broken(impostor(), impostor("DELETED")) == ["I15"]
+    leaving = {"annotations": {LEAVING: "yes"}}
+    assert broken(impostor(), impostor("DELETED", **leaving)) == []
+
+
+def test_more_grace_than_was_told_is_seen() -> None:
+    _, _, item = pod()
+    item["spec"] = {"terminationGracePeriodSeconds": 5}
+    item["metadata"]["deletionGracePeriodSeconds"] = 30
+    assert broken(node(), job(placed(JOB)), ("Pod", "ADDED", item)) == ["I13"]
+    item["spec"] = {"terminationGracePeriodSeconds": 30}
+    assert broken(node(), job(placed(JOB)), ("Pod", "ADDED", item)) == []
+
+
+def test_the_live_pod_of_a_job_that_somebody_keeps_is_an_orphan() -> None:
+    metadata = replace(JOB.metadata, deletion_timestamp=T0)
+    kept = replace(placed(JOB), metadata=metadata)
+    assert fold(node(), job(placed(JOB)), pod(), job(kept)).orphans() == ["job-1-0"]
+    ended = pod(phase="Failed", type_="MODIFIED")
+    assert fold(node(), job(placed(JOB)), pod(), job(kept), ended).orphans() == []
 
 
 def test_a_durable_step_that_goes_back_is_seen() -> None:

@@ -13,7 +13,7 @@ from gpujob_api.quantities import GIB, MIB
 from gpujob_operator.act.kube import GPU_NODES, Unavailable
 from gpujob_operator.agent.agent import Agent
 from gpujob_operator.agent.publish import Publisher, Readiness
-from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.model.configuration import Configuration
 from tests.harness.builders import make_card
 from tests.harness.clocks import FakeClock
 from tests.harness.fake_kube import FakeKube

@@ -6,8 +6,8 @@ import pytest
 
 from gpujob_api.gpujob import JobPhase
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.configuration import Configuration
-from gpujob_operator.decide.snapshot import PodPhase, Snapshot
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.snapshot import PodPhase, Snapshot
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.cache import GONE_SECONDS, PRUNE_SECONDS, Cache, Kind
 from gpujob_operator.observe.dirty import Dirty

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from gpujob_api.codec import FieldError
-from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.read.configuration import configuration_from_text
 from tests.harness.repository import ROOT
 

@@ -18,10 +18,10 @@ from gpujob_operator.cycle import (
     snapshot_from_json,
     snapshot_to_json,
 )
-from gpujob_operator.decide.configuration import Configuration, DeviceAccess
-from gpujob_operator.decide.plan import Plan
+from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
+from gpujob_operator.decide.model.plan import Plan
+from gpujob_operator.decide.model.snapshot import InvalidJob, Snapshot, Taint
 from gpujob_operator.decide.planner import plan
-from gpujob_operator.decide.snapshot import InvalidJob, Snapshot, Taint
 from tests.harness.builders import (
     after,
     make_job,

@@ -18,11 +18,7 @@ from gpujob_operator.act.kube import (
 )
 from gpujob_operator.act.retry import ATTEMPTS_MAX
 from gpujob_operator.act.writer import WriteResult
-from gpujob_operator.decide.plan import (
-    DeletePod,
-    EventNote,
-    WriteQueueStatus,
-)
+from gpujob_operator.decide.model.plan import DeletePod, EventNote, WriteQueueStatus
 from gpujob_operator.read.pods import pod_view
 from tests.harness.builders import make_job, make_queue, placed
 from tests.harness.executor_bench import ExecutorBench, at_version, create_item, status_item

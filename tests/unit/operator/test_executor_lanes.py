@@ -20,9 +20,7 @@ from gpujob_operator.act.kube import (
 )
 from gpujob_operator.act.retry import ATTEMPTS_MAX
 from gpujob_operator.act.writer import WriteResult
-from gpujob_operator.decide.plan import (
-    WriteStatus,
-)
+from gpujob_operator.decide.model.plan import WriteStatus
 from tests.harness.builders import make_job, make_snapshot, placed, with_status
 from tests.harness.executor_bench import ExecutorBench, at_version, create_item, status_item
 from tests.harness.fake_kube import Call

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gpujob_api.report import Report, WorkerPhase
-from gpujob_operator.decide.snapshot import PodPhase
+from gpujob_operator.decide.model.snapshot import PodPhase
 from gpujob_operator.read.pods import cached_pod, pod_view
 from tests.harness.builders import make_job
 from tests.harness.manifests import pod_manifest

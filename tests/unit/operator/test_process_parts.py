@@ -14,8 +14,8 @@ from aiohttp.test_utils import TestClient, TestServer
 from gpujob_api.codec import FieldError
 from gpujob_operator import __main__ as command
 from gpujob_operator.cycle import CycleDumps
-from gpujob_operator.decide.configuration import Configuration, DeviceAccess
-from gpujob_operator.decide.plan import Plan
+from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
+from gpujob_operator.decide.model.plan import Plan
 from gpujob_operator.decide.planner import plan
 from gpujob_operator.logs import JsonFormatter, Log, TextFormatter
 from gpujob_operator.metrics import Metrics

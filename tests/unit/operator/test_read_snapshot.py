@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from gpujob_api.codec import FieldError
-from gpujob_operator.decide.configuration import Configuration
-from gpujob_operator.decide.snapshot import Snapshot
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.cache import Cache, Kind
 from gpujob_operator.observe.dirty import Dirty

@@ -9,7 +9,7 @@ import pytest
 
 from gpujob_api.gpunode import GPU, GPUNode
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.snapshot import CardUsage, InvalidJob, PodView
+from gpujob_operator.decide.model.snapshot import CardUsage, InvalidJob, PodView
 from gpujob_operator.observe.freshness import DELAYS_MAX, Freshness
 from gpujob_operator.observe.usage import READINGS_PER_STATUS_MAX, UsageLedger
 from gpujob_operator.read.nouns import read_gpu_node, read_job

@@ -12,8 +12,8 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from gpujob_api.gpujob import GPUJob, StopReason
 from gpujob_api.report import Reply, Report, WorkerPhase
-from gpujob_operator.decide.snapshot import PodView
-from gpujob_operator.decide.workers import speaks_for, with_pod_uids
+from gpujob_operator.decide.model.snapshot import PodView
+from gpujob_operator.decide.model.workers import speaks_for, with_pod_uids
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.dirty import Dirty
 from gpujob_operator.observe.reports import (

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gpujob_operator.decide.snapshot import Taint
+from gpujob_operator.decide.model.snapshot import Taint
 from gpujob_operator.read.nodes import cached_node, with_pods
 from gpujob_operator.read.requests import WHOLE_NODE, PodRequests, pod_requests, quantity
 from tests.harness.manifests import node_manifest

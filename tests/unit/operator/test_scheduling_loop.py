@@ -12,8 +12,8 @@ import pytest
 from gpujob_operator.act.executor import Executor, Submission
 from gpujob_operator.act.writer import WriteResult
 from gpujob_operator.cycle import CycleDumps
-from gpujob_operator.decide.plan import Plan, WriteStatus
-from gpujob_operator.decide.snapshot import Snapshot
+from gpujob_operator.decide.model.plan import Plan, WriteStatus
+from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.loop import Pace, SchedulingLoop
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.dirty import Dirty

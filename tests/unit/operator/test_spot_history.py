@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpujob_api.meta import TAINT_RECLAIM
-from gpujob_operator.decide.snapshot import NodeView, SpotPool, Taint
+from gpujob_operator.decide.model.snapshot import NodeView, SpotPool, Taint
 from gpujob_operator.observe.spot import POOLS_MAX, SpotHistory
 from tests.harness.builders import after, make_node
 

@@ -15,7 +15,7 @@ from gpujob_operator.act import streams
 from gpujob_operator.act.connection import load_configuration
 from gpujob_operator.act.kube import PODS, Kube
 from gpujob_operator.act.streams import DEPTH_MAX, TooLong, lines, parsed, read_event
-from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.handlers.watches import WATCHED, Watch
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.cache import Cache

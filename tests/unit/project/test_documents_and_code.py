@@ -16,7 +16,7 @@ import yaml
 
 from gpujob_api import meta
 from gpujob_api.codec import encode, json_fields
-from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.metrics import Metrics
 from kubectl_gpujob.__main__ import build
 from kubectl_gpujob.cluster import connect

@@ -11,14 +11,14 @@ from gpujob_api.gpujob import GPUJobStatus, JobPhase
 from gpujob_api.gpuprofile import GPUProfile, GPUProfileSpec, GPUProfileStatus
 from gpujob_api.gpuqueue import GPUQueueStatus
 from gpujob_api.meta import Metadata
-from gpujob_operator.decide.plan import (
+from gpujob_operator.decide.model.plan import (
     EventNote,
     RejectJob,
     SaveProfile,
     WriteQueueStatus,
     WriteStatus,
 )
-from gpujob_operator.decide.snapshot import InvalidJob
+from gpujob_operator.decide.model.snapshot import InvalidJob
 from gpujob_operator.render.event import event
 from gpujob_operator.render.patch import merge_patch
 from gpujob_operator.render.profile import profile_manifest, profile_status_patch

@@ -9,8 +9,8 @@ import pytest
 from gpujob_api.gpujob import GPUJob, ReservationSource
 from gpujob_api.quantities import GIB
 from gpujob_api.settings import Settings
-from gpujob_operator.decide.configuration import Configuration, DeviceAccess
-from gpujob_operator.decide.plan import CreatePod
+from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
+from gpujob_operator.decide.model.plan import CreatePod
 from gpujob_operator.render.pod import worker_pod
 from gpujob_operator.render.service import gang_service
 from tests.harness.builders import make_job, make_template, placed, reserve

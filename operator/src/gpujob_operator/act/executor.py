@@ -19,8 +19,8 @@ from itertools import groupby
 from gpujob_api.gpujob import GPUJob, GPUJobStatus
 from gpujob_operator.act.item_runner import ItemRunner, needs_service
 from gpujob_operator.act.writer import WriteResult
-from gpujob_operator.decide.assumption import assumed_status
-from gpujob_operator.decide.plan import (
+from gpujob_operator.decide.model.assumption import assumed_status
+from gpujob_operator.decide.model.plan import (
     CreatePod,
     DeletePod,
     Plan,
@@ -30,7 +30,7 @@ from gpujob_operator.decide.plan import (
     WriteQueueStatus,
     WriteStatus,
 )
-from gpujob_operator.decide.snapshot import Snapshot
+from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.logs import Log
 from gpujob_operator.metrics import Metrics
 
@@ -101,10 +101,13 @@ class Executor:
         return len(self._lanes)
 
     def submit(self, plan: Plan) -> Submission:
-        """Starts to write the plan's items and returns at once. Call it in the event loop."""
+        """Starts to write the plan's items and returns at once.
+
+        Call it in the event loop, before anything is read that the plan's snapshot did not hold.
+        """
         lanes: dict[str, list[PlanItem]] = {}
         for item in plan.items:
-            lanes.setdefault(_lane(item), []).append(item)
+            lanes.setdefault(_lane(item), []).append(self._runner.pinned(item))
         started = held_back = postponed = backing_off = 0
         waits: list[float] = []
         for key, items in lanes.items():

@@ -27,7 +27,7 @@ from gpujob_operator.act.writer import (
     service_target,
     target_of,
 )
-from gpujob_operator.decide.plan import CreatePod, PlanItem, WriteStatus
+from gpujob_operator.decide.model.plan import CreatePod, PlanItem, WriteStatus
 from gpujob_operator.logs import Log
 from gpujob_operator.metrics import Metrics
 
@@ -65,6 +65,10 @@ class ItemRunner:
         self._slots = WriteSlots(monotonic) if slots is None else slots
         # How the writes went since somebody last took this.
         self.results: Counter[WriteResult] = Counter()
+
+    def pinned(self, item: PlanItem) -> PlanItem:
+        """The item with the state of the world that it was decided on."""
+        return self._writer.pinned(item)
 
     def seconds_left(self, item: PlanItem) -> float:
         """How long the item's object backs off; 0 if it may be tried now."""

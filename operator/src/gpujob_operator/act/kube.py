@@ -211,11 +211,15 @@ class Kube:
         namespace: str = "",
         *,
         uid: str,
+        resource_version: str = "",
         grace_seconds: int | None = None,
     ) -> Manifest:
-        """Deletes exactly the object with this UID; another one of the name is a `Conflict`."""
+        """Deletes exactly the object with this UID, and in this state if a `resource_version` is
+        given; another object of the name or another state is a `Conflict`."""
         body: Manifest = {"kind": "DeleteOptions", "apiVersion": "v1"}
         body["preconditions"] = {"uid": uid}
+        if resource_version:
+            body["preconditions"]["resourceVersion"] = resource_version
         if grace_seconds is not None:
             body["gracePeriodSeconds"] = grace_seconds
         return await self._write("DELETE", kind, kind.path(namespace, name), body)

@@ -6,7 +6,7 @@ Every write is safe to repeat. Whether a write without an answer happened can be
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
 from typing import Protocol
@@ -27,8 +27,8 @@ from gpujob_operator.act.kube import (
     NotFound,
     ResourceType,
 )
-from gpujob_operator.decide.configuration import Configuration
-from gpujob_operator.decide.plan import (
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.plan import (
     CreatePod,
     DeletePod,
     EventNote,
@@ -38,7 +38,7 @@ from gpujob_operator.decide.plan import (
     WriteQueueStatus,
     WriteStatus,
 )
-from gpujob_operator.decide.workers import was_created_for, worker_name
+from gpujob_operator.decide.model.workers import was_created_for, worker_name
 from gpujob_operator.logs import Log
 from gpujob_operator.render.pod import worker_pod
 from gpujob_operator.render.profile import profile_manifest, profile_status_patch
@@ -71,6 +71,12 @@ class Feedback:
     noted: Callable[[Metadata, EventNote], None] = lambda metadata, note: None
 
 
+@dataclass(frozen=True, slots=True)
+class _Current:
+    uid: str
+    version: str
+
+
 class Writer:
     """Every call raises an `ApiError` or returns once the cache knows the answer."""
 
@@ -81,11 +87,22 @@ class Writer:
         *,
         configuration: Configuration,
         clock: Callable[[], datetime],
+        pod_version: Callable[[str], int] = lambda uid: 0,
     ) -> None:
         self._kube = kube
         self._feedback = feedback
         self._configuration = configuration
         self._clock = clock
+        # The resourceVersion of a pod, by UID, that the newest snapshot was made of; 0: unknown.
+        self._pod_version = pod_version
+
+    def pinned(self, item: PlanItem) -> PlanItem:
+        """The item with the state of the world that it was decided on. Call it before anything
+        else is read."""
+        if not isinstance(item, DeletePod):
+            return item
+        version = self._pod_version(item.pod.uid)
+        return replace(item, resource_version=str(version)) if version else item
 
     async def write(self, item: PlanItem) -> None:
         """Raises `Conflict`, `AlreadyExists` or `NotFound` when the world is another one."""
@@ -139,8 +156,9 @@ class Writer:
 
     async def _confirm_status(self, kind: ResourceType, metadata: Metadata) -> WriteResult:
         name, namespace = metadata.name, metadata.namespace
-        version = await self._refresh(kind, name, namespace, metadata.uid)
-        return WriteResult.FAILED if version == metadata.resource_version else WriteResult.CONFLICT
+        current = await self._refresh(kind, name, namespace, metadata.uid)
+        unchanged = current is not None and current.version == metadata.resource_version
+        return WriteResult.FAILED if unchanged else WriteResult.CONFLICT
 
     def forget(self, item: PlanItem) -> None:
         """A write found that the object is gone."""
@@ -165,20 +183,22 @@ class Writer:
             raise
         self._feedback.written(kind, answer)
 
-    async def _refresh(self, kind: ResourceType, name: str, namespace: str, uid: str) -> str:
+    async def _refresh(
+        self, kind: ResourceType, name: str, namespace: str, uid: str
+    ) -> _Current | None:
         """Somebody wrote in between, perhaps we ourselves with an answer that was lost.
 
-        Returns the resourceVersion that the object has now, empty if it is gone.
+        Returns what has the name now, None if nothing has.
         """
         try:
             current = await self._kube.get(kind, name, namespace)
         except NotFound:
             self._feedback.gone(kind, uid)
-            return ""
+            return None
         if current["metadata"]["uid"] != uid:
             self._feedback.gone(kind, uid)
         self._feedback.written(kind, current)
-        return str(current["metadata"].get("resourceVersion"))
+        return _Current(current["metadata"]["uid"], str(current["metadata"]["resourceVersion"]))
 
     async def _create_pod(self, item: CreatePod) -> None:
         manifest = worker_pod(item, self._configuration)
@@ -205,11 +225,22 @@ class Writer:
         pod = item.pod
         try:
             answer = await self._kube.delete(
-                PODS, pod.name, pod.namespace, uid=pod.uid, grace_seconds=item.grace_seconds
+                PODS,
+                pod.name,
+                pod.namespace,
+                uid=pod.uid,
+                resource_version=item.resource_version,
+                grace_seconds=item.grace_seconds,
             )
-        except (NotFound, Conflict):
-            # Gone, or replaced by another pod of the name: either way this one is no more.
+        except NotFound:
             self._feedback.gone(PODS, pod.uid)
+            return
+        except Conflict:
+            # Another state of it: the next cycle decides on that one. Or another pod of the name:
+            # then this one is no more.
+            current = await self._refresh(PODS, pod.name, pod.namespace, pod.uid)
+            if current is not None and current.uid == pod.uid:
+                raise
             return
         if answer.get("kind") == "Pod" and answer["metadata"].get("deletionTimestamp"):
             self._feedback.written(PODS, answer)

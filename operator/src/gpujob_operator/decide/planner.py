@@ -7,39 +7,39 @@ of the snapshot's tuples; applying a plan and planning again gives an empty plan
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from gpujob_api.copies import changed
-from gpujob_api.gpujob import GPUJob, JobPhase
+from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
 from gpujob_api.gpuqueue import GPUQueueStatus
-from gpujob_operator.decide import lifecycle, trouble
-from gpujob_operator.decide.admission import Admission
-from gpujob_operator.decide.board import Board
-from gpujob_operator.decide.capacity import Capacity, holds_cards
-from gpujob_operator.decide.configuration import Configuration
-from gpujob_operator.decide.grace import pod_grace_seconds
-from gpujob_operator.decide.known import Around, Inputs, Known, ProfileKey, around
-from gpujob_operator.decide.lifecycle import Step
-from gpujob_operator.decide.memory import Memory
-from gpujob_operator.decide.neighbours import change_nothing
-from gpujob_operator.decide.plan import (
+from gpujob_operator.decide.admission.admit import Admission
+from gpujob_operator.decide.cache.job_entry import Known, ProfileKey
+from gpujob_operator.decide.cache.quiescence import is_steady, quiet_until, still_holds
+from gpujob_operator.decide.cache.scheduler_cache import Memory
+from gpujob_operator.decide.capacity.cluster import Capacity, holds_cards
+from gpujob_operator.decide.capacity.sites import cards_at, sites_of
+from gpujob_operator.decide.lifecycle import attempt
+from gpujob_operator.decide.lifecycle.inputs import JobInputs
+from gpujob_operator.decide.lifecycle.status import finish_status, worth_writing
+from gpujob_operator.decide.measurement.profile import new_entries, with_entries
+from gpujob_operator.decide.measurement.slowdown import has_cards_alone, observed_pace
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.grace import pod_grace_seconds
+from gpujob_operator.decide.model.plan import (
     DeletePod,
     Plan,
     PlanItem,
     RejectJob,
     SaveProfile,
+    Step,
     WriteQueueStatus,
     WriteStatus,
 )
-from gpujob_operator.decide.profiles import new_entries, with_entries
-from gpujob_operator.decide.queueing import Queues, QueueUse
-from gpujob_operator.decide.seen import Seen
-from gpujob_operator.decide.slowdown import find_move, has_cards_alone, observed_pace
-from gpujob_operator.decide.snapshot import Snapshot
-from gpujob_operator.decide.writing import Picture, finish_status, worth_writing
-
-# After every deadline.
-FAR = datetime(9000, 1, 1, tzinfo=UTC)
+from gpujob_operator.decide.model.snapshot import Snapshot
+from gpujob_operator.decide.placement.assumed import Board
+from gpujob_operator.decide.placement.requirements import CycleView
+from gpujob_operator.decide.preemption.migration import find_move
+from gpujob_operator.decide.queue.quota import Queues, QueueUse
 
 
 def plan(snapshot: Snapshot, now: datetime, memory: Memory | None = None) -> Plan:
@@ -52,7 +52,7 @@ def plan(snapshot: Snapshot, now: datetime, memory: Memory | None = None) -> Pla
     cycle = _Cycle(snapshot, now, memory)
     steps = cycle.steps()
     queues = memory.queues(snapshot)
-    if memory.waiting.entries or memory.slowed:
+    if memory.waiting.entries or memory.holders.slowed:
         _admit(steps, queues, cycle)
     items: list[PlanItem] = [
         RejectJob(job)
@@ -85,16 +85,13 @@ def _admit(steps: dict[str, Step], queues: Queues, cycle: "_Cycle") -> None:
     """Gives the waiting jobs and those that make room for them their steps."""
     memory = cycle.memory
     admission = Admission(
-        board=Board.of(memory.capacity, memory.mix, memory.board),
+        board=memory.assumed(),
         queues=queues,
         releases=memory.releases,
-        starts=memory.starts,
+        tenancy_of=memory.tenancy_of,
         configuration=cycle.configuration,
         now=cycle.now,
-        running=lambda: cycle.running(steps),
-        lowest_priority=memory.lowest_priority,
-        room_is_made=memory.room_is_made,
-        needs_of=memory.needs,
+        view=cycle.view(steps),
     )
     admission.admit(memory.waiting.in_order(cycle.configuration, cycle.now))
     for uid, step in admission.steps.items():
@@ -102,21 +99,21 @@ def _admit(steps: dict[str, Step], queues: Queues, cycle: "_Cycle") -> None:
         steps[uid] = replace(step, deletes=own.deletes) if own and own.deletes else step
     for uid, stop in admission.interruptions.stops.items():
         step = cycle.step(uid, steps)
-        steps[uid] = lifecycle.stopped_for(memory.known[uid].job, step, stop, cycle.now)
-    if memory.slowed and not admission.interruptions.stops:
+        steps[uid] = attempt.stopped_for(memory.known[uid].job, step, stop, cycle.now)
+    if memory.holders.slowed and not admission.interruptions.stops:
         _separate(steps, admission.board, cycle)
 
 
 def _separate(steps: dict[str, Step], board: Board, cycle: "_Cycle") -> None:
     """Moves a job away from a neighbour that it slows too much, or that slows it."""
-    memory, running = cycle.memory, cycle.running(steps)
-    slowed = [running[uid] for uid in sorted(memory.slowed) if uid in running]
-    move = find_move(slowed, running, board, memory.needs, cycle.configuration, cycle.now)
+    memory, view = cycle.memory, cycle.view(steps)
+    slowed = [view.running[uid] for uid in sorted(memory.holders.slowed) if uid in view.running]
+    move = find_move(slowed, view, board, cycle.configuration, cycle.now)
     if move is None:
         return
     uid = move.job.metadata.uid
     before = cycle.step(uid, steps)
-    step = lifecycle.stopped_for(memory.known[uid].job, before, move.stop, cycle.now)
+    step = attempt.stopped_for(memory.known[uid].job, before, move.stop, cycle.now)
     floor = max(step.status.utilization_floor_percent, move.utilization_floor_percent)
     status = changed(step.status, utilization_floor_percent=floor)
     steps[uid] = replace(step, status=status)
@@ -135,7 +132,7 @@ class _Cycle:
     saved: set[ProfileKey] = field(default_factory=set[ProfileKey])
     # Jobs that would have had something to say, too.
     unheard: set[str] = field(default_factory=set[str])
-    _inputs: dict[str, Inputs] = field(default_factory=dict[str, Inputs])
+    _inputs: dict[str, JobInputs] = field(default_factory=dict[str, JobInputs])
 
     @property
     def configuration(self) -> Configuration:
@@ -172,43 +169,19 @@ class _Cycle:
 
     def _next_step(self, uid: str, known: Known) -> Step | None:
         """The step of a job that has pods or holds cards; None while the last one holds."""
-        memory, job, before = self.memory, known.job, known.inputs
-        report, used = memory.reports.get(uid), memory.usage.get((uid, job.status.attempt))
-        nearby = around(job, self.capacity)
-        rests = known.quiet_until is not None and self.now < known.quiet_until
-        rests = rests and before is not None and before.report is report and before.usage == used
-        if rests and before is not None and self._still_rests(known, before, nearby):
+        inputs = self.memory.inputs(uid)
+        if still_holds(known, inputs, self.now):
+            known.inputs = inputs
             return None
-        inputs = self._inputs[uid] = Inputs(report, used, nearby)
-        return self._advance(known, inputs)
+        self._inputs[uid] = inputs
+        return attempt.advance(known.job, inputs, self.configuration, self.now)
 
-    def _still_rests(self, known: Known, before: Inputs, nearby: Around) -> bool:
-        """Whether the last step holds also with these nodes and cards around."""
-        if before.around == nearby:
-            return True
-        marks_before, marks = ([one for one, _ in there] for there in (before.around, nearby))
-        if known.step is None or marks_before != marks:
-            return False
-        cards = [card for _, here in nearby for card in here]
-        status = known.step.status
-        if not change_nothing(known.job, status, known.profile, cards, self.capacity):
-            return False
-        known.inputs = replace(before, around=nearby)
-        return True
-
-    def _advance(self, known: Known, inputs: Inputs) -> Step:
-        job = known.job
-        seen = Seen(
-            pods=known.pods,
-            in_the_way=known.crew.in_the_way,
-            report=inputs.report,
-            usage=inputs.usage,
-            profile=known.profile,
-            trouble=trouble.find(job, self.capacity, self.configuration, self.now),
-            lost_nodes=self.memory.lost_nodes(job),
-            listening_since=self.snapshot.listening_since,
-        )
-        return lifecycle.advance(job, seen, self.configuration, self.now)
+    def inputs_after(self, uid: str, status: GPUJobStatus) -> JobInputs:
+        """The inputs of a job that has this status after its step."""
+        inputs = self._inputs.get(uid) or self.memory.inputs(uid)
+        if status.placement is self.memory.known[uid].job.status.placement:
+            return inputs
+        return replace(inputs, sites=sites_of(status.placement, self.capacity))
 
     def matters(self, uid: str, step: Step) -> bool:
         """Whether anything could have to be written for the job."""
@@ -220,10 +193,13 @@ class _Cycle:
         """Lets a job rest whose step led to nothing, as long as nothing else can follow."""
         memory, known, inputs = self.memory, self.memory.known[uid], self._inputs.get(uid)
         heard = not written and uid not in self.unheard
-        if heard and inputs is not None and self._is_steady(known):
+        if heard and inputs is not None and is_steady(known.job, inputs.sites):
             after = step.next_seconds
             next_at = None if after is None else self.now + timedelta(seconds=after)
-            memory.rest(uid, step, inputs, self._until(known.job, next_at), next_at)
+            until = quiet_until(
+                known.job, next_at, self.configuration, held_back=uid in self.held_back
+            )
+            memory.rest(uid, step, inputs, until, next_at)
             return
         memory.wake(uid)
         job = known.job
@@ -232,34 +208,20 @@ class _Cycle:
         if not written and (leaves or ended):
             memory.awake.discard(uid)
 
-    def _until(self, job: GPUJob, next_at: datetime | None) -> datetime:
-        """The first moment at which a job that rests has something to do or to say."""
-        # Deadlines closer than a second are told as one second.
-        until = FAR if next_at is None else next_at - timedelta(seconds=1)
-        told = job.status.observed_at
-        if told is None or job.metadata.uid not in self.held_back:
-            return until
-        return min(until, told + timedelta(seconds=self.configuration.progress_write_seconds))
+    def view(self, steps: Mapping[str, Step]) -> CycleView:
+        """All jobs after these steps."""
+        memory, holders = self.memory, self.memory.holders
+        return CycleView(
+            needs_of=memory.needs,
+            find_running=lambda: self._running(steps),
+            lowest_priority=holders.lowest_priority,
+            room_is_made=holders.room_is_made,
+        )
 
-    def _is_steady(self, known: Known) -> bool:
-        """Whether time alone brings nothing new before the next deadline: a job that runs on
-        nodes that are well, or has finished."""
-        job = known.job
-        placement = job.status.placement
-        if job.finished or placement is None:
-            return job.finished
-        if job.status.phase is not JobPhase.RUNNING:
-            return False
-        for worker in placement.workers:
-            node = self.capacity.nodes.get(worker.node)
-            if node is None or node.closed or node.node.not_ready_since is not None:
-                return False
-        return trouble.pressure(job.status, self.capacity) is None
-
-    def running(self, steps: Mapping[str, Step]) -> dict[str, GPUJob]:
+    def _running(self, steps: Mapping[str, Step]) -> dict[str, GPUJob]:
         """Jobs that hold cards, as they are after their step."""
         found: dict[str, GPUJob] = {}
-        for uid in self.memory.holding:
+        for uid in self.memory.holders.jobs:
             job = self.memory.known[uid].job
             if job.metadata.deletion_timestamp is not None:
                 continue
@@ -289,16 +251,16 @@ def _items(known: Known, step: Step, cycle: _Cycle) -> list[PlanItem]:
         # Nothing about it can change any more: thousands of finished jobs cost next to nothing.
         return list(step.deletes)
     items: list[PlanItem] = []
-    picture = Picture(cycle.capacity, cycle.configuration, cycle.now)
-    status = finish_status(job, step.status, known.profile, picture)
-    if worth_writing(job, status, picture):
+    inputs = cycle.inputs_after(job.metadata.uid, step.status)
+    status = finish_status(job, step.status, inputs, cycle.configuration, cycle.now)
+    if worth_writing(job, status, cycle.configuration, cycle.now):
         items.append(WriteStatus(job, changed(status, observed_at=cycle.now), step.events))
     elif status is not job.status and status != job.status:
         cycle.held_back.add(job.metadata.uid)
     items += step.deletes
     items += step.creates
     after = job if status is job.status else replace(job, status=status)
-    cards = cycle.capacity.cards_of(status)
+    cards = cards_at(inputs.sites)
     alone = has_cards_alone(status, cards)
     pace = None if alone else observed_pace(status, known.profile, cards)
     entries = new_entries(after, known.profile, cycle.now, alone=alone, pace=pace)

@@ -15,8 +15,8 @@ from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpunode import GPUNode
 from gpujob_api.manifest import gpuprofile_from_manifest, gpuqueue_from_manifest
 from gpujob_api.meta import Metadata
-from gpujob_operator.decide.configuration import Configuration
-from gpujob_operator.decide.snapshot import (
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.snapshot import (
     GonePod,
     InvalidJob,
     NodeView,
@@ -24,7 +24,7 @@ from gpujob_operator.decide.snapshot import (
     ReceivedReport,
     Snapshot,
 )
-from gpujob_operator.decide.workers import job_name_of, speaks_for
+from gpujob_operator.decide.model.workers import job_name_of, speaks_for
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.dirty import Dirty
 from gpujob_operator.observe.freshness import Freshness

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.gpunode import GPUNode
-from gpujob_operator.decide.snapshot import Snapshot
+from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.metrics import Metrics
 
 # Thousands of cards are not worth setting anew in every cycle; scrapes are slower anyway.

@@ -15,7 +15,7 @@ from aiohttp import web
 from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.report import Reply, Report, StopRequest
-from gpujob_operator.decide.snapshot import PodView, ReceivedReport
+from gpujob_operator.decide.model.snapshot import PodView, ReceivedReport
 from gpujob_operator.logs import Log
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.dirty import Dirty

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from gpujob_api.meta import TAINT_RECLAIM
-from gpujob_operator.decide.snapshot import NodeView, SpotPool
-from gpujob_operator.decide.spot import pool_of
+from gpujob_operator.decide.model.snapshot import NodeView, SpotPool, pool_of
 from gpujob_operator.logs import Log
 
 log = Log(__name__)

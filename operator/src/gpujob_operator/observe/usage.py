@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from gpujob_api.gpunode import GPU, GPUNode, GPUProcess
-from gpujob_operator.decide.snapshot import CardUsage, PodView
+from gpujob_operator.decide.model.snapshot import CardUsage, PodView
 
 AttemptKey = tuple[str, int]
 # The worker pod with a UID, or None: a stranger's.

@@ -11,7 +11,7 @@ import yaml
 from gpujob_api.bounds import shown
 from gpujob_api.codec import FieldError, decode, encode, json_fields
 from gpujob_api.json_values import clean_text
-from gpujob_operator.decide.configuration import Configuration
+from gpujob_operator.decide.model.configuration import Configuration
 
 WEEK_SECONDS = 604_800
 

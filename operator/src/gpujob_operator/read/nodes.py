@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any, cast
 
 from gpujob_api.meta import LABEL_SPOT
-from gpujob_operator.decide.snapshot import NodeView, Taint
+from gpujob_operator.decide.model.snapshot import NodeView, Taint
 from gpujob_operator.read.requests import cpu_milli, memory_bytes
 from gpujob_operator.read.shapes import mapping, mappings, moment, readable_metadata, text
 

@@ -9,7 +9,7 @@ from gpujob_api.codec import FieldError, decode
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpunode import GPU, GPUS_MAX, PROCESSES_MAX, GPUNode, GPUProcess
 from gpujob_api.manifest import gpujob_from_manifest, gpunode_from_manifest, metadata_from_manifest
-from gpujob_operator.decide.snapshot import InvalidJob
+from gpujob_operator.decide.model.snapshot import InvalidJob
 from gpujob_operator.read.shapes import mapping
 
 # Called with a short closed reason for every reading that is dropped.

@@ -1,6 +1,6 @@
 """Pod manifests to what decisions need: who could be a worker in full, everybody else's requests.
 
-Who could be one has the name of one; whether it is, `decide.workers` tells.
+Who could be one has the name of one; whether it is, `decide.model.workers` tells.
 """
 
 import re
@@ -13,8 +13,8 @@ from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import ATTEMPT_MAX, WORKER_CONTAINER, WORKERS_MAX
 from gpujob_api.meta import ANNOTATION_GPUS
 from gpujob_api.report import Report
-from gpujob_operator.decide.snapshot import PodPhase, PodView
-from gpujob_operator.decide.workers import controller_uid
+from gpujob_operator.decide.model.snapshot import PodPhase, PodView
+from gpujob_operator.decide.model.workers import controller_uid
 from gpujob_operator.read.requests import WHOLE_NODE, PodRequests, pod_requests
 from gpujob_operator.read.shapes import (
     identity,

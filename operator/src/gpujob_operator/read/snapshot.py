@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.manifest import gpuprofile_from_manifest, gpuqueue_from_manifest
-from gpujob_operator.decide.configuration import Configuration
-from gpujob_operator.decide.snapshot import InvalidJob, NodeView, Snapshot
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.snapshot import InvalidJob, NodeView, Snapshot
 from gpujob_operator.read.nodes import cached_node, with_pods
 from gpujob_operator.read.nouns import read_gpu_node, read_job
 from gpujob_operator.read.pods import CachedPod, cached_pod

@@ -6,7 +6,7 @@ from typing import Any
 
 from gpujob_api.codec import format_time
 from gpujob_api.meta import API_VERSION, MESSAGE_CHARACTERS_MAX, Metadata
-from gpujob_operator.decide.plan import EventNote
+from gpujob_operator.decide.model.plan import EventNote
 
 REPORTER = "gpujob-operator"
 

@@ -13,11 +13,11 @@ from gpujob_api.meta import (
     LABEL_JOB_UID,
     LABEL_RANK,
 )
-from gpujob_operator.decide.configuration import Configuration, DeviceAccess
-from gpujob_operator.decide.grace import grace_seconds
-from gpujob_operator.decide.plan import CreatePod
-from gpujob_operator.decide.workers import worker_name
-from gpujob_operator.decide.workload import tolerations
+from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
+from gpujob_operator.decide.model.grace import grace_seconds
+from gpujob_operator.decide.model.plan import CreatePod
+from gpujob_operator.decide.model.pod_template import tolerations
+from gpujob_operator.decide.model.workers import worker_name
 from gpujob_operator.render.service import (
     LABEL_CHARACTERS_MAX,
     master_address,

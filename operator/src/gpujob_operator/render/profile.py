@@ -4,7 +4,7 @@ from typing import Any
 
 from gpujob_api.codec import encode
 from gpujob_api.meta import API_VERSION
-from gpujob_operator.decide.plan import SaveProfile
+from gpujob_operator.decide.model.plan import SaveProfile
 
 
 def profile_manifest(save: SaveProfile) -> dict[str, Any]:

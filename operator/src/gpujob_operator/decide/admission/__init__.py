@@ -1,0 +1,1 @@
+"""One pass over the pending jobs: nominate, assume, preempt, tell why."""

@@ -1,0 +1,292 @@
+"""The pass over waiting jobs: who gets cards this cycle, who makes room, what the others are told.
+
+In the order of `queue.heads`. A job that does not fit first looks whether room comes by itself,
+then whether it may make some (`preemption`), and once it has waited for long keeps cards from later
+ones (`backfill.nomination`), which only jobs that are gone in time may still use.
+"""
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from math import inf
+
+from gpujob_api.copies import changed
+from gpujob_api.gpujob import GPUJob, JobPhase
+from gpujob_operator.decide.admission.equivalence import Refused
+from gpujob_operator.decide.admission.pending_status import (
+    LATER_SECONDS,
+    Wait,
+    not_eligible,
+    placed,
+)
+from gpujob_operator.decide.backfill.earliest_start import Places, places
+from gpujob_operator.decide.backfill.nomination import Claim, describe, soonest
+from gpujob_operator.decide.backfill.release_times import Releases
+from gpujob_operator.decide.backfill.tenancy import Tenancy
+from gpujob_operator.decide.capacity.cluster import Capacity
+from gpujob_operator.decide.model import conditions
+from gpujob_operator.decide.model.conditions import ConditionWriter
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.grace import stop_seconds
+from gpujob_operator.decide.model.pending_reasons import PendingReason
+from gpujob_operator.decide.model.plan import EventNote, Step
+from gpujob_operator.decide.placement.assign import Assignment, assign
+from gpujob_operator.decide.placement.assumed import Board
+from gpujob_operator.decide.placement.diagnosis import Refusal
+from gpujob_operator.decide.placement.gpu_filter import held_bytes
+from gpujob_operator.decide.placement.requirements import CycleView, Needs
+from gpujob_operator.decide.preemption.preemptor import Interruptions, waits_for
+from gpujob_operator.decide.queue.heads import Line
+from gpujob_operator.decide.queue.pending import InOrder, Pending, told_lately, waited_seconds
+from gpujob_operator.decide.queue.quota import Queues
+
+# How many jobs of the line keep cards for themselves.
+CLAIMS_MAX = 8
+# Looking for the soonest cards reads every card: for so many kinds of jobs a cycle.
+PLACES_MAX = 2
+# So many kinds are told again a cycle why they wait; the others in the next, this much later.
+EXPLANATIONS_MAX = 16
+
+
+@dataclass(slots=True)
+class Admission:
+    """One pass. `steps` are the waiting jobs' next steps; `interruptions.stops` says who makes
+    room for them."""
+
+    board: Board
+    queues: Queues
+    releases: Releases
+    tenancy_of: Callable[[Capacity], Tenancy]
+    configuration: Configuration
+    now: datetime
+    view: CycleView
+    steps: dict[str, Step] = field(default_factory=dict[str, Step])
+    interruptions: Interruptions = field(init=False)
+    _claims: int = 0
+    _refused: dict[int, "Refused"] = field(default_factory=dict[int, "Refused"])
+    _explained: set[Hashable] = field(default_factory=set[Hashable])
+    _held: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
+    _places: dict[Hashable, tuple[Places, ...]] = field(
+        default_factory=dict[Hashable, tuple[Places, ...]]
+    )
+    _position: int = 0
+
+    def __post_init__(self) -> None:
+        self.interruptions = Interruptions(
+            board=self.board,
+            queues=self.queues,
+            configuration=self.configuration,
+            now=self.now,
+            view=self.view,
+        )
+
+    def admit(self, lines: InOrder) -> None:
+        """Gives every waiting job its step, in order. All workers of a job or none (I11)."""
+        line = Line(lines, self.queues, self.board.capacity.size, self._memory_bytes)
+        state = self._state()
+        for entry in line:
+            if self._is_settled(entry, state):
+                self._position += 1
+            else:
+                self.steps[entry.job.metadata.uid] = self._step(entry)
+                state = self._state()
+
+    def _is_settled(self, entry: Pending, state: tuple[int, ...]) -> bool:
+        """Whether the job could only be told again what it was told lately: an earlier one of its
+        kind was refused as it is now, and nothing was done for it. Thousands of waiting jobs cost
+        next to nothing."""
+        told, refused = entry.told, self._refused.get(entry.kind)
+        if told is None or refused is None or self.now >= told.until:
+            return False
+        if refused.reason.value != told.reason or refused.state != state:
+            return False
+        if self.now >= told.patience_at and not self._patience_is_idle(entry.job, refused.reason):
+            return False
+        return refused.by_fillers or not self.board.may_fill(
+            self.releases.length_seconds(entry.job)
+        )
+
+    def _patience_is_idle(self, job: GPUJob, reason: PendingReason) -> bool:
+        """Whether nothing more can be kept for a job, however long it has waited."""
+        if reason is PendingReason.OVER_QUOTA:
+            return job.spec.queue in self.queues.kept
+        return self._claims >= CLAIMS_MAX
+
+    def _state(self) -> tuple[int, ...]:
+        """What a refusal rests on. Cards only become fewer in a pass."""
+        quota = self.queues.version if self.queues.by_name else 0
+        return quota, len(self.queues.kept), len(self.board.claimed), len(self.interruptions.stops)
+
+    def _remember_refusal(self, entry: Pending, needs: Needs, wait: Wait) -> None:
+        """Keeps that the kind was refused, if nothing can be done for others of it either."""
+        if not entry.kind or wait.reason not in (PendingReason.NO_ROOM, PendingReason.OVER_QUOTA):
+            return
+        quota = wait.reason is PendingReason.OVER_QUOTA
+        spent = self.interruptions.exhausted if quota else self._claims >= CLAIMS_MAX
+        under_way = self.view.room_is_made
+        if not spent and (under_way or self.interruptions.possible(needs)):
+            return
+        if quota and self.interruptions.leaving(self.queues.root(needs.job.spec.queue)):
+            return
+        by_fillers = not self.board.claimed or self.board.refuses_fillers(needs.alike)
+        self._refused[entry.kind] = Refused(wait.reason, self._state(), by_fillers)
+
+    def _step(self, entry: Pending) -> Step:
+        wait = not_eligible(entry, self.queues, self.now)
+        if wait is not None:
+            return self._wait(entry.job, wait)
+        needs = self._needs_of(entry.job)
+        found = self._place(needs)
+        if isinstance(found, Assignment):
+            found.take_on(self.board)
+            step = placed(entry.job, found, self.now)
+            self.queues.add(entry.job, step.status)
+            return step
+        self._position += 1
+        wait = self._without_room(needs, found)
+        self._remember_refusal(entry, needs, wait)
+        return self._wait(entry.job, wait)
+
+    def _place(self, needs: Needs) -> Assignment | Wait:
+        length = self.releases.length_seconds(needs.job) if self.board.claimed else inf
+        found = assign(needs, self.board, self.configuration, length)
+        if isinstance(found, Refusal) and not found.possible:
+            return Wait(PendingReason.IMPOSSIBLE, lambda: found.message)
+        if self.queues.by_name:
+            fits = isinstance(found, Assignment)
+            held = found.reservation.memory_bytes if fits else self._held_bytes(needs)
+            over = self.queues.over(needs.job, held)
+            if over:
+                return Wait(PendingReason.OVER_QUOTA, lambda: over, memory_bytes=held, fits=fits)
+        return (
+            found
+            if isinstance(found, Assignment)
+            else Wait(PendingReason.NO_ROOM, lambda: found.message)
+        )
+
+    # -- a job that does not fit now
+
+    def _without_room(self, needs: Needs, wait: Wait) -> Wait:
+        """What is done for it, and what it is told."""
+        claim = None
+        making = ""
+        if wait.reason is PendingReason.OVER_QUOTA:
+            making = self._room_in_quota(needs, wait)
+        elif wait.reason is PendingReason.NO_ROOM:
+            claim = self._soonest(needs)
+            making = self._room_on_cards(needs, claim) if claim is not None else ""
+        told = (
+            replace(wait, reason=PendingReason.MAKING_ROOM, tell=lambda: making) if making else wait
+        )
+        return replace(told, position=self._position, claim=claim)
+
+    def _room_in_quota(self, needs: Needs, wait: Wait) -> str:
+        """Interrupts jobs whose share of the quota this one may have; says so."""
+        leaving = self.interruptions.leaving(self.queues.root(needs.job.spec.queue))
+        with self.queues.without(leaving):
+            if not self.queues.over(needs.job, wait.memory_bytes):
+                return waits_for(leaving)
+            room = self.interruptions.in_quota(needs, wait.memory_bytes, fits=wait.fits)
+        if room is not None and room.victims:
+            self.board.claim(room.claim, self._stop_seconds(v.job for v in room.victims))
+            return self.interruptions.interrupt(needs, room.victims)
+        if self._patience_over(needs.job):
+            self.queues.keep(needs.job, wait.memory_bytes)
+        return ""
+
+    def _room_on_cards(self, needs: Needs, claim: Claim) -> str:
+        """Interrupts jobs where this one may, or keeps cards for it; says for whom it waits."""
+        jobs = [self.releases.jobs[uid] for uid in claim.making_room]
+        if jobs and claim.start_seconds <= self._stop_seconds(jobs):
+            self._keep(claim)
+            return waits_for(jobs)
+        if claim.start_seconds > self.configuration.preemption_wait_seconds:
+            room = self.interruptions.find_targets(needs, claim.start_seconds)
+            if room is not None:
+                self.board.claim(room.claim, self._stop_seconds(v.job for v in room.victims))
+                return self.interruptions.interrupt(needs, room.victims)
+        if self._patience_over(needs.job):
+            self._keep(claim)
+        return ""
+
+    def _stop_seconds(self, jobs: Iterable[GPUJob]) -> float:
+        """Until the last of these jobs is stopped."""
+        return max((stop_seconds(job, self.configuration) for job in jobs), default=0.0)
+
+    def _soonest(self, needs: Needs) -> Claim | None:
+        """The earliest start, looked for when something may follow from it."""
+        acts = (
+            self._patience_over(needs.job)
+            or self.interruptions.possible(needs)
+            or self.view.room_is_made
+        )
+        if not acts or self._claims >= CLAIMS_MAX:
+            return None
+        self._claims += 1
+        return self._claim(needs)
+
+    def _claim(self, needs: Needs) -> Claim | None:
+        """Kinds of jobs are looked at once a cycle, and not more than some of them."""
+        if needs.alike not in self._places:
+            if len(self._places) >= PLACES_MAX:
+                return None
+            capacity = self.board.capacity
+            tenancy = self.tenancy_of(capacity)
+            self._places[needs.alike] = places(
+                needs, tenancy, capacity, self.board.memo, self.configuration
+            )
+        found = self._places[needs.alike]
+        return soonest(needs, found, self.releases, self.board.claimed)
+
+    def _keep(self, claim: Claim) -> None:
+        self.board.claim(claim.uuids, claim.start_seconds)
+
+    # -- what is known of a job
+
+    def _needs_of(self, job: GPUJob) -> Needs:
+        return self.view.needs_of(job.metadata.uid)
+
+    def _memory_bytes(self, entry: Pending) -> int:
+        return self._held_bytes(self._needs_of(entry.job)) if self.queues.by_name else 0
+
+    def _held_bytes(self, needs: Needs) -> int:
+        if needs.alike not in self._held:
+            self._held[needs.alike] = held_bytes(needs, self.board, self.configuration)
+        return self._held[needs.alike]
+
+    def _patience_over(self, job: GPUJob) -> bool:
+        return waited_seconds(job, self.now) >= self.configuration.claim_after_seconds
+
+    def _wait(self, job: GPUJob, wait: Wait) -> Step:
+        before = conditions.find(job.status, conditions.SCHEDULED)
+        news = before is None or before.reason != wait.reason.value
+        if not news and told_lately(job, self.configuration, self.now):
+            # Thousands of waiting jobs of which nothing new can be said cost next to nothing.
+            return Step(job.status, next_seconds=wait.next_seconds)
+        if not news and not self._may_explain(job):
+            return Step(job.status, next_seconds=LATER_SECONDS)
+        message = wait.tell()
+        if wait.position:
+            message += f"; position {wait.position} of those waiting for room"
+        message += self._estimate(job, wait)
+        status = changed(job.status, phase=JobPhase.PENDING)
+        status = ConditionWriter(job, self.now).set(
+            status, conditions.SCHEDULED, False, wait.reason.value, message
+        )
+        events = (EventNote(wait.reason.value, message),) if news else ()
+        return Step(status, events=events, next_seconds=wait.next_seconds)
+
+    def _may_explain(self, job: GPUJob) -> bool:
+        """Whether the job's kind is one of those that are told again in this cycle."""
+        alike = self._needs_of(job).alike
+        if alike not in self._explained and len(self._explained) < EXPLANATIONS_MAX:
+            self._explained.add(alike)
+        return alike in self._explained
+
+    def _estimate(self, job: GPUJob, wait: Wait) -> str:
+        """When it could start, for a job that waits for cards."""
+        if wait.reason is not PendingReason.NO_ROOM:
+            return ""
+        claim = wait.claim or self._claim(self._needs_of(job))
+        text = describe(claim) if claim is not None else ""
+        return f"; {text}" if text else ""

@@ -1,0 +1,85 @@
+"""What a pending job is told: the Scheduled condition's reason, message, position and estimate."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from gpujob_api.copies import changed
+from gpujob_api.gpujob import GPUJob, JobPhase
+from gpujob_api.quantities import format_memory
+from gpujob_operator.decide.backfill.nomination import Claim
+from gpujob_operator.decide.model import conditions
+from gpujob_operator.decide.model.conditions import ConditionWriter
+from gpujob_operator.decide.model.pending_reasons import PendingReason
+from gpujob_operator.decide.model.plan import EventNote, Step
+from gpujob_operator.decide.placement.assign import Assignment
+from gpujob_operator.decide.queue.pending import Pending
+from gpujob_operator.decide.queue.quota import Queues
+
+LATER_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    reason: PendingReason
+    # Found when it is asked for: most jobs were told already.
+    tell: Callable[[], str]
+    next_seconds: float | None = None
+    # Among those that wait for room; 0: it waits for something else.
+    position: int = 0
+    # Where it could start first, if that was looked for.
+    claim: Claim | None = None
+    # What it would hold on a card, where only the quota is in the way.
+    memory_bytes: int = 0
+    # Whether it fits on cards, where only the quota is in the way.
+    fits: bool = False
+
+
+def not_eligible(entry: Pending, queues: Queues, now: datetime) -> Wait | None:
+    job = entry.job
+    if job.spec.suspend:
+        return Wait(PendingReason.SUSPENDED, lambda: "spec.suspend is true")
+    missing = queues.missing(job)
+    if missing:
+        return Wait(PendingReason.QUEUE_NOT_FOUND, lambda: missing)
+    live = [pod.name for pod in entry.pods if not pod.finished]
+    if live:
+        return Wait(
+            PendingReason.OLD_ATTEMPT_ENDING, lambda: f"waits for {', '.join(live[:3])} to end"
+        )
+    at = job.status.next_attempt_at
+    if at is not None and at > now:
+        left = (at - now).total_seconds()
+        before = conditions.find(job.status, conditions.SCHEDULED)
+        message = before.message if before is not None else f"tried again in {left:.0f} s"
+        return Wait(PendingReason.WAITING_FOR_RETRY, lambda: message, next_seconds=left)
+    return None
+
+
+def placed(job: GPUJob, found: Assignment, now: datetime) -> Step:
+    """The decision, made durable before any pod exists."""
+    placement, reservation = found.placement, found.reservation
+    where = ", ".join(sorted({worker.node for worker in placement.workers}))
+    cards = ", ".join(uuid for worker in placement.workers for uuid in worker.gpus[:4])
+    held = format_memory(reservation.memory_bytes)
+    text = (
+        f"attempt {job.status.attempt + 1} on {where} ({cards}), holds {held} a card "
+        f"({reservation.source.value}{', spot' if placement.spot else ''})"
+    )
+    status = changed(
+        job.status,
+        phase=JobPhase.STARTING,
+        attempt=job.status.attempt + 1,
+        placement=placement,
+        reservation=reservation,
+        next_attempt_at=None,
+        attempt_started_at=now,
+        progressed_at=None,
+        stop=None,
+        failure=None,
+    )
+    writer = ConditionWriter(job, now)
+    status = writer.set(status, conditions.SCHEDULED, True, "Placed", text)
+    # The same finding as while its pods are created: one write, not two.
+    status = writer.set(status, conditions.RUNNING, False, "Starting", "its pods are to be created")
+    return Step(status, events=(EventNote("Placed", text),), next_seconds=0.0)

@@ -1,0 +1,174 @@
+"""Where workers of a waiting job could be, and from when on, soonest first.
+
+For every card: how many of its tenants must be gone, and when the last of them is expected to be
+(`release_times`). Every card of the cluster is asked at once, on arrays (`tenancy`).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpujob_operator.decide.backfill.tenancy import SLOWDOWN_PERCENT_MAX, Tenancy
+from gpujob_operator.decide.capacity.cluster import Capacity, Card, Tenant
+from gpujob_operator.decide.capacity.slowdown_law import Law, summed_utilization_limit_percent
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.packing.arrays import Booleans, Floats, Integers
+from gpujob_operator.decide.placement.memo import Memo
+from gpujob_operator.decide.placement.node_filter import node_refusal
+from gpujob_operator.decide.placement.requirements import Needs, WorkerRequest, resolve
+
+# Before every moment: a card is ready, or will be once it was read again.
+_READY, _UNREAD = 0.0, 1.0
+
+
+class Soon(NamedTuple):
+    """How soon a card is ready: the moment in seconds since 1970, how many must go first, its free
+    memory negated; then the UUID."""
+
+    at: float
+    leaving: int
+    lacking_bytes: int
+    uuid: str
+
+
+class Place(NamedTuple):
+    """Cards of one node for one worker: how soon the last of them is ready, and who must be gone by
+    then."""
+
+    soon: Soon
+    uuids: tuple[str, ...]
+    cards: tuple[Card, ...]
+    tenants: tuple[Tenant, ...]
+
+    @property
+    def unread(self) -> bool:
+        """Whether memory of pods that have ended is still in the last reading."""
+        return any(card.leaving_bytes for card in self.cards)
+
+
+@dataclass(slots=True)
+class Places:
+    """Places, the soonest first; told in words only as far as anybody looks."""
+
+    # Of each place its cards' rows, the last to be ready last.
+    _rows: Integers
+    _cards: list[Card]
+    _tenants: list[list[Tenant]]
+    # By row.
+    _at: Floats
+    _count: Integers
+    _order: Integers
+    _seen: list[Place] = field(default_factory=list[Place])
+
+    def __iter__(self) -> Iterator[Place]:
+        for number in range(len(self._rows)):
+            if number == len(self._seen):
+                self._seen.append(self._place(self._rows[number].tolist()))
+            yield self._seen[number]
+
+    def _place(self, rows: list[int]) -> Place:
+        cards = tuple(self._cards[row] for row in rows)
+        tenants: list[Tenant] = []
+        for row in rows:
+            first = self._order[row, : self._count[row]].tolist()
+            tenants += [self._tenants[row][column] for column in first]
+        last, card = rows[-1], cards[-1]
+        soon = Soon(float(self._at[last]), int(self._count[last]), -card.free_bytes, card.uuid)
+        return Place(soon, tuple(card.uuid for card in cards), cards, tuple(tenants))
+
+
+def places(
+    needs: Needs,
+    tenancy: Tenancy,
+    capacity: Capacity,
+    memo: Memo,
+    configuration: Configuration,
+) -> tuple[Places, ...]:
+    """For every model that the job accepts. `tenancy` is that of `capacity`, for whose nodes `memo`
+    holds."""
+    found: list[Places] = []
+    for model in capacity.models(needs.job.spec.gpu.models):
+        request = resolve(needs, model, capacity, configuration)
+        fits = _ever_fits(request, tenancy, memo)
+        count, can = _must_leave(request, tenancy, capacity.law(model))
+        found.append(_in_order(needs.job.spec.gpus_per_worker, count, fits & can, tenancy))
+    return tuple(found)
+
+
+def _ever_fits(request: WorkerRequest, tenancy: Tenancy, memo: Memo) -> Booleans:
+    """Of each GPU: whether it would do with none of our jobs on it."""
+    fits = tenancy.usable & (tenancy.models == request.model)
+    fits &= tenancy.room_soon_bytes >= request.least_bytes
+    if tenancy.nodes:
+        fits &= (tenancy.open_nodes & _allowed_nodes(request.needs, tenancy, memo))[tenancy.node_of]
+    if request.exclusive:
+        fits &= ~tenancy.disturbed
+    return fits
+
+
+def _must_leave(request: WorkerRequest, tenancy: Tenancy, law: Law) -> tuple[Integers, Booleans]:
+    """Of each GPU: how many of its tenants must be gone, in the order of their ends, before it can
+    take a worker; and whether that is ever enough."""
+    wanted = request.wanted
+    if wanted is None:
+        # Rows are brought up to date while places are still asked for.
+        return tenancy.count.copy(), np.ones(len(tenancy.cards), dtype=np.bool_)
+    stay = tenancy.stay
+    room_bytes = tenancy.room_soon_bytes[:, None] - wanted.memory_bytes
+    limits = _limits_percent(request.max_slowdown_percent, law)
+    total_percent = stay.utilization_percent + wanted.utilization_percent
+    nobody = np.arange(stay.memory_bytes.shape[1]) >= tenancy.count[:, None]
+    enough = (stay.memory_bytes <= room_bytes) & ~stay.whole_card
+    enough &= nobody | (total_percent <= limits[stay.slowdown_percent])
+    return enough.argmax(axis=1), enough.any(axis=1)
+
+
+def _allowed_nodes(needs: Needs, tenancy: Tenancy, memo: Memo) -> Booleans:
+    """Nodes that will do as they are labelled and tainted."""
+
+    def find() -> Booleans:
+        allowed = [not node_refusal(needs, node.node) for node in tenancy.nodes]
+        return np.array(allowed, dtype=np.bool_)
+
+    return memo.once(("tenancy", tenancy.order_version, needs.node_wishes), find)
+
+
+def _in_order(size: int, count: Integers, fits: Booleans, tenancy: Tenancy) -> Places:
+    ready = np.where(tenancy.unread, _UNREAD, _READY)
+    since = np.take_along_axis(tenancy.stay.since, count[:, None], 1)[:, 0]
+    at = np.maximum(ready, since)
+    found = np.flatnonzero(fits)
+    keys = tenancy.rank, -tenancy.free_bytes, count, at
+    if size > 1:
+        found = found[np.lexsort((*(key[found] for key in keys), tenancy.node_of[found]))]
+        found = _groups(size, found, tenancy.node_of)
+    else:
+        found = found[:, None]
+    last = found[:, -1]
+    found = found[np.lexsort([key[last] for key in keys])]
+    # The order is brought up to date while places are still asked for.
+    return Places(found, tenancy.cards, tenancy.tenants, at, count, tenancy.stay.order.copy())
+
+
+def _groups(size: int, rows: Integers, node_of: Integers) -> Integers:
+    """Rows of each worker that a node could take, of rows in the order of nodes: those that are
+    ready first together."""
+    nodes = node_of[rows]
+    first = np.searchsorted(nodes, nodes)
+    position = np.arange(len(rows)) - first
+    last = np.flatnonzero(position % size == size - 1)
+    return rows[last[:, None] + np.arange(1 - size, 1)]
+
+
+def _limits_percent(slowdown_percent: int, law: Law) -> NDArray[np.float64]:
+    """The summed utilization up to which a job that allows so much and others that allow 0, 1, ...
+    percent may share a card."""
+    return np.array(
+        [
+            summed_utilization_limit_percent(min(others, slowdown_percent), law)
+            for others in range(SLOWDOWN_PERCENT_MAX + 1)
+        ]
+    )

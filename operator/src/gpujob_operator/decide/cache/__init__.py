@@ -1,0 +1,1 @@
+"""Derived values kept from cycle to cycle. Dropping any of it changes no plan."""

@@ -1,0 +1,63 @@
+"""What is remembered of one job from cycle to cycle, and what its step was decided from."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from gpujob_api.gpujob import GPUJob
+from gpujob_api.gpuprofile import GPUProfile
+from gpujob_operator.decide.cache.diff import Roll
+from gpujob_operator.decide.lifecycle.inputs import JobInputs
+from gpujob_operator.decide.model.plan import Step
+from gpujob_operator.decide.model.pod_template import HostRequests
+from gpujob_operator.decide.model.snapshot import PodView, ReceivedReport
+from gpujob_operator.decide.model.workers import Crew
+from gpujob_operator.decide.packing.demand import Demand
+from gpujob_operator.decide.placement.requirements import Needs
+
+ProfileKey = tuple[str, str]
+_Version = tuple[int, int]
+
+
+@dataclass(slots=True)
+class Known:
+    """One job, with what follows from it alone; the rest is set as it is found out."""
+
+    job: GPUJob
+    requests: HostRequests
+    profile_key: ProfileKey
+    held: bool
+    # Those that the job names, and those where its cards are.
+    nodes: frozenset[str]
+    crew: Crew = field(default_factory=Crew)
+    profile: GPUProfile | None = None
+    needs: Needs | None = None
+    demand: Demand | None = None
+    # The last decision, which was to write nothing, and until when nothing else can follow.
+    inputs: JobInputs | None = None
+    step: Step | None = None
+    quiet_until: datetime | None = None
+
+    @property
+    def pods(self) -> tuple[PodView, ...]:
+        return self.crew.pods
+
+    @property
+    def waits(self) -> bool:
+        """True for a job that admission looks at."""
+        job = self.job
+        return not self.held and job.metadata.deletion_timestamp is None and not job.finished
+
+
+@dataclass(slots=True)
+class Rolls:
+    """The objects of the last snapshot."""
+
+    jobs: Roll[GPUJob] = field(default_factory=lambda: Roll[GPUJob]())
+    profiles: Roll[GPUProfile] = field(default_factory=lambda: Roll[GPUProfile]())
+    reports: Roll[ReceivedReport] = field(default_factory=lambda: Roll[ReceivedReport]())
+
+
+def spec_version(job: GPUJob) -> _Version:
+    """A spec changes with its generation; without one (0) nothing is known to be the same."""
+    generation = job.metadata.generation
+    return (generation, 0) if generation else (0, id(job))

@@ -1,0 +1,89 @@
+"""Packing arrays of the nodes, kept from cycle to cycle and renewed row by row where a node is
+another object."""
+
+from dataclasses import dataclass, field
+from itertools import compress, count
+from operator import is_not
+
+import numpy as np
+
+from gpujob_operator.decide.cache.memo import NodeMemo
+from gpujob_operator.decide.capacity.cluster import Card, NodeCapacity, sizes
+from gpujob_operator.decide.packing.arrays import CardState, Fleet, NodeState
+from gpujob_operator.decide.placement.node_filter import node_marks
+from gpujob_operator.decide.placement.node_views import NodeViews, Side, card_state, node_state
+
+
+@dataclass(slots=True)
+class Kept:
+    """The arrays of the last cycle's board, taken up again where nodes are the same objects."""
+
+    # What follows from labels, taints and sizes alone.
+    memo: NodeMemo = field(default_factory=NodeMemo)
+    _views: NodeViews = field(default_factory=lambda: NodeViews.of([]))
+    _nodes: list[NodeCapacity] = field(default_factory=list[NodeCapacity])
+    # The fleet's clock when it was last true to the nodes; what changed later was only planned.
+    _clock: int = 0
+    # The rows' cards as they were made from the ledger's, by UUID.
+    _states: dict[str, tuple[Card, CardState]] = field(
+        default_factory=dict[str, tuple[Card, CardState]]
+    )
+
+    def renew(self, ordered: list[NodeCapacity]) -> NodeViews:
+        """Views that are true to these nodes, in this order."""
+        if not self._is_renewed(ordered):
+            self._states.clear()
+            self.memo.forget()
+            self._views.main = Side(Fleet.of([self._node_state(node) for node in ordered]))
+            self._views.order += 1
+        self._nodes, self._clock = ordered, self._views.main.fleet.clock
+        return self._views
+
+    def _is_renewed(self, ordered: list[NodeCapacity]) -> bool:
+        """Brings the main view up to date; False where it has to be built anew."""
+        if not self._in_order(ordered):
+            return False
+        fleet = self._views.main.fleet
+        columns = fleet.usable.shape[1]
+        planned_on = np.flatnonzero(fleet.changed > self._clock).tolist()
+        others = compress(count(), map(is_not, self._nodes, ordered))
+        rows = sorted({*planned_on, *others})
+        for row in rows:
+            before, node = self._nodes[row], ordered[row]
+            if len(node.cards) > columns:
+                return False
+            if before is not node and _lasting(before) != _lasting(node):
+                self.memo.forget()
+        fleet.renew_all(rows, [self._node_state(ordered[row]) for row in rows])
+        return fleet.kinds == fleet.kinds_in_order()
+
+    def _node_state(self, node: NodeCapacity) -> NodeState:
+        return node_state(node, self._card_state)
+
+    def _card_state(self, card: Card) -> CardState:
+        known = self._states.get(card.uuid)
+        if known is None or known[0] is not card:
+            known = self._states[card.uuid] = card, card_state(card)
+        return known[1]
+
+    def _in_order(self, ordered: list[NodeCapacity]) -> bool:
+        """Brings the kept rows into this order, if they are the same nodes."""
+        main = self._views.main
+        names = tuple(node.node.name for node in ordered)
+        if names == main.fleet.names:
+            return True
+        rows = {name: row for row, name in enumerate(main.fleet.names)}
+        if rows.keys() != set(names):
+            return False
+        order = np.array([rows[name] for name in names], dtype=np.int64)
+        self._views.main = Side(main.fleet.reordered(order), main.ledger.reordered(order))
+        self._views.order += 1
+        self._nodes = [self._nodes[row] for row in order.tolist()]
+        return True
+
+
+def _lasting(node: NodeCapacity) -> tuple[object, ...]:
+    """What tells whether a request could ever be on the node: marks and sizes."""
+    view = node.node
+    allocatable = view.cpu_milli_allocatable, view.memory_bytes_allocatable
+    return node_marks(view), allocatable, sizes(node)

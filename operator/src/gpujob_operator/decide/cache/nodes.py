@@ -1,0 +1,232 @@
+"""The nodes and cards there are, with what jobs hold of them: the ledger of a cycle, in which only
+those nodes are built anew on which something changed."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from itertools import zip_longest
+
+from gpujob_api.gpujob import GPUJob
+from gpujob_api.gpunode import GPUNode
+from gpujob_api.gpuprofile import GPUProfile
+from gpujob_operator.decide.cache.deadlines import Deadlines
+from gpujob_operator.decide.cache.diff import Roll
+from gpujob_operator.decide.capacity.calibration import laws
+from gpujob_operator.decide.capacity.cluster import (
+    Capacity,
+    NodeCapacity,
+    capacity_of,
+    closed_reason,
+    holds_cards,
+    is_stale,
+    sizes,
+)
+from gpujob_operator.decide.capacity.prices import rates
+from gpujob_operator.decide.capacity.sites import facts_of
+from gpujob_operator.decide.capacity.usage import (
+    NOTHING,
+    Ended,
+    Holding,
+    Holdings,
+    Learned,
+    holding_of_gone,
+)
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.snapshot import GonePod, NodeView, Snapshot
+
+
+@dataclass(slots=True)
+class Nodes:
+    """`take` what was observed and `hold` what jobs hold, then `renew`."""
+
+    capacity: Capacity = field(default_factory=Capacity)
+    _views: dict[str, NodeView] = field(default_factory=dict[str, NodeView])
+    _gpu_nodes: dict[str, GPUNode] = field(default_factory=dict[str, GPUNode])
+    _seen_views: Roll[NodeView] = field(default_factory=lambda: Roll[NodeView]())
+    _seen_gpu_nodes: Roll[GPUNode] = field(default_factory=lambda: Roll[GPUNode]())
+    _seen_gone_pods: Roll[GonePod] = field(default_factory=lambda: Roll[GonePod]())
+    _node_of_card: dict[str, str] = field(default_factory=dict[str, str])
+    _held: dict[str, Holding] = field(default_factory=dict[str, Holding])
+    _sum: Holdings = field(default_factory=Holdings)
+    # When a node's measurements become old, and nodes whose are.
+    _old_at: Deadlines[str] = field(default_factory=lambda: Deadlines[str]())
+    _old: set[str] = field(default_factory=set[str])
+    _learned: Learned = field(default_factory=Learned)
+    _profiles: tuple[GPUProfile, ...] = ()
+    # Nodes whose ledger may have changed since it was renewed: altogether, or on these cards.
+    _dirty: set[str] = field(default_factory=set[str])
+    _touched: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+
+    def take(self, snapshot: Snapshot) -> set[str]:
+        """Brings the nodes up to date; returns the cards that came, went, or are elsewhere."""
+        self._learn(snapshot)
+        self._take_gone_pods(snapshot.gone_pods)
+        new, gone = self._seen_views.take(snapshot.nodes)
+        for view in gone:
+            if self._views.get(view.name) is view:
+                del self._views[view.name]
+        self._views |= {view.name: view for view in new}
+        self._dirty.update(view.name for view in (*new, *gone))
+        return self._take_gpu_nodes(*self._seen_gpu_nodes.take(snapshot.gpu_nodes))
+
+    def _take_gone_pods(self, pods: tuple[GonePod, ...]) -> None:
+        new, gone = self._seen_gone_pods.take(pods)
+        for pod in gone:
+            self.hold(f"pod {pod.uid}", NOTHING)
+        for pod in new:
+            self.hold(f"pod {pod.uid}", holding_of_gone(pod))
+
+    def _learn(self, snapshot: Snapshot) -> None:
+        """Nodes of which something else is believed now are built anew."""
+        before, spot_rates = self._learned, rates(snapshot)
+        same_profiles = snapshot.profiles is self._profiles
+        models = before.laws if same_profiles else laws(snapshot.profiles)
+        self._profiles = snapshot.profiles
+        self._learned = Learned(spot_rates, models)
+        if spot_rates != before.spot_rates:
+            self._dirty.update(name for name, view in self._views.items() if view.spot)
+        if models != before.laws:
+            known = before.laws.keys() | models.keys()
+            changed = {model for model in known if before.laws.get(model) != models.get(model)}
+            for name, node in self._gpu_nodes.items():
+                if any(gpu.model in changed for gpu in node.status.gpus):
+                    self._dirty.add(name)
+
+    def _take_gpu_nodes(self, new: list[GPUNode], gone: list[GPUNode]) -> set[str]:
+        before, after = _cards_of(gone), _cards_of(new)
+        for node in gone:
+            if self._gpu_nodes.get(node.metadata.name) is node:
+                del self._gpu_nodes[node.metadata.name]
+        self._gpu_nodes |= {node.metadata.name: node for node in new}
+        self._dirty.update(node.metadata.name for node in (*new, *gone))
+        for uuid, name in before - after:
+            if self._node_of_card.get(uuid) == name:
+                del self._node_of_card[uuid]
+        self._node_of_card |= dict(after - before)
+        return {uuid for uuid, _ in before ^ after}
+
+    def has(self, name: str) -> bool:
+        return name in self._views
+
+    def of_job(self, job: GPUJob) -> frozenset[str]:
+        """Nodes on which the job holds cards: those it names, and those where its cards are."""
+        placement = job.status.placement
+        if placement is None or not holds_cards(job):
+            return frozenset()
+        named = {worker.node for worker in placement.workers}
+        uuids = (uuid for worker in placement.workers for uuid in worker.gpus)
+        return frozenset(named | self._of_cards(uuids))
+
+    def _of_cards(self, uuids: Iterable[str]) -> set[str]:
+        return {self._node_of_card[uuid] for uuid in uuids if uuid in self._node_of_card}
+
+    def hold(self, uid: str, after: Holding) -> None:
+        """What this job and its pods hold from now on, instead of what they held."""
+        before = self._held.pop(uid, NOTHING)
+        if after != NOTHING:
+            self._held[uid] = after
+        if before == after:
+            return
+        self._sum.remove(before)
+        self._sum.add(after)
+        for holding in (before, after):
+            self._touch((*holding.cards, *(uuid for _, uuid in holding.strays)))
+            for pod in holding.ended:
+                self._touch(self._cards_with(pod))
+            for node, _, _ in holding.coming:
+                self._touched.setdefault(node, set())
+
+    def _touch(self, uuids: Iterable[str]) -> None:
+        for uuid in uuids:
+            node = self._node_of_card.get(uuid)
+            if node is not None:
+                self._touched.setdefault(node, set()).add(uuid)
+
+    def _cards_with(self, pod: Ended) -> set[str]:
+        """The pod's cards, and others of the same nodes on which its processes were seen."""
+        nodes = [self._gpu_nodes[name] for name in self._of_cards(pod.cards)]
+        gpus = (gpu for node in nodes for gpu in node.status.gpus)
+        seen = {g.uuid for g in gpus if any(p.pod_uid == pod.pod_uid for p in g.processes)}
+        return seen.union(pod.cards)
+
+    def renew(
+        self, configuration: Configuration, now: datetime
+    ) -> dict[str, frozenset[str] | None]:
+        """Makes the ledger true; returns the nodes that are not the same any more, each with those
+        of its cards that are not, or None where more of it changed. What stayed the same stays the
+        same object."""
+        nodes = dict(self.capacity.nodes)
+        changed: dict[str, frozenset[str] | None] = {}
+        due = {*self._old, *self._old_at.due(now)}
+        for name in sorted(self._dirty | self._touched.keys() | due):
+            before = nodes.get(name)
+            same = None if name in self._dirty else before
+            after = self._node(name, same, configuration, now)
+            self._old.discard(name)
+            self._old_at.drop((name,))
+            if after is not None:
+                nodes[name] = after = _kept(before, after)
+                self._watch(name, after.closed, configuration)
+            else:
+                nodes.pop(name, None)
+            if after is not before:
+                changed[name] = _changed_cards(before, after)
+        self._dirty, self._touched = set(), {}
+        if changed or self.capacity.laws != self._learned.laws:
+            self.capacity = self._capacity_of(nodes, changed)
+        return changed
+
+    def _capacity_of(self, nodes: dict[str, NodeCapacity], changed: Iterable[str]) -> Capacity:
+        before = self.capacity.nodes
+        both = all(name in before and name in nodes for name in changed)
+        if both and all(sizes(before[name]) == sizes(nodes[name]) for name in changed):
+            return replace(self.capacity, nodes=nodes, laws=self._learned.laws)
+        return capacity_of(nodes, self._learned.laws)
+
+    def _node(
+        self, name: str, before: NodeCapacity | None, configuration: Configuration, now: datetime
+    ) -> NodeCapacity | None:
+        """The node's ledger, if it is one of ours; `before` where it was not observed anew."""
+        view, gpu_node = self._views.get(name), self._gpu_nodes.get(name)
+        if view is None or gpu_node is None:
+            return None
+        touched = self._touched.get(name)
+        if before is None or touched is not None:
+            old = before.cards if before is not None else ()
+            known = {card.uuid: card for card in old if card.uuid not in (touched or ())}
+            return self._sum.node(view, gpu_node, configuration, now, self._learned, known)
+        closed = closed_reason(view, gpu_node, configuration, now)
+        return replace(before, closed=closed) if closed != before.closed else before
+
+    def _watch(self, name: str, closed: str, configuration: Configuration) -> None:
+        """Measurements become old by themselves, and older."""
+        observed = self._gpu_nodes[name].status.observed_at
+        if is_stale(closed):
+            self._old.add(name)
+        elif observed is not None and not closed:
+            seconds = configuration.telemetry_stale_seconds
+            self._old_at.put(name, observed + timedelta(seconds=seconds))
+
+
+def _cards_of(nodes: Iterable[GPUNode]) -> set[tuple[str, str]]:
+    return {(gpu.uuid, node.metadata.name) for node in nodes for gpu in node.status.gpus}
+
+
+def _changed_cards(
+    before: NodeCapacity | None, after: NodeCapacity | None
+) -> frozenset[str] | None:
+    """The cards that are not the same objects; None where jobs see another change of the node."""
+    if before is None or after is None or facts_of(before) != facts_of(after):
+        return None
+    cards = zip_longest(before.cards, after.cards)
+    changed = (card for pair in cards if pair[0] is not pair[1] for card in pair)
+    return frozenset(card.uuid for card in changed if card is not None)
+
+
+def _kept(before: NodeCapacity | None, after: NodeCapacity) -> NodeCapacity:
+    """The old object where the new one says the same, whole or card by card."""
+    if before is None or before == after:
+        return before or after
+    known = {card.uuid: card for card in before.cards}
+    cards = (known[c.uuid] if known.get(c.uuid) == c else c for c in after.cards)
+    return replace(after, cards=tuple(cards))

@@ -1,0 +1,101 @@
+"""Settled jobs: nothing new follows for them while what they see stays the same, and they are not
+looked at again before their deadline."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
+from gpujob_api.gpuprofile import GPUProfile
+from gpujob_operator.decide.cache.job_entry import Known
+from gpujob_operator.decide.capacity.calibration import with_pace
+from gpujob_operator.decide.capacity.cluster import Card
+from gpujob_operator.decide.capacity.sites import Sites, cards_at
+from gpujob_operator.decide.lifecycle.faults import pressure
+from gpujob_operator.decide.lifecycle.inputs import JobInputs
+from gpujob_operator.decide.lifecycle.printer_columns import cost_text
+from gpujob_operator.decide.measurement.reservation import profile_entry
+from gpujob_operator.decide.measurement.slowdown import is_slowed, measured_slowdown, observed_pace
+from gpujob_operator.decide.model.configuration import Configuration
+
+# After every deadline.
+FAR = datetime(9000, 1, 1, tzinfo=UTC)
+
+
+def still_holds(entry: Known, inputs: JobInputs, now: datetime) -> bool:
+    """Whether the last step of a settled job is that of these inputs, too."""
+    before = entry.inputs
+    if before is None or entry.quiet_until is None or now >= entry.quiet_until:
+        return False
+    return before == inputs or (
+        entry.step is not None
+        and _differs_in_cards(before, inputs)
+        and cotenants_irrelevant(entry.job, entry.step.status, inputs)
+    )
+
+
+def _differs_in_cards(before: JobInputs, inputs: JobInputs) -> bool:
+    """Whether the cards of its workers are the only difference."""
+    facts = [site.facts for site in before.sites] == [site.facts for site in inputs.sites]
+    return facts and before == replace(inputs, sites=before.sites)
+
+
+def cotenants_irrelevant(job: GPUJob, status: GPUJobStatus, inputs: JobInputs) -> bool:
+    """Whether nothing follows from who is on the job's cards now, if nothing followed from who was
+    there before and all else is as it was. `status` is the job's next one.
+
+    Every way in which a neighbour shows in a status, a profile or a reason to stop is asked here;
+    False where it has to be looked at in full.
+    """
+    cards, profile = cards_at(inputs.sites), inputs.profile
+    shared = False
+    for card in cards:
+        if card.blocked or card.free_bytes < 0:
+            return False
+        shared = shared or len(card.tenants) > 1
+    if not shared:
+        # Alone again: its profile may learn how fast that is.
+        return False
+    slowdown = measured_slowdown(job, status, profile, cards)
+    if is_slowed(job.status) is not (slowdown is not None and slowdown.too_much):
+        return False
+    if cost_text(job, status, inputs.sites) != job.status.summary.cost:
+        return False
+    return not _tells_a_pace(status, profile, cards)
+
+
+def is_steady(job: GPUJob, sites: Sites) -> bool:
+    """Whether time alone brings nothing new before the next deadline: a job that runs on nodes that
+    are well, or has finished."""
+    if job.finished or job.status.placement is None:
+        return job.finished
+    if job.status.phase is not JobPhase.RUNNING:
+        return False
+    for site in sites:
+        facts = site.facts
+        if facts is None or facts.closed or facts.not_ready_since is not None:
+            return False
+    return pressure(job.status, sites) is None
+
+
+def quiet_until(
+    job: GPUJob, next_at: datetime | None, configuration: Configuration, *, held_back: bool
+) -> datetime:
+    """The first moment at which a settled job has something to do or to say. `held_back`: figures
+    of it moved and are to be written later."""
+    # Deadlines closer than a second are told as one second.
+    until = FAR if next_at is None else next_at - timedelta(seconds=1)
+    told = job.status.observed_at
+    if told is None or not held_back:
+        return until
+    return min(until, told + timedelta(seconds=configuration.progress_write_seconds))
+
+
+def _tells_a_pace(status: GPUJobStatus, profile: GPUProfile | None, cards: Sequence[Card]) -> bool:
+    """Whether the profile has yet to learn how much the job is slowed by as many others."""
+    pace = observed_pace(status, profile, cards)
+    if pace is None or status.placement is None:
+        return False
+    entry = profile_entry(profile, status.placement.gpu_model)
+    known = entry.shared if entry is not None else ()
+    return with_pace(known, pace) != known

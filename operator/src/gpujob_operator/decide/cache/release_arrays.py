@@ -1,0 +1,92 @@
+"""When jobs are expected to end, of thousands of them at once: arrays with a number for each job.
+
+An end is either a moment, or the start of a run and what runs like it took. What those took is
+asked anew every time, the rest only of jobs that are not the same any more.
+"""
+
+from dataclasses import dataclass, field
+from math import inf
+from typing import Protocol
+
+import numpy as np
+
+from gpujob_operator.decide.backfill.release_times import End, Like
+from gpujob_operator.decide.packing.arrays import Floats, Integers
+
+# Numbers are given again from the start once so many more were given than there are jobs.
+NUMBERS_SPARE = 4096
+
+
+class ReleaseTimes(Protocol):
+    """What is asked of `release_times.Releases`."""
+
+    now_seconds: float
+    version: int
+
+    def end(self, uid: str) -> End: ...
+
+    def length(self, like: Like) -> float: ...
+
+
+@dataclass(slots=True)
+class ReleaseArrays:
+    """`number` a job, and ask for the moments of any numbers; number 0 is nobody.
+
+    Call `forget` wherever `releases` is told of a job, and `tidy` once a cycle.
+    """
+
+    releases: ReleaseTimes
+    # By UID. Another object once the numbers that were given hold no longer.
+    numbers: dict[str, int] = field(default_factory=dict[str, int])
+    _at: Floats = field(default_factory=lambda: np.full(64, inf))
+    # The place of what it is like; 0: nothing.
+    _like: Integers = field(default_factory=lambda: np.zeros(64, np.int64))
+    _likes: dict[Like, int] = field(default_factory=dict[Like, int])
+    # Jobs whose end is to be found again.
+    _stale: set[str] = field(default_factory=set[str])
+
+    @property
+    def version(self) -> int:
+        """Another one whenever another moment could be found of any job."""
+        return self.releases.version
+
+    def number(self, uid: str) -> int:
+        number = self.numbers.get(uid)
+        if number is None:
+            number = self.numbers[uid] = len(self.numbers) + 1
+            self._stale.add(uid)
+        return number
+
+    def forget(self, uid: str) -> None:
+        """Something may be different about this job."""
+        if uid in self.numbers:
+            self._stale.add(uid)
+
+    def tidy(self, jobs: int) -> None:
+        """Jobs come and go: takes all numbers back where most are of nobody any more."""
+        if len(self.numbers) > 2 * jobs + NUMBERS_SPARE:
+            self.numbers, self._likes = {}, {}
+            self._stale.clear()
+
+    def moments(self, numbers: Integers) -> Floats:
+        """`Releases.moment` of the jobs of these numbers, in their shape; of 0 infinite."""
+        self._renew()
+        lengths = np.array([0.0, *map(self.releases.length, self._likes)])
+        at = self._at + lengths[self._like]
+        at[(self._like > 0) & (at <= self.releases.now_seconds)] = inf
+        return at[numbers]
+
+    def _renew(self) -> None:
+        missing = len(self.numbers) + 1 - len(self._at)
+        if missing > 0:
+            more = max(missing, len(self._at))
+            self._at = np.pad(self._at, (0, more), constant_values=inf)
+            self._like = np.pad(self._like, (0, more))
+        for uid in self._stale:
+            end, number = self.releases.end(uid), self.numbers[uid]
+            self._at[number] = end.at
+            like = end.like
+            self._like[number] = (
+                0 if like is None else self._likes.setdefault(like, len(self._likes) + 1)
+            )
+        self._stale.clear()

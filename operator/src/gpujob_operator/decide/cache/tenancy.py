@@ -1,0 +1,182 @@
+"""Who leaves each card, and when: all cards of the cluster as arrays, a row each.
+
+A column for each tenant of the fullest card. Kept from cycle to cycle: rows are filled anew where
+the node is not the same object, moments are asked of `release_arrays` every time.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import chain, compress, count
+from operator import is_not
+
+import numpy as np
+
+from gpujob_operator.decide.backfill.release_times import Releases
+from gpujob_operator.decide.backfill.tenancy import (
+    SLOWDOWN_PERCENT_MAX,
+    Stay,
+    Tenancy,
+    least_left,
+    sums_left,
+)
+from gpujob_operator.decide.cache.release_arrays import ReleaseArrays
+from gpujob_operator.decide.capacity.cluster import Capacity, NodeCapacity, disturbed
+from gpujob_operator.decide.packing.arrays import Booleans, Floats, Integers
+
+
+@dataclass(slots=True)
+class Rows:
+    """The tenancy of the cluster, renewed row by row."""
+
+    _tenancy: Tenancy = field(init=False)
+    # Of each node; one more at the end.
+    _first_row: list[int] = field(init=False)
+    # A column for each tenant: whose end it is, as `ReleaseArrays` numbers jobs, 0 beyond the last.
+    _number: Integers = field(init=False)
+    _memory: Integers = field(init=False)
+    _utilization: Floats = field(init=False)
+    _slowdown: Integers = field(init=False)
+    _whole: Booleans = field(init=False)
+    # What the stay was made from, and rows that were filled since.
+    _moments: Floats = field(init=False)
+    _filled: set[int] = field(default_factory=set[int])
+    _numbers: object = None
+    _version: int = -1
+    _builds: int = 0
+
+    def __post_init__(self) -> None:
+        self._build([], ReleaseArrays(Releases()))
+
+    def renew(self, capacity: Capacity, ends: ReleaseArrays) -> Tenancy:
+        """Makes all of it true. Lists that were handed out before stay as they were, arrays do
+        not."""
+        nodes = list(capacity.nodes.values())
+        changed = self._changed(nodes)
+        if changed is None or self._numbers is not ends.numbers:
+            self._build(nodes, ends)
+        elif changed:
+            self._renew_rows(changed, nodes, ends)
+        if self._filled or self._version != ends.version:
+            self._renew_stay(ends.moments(self._number))
+            self._version = ends.version
+        return self._tenancy
+
+    def _renew_rows(
+        self, changed: list[int], nodes: list[NodeCapacity], ends: ReleaseArrays
+    ) -> None:
+        rows = self._tenancy
+        rows.cards, rows.tenants, rows.nodes = list(rows.cards), list(rows.tenants), nodes
+        for number in changed:
+            rows.open_nodes[number] = not nodes[number].closed
+        self._fill(changed, nodes, ends)
+
+    def _changed(self, nodes: list[NodeCapacity]) -> list[int] | None:
+        """Nodes that are not the same objects; None: the rows do not fit them."""
+        if len(nodes) != len(self._tenancy.nodes):
+            return None
+        changed: list[int] = []
+        columns = self._memory.shape[1]
+        for number in compress(count(), map(is_not, self._tenancy.nodes, nodes)):
+            before, node = self._tenancy.nodes[number], nodes[number]
+            if [card.uuid for card in before.cards] != [card.uuid for card in node.cards]:
+                return None
+            if any(len(card.tenants) > columns for card in node.cards):
+                return None
+            changed.append(number)
+        return changed
+
+    def _build(self, nodes: list[NodeCapacity], ends: ReleaseArrays) -> None:
+        cards = [card for node in nodes for card in node.cards]
+        size = len(cards)
+        columns = max((len(card.tenants) for card in cards), default=0)
+        counts = np.array([len(node.cards) for node in nodes], dtype=np.int64)
+        self._first_row = [0, *np.cumsum(counts).tolist()]
+        self._memory, self._slowdown, self._number = np.zeros((3, size, columns), np.int64)
+        self._utilization = np.zeros((size, columns))
+        self._whole = np.zeros((size, columns), np.bool_)
+        self._moments = np.zeros((size, columns))
+        self._numbers = ends.numbers
+        ranks = {uuid: rank for rank, uuid in enumerate(sorted(card.uuid for card in cards))}
+        free_bytes, room_soon_bytes = np.zeros((2, size), np.int64)
+        usable, disturbed, unread = np.zeros((3, size), np.bool_)
+        self._builds += 1
+        self._tenancy = Tenancy(
+            nodes=nodes,
+            order_version=self._builds,
+            open_nodes=np.array([not node.closed for node in nodes], dtype=np.bool_),
+            cards=cards,
+            tenants=[[]] * size,
+            node_of=np.repeat(np.arange(len(nodes)), counts),
+            rank=np.array([ranks[card.uuid] for card in cards], dtype=np.int64),
+            models=np.array([card.model for card in cards], dtype=np.object_),
+            free_bytes=free_bytes,
+            room_soon_bytes=room_soon_bytes,
+            usable=usable,
+            disturbed=disturbed,
+            unread=unread,
+            count=np.zeros(size, np.int64),
+            stay=self._staying(np.arange(size)),
+        )
+        self._fill(range(len(nodes)), nodes, ends)
+        self._tenancy.stay = self._staying(np.arange(size))
+        self._filled = set(range(size))
+
+    def _fill(self, numbers: Iterable[int], nodes: list[NodeCapacity], ends: ReleaseArrays) -> None:
+        """Column by column: an assignment to an array costs as much for one row as for many."""
+        tenancy, rows = self._tenancy, list[int]()
+        for number in numbers:
+            for row, card in enumerate(nodes[number].cards, self._first_row[number]):
+                if card is not tenancy.cards[row] or not tenancy.tenants[row]:
+                    tenancy.cards[row] = card
+                    tenancy.tenants[row] = sorted(card.tenants, key=lambda one: one.job_uid)
+                    rows.append(row)
+        if not rows:
+            return
+        self._filled.update(rows)
+        at = np.array(rows, dtype=np.int64)
+        cards, here = [tenancy.cards[row] for row in rows], [tenancy.tenants[row] for row in rows]
+        tenancy.free_bytes[at] = [card.free_bytes for card in cards]
+        tenancy.room_soon_bytes[at] = [card.room_soon_bytes for card in cards]
+        tenancy.models[at] = [card.model for card in cards]
+        tenancy.usable[at] = [not card.blocked for card in cards]
+        tenancy.disturbed[at] = [disturbed(card, soon=True) for card in cards]
+        tenancy.unread[at] = [card.leaving_bytes > 0 for card in cards]
+        tenancy.count[at] = counts = [len(tenants) for tenants in here]
+        self._memory[at] = self._number[at] = 0
+        self._utilization[at], self._whole[at] = 0.0, False
+        self._slowdown[at] = SLOWDOWN_PERCENT_MAX
+        tenants = list(chain.from_iterable(here))
+        places = np.repeat(at, counts), _columns(counts)
+        self._number[places] = [ends.number(one.job_uid) for one in tenants]
+        self._memory[places] = [one.memory_bytes + one.excess_bytes for one in tenants]
+        self._utilization[places] = [one.utilization_percent for one in tenants]
+        self._slowdown[places] = [one.max_slowdown_percent for one in tenants]
+        self._whole[places] = [one.whole_card for one in tenants]
+
+    def _renew_stay(self, moments: Floats) -> None:
+        """Only rows of which anything is not as it was."""
+        other = (moments != self._moments).any(axis=1)
+        other[list(self._filled)] = True
+        self._moments, self._filled = moments, set()
+        rows = np.flatnonzero(other)
+        part = self._staying(rows)
+        for column in fields(Stay):
+            getattr(self._tenancy.stay, column.name)[rows] = getattr(part, column.name)
+
+    def _staying(self, rows: Integers) -> Stay:
+        moments = self._moments[rows]
+        # Stable: those whose end nobody knows leave by their UID, before the columns of nobody.
+        order = np.argsort(moments, axis=1, kind="stable")
+        return Stay(
+            memory_bytes=sums_left(np.take_along_axis(self._memory[rows], order, 1)),
+            utilization_percent=sums_left(np.take_along_axis(self._utilization[rows], order, 1)),
+            slowdown_percent=least_left(np.take_along_axis(self._slowdown[rows], order, 1)),
+            whole_card=sums_left(np.take_along_axis(self._whole[rows], order, 1)).astype(np.bool_),
+            since=np.pad(np.take_along_axis(moments, order, 1), ((0, 0), (1, 0))),
+            order=order,
+        )
+
+
+def _columns(counts: Sequence[int]) -> list[int]:
+    """0, 1, ... for each row in turn, as many as its tenants."""
+    return list(chain.from_iterable(map(range, counts)))

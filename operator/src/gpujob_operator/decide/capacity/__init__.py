@@ -1,0 +1,1 @@
+"""What the cluster has, and what is held of it."""

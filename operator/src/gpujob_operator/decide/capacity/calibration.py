@@ -1,0 +1,67 @@
+"""The law of slowdown beside others, calibrated for each card model by what our own jobs measured.
+
+Every workload that ran beside others has told in its profile how much longer a step took then than
+alone, by band of the card's summed utilization. For each band the published law stands for some
+workloads, every workload that was measured there counts as one more, and their median is the law:
+single workloads that something else slowed do not move it. In steps of half a percent; a fuller
+card is never said to slow less than an emptier one.
+"""
+
+from collections.abc import Iterable
+from statistics import median
+
+from gpujob_api.gpuprofile import GPUProfile, SharedPace
+from gpujob_operator.decide.capacity.slowdown_law import BANDS_PERCENT, PUBLISHED_SLOWDOWNS, Law
+
+PRIOR_WORKLOADS = 3
+_STEPS_PER_PERCENT = 2
+# A figure that grew by less is not written again.
+WORTH_WRITING_PERCENT = 5.0
+
+
+def band_percent(summed_percent: float) -> int:
+    """The upper bound of the band that this sum of utilizations is in."""
+    return next(bound for bound in BANDS_PERCENT if summed_percent < bound)
+
+
+def laws(profiles: Iterable[GPUProfile]) -> dict[str, Law]:
+    """By card model, of those on which anything was measured."""
+    measured: dict[str, dict[int, list[float]]] = {}
+    for profile in profiles:
+        for entry in profile.status.entries:
+            for pace in entry.shared:
+                bands = measured.setdefault(entry.gpu_model, {})
+                bands.setdefault(pace.up_to_percent, []).append(pace.slowdown_percent)
+    return {model: _law(bands) for model, bands in measured.items()}
+
+
+def _law(measured: dict[int, list[float]]) -> Law:
+    found: list[float] = []
+    for bound, published in zip(BANDS_PERCENT, PUBLISHED_SLOWDOWNS, strict=True):
+        slowdown = _middle(published, measured.get(bound, []))
+        found.append(max([slowdown, *found]))
+    return found[0], found[1], found[2], found[3]
+
+
+def _middle(published: float, measured: list[float]) -> float:
+    middle = median([*[published] * PRIOR_WORKLOADS, *measured])
+    if middle == published:
+        return published
+    return round(middle * _STEPS_PER_PERCENT) / _STEPS_PER_PERCENT
+
+
+def with_pace(known: tuple[SharedPace, ...], pace: SharedPace | None) -> tuple[SharedPace, ...]:
+    """What is known of a workload with this, if that says anything new.
+
+    The most that any run was slowed counts, so that runs with different neighbours come to the same
+    and then stop writing.
+    """
+    if pace is None:
+        return known
+    before = next((one for one in known if one.up_to_percent == pace.up_to_percent), None)
+    if before is not None:
+        grown_percent = pace.slowdown_percent - before.slowdown_percent
+        if grown_percent < WORTH_WRITING_PERCENT:
+            return known
+    others = (one for one in known if one.up_to_percent != pace.up_to_percent)
+    return tuple(sorted((*others, pace), key=lambda one: one.up_to_percent))

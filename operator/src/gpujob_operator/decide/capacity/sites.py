@@ -1,0 +1,58 @@
+"""What a job can see of the nodes and GPUs that its workers are on, and nothing else of them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from gpujob_api.gpujob import Placement
+from gpujob_operator.decide.capacity.cluster import Capacity, Card, NodeCapacity
+from gpujob_operator.decide.model.snapshot import Taint
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What a job that runs on a node sees of it, besides its own GPUs there."""
+
+    closed: str
+    not_ready_since: datetime | None
+    taints: tuple[Taint, ...]
+    price_per_gpu_hour: float | None
+
+
+def facts_of(node: NodeCapacity) -> NodeFacts:
+    view = node.node
+    return NodeFacts(node.closed, view.not_ready_since, view.taints, node.price_per_gpu_hour)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSite:
+    """Where one worker is. Without facts its node is gone; GPUs that are gone are left out."""
+
+    node: str
+    facts: NodeFacts | None
+    cards: tuple[Card, ...]
+
+    def card(self, uuid: str) -> Card | None:
+        return next((card for card in self.cards if card.uuid == uuid), None)
+
+
+# By rank, in the order of the placement.
+Sites = tuple[WorkerSite, ...]
+
+
+def sites_of(placement: Placement | None, capacity: Capacity) -> Sites:
+    """Empty for a job without a place."""
+    found: list[WorkerSite] = []
+    for worker in placement.workers if placement is not None else ():
+        node = capacity.nodes.get(worker.node)
+        if node is None:
+            found.append(WorkerSite(worker.node, None, ()))
+            continue
+        here = {card.uuid: card for card in node.cards if card.uuid in worker.gpus}
+        cards = tuple([here[uuid] for uuid in worker.gpus if uuid in here])
+        found.append(WorkerSite(worker.node, facts_of(node), cards))
+    return tuple(found)
+
+
+def cards_at(sites: Iterable[WorkerSite]) -> list[Card]:
+    return [card for site in sites for card in site.cards]

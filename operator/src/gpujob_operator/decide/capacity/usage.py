@@ -1,0 +1,301 @@
+"""What jobs and pods hold of nodes and cards, kept up to date one job at a time; from it the ledger
+of cards.
+
+The sum of all `Holding`s says who is on which card, whose processes are whose, and what CPU and
+memory is given away but not yet seen on a node. A node's ledger is then read off in one pass over
+its cards, however many jobs there are elsewhere.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import TypeVar
+
+from gpujob_api.gpujob import GPUJob
+from gpujob_api.gpunode import GPU, UNREADABLE, GPUNode
+from gpujob_operator.decide.capacity.calibration import laws
+from gpujob_operator.decide.capacity.cluster import (
+    Card,
+    NodeCapacity,
+    Tenant,
+    as_tenant,
+    closed_reason,
+)
+from gpujob_operator.decide.capacity.prices import (
+    interruptions_per_hour,
+    price_of,
+    price_with_losses,
+    rates,
+)
+from gpujob_operator.decide.capacity.slowdown_law import PUBLISHED_SLOWDOWNS, Law
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.pod_template import HostRequests
+from gpujob_operator.decide.model.snapshot import GonePod, NodeView, PodPhase, PodView, Snapshot
+from gpujob_operator.decide.model.workers import current_workers, place_of
+
+T = TypeVar("T")
+# A pod's end and a reading are told by different clocks, and a process takes a moment to go.
+CLOCKS_DIFFER_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What one job and its pods hold."""
+
+    tenant: Tenant | None = None
+    # The job's cards; one that two workers share is named twice.
+    cards: tuple[str, ...] = ()
+    # Live pods of the attempt that holds the cards, by UID.
+    pods: tuple[str, ...] = ()
+    # Node and card of live pods of any other attempt, or of a job that is gone. The node is "" for
+    # a pod that may yet come to one.
+    strays: tuple[tuple[str, str], ...] = ()
+    # What workers will take that are not on their node yet.
+    coming: tuple[tuple[str, int, int], ...] = ()
+    job_uid: str = ""
+    # Pods that are proven finished, with when and the cards that they had.
+    ended: tuple["Ended", ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    pod_uid: str
+    at: datetime | None
+    cards: tuple[str, ...]
+
+
+NOTHING = Holding()
+
+
+def holding_of(job: GPUJob, pods: Sequence[PodView], requests: HostRequests) -> Holding:
+    """`requests` are one worker's. The pods are the job's own."""
+    live = [pod for pod in pods if not pod.finished]
+    current = current_workers(job, pods)
+    uids = {pod.uid for pod in current}
+    leaves = job.metadata.deletion_timestamp is not None
+    # A job that is being deleted is written to no more: its pods alone say when it has left.
+    has_left = leaves and not any(pod.uid in uids for pod in live)
+    placement = job.status.placement if not (job.finished or has_left) else None
+    rest = live if placement is None else [pod for pod in live if pod.uid not in uids]
+    holding = Holding(
+        strays=tuple(stray for pod in rest for stray in _strays_of(pod, job)),
+        ended=_ended(pods),
+    )
+    if placement is None:
+        return holding
+    bound = {pod.rank for pod in current if _is_bound(pod)}
+    tenant = as_tenant(job)
+    return replace(
+        holding,
+        tenant=tenant,
+        cards=tuple(uuid for worker in placement.workers for uuid in worker.gpus)
+        if tenant is not None
+        else (),
+        pods=tuple(pod.uid for pod in live if pod.uid in uids),
+        coming=tuple(
+            (worker.node, *requests)
+            for worker in placement.workers
+            if worker.rank not in bound and not leaves
+        ),
+        job_uid=job.metadata.uid,
+    )
+
+
+def holding_of_orphans(pods: Sequence[PodView]) -> Holding:
+    """Of pods whose controller owner is a GPUJob that is not there."""
+    live = [pod for pod in pods if not pod.finished]
+    strays = tuple(stray for pod in live for stray in _strays_of(pod, None))
+    return Holding(strays=strays, ended=_ended(pods))
+
+
+def _ended(pods: Sequence[PodView]) -> tuple[Ended, ...]:
+    return tuple(Ended(pod.uid, pod.finished_at, pod.gpus) for pod in pods if pod.finished)
+
+
+def _strays_of(pod: PodView, job: GPUJob | None) -> list[tuple[str, str]]:
+    """The cards that a live pod outside of its job's attempt holds, on its own node only. None of a
+    pod that never ran and never will; nor of one of an attempt that the job has not come to, until
+    it is bound: anybody in its namespace may make such a pod."""
+    is_later = job is not None and pod.attempt > job.status.attempt
+    if pod.node is None and (pod.deletion_at is not None or is_later):
+        return []
+    place = place_of(pod, job) if job is not None else None
+    is_current = place is not None and place.pod_uid in (None, pod.uid)
+    cards = place.gpus if place is not None and is_current else pod.gpus
+    return [(pod.node or "", uuid) for uuid in cards]
+
+
+def holding_of_gone(pod: GonePod) -> Holding:
+    return Holding(ended=(Ended(pod.uid, pod.gone_at, pod.gpus),))
+
+
+def _is_bound(pod: PodView) -> bool:
+    return pod.node is not None or pod.phase is not PodPhase.PENDING
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What was observed of kinds of nodes and cards: how often spot nodes are taken away, by pool,
+    and how much neighbours slow each other, by card model."""
+
+    spot_rates: Mapping[str, float] = field(default_factory=dict[str, float])
+    laws: Mapping[str, Law] = field(default_factory=dict[str, Law])
+
+
+def learned_from(snapshot: Snapshot) -> Learned:
+    return Learned(rates(snapshot), laws(snapshot.profiles))
+
+
+@dataclass(slots=True)
+class Holdings:
+    """The sum of what all hold. `add` and `remove` are each other's inverse."""
+
+    # By card, in the order of the jobs' UIDs.
+    tenants: dict[str, tuple[Tenant, ...]] = field(default_factory=dict[str, tuple[Tenant, ...]])
+    # The jobs of each live pod that is where it should be: one, whatever the API server says.
+    owners: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    # By node and card.
+    strays: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    coming: dict[str, HostRequests] = field(default_factory=dict[str, HostRequests])
+    # Pods whose processes are gone, by UID; twice for one that finished and was deleted.
+    ended: dict[str, tuple[Ended, ...]] = field(default_factory=dict[str, tuple[Ended, ...]])
+
+    def add(self, holding: Holding) -> None:
+        if holding.tenant is not None:
+            for uuid in holding.cards:
+                there = (*self.tenants.get(uuid, ()), holding.tenant)
+                self.tenants[uuid] = tuple(sorted(there, key=lambda one: one.job_uid))
+        for pod in holding.pods:
+            self.owners[pod] = (*self.owners.get(pod, ()), holding.job_uid)
+        for pod in holding.ended:
+            self.ended[pod.pod_uid] = (*self.ended.get(pod.pod_uid, ()), pod)
+        self._count(holding, 1)
+
+    def remove(self, holding: Holding) -> None:
+        for uuid in set(holding.cards):
+            there = self.tenants.get(uuid, ())
+            _keep(self.tenants, uuid, tuple(t for t in there if t.job_uid != holding.job_uid))
+        for pod in holding.pods:
+            _keep(self.owners, pod, _without(self.owners.get(pod, ()), holding.job_uid))
+        for pod in holding.ended:
+            _keep(self.ended, pod.pod_uid, _without(self.ended.get(pod.pod_uid, ()), pod))
+        self._count(holding, -1)
+
+    def _count(self, holding: Holding, sign: int) -> None:
+        for stray in holding.strays:
+            self.strays[stray] = self.strays.get(stray, 0) + sign
+            if not self.strays[stray]:
+                del self.strays[stray]
+        for node, cpu, memory in holding.coming:
+            had_cpu, had_memory = self.coming.get(node, (0, 0))
+            self.coming[node] = (had_cpu + sign * cpu, had_memory + sign * memory)
+            if self.coming[node] == (0, 0):
+                # Nodes come and go under new names.
+                del self.coming[node]
+
+    def node(
+        self,
+        view: NodeView,
+        gpu_node: GPUNode,
+        configuration: Configuration,
+        now: datetime,
+        learned: "Learned",
+        known: Mapping[str, Card] | None = None,
+    ) -> NodeCapacity:
+        """The ledger of one node. `known` are those of its cards on which nothing changed."""
+        known = known or {}
+        cpu, memory = self.coming.get(view.name, (0, 0))
+        price = price_of(gpu_node, view, configuration)
+        rate = interruptions_per_hour(view, learned.spot_rates)
+        gpus = sorted(gpu_node.status.gpus, key=lambda gpu: (gpu.index, gpu.uuid))
+        return NodeCapacity(
+            node=view,
+            price_per_gpu_hour=price,
+            cards=tuple(
+                known.get(gpu.uuid) or self._card(gpu, view.name, learned, gpu_node) for gpu in gpus
+            ),
+            cpu_milli_free=view.cpu_milli_free - cpu,
+            memory_bytes_free=view.memory_bytes_free - memory,
+            closed=closed_reason(view, gpu_node, configuration, now),
+            interruptions_per_hour=rate,
+            price_with_losses=price_with_losses(price, rate, configuration)
+            if price is not None
+            else None,
+        )
+
+    def _card(self, gpu: GPU, node: str, learned: "Learned", gpu_node: GPUNode) -> Card:
+        observed_at = gpu_node.status.observed_at
+        tenants = self.tenants.get(gpu.uuid, ())
+        used = self._measured(gpu, tenants)
+        others_bytes = max(0, gpu.memory_used_bytes - sum(used.values()))
+        blocked = "" if gpu.healthy else _sickness(gpu.health_message)
+        if not blocked and any((where, gpu.uuid) in self.strays for where in (node, "")):
+            blocked = "a pod of an ended attempt is still there"
+        return Card(
+            uuid=gpu.uuid,
+            model=gpu.model,
+            total_bytes=gpu.memory_total_bytes,
+            driver_bytes=gpu.memory_reserved_bytes,
+            others_bytes=others_bytes,
+            leaving_bytes=min(self._leaving_bytes(gpu, observed_at), others_bytes),
+            tenants=tuple(_with_excess(one, used[one.job_uid]) for one in tenants),
+            blocked=blocked,
+            link_group=gpu.link_group,
+            law=learned.laws.get(gpu.model, PUBLISHED_SLOWDOWNS),
+        )
+
+    def _measured(self, gpu: GPU, tenants: Sequence[Tenant]) -> dict[str, int]:
+        """Memory that each tenant's processes use on the card, by job UID."""
+        used = {tenant.job_uid: 0 for tenant in tenants}
+        for process in gpu.processes:
+            for job_uid in self.owners.get(process.pod_uid or "", ())[:1]:
+                if job_uid in used:
+                    used[job_uid] += process.memory_bytes
+        return used
+
+    def _leaving_bytes(self, gpu: GPU, observed_at: datetime | None) -> int:
+        """What a reading shows of pods that have finished since: the next will not."""
+        return sum(
+            process.memory_bytes
+            for process in gpu.processes
+            if any(
+                _is_before(observed_at, pod.at) for pod in self.ended.get(process.pod_uid or "", ())
+            )
+        )
+
+
+def _is_before(observed_at: datetime | None, ended_at: datetime | None) -> bool:
+    """Whether a reading is from before the end, as far as clocks agree. Later ones show what a pod
+    left behind, which is in the way."""
+    if observed_at is None or ended_at is None:
+        return True
+    return observed_at <= ended_at + timedelta(seconds=CLOCKS_DIFFER_SECONDS)
+
+
+def _with_excess(tenant: Tenant, used_bytes: int) -> Tenant:
+    excess_bytes = max(0, used_bytes - tenant.memory_bytes)
+    same = excess_bytes == tenant.excess_bytes
+    return tenant if same else replace(tenant, excess_bytes=excess_bytes)
+
+
+def _sickness(message: str) -> str:
+    """A card that cannot be read takes nothing new, but is no reason to leave it (I14)."""
+    return (
+        message if message.startswith(UNREADABLE) else f"unhealthy: {message or 'no reason given'}"
+    )
+
+
+def _keep(groups: dict[str, tuple[T, ...]], key: str, left: tuple[T, ...]) -> None:
+    """A group of nobody does not stay: keys come and go."""
+    if left:
+        groups[key] = left
+    else:
+        groups.pop(key, None)
+
+
+def _without(group: tuple[T, ...], one: T) -> tuple[T, ...]:
+    """The group less one of these, wherever it is."""
+    if one not in group:
+        return group
+    at = group.index(one)
+    return (*group[:at], *group[at + 1 :])

@@ -1,0 +1,260 @@
+"""Why there and not elsewhere: a placement beside the next best ones and the nodes that lack room.
+
+Everything is asked of `assign` and `select.choose` themselves: the next best place is what they
+choose when the nodes of the better ones are not allowed, and a score is the one that they compare.
+"""
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+import numpy as np
+
+from gpujob_api.codec import FieldError
+from gpujob_api.gpujob import GPUJobStatus, Placement, Reservation
+from gpujob_operator.decide.cache.scheduler_cache import Memory
+from gpujob_operator.decide.capacity.cluster import Capacity
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.plan import WriteStatus
+from gpujob_operator.decide.model.snapshot import NodeView, Snapshot
+from gpujob_operator.decide.model.snapshot_edits import with_statuses, without_attempt
+from gpujob_operator.decide.packing import select
+from gpujob_operator.decide.packing.request import NodeMask, Request, Score
+from gpujob_operator.decide.placement.assign import Assignment, assign
+from gpujob_operator.decide.placement.assumed import Board, Place
+from gpujob_operator.decide.placement.diagnosis import Refusal, node_lacks
+from gpujob_operator.decide.placement.gpu_filter import held_bytes
+from gpujob_operator.decide.placement.requirements import Needs, WorkerRequest, resolve
+from gpujob_operator.decide.placement.step_cost import StepCost, step_cost
+from gpujob_operator.decide.planner import plan
+from gpujob_operator.decide.queue.heads import Line
+from gpujob_operator.decide.queue.pending import Pending
+
+CANDIDATES_MAX = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A place for all workers. `scores` are those of each worker alone, in cards; they decide for
+    one worker, a gang goes close together. None: the worker does not fit there any more."""
+
+    placement: Placement
+    reservation: Reservation | None
+    scores: tuple[Score | None, ...]
+    # Of the nodes, per card and hour with what interruptions cost; None where nobody set one.
+    prices: tuple[float | None, ...]
+    # Of the nodes: how often such a node is taken away.
+    interruptions_per_hour: tuple[float, ...]
+    # As far as it was compared, for a place that was chosen now.
+    step_cost: StepCost
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Where a job is or would be, and where it is not.
+
+    `chosen` is the decision, None for a job that has no place. `best` are the places in the order
+    of preference, the first being what is chosen with nobody else in the way. `lacks` says for each
+    node that cannot take a worker what it lacks. `before` is how many jobs the same cycle placed
+    first.
+    """
+
+    needs: Needs
+    chosen: Candidate | None
+    best: tuple[Candidate, ...]
+    lacks: Mapping[str, str]
+    refusal: str = ""
+    before: int = 0
+    # Whether the decision was taken on this very picture, not on an earlier one.
+    decided_here: bool = False
+
+    @property
+    def rank(self) -> int | None:
+        """Where among `best` the nodes of the decision are; None: not among them."""
+        chosen = _nodes(self.chosen.placement) if self.chosen is not None else None
+        places = (n for n, one in enumerate(self.best) if _nodes(one.placement) == chosen)
+        return next(places, None)
+
+
+def account(snapshot: Snapshot, now: datetime, uid: str, count: int = CANDIDATES_MAX) -> Account:
+    """Explains the job's place on this picture. Raises `FieldError` for a job that is not there.
+
+    A job that waits is explained as this cycle decides it, after the jobs that the cycle places
+    before it; one that has its place as if it were placed now, on what the others left.
+    """
+    job = next((one for one in snapshot.jobs if one.metadata.uid == uid), None)
+    if job is None:
+        raise FieldError("job", f"there is no job with UID {uid}")
+    if job.finished:
+        raise FieldError("job", f"{job.metadata.name} has ended and holds no cards")
+    if job.status.placement is not None:
+        without = without_attempt(snapshot, job)
+        held = job.status.placement, job.status.reservation
+        return _explain(without, now, uid, held, count)
+    placed = _placed_by(snapshot, now)
+    before = _placed_before(snapshot, now, uid, placed)
+    seen = with_statuses(snapshot, before)
+    decided = placed.get(uid)
+    held = (decided.placement, decided.reservation) if decided is not None else (None, None)
+    found = _explain(seen, now, uid, held, count)
+    return replace(found, before=len(before), decided_here=decided is not None)
+
+
+def _nodes(placement: Placement) -> list[str]:
+    return sorted(worker.node for worker in placement.workers)
+
+
+@dataclass(slots=True)
+class _Board(Board):
+    """A board on which nodes can be left out, and places asked for their score."""
+
+    left_out: frozenset[str] = frozenset()
+
+    def mask(self, key: Hashable, allows: Callable[[NodeView], bool]) -> NodeMask | None:
+        left_out = self.left_out
+
+        def allows_others(node: NodeView) -> bool:
+            return node.name not in left_out and allows(node)
+
+        # `slots=True` makes a new class, of which the bare `super()` knows nothing.
+        return Board.mask(self, (key, left_out), allows_others)
+
+    def score(self, place: Place, request: Request, *, undisturbed: bool) -> Score | None:
+        """What the rule compares; None where the place is not free."""
+        side = self._without_strangers() if undisturbed else self._views.main
+        row = self._rows[place.node]
+        allowed = np.zeros(len(self._rows), dtype=np.bool_)
+        allowed[row] = True
+        here = replace(request, nodes=NodeMask(allowed))
+        choice = select.choose(side.fleet, here, self.mix, side.ledger)
+        return choice.score if choice is not None else None
+
+
+_Held = tuple[Placement | None, Reservation | None]
+
+
+@dataclass(slots=True)
+class _Explainer:
+    """One question on one picture."""
+
+    needs: Needs
+    capacity: Capacity
+    board: _Board
+    configuration: Configuration
+    refusal: Refusal | None = None
+    requests: dict[str, Request] = field(default_factory=dict[str, Request])
+
+    def best(self, count: int) -> tuple[Candidate, ...]:
+        """The first places in the order of preference, each on nodes of its own."""
+        found: list[Candidate] = []
+        while len(found) < count:
+            self.board.refusals.clear()
+            one = assign(self.needs, self.board, self.configuration)
+            if isinstance(one, Refusal):
+                self.refusal = self.refusal or (None if found else one)
+                break
+            self.requests[one.placement.gpu_model] = one.request
+            found.append(self.candidate(one.placement, one.reservation, one))
+            self.board.left_out |= {worker.node for worker in one.placement.workers}
+        self.board.left_out = frozenset()
+        return tuple(found)
+
+    def candidate(
+        self, where: Placement, held: Reservation | None, found: Assignment | None = None
+    ) -> Candidate:
+        request = found.request if found is not None else self._request(where.gpu_model)
+        nodes = [worker.node for worker in where.workers]
+        scores = tuple(self._score(node, request) for node in nodes)
+        known = [self.capacity.nodes.get(node) for node in nodes]
+        prices = tuple(None if one is None else one.price_with_losses for one in known)
+        rates = tuple(0.0 if one is None else one.interruptions_per_hour for one in known)
+        if found is not None:
+            step = found.step_cost
+        else:
+            step = step_cost(self.needs.profile, where, self.capacity.nodes)
+        return Candidate(where, held, scores, prices, rates, step)
+
+    def lacks(self) -> dict[str, str]:
+        """What every node lacks that could not take one worker on any model."""
+        found: dict[str, str] = {}
+        accepted = self.capacity.models(self.needs.job.spec.gpu.models)
+        for name, node in self.capacity.nodes.items():
+            here = [model for model in accepted if any(c.model == model for c in node.cards)]
+            if not here:
+                models = ", ".join(sorted({card.model for card in node.cards})) or "no cards"
+                found[name] = f"no card of a model that the job accepts, but {models}"
+                continue
+            texts = [node_lacks(self._asked(model), node) for model in here]
+            if all(texts):
+                found[name] = "; ".join(dict.fromkeys(texts))
+        return found
+
+    def _asked(self, model: str) -> WorkerRequest:
+        return resolve(self.needs, model, self.capacity, self.configuration)
+
+    def _request(self, model: str) -> Request | None:
+        """What was asked for on this model, where a place was found on it."""
+        known = self.requests.get(model)
+        return replace(known, nodes=None) if known is not None else None
+
+    def _score(self, node: str, request: Request | None) -> Score | None:
+        if request is None or node not in self.capacity.nodes:
+            return None
+        return self.board.score(Place(node, ()), request, undisturbed=self.needs.exclusive)
+
+
+def _explain(snapshot: Snapshot, now: datetime, uid: str, held: _Held, count: int) -> Account:
+    memory = Memory()
+    memory.take_in(snapshot, now)
+    board = _Board.of(memory.capacity, memory.mix)
+    assert isinstance(board, _Board), "made by its own class"
+    explainer = _Explainer(memory.needs(uid), memory.capacity, board, snapshot.configuration)
+    best = explainer.best(count)
+    where, reservation = held
+    chosen = explainer.candidate(where, reservation) if where is not None else None
+    refusal = explainer.refusal
+    return Account(
+        needs=explainer.needs,
+        chosen=chosen,
+        best=best,
+        lacks=explainer.lacks(),
+        refusal=refusal.message if refusal is not None else "",
+    )
+
+
+def _placed_by(snapshot: Snapshot, now: datetime) -> dict[str, GPUJobStatus]:
+    """The statuses of the jobs that this cycle places, by UID."""
+    decided = plan(snapshot, now)
+    return {
+        item.job.metadata.uid: item.status
+        for item in decided.items
+        if isinstance(item, WriteStatus)
+        and item.job.status.placement is None
+        and item.status.placement is not None
+    }
+
+
+def _placed_before(
+    snapshot: Snapshot, now: datetime, uid: str, placed: Mapping[str, GPUJobStatus]
+) -> dict[str, GPUJobStatus]:
+    """Of these, those before the job in the line, which is walked as the cycle walks it."""
+    memory = Memory()
+    memory.take_in(snapshot, now)
+    queues = memory.queues(snapshot)
+    board = Board.of(memory.capacity, memory.mix)
+    waiting = memory.waiting.in_order(snapshot.configuration, now)
+
+    def memory_bytes(entry: Pending) -> int:
+        needs = memory.needs(entry.job.metadata.uid)
+        return held_bytes(needs, board, snapshot.configuration) if queues.by_name else 0
+
+    size = memory.capacity.size
+    found: dict[str, GPUJobStatus] = {}
+    for entry in Line(waiting, queues, size, memory_bytes):
+        at = entry.job.metadata.uid
+        if at == uid:
+            break
+        if at in placed:
+            found[at] = placed[at]
+            queues.add(entry.job, placed[at])
+    return found

@@ -1,0 +1,183 @@
+"""An account of a placement in words with numbers: rows of a label and a text."""
+
+from collections import Counter
+from dataclasses import fields
+
+from gpujob_api.gpujob import Placement, Reservation, SpotPolicy
+from gpujob_api.quantities import format_memory
+from gpujob_operator.decide.explain.placement_explanation import Account, Candidate
+from gpujob_operator.decide.packing.request import Score
+from gpujob_operator.decide.packing.select import STEP_CARDS
+
+Row = tuple[str, str]
+# Nodes without room that are told one by one; the others are counted.
+LACKS_TOLD = 10
+CARDS_TOLD = 8
+
+
+def rows(account: Account) -> list[Row]:
+    """What is needed, where it is and for what it costs, the next best, and what others lack."""
+    found: list[Row] = [("Needs", _needs(account))]
+    if account.chosen is not None:
+        found.append(("Placed", _candidate(account.chosen)))
+        found.append(("Because", _because(account)))
+    elif account.refusal:
+        found.append(("No place", account.refusal))
+    else:
+        found.append(("Not placed", "although there is room: see its conditions"))
+    found += _others(account)
+    found += [("No room", f"{node}: {text}") for node, text in _told(account)]
+    left = len(account.lacks) - LACKS_TOLD
+    if left > 0:
+        found.append(("No room", f"{left} more nodes: {_counted(account)}"))
+    return found
+
+
+def _others(account: Account) -> list[Row]:
+    """Places that would come before the decision now, then those behind it."""
+    rank = account.rank if account.rank is not None else len(account.best)
+    found: list[Row] = []
+    for number, one in enumerate(account.best):
+        if number == rank:
+            continue
+        before = number < rank and account.chosen is not None
+        label = (
+            "Before it now" if before else f"Next best {number if rank < number else number + 1}"
+        )
+        text = _candidate(one)
+        if account.chosen is not None:
+            text += f": {_difference(account, account.chosen, one)}"
+        found.append((label, text))
+    return found
+
+
+def _needs(account: Account) -> str:
+    needs = account.needs
+    spec = needs.job.spec
+    held = _held_by(account)
+    card = _held(held) if held is not None else "a whole card"
+    host = f"{needs.cpu_milli} milli-CPU, {format_memory(needs.memory_bytes)}"
+    workers = f"{spec.workers} workers with " if spec.workers > 1 else ""
+    return f"{workers}{spec.gpus_per_worker} x {card}, {host} each"
+
+
+def _held_by(account: Account) -> Reservation | None:
+    chosen = account.chosen or (account.best[0] if account.best else None)
+    return chosen.reservation if chosen is not None else None
+
+
+def _held(held: Reservation) -> str:
+    whole = "a whole card" if held.exclusive else format_memory(held.memory_bytes)
+    return f"{whole} at {held.utilization_percent:.0f} % ({held.source.value})"
+
+
+def _candidate(one: Candidate) -> str:
+    where = _where(one.placement)
+    scores = [score for score in one.scores if score is not None]
+    if len(one.scores) > 1 or not scores:
+        return where
+    return f"{where}, costs {_score(scores[0])}"
+
+
+def _score(score: Score) -> str:
+    """The cost in cards and all of its terms, which add up to it."""
+    names = [one.name for one in fields(score) if one.name != "total"]
+    terms = " + ".join(f"{name} {getattr(score, name):.3f}" for name in names)
+    return f"{score.total:.3f} of a card ({terms})"
+
+
+def _where(placement: Placement) -> str:
+    nodes: dict[str, list[str]] = {}
+    for worker in placement.workers:
+        nodes.setdefault(worker.node, []).extend(worker.gpus)
+    parts: list[str] = []
+    for node, cards in nodes.items():
+        more = f" and {len(cards) - CARDS_TOLD} more" if len(cards) > CARDS_TOLD else ""
+        parts.append(f"{node} ({', '.join(cards[:CARDS_TOLD])}{more})")
+    return ", ".join(parts)
+
+
+def _because(account: Account) -> str:
+    chosen = account.chosen
+    assert chosen is not None, "asked by the caller"
+    if account.rank != 0:
+        if account.decided_here:
+            return "nearer places are kept for jobs before it in the line"
+        return "it was decided on an earlier picture; now another place would come first"
+    fitting = len(account.best)
+    if fitting == 1:
+        return "nowhere else is room for all of it"
+    if len(chosen.scores) > 1:
+        count = len({worker.node for worker in chosen.placement.workers})
+        return f"its workers are closest together there, on {count} nodes"
+    before = f", after {account.before} jobs that this cycle placed first" if account.before else ""
+    return f"it costs the jobs to come the least{before}"
+
+
+def _difference(account: Account, first: Candidate, one: Candidate) -> str:
+    """What sets the other place apart from the decision, in the order of comparison."""
+    prefers = account.needs.job.spec.spot.policy is SpotPolicy.PREFER
+    if prefers and first.placement.spot is not one.placement.spot:
+        return "spot, which the job prefers" if one.placement.spot else "not spot as preferred"
+    if one.placement.gpu_model != first.placement.gpu_model:
+        between = _between_models(first, one)
+        if between:
+            return between
+    if len(one.scores) > 1:
+        return _less_close(first.placement, one.placement)
+    return _by_cost(first, one)
+
+
+def _between_models(first: Candidate, one: Candidate) -> str:
+    """What tells the models apart, or "" for nothing but their names."""
+    on = f"on {one.placement.gpu_model}"
+    mine, theirs = first.step_cost, one.step_cost
+    if None not in (mine.dollars, theirs.dollars) and mine.dollars != theirs.dollars:
+        return f"{on} a step costs ${theirs.dollars:.2g} instead of ${mine.dollars:.2g}"
+    if None not in (mine.joules, theirs.joules) and mine.joules != theirs.joules:
+        return f"{on} a step takes {theirs.joules:.2g} J instead of {mine.joules:.2g} J"
+    more = _bytes(one) - _bytes(first)
+    if not more:
+        return ""
+    return f"{on} it holds {format_memory(abs(more))} {'more' if more > 0 else 'less'}"
+
+
+def _by_cost(first: Candidate, one: Candidate) -> str:
+    mine, theirs = first.scores[0], one.scores[0]
+    if mine is None or theirs is None:
+        return "its cost cannot be compared"
+    more = theirs.total - mine.total
+    if abs(more) > STEP_CARDS:
+        return f"{abs(more):.3f} of a card {'more' if more > 0 else 'less'}"
+    step = f"{more:+.3f} of a card, where steps of {STEP_CARDS} count"
+    known, other = first.prices[0], one.prices[0]
+    if known != other:
+        prices = [f"{price:.2f}" if price is not None else "no price" for price in (other, known)]
+        return f"{step}; {prices[0]} an hour instead of {prices[1]}"
+    known_rate, other_rate = first.interruptions_per_hour[0], one.interruptions_per_hour[0]
+    if known_rate != other_rate:
+        return f"{step}; taken away {other_rate:.3g} times an hour instead of {known_rate:.3g}"
+    return f"{step}; then the order of nodes decides"
+
+
+def _less_close(first: Placement, one: Placement) -> str:
+    mine = len({worker.node for worker in first.workers})
+    theirs = len({worker.node for worker in one.workers})
+    if theirs != mine:
+        return f"on {theirs} nodes instead of {mine}"
+    return f"also on {theirs} nodes; then racks and what is left over there decide"
+
+
+def _bytes(one: Candidate) -> int:
+    return one.reservation.memory_bytes if one.reservation is not None else 0
+
+
+def _told(account: Account) -> list[tuple[str, str]]:
+    return sorted(account.lacks.items())[:LACKS_TOLD]
+
+
+def _counted(account: Account) -> str:
+    """The nodes that are not told one by one, by what they lack."""
+    left = sorted(account.lacks.items())[LACKS_TOLD:]
+    counts = Counter(text.split("; nearest")[0] for _, text in left)
+    return "; ".join(f"{count} x {text}" for text, count in counts.most_common(LACKS_TOLD))

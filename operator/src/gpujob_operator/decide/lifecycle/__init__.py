@@ -1,0 +1,1 @@
+"""One job's own state machine, and the status that is written of it."""

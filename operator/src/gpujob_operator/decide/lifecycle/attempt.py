@@ -1,0 +1,372 @@
+"""One job's life: from what is seen of its attempt to its next status and pod actions.
+
+    Pending --placed--> Starting --all run--> Running --all 0--> Succeeded
+       ^                   |                     |
+       |                   +------ stop ---------+---> Stopping
+       +--- retried or interrupted, proven finished ---+      |
+                                                       +------+--> Failed
+
+The placement is durable in `status` before a pod exists, and an attempt's cards stay held until
+every one of its pods is finished or gone. The end of the container `worker` is the end of a worker,
+whatever other containers of its pod do.
+"""
+
+from dataclasses import replace
+from datetime import datetime
+
+from gpujob_api.copies import changed
+from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, StopReason
+from gpujob_api.meta import FINALIZER_ORPHAN
+from gpujob_api.report import FailureClass, Report
+from gpujob_operator.decide.lifecycle.inputs import JobInputs
+from gpujob_operator.decide.lifecycle.outcome import (
+    End,
+    Outcome,
+    Verdict,
+    interrupted,
+    judge,
+    verdict,
+)
+from gpujob_operator.decide.lifecycle.settings import settings_for
+from gpujob_operator.decide.lifecycle.stops import age_seconds, reason_to_stop
+from gpujob_operator.decide.measurement.progress import (
+    joined_usage,
+    with_measured_reservation,
+    with_measurement,
+    with_report,
+)
+from gpujob_operator.decide.model import conditions
+from gpujob_operator.decide.model.conditions import ConditionWriter
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.grace import (
+    GRACE_SECONDS_MIN,
+    asked_seconds,
+    grace_seconds,
+    pod_grace_seconds,
+)
+from gpujob_operator.decide.model.plan import CreatePod, DeletePod, EventNote, EventType, Step
+from gpujob_operator.decide.model.snapshot import PodPhase, PodView, ReceivedReport
+from gpujob_operator.decide.model.stop_reasons import NODE_RECLAIMED, rule_of
+from gpujob_operator.decide.model.workers import (
+    current_workers,
+    lost_ranks,
+    perhaps_workers,
+    with_pod_uids,
+)
+
+# Finished pods of this many attempts are kept for their logs.
+ATTEMPTS_KEPT = 3
+
+
+def advance(job: GPUJob, inputs: JobInputs, configuration: Configuration, now: datetime) -> Step:
+    """The next step of a job that is not waiting for a place."""
+    if job.metadata.deletion_timestamp is not None:
+        return Step(job.status, deletes=_abandoned(job, inputs.pods, configuration))
+    strays = _strays(job, inputs.pods, configuration)
+    if job.finished or job.status.placement is None:
+        return Step(job.status, deletes=strays)
+    step = _advance_placed(job, inputs, configuration, now)
+    return replace(step, deletes=(*strays, *step.deletes)) if strays else step
+
+
+def stopped_for(job: GPUJob, step: Step, stop: StopReason, now: datetime) -> Step:
+    """The step of a running job once another job's sake ends its attempt.
+
+    Pods that this step would have created are not; what it learned stays.
+    """
+    running = replace(job, status=step.status)
+    stopping = _stop(running, stop, job.spec.workers, now)
+    return replace(stopping, deletes=step.deletes, events=(*step.events, *stopping.events))
+
+
+def _abandoned(
+    job: GPUJob, pods: tuple[PodView, ...], configuration: Configuration
+) -> tuple[DeletePod, ...]:
+    """What still runs of a job that is being deleted, whoever keeps its object; nothing where the
+    user wants its pods to outlive it."""
+    if FINALIZER_ORPHAN in job.metadata.finalizers:
+        return ()
+    return tuple(
+        _delete(job, pod, "its GPUJob is being deleted", configuration)
+        for pod in pods
+        if not pod.finished and pod.deletion_at is None
+    )
+
+
+def _strays(
+    job: GPUJob, pods: tuple[PodView, ...], configuration: Configuration
+) -> tuple[DeletePod, ...]:
+    """Live pods that no attempt of the job owns any more, and finished ones nobody will read."""
+    waiting = job.status.placement is None or job.finished
+    current = {pod.uid for pod in current_workers(job, pods)}
+    # Pods of a later attempt than the status knows mean that our view of the job is old.
+    known = tuple(pod for pod in pods if pod.attempt <= job.status.attempt)
+    found: list[DeletePod] = []
+    for pod in known:
+        stray = not pod.finished and (waiting or pod.uid not in current)
+        stale = pod.finished and pod.attempt <= job.status.attempt - ATTEMPTS_KEPT
+        if (stray or stale) and pod.deletion_at is None:
+            reason = "not part of the current attempt" if stray else "logs of an old attempt"
+            found.append(_delete(job, pod, reason, configuration))
+    return tuple(found)
+
+
+def _delete(job: GPUJob, pod: PodView, reason: str, configuration: Configuration) -> DeletePod:
+    grace = pod_grace_seconds(pod, grace_seconds(job, configuration))
+    return DeletePod(pod, grace, reason)
+
+
+def _advance_placed(
+    job: GPUJob, inputs: JobInputs, configuration: Configuration, now: datetime
+) -> Step:
+    pods = current_workers(job, inputs.pods)
+    # A worker's end is what counts: other containers of its pod may go on until it is deleted.
+    live = tuple(pod for pod in pods if not pod.ended)
+    maybe_ours = perhaps_workers(job, inputs.in_the_way)
+    if not live and not maybe_ours and not _missing_can_be_created(job, pods):
+        return _end(job, inputs, pods, configuration, now)
+    if job.status.phase is JobPhase.STOPPING:
+        step = _stopping(job, inputs, live, configuration, now)
+        return _waits_for(job, step, maybe_ours, now) if maybe_ours and not live else step
+    stop = reason_to_stop(job, pods, inputs, configuration, now)
+    if stop is not None:
+        return _stop(job, stop, len(live), now)
+    if job.status.phase is JobPhase.STARTING:
+        return _starting(job, inputs, pods, configuration, now)
+    return _running(job, inputs, pods, configuration, now)
+
+
+def _missing_can_be_created(job: GPUJob, pods: tuple[PodView, ...]) -> bool:
+    """Still starting, and no pod has ended badly or is gone: the missing ones are yet to be
+    created."""
+    starting = job.status.phase is JobPhase.STARTING
+    short = len({pod.rank for pod in pods}) < job.spec.workers
+    return starting and short and not any(p.ended for p in pods) and not lost_ranks(job, pods)
+
+
+def _starting(
+    job: GPUJob,
+    inputs: JobInputs,
+    pods: tuple[PodView, ...],
+    configuration: Configuration,
+    now: datetime,
+) -> Step:
+    present = {pod.rank for pod in pods}
+    placement = job.status.placement
+    # A rank without a place (somebody edited the status) never gets a pod; the attempt then ends
+    # for want of workers.
+    placed = sorted(worker.rank for worker in placement.workers) if placement is not None else []
+    missing = [rank for rank in placed if rank not in present]
+    settings = settings_for(job, inputs.profile)
+    taken = {pod.rank: pod for pod in inputs.in_the_way}
+    creates = tuple(CreatePod(job, rank, settings) for rank in missing if rank not in taken)
+    # Once all are there: one write, not one a pod.
+    known = job.status if missing else with_pod_uids(job.status, pods)
+    writer = ConditionWriter(job, now)
+    if not missing and all(pod.phase is not PodPhase.PENDING for pod in pods):
+        status = changed(
+            known,
+            phase=JobPhase.RUNNING,
+            started_at=job.status.started_at or now,
+            progressed_at=now,
+        )
+        status = writer.set(status, conditions.RUNNING, True, "WorkersRunning", _ranks(pods))
+        note = EventNote("Started", f"attempt {status.attempt}: {_ranks(pods)}")
+        return Step(status, events=(note,))
+    in_the_way = [taken[rank] for rank in missing if rank in taken]
+    reason, message = _name_taken(in_the_way) if in_the_way else _waiting(pods, len(missing))
+    status = writer.set(known, conditions.RUNNING, False, reason, message)
+    left = configuration.start_timeout_seconds - age_seconds(job, now)
+    # Past its time only somebody else's pod holds it up, of which we hear.
+    next_seconds = max(left, 1.0) if left >= 0 else None
+    return Step(status, creates=creates, next_seconds=next_seconds)
+
+
+def _waiting(pods: tuple[PodView, ...], missing: int) -> tuple[str, str]:
+    for pod in pods:
+        if pod.phase is PodPhase.PENDING and pod.reason:
+            return pod.reason, f"pod {pod.name}: {pod.message or pod.reason}"
+    return "Starting", f"{len(pods)} pods created, {missing} to create"
+
+
+def _name_taken(pods: list[PodView]) -> tuple[str, str]:
+    """Pods that are not the job's have the names of its workers: we remove nobody else's."""
+    names = ", ".join(f"{pod.namespace}/{pod.name}" for pod in pods[:3])
+    message = (
+        f"{len(pods)} pods have the names of workers and another controller owner or none "
+        f"({names}): delete them, the attempt goes on once they are gone"
+    )
+    return "PodNameTaken", message
+
+
+def _waits_for(job: GPUJob, step: Step, pods: list[PodView], now: datetime) -> Step:
+    """A stop that cannot end yet, for nobody can tell whether these are the attempt's own pods."""
+    reason, message = _name_taken(pods)
+    writer = ConditionWriter(job, now)
+    return replace(step, status=writer.set(step.status, conditions.RUNNING, False, reason, message))
+
+
+def _running(
+    job: GPUJob,
+    inputs: JobInputs,
+    pods: tuple[PodView, ...],
+    configuration: Configuration,
+    now: datetime,
+) -> Step:
+    report: Report | None = inputs.report.report if inputs.report is not None else None
+    status = with_report(with_pod_uids(job.status, pods), inputs.report)
+    usage = joined_usage(inputs.usage, report)
+    status = with_measurement(status, report, usage)
+    status, events = with_measured_reservation(job, status, report, usage, configuration)
+    if status.resumed_from_step is not None and job.status.resumed_from_step is None:
+        text = f"attempt {status.attempt} continues after step {status.resumed_from_step}"
+        events = (*events, EventNote("Resumed", text))
+    since = status.progressed_at or now
+    left = job.spec.retry.hang_timeout_seconds - (now - since).total_seconds()
+    return Step(status, events=events, next_seconds=max(left, 1.0))
+
+
+def _stop(job: GPUJob, stop: StopReason, live: int, now: datetime) -> Step:
+    """First the decision is made durable; the pods are stopped from the next cycle on."""
+    status = changed(job.status, phase=JobPhase.STOPPING, stop=stop)
+    writer = ConditionWriter(job, now)
+    status = writer.set(status, conditions.RUNNING, False, stop.reason, stop.message)
+    left = (stop.deadline - now).total_seconds()
+    text = f"attempt {status.attempt}, {live} workers, {left:.0f} s of grace: {stop.message}"
+    note = EventNote(f"Stopping{stop.reason}", text, EventType.WARNING)
+    return Step(status, events=(note,), next_seconds=0.0)
+
+
+def _stopping(
+    job: GPUJob,
+    inputs: JobInputs,
+    live: tuple[PodView, ...],
+    configuration: Configuration,
+    now: datetime,
+) -> Step:
+    """SIGTERM and grace for every live pod.
+
+    The workers of a gang are first asked through the reply to their reports, so that they agree on
+    a step; after half as long as their grace, or without reports, their pods are deleted. Only a
+    node that goes away cuts the grace short.
+    """
+    stop = job.status.stop
+    left = max((stop.deadline - now).total_seconds(), 0.0) if stop is not None else 0.0
+    node_goes = stop is not None and stop.reason == NODE_RECLAIMED
+    grace = grace_seconds(job, configuration)
+    until = asked_seconds(job, configuration) if node_goes else grace
+    asked = job.spec.workers > 1 and inputs.report is not None and left > until
+    reason = stop.reason if stop is not None else "Stopping"
+    deletes = tuple(
+        _delete(job, pod, reason, configuration)
+        for pod in live
+        if pod.deletion_at is None and not asked
+    )
+    if node_goes:
+        most = max(int(left), GRACE_SECONDS_MIN)
+        deletes = tuple(replace(one, grace_seconds=min(one.grace_seconds, most)) for one in deletes)
+    status = with_report(job.status, inputs.report)
+    return Step(status, deletes=deletes, next_seconds=max(left - until, 1.0) if asked else None)
+
+
+def _end(
+    job: GPUJob,
+    inputs: JobInputs,
+    pods: tuple[PodView, ...],
+    configuration: Configuration,
+    now: datetime,
+) -> Step:
+    """All workers have ended or are gone. The attempt holds its cards no more; a pod in which
+    other containers go on holds them until it is gone (see `capacity.usage`)."""
+    job = replace(job, status=_with_last_words(job, inputs, pods, now))
+    outcome = judge(job, pods, inputs.lost_nodes)
+    if outcome.end is End.SUCCEEDED:
+        return _succeeded(job, now)
+    if outcome.end is End.INTERRUPTED:
+        return _again(job, outcome, interrupted(job, outcome, configuration, now), now)
+    return _again(job, outcome, verdict(job, outcome, configuration, now), now)
+
+
+def _with_last_words(
+    job: GPUJob, inputs: JobInputs, pods: tuple[PodView, ...], now: datetime
+) -> GPUJobStatus:
+    """The termination message is the last report; nothing depends on the network at the end."""
+    words = [pod for pod in pods if pod.termination is not None and pod.rank == 0]
+    received = inputs.report
+    if words and words[0].termination is not None:
+        at = words[0].finished_at or now
+        received = ReceivedReport(job.metadata.uid, 0, at, words[0].termination)
+    status = with_report(job.status, received)
+    report = received.report if received is not None else None
+    return with_measurement(status, report, joined_usage(inputs.usage, report))
+
+
+def _succeeded(job: GPUJob, now: datetime) -> Step:
+    writer = ConditionWriter(job, now)
+    started = job.status.started_at or now
+    seconds = (now - started).total_seconds()
+    text = (
+        f"finished after {seconds:.0f} s, {job.status.attempt} attempts, "
+        f"{job.status.counters.interruptions} interruptions"
+    )
+    status = changed(
+        job.status, phase=JobPhase.SUCCEEDED, finished_at=now, stop=None, next_attempt_at=None
+    )
+    status = writer.set(status, conditions.RUNNING, False, "Finished", text)
+    status = writer.set(status, conditions.SUCCEEDED, True, "Completed", text)
+    status = writer.set(status, conditions.FINISHED, True, "Succeeded", text)
+    return Step(status, events=(EventNote("Succeeded", text),))
+
+
+def _again(job: GPUJob, outcome: Outcome, decision: Verdict, now: datetime) -> Step:
+    writer = ConditionWriter(job, now)
+    cause = outcome.failure.message if outcome.failure else _why_interrupted(job, outcome)
+    kind = outcome.failure.failure_class.value if outcome.failure else _kind_of(outcome)
+    text = f"attempt {job.status.attempt}: {cause}; {decision.message}"
+    status = changed(
+        job.status,
+        counters=decision.counters,
+        failure=outcome.failure,
+        stop=None,
+        next_attempt_at=decision.next_attempt_at,
+    )
+    status = writer.set(status, conditions.RUNNING, False, kind, text)
+    if not decision.retry:
+        status = changed(status, phase=JobPhase.FAILED, finished_at=now)
+        status = writer.set(status, conditions.SUCCEEDED, False, kind, text)
+        status = writer.set(status, conditions.FAILED, True, kind, text)
+        status = writer.set(status, conditions.FINISHED, True, "Failed", text)
+        return Step(status, events=(EventNote("Failed", text, EventType.WARNING),))
+    made_room = rule_of(job.status.stop).for_others
+    status = changed(
+        status,
+        phase=JobPhase.PENDING,
+        # Behind those that were there already: else it would take back what it gave.
+        requeued_at=now if made_room else status.requeued_at,
+        placement=None,
+        reservation=None,
+        attempt_started_at=None,
+        progressed_at=None,
+        resumed_from_step=None,
+    )
+    status = writer.set(status, conditions.SCHEDULED, False, "WaitingForRetry", text)
+    return Step(status, events=(EventNote(f"Attempt{kind}", text, EventType.WARNING),))
+
+
+def _kind_of(interruption: Outcome) -> str:
+    return FailureClass.NODE_LOST.value if interruption.lost_node else "Interrupted"
+
+
+def _why_interrupted(job: GPUJob, outcome: Outcome) -> str:
+    stop = job.status.stop
+    what = stop.message if stop else "its pods are gone"
+    if outcome.lost_node:
+        what = f"its node {outcome.lost_node} went away"
+    saved = job.status.checkpoint
+    step = f", checkpoint of step {saved.step} is kept" if saved is not None else ", no checkpoint"
+    return f"interrupted ({what}){step}"
+
+
+def _ranks(pods: tuple[PodView, ...]) -> str:
+    where = sorted({pod.node or "?" for pod in pods})
+    return f"{len(pods)} workers on {', '.join(where)}"

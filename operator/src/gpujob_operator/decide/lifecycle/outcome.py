@@ -1,0 +1,191 @@
+"""How an attempt ended, and whether the job is tried again."""
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from enum import Enum
+
+from gpujob_api.gpujob import Counters, GPUJob, JobFailure
+from gpujob_api.report import Failure, FailureClass
+from gpujob_api.settings import EXIT_DONE, EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.snapshot import PodPhase, PodView
+from gpujob_operator.decide.model.stop_reasons import rule_of
+
+EXIT_KILLED = 137
+_INTERRUPTED = (EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED)
+# Kubernetes' words for a node that went away, or restarted and found its containers dead.
+_NODE_LOSSES = ("ContainerStatusUnknown", "NodeLost")
+# The kubelet's words for "this node could not run it", which is not the job's fault.
+_NODE_REFUSALS = (
+    *("Evicted", "NodeAffinity", "NodeShutdown", "OutOf", "Preempting"),
+    *("Terminated", "UnexpectedAdmissionError", *_NODE_LOSSES),
+)
+# More interruptions than this without a durable step are treated like errors.
+FRUITLESS_INTERRUPTIONS_MAX = 50
+
+
+class End(Enum):
+    """What the end of an attempt means for the job."""
+
+    SUCCEEDED = "Succeeded"
+    INTERRUPTED = "Interrupted"
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`step` is the last step that any worker reported in its termination message."""
+
+    end: End
+    failure: JobFailure | None = None
+    step: int = 0
+    # Of an interruption: the node that went away under it, unannounced; or "".
+    lost_node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What happens next: try again at a time, or fail for good."""
+
+    counters: Counters
+    retry: bool
+    next_attempt_at: datetime | None
+    message: str
+
+
+def judge(
+    job: GPUJob, pods: tuple[PodView, ...], lost_nodes: frozenset[str] = frozenset()
+) -> Outcome:
+    """The outcome of an attempt whose workers have all ended or are gone.
+
+    A pod that is gone without an exit code was taken by its node or by somebody: interrupted.
+    `lost_nodes` are those of its nodes that are there no more.
+    """
+    ranks = {pod.rank for pod in pods}
+    complete = ranks.issuperset(range(job.spec.workers))
+    if complete and all(pod.exit_code == EXIT_DONE for pod in pods):
+        return Outcome(End.SUCCEEDED)
+    failures = [_pod_failure(pod) for pod in sorted(pods, key=_cause_first)]
+    real = [failure for failure in failures if failure is not None]
+    stop = job.status.stop
+    rule = rule_of(stop)
+    if stop is not None and rule.failure is not None:
+        return Outcome(End.FAILED, JobFailure(rule.failure, stop.message))
+    # A worker that ended first was not killed by our stop, even if by the same signal.
+    ours = stop is not None and not rule.worker_ended_first
+    if not real or (ours and all(_is_kill(pod) for pod in pods if _failed(pod))):
+        return Outcome(End.INTERRUPTED, lost_node=_lost_node(job, pods, lost_nodes))
+    steps = [pod.termination.step for pod in pods if pod.termination is not None]
+    return Outcome(End.FAILED, real[0], max(steps, default=0))
+
+
+def verdict(job: GPUJob, outcome: Outcome, configuration: Configuration, now: datetime) -> Verdict:
+    """Whether a failed attempt is repeated. User errors before the first step are not."""
+    failure = outcome.failure
+    assert failure is not None, "only a failed attempt has a verdict"
+    counters = _count(job.status.counters, failure.failure_class)
+    retries = counters.errors + counters.out_of_memory + counters.hung
+    limit = job.spec.retry.limit
+    if failure.failure_class is FailureClass.USER_ERROR and not _made_progress(job, outcome):
+        return Verdict(counters, False, None, "failed before its first step: not repeated")
+    if retries > limit:
+        return Verdict(counters, False, None, f"failed {retries} times, retry.limit is {limit}")
+    delay = min(
+        configuration.retry_backoff_seconds * 2 ** (retries - 1),
+        configuration.retry_backoff_max_seconds,
+    )
+    message = f"retry {retries} of {limit} in {delay:.0f} s"
+    return Verdict(counters, True, now + timedelta(seconds=delay), message)
+
+
+def interrupted(
+    job: GPUJob, outcome: Outcome, configuration: Configuration, now: datetime
+) -> Verdict:
+    """An interruption is not the job's fault: tried again at once, but never in a tight loop."""
+    before, for_others = job.status.counters, rule_of(job.status.stop).for_others
+    lost = outcome.lost_node != ""
+    counters = replace(
+        before,
+        interruptions=before.interruptions + (not lost),
+        node_lost=before.node_lost + lost,
+        preemptions=before.preemptions + for_others,
+    )
+    all_in_all = counters.interruptions + counters.node_lost
+    fruitless = 0 if job.status.checkpoint is not None else all_in_all
+    if fruitless > FRUITLESS_INTERRUPTIONS_MAX:
+        message = f"interrupted {fruitless} times without a checkpoint"
+        return Verdict(counters, False, None, message)
+    backoff = configuration.retry_backoff_seconds
+    ended_at_once = (now - (job.status.attempt_started_at or now)).total_seconds() < backoff
+    delay = backoff if ended_at_once or fruitless > 3 else 0.0
+    return Verdict(counters, True, now + timedelta(seconds=delay), "tried again elsewhere")
+
+
+def _cause_first(pod: PodView) -> tuple[object, ...]:
+    """The worker that fell first is the cause; those that were killed after it are not."""
+    at = pod.finished_at.timestamp() if pod.finished_at is not None else float("inf")
+    return _is_kill(pod), at, pod.rank
+
+
+def _pod_failure(pod: PodView) -> JobFailure | None:
+    if pod.exit_code in (EXIT_DONE, *_INTERRUPTED, None) and not _failed_start(pod):
+        return None
+    reported = pod.termination.failure if pod.termination is not None else None
+    if reported is not None:
+        return JobFailure(reported.failure_class, _with_need(reported))
+    if pod.phase is PodPhase.FAILED and pod.reason.startswith(_NODE_REFUSALS):
+        return None
+    if pod.reason == "OOMKilled":
+        message = f"worker {pod.rank} was killed: the node ran out of host memory for it"
+        return JobFailure(FailureClass.OUT_OF_MEMORY, message)
+    text = pod.termination_text or pod.message or pod.reason
+    detail = f": {text[-400:]}" if text else ""
+    message = f"worker {pod.rank} ended with exit code {pod.exit_code}{detail}"
+    return JobFailure(FailureClass.UNKNOWN, message)
+
+
+def _lost_node(job: GPUJob, pods: tuple[PodView, ...], lost_nodes: frozenset[str]) -> str:
+    stop, placement = job.status.stop, job.status.placement
+    if placement is None or (stop is not None and not rule_of(stop).is_consequence):
+        return ""
+    failed = {pod.rank for pod in pods if pod.reason.startswith(_NODE_LOSSES)}
+    ended = {pod.rank for pod in pods if pod.exit_code is not None}
+    for worker in placement.workers:
+        vanished = worker.node in lost_nodes and worker.rank not in ended
+        if vanished or worker.rank in failed:
+            return worker.node
+    return ""
+
+
+def _with_need(failure: Failure) -> str:
+    need = f" (needs {failure.needed_bytes} bytes)" if failure.needed_bytes else ""
+    return failure.message[-600:] + need
+
+
+def _failed_start(pod: PodView) -> bool:
+    """Failed without ever running; `OutOfcpu` and the like are the node's doing."""
+    failed = pod.phase is PodPhase.FAILED and pod.exit_code is None
+    return failed and not pod.reason.startswith(_NODE_REFUSALS)
+
+
+def _failed(pod: PodView) -> bool:
+    return pod.exit_code not in (EXIT_DONE, *_INTERRUPTED, None)
+
+
+def _is_kill(pod: PodView) -> bool:
+    """SIGKILL at the end of the grace, by whoever stopped the attempt."""
+    return pod.exit_code == EXIT_KILLED and pod.termination is None
+
+
+def _made_progress(job: GPUJob, outcome: Outcome) -> bool:
+    measured = job.status.measurement is not None and job.status.measurement.step > 0
+    return measured or outcome.step > 0 or job.status.checkpoint is not None
+
+
+def _count(counters: Counters, failure_class: FailureClass) -> Counters:
+    """A worker that says itself that its node was lost is one that failed."""
+    if failure_class is FailureClass.OUT_OF_MEMORY:
+        return replace(counters, out_of_memory=counters.out_of_memory + 1)
+    if failure_class is FailureClass.HUNG:
+        return replace(counters, hung=counters.hung + 1)
+    return replace(counters, errors=counters.errors + 1)

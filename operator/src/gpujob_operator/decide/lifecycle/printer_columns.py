@@ -1,0 +1,89 @@
+"""The printer columns of a job: where, how fast, how much memory, what it costs, why."""
+
+from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, Summary
+from gpujob_api.quantities import format_memory
+from gpujob_api.settings import OptimizeMode
+from gpujob_operator.decide.capacity.cluster import Card
+from gpujob_operator.decide.capacity.sites import Sites
+from gpujob_operator.decide.model import conditions
+
+REASON_CHARACTERS_MAX = 200
+
+
+def summarize(job: GPUJob, status: GPUJobStatus, sites: Sites) -> Summary:
+    return Summary(
+        where=_where(status),
+        speed=_speed(job, status),
+        memory=_memory(status),
+        cost=cost_text(job, status, sites),
+        reason=_reason(status),
+    )
+
+
+def format_seconds(seconds: float) -> str:
+    """Three digits: 1.23 s, 412 ms."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
+
+
+def _where(status: GPUJobStatus) -> str:
+    if status.placement is None:
+        return ""
+    first, *others = status.placement.workers
+    more = f" +{len(others)}" if others else ""
+    cards = ",".join(uuid[:12] for uuid in first.gpus[:2])
+    cards += ",..." if len(first.gpus) > 2 else ""
+    return f"{first.node}/{cards}{more}"
+
+
+def _speed(job: GPUJob, status: GPUJobStatus) -> str:
+    """With a factor only where it was measured in turns, of settings that may be in force."""
+    measured = status.measurement
+    if measured is None or measured.current is None:
+        return f"step {measured.step}" if measured is not None and measured.step else ""
+    text = f"{format_seconds(measured.current.step_seconds)}/step"
+    gain = measured.speedup
+    if gain is not None and job.spec.optimize.mode is OptimizeMode.AUTO:
+        text += f", {gain.ratio:.2f}x ({gain.low:.2f} to {gain.high:.2f})"
+    return text
+
+
+def _memory(status: GPUJobStatus) -> str:
+    if status.reservation is None:
+        return format_memory(status.measurement.memory_bytes) if status.measurement else ""
+    held = format_memory(status.reservation.memory_bytes)
+    if status.measurement is None:
+        return f"? of {held}"
+    return f"{format_memory(status.measurement.memory_bytes)} of {held}"
+
+
+def cost_text(job: GPUJob, status: GPUJobStatus, sites: Sites) -> str:
+    """Price of the cards per hour; a shared card is split by reserved memory."""
+    if status.placement is None or status.finished_at is not None:
+        return ""
+    total = 0.0
+    for worker, site in zip(status.placement.workers, sites, strict=False):
+        if site.facts is None or site.facts.price_per_gpu_hour is None:
+            return "spot" if status.placement.spot else ""
+        for uuid in worker.gpus:
+            total += site.facts.price_per_gpu_hour * _share(job, site.card(uuid))
+    return f"${total:.2f}/h" + (" spot" if status.placement.spot else "")
+
+
+def _share(job: GPUJob, card: Card | None) -> float:
+    if card is None or card.reserved_bytes == 0:
+        return 1.0
+    mine = sum(t.memory_bytes for t in card.tenants if t.job_uid == job.metadata.uid)
+    return mine / card.reserved_bytes if mine else 1.0
+
+
+def _reason(status: GPUJobStatus) -> str:
+    kind = {
+        JobPhase.PENDING: conditions.SCHEDULED,
+        JobPhase.SUCCEEDED: conditions.SUCCEEDED,
+        JobPhase.FAILED: conditions.SUCCEEDED,
+    }.get(status.phase, conditions.RUNNING)
+    found = conditions.find(status, kind)
+    if found is None:
+        return ""
+    text = f"{found.reason}: {found.message}" if found.message else found.reason
+    return text[:REASON_CHARACTERS_MAX]

@@ -1,0 +1,33 @@
+"""Which settings an attempt starts with: the user's wishes and what is already known."""
+
+from gpujob_api.gpujob import GPUJob
+from gpujob_api.gpuprofile import GPUProfile
+from gpujob_api.settings import OptimizeMode, Settings
+from gpujob_operator.decide.measurement.reservation import profile_entry
+
+
+def settings_for(job: GPUJob, profile: GPUProfile | None) -> Settings:
+    """Settings of the job's next pod.
+
+    An earlier attempt's choice comes first, so that a resumed run continues as it was; then the
+    profile of the workload on this card model, so that a second run does not probe again.
+    """
+    optimize = job.spec.optimize
+    per_step = optimize.batch_size.per_step
+    tuned = job.status.tuned
+    if tuned is None and optimize.mode is OptimizeMode.AUTO:
+        model = job.status.placement.gpu_model if job.status.placement else ""
+        entry = profile_entry(profile, model)
+        tuned = entry.tuned if entry is not None else None
+    return Settings(
+        mode=optimize.mode,
+        precision=optimize.precision,
+        batch_total=optimize.batch_size.total,
+        batch_per_step=per_step.samples if per_step is not None else None,
+        activation_checkpointing=optimize.activation_checkpointing,
+        compile=optimize.compile,
+        data_loading=optimize.data_loading,
+        tuned=tuned,
+        checkpoint_interval_seconds=job.spec.checkpoint.interval_seconds,
+        checkpoint_keep=job.spec.checkpoint.keep,
+    )

@@ -1,0 +1,115 @@
+"""What of a job's next status is written, and when: conditions that every status has, and the rate
+at which figures are updated."""
+
+from dataclasses import fields
+from datetime import datetime
+from operator import attrgetter
+
+from gpujob_api.copies import changed
+from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
+from gpujob_operator.decide.capacity.sites import cards_at
+from gpujob_operator.decide.lifecycle import faults
+from gpujob_operator.decide.lifecycle.inputs import JobInputs
+from gpujob_operator.decide.lifecycle.printer_columns import summarize
+from gpujob_operator.decide.measurement.slowdown import measured_slowdown
+from gpujob_operator.decide.model import conditions
+from gpujob_operator.decide.model.conditions import ConditionWriter
+from gpujob_operator.decide.model.configuration import Configuration
+
+# What moves while a job runs, and what is told with it.
+_MOVING = (
+    *("measurement", "checkpoint", "tuning_seconds", "progressed_at", "observed_at"),
+    *("explain", "summary", "conditions"),
+)
+_FIELDS = tuple(field.name for field in fields(GPUJobStatus))
+_STILL = attrgetter(*(name for name in _FIELDS if name not in _MOVING))
+_FIGURES = attrgetter(*(name for name in _FIELDS if name != "observed_at"))
+
+
+def finish_status(
+    job: GPUJob,
+    status: GPUJobStatus,
+    inputs: JobInputs,
+    configuration: Configuration,
+    now: datetime,
+) -> GPUJobStatus:
+    """What every status has, whatever the job's phase. `inputs` have the sites of this status."""
+    writer, sites = ConditionWriter(job, now), inputs.sites
+    status = writer.set(status, conditions.ACCEPTED, True, "Valid", "the spec is valid")
+    if conditions.find(status, conditions.SUCCEEDED) is None:
+        status = writer.set(status, conditions.SUCCEEDED, None, "InProgress", "not finished yet")
+    status = _with_suspension(job, status, writer)
+    status = _with_reachability(status, writer, faults.unreachable(sites, configuration, now))
+    card = faults.pressure(status, sites)
+    if card is not None:
+        message = faults.pressure_message(card)
+        status = writer.set(status, conditions.CARD_PRESSURE, True, "CardOverfull", message)
+    elif conditions.find(status, conditions.CARD_PRESSURE) is not None:
+        status = writer.set(status, conditions.CARD_PRESSURE, False, "Fits", "all of it fits again")
+    status = _with_slowdown(job, status, writer, inputs)
+    generation, summary = job.metadata.generation, summarize(job, status, sites)
+    if (generation, summary) == (status.observed_generation, status.summary):
+        return status
+    return changed(status, observed_generation=generation, summary=summary)
+
+
+def _with_slowdown(
+    job: GPUJob, status: GPUJobStatus, writer: ConditionWriter, inputs: JobInputs
+) -> GPUJobStatus:
+    running, cards = status.phase is JobPhase.RUNNING, cards_at(inputs.sites)
+    slowdown = measured_slowdown(job, status, inputs.profile, cards) if running else None
+    if slowdown is not None and slowdown.too_much:
+        return writer.set(status, conditions.SLOWED, True, "Neighbours", slowdown.message)
+    if conditions.find(status, conditions.SLOWED) is not None:
+        return writer.set(status, conditions.SLOWED, False, "WithinLimit", "no longer")
+    return status
+
+
+def _with_suspension(job: GPUJob, status: GPUJobStatus, writer: ConditionWriter) -> GPUJobStatus:
+    """Suspended once nothing of it runs any more, as for its cards it then is."""
+    if job.spec.suspend and status.placement is None and not status.finished:
+        return writer.set(status, conditions.SUSPENDED, True, "Suspended", "spec.suspend is true")
+    before = conditions.find(status, conditions.SUSPENDED)
+    if before is None or job.spec.suspend:
+        return status
+    return writer.set(status, conditions.SUSPENDED, False, "Resumed", "spec.suspend is false")
+
+
+def _with_reachability(status: GPUJobStatus, writer: ConditionWriter, message: str) -> GPUJobStatus:
+    """`message` says which node does not answer; "" where all do."""
+    if status.phase is not JobPhase.RUNNING or status.placement is None:
+        return status
+    if message:
+        return writer.set(status, conditions.RUNNING, None, "NodeUnreachable", message)
+    running = conditions.find(status, conditions.RUNNING)
+    if running is not None and running.reason == "NodeUnreachable":
+        return writer.set(status, conditions.RUNNING, True, "WorkersRunning", "its node is back")
+    return status
+
+
+def worth_writing(
+    job: GPUJob, status: GPUJobStatus, configuration: Configuration, now: datetime
+) -> bool:
+    """At once when something happened; at a bounded rate when only figures moved."""
+    before = job.status
+    if status is before or status == before:
+        return False
+    if _essence(status) != _essence(before):
+        return True
+    if _FIGURES(status) == _FIGURES(before):
+        return False
+    if before.observed_at is None:
+        return True
+    pending = status.phase is JobPhase.PENDING
+    interval_seconds = (
+        configuration.pending_write_seconds if pending else configuration.progress_write_seconds
+    )
+    return (now - before.observed_at).total_seconds() >= interval_seconds
+
+
+def _essence(status: GPUJobStatus) -> tuple[object, ...]:
+    """The status without what moves all the time."""
+    measured = status.measurement
+    timed = measured is not None and measured.current is not None
+    findings = tuple((c.type, c.status, c.reason, c.observed_generation) for c in status.conditions)
+    return _STILL(status), findings, measured is not None, timed, status.checkpoint is not None

@@ -1,0 +1,90 @@
+"""Why an attempt is stopped before it has ended, as far as the job itself tells."""
+
+from datetime import datetime, timedelta
+
+from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
+from gpujob_operator.decide.lifecycle import faults
+from gpujob_operator.decide.lifecycle.inputs import JobInputs
+from gpujob_operator.decide.measurement.progress import is_hung, with_report
+from gpujob_operator.decide.model import conditions
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.grace import stop_seconds
+from gpujob_operator.decide.model.snapshot import PodView
+from gpujob_operator.decide.model.stop_reasons import (
+    HUNG,
+    START_TIMEOUT,
+    SUSPENDED,
+    WORKER_ENDED,
+    WORKER_LOST,
+)
+from gpujob_operator.decide.model.workers import lost_ranks, perhaps_workers
+
+# A worker that does not report is at work while it uses its card at least this much.
+BUSY_PERCENT_MIN = 1.0
+
+
+def reason_to_stop(
+    job: GPUJob,
+    pods: tuple[PodView, ...],
+    inputs: JobInputs,
+    configuration: Configuration,
+    now: datetime,
+) -> StopReason | None:
+    """The first reason to end an attempt of which these are the pods, or None."""
+    deadline = now + timedelta(seconds=stop_seconds(job, configuration))
+    if job.spec.suspend:
+        return StopReason(SUSPENDED, "spec.suspend is true", deadline)
+    failed = [pod.name for pod in pods if pod.ended and pod.exit_code != 0]
+    if failed:
+        names = ", ".join(failed)
+        return StopReason(WORKER_ENDED, f"{names} ended, the others cannot go on", deadline)
+    present = len({pod.rank for pod in pods})
+    is_short = job.status.phase is JobPhase.RUNNING and present < job.spec.workers
+    if is_short or lost_ranks(job, pods):
+        message = f"{present} of {job.spec.workers} workers are left"
+        return StopReason(WORKER_LOST, message, deadline)
+    trouble = faults.find(job, inputs.sites, configuration, now)
+    if trouble is not None:
+        return trouble
+    return _timed_out(job, inputs, configuration, now)
+
+
+def age_seconds(job: GPUJob, now: datetime) -> float:
+    """Of the attempt."""
+    started = job.status.attempt_started_at or now
+    return (now - started).total_seconds()
+
+
+def _timed_out(
+    job: GPUJob, inputs: JobInputs, configuration: Configuration, now: datetime
+) -> StopReason | None:
+    deadline = now + timedelta(seconds=stop_seconds(job, configuration))
+    if job.status.phase is JobPhase.STARTING:
+        if perhaps_workers(job, inputs.in_the_way):
+            # The attempt could not end.
+            return None
+        if age_seconds(job, now) <= configuration.start_timeout_seconds:
+            return None
+        limit = configuration.start_timeout_seconds
+        running = conditions.find(job.status, conditions.RUNNING)
+        detail = f": {running.message}" if running is not None else ""
+        return StopReason(START_TIMEOUT, f"did not start within {limit:.0f} s{detail}", deadline)
+    limit_seconds = job.spec.retry.hang_timeout_seconds
+    if _works_silently(job, inputs):
+        return None
+    # The status is written now and then; the last report may be newer.
+    status = with_report(job.status, inputs.report)
+    idle_seconds = is_hung(status, limit_seconds, now, inputs.listening_since)
+    if idle_seconds is None:
+        return None
+    message = f"no progress for {idle_seconds:.0f} s (retry.hangTimeoutSeconds is {limit_seconds})"
+    return StopReason(HUNG, message, deadline)
+
+
+def _works_silently(job: GPUJob, inputs: JobInputs) -> bool:
+    """A worker of another framework reports nothing; that its card is busy is sign enough."""
+    measurement = job.status.measurement
+    spoke = measurement is not None and measurement.current is not None
+    speaks = inputs.report is not None and inputs.report.report.attempt == job.status.attempt
+    busy = inputs.usage is not None and inputs.usage.utilization_percent >= BUSY_PERCENT_MIN
+    return busy and not (spoke or speaks)

@@ -1,0 +1,169 @@
+"""GPUProfile: finding what is known about a workload, and saving what was measured."""
+
+from dataclasses import replace
+from datetime import datetime
+
+from gpujob_api.gpujob import GPUJob, ReservationSource
+from gpujob_api.gpuprofile import (
+    GPUProfile,
+    GPUProfileSpec,
+    GPUProfileStatus,
+    ProfileEntry,
+    SharedPace,
+)
+from gpujob_api.meta import Metadata
+from gpujob_api.settings import TunedSettings
+from gpujob_operator.decide.capacity.calibration import with_pace
+from gpujob_operator.decide.measurement.fingerprint import fingerprint
+
+# Entries of one workload: one a card model and torch version, newest first.
+ENTRIES_MAX = 32
+
+
+def profile_name(job: GPUJob) -> str:
+    return f"workload-{fingerprint(job.spec)}"
+
+
+def differ_in_paces(before: GPUProfile, after: GPUProfile) -> bool:
+    """Whether the only news is how much runs were slowed by others."""
+    return _without_paces(before) == _without_paces(after)
+
+
+def _without_paces(profile: GPUProfile) -> tuple[object, ...]:
+    entries = profile.status.entries
+    still = tuple(replace(e, shared=(), updated_at=entries[0].updated_at) for e in entries)
+    return profile.spec, still
+
+
+def new_entries(
+    job: GPUJob,
+    profile: GPUProfile | None,
+    now: datetime,
+    *,
+    alone: bool = False,
+    pace: SharedPace | None = None,
+) -> tuple[ProfileEntry, ...] | None:
+    """The profile's entries with this job's measurement, or None when it says nothing new. `alone`:
+    it has its cards to itself; else `pace` is what it measured beside others, if that is known."""
+    entry = _entry(job, now, alone=alone)
+    if entry is None:
+        return None
+    before = profile.status.entries if profile is not None else ()
+    same = next((e for e in before if _key(e) == _key(entry)), None)
+    if same is not None:
+        joined = _joined(same, entry, pace)
+        if joined is None:
+            return None
+        entry = joined
+    others = tuple(e for e in before if _key(e) != _key(entry))
+    return (entry, *others)[:ENTRIES_MAX]
+
+
+def with_entries(
+    job: GPUJob, profile: GPUProfile | None, entries: tuple[ProfileEntry, ...]
+) -> GPUProfile:
+    """The profile of the job's workload, or a new one, with these entries."""
+    if profile is not None:
+        return replace(profile, status=replace(profile.status, entries=entries))
+    return GPUProfile(
+        metadata=Metadata(name=profile_name(job), namespace=job.metadata.namespace),
+        spec=_spec(job),
+        status=GPUProfileStatus(entries=entries),
+    )
+
+
+def _alone_seconds(
+    before: ProfileEntry, after: ProfileEntry, tuned: TunedSettings | None
+) -> float | None:
+    """The fastest step that either knows from having cards to itself with these settings, which
+    are those of the entry; what is faster by less than 5 % is noise."""
+    known = before.alone_step_seconds if before.tuned == tuned else None
+    new = after.alone_step_seconds if after.tuned == tuned else None
+    if known is None or new is None:
+        return known if new is None else new
+    return new if new < known * 0.95 else known
+
+
+def _alone_joules(
+    before: ProfileEntry, after: ProfileEntry, tuned: TunedSettings | None, seconds: float | None
+) -> float | None:
+    """What was drawn for the step that takes so long; one measurement is as good as the next."""
+    known = before.alone_joules_per_step if before.tuned == tuned else None
+    new = after.alone_joules_per_step if after.tuned == tuned else None
+    if known is None or new is None:
+        return known if new is None else new
+    return known if seconds == before.alone_step_seconds else new
+
+
+def _entry(job: GPUJob, now: datetime, *, alone: bool) -> ProfileEntry | None:
+    status = job.status
+    measurement, reservation = status.measurement, status.reservation
+    if measurement is None or reservation is None or status.placement is None:
+        return None
+    if reservation.source is not ReservationSource.MEASURED or measurement.current is None:
+        return None
+    return ProfileEntry(
+        gpu_model=status.placement.gpu_model,
+        torch_version=measurement.torch_version,
+        memory_bytes=measurement.memory_bytes,
+        utilization_percent=measurement.utilization_percent,
+        samples=measurement.samples,
+        updated_at=now,
+        baseline=measurement.baseline,
+        current=measurement.current,
+        tuned=status.tuned,
+        tuning_seconds=status.tuning_seconds,
+        alone_step_seconds=measurement.current.step_seconds if alone else None,
+        alone_joules_per_step=measurement.joules_per_step if alone else None,
+    )
+
+
+def _key(entry: ProfileEntry) -> tuple[str, str]:
+    return entry.gpu_model, entry.torch_version
+
+
+def _joined(
+    before: ProfileEntry, after: ProfileEntry, pace: SharedPace | None
+) -> ProfileEntry | None:
+    """What both know, or None when it is not worth a write: more memory by 5 %, faster settings, or
+    another timing are. Only more memory and faster settings replace what is there, so that several
+    jobs of one workload come to the same entry and then stop writing.
+    """
+    best = after if before.current is None or _is_faster(after, before) else before
+    memory_bytes = max(before.memory_bytes, after.memory_bytes)
+    alone_seconds = _alone_seconds(before, after, best.tuned)
+    shared = with_pace(before.shared, pace)
+    joules = _alone_joules(before, after, best.tuned, alone_seconds)
+    timings = best.current, best.tuned, alone_seconds, joules, shared
+    alone = before.alone_step_seconds, before.alone_joules_per_step
+    known = before.current, before.tuned, *alone, before.shared
+    if memory_bytes <= before.memory_bytes * 1.05 and timings == known:
+        return None
+    return replace(
+        best,
+        memory_bytes=memory_bytes,
+        updated_at=after.updated_at,
+        alone_step_seconds=alone_seconds,
+        alone_joules_per_step=joules,
+        shared=shared,
+    )
+
+
+def _is_faster(one: ProfileEntry, other: ProfileEntry) -> bool:
+    assert one.current is not None, "an entry is made of a timing"
+    assert other.current is not None, "asked only of entries with a timing"
+    if (one.tuned is None) != (other.tuned is None):
+        return one.tuned is not None
+    return one.current.step_seconds < other.current.step_seconds * 0.95
+
+
+def _spec(job: GPUJob) -> GPUProfileSpec:
+    worker = job.spec.worker_container()
+    command = (*(worker.get("command") or ()), *(worker.get("args") or ()))
+    return GPUProfileSpec(
+        fingerprint=fingerprint(job.spec),
+        image=str(worker.get("image", "")),
+        command=tuple(str(part) for part in command)[:64],
+        gpus_per_worker=job.spec.gpus_per_worker,
+        workers=job.spec.workers,
+    )

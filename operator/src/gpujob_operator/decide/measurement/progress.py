@@ -1,0 +1,163 @@
+"""What the measurements of a running attempt change in its status: speed, memory, reservation."""
+
+from dataclasses import replace
+from datetime import datetime
+
+from gpujob_api.copies import changed
+from gpujob_api.gpujob import GPUJob, GPUJobStatus, Measurement, ReservationSource
+from gpujob_api.quantities import format_memory
+from gpujob_api.report import Report, WorkerPhase
+from gpujob_operator.decide.measurement.reservation import measured_reservation
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.plan import EventNote
+from gpujob_operator.decide.model.snapshot import CardUsage, ReceivedReport
+
+# Before these phases are over, what is seen on the card is not yet what the job needs.
+_UNSETTLED = (WorkerPhase.STARTING, WorkerPhase.MEASURING, WorkerPhase.TUNING)
+
+
+def with_report(status: GPUJobStatus, received: ReceivedReport | None) -> GPUJobStatus:
+    """Copies what rank 0 last reported. Reports of another attempt are ignored."""
+    if received is None or received.report.attempt != status.attempt:
+        return status
+    report = received.report
+    # A new attempt starts behind where the last one ended; that it moves is progress all the same.
+    moved = status.measurement is None or report.step not in (0, status.measurement.step)
+    busy = report.phase is not WorkerPhase.TRAINING
+    checkpoint = report.checkpoint
+    if checkpoint is not None and status.checkpoint is not None:
+        # The durable step never goes back, whatever an odd report says (I6).
+        checkpoint = max(checkpoint, status.checkpoint, key=lambda c: c.step)
+    return changed(
+        status,
+        tuned=report.tuned or status.tuned,
+        tuning_seconds=(
+            status.tuning_seconds if report.tuning_seconds is None else report.tuning_seconds
+        ),
+        checkpoint=checkpoint or status.checkpoint,
+        resumed_from_step=(
+            status.resumed_from_step
+            if report.resumed_from_step is None
+            else report.resumed_from_step
+        ),
+        explain=report.explain or status.explain,
+        progressed_at=received.received_at if moved or busy else status.progressed_at,
+    )
+
+
+def with_measurement(
+    status: GPUJobStatus, report: Report | None, usage: CardUsage | None
+) -> GPUJobStatus:
+    """Joins what the agent saw from outside with what the worker says from inside."""
+    if usage is None or usage.samples == 0:
+        return _with_steps(status, report)
+    before = status.measurement
+    measurement = Measurement(
+        memory_bytes=max(usage.memory_peak_bytes, before.memory_bytes if before else 0),
+        utilization_percent=round(usage.utilization_percent, 1),
+        samples=usage.samples,
+    )
+    if before is not None:
+        measurement = replace(
+            before,
+            memory_bytes=measurement.memory_bytes,
+            utilization_percent=measurement.utilization_percent,
+            samples=max(measurement.samples, before.samples),
+        )
+    return _with_steps(changed(status, measurement=measurement), report)
+
+
+def _with_steps(status: GPUJobStatus, report: Report | None) -> GPUJobStatus:
+    if status.measurement is None or report is None or report.attempt != status.attempt:
+        return status
+    before = status.measurement
+    measurement = replace(
+        before,
+        step=report.step or before.step,
+        steps_total=report.steps_total or before.steps_total,
+        loss=before.loss if report.loss is None else report.loss,
+        baseline=report.baseline or before.baseline,
+        current=report.current or before.current,
+        speedup=report.speedup,
+        data_wait_percent=(
+            before.data_wait_percent
+            if report.data_wait_percent is None
+            else report.data_wait_percent
+        ),
+        joules_per_step=(
+            before.joules_per_step
+            if report.efficiency is None or report.efficiency.joules_per_step is None
+            else report.efficiency.joules_per_step
+        ),
+        device=report.device or before.device,
+        torch_version=report.torch_version or before.torch_version,
+    )
+    return changed(status, measurement=measurement)
+
+
+def with_measured_reservation(
+    job: GPUJob,
+    status: GPUJobStatus,
+    report: Report | None,
+    usage: CardUsage | None,
+    configuration: Configuration,
+) -> tuple[GPUJobStatus, tuple[EventNote, ...]]:
+    """Lets the reservation follow the measurement once the worker has settled down."""
+    held = status.reservation
+    if usage is None or held is None or not _settled(report, usage, configuration):
+        return status, ()
+    wanted = measured_reservation(replace(job, status=status), usage, configuration)
+    if wanted is None:
+        return status, ()
+    note = EventNote(
+        "ReservationMeasured",
+        f"measured {format_memory(usage.memory_peak_bytes)} and "
+        f"{usage.utilization_percent:.0f} % of the card over {usage.samples} samples; "
+        f"holds {format_memory(wanted.memory_bytes)} instead of "
+        f"{format_memory(held.memory_bytes)} ({_source(held.source)})",
+    )
+    return changed(status, reservation=wanted), (note,)
+
+
+def joined_usage(usage: CardUsage | None, report: Report | None) -> CardUsage | None:
+    """The agent reads every few seconds and can miss a peak that the worker saw from inside."""
+    timing = report.current if report is not None else None
+    if usage is None or timing is None:
+        return usage
+    peak_bytes = max(usage.memory_peak_bytes, timing.peak_memory_bytes)
+    return replace(usage, memory_peak_bytes=peak_bytes)
+
+
+def _settled(report: Report | None, usage: CardUsage, configuration: Configuration) -> bool:
+    """A worker that does not report (another framework) is measured from outside, for longer."""
+    if report is None:
+        return usage.samples >= configuration.measurement_samples_without_reports_min
+    return report.phase not in _UNSETTLED and report.current is not None
+
+
+def _source(source: ReservationSource) -> str:
+    return {
+        ReservationSource.WHOLE_CARD: "the whole card, until measured",
+        ReservationSource.HINT: "the hint",
+        ReservationSource.PROFILE: "from the profile",
+        ReservationSource.MEASURED: "measured before",
+    }[source]
+
+
+def is_hung(
+    status: GPUJobStatus,
+    timeout_seconds: int,
+    now: datetime,
+    listening_since: datetime | None = None,
+) -> float | None:
+    """Seconds without progress when they are over the limit, else None.
+
+    They count only while somebody listened: an operator that has just started has heard nothing.
+    """
+    since = status.progressed_at or status.attempt_started_at
+    if since is None:
+        return None
+    if listening_since is not None:
+        since = max(since, listening_since)
+    idle_seconds = (now - since).total_seconds()
+    return idle_seconds if idle_seconds > timeout_seconds else None

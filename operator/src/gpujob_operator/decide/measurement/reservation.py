@@ -1,0 +1,102 @@
+"""How much of a card an attempt holds: from what is best known about the job.
+
+The user's hint where sharing is `Shared`: it is a cap. Else, best first: measured in this job, its
+workload's profile on this card model, the whole card until a measurement exists.
+"""
+
+from gpujob_api.gpujob import GPUJob, Measurement, Reservation, ReservationSource, SharingMode
+from gpujob_api.gpuprofile import GPUProfile, ProfileEntry
+from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
+from gpujob_operator.decide.model.snapshot import CardUsage
+
+
+def with_margin(memory_bytes: int, configuration: Configuration) -> int:
+    fraction = int(memory_bytes * configuration.memory_margin_fraction)
+    return memory_bytes + max(fraction, configuration.memory_margin_bytes)
+
+
+def profile_entry(profile: GPUProfile | None, gpu_model: str) -> ProfileEntry | None:
+    if profile is None:
+        return None
+    return next((e for e in profile.status.entries if e.gpu_model == gpu_model), None)
+
+
+def takes_whole_cards(job: GPUJob, configuration: Configuration) -> bool:
+    """Whether the job never shares: it does not want to, or the kubelet picks the cards, which need
+    not be those that were chosen."""
+    picked = configuration.device_access is DeviceAccess.DEVICE_PLUGIN
+    return picked or job.spec.sharing.mode is SharingMode.EXCLUSIVE
+
+
+def wanted_reservation(
+    job: GPUJob, entry: ProfileEntry | None, configuration: Configuration
+) -> Reservation | None:
+    """What a new attempt should hold on a card of the entry's model; None: the whole card."""
+    measurement = job.status.measurement
+    if takes_whole_cards(job, configuration):
+        return None
+    hint = job.spec.gpu.memory
+    if job.spec.sharing.mode is SharingMode.SHARED and hint is not None:
+        # A hard cap, whatever was measured: the worker is held to it.
+        known = measurement or entry
+        utilization_percent = known.utilization_percent if known is not None else 100.0
+        return Reservation(hint.bytes, utilization_percent, ReservationSource.HINT)
+    if job.status.counters.out_of_memory:
+        # What was known of it was wrong, and how wrong nobody knows: it starts alone, as unknown.
+        return None
+    if measurement is not None and is_settled(measurement, configuration):
+        memory = with_margin(measurement.memory_bytes, configuration)
+        return Reservation(memory, measurement.utilization_percent, ReservationSource.MEASURED)
+    if entry is not None:
+        return Reservation(
+            memory_bytes=with_margin(entry.memory_bytes, configuration),
+            utilization_percent=entry.utilization_percent,
+            source=ReservationSource.PROFILE,
+        )
+    return None
+
+
+def is_settled(measurement: Measurement, configuration: Configuration) -> bool:
+    """Whether it says what the job needs: an attempt that ended early only began to use memory."""
+    if measurement.current is None:
+        return measurement.samples >= configuration.measurement_samples_without_reports_min
+    return measurement.samples >= configuration.measurement_samples_min
+
+
+def measured_reservation(
+    job: GPUJob, usage: CardUsage, configuration: Configuration
+) -> Reservation | None:
+    """The reservation after measuring, or None while it must stay as it is.
+
+    It shrinks once, from the whole card or a profile's guess to what was measured, and grows only
+    when the job is seen to use more than it holds: the rest may be somebody's already (I1).
+    """
+    held = job.status.reservation
+    if held is None or held.exclusive or takes_whole_cards(job, configuration):
+        return None
+    if usage.samples < configuration.measurement_samples_min:
+        return None
+    wanted = Reservation(
+        memory_bytes=with_margin(usage.memory_peak_bytes, configuration),
+        utilization_percent=max(
+            round(usage.utilization_percent, 1), job.status.utilization_floor_percent
+        ),
+        source=ReservationSource.MEASURED,
+    )
+    if held.source is ReservationSource.HINT:
+        # Shared: the hint is a hard cap; only the utilization is learned.
+        changed = abs(held.utilization_percent - wanted.utilization_percent) >= 10
+        return (
+            Reservation(held.memory_bytes, wanted.utilization_percent, held.source)
+            if changed
+            else None
+        )
+    outgrown = usage.memory_peak_bytes > held.memory_bytes
+    first = held.source is not ReservationSource.MEASURED
+    busier = wanted.utilization_percent - held.utilization_percent >= 20
+    if not (first or outgrown or busier):
+        return None
+    if outgrown:
+        return wanted
+    memory = min(held.memory_bytes, wanted.memory_bytes) if first else held.memory_bytes
+    return Reservation(memory, wanted.utilization_percent, wanted.source)

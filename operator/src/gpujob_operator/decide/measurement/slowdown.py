@@ -1,0 +1,101 @@
+"""The running pair's own measurement: who is slowed by its neighbours more than it allows.
+
+The reference is the workload's profile: the fastest step measured on this card model with the same
+settings. Who moves counts from then on with so much utilization that the same pair is not put
+together again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
+from gpujob_api.gpuprofile import GPUProfile, ProfileEntry, SharedPace
+from gpujob_api.meta import ConditionStatus
+from gpujob_operator.decide.capacity.calibration import band_percent
+from gpujob_operator.decide.capacity.cluster import Card, disturbed
+from gpujob_operator.decide.measurement.reservation import profile_entry
+from gpujob_operator.decide.model import conditions
+
+# Over its limit a job counts as slowed from this many points on: steps vary by themselves.
+SLACK_PERCENT = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """How much longer a step takes beside others. Seconds of a step; percent of the reference."""
+
+    step_seconds: float
+    alone_seconds: float
+    limit_percent: int
+
+    @property
+    def percent(self) -> float:
+        return 100.0 * (self.step_seconds / self.alone_seconds - 1.0)
+
+    @property
+    def too_much(self) -> bool:
+        return self.percent > self.limit_percent + SLACK_PERCENT
+
+    @property
+    def message(self) -> str:
+        return (
+            f"a step takes {self.percent:.0f} % longer than alone ({self.step_seconds:.3g} s "
+            f"against {self.alone_seconds:.3g} s); sharing.maxSlowdownPercent is "
+            f"{self.limit_percent}"
+        )
+
+
+def measured_slowdown(
+    job: GPUJob, status: GPUJobStatus, profile: GPUProfile | None, cards: Sequence[Card]
+) -> Slowdown | None:
+    """The job's slowdown beside others on its cards; None when it is alone or nothing to compare is
+    known."""
+    if not any(len(card.tenants) > 1 for card in cards):
+        return None
+    step_seconds, entry = _comparable(status, profile)
+    if entry is None or entry.current is None or entry.current.step_seconds <= 0:
+        return None
+    limit = job.spec.sharing.max_slowdown_percent
+    return Slowdown(step_seconds, entry.current.step_seconds, limit)
+
+
+def _comparable(
+    status: GPUJobStatus, profile: GPUProfile | None
+) -> tuple[float, ProfileEntry | None]:
+    """The job's step in seconds, and what is known of its workload on the same model of card with
+    the same settings."""
+    placement, measured = status.placement, status.measurement
+    if placement is None or measured is None or measured.current is None:
+        return 0.0, None
+    entry = profile_entry(profile, placement.gpu_model)
+    if entry is None:
+        return 0.0, None
+    same = entry.tuned == status.tuned and entry.torch_version == measured.torch_version
+    return measured.current.step_seconds, entry if same else None
+
+
+def has_cards_alone(status: GPUJobStatus, cards: Sequence[Card]) -> bool:
+    """Whether a running job shares its cards with nobody, strangers included."""
+    running = status.phase is JobPhase.RUNNING and bool(cards)
+    return running and not any(len(card.tenants) > 1 or disturbed(card) for card in cards)
+
+
+def observed_pace(
+    status: GPUJobStatus, profile: GPUProfile | None, cards: Sequence[Card]
+) -> SharedPace | None:
+    """What a job's run beside others says of its card model; None when it says nothing: the step
+    must be known from a run with cards to itself and the same settings."""
+    step_seconds, entry = _comparable(status, profile)
+    if status.phase is not JobPhase.RUNNING or entry is None or not entry.alone_step_seconds:
+        return None
+    shared = [card for card in cards if len(card.tenants) > 1]
+    if not shared or any(disturbed(card) for card in shared):
+        return None
+    summed_percent = max(card.utilization_percent for card in shared)
+    longer = step_seconds / entry.alone_step_seconds - 1.0
+    return SharedPace(band_percent(summed_percent), round(max(100.0 * longer, 0.0), 1))
+
+
+def is_slowed(status: GPUJobStatus) -> bool:
+    found = conditions.find(status, conditions.SLOWED)
+    return found is not None and found.status is ConditionStatus.TRUE

@@ -1,0 +1,99 @@
+"""What one cycle decided: the writes that bring the cluster closer to what it should be."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from gpujob_api.gpujob import GPUJob, GPUJobStatus
+from gpujob_api.gpuprofile import GPUProfile
+from gpujob_api.gpuqueue import GPUQueue, GPUQueueStatus
+from gpujob_api.settings import Settings
+from gpujob_operator.decide.model.snapshot import InvalidJob, PodView
+
+
+class EventType(Enum):
+    NORMAL = "Normal"
+    WARNING = "Warning"
+
+
+@dataclass(frozen=True, slots=True)
+class EventNote:
+    """A Kubernetes event to post on the job: a unique reason and a message with numbers."""
+
+    reason: str
+    message: str
+    type: EventType = EventType.NORMAL
+
+
+@dataclass(frozen=True, slots=True)
+class WriteStatus:
+    """Write `status`, provided that the job still is at the resourceVersion of the snapshot."""
+
+    job: GPUJob
+    status: GPUJobStatus
+    events: tuple[EventNote, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RejectJob:
+    """Write Accepted=False with the field and the problem to a job that cannot be read."""
+
+    job: InvalidJob
+
+
+@dataclass(frozen=True, slots=True)
+class CreatePod:
+    """Create one worker's pod. The placement is in `job.status`, already durable."""
+
+    job: GPUJob
+    rank: int
+    settings: Settings
+
+
+@dataclass(frozen=True, slots=True)
+class DeletePod:
+    """Stop a pod: SIGTERM, its grace, SIGKILL. Preconditions: the pod's UID, and its state as the
+    snapshot had it, which the executor fills in (`resource_version`): a pod that ended meanwhile is
+    judged before it is deleted."""
+
+    pod: PodView
+    grace_seconds: int
+    reason: str
+    resource_version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveProfile:
+    """Create or update a GPUProfile."""
+
+    profile: GPUProfile
+
+
+@dataclass(frozen=True, slots=True)
+class WriteQueueStatus:
+    queue: GPUQueue
+    status: GPUQueueStatus
+
+
+PlanItem = WriteStatus | RejectJob | CreatePod | DeletePod | SaveProfile | WriteQueueStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Items in the order in which they are to be written; at most one a job and step.
+
+    `next_seconds` is when to look again even if nothing happens (a back-off or a deadline ends).
+    """
+
+    items: tuple[PlanItem, ...] = ()
+    next_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The job's next status and what goes with it."""
+
+    status: GPUJobStatus
+    events: tuple[EventNote, ...] = ()
+    creates: tuple[CreatePod, ...] = ()
+    deletes: tuple[DeletePod, ...] = ()
+    next_seconds: float | None = field(default=None)

@@ -1,0 +1,173 @@
+"""What one scheduling cycle sees: an immutable picture of the cluster, in our own nouns.
+
+`observe` builds it; the simulator and the replay command build it from elsewhere. Nothing in it
+refers to a clock: `plan` is told the time.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import Enum
+
+from gpujob_api.gpujob import GPUJob
+from gpujob_api.gpunode import GPUNode
+from gpujob_api.gpuprofile import GPUProfile
+from gpujob_api.gpuqueue import GPUQueue
+from gpujob_api.meta import Metadata
+from gpujob_api.report import Report
+from gpujob_operator.decide.model.configuration import Configuration
+
+_INSTANCE_TYPE = "node.kubernetes.io/instance-type"
+_ZONE = "topology.kubernetes.io/zone"
+
+
+class PodPhase(Enum):
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    UNKNOWN = "Unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """A pod that has the name of a worker. Whether it is one, `workers` tells.
+
+    `exit_code` and `termination` are the worker container's, whatever other containers do.
+    """
+
+    name: str
+    namespace: str
+    uid: str
+    # Of the GPUJob that is its controller owner; "" for none.
+    job_uid: str
+    # As its name says.
+    attempt: int
+    rank: int
+    phase: PodPhase
+    node: str | None = None
+    # As its annotation says: believed of our own pods only.
+    gpus: tuple[str, ...] = ()
+    exit_code: int | None = None
+    termination: Report | None = None
+    termination_text: str = ""
+    # Kubernetes' words: Evicted, NodeLost, ImagePullBackOff, Unschedulable ...
+    reason: str = ""
+    message: str = ""
+    created_at: datetime | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    deletion_at: datetime | None = None
+    grace_seconds: int | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Proven: its processes are gone and the card's memory is free."""
+        return self.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED)
+
+    @property
+    def ended(self) -> bool:
+        """The worker has ended and is not started again; other containers may go on."""
+        return self.finished or self.exit_code is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Taint:
+    key: str
+    effect: str
+    value: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """A Kubernetes node. `*_free` is allocatable less the requests of every pod bound to it."""
+
+    name: str
+    ready: bool = True
+    unschedulable: bool = False
+    spot: bool = False
+    taints: tuple[Taint, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    cpu_milli_allocatable: int = 0
+    cpu_milli_free: int = 0
+    memory_bytes_allocatable: int = 0
+    memory_bytes_free: int = 0
+    # Since when the node is not ready, or None.
+    not_ready_since: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedReport:
+    """The newest report of one worker, with the time at which it came in."""
+
+    job_uid: str
+    rank: int
+    received_at: datetime
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidJob:
+    """A GPUJob that the API server let in and the nouns refuse (an older CRD, say)."""
+
+    metadata: Metadata
+    field: str
+    problem: str
+    observed_generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CardUsage:
+    """What a job's processes used on its cards over the attempt, worst card, from agents.
+
+    `samples` counts agent readings that saw the pod's processes.
+    """
+
+    memory_peak_bytes: int
+    utilization_percent: float
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class GonePod:
+    """A pod of ours that is gone since a moment: readings from before still show its processes."""
+
+    uid: str
+    gone_at: datetime
+    gpus: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SpotPool:
+    """Spot nodes of one kind, which are taken away together: for how many node-hours they were
+    watched, and how many nodes were taken away meanwhile. See `capacity.prices`."""
+
+    name: str
+    node_hours: int
+    interruptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    jobs: tuple[GPUJob, ...] = ()
+    invalid_jobs: tuple[InvalidJob, ...] = ()
+    pods: tuple[PodView, ...] = ()
+    nodes: tuple[NodeView, ...] = ()
+    gpu_nodes: tuple[GPUNode, ...] = ()
+    queues: tuple[GPUQueue, ...] = ()
+    profiles: tuple[GPUProfile, ...] = ()
+    reports: tuple[ReceivedReport, ...] = ()
+    spot_pools: tuple[SpotPool, ...] = ()
+    gone_pods: tuple[GonePod, ...] = ()
+    # Since when this process has received reports; None: always.
+    listening_since: datetime | None = None
+    # Measured use by (job UID, attempt).
+    usage: Mapping[tuple[str, int], CardUsage] = field(
+        default_factory=dict[tuple[str, int], CardUsage]
+    )
+    configuration: Configuration = field(default_factory=Configuration)
+
+
+def pool_of(node: NodeView) -> str:
+    """Instance type and zone, as far as the node is labelled."""
+    return f"{node.labels.get(_INSTANCE_TYPE, '-')}/{node.labels.get(_ZONE, '-')}"

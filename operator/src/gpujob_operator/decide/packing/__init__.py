@@ -1,0 +1,1 @@
+"""Placement as numbers alone: arrays in, a row and its columns out."""

@@ -1,0 +1,109 @@
+"""What one worker asks for, and the mix of such requests, as numbers."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpujob_operator.decide.packing.cutting_stock import Size
+
+MEMORY_STEPS = 100
+UTILIZATION_STEPS = 20
+# Classes are typical, most frequent first, until they cover this share of the requests
+# (the same bound as in "Beware of Fragmentation", USENIX ATC'23).
+TYPICAL_SHARE = 0.95
+TYPICAL_MAX = 64
+# Sizes of requests in the cutting-stock problem; beyond, the rarest are left out.
+SIZES_MAX = 48
+# What counts as fragmented without processor: nothing asks for less than this.
+CPU_MILLI_MIN = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one worker asks of one node: host resources, and the same of each of `cards` cards.
+
+    `exclusive` cards are taken whole and must be idle. `models` empty: any.
+    """
+
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+    cards: int = 1
+    card_memory_bytes: int = 0
+    utilization_percent: float = 0.0
+    exclusive: bool = False
+    models: frozenset[str] = frozenset()
+
+    def card_share(self, memory_total_bytes: int) -> float:
+        """The larger of both shares of one card of this size; 1 when taken whole."""
+        if self.exclusive:
+            return 1.0
+        return max(self.card_memory_bytes / memory_total_bytes, self.utilization_percent / 100)
+
+    def steps(self, memory_total_bytes: int, utilization_steps: int) -> Size | None:
+        """Steps of a card that one request takes; None when it can never be on such a card."""
+        if self.card_memory_bytes > memory_total_bytes:
+            return None
+        if self.exclusive:
+            return MEMORY_STEPS, utilization_steps
+        memory = -(-self.card_memory_bytes * MEMORY_STEPS // memory_total_bytes)
+        share = min(self.utilization_percent / 100, 1.0)
+        return max(memory, 1), int(np.ceil(share * utilization_steps - 1e-9))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mix:
+    """Requests seen with their weights, which sum to 1; heaviest first. Compared by identity."""
+
+    demands: tuple[Demand, ...] = ()
+    weights: tuple[float, ...] = ()
+    typical: tuple[Demand, ...] = ()
+    typical_weights: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, counts: Mapping[Demand, float]) -> "Mix":
+        """The mix of these requests; counts of 0 and less are left out."""
+        seen = sorted(
+            ((demand, count) for demand, count in counts.items() if count > 0),
+            key=lambda item: (-item[1], _order(item[0])),
+        )
+        total = sum(count for _, count in seen)
+        if not seen:
+            return cls()
+        weights = tuple(count / total for _, count in seen)
+        covered = np.cumsum(weights)
+        enough = int(np.searchsorted(covered, TYPICAL_SHARE - 1e-12)) + 1
+        kept = min(enough, TYPICAL_MAX, len(seen))
+        demands = tuple(demand for demand, _ in seen)
+        typical_total = sum(weights[:kept])
+        return cls(
+            demands=demands,
+            weights=weights,
+            typical=demands[:kept],
+            typical_weights=tuple(weight / typical_total for weight in weights[:kept]),
+        )
+
+    @classmethod
+    def of_demands(cls, demands: Iterable[Demand]) -> "Mix":
+        """Every demand counts once."""
+        counts: dict[Demand, float] = {}
+        for demand in demands:
+            counts[demand] = counts.get(demand, 0.0) + 1.0
+        return cls.of(counts)
+
+    def equals(self, other: "Mix") -> bool:
+        """Whether the same is computed from both: then keep the old one, and its tables stay."""
+        return (self.demands, self.weights) == (other.demands, other.weights)
+
+
+def _order(demand: Demand) -> tuple[object, ...]:
+    """Larger requests first."""
+    return (
+        -demand.cards,
+        -demand.card_memory_bytes,
+        -demand.utilization_percent,
+        -demand.cpu_milli,
+        -demand.memory_bytes,
+        demand.exclusive,
+        tuple(sorted(demand.models)),
+    )

@@ -1,0 +1,48 @@
+"""Which nodes and cards can take a request. Why one fits nowhere is told by `placement.diagnosis`.
+
+Amounts are exact (bytes, milli-CPU, percent), unlike the steps in which room is valued.
+"""
+
+import numpy as np
+
+from gpujob_operator.decide.packing.arrays import Booleans, Fleet, Floats, Integers
+from gpujob_operator.decide.packing.demand import Demand
+
+
+def host_fits(fleet: Fleet, rows: Integers, demand: Demand, allowed: Booleans) -> Booleans:
+    """Rows that may be used and have the processor and the host memory."""
+    return (
+        allowed[rows]
+        & (fleet.cpu_milli_free[rows] >= demand.cpu_milli)
+        & (fleet.memory_bytes_free[rows] >= demand.memory_bytes)
+    )
+
+
+def free_cards(
+    fleet: Fleet, rows: Integers, demand: Demand, utilization_limit_percent: float
+) -> Booleans:
+    """Cards that can take one card's part of the request: [row, column]."""
+    fits = _open_cards(fleet, rows, demand)
+    fits &= fleet.memory_free[rows] >= demand.card_memory_bytes
+    return fits & (
+        fleet.idle[rows] | (_over_percent(fleet, rows, demand, utilization_limit_percent) <= 0)
+    )
+
+
+def _of_model(fleet: Fleet, rows: Integers, demand: Demand) -> Booleans:
+    present = fleet.memory_total[rows] > 0
+    if not demand.models:
+        return present
+    of_kind = np.array([model in demand.models for model, _ in fleet.kinds], dtype=np.bool_)
+    return present & of_kind[fleet.kind[rows]] if len(of_kind) else present
+
+
+def _open_cards(fleet: Fleet, rows: Integers, demand: Demand) -> Booleans:
+    cards = _of_model(fleet, rows, demand) & fleet.usable[rows] & ~fleet.taken[rows]
+    return cards & fleet.idle[rows] if demand.exclusive else cards
+
+
+def _over_percent(fleet: Fleet, rows: Integers, demand: Demand, limit_percent: float) -> Floats:
+    """Utilization above what the card's tenants and the request itself put up with."""
+    limit = np.minimum(fleet.utilization_limit[rows], limit_percent)
+    return fleet.utilization_used[rows] + demand.utilization_percent - limit

@@ -1,0 +1,210 @@
+"""What every node's free room is worth to the mix, renewed only for nodes that changed.
+
+For a node: `worth`, the sum over its cards; `usable`, the expected room that a stream of one
+typical class could fill before cards, processor or memory run out; and what is stranded, worth of
+cards beyond what the node's free processor or memory can serve. A placement's cost is what it takes
+from the first two and adds to the third.
+"""
+
+from copy import copy
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpujob_operator.decide.packing.arrays import Booleans, Fleet, Floats, Integers
+from gpujob_operator.decide.packing.demand import MEMORY_STEPS, Demand, Mix
+from gpujob_operator.decide.packing.tables import Tables
+
+# How the parts of a score weigh against a card's worth. Fixed; see docs/design/0010-placement.md.
+USABLE_WEIGHT = 0.1
+STRANDED_WEIGHT = 0.4
+# A card counts as served by this part of the average request's processor and memory for a card.
+SERVED_SHARE = 0.75
+# A model is scarce from this ratio of (restricted demand's share of what is still to come) to (its
+# share of what is idle); 1 is exactly enough.
+SCARCE_FROM = 0.5
+NO_ROOM = 0
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a placement costs on a row, in cards. The sum of all is what is minimised."""
+
+    worth: Floats
+    usable: Floats
+    stranded: Floats
+
+    @property
+    def total(self) -> Floats:
+        return self.worth + USABLE_WEIGHT * self.usable + STRANDED_WEIGHT * self.stranded
+
+
+class Valuation:
+    """A fleet seen through a mix. Keeps one row of figures per node."""
+
+    def __init__(self, fleet: Fleet, mix: Mix) -> None:
+        rows, columns = fleet.usable.shape
+        self.tables = Tables.of(mix, fleet.kinds)
+        self.state = np.zeros((rows, columns), dtype=np.int64)
+        self.worth = np.zeros(rows)
+        self.usable = np.zeros(rows)
+        self.slots = np.zeros((rows, self.tables.slots.shape[1]))
+        self.model = np.zeros(rows, dtype=np.int64)
+        self._seen = 0
+        self.renew(fleet)
+
+    def reordered(self, order: Integers) -> "Valuation":
+        """The same figures for the fleet with its rows in this order."""
+        other = copy(self)
+        other.state, other.worth, other.usable = (
+            self.state[order],
+            self.worth[order],
+            self.usable[order],
+        )
+        other.slots, other.model = self.slots[order], self.model[order]
+        return other
+
+    def renew(self, fleet: Fleet) -> None:
+        """Brings the rows that changed up to date."""
+        if self._seen == fleet.clock:
+            return
+        if len(fleet.kinds) != len(self.tables.kinds):
+            self.tables = Tables.of(self.tables.mix, fleet.kinds)
+            self._seen = 0
+        rows = np.flatnonzero(fleet.changed > self._seen)
+        self._seen = fleet.clock
+        tables = self.tables
+        self.state[rows] = card_states(fleet, tables, rows)
+        self.worth[rows] = tables.worth[self.state[rows]].sum(axis=1)
+        self.slots[rows] = tables.slots[self.state[rows]].sum(axis=1)
+        self.usable[rows] = self._usable(
+            self.slots[rows], fleet.cpu_milli_free[rows], fleet.memory_bytes_free[rows]
+        )
+        if rows.size and tables.models:
+            number = {model: index for index, model in enumerate(tables.models)}
+            of_kind = np.array([number[model] for model, _ in tables.kinds])
+            self.model[rows] = of_kind[fleet.kind[rows, 0]]
+
+    def _usable(self, slots: Floats, cpu_milli: Integers, memory_bytes: Integers) -> Floats:
+        """Expected cards that the typical classes, each alone, can use: [row]."""
+        tables = self.tables
+        workers = np.floor(slots * tables.workers_per_card + ROUNDING)
+        for free, per_milli in (
+            (cpu_milli, tables.workers_per_cpu_milli),
+            (memory_bytes, tables.workers_per_byte),
+        ):
+            served = np.maximum(free, 0)[:, None] * per_milli
+            served += ROUNDING
+            np.minimum(workers, np.floor(served, out=served), out=workers)
+        return workers @ tables.value
+
+    def _stranded(self, worth: Floats, cpu_milli: Integers, memory_bytes: Integers) -> Floats:
+        """Cards' worth beyond what free processor and free memory serve: [row]."""
+        beyond = np.zeros(len(worth))
+        for free, per_card in (
+            (cpu_milli, self.tables.cpu_milli_per_card),
+            (memory_bytes, self.tables.memory_bytes_per_card),
+        ):
+            if per_card > 0:
+                beyond += np.maximum(worth - free / (SERVED_SHARE * per_card), 0.0)
+        return beyond
+
+    def costs(self, fleet: Fleet, rows: Integers, cards: Integers, demand: Demand) -> Parts:
+        """Cost of placing the demand on `cards` [row, n] of `rows`; n is the demand's cards."""
+        tables = self.tables
+        before, after = self._states(fleet, rows, cards, demand)
+        worth_before = self.worth[rows]
+        worth_after = worth_before + (tables.worth[after] - tables.worth[before]).sum(axis=1)
+        slots = self.slots[rows]
+        for card in range(cards.shape[1]):
+            slots += tables.slots[after[:, card]]
+            slots -= tables.slots[before[:, card]]
+        cpu, memory = fleet.cpu_milli_free[rows], fleet.memory_bytes_free[rows]
+        cpu_after, memory_after = cpu - demand.cpu_milli, memory - demand.memory_bytes
+        return Parts(
+            worth=worth_before - worth_after,
+            usable=self.usable[rows] - self._usable(slots, cpu_after, memory_after),
+            stranded=self._stranded(worth_after, cpu_after, memory_after)
+            - self._stranded(worth_before, cpu, memory),
+        )
+
+    def card_costs(self, fleet: Fleet, rows: Integers, demand: Demand) -> Floats:
+        """Worth that every card [row, column] would lose to one card's part of the demand."""
+        columns = fleet.usable.shape[1]
+        every = np.broadcast_to(np.arange(columns), (len(rows), columns))
+        before, after = self._states(fleet, rows, every, demand)
+        return self.tables.worth[before] - self.tables.worth[after]
+
+    def _states(
+        self, fleet: Fleet, rows: Integers, cards: Integers, demand: Demand
+    ) -> tuple[Integers, Integers]:
+        before = self.state[rows[:, None], cards]
+        if demand.exclusive:
+            return before, np.full_like(before, NO_ROOM)
+        at = (rows[:, None], cards)
+        after = _shared_state(
+            self.tables,
+            fleet.kind[at],
+            fleet.memory_total[at],
+            fleet.memory_free[at] - demand.card_memory_bytes,
+            fleet.utilization_limit[at] - fleet.utilization_used[at] - demand.utilization_percent,
+        )
+        return before, after
+
+    def scarcity(self) -> Floats | None:
+        """Price of one card's worth on every row, where restricted requests need its model.
+
+        The room that restricted requests will need of a model is their share of the mix times all
+        the room there is, spread over the models they accept in proportion to their room. None
+        when no request is restricted to some of the models.
+        """
+        tables = self.tables
+        if not tables.restricted_share.size:
+            return None
+        idle = np.bincount(self.model, weights=self.worth, minlength=len(tables.models))
+        accessible = tables.restricted_access @ idle
+        per_worth = np.divide(
+            tables.restricted_share * idle.sum(),
+            accessible,
+            out=np.zeros_like(accessible),
+            where=accessible > 0,
+        )
+        ratio = per_worth @ tables.restricted_access
+        return np.maximum(ratio - SCARCE_FROM, 0.0)[self.model]
+
+
+def card_states(fleet: Fleet, tables: Tables, rows: Integers) -> Integers:
+    """State of every card of the rows, for the look-up tables."""
+    kind = fleet.kind[rows]
+    shared = _shared_state(
+        tables,
+        kind,
+        fleet.memory_total[rows],
+        fleet.memory_free[rows],
+        fleet.utilization_limit[rows] - fleet.utilization_used[rows],
+    )
+    idle: Booleans = fleet.idle[rows] & (fleet.memory_free[rows] >= fleet.memory_total[rows])
+    open_cards = fleet.usable[rows] & ~fleet.taken[rows]
+    if not len(tables.base):
+        return np.zeros_like(kind)
+    return np.where(open_cards, np.where(idle, tables.idle[kind], shared), NO_ROOM)
+
+
+def _shared_state(
+    tables: Tables,
+    kind: Integers,
+    memory_total: Integers,
+    memory_free: Integers,
+    utilization_free: Floats,
+) -> Integers:
+    if not len(tables.base):
+        return np.zeros_like(kind)
+    steps = tables.utilization_steps
+    memory = memory_free * MEMORY_STEPS // np.maximum(memory_total, 1)
+    memory = np.minimum(np.maximum(memory, 0), MEMORY_STEPS)
+    state = tables.base[kind] + memory * (steps + 1)
+    if steps:
+        room = np.floor(utilization_free * (steps / 100) + ROUNDING)
+        state = state + np.minimum(np.maximum(room, 0), steps).astype(np.int64)
+    return state

@@ -1,0 +1,64 @@
+"""What is asked of the packing, and what it answers."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from gpujob_operator.decide.packing.arrays import Booleans, Take
+from gpujob_operator.decide.packing.demand import Demand
+
+
+class SpotPreference(Enum):
+    ANY = "Any"
+    PREFER = "Prefer"
+    REQUIRE = "Require"
+    NEVER = "Never"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NodeMask:
+    """Nodes that a request may use, by row. Make one per selector and use it again."""
+
+    allowed: Booleans
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One worker: its demand, and which nodes it may use."""
+
+    demand: Demand
+    nodes: NodeMask | None = None
+    spot: SpotPreference = SpotPreference.ANY
+    # On a card with tenants, the sum of utilizations up to which this request joins them.
+    utilization_limit_percent: float = 100.0
+
+    @property
+    def take(self) -> Take:
+        demand = self.demand
+        return Take(
+            cpu_milli=demand.cpu_milli,
+            memory_bytes=demand.memory_bytes,
+            card_memory_bytes=demand.card_memory_bytes,
+            utilization_percent=100.0 if demand.exclusive else demand.utilization_percent,
+            whole_card=demand.exclusive,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a placement costs, in cards, and what it is made of."""
+
+    total: float
+    worth: float
+    usable: float
+    stranded: float
+    scarcity: float
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A node's row and card columns. `candidates` is how many nodes could take the request."""
+
+    row: int
+    cards: tuple[int, ...]
+    score: Score
+    candidates: int

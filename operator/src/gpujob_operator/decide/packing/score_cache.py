@@ -1,0 +1,82 @@
+"""Scores of every node for each kind of request, renewed row by row as the arrays change."""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from gpujob_operator.decide.packing.arrays import Fleet, Floats, Integers
+from gpujob_operator.decide.packing.demand import Mix
+from gpujob_operator.decide.packing.fragmentation import (
+    STRANDED_WEIGHT,
+    USABLE_WEIGHT,
+    Parts,
+    Valuation,
+)
+from gpujob_operator.decide.packing.request import Request
+
+# Different requests whose scores are kept at a time.
+REQUESTS_MAX = 512
+
+
+@dataclass(slots=True)
+class Scores:
+    """Per row: the cost without scarcity and its parts, and the card of one shared card."""
+
+    cost: Floats
+    worth: Floats
+    usable: Floats
+    stranded: Floats
+    card: Integers
+    seen: int = 0
+
+    @classmethod
+    def none_fits(cls, rows: int) -> "Scores":
+        parts = (np.full(rows, np.inf) for _ in range(4))
+        return cls(*parts, card=np.full(rows, -1, dtype=np.int64))
+
+    def reordered(self, order: Integers) -> "Scores":
+        return replace(
+            self,
+            cost=self.cost[order],
+            worth=self.worth[order],
+            usable=self.usable[order],
+            stranded=self.stranded[order],
+            card=self.card[order],
+        )
+
+    def put(self, rows: Integers, parts: Parts, at: Integers | slice) -> None:
+        """Takes over the parts at these places of a longer evaluation."""
+        self.worth[rows] = parts.worth[at]
+        self.usable[rows] = USABLE_WEIGHT * parts.usable[at]
+        self.stranded[rows] = STRANDED_WEIGHT * parts.stranded[at]
+        self.cost[rows] = self.worth[rows] + self.usable[rows] + self.stranded[rows]
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Figures of one fleet, kept between choices. Derived only: dropping it changes no choice."""
+
+    valuation: Valuation | None = None
+    scores: dict[Request, Scores] = field(default_factory=dict[Request, Scores])
+
+    def reordered(self, order: Integers) -> "Ledger":
+        """The figures of the fleet with its rows in this order. A mask names rows, so that what
+        was kept for masks is dropped."""
+        return Ledger(
+            self.valuation.reordered(order) if self.valuation is not None else None,
+            {
+                request: scores.reordered(order)
+                for request, scores in self.scores.items()
+                if request.nodes is None
+            },
+        )
+
+    def of(self, fleet: Fleet, mix: Mix) -> Valuation:
+        if self.valuation is None or self.valuation.tables.mix is not mix:
+            self.valuation = Valuation(fleet, mix)
+            self.scores.clear()
+        kinds = len(self.valuation.tables.kinds)
+        self.valuation.renew(fleet)
+        if kinds != len(self.valuation.tables.kinds):
+            self.scores.clear()
+        return self.valuation

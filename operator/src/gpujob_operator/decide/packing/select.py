@@ -1,0 +1,237 @@
+"""Where a worker goes: the node and cards that cost the jobs still to come the least.
+
+`choose` is a pure function of the fleet, the request and the mix. Figures per node are kept on the
+side (`Ledger`) and renewed only for rows that changed, so that thousands of identical requests
+cost one evaluation and a placement costs what the last one changed.
+
+Order among nodes that can take the request: spot where it is preferred; the lower cost, in whole
+steps of 0.02 of a card (near-ties are ties, on purpose: the first row fills up first); the lower
+price; the lower risk of being taken away; the first row. Among a node's cards: the lower cost, then
+the first.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from gpujob_operator.decide.packing.arrays import Booleans, Fleet, Floats, Integers
+from gpujob_operator.decide.packing.demand import Demand, Mix
+from gpujob_operator.decide.packing.filter import free_cards, host_fits
+from gpujob_operator.decide.packing.fragmentation import Valuation
+from gpujob_operator.decide.packing.gang import place_gang
+from gpujob_operator.decide.packing.request import Choice, Request, Score, SpotPreference
+from gpujob_operator.decide.packing.score_cache import REQUESTS_MAX, Ledger, Scores
+
+STEP_CARDS = 0.02
+
+
+def choose(fleet: Fleet, request: Request, mix: Mix, ledger: Ledger) -> Choice | None:
+    """The best place for one worker; None where there is none.
+
+    `ledger` belongs to this fleet, not to a copy of it.
+    """
+    valuation = ledger.of(fleet, mix)
+    scores = _renewed(fleet, request, valuation, ledger)
+    scarcity = valuation.scarcity()
+    cost = scores.cost
+    if scarcity is not None:
+        cost = cost + scarcity * _cards_on(fleet, request.demand)
+    steps = np.ceil(cost / STEP_CARDS - 1e-9)
+    row = _first_best(fleet, request, steps)
+    if row is None:
+        return None
+    demand = request.demand
+    if demand.cards == 1 and not demand.exclusive:
+        cards: tuple[int, ...] = (int(scores.card[row]),)
+    else:
+        rows = np.array([row])
+        free = free_cards(fleet, rows, request.demand, request.utilization_limit_percent)
+        cards = tuple(_cards_of_worker(fleet, valuation, rows, free, demand)[0].tolist())
+        cards = _linked(fleet, row, free[0], cards, demand)
+    candidates = int(np.isfinite(cost).sum())
+    price = 0.0 if scarcity is None else float(cost[row] - scores.cost[row])
+    return Choice(row, cards, _score(scores, row, price), candidates)
+
+
+def choose_gang(
+    fleet: Fleet,
+    request: Request,
+    workers: int,
+    ledger: Ledger,
+    mix: Mix,
+    levels: Sequence[Integers] = (),
+) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Row and card columns of every worker of a gang, each on cards of its own, close together (see
+    `gang`): as many as fit, all of them where all do.
+
+    `levels` are the domain of each row, the closest level first; -1: in none.
+    """
+    demand = request.demand
+    counts = _workers_by_row(fleet, request)
+    rows = np.flatnonzero(counts > 0)
+    if request.spot is SpotPreference.PREFER and counts[fleet.spot].sum() >= workers:
+        rows = rows[fleet.spot[rows]]
+    # Of equals the cheaper node, then the one taken away less often, then the first row.
+    nodes = {
+        (float(fleet.price[row]), float(fleet.risk[row]), int(row)): int(counts[row])
+        for row in rows
+    }
+    domains = [
+        {node: int(level[node[-1]]) for node in nodes if level[node[-1]] >= 0} for level in levels
+    ]
+    total = min(workers, sum(nodes.values()))
+    parts = place_gang(nodes, total, domains) or ()
+    valuation = ledger.of(fleet, mix)
+    found: list[tuple[int, tuple[int, ...]]] = []
+    for (_, _, row), count in parts:
+        at = np.array([row])
+        free = free_cards(fleet, at, demand, request.utilization_limit_percent)
+        all_cards = replace(demand, cards=demand.cards * count)
+        chosen = _cards_of_worker(fleet, valuation, at, free, all_cards)[0]
+        # Cards that are linked come to one worker.
+        order = np.argsort(fleet.link_group[row, chosen], kind="stable")
+        cards: list[int] = chosen[order].tolist()
+        found += [
+            (row, tuple(cards[first : first + demand.cards]))
+            for first in range(0, len(cards), demand.cards)
+        ]
+    return tuple(found)
+
+
+def _workers_by_row(fleet: Fleet, request: Request) -> Integers:
+    """How many workers each node can take, each on cards of its own."""
+    demand = request.demand
+    rows = np.arange(len(fleet.names))
+    fits = host_fits(fleet, rows, demand, _allowed(fleet, request))
+    free = free_cards(fleet, rows, demand, request.utilization_limit_percent)
+    counts = free.sum(axis=1) // demand.cards
+    if demand.cpu_milli:
+        counts = np.minimum(counts, fleet.cpu_milli_free // demand.cpu_milli)
+    if demand.memory_bytes:
+        counts = np.minimum(counts, fleet.memory_bytes_free // demand.memory_bytes)
+    return np.where(fits, counts, 0)
+
+
+def _score(scores: Scores, row: int, scarcity: float) -> Score:
+    worth, usable = float(scores.worth[row]), float(scores.usable[row])
+    stranded = float(scores.stranded[row])
+    return Score(worth + usable + stranded + scarcity, worth, usable, stranded, scarcity)
+
+
+def _first_best(fleet: Fleet, request: Request, steps: Floats) -> int | None:
+    if not len(steps):
+        return None
+    if request.spot is SpotPreference.PREFER:
+        on_spot = np.where(fleet.spot, steps, np.inf)
+        steps = on_spot if np.isfinite(on_spot).any() else steps
+    best = steps.min()
+    if best == np.inf:
+        return None
+    ties = np.flatnonzero(steps == best)
+    # Stable: of equals the first row.
+    return int(ties[np.lexsort((fleet.risk[ties], fleet.price[ties]))[0]])
+
+
+def _cards_on(fleet: Fleet, demand: Demand) -> Floats:
+    """How much of a card the demand takes, by row, in cards of the largest memory."""
+    totals = np.maximum(fleet.memory_total[:, 0], 1)
+    largest = max((size for _, size in fleet.kinds), default=1)
+    if demand.exclusive:
+        return demand.cards * totals / largest
+    share = np.maximum(demand.card_memory_bytes / totals, demand.utilization_percent / 100)
+    return demand.cards * share * totals / largest
+
+
+def _renewed(fleet: Fleet, request: Request, valuation: Valuation, ledger: Ledger) -> Scores:
+    scores = ledger.scores.get(request)
+    if scores is None:
+        rows = len(fleet.names)
+        scores = Scores.none_fits(rows)
+        while len(ledger.scores) >= REQUESTS_MAX:
+            del ledger.scores[next(iter(ledger.scores))]
+        ledger.scores[request] = scores
+    stale = np.flatnonzero(fleet.changed > scores.seen)
+    scores.seen = fleet.clock
+    if len(stale):
+        scores.cost[stale] = np.inf
+        rows = stale[host_fits(fleet, stale, request.demand, _allowed(fleet, request))]
+        if len(rows):
+            _evaluate(fleet, request, valuation, rows, scores)
+    return scores
+
+
+def _evaluate(
+    fleet: Fleet, request: Request, valuation: Valuation, rows: Integers, scores: Scores
+) -> None:
+    demand = request.demand
+    free = free_cards(fleet, rows, request.demand, request.utilization_limit_percent)
+    enough = free.sum(axis=1) >= demand.cards
+    rows, free = rows[enough], free[enough]
+    if not len(rows):
+        return
+    if demand.cards == 1 and not demand.exclusive:
+        _evaluate_cards(fleet, valuation, rows, free, demand, scores)
+        return
+    cards = _cards_of_worker(fleet, valuation, rows, free, demand)
+    scores.put(rows, valuation.costs(fleet, rows, cards, demand), slice(None))
+
+
+def _evaluate_cards(
+    fleet: Fleet,
+    valuation: Valuation,
+    rows: Integers,
+    free: Booleans,
+    demand: Demand,
+    scores: Scores,
+) -> None:
+    """One shared card: every card of a row is tried that differs from those before it."""
+    state = np.where(free, valuation.state[rows], -1)
+    same_before = np.tril(state[:, :, None] == state[:, None, :], -1).any(axis=2)
+    at, column = np.nonzero(free & ~same_before)
+    parts = valuation.costs(fleet, rows[at], column[:, None], demand)
+    table = np.full(free.shape, np.inf)
+    table[at, column] = parts.total
+    best = np.argmin(table, axis=1)
+    number = np.zeros(free.shape, dtype=np.int64)
+    number[at, column] = np.arange(len(at))
+    scores.card[rows] = best
+    scores.put(rows, parts, number[np.arange(len(rows)), best])
+
+
+def _cards_of_worker(
+    fleet: Fleet, valuation: Valuation, rows: Integers, free: Booleans, demand: Demand
+) -> Integers:
+    """The demand's number of cards on each row: those that lose the least, the first on ties."""
+    if demand.exclusive:
+        order = np.argsort(~free, axis=1, kind="stable")
+    else:
+        loss = np.where(free, valuation.card_costs(fleet, rows, demand), np.inf)
+        order = np.argsort(loss, axis=1, kind="stable")
+    return np.sort(order[:, : demand.cards], axis=1)
+
+
+def _linked(
+    fleet: Fleet, row: int, free: Booleans, cards: tuple[int, ...], demand: Demand
+) -> tuple[int, ...]:
+    """Whole cards of one worker within one link group, the one with the fewest free cards."""
+    groups = fleet.link_group[row]
+    if demand.cards < 2 or not demand.exclusive or len(set(groups[free].tolist())) < 2:
+        return cards
+    found: list[tuple[int, int, tuple[int, ...]]] = []
+    for group in sorted(set(groups[free].tolist())):
+        members = np.flatnonzero(free & (groups == group))
+        if len(members) >= demand.cards:
+            found.append((len(members), group, tuple(members[: demand.cards].tolist())))
+    return min(found)[2] if found else cards
+
+
+def _allowed(fleet: Fleet, request: Request) -> Booleans:
+    allowed = fleet.eligible
+    if request.nodes is not None:
+        allowed = allowed & request.nodes.allowed
+    if request.spot is SpotPreference.REQUIRE:
+        allowed = allowed & fleet.spot
+    elif request.spot is SpotPreference.NEVER:
+        allowed = allowed & ~fleet.spot
+    return allowed

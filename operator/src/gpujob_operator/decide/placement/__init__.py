@@ -1,0 +1,1 @@
+"""Where a job's workers go, and why not elsewhere."""

@@ -1,0 +1,174 @@
+"""Cards for one job, all its workers or none, and for one that fits nowhere the reasons.
+
+On cards of one model the order of preference is that of `select.choose`: the spot policy, then
+what costs the jobs still to come the least, then the cheaper node, then the first name; for gangs
+that of `select.choose_gang`: the spot policy, then close together. Between models see `_best`.
+Stable: the same snapshot always gives the same answer.
+"""
+
+from dataclasses import dataclass, replace
+from math import inf
+
+from gpujob_api.gpujob import Placement, Reservation, ReservationSource, SpotPolicy, WorkerPlacement
+from gpujob_operator.decide.capacity.cluster import Card, Tenant
+from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limit_percent
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.packing.request import Request, SpotPreference
+from gpujob_operator.decide.placement.assumed import Board, Place
+from gpujob_operator.decide.placement.diagnosis import Refusal, no_model, refuse
+from gpujob_operator.decide.placement.node_filter import node_refusal
+from gpujob_operator.decide.placement.requirements import Needs, WorkerRequest, resolve
+from gpujob_operator.decide.placement.step_cost import StepCost, step_cost
+
+_SPOT = {
+    SpotPolicy.PREFER: SpotPreference.PREFER,
+    SpotPolicy.REQUIRE: SpotPreference.REQUIRE,
+    SpotPolicy.NEVER: SpotPreference.NEVER,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Where the job goes and what it holds; `take_on` makes it so for the rest of the cycle."""
+
+    placement: Placement
+    reservation: Reservation
+    request: Request
+    places: tuple[Place, ...]
+    tenant: Tenant
+    # As far as it was compared with that on other models.
+    step_cost: StepCost
+
+    def take_on(self, board: Board) -> None:
+        for place in self.places:
+            board.take(place, self.request, self.tenant)
+
+
+def assign(
+    needs: Needs, board: Board, configuration: Configuration, length_seconds: float = inf
+) -> Assignment | Refusal:
+    """A place for every worker of the job, or with numbers why not. Leaves the board as it was.
+
+    All cards of a gang are of one model, so that its workers run at one speed. `length_seconds` is
+    how long the job will run, as far as known: short ones may use cards that wait for a long one.
+    """
+    filler = board.may_fill(length_seconds)
+    alike = (needs.alike, filler)
+    known = board.refusals.get(alike)
+    if isinstance(known, Refusal):
+        return known
+    fitting: list[Assignment] = []
+    refusals: list[Refusal] = []
+    for model in board.capacity.models(needs.job.spec.gpu.models):
+        found = _assign_on_model(needs, model, board, configuration, filler=filler)
+        if isinstance(found, Refusal):
+            refusals.append(found)
+        else:
+            fitting.append(found)
+    if fitting:
+        return _best(fitting, needs)
+    refusals = refusals or [no_model(needs, board)]
+    refusal = next((one for one in refusals if one.possible), refusals[0])
+    board.refusals[alike] = refusal
+    return refusal
+
+
+def _best(fitting: list[Assignment], needs: Needs) -> Assignment:
+    """Between card models: spot as wished, then the less money and the less energy for a step, each
+    only where it is known on all of them, then less memory held, then the model's name."""
+    prefer = needs.job.spec.spot.policy is SpotPolicy.PREFER
+    priced = all(one.step_cost.dollars is not None for one in fitting)
+    metered = all(one.step_cost.joules is not None for one in fitting)
+
+    def compared(one: Assignment) -> StepCost:
+        cost = one.step_cost
+        return StepCost(cost.dollars if priced else None, cost.joules if metered else None)
+
+    def key(one: Assignment) -> tuple[object, ...]:
+        wrong, cost = prefer and not one.placement.spot, compared(one)
+        held = one.reservation.memory_bytes
+        return wrong, cost.dollars or 0.0, cost.joules or 0.0, held, one.placement.gpu_model
+
+    best = min(fitting, key=key)
+    return replace(best, step_cost=compared(best))
+
+
+def _assign_on_model(
+    needs: Needs, model: str, board: Board, configuration: Configuration, *, filler: bool
+) -> Assignment | Refusal:
+    asked = resolve(needs, model, board.capacity, configuration)
+    request = _request(asked, board)
+    places = _places(needs, request, board, configuration, filler=filler)
+    complete = len(places) == needs.job.spec.workers
+    if not complete and not places:
+        return refuse(asked, board, board.capacity, 0)
+    held = asked.wanted or min(
+        (_whole(needs, place.cards) for place in places), key=lambda whole: whole.memory_bytes
+    )
+    if not complete:
+        rest = board.after(places, request, _tenant(needs, held))
+        return refuse(asked, board, rest, len(places))
+    placement = Placement(
+        workers=tuple(
+            WorkerPlacement(rank, place.node, tuple(card.uuid for card in place.cards))
+            for rank, place in enumerate(places)
+        ),
+        spot=all(board.capacity.nodes[place.node].node.spot for place in places),
+        gpu_model=model,
+    )
+    return Assignment(
+        placement=placement,
+        reservation=held,
+        request=request,
+        places=tuple(places),
+        tenant=_tenant(needs, held),
+        step_cost=step_cost(needs.profile, placement, board.capacity.nodes),
+    )
+
+
+def _places(
+    needs: Needs, request: Request, board: Board, configuration: Configuration, *, filler: bool
+) -> list[Place]:
+    """One for each worker that finds one. Workers of a gang never share a card: collective
+    communication between processes on one card is refused by NCCL."""
+    workers = needs.job.spec.workers
+    if workers > 1:
+        labels = configuration.topology_labels
+        return board.choose_gang(
+            request, workers, labels, undisturbed=needs.exclusive, filler=filler
+        )
+    place = board.choose(request, undisturbed=needs.exclusive, filler=filler)
+    return [place] if place is not None else []
+
+
+def _request(asked: WorkerRequest, board: Board) -> Request:
+    needs = asked.needs
+    mask = board.mask(needs.node_wishes, lambda node: not node_refusal(needs, node))
+    return Request(
+        demand=asked.demand,
+        nodes=mask,
+        spot=_SPOT[needs.job.spec.spot.policy],
+        utilization_limit_percent=summed_utilization_limit_percent(
+            asked.max_slowdown_percent, board.capacity.law(asked.model)
+        ),
+    )
+
+
+def _tenant(needs: Needs, held: Reservation) -> Tenant:
+    return Tenant(
+        job_uid=needs.job.metadata.uid,
+        memory_bytes=held.memory_bytes,
+        utilization_percent=held.utilization_percent,
+        whole_card=held.source is ReservationSource.WHOLE_CARD,
+        max_slowdown_percent=needs.job.spec.sharing.max_slowdown_percent,
+    )
+
+
+def _whole(needs: Needs, cards: tuple[Card, ...]) -> Reservation:
+    """Whole cards of one model can differ by what the driver keeps: a job holds the least."""
+    return Reservation(
+        memory_bytes=min(card.free_bytes for card in cards),
+        utilization_percent=100.0,
+        source=ReservationSource.WHOLE_CARD,
+        exclusive=needs.exclusive,
+    )

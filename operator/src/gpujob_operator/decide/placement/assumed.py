@@ -1,0 +1,239 @@
+"""The board of one cycle: the ledger of cards twice, to choose on and to explain from.
+
+`Capacity` says in words what is on each card; the `Fleet` holds the same as arrays, on which
+`select.choose` finds the best place among thousands. Every placement of the cycle is taken on
+both.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from math import inf
+
+import numpy as np
+
+from gpujob_operator.decide.capacity.cluster import Capacity, Card, NodeCapacity, Tenant, disturbed
+from gpujob_operator.decide.model.snapshot import NodeView
+from gpujob_operator.decide.packing import select
+from gpujob_operator.decide.packing.arrays import Integers
+from gpujob_operator.decide.packing.demand import Mix
+from gpujob_operator.decide.packing.request import NodeMask, Request
+from gpujob_operator.decide.placement.finding import NO_CARDS
+from gpujob_operator.decide.placement.memo import Forgetful, Memo
+from gpujob_operator.decide.placement.node_views import NodeViews, Side, in_order
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A node and its cards for one worker."""
+
+    node: str
+    cards: tuple[Card, ...]
+
+
+@dataclass(slots=True)
+class Board:
+    # Its nodes are the board's own, and change as places are taken.
+    capacity: Capacity
+    mix: Mix
+    claimed: frozenset[str] = frozenset()
+    # When the first of the claims is expected to be taken up; whoever is gone by then may use them.
+    claimed_from_seconds: float = inf
+    # The claimed cards by node; never changed, but replaced.
+    claimed_on: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
+    # What kinds of jobs fitted nowhere. A board only fills up, so that it holds for the cycle.
+    refusals: dict[Hashable, object] = field(default_factory=dict[Hashable, object])
+    _rows: dict[str, int] = field(default_factory=dict[str, int])
+    # By card; made when first asked for.
+    _cards_rows: dict[str, int] = field(default_factory=dict[str, int])
+    _views: NodeViews = field(default_factory=lambda: NodeViews.of([]))
+    # For jobs that share with nobody: the same without cards on which strangers are.
+    _clean: Side | None = None
+    # For jobs that are gone before any claim is taken up: the same with claimed cards open.
+    _filler: Side | None = None
+    memo: Memo = field(default_factory=Forgetful)
+    _nodes: dict[str, NodeCapacity] = field(default_factory=dict[str, NodeCapacity])
+
+    @classmethod
+    def of(
+        cls,
+        capacity: Capacity,
+        mix: Mix | None = None,
+        views: NodeViews | None = None,
+        memo: Memo | None = None,
+    ) -> "Board":
+        """`views` are true to the nodes of `capacity`, and `memo` holds for them; both are made
+        here where none are kept."""
+        views = views if views is not None else NodeViews.of(in_order(capacity))
+        rows = {name: row for row, name in enumerate(views.main.fleet.names)}
+        nodes = dict(capacity.nodes)
+        return cls(
+            replace(capacity, nodes=nodes),
+            mix or Mix(),
+            _rows=rows,
+            _views=views,
+            memo=memo if memo is not None else Forgetful(),
+            _nodes=nodes,
+        )
+
+    def choose(
+        self, request: Request, *, undisturbed: bool = False, filler: bool = False
+    ) -> Place | None:
+        """The best place for one worker; `undisturbed` avoids cards that strangers use, `filler`
+        may use claimed ones."""
+        side = self._side(undisturbed=undisturbed, filler=filler)
+        choice = select.choose(side.fleet, request, self.mix, side.ledger)
+        if choice is None:
+            return None
+        return self._place(side, choice.row, choice.cards)
+
+    def _side(self, *, undisturbed: bool, filler: bool) -> Side:
+        side = self._filler if filler and self._filler is not None else self._views.main
+        return self._without_strangers() if undisturbed else side
+
+    def _place(self, side: Side, row: int, columns: Iterable[int]) -> Place:
+        node = self.capacity.nodes[side.fleet.names[row]]
+        uuids = {side.fleet.uuids[row][column] for column in columns}
+        return Place(node.node.name, tuple(card for card in node.cards if card.uuid in uuids))
+
+    def choose_gang(
+        self,
+        request: Request,
+        workers: int,
+        topology_labels: Sequence[str],
+        *,
+        undisturbed: bool = False,
+        filler: bool = False,
+    ) -> list[Place]:
+        """Places close together, each on cards of its own, for as many workers as fit."""
+        side = self._side(undisturbed=undisturbed, filler=filler)
+        levels = self._levels(tuple(topology_labels))
+        found = select.choose_gang(side.fleet, request, workers, side.ledger, self.mix, levels)
+        return [self._place(side, row, columns) for row, columns in found]
+
+    def _levels(self, labels: tuple[str, ...]) -> list[Integers]:
+        """By row the domain of its node, the closest level first. A node without one of the labels
+        is in no domain of that level and of those within it."""
+
+        def find() -> list[Integers]:
+            nodes = [self.capacity.nodes[name].node for name in self._rows]
+            return [
+                _domains([[node.labels.get(label) for label in labels[:depth]] for node in nodes])
+                for depth in range(len(labels), 0, -1)
+            ]
+
+        return self.memo.once(("levels", self._views.order, labels), find)
+
+    def take(self, place: Place, request: Request, tenant: Tenant) -> None:
+        """Gives a worker its place for the rest of the cycle."""
+        row = self._rows[place.node]
+        columns = self._columns(place.node, {card.uuid for card in place.cards})
+        amount = replace(
+            request.take,
+            card_memory_bytes=tenant.memory_bytes,
+            whole_card=tenant.whole_card,
+            utilization_limit_percent=request.utilization_limit_percent,
+        )
+        for side in self._sides():
+            side.fleet.place(row, columns, amount)
+        self._nodes[place.node] = _with_tenant(self._nodes[place.node], place, request, tenant)
+
+    def after(self, places: Iterable[Place], request: Request, tenant: Tenant) -> Capacity:
+        """What there would be with these places taken; the board stays as it is."""
+        nodes = dict(self._nodes)
+        for place in places:
+            nodes[place.node] = _with_tenant(nodes[place.node], place, request, tenant)
+        return replace(self.capacity, nodes=nodes)
+
+    def claim(self, uuids: Iterable[str], start_seconds: float = 0.0) -> None:
+        """Keeps cards for a job that has waited and could start there in `start_seconds`: nothing
+        later is placed there this cycle, except what is gone by then."""
+        new = frozenset(uuids) - self.claimed
+        if not new:
+            return
+        if self._filler is None:
+            self._filler, _ = self._views.filler.follow(self._views.main)
+        self.claimed |= new
+        self.claimed_from_seconds = min(self.claimed_from_seconds, start_seconds)
+        # What was refused before knew nothing of the claim, and stays refused.
+        on: dict[str, set[str]] = {}
+        for uuid in new:
+            row = self._row_of_card.get(uuid)
+            if row is not None:
+                on.setdefault(self._views.main.fleet.names[row], set()).add(uuid)
+        before = self.claimed_on
+        after = {name: before.get(name, NO_CARDS) | here for name, here in on.items()}
+        self.claimed_on = {**before, **after}
+        for name, here in on.items():
+            for side in (self._views.main, self._clean):
+                if side is not None:
+                    side.fleet.close(self._rows[name], self._columns(name, here))
+
+    def may_fill(self, length_seconds: float) -> bool:
+        """Whether a job of this length is gone before the first claim is taken up."""
+        return bool(self.claimed) and length_seconds <= self.claimed_from_seconds
+
+    def refuses_fillers(self, alike: Hashable) -> bool:
+        """Whether jobs of a kind fit nowhere even where cards wait for others."""
+        return (alike, True) in self.refusals
+
+    def mask(self, key: Hashable, allows: Callable[[NodeView], bool]) -> NodeMask | None:
+        """The nodes that are allowed; None: all. `key` stands for `allows`, which looks at labels,
+        taints and spot alone; the same key gives the same object: choices are kept by it."""
+
+        def find() -> NodeMask | None:
+            nodes = self.capacity.nodes
+            allowed = np.array([allows(nodes[name].node) for name in self._rows], dtype=np.bool_)
+            return None if allowed.all() else NodeMask(allowed)
+
+        return self.memo.once(("mask", self._views.order, key), find)
+
+    def _sides(self) -> tuple[Side, ...]:
+        return tuple(s for s in (self._views.main, self._clean, self._filler) if s is not None)
+
+    def _without_strangers(self) -> Side:
+        if self._clean is None:
+            self._clean, rows = self._views.clean.follow(self._views.main)
+            for row in rows:
+                node = self.capacity.nodes[self._views.main.fleet.names[row]]
+                used = {card.uuid for card in node.cards if disturbed(card)}
+                if used:
+                    self._clean.fleet.close(row, self._columns(node.node.name, used))
+            self._views.clean.settle()
+        return self._clean
+
+    @property
+    def _row_of_card(self) -> Mapping[str, int]:
+        if not self._cards_rows:
+            uuids = enumerate(self._views.main.fleet.uuids)
+            self._cards_rows = {uuid: row for row, here in uuids for uuid in here}
+        return self._cards_rows
+
+    def _columns(self, node: str, uuids: Set[str]) -> list[int]:
+        row = self._views.main.fleet.uuids[self._rows[node]]
+        return [column for column, uuid in enumerate(row) if uuid in uuids]
+
+
+def _domains(values: list[list[str | None]]) -> Integers:
+    """A number for each combination of values, in their order; -1 where one is missing."""
+    known = sorted({tuple(str(v) for v in one) for one in values if None not in one})
+    numbers = {one: number for number, one in enumerate(known)}
+    return np.array(
+        [-1 if None in one else numbers[tuple(str(v) for v in one)] for one in values],
+        dtype=np.int64,
+    )
+
+
+def _with_tenant(
+    node: NodeCapacity, place: Place, request: Request, tenant: Tenant
+) -> NodeCapacity:
+    taken = {card.uuid for card in place.cards}
+    cards = tuple(
+        replace(card, tenants=(*card.tenants, tenant)) if card.uuid in taken else card
+        for card in node.cards
+    )
+    return replace(
+        node,
+        cards=cards,
+        cpu_milli_free=node.cpu_milli_free - request.demand.cpu_milli,
+        memory_bytes_free=node.memory_bytes_free - request.demand.memory_bytes,
+    )

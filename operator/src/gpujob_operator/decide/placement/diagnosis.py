@@ -1,0 +1,193 @@
+"""Why a job fits nowhere now, with numbers: the cards counted by what keeps it off them.
+
+What is found on a node holds as long as the node is the same object, and is kept for the next
+cycle: thousands of waiting jobs are told again and again.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from gpujob_api.quantities import format_memory
+from gpujob_operator.decide.capacity.cluster import Capacity, Card, NodeCapacity
+from gpujob_operator.decide.placement.assumed import Board
+from gpujob_operator.decide.placement.finding import FARTHEST, NO_CARDS, NOTHING, Finding, Findings
+from gpujob_operator.decide.placement.gpu_filter import STRANGERS, as_said, why_not
+from gpujob_operator.decide.placement.memo import Memo
+from gpujob_operator.decide.placement.node_filter import node_refusal
+from gpujob_operator.decide.placement.requirements import Needs, WorkerRequest
+
+# A card that would do, on a node that has too few of them.
+_FREE = Finding("free, but too few on one node")
+# With the figure in thousandths of a processor, and in bytes.
+_CPU_SHORT = "on nodes {} milli-CPU short"
+_MEMORY_SHORT = "on nodes {} host memory short"
+
+
+@dataclass(slots=True)
+class Refusal:
+    """`possible` is False when the job never fits on these cards. The message is found when it is
+    asked for: most are not."""
+
+    possible: bool
+    describe: Callable[[], str]
+    _message: str | None = None
+
+    @property
+    def message(self) -> str:
+        if self._message is None:
+            self._message = self.describe()
+        return self._message
+
+
+def refuse(
+    request: WorkerRequest,
+    board: Board,
+    capacity: Capacity,
+    placed: int,
+) -> Refusal:
+    """The refusal on cards of one model; `placed` workers of the gang found a place, which is taken
+    in `capacity`."""
+    # As it was when the job was refused: its own claim is not in its way.
+    claimed_on = board.claimed_on
+    return Refusal(
+        _possible(request, board),
+        lambda: _explain(request, capacity, claimed_on, board.memo, placed),
+    )
+
+
+def no_model(needs: Needs, board: Board) -> Refusal:
+    """There is no card of a model that the job accepts."""
+    present = sorted(board.capacity.largest)
+    wanted = ", ".join(needs.job.spec.gpu.models) or "any"
+    have = ", ".join(present) or "none: no node with an agent has joined"
+    message = f"no card of model {wanted}; models in the cluster: {have}"
+    return Refusal(False, lambda: message)
+
+
+def _possible(request: WorkerRequest, board: Board) -> bool:
+    """Whether the workers would fit were all cards well and none of our jobs there."""
+    needs = request.needs
+
+    def find() -> bool:
+        places = 0
+        for node in board.capacity.nodes.values():
+            misfit = _node_never(needs, node)
+            large = (
+                c.total_bytes - c.driver_bytes >= request.least_bytes
+                for c in node.cards
+                if c.model == request.model
+            )
+            places += 0 if misfit else sum(large) // needs.job.spec.gpus_per_worker
+        return places >= needs.job.spec.workers
+
+    return board.memo.once(("possible", needs.alike, request.model), find)
+
+
+def _node_never(needs: Needs, node: NodeCapacity) -> bool:
+    """Whether the job can never be on this node, whatever else is there."""
+    if needs.cpu_milli > node.node.cpu_milli_allocatable:
+        return True
+    if needs.memory_bytes > node.node.memory_bytes_allocatable:
+        return True
+    return bool(node_refusal(needs, node.node))
+
+
+def _explain(
+    request: WorkerRequest,
+    capacity: Capacity,
+    claimed_on: Mapping[str, frozenset[str]],
+    memo: Memo,
+    placed: int,
+) -> str:
+    """Counts the cards by what keeps the job off them, and names the nearest fit."""
+    needs = request.needs
+    counts, nearest = memo.findings(
+        (needs.alike, request.model),
+        capacity.nodes,
+        claimed_on,
+        lambda node, claimed: _look(request, node, claimed),
+    )
+    total = sum(counts.values())
+    asked = needs.job.spec.workers * needs.job.spec.gpus_per_worker
+    what = _what(request)
+    gang = f" (room for {placed} of {needs.job.spec.workers} workers)" if placed else ""
+    message = f"needs {asked} x {what}{gang}; of {total} cards: {_in_words(counts)}"
+    missing_bytes, uuid, name = nearest
+    return message + _nearest_text(missing_bytes, name, capacity.card(name, uuid))
+
+
+def _in_words(counts: Mapping[Finding, int]) -> str:
+    """What keeps most of the cards comes first; findings that differ in the figure are one."""
+    cards: Counter[str] = Counter()
+    figures: dict[str, list[int]] = {}
+    for finding, count in counts.items():
+        cards[finding.text] += count
+        figures.setdefault(finding.text, []).append(finding.figure)
+    return "; ".join(
+        f"{cards[text]} {_with_figures(text, min(figures[text]), max(figures[text]))}"
+        for text in sorted(cards, key=lambda text: (-cards[text], text))
+    )
+
+
+def _with_figures(text: str, low: int, high: int) -> str:
+    show = format_memory if text in (_MEMORY_SHORT, STRANGERS) else str
+    return text.format(show(low) if low == high else f"{show(low)} to {show(high)}")
+
+
+def _nearest_text(missing_bytes: int, node: str, card: Card | None) -> str:
+    if card is None:
+        return ""
+    free, total = format_memory(max(card.free_bytes, 0)), format_memory(card.total_bytes)
+    where = f"{card.uuid} on {node} with {free} free of {total}"
+    return f"; nearest: {where}, {format_memory(missing_bytes)} are missing"
+
+
+def node_lacks(request: WorkerRequest, node: NodeCapacity) -> str:
+    """What keeps one worker off this node, with numbers; "" where it fits."""
+    if all(card.model != request.model for card in node.cards):
+        return f"no card of model {request.model}"
+    found = _look(request, node, NO_CARDS)
+    count = request.needs.job.spec.gpus_per_worker
+    if found.counts.get(_FREE, 0) >= count:
+        return ""
+    lacks = f"of {sum(found.counts.values())} cards: {_in_words(found.counts)}"
+    missing_bytes, uuid, name = found.nearest
+    return lacks + _nearest_text(missing_bytes, name, node.card(uuid))
+
+
+def _look(request: WorkerRequest, node: NodeCapacity, claimed: frozenset[str]) -> Findings:
+    cards = [card for card in node.cards if card.model == request.model]
+    if not cards:
+        return NOTHING
+    on_node = _node_misfit(request.needs, node)
+    if on_node:
+        return Findings({on_node: len(cards)})
+    counts: dict[Finding, int] = {}
+    nearest = FARTHEST
+    for card in cards:
+        finding, missing_bytes = why_not(request, card, claimed) or (_FREE, 0)
+        counts[finding] = counts.get(finding, 0) + 1
+        if 0 < missing_bytes <= nearest[0]:
+            nearest = min(nearest, (missing_bytes, card.uuid, node.node.name))
+    return Findings(counts, nearest)
+
+
+def _node_misfit(needs: Needs, node: NodeCapacity) -> Finding | None:
+    """What keeps the job off all of the node's cards."""
+    refusal = node.closed or node_refusal(needs, node.node)
+    if refusal:
+        return as_said(refusal)
+    if node.cpu_milli_free < needs.cpu_milli:
+        return Finding(_CPU_SHORT, needs.cpu_milli - node.cpu_milli_free)
+    if node.memory_bytes_free < needs.memory_bytes:
+        return Finding(_MEMORY_SHORT, needs.memory_bytes - node.memory_bytes_free)
+    return None
+
+
+def _what(request: WorkerRequest) -> str:
+    wanted, hint_bytes = request.wanted, request.needs.hint_bytes
+    if wanted is not None:
+        return f"{format_memory(wanted.memory_bytes)} at {wanted.utilization_percent:.0f} %"
+    hint = f" of at least {format_memory(hint_bytes)}" if hint_bytes else ""
+    return f"a whole card{hint}"

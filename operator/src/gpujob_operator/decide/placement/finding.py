@@ -1,0 +1,27 @@
+"""What keeps a job off the GPUs of one node, counted, and the nearest fit."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+# Bytes that are missing on a card, its UUID and its node's name; the least is the nearest fit.
+Nearest = tuple[int, str, str]
+# Farther than every card.
+FARTHEST: Nearest = (2**63, "", "")
+NO_CARDS: frozenset[str] = frozenset()
+
+
+class Finding(NamedTuple):
+    """What keeps a job off a card. The figure, if there is one, stands at the {} of the text."""
+
+    text: str
+    figure: int = 0
+
+
+class Findings(NamedTuple):
+    """Of one node: how many cards for each reason, and the nearest fit."""
+
+    counts: Mapping[Finding, int] = {}
+    nearest: Nearest = FARTHEST
+
+
+NOTHING = Findings()

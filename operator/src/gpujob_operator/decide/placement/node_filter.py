@@ -1,0 +1,53 @@
+"""Which nodes a job may use at all: labels, taints and spot."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from gpujob_api.gpujob import SpotPolicy
+from gpujob_operator.decide.capacity.cluster import Capacity, NodeCapacity
+from gpujob_operator.decide.model.snapshot import NodeView, Taint
+from gpujob_operator.decide.placement.requirements import Needs
+
+_NO_NEW_PODS = ("NoSchedule", "NoExecute")
+
+
+def nodes_for(needs: Needs, capacity: Capacity) -> list[NodeCapacity]:
+    """Open nodes that the job may use, by name."""
+    nodes = capacity.nodes.values()
+    return [node for node in nodes if not node.closed and not node_refusal(needs, node.node)]
+
+
+def node_marks(node: NodeView) -> tuple[object, ...]:
+    """What `node_refusal` looks at."""
+    return node.spot, node.taints, node.labels
+
+
+def node_refusal(needs: Needs, node: NodeView) -> str:
+    """Why this node will never do for the job as it is labelled and tainted, or ""."""
+    policy = needs.job.spec.spot.policy
+    if policy is SpotPolicy.REQUIRE and not node.spot:
+        return "not a spot node"
+    if policy is SpotPolicy.NEVER and node.spot:
+        return "a spot node"
+    for key, value in needs.selector.items():
+        if node.labels.get(key) != value:
+            return f"nodeSelector {key}={value} does not match"
+    for taint in node.taints:
+        if not _tolerated(taint, needs.tolerations):
+            return f"taint {taint.key} is not tolerated"
+    return ""
+
+
+def _tolerated(taint: Taint, tolerations: tuple[Mapping[str, Any], ...]) -> bool:
+    if taint.effect not in _NO_NEW_PODS:
+        return True
+    return any(_tolerates(toleration, taint) for toleration in tolerations)
+
+
+def _tolerates(toleration: Mapping[str, Any], taint: Taint) -> bool:
+    effect = toleration.get("effect") or taint.effect
+    if effect != taint.effect:
+        return False
+    if toleration.get("operator") == "Exists":
+        return toleration.get("key") in (None, "", taint.key)
+    return toleration.get("key") == taint.key and (toleration.get("value") or "") == taint.value

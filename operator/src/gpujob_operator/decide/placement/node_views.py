@@ -1,0 +1,112 @@
+"""The packed nodes, and views of them that differ in some GPUs and follow the main one: only rows
+are copied that changed on either."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gpujob_operator.decide.capacity.cluster import Capacity, Card, NodeCapacity
+from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limit_percent
+from gpujob_operator.decide.packing.arrays import CardState, Fleet, NodeState
+from gpujob_operator.decide.packing.score_cache import Ledger
+
+
+@dataclass(slots=True)
+class Side:
+    """One fleet with the figures kept for it."""
+
+    fleet: Fleet
+    ledger: Ledger = field(default_factory=Ledger)
+
+
+@dataclass(slots=True)
+class Follower:
+    """Another side, the same as the main one but for what is changed on it."""
+
+    _side: Side | None = None
+    # What it follows; the clocks of both when they were last as they should be.
+    _main: Fleet | None = None
+    _main_clock: int = 0
+    _clock: int = 0
+
+    def follow(self, main: Side) -> tuple[Side, list[int]]:
+        """Makes it the same as the main one; also which rows were not. `settle` tells that what was
+        changed on them since is to stay."""
+        fleet = main.fleet
+        if self._side is None or self._main is not fleet:
+            self._side = Side(fleet.copy())
+            rows = np.arange(len(fleet.names))
+        else:
+            own = self._side.fleet
+            rows = np.flatnonzero((fleet.changed > self._main_clock) | (own.changed > self._clock))
+            own.copy_rows(fleet, rows)
+        self._main, self._main_clock = fleet, fleet.clock
+        self.settle()
+        return self._side, rows.tolist()
+
+    def settle(self) -> None:
+        assert self._side is not None, "called after `follow`"
+        self._clock = self._side.fleet.clock
+
+
+@dataclass(slots=True)
+class NodeViews:
+    """The packed nodes: as they are, without GPUs of external use, and with nominated GPUs open."""
+
+    main: Side
+    clean: Follower = field(default_factory=Follower)
+    filler: Follower = field(default_factory=Follower)
+    # Another number whenever a row may be another node.
+    order: int = 0
+
+    @classmethod
+    def of(cls, ordered: list[NodeCapacity]) -> "NodeViews":
+        return cls(Side(Fleet.of([node_state(node, card_state) for node in ordered])))
+
+
+def in_order(capacity: Capacity) -> list[NodeCapacity]:
+    """The nodes as rows. Of equals the first wins: what is in use before what is idle and could be
+    left so, small nodes before large ones, which larger jobs may need."""
+    return sorted(capacity.nodes.values(), key=_node_order)
+
+
+def _node_order(node: NodeCapacity) -> tuple[bool, int, str]:
+    return not any(card.tenants for card in node.cards), len(node.cards), node.node.name
+
+
+def node_state(node: NodeCapacity, state_of: Callable[[Card], CardState]) -> NodeState:
+    """A row; `state_of` is `card_state`, or gives the same."""
+    return NodeState(
+        name=node.node.name,
+        cpu_milli_free=node.cpu_milli_free,
+        memory_bytes_free=node.memory_bytes_free,
+        cards=tuple(state_of(card) for card in sorted(node.cards, key=_card_order)),
+        spot=node.node.spot,
+        price_per_gpu_hour=node.price_with_losses,
+        eligible=not node.closed,
+        interruptions_per_hour=node.interruptions_per_hour,
+    )
+
+
+def _card_order(card: Card) -> tuple[bool, int]:
+    """Cards in use first, the fullest first; the idle ones stay as they were (sorted is stable)."""
+    return not card.tenants, card.free_bytes if card.tenants else 0
+
+
+def card_state(card: Card) -> CardState:
+    limits = [
+        summed_utilization_limit_percent(t.max_slowdown_percent, card.law) for t in card.tenants
+    ]
+    return CardState(
+        uuid=card.uuid,
+        model=card.model,
+        memory_total_bytes=max(card.total_bytes - card.driver_bytes, 0),
+        memory_free_bytes=card.free_bytes,
+        utilization_used_percent=card.utilization_percent,
+        utilization_limit_percent=min(limits, default=100.0),
+        idle=not card.tenants,
+        taken=card.taken,
+        usable=not card.blocked,
+        link_group=card.link_group,
+    )

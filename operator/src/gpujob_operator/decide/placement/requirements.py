@@ -1,0 +1,200 @@
+"""What a pending job needs of nodes and cards, in one place for placing and for explaining."""
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from gpujob_api.gpujob import GPUJob, Reservation, ReservationSource, SharingMode
+from gpujob_api.gpuprofile import GPUProfile, ProfileEntry
+from gpujob_api.quantities import MIB
+from gpujob_operator.decide.capacity.cluster import Capacity
+from gpujob_operator.decide.measurement.reservation import (
+    is_settled,
+    profile_entry,
+    wanted_reservation,
+)
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.pod_template import (
+    HostRequests,
+    host_requests,
+    pod_spec,
+    tolerations,
+)
+from gpujob_operator.decide.packing.demand import Demand
+from gpujob_operator.decide.placement.step_cost import step_of
+
+# What a job of which nothing is known must find free: a card that strangers have filled is none.
+UNKNOWN_BYTES = 256 * MIB
+
+
+# Without slots: jobs that hold cards are never asked who is alike, which is found when asked.
+@dataclass(frozen=True)
+class Needs:
+    """Needs of each worker of a job. `hint_bytes` is 0 without a hint."""
+
+    job: GPUJob
+    profile: GPUProfile | None
+    cpu_milli: int
+    memory_bytes: int
+    hint_bytes: int
+    exclusive: bool
+    # Whether its own measurement says what it needs.
+    settled: bool
+    selector: Mapping[str, str]
+    tolerations: tuple[Mapping[str, Any], ...]
+
+    @cached_property
+    def alike(self) -> Hashable:
+        """The same for jobs that fit or do not fit together: thousands of them cost one answer."""
+        job = self.job
+        measured = job.status.measurement
+        return (
+            (self.cpu_milli, self.memory_bytes, self.hint_bytes, self.exclusive),
+            self.node_wishes,
+            (job.spec.workers, job.spec.gpus_per_worker, job.spec.gpu.models),
+            job.spec.sharing,
+            _known(self.profile.status.entries) if self.profile is not None else None,
+            (measured.memory_bytes, measured.utilization_percent, self.settled)
+            if measured
+            else None,
+            (job.status.counters.out_of_memory, job.status.utilization_floor_percent),
+        )
+
+    @cached_property
+    def node_wishes(self) -> Hashable:
+        """What `node_refusal` looks at."""
+        selector = tuple(sorted(self.selector.items()))
+        return selector, str(self.tolerations), self.job.spec.spot.policy
+
+    def reservation(
+        self, gpu_model: str, largest_bytes: int, configuration: Configuration
+    ) -> Reservation | None:
+        """What to hold on a card of this model; None is the whole card.
+
+        A job that fits on the largest card, and only its margin does not, gets the whole card.
+        """
+        entry = profile_entry(self.profile, gpu_model)
+        wanted = wanted_reservation(self.job, entry, configuration)
+        floor = self.job.status.utilization_floor_percent
+        if wanted is not None and wanted.utilization_percent < floor:
+            wanted = replace(wanted, utilization_percent=floor)
+        if wanted is None or wanted.source is ReservationSource.HINT:
+            return wanted
+        known = self.known_bytes(gpu_model)
+        return None if known <= largest_bytes < wanted.memory_bytes else wanted
+
+    def known_bytes(self, gpu_model: str) -> int:
+        """The least that a card must have for what is known of the job; 0 when nothing is."""
+        known = self.job.status.measurement or profile_entry(self.profile, gpu_model)
+        return max(self.hint_bytes, known.memory_bytes if known is not None else 0)
+
+    def least_bytes(self, gpu_model: str, wanted: Reservation | None) -> int:
+        """What a card must offer for this reservation, in bytes."""
+        if wanted is not None:
+            return max(wanted.memory_bytes, 1)
+        return self.known_bytes(gpu_model) or UNKNOWN_BYTES
+
+    def demand(self, gpu_model: str, wanted: Reservation | None) -> Demand:
+        """What one worker asks of placement. A whole card counts as fully used."""
+        return Demand(
+            cpu_milli=self.cpu_milli,
+            memory_bytes=self.memory_bytes,
+            cards=self.job.spec.gpus_per_worker,
+            card_memory_bytes=self.least_bytes(gpu_model, wanted),
+            utilization_percent=100.0 if wanted is None else wanted.utilization_percent,
+            exclusive=wanted is None,
+            models=frozenset({gpu_model}),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRequest:
+    """What one worker of a job asks of the GPUs of one model. Make it with `resolve`."""
+
+    needs: Needs
+    model: str
+    # What it holds there; None: a whole GPU.
+    wanted: Reservation | None
+    # What a GPU must offer.
+    least_bytes: int
+
+    @property
+    def demand(self) -> Demand:
+        return self.needs.demand(self.model, self.wanted)
+
+    @property
+    def exclusive(self) -> bool:
+        return self.needs.exclusive
+
+    @property
+    def max_slowdown_percent(self) -> int:
+        return self.needs.job.spec.sharing.max_slowdown_percent
+
+
+def resolve(
+    needs: Needs, model: str, capacity: Capacity, configuration: Configuration
+) -> WorkerRequest:
+    wanted = needs.reservation(model, capacity.largest_bytes(model), configuration)
+    return WorkerRequest(needs, model, wanted, needs.least_bytes(model, wanted))
+
+
+# Without slots: the running jobs are found when they are first asked for.
+@dataclass(frozen=True)
+class CycleView:
+    """What the pass over pending jobs sees of all jobs, besides their GPUs."""
+
+    # What a job needs, by its UID.
+    needs_of: Callable[[str], Needs]
+    # Jobs that hold GPUs, by UID, as they are after this cycle's step.
+    find_running: Callable[[], Mapping[str, GPUJob]]
+    # The lowest priority of jobs that hold GPUs, and whether any makes room for others already.
+    lowest_priority: int
+    room_is_made: bool
+
+    @cached_property
+    def running(self) -> Mapping[str, GPUJob]:
+        return self.find_running()
+
+
+def _known(entries: tuple[ProfileEntry, ...]) -> Hashable:
+    """What placement reads of a profile."""
+    return tuple((e.gpu_model, e.memory_bytes, e.utilization_percent, *step_of(e)) for e in entries)
+
+
+def needs_of(
+    job: GPUJob,
+    profile: GPUProfile | None,
+    configuration: Configuration | None = None,
+    requests: HostRequests | None = None,
+) -> Needs:
+    """What the job needs; without a configuration by the default one. `requests` are its worker's,
+    where they were read before."""
+    cpu, memory = requests or host_requests(job)
+    hint = job.spec.gpu.memory
+    measured = job.status.measurement
+    settled = measured is not None and is_settled(measured, configuration or Configuration())
+    return Needs(
+        job=job,
+        profile=profile,
+        cpu_milli=cpu,
+        memory_bytes=memory,
+        hint_bytes=hint.bytes if hint is not None else 0,
+        exclusive=job.spec.sharing.mode is SharingMode.EXCLUSIVE,
+        settled=settled,
+        selector=pod_spec(job).get("nodeSelector") or {},
+        tolerations=tolerations(job),
+    )
+
+
+def demand_of(needs: Needs, capacity: Capacity, configuration: Configuration) -> Demand:
+    """What one worker of the job asks for: waiting by what it needs, placed by what it holds."""
+    wanted_models = needs.job.spec.gpu.models
+    placement, held = needs.job.status.placement, needs.job.status.reservation
+    if placement is not None and held is not None:
+        whole = held.source is ReservationSource.WHOLE_CARD
+        demand = needs.demand(placement.gpu_model, None if whole else held)
+    else:
+        model = next(iter(capacity.models(wanted_models)), "")
+        demand = resolve(needs, model, capacity, configuration).demand
+    return replace(demand, models=frozenset(wanted_models))

@@ -1,0 +1,56 @@
+"""What a step of a workload costs on the cards of one model: money and energy, as far as measured.
+
+    dollars of a step = price of all its cards per hour x seconds of a step / 3600
+
+Seconds and joules are those of earlier runs of the workload with cards to themselves (its profile),
+joules those of one card, times the number of cards.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpujob_api.gpujob import Placement
+from gpujob_api.gpuprofile import GPUProfile, ProfileEntry
+from gpujob_operator.decide.capacity.cluster import NodeCapacity
+from gpujob_operator.decide.measurement.reservation import profile_entry
+
+_SECONDS_PER_HOUR = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """None: not known, for want of a price or of a run on this model."""
+
+    dollars: float | None = None
+    joules: float | None = None
+
+
+def step_cost(
+    profile: GPUProfile | None, placement: Placement, nodes: Mapping[str, NodeCapacity]
+) -> StepCost:
+    """Of the workload of this profile on these cards, to two digits: less is noise. A shared card
+    counts whole."""
+    entry = profile_entry(profile, placement.gpu_model)
+    if entry is None:
+        return StepCost()
+    known = [(nodes.get(worker.node), len(worker.gpus)) for worker in placement.workers]
+    prices = [(None if node is None else node.price_with_losses, cards) for node, cards in known]
+    seconds, joules = step_of(entry)
+    dollars = None
+    if seconds is not None and all(price is not None for price, _ in prices):
+        per_hour = sum((price or 0.0) * cards for price, cards in prices)
+        dollars = per_hour * seconds / _SECONDS_PER_HOUR
+    cards = sum(cards for _, cards in known)
+    return StepCost(_rounded(dollars), _rounded(None if joules is None else joules * cards))
+
+
+def step_of(entry: ProfileEntry) -> tuple[float | None, float | None]:
+    """Seconds and joules of one card: alone where it was seen alone, else seconds as measured."""
+    seconds = entry.alone_step_seconds
+    if seconds is None and entry.current is not None:
+        seconds = entry.current.step_seconds
+    return seconds, entry.alone_joules_per_step
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.2g}")

@@ -1,0 +1,1 @@
+"""Whom to interrupt for another job, and what that costs."""

@@ -1,0 +1,91 @@
+"""Moving a job off a GPU where it is slowed too much, or slows another one."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
+from gpujob_operator.decide.capacity.cluster import Card
+from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limit_percent
+from gpujob_operator.decide.model import conditions
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.grace import stop_seconds
+from gpujob_operator.decide.model.stop_reasons import SLOWED
+from gpujob_operator.decide.placement.assign import Assignment, assign
+from gpujob_operator.decide.placement.assumed import Board
+from gpujob_operator.decide.placement.requirements import CycleView
+from gpujob_operator.decide.preemption.cost import interruption_gpu_seconds
+from gpujob_operator.decide.preemption.victims import interruptible
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A job that leaves its card for its neighbour's sake, or its own, and what it counts with
+    from then on."""
+
+    job: GPUJob
+    stop: StopReason
+    utilization_floor_percent: float
+
+
+def find_move(
+    slowed: Iterable[GPUJob],
+    view: CycleView,
+    board: Board,
+    configuration: Configuration,
+    now: datetime,
+) -> Move | None:
+    """Of the first card on which a job has been slowed for long enough, the tenant that loses the
+    least and fits elsewhere now."""
+    for job in slowed:
+        found = conditions.find(job.status, conditions.SLOWED)
+        if found is None:
+            continue
+        since_seconds = (now - found.last_transition_time).total_seconds()
+        if since_seconds < configuration.slowed_seconds:
+            continue
+        for card in board.capacity.cards_of(job.status):
+            move = _off_card(job, card, view, board, configuration, now)
+            if move is not None:
+                return move
+    return None
+
+
+def _off_card(
+    slowed: GPUJob,
+    card: Card,
+    view: CycleView,
+    board: Board,
+    configuration: Configuration,
+    now: datetime,
+) -> Move | None:
+    tenants = [view.running[t.job_uid] for t in card.tenants if t.job_uid in view.running]
+    candidates = [job for job in tenants if interruptible(job, configuration)]
+    leaving = any(job.status.phase is JobPhase.STOPPING for job in tenants)
+    if leaving or len(tenants) < 2:
+        return None
+    for job in sorted(candidates, key=lambda job: _cost_key(job, configuration, now)):
+        floor = _floor(job, slowed, card)
+        raised = replace(job, status=replace(job.status, utilization_floor_percent=floor))
+        needs = replace(view.needs_of(job.metadata.uid), job=raised)
+        if isinstance(assign(needs, board, configuration), Assignment):
+            grace = timedelta(seconds=stop_seconds(job, configuration))
+            found = conditions.find(slowed.status, conditions.SLOWED)
+            text = found.message if found is not None else ""
+            name = f"{slowed.metadata.namespace}/{slowed.metadata.name}"
+            stop = StopReason(SLOWED, f"moves to another card: of {name} {text}", now + grace)
+            return Move(job, stop, floor)
+    return None
+
+
+def _cost_key(job: GPUJob, configuration: Configuration, now: datetime) -> tuple[float, str]:
+    started = job.status.attempt_started_at or now
+    age = max((now - started).total_seconds(), 0.0)
+    return interruption_gpu_seconds(job, configuration, age), job.metadata.uid
+
+
+def _floor(moved: GPUJob, slowed: GPUJob, card: Card) -> float:
+    """So much that beside the same neighbours the sum is over the slowed job's limit."""
+    others = sum(t.utilization_percent for t in card.tenants if t.job_uid != moved.metadata.uid)
+    limit = summed_utilization_limit_percent(slowed.spec.sharing.max_slowdown_percent, card.law)
+    return min(max(limit - others + 1.0, 1.0), 100.0)

@@ -1,0 +1,246 @@
+"""Making room: which running jobs to interrupt so that a waiting one can start.
+
+Three reasons allow it. `Preempted`: the waiting job has the higher priority. `Reclaimed`: it is
+within its queue's nominal quota and the other's queue borrows. `Moved`: the other has a checkpoint,
+fits elsewhere at once, and the move costs less than half of what it gains (consolidation).
+
+Of all ways the one is taken that loses the least work. It ends: who makes room waits behind those
+who were there already, can never ask the same back, and does so a bounded number of times.
+"""
+
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, replace
+
+from gpujob_api.gpujob import GPUJob, JobPhase
+from gpujob_operator.decide.capacity.cluster import Capacity, Card, NodeCapacity, Tenant
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.pod_template import host_requests
+from gpujob_operator.decide.placement.assign import Assignment, assign
+from gpujob_operator.decide.placement.assumed import Board
+from gpujob_operator.decide.placement.gpu_filter import after_departures, why_not
+from gpujob_operator.decide.placement.node_filter import nodes_for
+from gpujob_operator.decide.placement.requirements import CycleView, Needs, WorkerRequest, resolve
+
+# No more jobs than this are interrupted for one.
+VICTIMS_MAX = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """A running job that may be interrupted, why, and what that loses in card-seconds."""
+
+    job: GPUJob
+    reason: str
+    cost_gpu_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Whom to interrupt. `claim` is the cards on which the waiting job will fit then."""
+
+    victims: tuple[Victim, ...]
+    claim: frozenset[str]
+
+    @property
+    def cost_gpu_seconds(self) -> float:
+        return sum(victim.cost_gpu_seconds for victim in self.victims)
+
+
+def interruptible(job: GPUJob, configuration: Configuration) -> bool:
+    """Whether the job may be interrupted for another's sake once more."""
+    at_work = job.status.phase in (JobPhase.STARTING, JobPhase.RUNNING)
+    return at_work and job.status.counters.preemptions < configuration.preemptions_max
+
+
+def make_room(
+    needs: Needs,
+    board: Board,
+    victims: Mapping[str, Victim],
+    configuration: Configuration,
+) -> Room | None:
+    """The cheapest interruptions found after which the job fits; None when none help.
+
+    Per card the cheapest jobs first until the worker fits; then the cheapest cards of a node, the
+    cheapest nodes. The result is tried on the ledger, and whoever is not needed is spared.
+    """
+    best: Room | None = None
+    for model in board.capacity.models(needs.job.spec.gpu.models):
+        places = _places(needs, model, board, victims, configuration)
+        chosen = sorted(places, key=lambda place: place.key)[: needs.job.spec.workers]
+        if len(chosen) < needs.job.spec.workers:
+            continue
+        found = _verified(needs, chosen, board, victims, configuration)
+        if found is not None and (best is None or found.cost_gpu_seconds < best.cost_gpu_seconds):
+            best = found
+    return best
+
+
+def elsewhere(
+    room: Room,
+    board: Board,
+    view: CycleView,
+    configuration: Configuration,
+) -> bool:
+    """Whether every victim finds another place now, when the cards of `room` are kept free."""
+    trial = Board.of(board.capacity, board.mix)
+    trial.claim(board.claimed | room.claim)
+    for victim in room.victims:
+        found = assign(view.needs_of(victim.job.metadata.uid), trial, configuration)
+        if not isinstance(found, Assignment):
+            return False
+        found.take_on(trial)
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Cards of one node for one worker, and who must go for it."""
+
+    node: str
+    uuids: tuple[str, ...]
+    victims: frozenset[str]
+    cost: float
+
+    @property
+    def key(self) -> tuple[float, int, str, tuple[str, ...]]:
+        return self.cost, len(self.victims), self.node, self.uuids
+
+
+def _places(
+    needs: Needs,
+    model: str,
+    board: Board,
+    victims: Mapping[str, Victim],
+    configuration: Configuration,
+) -> list[_Place]:
+    request = resolve(needs, model, board.capacity, configuration)
+    found: list[_Place] = []
+    for node in nodes_for(needs, board.capacity):
+        cards = sorted(
+            (cost, len(who), card.uuid, who)
+            for card in node.cards
+            if card.model == model
+            and (freed := _freed(request, card, board.claimed, victims)) is not None
+            for cost, who in (freed,)
+        )
+        found += _worker_places(needs, node, [(c, u, w) for c, _, u, w in cards], victims)
+    return found
+
+
+def _worker_places(
+    needs: Needs,
+    node: NodeCapacity,
+    cards: list[tuple[float, str, tuple[str, ...]]],
+    victims: Mapping[str, Victim],
+) -> list[_Place]:
+    """Groups of cards for the workers that the node could take, as far as its host room goes."""
+    count = needs.job.spec.gpus_per_worker
+    cpu_milli, memory_bytes = node.cpu_milli_free, node.memory_bytes_free
+    places: list[_Place] = []
+    gone: set[str] = set()
+    for first in range(0, len(cards) - count + 1, count):
+        group = cards[first : first + count]
+        who = frozenset(uid for _, _, uids in group for uid in uids)
+        for uid in who - gone:
+            cpu, memory = host_requests(victims[uid].job)
+            cpu_milli, memory_bytes = cpu_milli + cpu, memory_bytes + memory
+        gone |= who
+        cpu_milli, memory_bytes = cpu_milli - needs.cpu_milli, memory_bytes - needs.memory_bytes
+        if cpu_milli < 0 or memory_bytes < 0:
+            break
+        cost = sum(victims[uid].cost_gpu_seconds for uid in who)
+        places.append(_Place(node.node.name, tuple(uuid for _, uuid, _ in group), who, cost))
+    return places
+
+
+def _freed(
+    request: WorkerRequest, card: Card, claimed: Set[str], victims: Mapping[str, Victim]
+) -> tuple[float, tuple[str, ...]] | None:
+    """The cheapest tenants without which the worker fits on the card, cheapest alone first."""
+
+    def fits(gone: Iterable[str]) -> bool:
+        return why_not(request, after_departures(card, frozenset(gone)), claimed) is None
+
+    movable = sorted(
+        (victims[tenant.job_uid].cost_gpu_seconds, tenant.job_uid)
+        for tenant in card.tenants
+        if tenant.job_uid in victims
+    )
+    if fits(()):
+        return 0.0, ()
+    for cost, uid in movable:
+        if fits((uid,)):
+            return cost, (uid,)
+    total, gone = 0.0, list[str]()
+    for cost, uid in movable:
+        total, gone = total + cost, [*gone, uid]
+        if fits(gone):
+            return total, tuple(gone)
+    return None
+
+
+def _verified(
+    needs: Needs,
+    places: Iterable[_Place],
+    board: Board,
+    victims: Mapping[str, Victim],
+    configuration: Configuration,
+) -> Room | None:
+    """The places tried as a whole; victims that turn out not to be needed are spared."""
+    chosen = list(places)
+    names = {place.node for place in chosen}
+    uuids = {uuid for place in chosen for uuid in place.uuids}
+    gone = {uid for place in chosen for uid in place.victims}
+    if not gone or len(gone) > VICTIMS_MAX:
+        return None
+    nodes = {name: _only(board.capacity.nodes[name], uuids) for name in sorted(names)}
+    part = replace(board.capacity, nodes=nodes)
+    if not _fits(needs, part, gone, victims, board, configuration):
+        return None
+    by_cost = sorted(gone, key=lambda uid: (-victims[uid].cost_gpu_seconds, uid))
+    for uid in by_cost:
+        if len(gone) > 1 and _fits(needs, part, gone - {uid}, victims, board, configuration):
+            gone.discard(uid)
+    return Room(tuple(victims[uid] for uid in sorted(gone)), frozenset(uuids))
+
+
+def _only(node: NodeCapacity, uuids: Set[str]) -> NodeCapacity:
+    return replace(node, cards=tuple(card for card in node.cards if card.uuid in uuids))
+
+
+def _fits(
+    needs: Needs,
+    part: Capacity,
+    gone: Set[str],
+    victims: Mapping[str, Victim],
+    board: Board,
+    configuration: Configuration,
+) -> bool:
+    trial = Board.of(_without(part, gone, victims), board.mix)
+    return isinstance(assign(needs, trial, configuration), Assignment)
+
+
+def _without(part: Capacity, gone: Set[str], victims: Mapping[str, Victim]) -> Capacity:
+    """The ledger once these jobs have left it."""
+    nodes: dict[str, NodeCapacity] = {}
+    for name, node in part.nodes.items():
+        cpu_milli, memory_bytes = node.cpu_milli_free, node.memory_bytes_free
+        for uid in gone:
+            placement = victims[uid].job.status.placement
+            here = sum(worker.node == name for worker in placement.workers) if placement else 0
+            cpu, memory = host_requests(victims[uid].job)
+            cpu_milli, memory_bytes = cpu_milli + here * cpu, memory_bytes + here * memory
+        cards = tuple(replace(card, tenants=_staying(card.tenants, gone)) for card in node.cards)
+        nodes[name] = replace(
+            node, cards=cards, cpu_milli_free=cpu_milli, memory_bytes_free=memory_bytes
+        )
+    return replace(part, nodes=nodes)
+
+
+def _staying(tenants: tuple[Tenant, ...], gone: Set[str]) -> tuple[Tenant, ...]:
+    return tuple(tenant for tenant in tenants if tenant.job_uid not in gone)
+
+
+def worth_moving(room: Room, gpus: int, saved_seconds: float) -> bool:
+    """Whether a move gains at least twice what it costs: cards times the waiting it saves."""
+    return gpus * saved_seconds >= 2 * room.cost_gpu_seconds

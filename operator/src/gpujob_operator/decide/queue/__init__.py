@@ -1,0 +1,1 @@
+"""Whose turn it is: order, quotas and the heads of the queues."""

@@ -1,0 +1,65 @@
+"""The line of waiting jobs, told one at a time: shares of queues grow while jobs are placed.
+
+Who is next, compared in this order: jobs within their queue's nominal quota before those that
+borrow; then as `order.order_key` says: priority, overdue waiting, the smaller share of the queue's
+parent and of the queue, work left, arrival, UID. Within a queue nobody passes who comes later by
+that key.
+"""
+
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from gpujob_operator.decide.capacity.cluster import FleetSize
+from gpujob_operator.decide.queue.pending import InOrder, Keyed, Pending
+from gpujob_operator.decide.queue.quota import Queues
+
+_Key = tuple[bool, int, bool, float, float, float, float, float, str]
+MemoryOf = Callable[[Pending], int]
+
+
+@dataclass(slots=True)
+class Line:
+    """`memory_of` is what a job would hold of each card, in bytes, as far as known: it decides
+    whether the job's queue would borrow."""
+
+    lines: InOrder
+    queues: Queues
+    fleet: FleetSize
+    memory_of: MemoryOf
+
+    def __iter__(self) -> Iterator[Pending]:
+        if len(self.lines) == 1:
+            # Nobody to take turns with.
+            (line,) = self.lines.values()
+            for _, entry in line:
+                yield entry
+            return
+        following = {name: iter(line) for name, line in self.lines.items()}
+        heads = {name: next(line) for name, line in following.items()}
+        heap = [(self._key(name, heads[name]), name, self.queues.version) for name in heads]
+        heapq.heapify(heap)
+        while heap:
+            _, name, version = heap[0]
+            if version != self.queues.version:
+                # Uses only grow while jobs are placed, and keys with them: what was the least and
+                # still is when asked again is the least of all.
+                key = self._key(name, heads[name])
+                heapq.heapreplace(heap, (key, name, self.queues.version))
+                continue
+            yield heads[name][1]
+            after = next(following[name], None)
+            if after is None:
+                heapq.heappop(heap)
+                continue
+            heads[name] = after
+            heapq.heapreplace(heap, (self._key(name, after), name, self.queues.version))
+
+    def _key(self, name: str, head: Keyed) -> _Key:
+        """The key of the queue's next job."""
+        (priority, on_time, due, work, arrived, uid), entry = head
+        borrows = self.queues.would_borrow(entry.job, self.memory_of(entry))
+        if not on_time:
+            return borrows, priority, on_time, due, 0.0, 0.0, work, arrived, uid
+        shares = self.queues.shares(name, self.fleet)
+        return borrows, priority, on_time, 0.0, *shares, work, arrived, uid

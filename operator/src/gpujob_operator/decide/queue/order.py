@@ -1,0 +1,101 @@
+"""In which order jobs are given cards: priority, overdue waiting, work left, arrival.
+
+Between queues `heads` puts their shares before the work. Pure sort keys over a few numbers of each
+job, running ones included (who comes late enough in the order loses its cards to an earlier one).
+The queueing of a cycle and the benchmarks use this same function.
+"""
+
+import math
+from dataclasses import dataclass
+
+from gpujob_operator.decide.model.configuration import OrderPolicy
+
+# An unknown amount of work is guessed in steps of this many card-seconds, doubling.
+_GUESS_GPU_SECONDS = 14_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class OrderRules:
+    """How to order. A job is overdue once it has been in the system for the longer of
+    `waiting_seconds_max` and `stretch_max` times its own estimated length (waiting excluded);
+    infinite means never."""
+
+    policy: OrderPolicy = OrderPolicy.ARRIVAL
+    waiting_seconds_max: float = 86_400.0
+    stretch_max: float = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """What the order looks at. Seconds; `gpus` is the number of cards of all workers together.
+
+    `remaining_seconds` is steps left times the measured step time, None where the job does not say
+    how many steps it has; `attained_seconds` is how long it has held cards. `restart_seconds` is
+    what starting it costs, counted for jobs that do not run.
+    """
+
+    uid: str
+    arrived_seconds: float
+    gpus: int = 1
+    priority: int = 0
+    running: bool = False
+    remaining_seconds: float | None = None
+    attained_seconds: float = 0.0
+    restart_seconds: float = 0.0
+
+
+OrderKey = tuple[int, bool, float, float, float, str]
+
+
+def order_key(contender: Contender, now_seconds: float, rules: OrderRules) -> OrderKey:
+    """Smaller is earlier: higher priority; overdue, longest overdue first; then, by policy, less
+    work left; then arrival; then UID.
+
+    Waiting is bounded within a priority: nobody who arrives after a job is overdue has an earlier
+    due time, so only those can go first who were there before.
+    """
+    return turn_of(contender, rules).key(now_seconds)
+
+
+def due_seconds(contender: Contender, rules: OrderRules) -> float:
+    """When the job becomes overdue, on the clock of `arrived_seconds`."""
+    length = contender.attained_seconds + (contender.remaining_seconds or 0.0)
+    return contender.arrived_seconds + max(rules.waiting_seconds_max, rules.stretch_max * length)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A contender's keys, on time and overdue: time alone changes nothing else."""
+
+    due_seconds: float
+    on_time: OrderKey
+    overdue: OrderKey
+
+    def key(self, now_seconds: float) -> OrderKey:
+        return self.overdue if now_seconds >= self.due_seconds else self.on_time
+
+
+def turn_of(contender: Contender, rules: OrderRules) -> Turn:
+    priority, arrived, uid = -contender.priority, contender.arrived_seconds, contender.uid
+    due = due_seconds(contender, rules)
+    work = work_gpu_seconds(contender) if rules.policy is OrderPolicy.SHORTEST else 0.0
+    return Turn(
+        due,
+        on_time=(priority, True, 0.0, work, arrived, uid),
+        overdue=(priority, False, due, 0.0, arrived, uid),
+    )
+
+
+def work_gpu_seconds(contender: Contender) -> float:
+    """Card-seconds still to be spent on the job.
+
+    Who does not say how many steps it has is expected to need as much again as it has had (the
+    lengths of training jobs have a heavy tail), in doubling steps so that equal jobs do not take
+    turns.
+    """
+    start = 0.0 if contender.running else contender.restart_seconds
+    if contender.remaining_seconds is not None:
+        return (max(contender.remaining_seconds, 0.0) + start) * contender.gpus
+    attained = contender.attained_seconds * contender.gpus
+    doublings = math.floor(math.log2(max(attained / _GUESS_GPU_SECONDS, 1.0)))
+    return _GUESS_GPU_SECONDS * 2.0**doublings

@@ -1,0 +1,249 @@
+"""Shares of the cluster: quota, borrowing, and what a queue holds, for queues with one parent.
+
+A queue may always have its nominal quota. Beyond it, it borrows what others leave idle, up to its
+borrowing limit, and gives it back: jobs within their queue's nominal quota come first, and jobs of
+a queue that borrows make room for them (see `preemption`). A parent's quota holds for it and its
+children together.
+"""
+
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from gpujob_api.gpujob import GPUJob, GPUJobStatus
+from gpujob_api.gpuqueue import DEFAULT_QUEUE, GPUQueue, Quota
+from gpujob_api.quantities import format_memory
+from gpujob_operator.decide.capacity.cluster import FleetSize
+
+
+@dataclass(slots=True)
+class QueueUse:
+    """What the running jobs of a queue hold."""
+
+    jobs: int = 0
+    gpus: int = 0
+    memory_bytes: int = 0
+
+    def count(self, job: GPUJob, status: GPUJobStatus, sign: int = 1) -> None:
+        """Adds what the job holds by this status; with `sign` -1 takes it away."""
+        if status.placement is None or status.reservation is None:
+            return
+        cards = sum(len(worker.gpus) for worker in status.placement.workers)
+        self.jobs += sign
+        self.gpus += sign * cards
+        self.memory_bytes += sign * cards * status.reservation.memory_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    """A bound on what a queue or a parent with its children holds; None: no bound."""
+
+    gpus: int | None
+    memory_bytes: int | None
+
+    def exceeded(self, use: QueueUse) -> bool:
+        over_gpus = self.gpus is not None and use.gpus > self.gpus
+        over_memory = self.memory_bytes is not None and use.memory_bytes > self.memory_bytes
+        return over_gpus or over_memory
+
+    def within(self, use: QueueUse) -> QueueUse:
+        """The part of the use that is within the bound."""
+        gpus = use.gpus if self.gpus is None else min(use.gpus, self.gpus)
+        memory = use.memory_bytes
+        memory = memory if self.memory_bytes is None else min(memory, self.memory_bytes)
+        return QueueUse(use.jobs, gpus, memory)
+
+
+@dataclass(slots=True)
+class Queues:
+    """Quota of all queues, kept up to date while this cycle places jobs."""
+
+    by_name: Mapping[str, GPUQueue]
+    use: dict[str, QueueUse] = field(default_factory=dict[str, QueueUse])
+    # Of a parent with all its children, by the parent's name.
+    group_use: dict[str, QueueUse] = field(default_factory=dict[str, QueueUse])
+    # Queues whose quota is kept for a job that has waited for long.
+    kept: set[str] = field(default_factory=set[str])
+    # Grows with every change of use: whoever keeps a share knows when to ask again.
+    version: int = 0
+
+    @classmethod
+    def of(cls, by_name: Mapping[str, GPUQueue], use: dict[str, QueueUse]) -> "Queues":
+        """Queues with what each holds by itself."""
+        found = cls(by_name, use)
+        for name, held in use.items():
+            root = found.root(name)
+            found.group_use[root] = _sum_of(found.group_use.get(root, QueueUse()), held)
+        return found
+
+    def add(self, job: GPUJob, status: GPUJobStatus, sign: int = 1) -> None:
+        """Counts what the job holds by this status; with `sign` -1 no longer."""
+        name = job.spec.queue
+        self.use.setdefault(name, QueueUse()).count(job, status, sign)
+        self.group_use.setdefault(self.root(name), QueueUse()).count(job, status, sign)
+        self.version += 1
+
+    @contextmanager
+    def without(self, jobs: Iterable[GPUJob]) -> Generator[None]:
+        """As if these jobs, which are counted, held nothing."""
+        gone, version = list(jobs), self.version
+        for job in gone:
+            self.add(job, job.status, -1)
+        try:
+            yield
+        finally:
+            for job in gone:
+                self.add(job, job.status)
+            self.version = version
+
+    def root(self, name: str) -> str:
+        """The queue's parent, or itself; a parent that does not exist is none."""
+        queue = self.by_name.get(name)
+        parent = queue.spec.parent if queue is not None else None
+        return parent if parent is not None and parent in self.by_name else name
+
+    def shares(self, name: str, fleet: FleetSize) -> tuple[float, float]:
+        """Dominant share of cards and GPU memory divided by the weight: of the queue's parent with
+        all its children, and of the queue alone."""
+        root = self.root(name)
+        group = self._share(root, self.group_use.get(root, QueueUse()), fleet)
+        return group, self._share(name, self.use.get(name, QueueUse()), fleet)
+
+    def missing(self, job: GPUJob) -> str:
+        """Why the job's queue does not exist, or ""."""
+        name = job.spec.queue
+        if name in self.by_name or name == DEFAULT_QUEUE:
+            return ""
+        known = ", ".join(sorted({*self.by_name, DEFAULT_QUEUE})[:10])
+        return f"spec.queue: no GPUQueue {name!r}; there are: {known}"
+
+    def over(self, job: GPUJob, memory_bytes: int) -> str:
+        """Why this job would exceed its queue's or its parent's quota, or "".
+
+        `memory_bytes` is per card.
+        """
+        if job.spec.queue in self.kept:
+            return f"the quota of queue {job.spec.queue} is kept for an earlier job"
+        return self._over(job, memory_bytes, self.use, self.group_use)
+
+    def keep(self, job: GPUJob, memory_bytes: int) -> None:
+        """Lets no later job of the queue overtake this one, if it can ever be within the quota."""
+        if not self._over(job, memory_bytes, {}, {}):
+            self.kept.add(job.spec.queue)
+
+    def entitled(self, job: GPUJob, memory_bytes: int) -> bool:
+        """True when the job's queue has a nominal quota and stays within it with the job, and so
+        does its parent once those of its children that borrow give back."""
+        queue = self.by_name.get(job.spec.queue)
+        if queue is None or queue.spec.nominal == Quota():
+            return False
+        return not self.would_borrow(job, memory_bytes)
+
+    def would_borrow(self, job: GPUJob, memory_bytes: int) -> bool:
+        """True when with the job its queue is beyond its nominal quota, or its parent is by what
+        all its children hold of their own."""
+        name = job.spec.queue
+        if not self.by_name:
+            return False
+        own = _with(self.use.get(name, QueueUse()), job, memory_bytes)
+        if self._nominal(name).exceeded(own):
+            return True
+        root = self.root(name)
+        if root == name and not self._children(root):
+            return False
+        firm = QueueUse()
+        for member in (root, *self._children(root)):
+            use = own if member == name else self.use.get(member, QueueUse())
+            firm = _sum_of(firm, self._nominal(member).within(use))
+        return self._nominal(root).exceeded(firm)
+
+    def beyond_nominal(self, name: str) -> bool:
+        """True while the queue, or its parent with all its children, holds more than its own."""
+        root = self.root(name)
+        own, group = self.use.get(name, QueueUse()), self.group_use.get(root, QueueUse())
+        return self._nominal(name).exceeded(own) or self._nominal(root).exceeded(group)
+
+    def borrows(self, name: str, for_queue: str) -> bool:
+        """True while queue `name` holds what a job of `for_queue` within its quota can ask back:
+        both of one parent, or the parent itself is beyond its quota."""
+        if name == for_queue:
+            return False
+        root = self.root(name)
+        if self._nominal(root).exceeded(self.group_use.get(root, QueueUse())):
+            return True
+        siblings = root == self.root(for_queue)
+        return siblings and self._nominal(name).exceeded(self.use.get(name, QueueUse()))
+
+    def _over(
+        self,
+        job: GPUJob,
+        memory_bytes: int,
+        use: Mapping[str, QueueUse],
+        group_use: Mapping[str, QueueUse],
+    ) -> str:
+        name = job.spec.queue
+        root = self.root(name)
+        problem = self._exceeds(name, use.get(name, QueueUse()), job, memory_bytes)
+        if problem or root == name:
+            return problem
+        return self._exceeds(root, group_use.get(root, QueueUse()), job, memory_bytes)
+
+    def _exceeds(self, name: str, use: QueueUse, job: GPUJob, memory_bytes: int) -> str:
+        limit = self._limit(name)
+        after = _with(use, job, memory_bytes)
+        if limit.gpus is not None and after.gpus > limit.gpus:
+            cards = after.gpus - use.gpus
+            return f"queue {name} holds {use.gpus} of {limit.gpus} cards, needs {cards}"
+        if limit.memory_bytes is not None and after.memory_bytes > limit.memory_bytes:
+            wanted, allowed = format_memory(after.memory_bytes), format_memory(limit.memory_bytes)
+            return f"queue {name} would hold {wanted} of {allowed} GPU memory"
+        return ""
+
+    def _children(self, root: str) -> list[str]:
+        return [name for name in self.by_name if name != root and self.root(name) == root]
+
+    def _nominal(self, name: str) -> _Limit:
+        queue = self.by_name.get(name)
+        if queue is None:
+            return _Limit(None, None)
+        memory = queue.spec.nominal.gpu_memory
+        return _Limit(queue.spec.nominal.gpus, memory.bytes if memory is not None else None)
+
+    def _limit(self, name: str) -> _Limit:
+        """The nominal quota with what may be borrowed. Absent borrowing limit: with a parent all
+        that the parent has, without one nothing."""
+        nominal = self._nominal(name)
+        queue = self.by_name.get(name)
+        if queue is None:
+            return nominal
+        extra = queue.spec.borrowing_limit
+        more_memory = extra.gpu_memory.bytes if extra.gpu_memory is not None else None
+        has_parent = self.root(name) != name
+        return _Limit(
+            _sum(nominal.gpus, extra.gpus, unlimited=has_parent),
+            _sum(nominal.memory_bytes, more_memory, unlimited=has_parent),
+        )
+
+    def _share(self, name: str, use: QueueUse, fleet: FleetSize) -> float:
+        queue = self.by_name.get(name)
+        weight = queue.spec.weight if queue is not None else 1
+        shares = (use.gpus / max(fleet.cards, 1), use.memory_bytes / max(fleet.memory_bytes, 1))
+        return max(shares) / weight
+
+
+def _sum(nominal: int | None, extra: int | None, *, unlimited: bool) -> int | None:
+    if nominal is None or (extra is None and unlimited):
+        return None
+    return nominal + (extra or 0)
+
+
+def _with(use: QueueUse, job: GPUJob, memory_bytes: int) -> QueueUse:
+    """The use with one more job of `memory_bytes` a card."""
+    cards = job.spec.workers * job.spec.gpus_per_worker
+    return QueueUse(use.jobs + 1, use.gpus + cards, use.memory_bytes + cards * memory_bytes)
+
+
+def _sum_of(one: QueueUse, other: QueueUse) -> QueueUse:
+    return QueueUse(
+        one.jobs + other.jobs, one.gpus + other.gpus, one.memory_bytes + other.memory_bytes
+    )

@@ -1,0 +1,42 @@
+"""What a change does to the jobs that were there before: a story with it beside one without."""
+
+from dataclasses import dataclass
+
+from gpujob_operator.decide.simulation.timeline import JobStory, Story
+
+# Moments are looked at in steps that grow with the time that passed; less is no difference.
+SECONDS_MIN = 2.0
+FRACTION_MIN = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One job, without the changes and with them."""
+
+    before: JobStory
+    after: JobStory
+
+    @property
+    def starts_otherwise(self) -> bool:
+        return not _same(self.before.starts_seconds, self.after.starts_seconds)
+
+    @property
+    def stops_otherwise(self) -> bool:
+        return [s.reason for s in self.before.stopped] != [s.reason for s in self.after.stopped]
+
+
+def differences(before: Story, after: Story) -> tuple[Difference, ...]:
+    """Jobs that start at another time or are interrupted otherwise, by name."""
+    both = (
+        Difference(before.jobs[uid], story)
+        for uid, story in after.jobs.items()
+        if uid in before.jobs
+    )
+    found = [one for one in both if one.starts_otherwise or one.stops_otherwise]
+    return tuple(sorted(found, key=lambda one: one.after.name))
+
+
+def _same(one: float | None, other: float | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return abs(one - other) <= max(SECONDS_MIN, FRACTION_MIN * max(one, other))

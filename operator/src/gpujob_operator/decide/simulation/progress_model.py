@@ -1,0 +1,112 @@
+"""How running attempts go on: at the pace that was measured, to the end that `plan` expects."""
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from math import inf, isfinite
+
+from gpujob_api.gpujob import GPUJob
+from gpujob_api.report import CheckpointReport, Report, WorkerPhase
+from gpujob_api.settings import EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED
+from gpujob_operator.decide.backfill.release_times import Releases
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.grace import grace_seconds
+from gpujob_operator.decide.model.snapshot import ReceivedReport
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """One attempt at work: since when, from which step, and when it is expected to end (None:
+    nobody can tell)."""
+
+    attempt: int
+    since: datetime
+    step: int
+    step_seconds: float | None
+    ends_at: datetime | None
+
+    def step_at(self, now: datetime) -> int:
+        if self.step_seconds is None or now <= self.since:
+            return self.step
+        return self.step + int((now - self.since).total_seconds() / self.step_seconds)
+
+
+def pace_now(job: GPUJob, releases: Releases, now: datetime) -> Pace:
+    """Of an attempt that runs when the simulation begins."""
+    measured = job.status.measurement
+    at = job.status.observed_at or now
+    step = measured.step if measured is not None else 0
+    ends_at = _in(now, releases.seconds(job.metadata.uid))
+    return Pace(job.status.attempt, min(at, now), step, _step_seconds(job), ends_at)
+
+
+def pace_from_start(
+    job: GPUJob, releases: Releases, configuration: Configuration, now: datetime
+) -> Pace:
+    """Of an attempt whose pods began to run now. One that goes on takes the restart time first."""
+    saved = job.status.checkpoint
+    step = saved.step if saved is not None else 0
+    restart = configuration.restart_seconds if job.status.attempt > 1 else 0.0
+    seconds = releases.length_seconds(_from_step(job, step)) + restart
+    since = now + timedelta(seconds=restart)
+    return Pace(job.status.attempt, since, step, _step_seconds(job), _in(now, seconds))
+
+
+def report_of(job: GPUJob, pace: Pace, now: datetime) -> ReceivedReport:
+    """What rank 0 would say now. Where no step was taken since, or nobody counts them, it says that
+    it is busy with something else: it does not hang."""
+    measured = job.status.measurement
+    counted = measured is not None and measured.current is not None
+    step = _bounded_step(job, pace, now)
+    moved = measured is not None and step != measured.step
+    busy = WorkerPhase.EVALUATING if counted else WorkerPhase.TUNING
+    report = Report(
+        attempt=pace.attempt,
+        phase=WorkerPhase.TRAINING if counted and moved else busy,
+        step=step,
+        steps_total=measured.steps_total if measured is not None else None,
+        current=measured.current if measured is not None else None,
+    )
+    return ReceivedReport(job.metadata.uid, 0, now, report)
+
+
+def last_words(
+    job: GPUJob, pace: Pace | None, configuration: Configuration, now: datetime
+) -> tuple[int, Report | None]:
+    """Exit code and last report of a worker that used its grace: saved where the last checkpoint
+    was written within as much time, as the weighing of whom to interrupt has it."""
+    saved = job.status.checkpoint
+    in_time = saved is not None and saved.write_seconds <= grace_seconds(job, configuration)
+    if saved is None or pace is None or not in_time:
+        return EXIT_INTERRUPTED_UNSAVED, None
+    report = report_of(job, pace, now).report
+    step = max(report.step, saved.step)
+    kept = CheckpointReport(step, saved.bytes, saved.write_seconds)
+    return EXIT_INTERRUPTED_SAVED, replace(report, phase=WorkerPhase.FINISHED, checkpoint=kept)
+
+
+def _bounded_step(job: GPUJob, pace: Pace, now: datetime) -> int:
+    measured = job.status.measurement
+    total = measured.steps_total if measured is not None else None
+    step = pace.step_at(now)
+    return step if total is None else min(step, total)
+
+
+def _from_step(job: GPUJob, step: int) -> GPUJob:
+    """The job as measured, with this many steps behind it."""
+    measured = job.status.measurement
+    if measured is None:
+        return job
+    measurement = replace(measured, step=step)
+    return replace(job, status=replace(job.status, measurement=measurement))
+
+
+def _step_seconds(job: GPUJob) -> float | None:
+    measured = job.status.measurement
+    timing = measured.current if measured is not None else None
+    return timing.step_seconds if timing is not None and timing.step_seconds > 0 else None
+
+
+def _in(now: datetime, seconds: float) -> datetime | None:
+    """Further away than a thousand years is never."""
+    within = seconds < inf and isfinite(seconds) and seconds < 3e10
+    return now + timedelta(seconds=max(seconds, 0.0)) if within else None

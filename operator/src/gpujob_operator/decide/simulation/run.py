@@ -1,0 +1,85 @@
+"""The loop: plan, write down, carry out, let time pass; until nobody waits or the horizon."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from gpujob_operator.decide.model.plan import CreatePod, DeletePod, Plan
+from gpujob_operator.decide.model.snapshot import Snapshot
+from gpujob_operator.decide.planner import Planner
+from gpujob_operator.decide.simulation.simulated_cluster import World
+from gpujob_operator.decide.simulation.timeline import Scribe, Story
+
+PlanFunction = Callable[[Snapshot, datetime], Plan]
+
+HORIZON_SECONDS = 24 * 3600.0
+CYCLES_MAX = 2000
+# The operator looks again after this long at most. Here the looks grow apart while nothing happens:
+# what time alone brings about (a claim, a move) comes within minutes, and events are looked at.
+LOOK_SECONDS = 30.0
+LOOK_GROWTH = 1.5
+LOOK_SECONDS_MAX = 3600.0
+# Two cycles are at least this far apart: in the beginning, and as a part of the time that passed.
+STEP_SECONDS = 0.1
+STEP_FRACTION = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    horizon_seconds: float = HORIZON_SECONDS
+    cycles: int = CYCLES_MAX
+
+
+def simulate(
+    snapshot: Snapshot, now: datetime, limits: Limits, plan: PlanFunction | None = None
+) -> Story:
+    """What `plan` does with the picture from now on, and what follows from it."""
+    plan = plan if plan is not None else Planner()
+    world = World.of(snapshot, now)
+    scribe = Scribe(now, world.jobs, world.configuration)
+    end = now + timedelta(seconds=limits.horizon_seconds)
+    calm, cycles, ended = 0, 0, "cycles"
+    while cycles < limits.cycles:
+        cycles += 1
+        decided = plan(world.snapshot(), world.now)
+        news = scribe.note(decided, world.jobs, world.now)
+        world.carry_out(decided)
+        calm = 0 if news else calm + 1
+        if not news and not _acts(decided) and _nobody_waits(world):
+            ended = "nobody waits"
+            break
+        if world.now >= end:
+            ended = "horizon"
+            break
+        world.pass_until(min(_next_moment(world, decided, now, calm), end))
+    return Story(scribe.jobs, (world.now - now).total_seconds(), cycles, ended)
+
+
+def _acts(decided: Plan) -> bool:
+    return any(isinstance(item, CreatePod | DeletePod) for item in decided.items)
+
+
+def _nobody_waits(world: World) -> bool:
+    """Everybody has cards, has finished or is suspended, and no pod is under way."""
+    waits = any(
+        not job.finished and job.status.placement is None and not job.spec.suspend
+        for job in world.jobs.values()
+    )
+    return not waits and not world.starts and not world.ends
+
+
+def _next_moment(world: World, decided: Plan, start: datetime, calm: int) -> datetime:
+    """The operator's next look: when something happens, when the plan asks for it, or now and
+    then."""
+    passed = (world.now - start).total_seconds()
+    # What was written is seen at once.
+    look = LOOK_SECONDS * LOOK_GROWTH ** min(calm - 1, 100) if calm else 0.0
+    look = min(look, LOOK_SECONDS_MAX)
+    if decided.next_seconds is not None:
+        look = min(look, max(decided.next_seconds, 0.0))
+    step = max(STEP_SECONDS, passed * STEP_FRACTION)
+    moment = world.now + timedelta(seconds=max(look, step))
+    event = world.next_event()
+    if event is None or event >= moment:
+        return moment
+    return max(event, world.now + timedelta(seconds=step))

@@ -1,0 +1,46 @@
+"""The ledger of a whole snapshot, built at once and not kept up to date as the operator does it."""
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from gpujob_operator.decide.cache.pods import Pods
+from gpujob_operator.decide.capacity.cluster import Capacity, capacity_of
+from gpujob_operator.decide.capacity.usage import (
+    Holdings,
+    holding_of,
+    holding_of_gone,
+    holding_of_orphans,
+    learned_from,
+)
+from gpujob_operator.decide.model.pod_template import HostRequests
+from gpujob_operator.decide.model.snapshot import Snapshot
+from gpujob_operator.decide.model.workers import crew_of
+
+
+def build_capacity(
+    snapshot: Snapshot, now: datetime, host_requests: Mapping[str, HostRequests]
+) -> Capacity:
+    """The ledger of a whole snapshot. `host_requests` are one worker's of each job, by job UID."""
+    pods = Pods()
+    _, owners = pods.take(snapshot.pods)
+    holdings = Holdings()
+    for job in snapshot.jobs:
+        uid = job.metadata.uid
+        crew = crew_of(job, pods.namesakes(job))
+        holdings.add(holding_of(job, crew.pods, host_requests.get(uid, (0, 0))))
+    for uid in sorted(owners - {job.metadata.uid for job in snapshot.jobs}):
+        holdings.add(holding_of_orphans(pods.owned(uid)))
+    for pod in snapshot.gone_pods:
+        holdings.add(holding_of_gone(pod))
+    views = {view.name: view for view in snapshot.nodes}
+    learned = learned_from(snapshot)
+    return capacity_of(
+        {
+            node.metadata.name: holdings.node(
+                views[node.metadata.name], node, snapshot.configuration, now, learned
+            )
+            for node in snapshot.gpu_nodes
+            if node.metadata.name in views
+        },
+        learned.laws,
+    )

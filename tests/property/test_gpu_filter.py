@@ -1,0 +1,60 @@
+"""The arrays on which placement chooses say of each GPU what the rule says of it alone."""
+
+import numpy as np
+from hypothesis import given
+
+from gpujob_api.gpujob import GPUJob, SharingMode
+from gpujob_api.quantities import GIB
+from gpujob_operator.decide.cache.scheduler_cache import Memory
+from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limit_percent
+from gpujob_operator.decide.model.snapshot import Snapshot
+from gpujob_operator.decide.packing.filter import free_cards
+from gpujob_operator.decide.placement.assumed import Board
+from gpujob_operator.decide.placement.gpu_filter import why_not
+from gpujob_operator.decide.placement.requirements import WorkerRequest, needs_of, resolve
+from tests.harness.builders import T0, make_job, measured, with_status
+from tests.property.test_starts import CONFIGURATION, WAITING, pictures
+
+
+def known(name: str, gib: int, percent: float, most: int) -> GPUJob:
+    job = make_job(name, max_slowdown_percent=most)
+    return with_status(job, measurement=measured(gib * GIB, utilization_percent=percent))
+
+
+JOBS = (
+    *WAITING,
+    make_job("unknown"),
+    make_job("alone", sharing=SharingMode.EXCLUSIVE),
+    *(
+        known(f"k{most}", gib, percent, most)
+        for gib, percent, most in ((3, 20.0, 0), (9, 60.0, 60))
+    ),
+)
+
+
+def by_the_arrays(request: WorkerRequest, board: Board) -> set[str]:
+    """GPUs that are free for the worker in the packed nodes."""
+    side = board._side(undisturbed=request.exclusive, filler=False)
+    fleet, law = side.fleet, board.capacity.law(request.model)
+    limit = summed_utilization_limit_percent(request.max_slowdown_percent, law)
+    free = free_cards(fleet, np.arange(len(fleet.names)), request.demand, limit)
+    return {fleet.uuids[row][column] for row, column in np.argwhere(free).tolist()}
+
+
+def by_the_rule(request: WorkerRequest, board: Board) -> set[str]:
+    cards = [card for node in board.capacity.nodes.values() for card in node.cards]
+    ours = [card for card in cards if card.model == request.model]
+    return {card.uuid for card in ours if why_not(request, card, board.claimed) is None}
+
+
+@given(pictures())
+def test_arrays_and_rule_agree_on_every_gpu(picture: Snapshot) -> None:
+    memory = Memory()
+    memory.take_in(picture, T0)
+    board = memory.assumed()
+    for claimed in ((), ("GPU-00", "GPU-11")):
+        board.claim(claimed)
+        for job in JOBS:
+            for model in board.capacity.models(()):
+                request = resolve(needs_of(job, None), model, board.capacity, CONFIGURATION)
+                assert by_the_arrays(request, board) == by_the_rule(request, board)

@@ -1,0 +1,66 @@
+"""What the recorder asks of a job's state, or of two that follow each other."""
+
+import re
+
+from gpujob_api.gpujob import GPUJob
+from gpujob_operator.decide.model.conditions import SCHEDULED, find
+from tests.simulation.api_server import Revision
+
+_NUMBER = re.compile("[0-9]")
+
+
+def deleted(job: GPUJob) -> bool:
+    return job.metadata.deletion_timestamp is not None
+
+
+def held(job: GPUJob) -> tuple[object, ...]:
+    return places(job), job.status.reservation
+
+
+def wants_all(job: GPUJob) -> bool:
+    held = job.status.reservation
+    whole = held is not None and (held.exclusive or held.source.value == "WholeCard")
+    return whole or job.spec.sharing.mode.value == "Exclusive"
+
+
+def is_shrink(before: GPUJob, job: GPUJob) -> bool:
+    one, other = before.status.reservation, job.status.reservation
+    same = places(before) == places(job)
+    return same and one is not None and other is not None and other.memory_bytes <= one.memory_bytes
+
+
+def is_leak(before: GPUJob, job: GPUJob) -> bool:
+    """The job was measured above what it held: the write tells what is so already."""
+    measured, held = job.status.measurement, before.status.reservation
+    same = places(before) == places(job)
+    return same and None not in (measured, held) and measured.memory_bytes > held.memory_bytes  # type: ignore[union-attr]
+
+
+def reason(job: GPUJob) -> str:
+    """Why the job waits; with a number where room or quota is missing."""
+    found = find(job.status, SCHEDULED)
+    if found is None or (
+        found.reason in ("NoRoom", "OverQuota") and not _NUMBER.search(found.message)
+    ):
+        return ""
+    return found.message
+
+
+def now_text(revision: Revision) -> str:
+    return revision.object["status"]["observedAt"]
+
+
+def places(job: GPUJob) -> object:
+    """Where the job is; the UIDs of its pods become known later and move nobody."""
+    placement = job.status.placement
+    return None if placement is None else [(w.rank, w.node, w.gpus) for w in placement.workers]
+
+
+def end_of(job: GPUJob) -> str:
+    """The phase in which it stays. One that was deleted, and that a finalizer keeps, has the phase
+    that it happened to be in."""
+    return "deleted" if job.metadata.deletion_timestamp is not None else job.status.phase.value
+
+
+def key_of(job: GPUJob) -> str:
+    return f"{job.metadata.namespace}/{job.metadata.name}"

@@ -1,0 +1,50 @@
+"""The hardware of the simulated cluster: what is true, whatever the API says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.simulation.worker import Worker
+    from tests.simulation.workloads import NodePlan
+
+# How an agent's readings of a card are wrong.
+MISSING_CARD = "missing"
+ABSURD_CARD = "absurd"
+
+
+@dataclass(slots=True)
+class PhysicalCard:
+    uuid: str
+    total_bytes: int
+    driver_bytes: int
+    stranger_bytes: int = 0
+    healthy: bool = True
+    # "", MISSING_CARD or ABSURD_CARD: how the agent's readings of it are wrong.
+    misread: str = ""
+
+
+@dataclass(slots=True)
+class Machine:
+    """A node's hardware and its kubelet. `powered` and `connected` are not known to the API."""
+
+    name: str
+    plan: NodePlan
+    cards: dict[str, PhysicalCard]
+    powered: bool = True
+    connected: bool = True
+    agent_runs: bool = True
+    workers: dict[str, Worker] = field(default_factory=dict["str", "Worker"])
+    gone: bool = False
+    # Pods whose processes ended while the node was cut off: their kubelet knows how.
+    unsaid: set[str] = field(default_factory=set[str])
+    published: tuple[float, object] = (float("-inf"), None)
+
+    def used_bytes(self, uuid: str) -> int:
+        ours = sum(w.memory_on(uuid) for w in self.workers.values())
+        return self.cards[uuid].stranger_bytes + ours
+
+    def room_bytes(self, uuid: str) -> int:
+        card = self.cards[uuid]
+        return card.total_bytes - card.driver_bytes - self.used_bytes(uuid)

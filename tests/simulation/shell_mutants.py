@@ -1,0 +1,283 @@
+"""Operators whose shell is wrong in one way each, to show that the checks can fail."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+from gpujob_api.meta import ANNOTATION_GPUS, LABEL_JOB_UID
+from gpujob_operator.act.executor import Executor, Submission
+from gpujob_operator.act.kube import (
+    GPU_NODES,
+    JOBS,
+    NODES,
+    PODS,
+    PROFILES,
+    QUEUES,
+    ApiError,
+    Manifest,
+    ResourceType,
+    Unavailable,
+)
+from gpujob_operator.decide.model.plan import Plan
+from gpujob_operator.observe.cache import Cache, Kind
+from tests.simulation.api_server import OtherKind
+from tests.simulation.kube import SimulatedKube
+from tests.simulation.operator_shell import Parts
+from tests.simulation.pods import is_foreign, worker_ended
+from tests.simulation.troubles import Request
+
+WATCHED = (JOBS, GPU_NODES, QUEUES, PROFILES, NODES, PODS)
+REPEATS = 40
+
+
+class _ReadsPodsWrong(Cache):
+    """A cache that is told something else of each pod than what is so."""
+
+    def apply(self, kind: Kind, event_type: str | None, manifest: object) -> bool:
+        if kind is Kind.POD and event_type != "DELETED":
+            return super().apply(kind, event_type, self._read(manifest))
+        return super().apply(kind, event_type, manifest)
+
+    def resync(self, kind: Kind, manifests: Iterable[object], resource_version: str) -> bool:
+        if kind is Kind.POD:
+            manifests = [self._read(manifest) for manifest in manifests]
+        return super().resync(kind, manifests, resource_version)
+
+    def _read(self, pod: Any) -> Any:
+        raise NotImplementedError
+
+
+class BelievesLabels(_ReadsPodsWrong):
+    """I15: what any pod with a job's label says is taken for its worker's word."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._workers: dict[str, Manifest] = {}
+
+    def _read(self, pod: Any) -> Any:
+        labels = pod["metadata"].get("labels") or {}
+        job_uid = labels.get(LABEL_JOB_UID, "")
+        if not is_foreign(pod):
+            self._workers[job_uid] = pod
+            return pod
+        worker = self._workers.get(job_uid)
+        if worker is None or worker_ended(pod) is None:
+            return pod
+        version = pod["metadata"]["resourceVersion"]
+        metadata = {**worker["metadata"], "resourceVersion": version}
+        return {**worker, "metadata": metadata, "status": pod["status"]}
+
+
+class WaitsForEveryContainer(_ReadsPodsWrong):
+    """I5: a worker has ended when its pod has."""
+
+    def _read(self, pod: Any) -> Any:
+        status = pod.get("status") or {}
+        if status.get("phase") != "Running" or worker_ended(pod) is None:
+            return pod
+        running = [{"name": "worker", "state": {"running": {}}}]
+        return {**pod, "status": {**status, "containerStatuses": running}}
+
+
+class BreaksOnOddWords(_ReadsPodsWrong):
+    """I15: one termination message ends the process."""
+
+    def _read(self, pod: Any) -> Any:
+        message = (worker_ended(pod) or {}).get("message") or ""
+        if message.startswith('{"attempt":1,"phase":"training","loss":1000'):
+            raise OverflowError("int too large to convert to float")
+        return pod
+
+
+class BreaksOnMovedLabels(_ReadsPodsWrong):
+    """I15: a label that goes from one job to another and back is more than a cycle can take."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._labels: dict[str, str] = {}
+
+    def _read(self, pod: Any) -> Any:
+        label = pod["metadata"]["labels"][LABEL_JOB_UID]
+        if self._labels.setdefault(pod["metadata"]["uid"], label) != label:
+            raise KeyError(label)
+        return pod
+
+
+class BlocksAnnotatedCards(_ReadsPodsWrong):
+    """I15: cards that any live pod names are closed, whoever made it."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._named: set[str] = set()
+
+    def _read(self, pod: Any) -> Any:
+        if is_foreign(pod) and worker_ended(pod) is None:
+            self._named |= set(pod["metadata"]["annotations"][ANNOTATION_GPUS].split(","))
+        return pod
+
+    def apply(self, kind: Kind, event_type: str | None, manifest: Any) -> bool:
+        if kind is Kind.GPU_NODE and event_type != "DELETED" and "status" in manifest:
+            status = manifest["status"]
+            gpus = [{**one, "healthy": one["uuid"] not in self._named} for one in status["gpus"]]
+            manifest = {**manifest, "status": {**status, "gpus": gpus}}
+        return super().apply(kind, event_type, manifest)
+
+
+class DeletesWhatCarriesLabels(Executor):
+    """I15: the operator is a deputy for deleting pods to whoever may label them."""
+
+    def submit(self, plan: Plan) -> Submission:
+        kube = self._runner._writer._kube
+        assert isinstance(kube, SimulatedKube)
+        for pod in kube.known(Kind.POD):
+            if is_foreign(pod) and LABEL_JOB_UID in pod["metadata"]["labels"]:
+                asyncio.get_running_loop().create_task(_delete(kube, pod["metadata"]))
+        return super().submit(plan)
+
+
+async def _delete(kube: SimulatedKube, metadata: Manifest) -> None:
+    with suppress(ApiError):
+        await kube.delete(PODS, metadata["name"], metadata["namespace"], uid=metadata["uid"])
+
+
+def _is_refusal(error: ApiError) -> bool:
+    """The server could not, or no answer came; whatever the operator's client calls it."""
+    return error.status == 0 or error.status >= 500
+
+
+class ListsAllWhenRefused(SimulatedKube):
+    """I15: one refused write makes everything doubtful."""
+
+    async def _ask(self, request: Request, effect: Callable[[], Any]) -> Any:
+        try:
+            return await super()._ask(request, effect)
+        except ApiError as error:
+            if _is_refusal(error):
+                for kind in WATCHED:
+                    await self.list(kind)
+            raise
+
+
+class RepeatsWhatIsRefused(SimulatedKube):
+    """I15: a refusal is answered with more of the same, without a pause that grows."""
+
+    async def _ask(self, request: Request, effect: Callable[[], Any]) -> Any:
+        for _ in range(REPEATS):
+            try:
+                return await super()._ask(request, effect)
+            except ApiError as error:
+                if not _is_refusal(error):
+                    raise
+        return await super()._ask(request, effect)
+
+
+class OneWriteAtATime(SimulatedKube):
+    """I15: a slow write of one namespace is waited for by all."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._lock = asyncio.Lock()
+
+    async def _ask(self, request: Request, effect: Callable[[], Any]) -> Any:
+        if request.kind is OtherKind.LEASE or request.verb in ("get", "list"):
+            return await super()._ask(request, effect)
+        async with self._lock:
+            return await super()._ask(request, effect)
+
+
+class TakesDoubtForNo(SimulatedKube):
+    """I1, I3: a write without an answer counts as one that was not made."""
+
+    async def _ask(self, request: Request, effect: Callable[[], Any]) -> Any:
+        try:
+            return await super()._ask(request, effect)
+        except Unavailable as error:
+            raise ApiError(422, "Invalid", error.message) from error
+
+
+class GivesLittleGrace(SimulatedKube):
+    """I13: every worker is killed after a second."""
+
+    async def delete(
+        self,
+        kind: ResourceType,
+        name: str,
+        namespace: str = "",
+        *,
+        uid: str,
+        resource_version: str = "",
+        grace_seconds: int | None = None,
+    ) -> Manifest:
+        return await super().delete(
+            kind, name, namespace, uid=uid, resource_version=resource_version, grace_seconds=1
+        )
+
+
+class GivesMuchGrace(SimulatedKube):
+    """I13: every worker may take as long as the longest of the templates says."""
+
+    async def delete(
+        self,
+        kind: ResourceType,
+        name: str,
+        namespace: str = "",
+        *,
+        uid: str,
+        resource_version: str = "",
+        grace_seconds: int | None = None,
+    ) -> Manifest:
+        return await super().delete(
+            kind, name, namespace, uid=uid, resource_version=resource_version, grace_seconds=600
+        )
+
+
+class DeletesWhatItHasNotSeen(SimulatedKube):
+    """I5: a worker that ended a moment ago is deleted before anybody looked at how it ended."""
+
+    async def delete(
+        self,
+        kind: ResourceType,
+        name: str,
+        namespace: str = "",
+        *,
+        uid: str,
+        resource_version: str = "",
+        grace_seconds: int | None = None,
+    ) -> Manifest:
+        return await super().delete(kind, name, namespace, uid=uid, grace_seconds=grace_seconds)
+
+
+class IgnoresDeletion(Cache):
+    """I7: a job that is deleted and kept by a finalizer looks like any other."""
+
+    def apply(self, kind: Kind, event_type: str | None, manifest: object) -> bool:
+        if kind is Kind.JOB and event_type != "DELETED":
+            manifest = _undeleted(manifest)
+        return super().apply(kind, event_type, manifest)
+
+    def resync(self, kind: Kind, manifests: Iterable[object], resource_version: str) -> bool:
+        if kind is Kind.JOB:
+            manifests = [_undeleted(manifest) for manifest in manifests]
+        return super().resync(kind, manifests, resource_version)
+
+
+def _undeleted(manifest: Any) -> Manifest:
+    metadata = {k: v for k, v in manifest["metadata"].items() if k != "deletionTimestamp"}
+    return {**manifest, "metadata": metadata}
+
+
+BELIEVES_LABELS = Parts(cache=BelievesLabels)
+BREAKS_ON_MOVED_LABELS = Parts(cache=BreaksOnMovedLabels)
+BLOCKS_ANNOTATED_CARDS = Parts(cache=BlocksAnnotatedCards)
+WAITS_FOR_EVERY_CONTAINER = Parts(cache=WaitsForEveryContainer)
+BREAKS_ON_ODD_WORDS = Parts(cache=BreaksOnOddWords)
+DELETES_WHAT_CARRIES_LABELS = Parts(executor=DeletesWhatCarriesLabels)
+LISTS_ALL_WHEN_REFUSED = Parts(kube=ListsAllWhenRefused)
+REPEATS_WHAT_IS_REFUSED = Parts(kube=RepeatsWhatIsRefused)
+ONE_WRITE_AT_A_TIME = Parts(kube=OneWriteAtATime)
+TAKES_DOUBT_FOR_NO = Parts(kube=TakesDoubtForNo)
+GIVES_LITTLE_GRACE = Parts(kube=GivesLittleGrace)
+GIVES_MUCH_GRACE = Parts(kube=GivesMuchGrace)
+DELETES_WHAT_IT_HAS_NOT_SEEN = Parts(kube=DeletesWhatItHasNotSeen)
+IGNORES_DELETION = Parts(cache=IgnoresDeletion)

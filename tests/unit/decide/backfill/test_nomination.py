@@ -1,0 +1,163 @@
+"""What a job that does not fit keeps free for itself, and when it could start there."""
+
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
+from gpujob_api.quantities import GIB
+from gpujob_operator.decide.backfill.earliest_start import places
+from gpujob_operator.decide.backfill.nomination import Claim, describe, soonest
+from gpujob_operator.decide.backfill.release_times import Releases
+from gpujob_operator.decide.cache.release_arrays import ReleaseArrays
+from gpujob_operator.decide.cache.tenancy import Rows
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.placement.memo import Forgetful
+from gpujob_operator.decide.placement.requirements import needs_of
+from tests.harness.builders import (
+    T0,
+    after,
+    make_card,
+    make_gpu_node,
+    make_job,
+    make_node,
+    make_snapshot,
+    measured,
+    reserve,
+    running,
+    with_status,
+)
+from tests.harness.ledger import build_capacity
+
+CONFIGURATION = Configuration()
+
+
+def claim_of(job: GPUJob, *jobs: GPUJob, **snapshot: Any) -> Claim | None:
+    capacity = build_capacity(make_snapshot(*jobs, **snapshot), T0, {})
+    needs, releases = needs_of(job, None), Releases.of(jobs, T0)
+    tenancy = Rows().renew(capacity, ReleaseArrays(releases))
+    found = places(needs, tenancy, capacity, Forgetful(), CONFIGURATION)
+    return soonest(needs, found, releases)
+
+
+def claimed(job: GPUJob, *jobs: GPUJob, **snapshot: Any) -> frozenset[str]:
+    found = claim_of(job, *jobs, **snapshot)
+    return found.uuids if found is not None else frozenset()
+
+
+def nodes_of_two(count: int) -> list[Any]:
+    return [
+        make_gpu_node(f"n{n}", make_card(f"GPU-{n}a"), make_card(f"GPU-{n}b", index=1))
+        for n in range(count)
+    ]
+
+
+def left(job: GPUJob, steps: int) -> GPUJob:
+    """The job with so many steps of 0.1 s before it."""
+    known = replace(measured(4 * GIB, step=100), steps_total=100 + steps)
+    return with_status(job, measurement=known, observed_at=T0)
+
+
+def test_a_claim_is_on_the_cards_that_are_free_soonest() -> None:
+    cards = [make_card(f"GPU-{n}", index=n) for n in range(3)]
+    busy = [
+        running(make_job("a"), ("n0", ("GPU-0",)), held=reserve(8 * GIB)),
+        running(make_job("b"), ("n0", ("GPU-0",)), held=reserve(8 * GIB)),
+        running(make_job("c"), ("n0", ("GPU-1",)), held=reserve(12 * GIB)),
+        running(make_job("d"), ("n0", ("GPU-2",)), held=reserve(4 * GIB)),
+    ]
+    assert claimed(make_job(), *busy, cards=cards) == {"GPU-2"}
+    assert claimed(make_job(gpus_per_worker=2), *busy, cards=cards) == {"GPU-2", "GPU-1"}
+
+
+def test_a_claim_of_a_worker_with_several_cards_is_on_one_node() -> None:
+    """I11: cards on two nodes would be kept free and never be enough."""
+    one_busy_on_each = [
+        running(make_job(f"j{n}"), (f"n{n}", (f"GPU-{n}b",)), held=reserve(8 * GIB))
+        for n in range(2)
+    ]
+    found = claimed(make_job(gpus_per_worker=2), *one_busy_on_each, gpu_nodes=nodes_of_two(2))
+    assert found == {"GPU-0a", "GPU-0b"}
+
+
+def test_a_claim_is_on_cards_of_one_model() -> None:
+    cards = [make_card("GPU-0"), make_card("GPU-1", model="NVIDIA L4", index=1)]
+    assert claimed(make_job(workers=2), cards=cards) == frozenset()
+    cards.append(make_card("GPU-2", model="NVIDIA L4", index=2))
+    assert claimed(make_job(workers=2), cards=cards) == {"GPU-1", "GPU-2"}
+
+
+def test_what_can_never_fit_claims_nothing() -> None:
+    """I11: an impossible job does not block the possible ones."""
+    assert claimed(make_job(gpus_per_worker=4), gpu_nodes=nodes_of_two(2)) == frozenset()
+    assert claimed(make_job(workers=5), gpu_nodes=nodes_of_two(2)) == frozenset()
+    assert claimed(make_job(memory_bytes=40 * GIB)) == frozenset()
+    assert claimed(make_job(models=("other",))) == frozenset()
+    assert claimed(make_job(), nodes=[make_node(ready=False)]) == frozenset()
+    assert claimed(make_job(), cards=[make_card(healthy=False)]) == frozenset()
+
+
+def test_a_card_full_of_strangers_is_not_claimed() -> None:
+    """I11: they go when they like; until then others may use what is left."""
+    cards = [make_card(stranger=10 * GIB)]
+    assert claimed(make_job(memory_bytes=20 * GIB), cards=cards) == frozenset()
+    assert claimed(make_job(memory_bytes=14 * GIB), cards=cards) == {"GPU-0"}
+
+
+def test_a_claim_is_where_jobs_end_first() -> None:
+    """EASY backfill: the reservation of the head of the queue is at the earliest estimated time."""
+    cards = [make_card(f"GPU-{n}", index=n) for n in range(3)]
+    busy = [
+        left(running(make_job("a"), ("n0", ("GPU-0",)), held=reserve(4 * GIB)), 3000),
+        left(running(make_job("b"), ("n0", ("GPU-1",)), held=reserve(20 * GIB)), 1000),
+        running(make_job("c"), ("n0", ("GPU-2",)), held=reserve(GIB)),
+    ]
+    assert claim_of(make_job(), *busy, cards=cards) == Claim(frozenset({"GPU-1"}), 100.0)
+    both = claim_of(make_job(gpus_per_worker=2), *busy, cards=cards)
+    assert both == Claim(frozenset({"GPU-0", "GPU-1"}), 300.0)
+    everything = claim_of(make_job(gpus_per_worker=3), *busy, cards=cards)
+    assert everything is not None
+    assert everything.start_seconds == inf
+    assert describe(everything) == ""
+    assert describe(Claim(frozenset(), 300.0)) == "could start in about 300 s"
+
+
+def test_a_card_that_is_free_already_is_ready_now() -> None:
+    cards = [make_card("GPU-0"), make_card("GPU-1", index=1)]
+    busy = running(make_job("a"), ("n0", ("GPU-0",)))
+    assert claim_of(make_job(), busy, cards=cards) == Claim(frozenset({"GPU-1"}), 0.0)
+
+
+def test_only_as_many_must_go_as_are_in_the_way() -> None:
+    small = with_status(make_job("small"), measurement=measured(10 * GIB, utilization_percent=5))
+    tenants = [
+        left(running(make_job("a"), held=reserve(10 * GIB, utilization_percent=5)), 5000),
+        left(running(make_job("b"), held=reserve(12 * GIB, utilization_percent=5)), 2000),
+    ]
+    assert claim_of(small, *tenants) == Claim(frozenset({"GPU-0"}), 200.0)
+
+
+def test_who_is_being_stopped_is_named_and_gone_at_its_deadline() -> None:
+    stop = StopReason("Preempted", "makes room", after(20))
+    leaving = running(make_job("a"), phase=JobPhase.STOPPING, stop=stop)
+    assert claim_of(make_job(), leaving) == Claim(frozenset({"GPU-0"}), 20.0, ("uid-a",))
+
+
+def test_lengths_of_earlier_runs_count_for_their_like() -> None:
+    done = [
+        with_status(
+            make_job("same", uid=f"uid-{n}"),
+            phase=JobPhase.SUCCEEDED,
+            started_at=T0,
+            finished_at=after(seconds),
+        )
+        for n, seconds in enumerate((100, 900, 300))
+    ]
+    young = running(make_job("same", uid="young"), at=-50)
+    old = running(make_job("same", uid="old"), at=-400)
+    releases = Releases.of([*done, young, old], T0)
+    assert releases.length_seconds(make_job("same")) == 300
+    assert releases.length_seconds(make_job("another")) == inf
+    assert releases.seconds("young") == 250
+    assert releases.seconds("old") == inf
+    assert releases.seconds("nobody") == inf

@@ -1,0 +1,205 @@
+"""The ledger of cards: nothing that is in use, reserved or unknown counts as free."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpujob_api.gpujob import GPUJob, JobPhase, ReservationSource
+from gpujob_api.meta import TAINT_RECLAIM
+from gpujob_api.quantities import GIB
+from gpujob_operator.decide.capacity.cluster import Capacity, Card, holds_cards
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.pod_template import host_requests
+from gpujob_operator.decide.model.snapshot import PodPhase, Snapshot, Taint
+from tests.harness.builders import (
+    CARD_BYTES,
+    after,
+    make_card,
+    make_gpu_node,
+    make_job,
+    make_node,
+    make_pod,
+    make_snapshot,
+    placed,
+    reserve,
+    running,
+)
+from tests.harness.ledger import build_capacity
+
+
+def ledger(snapshot: Snapshot, seconds: float = 0.0) -> Capacity:
+    requests = {job.metadata.uid: host_requests(job) for job in snapshot.jobs}
+    return build_capacity(snapshot, after(seconds), requests)
+
+
+def only_card(*jobs: GPUJob, seconds: float = 0.0, **fields: Any) -> Card:
+    card = ledger(make_snapshot(*jobs, **fields), seconds).card("n0", "GPU-0")
+    assert card is not None
+    return card
+
+
+def free(*jobs: GPUJob, **fields: Any) -> int:
+    return only_card(*jobs, **fields).free_bytes
+
+
+def test_an_empty_card_is_free_less_what_the_driver_keeps() -> None:
+    """I1: the driver's own reserve is not ours to give."""
+    assert free() == CARD_BYTES
+    assert free(cards=[make_card(driver=450 << 20)]) == CARD_BYTES - (450 << 20)
+
+
+def test_strangers_are_respected() -> None:
+    """I1: memory of nobody's job is not free, whoever uses it."""
+    assert free(cards=[make_card(stranger=5 * GIB)]) == CARD_BYTES - 5 * GIB
+    assert free(cards=[make_card(ours=[("some-pod", 5 * GIB)])]) == CARD_BYTES - 5 * GIB
+
+
+def test_reservations_count_instead_of_measured_use() -> None:
+    """I1: the job's own memory is not counted twice."""
+    job = running(make_job(), held=reserve(10 * GIB))
+    pod = make_pod(job)
+    card = make_card(stranger=2 * GIB, ours=[(pod.uid, 6 * GIB)])
+    assert free(job, pods=[pod], cards=[card]) == CARD_BYTES - 12 * GIB
+
+
+def test_use_above_the_reservation_is_not_free() -> None:
+    """I1: a leak fills the card although the reservation stays."""
+    job = running(make_job(), held=reserve(10 * GIB, ReservationSource.HINT))
+    pod = make_pod(job)
+    card = make_card(ours=[(pod.uid, 13 * GIB)])
+    found = only_card(job, pods=[pod], cards=[card])
+    assert (found.others_bytes, found.excess_bytes) == (0, 3 * GIB)
+    assert found.free_bytes == CARD_BYTES - 13 * GIB
+
+
+@pytest.mark.parametrize("phase", [JobPhase.STARTING, JobPhase.RUNNING, JobPhase.STOPPING])
+def test_an_attempt_holds_its_cards_until_it_is_proven_finished(phase: JobPhase) -> None:
+    """I1: also before its pods exist and while they are being stopped."""
+    job = placed(make_job(), phase=phase, held=reserve(10 * GIB))
+    assert holds_cards(job)
+    assert free(job) == CARD_BYTES - 10 * GIB
+
+
+@pytest.mark.parametrize("phase", [JobPhase.SUCCEEDED, JobPhase.FAILED])
+def test_a_finished_job_holds_nothing(phase: JobPhase) -> None:
+    job = placed(make_job(), phase=phase, held=reserve(10 * GIB))
+    assert not holds_cards(job)
+    assert free(job) == CARD_BYTES
+
+
+def test_memory_of_a_job_that_finished_counts_until_it_is_seen_to_be_gone() -> None:
+    """I1: the last reading still shows the process."""
+    job = placed(make_job(), phase=JobPhase.SUCCEEDED)
+    pod = make_pod(job, exit_code=0)
+    card = make_card(ours=[(pod.uid, 6 * GIB)])
+    assert free(job, pods=[pod], cards=[card]) == CARD_BYTES - 6 * GIB
+
+
+def live_pods_without_a_claim() -> list[Any]:
+    job = running(make_job(), held=reserve(4 * GIB))
+    pod = make_pod(job)
+    elsewhere = running(make_job(), ("n0", ("GPU-1",)), attempt=2)
+    return [
+        pytest.param((), pod, id="the job is gone"),
+        pytest.param((replace(job, status=make_job().status),), pod, id="the job is waiting"),
+        pytest.param((elsewhere,), pod, id="the job is elsewhere by now"),
+    ]
+
+
+@pytest.mark.parametrize(("jobs", "pod"), live_pods_without_a_claim())
+def test_a_live_pod_that_no_attempt_owns_blocks_its_card(jobs: Any, pod: Any) -> None:
+    """I1, I7: how much it will use is unknown until it is gone."""
+    cards = [make_card(), make_card("GPU-1", index=1)]
+    assert "pod" in only_card(*jobs, pods=[pod], cards=cards).blocked
+    done = replace(pod, phase=PodPhase.FAILED, exit_code=143)
+    assert not only_card(*jobs, pods=[done], cards=cards).blocked
+
+
+def test_memory_of_an_earlier_attempt_is_a_strangers() -> None:
+    """I1: the new attempt holds other cards, so nothing else accounts for it."""
+    job = running(make_job(), ("n0", ("GPU-1",)), attempt=2)
+    old = make_pod(job, attempt=1, gpus=("GPU-0",))
+    cards = [make_card(ours=[(old.uid, 6 * GIB)]), make_card("GPU-1", index=1)]
+    assert only_card(job, pods=[old], cards=cards).others_bytes == 6 * GIB
+
+
+def test_unhealthy_cards_are_blocked_with_their_reason() -> None:
+    assert only_card(cards=[make_card(healthy=False)]).blocked == "unhealthy: XID 79"
+
+
+def test_lost_cards_and_nodes_are_not_there() -> None:
+    """I14: a card that is not reported any more offers nothing; zero cards are no error."""
+    job = running(make_job())
+    gone = ledger(make_snapshot(job, cards=[make_card("GPU-9")]))
+    assert gone.card("n0", "GPU-0") is None
+    assert gone.card("n7", "GPU-0") is None
+    empty = replace(make_snapshot(job), gpu_nodes=(make_gpu_node(),), nodes=())
+    assert not ledger(empty).nodes
+    bare = replace(make_gpu_node(), status=replace(make_gpu_node().status, gpus=()))
+    assert ledger(make_snapshot(job, gpu_nodes=[bare])).nodes["n0"].cards == ()
+
+
+@pytest.mark.parametrize(
+    ("node", "spec", "seconds", "reason"),
+    [
+        ({}, {}, 0, ""),
+        ({}, {}, 30, ""),
+        ({}, {}, 31, "measurements are 31 s old (limit 30 s)"),
+        ({"ready": False}, {}, 0, "the node is not ready"),
+        ({"unschedulable": True}, {}, 0, "the node is cordoned"),
+        ({}, {"unschedulable": True}, 0, "the node is cordoned"),
+        ({"taints": (Taint(TAINT_RECLAIM, "NoSchedule"),)}, {}, 0, "the node is being reclaimed"),
+    ],
+)
+def test_why_a_node_takes_nothing_new(
+    node: dict[str, Any], spec: dict[str, Any], seconds: float, reason: str
+) -> None:
+    """I14: stale readings close a node, with the age in seconds."""
+    snapshot = make_snapshot(gpu_nodes=[make_gpu_node(**spec)], nodes=[make_node(**node)])
+    assert ledger(snapshot, seconds).nodes["n0"].closed == reason
+
+
+def test_a_node_that_was_never_measured_is_closed() -> None:
+    """I14."""
+    blank = make_gpu_node()
+    blank = replace(blank, status=replace(blank.status, observed_at=None))
+    closed = ledger(make_snapshot(gpu_nodes=[blank])).nodes["n0"].closed
+    assert closed == "the agent has not measured it yet"
+
+
+def test_host_room_of_workers_that_are_not_bound_yet_is_taken() -> None:
+    """Two placements of one cycle after the other do not share the same cores."""
+    job = placed(make_job(workers=2), ("n0", ("GPU-0",)), ("n0", ("GPU-1",)))
+    node = make_node(cpu=8)
+    unbound = make_pod(job, 0, phase=PodPhase.PENDING, node=None)
+    bound = make_pod(job, 1)
+    room = ledger(make_snapshot(job, pods=[unbound, bound], nodes=[node])).nodes["n0"]
+    assert room.cpu_milli_free == 7000
+    assert room.memory_bytes_free == 255 * GIB
+
+
+def test_prices_come_from_the_node_then_from_the_table() -> None:
+    table = Configuration(
+        price_per_gpu_hour={"NVIDIA A10": 1.0}, spot_price_per_gpu_hour={"NVIDIA A10": 0.4}
+    )
+
+    def price(node: dict[str, Any], own: float | None) -> float | None:
+        gpu_nodes, nodes = [make_gpu_node(price=own)], [make_node(**node)]
+        snapshot = make_snapshot(gpu_nodes=gpu_nodes, nodes=nodes, configuration=table)
+        return ledger(snapshot).nodes["n0"].price_per_gpu_hour
+
+    assert price({}, 2.5) == 2.5
+    assert price({}, None) == 1.0
+    assert price({"spot": True}, None) == 0.4
+
+
+def test_the_order_of_the_snapshot_does_not_matter() -> None:
+    """I9."""
+    jobs = [
+        running(make_job(f"j{n}"), held=reserve(GIB, utilization_percent=0.1 * n)) for n in range(5)
+    ]
+    cards = [make_card(f"GPU-{n}") for n in range(3)]
+    one = ledger(make_snapshot(*jobs, cards=cards))
+    other = ledger(make_snapshot(*reversed(jobs), cards=cards[::-1]))
+    assert one == other

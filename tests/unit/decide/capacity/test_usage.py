@@ -1,0 +1,76 @@
+"""What is added is taken away again, whatever is there besides."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpujob_api.gpujob import JobPhase
+from gpujob_operator.decide.capacity.usage import (
+    Holding,
+    Holdings,
+    holding_of,
+    holding_of_gone,
+    holding_of_orphans,
+)
+from gpujob_operator.decide.model.snapshot import GonePod
+from tests.harness.builders import T0, make_job, make_pod, placed, running
+
+
+def some_holdings() -> list[Holding]:
+    """Of jobs that share cards, pods that are left over, and one that finished and was deleted."""
+    one, other = running(make_job("one")), running(make_job("other"), ("n0", ("GPU-0", "GPU-1")))
+    starting = placed(make_job("starting"), phase=JobPhase.STARTING)
+    done = placed(make_job("done"), phase=JobPhase.SUCCEEDED)
+    ended = make_pod(done, exit_code=0)
+    return [
+        holding_of(one, (make_pod(one),), (1000, 5)),
+        holding_of(other, (make_pod(other), make_pod(other, attempt=0)), (1000, 5)),
+        holding_of(starting, (), (2000, 7)),
+        holding_of(done, (ended,), (0, 0)),
+        holding_of_orphans((make_pod(one, attempt=9),)),
+        holding_of_gone(GonePod(ended.uid, T0, ended.gpus)),
+    ]
+
+
+def contents(holdings: Holdings) -> tuple[Any, ...]:
+    ended = {uid: sorted(map(repr, pods)) for uid, pods in holdings.ended.items()}
+    return holdings.tenants, holdings.owners, holdings.strays, holdings.coming, ended
+
+
+@given(st.permutations(range(6)), st.permutations(range(6)), st.integers(0, 6))
+def test_what_is_added_can_be_taken_away_in_any_order(
+    order: list[int], back: list[int], kept: int
+) -> None:
+    every = some_holdings()
+    holdings, expected = Holdings(), Holdings()
+    for index in order:
+        holdings.add(every[index])
+    stay = set(back[:kept])
+    for index in back[kept:]:
+        holdings.remove(every[index])
+    for index in sorted(stay):
+        expected.add(every[index])
+    assert contents(holdings) == contents(expected)
+
+
+def test_a_pod_that_finished_and_was_deleted_is_ended_until_neither_is_told() -> None:
+    *_, finished, _, deleted = some_holdings()
+    holdings = Holdings()
+    holdings.add(finished)
+    holdings.add(deleted)
+    (uid,) = holdings.ended
+    holdings.remove(finished)
+    assert set(holdings.ended) == {uid}
+    holdings.remove(deleted)
+    assert not holdings.ended
+
+
+@given(st.lists(st.integers(0, 5), max_size=12), st.lists(st.integers(0, 5), max_size=12))
+def test_whatever_is_taken_away_nothing_raises(added: list[int], removed: list[int]) -> None:
+    every = some_holdings()
+    holdings = Holdings()
+    for index in added:
+        holdings.add(every[index])
+    for index in removed:
+        holdings.remove(every[index])

@@ -1,0 +1,180 @@
+"""The state machine of one job: every phase against what can be seen of its pods."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpujob_api.gpujob import GPUJob, JobPhase, ReservationSource, StopReason
+from gpujob_api.meta import TAINT_RECLAIM
+from gpujob_api.quantities import GIB
+from gpujob_api.report import FailureClass
+from gpujob_operator.decide.capacity.sites import NodeFacts, WorkerSite
+from gpujob_operator.decide.lifecycle.attempt import advance
+from gpujob_operator.decide.lifecycle.inputs import JobInputs
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.plan import Step
+from gpujob_operator.decide.model.snapshot import PodPhase, PodView, Taint
+from tests.harness.builders import (
+    after,
+    make_job,
+    make_pod,
+    make_pods,
+    make_report,
+    placed,
+    received,
+    running,
+    used,
+    with_status,
+)
+
+CONFIGURATION = Configuration()
+STOP = StopReason("NodeReclaimed", "node n0 is being reclaimed", after(30))
+
+
+def step(job: GPUJob, *pods: PodView, at: float = 10.0, **seen: Any) -> Step:
+    return advance(job, JobInputs(pods=pods, **seen), CONFIGURATION, after(at))
+
+
+def stopping(job: GPUJob) -> GPUJob:
+    return with_status(running(job), phase=JobPhase.STOPPING, stop=STOP)
+
+
+def test_a_starting_job_creates_what_is_missing_and_nothing_twice() -> None:
+    """I3."""
+    job = placed(make_job(workers=2), ("n0", ("GPU-0",)), ("n1", ("GPU-1",)))
+    assert [create.rank for create in step(job).creates] == [0, 1]
+    assert [create.rank for create in step(job, make_pod(job, 0)).creates] == [1]
+    both = make_pods(job, phase=PodPhase.PENDING)
+    assert step(job, *both).creates == ()
+
+
+def test_it_runs_once_all_of_its_pods_run() -> None:
+    job = placed(make_job(workers=2), ("n0", ("GPU-0",)), ("n1", ("GPU-1",)))
+    waiting = (make_pod(job, 0), make_pod(job, 1, phase=PodPhase.PENDING))
+    assert step(job, *waiting).status.phase is JobPhase.STARTING
+    assert step(job, *make_pods(job)).status.phase is JobPhase.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("code", "phase", "counter"),
+    [
+        (0, JobPhase.SUCCEEDED, None),
+        (143, JobPhase.PENDING, "interruptions"),
+        (144, JobPhase.PENDING, "interruptions"),
+        (137, JobPhase.PENDING, "errors"),
+        (1, JobPhase.PENDING, "errors"),
+    ],
+)
+def test_how_an_attempt_ends(code: int, phase: JobPhase, counter: str | None) -> None:
+    """I4: every end has a phase, and what is tried again is counted by its cause."""
+    job = running(make_job())
+    after_end = step(job, make_pod(job, exit_code=code, finished_at=after(9))).status
+    assert after_end.phase is phase
+    counts = {n: getattr(after_end.counters, n) for n in ("interruptions", "errors", "hung")}
+    assert counts == {name: int(name == counter) for name in counts}
+    assert (after_end.placement is None) is (phase is JobPhase.PENDING)
+
+
+def test_a_user_error_before_the_first_step_is_final() -> None:
+    job = running(make_job())
+    words = make_report(step=0, failure=FailureClass.USER_ERROR, message="NameError: x")
+    pod = make_pod(job, exit_code=1, termination=words, finished_at=after(9))
+    failed = step(job, pod).status
+    assert failed.phase is JobPhase.FAILED
+    assert failed.failure is not None
+    assert "NameError" in failed.failure.message
+    later = replace(pod, termination=replace(words, step=7))
+    assert step(job, later).status.phase is JobPhase.PENDING
+
+
+def test_a_pod_that_is_gone_counts_as_an_interruption() -> None:
+    job = running(make_job())
+    assert step(job).status.counters.interruptions == 1
+    assert step(job).status.placement is None
+
+
+def test_trouble_is_made_durable_before_a_pod_is_stopped() -> None:
+    """I13: first the decision, then SIGTERM with what is left of the grace."""
+    job = running(make_job())
+    reclaim = Taint(TAINT_RECLAIM, "NoSchedule", str(int(STOP.deadline.timestamp())))
+    site = WorkerSite("n0", NodeFacts("", None, (reclaim,), None), ())
+    first = step(job, make_pod(job), sites=(site,))
+    assert first.status.stop is not None
+    assert first.status.stop.deadline == STOP.deadline
+    assert first.status.phase is JobPhase.STOPPING
+    assert first.deletes == ()
+    then = step(replace(job, status=first.status), make_pod(job))
+    (delete,) = then.deletes
+    assert delete.grace_seconds == 20
+    already = make_pod(job, deletion_at=after(9))
+    assert step(stopping(make_job()), already).deletes == ()
+
+
+def test_a_gang_is_asked_first_and_stopped_at_half_of_the_grace() -> None:
+    places = (("n0", ("GPU-0",)), ("n1", ("GPU-1",)))
+    job = running(make_job(workers=2), *places, phase=JobPhase.STOPPING, stop=STOP)
+    report = received(job, make_report(), at=9)
+    assert step(job, *make_pods(job), at=10, report=report).deletes == ()
+    assert len(step(job, *make_pods(job), at=16, report=report).deletes) == 2
+    assert len(step(job, *make_pods(job), at=10).deletes) == 2
+
+
+def test_cards_stay_held_until_every_pod_is_proven_finished() -> None:
+    """I1, I3."""
+    job = stopping(make_job())
+    assert step(job, make_pod(job)).status.placement is not None
+    ended = step(job, make_pod(job, exit_code=143, finished_at=after(9)))
+    assert ended.status.placement is None
+    assert ended.status.phase is JobPhase.PENDING
+
+
+def test_suspend_and_a_hang_stop_the_attempt() -> None:
+    suspended = running(make_job(suspend=True))
+    stop = step(suspended, make_pod(suspended)).status.stop
+    assert stop is not None
+    assert stop.reason == "Suspended"
+    job = running(make_job(hang_seconds=60))
+    assert step(job, make_pod(job), at=60).status.stop is None
+    hung = step(job, make_pod(job), at=61).status.stop
+    assert hung is not None
+    assert "no progress for 61 s (retry.hangTimeoutSeconds is 60)" in hung.message
+
+
+def test_what_does_not_start_in_time_is_stopped() -> None:
+    job = placed(make_job())
+    pod = make_pod(job, phase=PodPhase.PENDING, reason="ImagePullBackOff", message="no such image")
+    early = step(job, pod, at=600)
+    assert early.status.phase is JobPhase.STARTING
+    late = step(replace(job, status=early.status), pod, at=601).status
+    assert late.stop is not None
+    assert late.stop.reason == "StartTimeout"
+    assert "no such image" in late.stop.message
+
+
+@pytest.mark.parametrize("phase", [JobPhase.SUCCEEDED, JobPhase.FAILED])
+def test_a_finished_job_never_gets_a_pod_and_loses_what_still_lives(phase: JobPhase) -> None:
+    """I5, I7."""
+    job = with_status(running(make_job()), phase=phase)
+    quiet = step(job)
+    assert (quiet.creates, quiet.deletes, quiet.status) == ((), (), job.status)
+    assert len(step(job, make_pod(job)).deletes) == 1
+
+
+def test_pods_of_older_attempts_are_stopped_and_their_logs_bounded() -> None:
+    job = running(make_job(), attempt=5)
+    live = make_pod(job, attempt=4)
+    finished = [make_pod(job, attempt=n, exit_code=1, finished_at=after(1)) for n in (1, 2, 3)]
+    deleted = {delete.pod.attempt for delete in step(job, make_pod(job), live, *finished).deletes}
+    assert deleted == {1, 2, 4}
+
+
+def test_a_measured_job_makes_room() -> None:
+    job = running(make_job())
+    report = received(job, make_report(), at=9)
+    done = step(job, make_pod(job), report=report, usage=used(GIB, samples=5))
+    held = done.status.reservation
+    assert held is not None
+    assert held.source is ReservationSource.MEASURED
+    assert held.memory_bytes == GIB + 256 * 1024**2
+    assert done.events[0].reason == "ReservationMeasured"

@@ -1,0 +1,150 @@
+"""Why a running attempt has to leave its cards, and why not."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpujob_api.gpujob import GPUJob, JobPhase, ReservationSource, StopReason
+from gpujob_api.gpunode import UNREADABLE
+from gpujob_api.meta import TAINT_RECLAIM
+from gpujob_api.quantities import GIB
+from gpujob_operator.decide.capacity.cluster import Capacity
+from gpujob_operator.decide.capacity.sites import Sites, sites_of
+from gpujob_operator.decide.lifecycle import faults
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.snapshot import Snapshot, Taint
+from tests.harness.builders import (
+    T0,
+    after,
+    make_card,
+    make_job,
+    make_node,
+    make_pod,
+    make_snapshot,
+    reserve,
+    running,
+    with_status,
+)
+from tests.harness.ledger import build_capacity
+
+CONFIGURATION = Configuration()
+A = running(make_job("a"), held=reserve(10 * GIB))
+B = running(make_job("b"), held=reserve(12 * GIB))
+
+
+def capacity(snapshot: Snapshot, seconds: float = 0.0) -> Capacity:
+    return build_capacity(snapshot, after(seconds), {})
+
+
+def sites(job: GPUJob, snapshot: Snapshot, seconds: float = 0.0) -> Sites:
+    return sites_of(job.status.placement, capacity(snapshot, seconds))
+
+
+def found(job: GPUJob, *jobs: GPUJob, seconds: float = 0.0, **snapshot: Any) -> StopReason | None:
+    seen = make_snapshot(*(jobs or (job,)), **snapshot)
+    return faults.find(job, sites(job, seen, seconds), CONFIGURATION, after(seconds))
+
+
+def reclaimed(value: str) -> dict[str, Any]:
+    return {"nodes": [make_node(taints=(Taint(TAINT_RECLAIM, "NoSchedule", value),))]}
+
+
+def test_no_trouble() -> None:
+    assert found(A) is None
+    assert found(make_job()) is None
+    assert found(A, A, B) is None
+
+
+def test_a_reclaimed_node_is_left_before_its_deadline() -> None:
+    """I13: the grace ends when the node does, and not before a second from now."""
+    noticed = found(A, **reclaimed(str(int(after(12).timestamp()))))
+    assert noticed == StopReason(
+        "NodeReclaimed", "node n0 is being reclaimed, 12 s are left", after(12)
+    )
+    late = found(A, **reclaimed(str(int(T0.timestamp()) - 99)))
+    assert late is not None
+    assert late.deadline == after(1)
+
+
+def test_a_reclaim_without_a_readable_deadline_gets_the_whole_grace() -> None:
+    """I10: an odd taint value is no error."""
+    for value in ("", "soon", "-1", "9" * 30):
+        stop = found(A, **reclaimed(value))
+        assert stop is not None, value
+        assert stop.deadline == after(CONFIGURATION.termination_grace_seconds)
+
+
+def test_an_unhealthy_card_is_left() -> None:
+    stop = found(A, cards=[make_card(healthy=False)])
+    assert stop is not None
+    assert (stop.reason, stop.message) == (
+        "CardUnhealthy",
+        "card GPU-0 on n0 is unhealthy: XID 79",
+    )
+
+
+def test_stale_or_missing_readings_never_stop_a_job() -> None:
+    """I14."""
+    overfull = make_card(healthy=False, stranger=20 * GIB)
+    assert found(A, A, B, cards=[overfull], seconds=3600) is None
+    assert found(A, cards=[make_card("GPU-7")]) is None
+    assert faults.find(A, sites_of(A.status.placement, Capacity()), CONFIGURATION, T0) is None
+
+
+@pytest.mark.parametrize("why", ["NVML: Unknown Error", "memoryUsedBytes: must be from 0 to 1"])
+def test_a_card_that_cannot_be_read_is_kept_but_takes_nothing_new(why: str) -> None:
+    """I14: what is known of it is old, which says nothing against the job on it."""
+    card = replace(make_card(healthy=False), health_message=f"{UNREADABLE}: {why}")
+    assert found(A, cards=[card]) is None
+    (seen,) = capacity(make_snapshot(A, cards=[card])).nodes["n0"].cards
+    assert seen.blocked == f"not readable: {why}"
+
+
+def test_a_stranger_alone_never_moves_a_job() -> None:
+    """I1: the condition says so; the job keeps what it holds."""
+    cards = [make_card(stranger=20 * GIB)]
+    assert found(A, cards=cards) is None
+    assert found(A, A, B, cards=cards) is None
+    assert found(B, A, B, cards=cards) is None
+    card = faults.pressure(A.status, sites(A, make_snapshot(A, B, cards=cards)))
+    assert card is not None
+    message = faults.pressure_message(card)
+    assert "22 GiB reserved by 2 jobs" in message
+    assert "20 GiB used by strangers" in message
+    assert "> 24 GiB" in message
+
+
+def test_of_an_overfull_card_the_largest_job_moves() -> None:
+    """I1: the stated policy, and exactly one of them."""
+    leak = running(make_job("leak"), held=reserve(15 * GIB))
+    assert found(A, A, leak) is None
+    stop = found(leak, A, leak)
+    assert stop is not None
+    assert stop.reason == "CardOverfull"
+    assert "25 GiB reserved by 2 jobs" in stop.message
+
+
+def test_the_job_that_uses_more_than_it_holds_moves_first() -> None:
+    """I1: not the neighbour that keeps to its reservation, though it is larger."""
+    leak = running(make_job("leak"), held=reserve(2 * GIB, ReservationSource.HINT))
+    pod = make_pod(leak)
+    seen: dict[str, Any] = {"pods": [pod], "cards": [make_card(ours=[(pod.uid, 13 * GIB)])]}
+    assert found(B, B, leak, **seen) is None
+    stop = found(leak, B, leak, **seen)
+    assert stop is not None
+    assert "11 GiB used above that" in stop.message
+
+
+def test_alone_on_an_overfull_card_nobody_moves() -> None:
+    big = running(make_job(), held=reserve(30 * GIB))
+    assert found(big) is None
+    assert faults.pressure(big.status, sites(big, make_snapshot(big))) is not None
+
+
+def test_pressure_is_only_of_running_jobs() -> None:
+    seen = sites(A, make_snapshot(A, B, cards=[make_card(stranger=20 * GIB)]))
+    assert faults.pressure(A.status, seen) is not None
+    assert faults.pressure(make_job().status, seen) is None
+    assert faults.pressure(with_status(A, phase=JobPhase.SUCCEEDED).status, seen) is None
+    assert faults.pressure(A.status, sites(A, make_snapshot(A))) is None

@@ -1,0 +1,271 @@
+"""How an attempt's end is judged, and when the job is tried again."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpujob_api.gpujob import Counters, GPUJob, JobFailure, StopReason
+from gpujob_api.report import CheckpointReport, FailureClass
+from gpujob_operator.decide.lifecycle.outcome import (
+    FRUITLESS_INTERRUPTIONS_MAX,
+    End,
+    Outcome,
+    interrupted,
+    judge,
+    verdict,
+)
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.snapshot import PodPhase
+from tests.harness.builders import (
+    T0,
+    after,
+    make_job,
+    make_pod,
+    make_report,
+    measured,
+    running,
+    with_status,
+)
+
+CONFIGURATION = Configuration()
+INTERRUPTION = Outcome(End.INTERRUPTED)
+GANG = (("n0", ("GPU-0",)), ("n0", ("GPU-1",)))
+
+
+def ended(exit_code: int | None = None, *, job: GPUJob | None = None, **fields: Any) -> Any:
+    """The judgement on a single worker that ended like this."""
+    job = job or running(make_job())
+    pod = make_pod(job, phase=PodPhase.FAILED, exit_code=exit_code, **fields)
+    return judge(job, (pod,))
+
+
+def stopped(reason: str) -> GPUJob:
+    return running(make_job(), stop=StopReason(reason, "because", after(30)))
+
+
+def failed(kind: FailureClass) -> Any:
+    return make_report(failure=kind, message="the words")
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "end", "kind"),
+    [
+        (0, End.SUCCEEDED, None),
+        (1, End.FAILED, FailureClass.UNKNOWN),
+        (2, End.FAILED, FailureClass.UNKNOWN),
+        (130, End.FAILED, FailureClass.UNKNOWN),
+        (137, End.FAILED, FailureClass.UNKNOWN),
+        (139, End.FAILED, FailureClass.UNKNOWN),
+        (143, End.INTERRUPTED, None),
+        (144, End.INTERRUPTED, None),
+    ],
+)
+def test_exit_codes(exit_code: int, end: End, kind: FailureClass | None) -> None:
+    """I4: every end of a process has one meaning; 143 and 144 are not the job's fault."""
+    outcome = ended(exit_code)
+    assert outcome.end is end
+    assert (outcome.failure.failure_class if outcome.failure else None) is kind
+    if kind is not None:
+        assert f"exit code {exit_code}" in outcome.failure.message
+
+
+@pytest.mark.parametrize("kind", list(FailureClass))
+def test_the_worker_names_the_class_of_its_failure(kind: FailureClass) -> None:
+    outcome = ended(1, termination=failed(kind))
+    assert outcome.failure == JobFailure(kind, "the words")
+
+
+@pytest.mark.parametrize(
+    "reason",
+    ["Evicted", "OutOfcpu", "OutOfmemory", "NodeLost", "NodeShutdown", "Terminated", "Preempting",
+     "NodeAffinity", "UnexpectedAdmissionError"],
+)  # fmt: skip
+@pytest.mark.parametrize("exit_code", [None, 137, 143])
+def test_what_the_node_did_is_an_interruption(reason: str, exit_code: int | None) -> None:
+    """I9: an eviction does not use up the job's retries, whatever exit code it left."""
+    assert ended(exit_code, reason=reason).end is End.INTERRUPTED
+
+
+def test_failed_without_ever_running_is_a_failure_with_its_reason() -> None:
+    outcome = ended(None, reason="CreateContainerConfigError", message="no such config map")
+    assert outcome.end is End.FAILED
+    assert "no such config map" in outcome.failure.message
+
+
+def test_host_memory_kill_is_out_of_memory() -> None:
+    outcome = ended(137, reason="OOMKilled")
+    assert outcome.failure.failure_class is FailureClass.OUT_OF_MEMORY
+
+
+def test_pods_that_are_gone_were_taken() -> None:
+    assert judge(running(make_job()), ()).end is End.INTERRUPTED
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"), [("Hung", FailureClass.HUNG), ("StartTimeout", FailureClass.UNKNOWN)]
+)
+@pytest.mark.parametrize("exit_code", [137, 143, None])
+def test_stops_that_are_failures(reason: str, kind: FailureClass, exit_code: int | None) -> None:
+    outcome = ended(exit_code, job=stopped(reason))
+    assert outcome.failure == JobFailure(kind, "because")
+
+
+@pytest.mark.parametrize("reason", ["NodeReclaimed", "Suspended", "CardOverfull", "CardUnhealthy"])
+@pytest.mark.parametrize(
+    ("exit_code", "end"),
+    [(143, End.INTERRUPTED), (144, End.INTERRUPTED), (137, End.INTERRUPTED), (0, End.SUCCEEDED)],
+)
+def test_stopped_by_us_is_an_interruption(reason: str, exit_code: int, end: End) -> None:
+    """I13: also when the grace was too short and SIGKILL ended it."""
+    assert ended(exit_code, job=stopped(reason)).end is end
+
+
+def test_a_failure_while_being_stopped_is_a_failure() -> None:
+    outcome = ended(1, job=stopped("Suspended"), termination=failed(FailureClass.CHECKPOINT))
+    assert outcome.failure.failure_class is FailureClass.CHECKPOINT
+
+
+def test_one_killed_rank_of_a_gang_is_a_failure_as_for_a_single_worker() -> None:
+    """I4: or else a gang whose rank is always killed would be tried for ever."""
+    job = running(make_job(workers=2), *GANG, stop=StopReason("WorkerEnded", "x", after(30)))
+    pods = (make_pod(job, 0, exit_code=143), make_pod(job, 1, exit_code=137))
+    assert judge(job, pods).end is End.FAILED
+
+
+def test_the_cause_is_reported_and_not_the_rank_that_fell_over_it() -> None:
+    job = running(make_job(workers=2), *GANG, stop=StopReason("WorkerEnded", "x", after(30)))
+    cause = make_report(failure=FailureClass.OUT_OF_MEMORY, rank=1)
+    pods = (
+        make_pod(job, 0, exit_code=137, finished_at=after(40), deletion_at=after(10)),
+        make_pod(job, 1, exit_code=1, finished_at=after(5), termination=cause),
+    )
+    outcome = judge(job, pods)
+    assert outcome.failure is not None
+    assert outcome.failure.failure_class is FailureClass.OUT_OF_MEMORY
+
+
+def test_a_gang_succeeds_only_with_all_of_its_workers() -> None:
+    job = running(make_job(workers=2), *GANG)
+    done = make_pod(job, 0, exit_code=0)
+    assert judge(job, (done,)).end is End.INTERRUPTED
+    assert judge(job, (done, make_pod(job, 1, exit_code=0))).end is End.SUCCEEDED
+
+
+def decide(kind: FailureClass, job: GPUJob, step: int = 0) -> Any:
+    outcome = Outcome(End.FAILED, JobFailure(kind, "x"), step)
+    return verdict(job, outcome, CONFIGURATION, T0)
+
+
+@pytest.mark.parametrize("kind", list(FailureClass))
+def test_every_class_is_counted_and_bounded(kind: FailureClass) -> None:
+    """I4: no class of failure is repeated for ever; the limit's number is in the message."""
+    job = running(make_job(retries=2), measurement=measured(1, step=5))
+    delays: list[float] = []
+    for _ in range(20):
+        decision = decide(kind, job)
+        job = with_status(job, counters=decision.counters)
+        if not decision.retry:
+            assert decision.message == "failed 3 times, retry.limit is 2"
+            break
+        delays.append((decision.next_attempt_at - T0).total_seconds())
+    assert delays == [10, 20]
+
+
+def test_backoff_is_bounded() -> None:
+    job = running(make_job(retries=30), counters=Counters(errors=25))
+    decision = decide(FailureClass.UNKNOWN, job)
+    assert decision.next_attempt_at == after(CONFIGURATION.retry_backoff_max_seconds)
+
+
+@pytest.mark.parametrize(
+    ("status", "step", "again"),
+    [
+        ({}, 0, False),
+        ({}, 1, True),
+        ({"measurement": measured(1, step=3)}, 0, True),
+        ({"checkpoint": CheckpointReport(3)}, 0, True),
+    ],
+)
+def test_user_errors_are_repeated_only_after_a_first_step(
+    status: dict[str, Any], step: int, again: bool
+) -> None:
+    decision = decide(FailureClass.USER_ERROR, running(make_job(), **status), step)
+    assert decision.retry is again
+    assert again or "first step" in decision.message
+
+
+def test_limit_zero_means_one_attempt() -> None:
+    assert not decide(FailureClass.UNKNOWN, running(make_job(retries=0))).retry
+
+
+def test_an_interruption_is_tried_again_at_once_and_uses_no_retry() -> None:
+    job = running(make_job(retries=0))
+    decision = interrupted(job, INTERRUPTION, CONFIGURATION, after(60))
+    assert decision.retry
+    assert decision.next_attempt_at == after(60)
+    assert decision.counters == Counters(interruptions=1)
+
+
+LOST = frozenset({"n0"})
+
+
+def test_an_attempt_whose_node_went_away_is_counted_apart_and_uses_no_retry() -> None:
+    job = running(make_job(retries=0))
+    outcome = judge(job, (), LOST)
+    assert (outcome.end, outcome.lost_node) == (End.INTERRUPTED, "n0")
+    decision = interrupted(job, outcome, CONFIGURATION, after(60))
+    assert decision.retry
+    assert decision.counters == Counters(node_lost=1)
+    failed_before = running(make_job(retries=1), counters=Counters(node_lost=5))
+    assert decide(FailureClass.UNKNOWN, failed_before).retry
+
+
+def test_fruitless_attempts_on_nodes_that_go_away_end() -> None:
+    counters = Counters(interruptions=20, node_lost=FRUITLESS_INTERRUPTIONS_MAX - 20)
+    job = running(make_job(), counters=counters)
+    assert not interrupted(job, judge(job, (), LOST), CONFIGURATION, after(60)).retry
+
+
+@pytest.mark.parametrize("reason", ["ContainerStatusUnknown", "NodeLost"])
+def test_a_node_that_restarted_lost_its_attempts(reason: str) -> None:
+    outcome = ended(137, reason=reason)
+    assert (outcome.end, outcome.lost_node) == (End.INTERRUPTED, "n0")
+
+
+@pytest.mark.parametrize("reason", ["NodeReclaimed", "Suspended"])
+def test_a_node_that_goes_after_a_notice_is_an_interruption(reason: str) -> None:
+    assert judge(stopped(reason), (), LOST) == INTERRUPTION
+
+
+def test_only_the_node_of_a_worker_without_an_end_was_lost() -> None:
+    job = running(make_job(workers=2), ("n0", ("GPU-0",)), ("n1", ("GPU-1",)))
+    saved = make_pod(job, 0, exit_code=143)
+    assert judge(job, (saved,), LOST).lost_node == ""
+    assert judge(job, (saved,), frozenset({"n1"})).lost_node == "n1"
+
+
+def test_an_attempt_that_ended_at_once_waits_before_the_next() -> None:
+    """I8: a node that refuses its pods is not asked in a tight loop."""
+    job = running(make_job(), checkpoint=CheckpointReport(9))
+    decision = interrupted(job, INTERRUPTION, CONFIGURATION, after(1))
+    assert decision.next_attempt_at == after(1 + CONFIGURATION.retry_backoff_seconds)
+
+
+def test_fruitless_interruptions_end() -> None:
+    counters = Counters(interruptions=FRUITLESS_INTERRUPTIONS_MAX)
+    job = running(make_job(), counters=counters)
+    decision = interrupted(job, INTERRUPTION, CONFIGURATION, after(60))
+    assert not decision.retry
+    assert str(FRUITLESS_INTERRUPTIONS_MAX + 1) in decision.message
+    saved = with_status(job, checkpoint=CheckpointReport(3))
+    assert interrupted(saved, INTERRUPTION, CONFIGURATION, after(60)).retry
+
+
+def test_last_step_of_any_worker_counts() -> None:
+    job = running(make_job(workers=2), *GANG)
+    pods = tuple(
+        replace(make_pod(job, rank, exit_code=1), termination=make_report(step=step))
+        for rank, step in ((0, 3), (1, 8))
+    )
+    assert judge(job, pods).step == 8

@@ -1,0 +1,37 @@
+"""The printer column for speed: a factor only where one was measured, of settings in force."""
+
+from dataclasses import replace
+
+import pytest
+
+from gpujob_api.gpujob import GPUJob
+from gpujob_api.quantities import GIB
+from gpujob_api.report import Speedup, Timing
+from gpujob_api.settings import OptimizeMode
+from gpujob_operator.decide.lifecycle.printer_columns import summarize
+from tests.harness.builders import make_job, measured, running, with_status
+
+GAIN = Speedup(1.42, 1.38, 1.46, 10)
+
+
+def job(mode: OptimizeMode, speedup: Speedup | None) -> GPUJob:
+    made = running(make_job())
+    spec = replace(made.spec, optimize=replace(made.spec.optimize, mode=mode))
+    seen = replace(measured(GIB, step=9), baseline=Timing(0.4, GIB), speedup=speedup)
+    return with_status(replace(made, spec=spec), measurement=seen)
+
+
+@pytest.mark.parametrize(
+    ("mode", "speedup", "text"),
+    [
+        (OptimizeMode.AUTO, GAIN, "100 ms/step, 1.42x (1.38 to 1.46)"),
+        (OptimizeMode.AUTO, None, "100 ms/step"),
+        (OptimizeMode.RECOMMEND, GAIN, "100 ms/step"),
+        (OptimizeMode.RECOMMEND, None, "100 ms/step"),
+        (OptimizeMode.OFF, GAIN, "100 ms/step"),
+        (OptimizeMode.OFF, None, "100 ms/step"),
+    ],
+)
+def test_the_speed_column(mode: OptimizeMode, speedup: Speedup | None, text: str) -> None:
+    found = job(mode, speedup)
+    assert summarize(found, found.status, ()).speed == text

@@ -1,0 +1,154 @@
+"""What reports and readings change in the status of a running attempt."""
+
+import pytest
+
+from gpujob_api.gpujob import GPUJob, GPUJobStatus, ReservationSource
+from gpujob_api.quantities import GIB
+from gpujob_api.report import CheckpointReport, Report, Speedup, Timing, WorkerPhase
+from gpujob_operator.decide.measurement.progress import (
+    is_hung,
+    joined_usage,
+    with_measured_reservation,
+    with_measurement,
+    with_report,
+)
+from gpujob_operator.decide.model.configuration import Configuration
+from tests.harness.builders import (
+    after,
+    make_job,
+    make_report,
+    measured,
+    received,
+    reserve,
+    running,
+    used,
+    with_status,
+)
+
+CONFIGURATION = Configuration()
+JOB = running(make_job(), held=reserve(24 * GIB, ReservationSource.WHOLE_CARD, 100.0))
+
+
+def told(job: GPUJob, report: Report, at: float = 100.0) -> GPUJobStatus:
+    return with_report(job.status, received(job, report, at))
+
+
+def test_reports_of_another_attempt_are_ignored() -> None:
+    """I3: an older attempt has no say any more."""
+    assert told(JOB, make_report(attempt=2, checkpoint_step=9)) == JOB.status
+    assert with_report(JOB.status, None) == JOB.status
+
+
+def test_the_durable_step_never_goes_back() -> None:
+    """I6."""
+    job = with_status(JOB, checkpoint=CheckpointReport(50))
+    assert told(job, make_report(checkpoint_step=20)).checkpoint == CheckpointReport(50)
+    assert told(job, make_report(checkpoint_step=60)).checkpoint == CheckpointReport(60)
+    assert told(job, make_report()).checkpoint == CheckpointReport(50)
+
+
+@pytest.mark.parametrize(
+    ("known", "report", "moved"),
+    [
+        (10, make_report(step=11), True),
+        (10, make_report(step=10), False),
+        (10, make_report(step=10, phase=WorkerPhase.CHECKPOINTING), True),
+        (10, make_report(step=10, phase=WorkerPhase.STARTING), True),
+        # A new attempt begins before where the last one ended; that is progress all the same.
+        (100, make_report(step=3), True),
+        (100, make_report(step=0), False),
+    ],
+)
+def test_what_counts_as_progress(known: int, report: Report, moved: bool) -> None:
+    """I14: a job that catches up after an interruption is not hung."""
+    job = with_status(JOB, measurement=measured(GIB, step=known))
+    assert told(job, report).progressed_at == (after(100) if moved else after(0))
+
+
+def test_measurement_keeps_the_peak_and_the_latest_utilization() -> None:
+    status = with_measurement(JOB.status, None, used(4 * GIB, 30.04))
+    status = with_measurement(status, None, used(3 * GIB, 50.0, samples=4))
+    found = status.measurement
+    assert found is not None
+    assert (found.memory_bytes, found.utilization_percent, found.samples) == (4 * GIB, 50.0, 10)
+
+
+def test_nothing_measured_changes_nothing() -> None:
+    """I14."""
+    assert with_measurement(JOB.status, None, None) == JOB.status
+    assert with_measurement(JOB.status, make_report(), used(1, samples=0)) == JOB.status
+
+
+def test_step_loss_and_speed_come_from_the_report() -> None:
+    report = make_report(step=7, loss=0.5, steps_total=9, current=Timing(0.2, 5))
+    found = with_measurement(JOB.status, report, used(GIB)).measurement
+    assert found is not None
+    assert (found.step, found.loss, found.steps_total) == (7, 0.5, 9)
+    later = with_measurement(with_status(JOB, measurement=found).status, make_report(step=3), None)
+    assert later.measurement is not None
+    assert (later.measurement.step, later.measurement.loss) == (3, 0.5)
+
+
+def test_a_speed_up_is_that_of_the_newest_report() -> None:
+    """What was measured in an attempt before, perhaps on another GPU, is none of this one's."""
+    gain = Speedup(1.42, 1.38, 1.46, 10)
+    found = with_measurement(JOB.status, make_report(speedup=gain), used(GIB)).measurement
+    assert found is not None
+    assert found.speedup == gain
+    later = with_measurement(with_status(JOB, measurement=found).status, make_report(step=3), None)
+    assert later.measurement is not None
+    assert later.measurement.speedup is None
+
+
+def test_the_worker_sees_peaks_that_the_agent_misses() -> None:
+    report = make_report(current=Timing(0.1, 5 * GIB))
+    joined = joined_usage(used(3 * GIB), report)
+    assert joined is not None
+    assert joined.memory_peak_bytes == 5 * GIB
+    assert joined_usage(None, report) is None
+    assert joined_usage(used(1), None) == used(1)
+
+
+@pytest.mark.parametrize(
+    ("phase", "settled"),
+    [
+        (WorkerPhase.STARTING, False),
+        (WorkerPhase.MEASURING, False),
+        (WorkerPhase.TUNING, False),
+        (WorkerPhase.TRAINING, True),
+        (WorkerPhase.EVALUATING, True),
+        (WorkerPhase.CHECKPOINTING, True),
+    ],
+)
+def test_the_reservation_follows_once_the_worker_has_settled(
+    phase: WorkerPhase, settled: bool
+) -> None:
+    """I1: what a probe uses is not yet what the job needs."""
+    status, events = with_measured_reservation(
+        JOB, JOB.status, make_report(phase=phase), used(4 * GIB), CONFIGURATION
+    )
+    assert (status != JOB.status) is settled
+    assert [event.reason for event in events] == (["ReservationMeasured"] if settled else [])
+    if settled:
+        assert "measured 4 GiB and 20 % of the card over 10 samples" in events[0].message
+        assert "holds 4.4 GiB instead of 24 GiB" in events[0].message
+
+
+def test_a_worker_without_reports_is_measured_for_longer() -> None:
+    few, many = used(GIB, samples=29), used(GIB, samples=30)
+    assert with_measured_reservation(JOB, JOB.status, None, few, CONFIGURATION) == (JOB.status, ())
+    status, _ = with_measured_reservation(JOB, JOB.status, None, many, CONFIGURATION)
+    assert status.reservation is not None
+    assert status.reservation.source is ReservationSource.MEASURED
+
+
+def test_hung_after_the_limit_and_not_at_it() -> None:
+    assert is_hung(JOB.status, 60, after(60)) is None
+    assert is_hung(JOB.status, 60, after(61)) == 61
+    assert is_hung(GPUJobStatus(), 60, after(1e6)) is None
+
+
+def test_hung_counts_from_when_reports_could_be_heard() -> None:
+    """I14: a restarted operator has no reports yet; that is no reason to stop a job."""
+    assert is_hung(JOB.status, 60, after(1000), listening_since=after(990)) is None
+    assert is_hung(JOB.status, 60, after(1051), listening_since=after(990)) == 61

@@ -1,0 +1,190 @@
+"""How much of a card an attempt holds, before and after it is measured."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpujob_api.gpujob import Counters, GPUJob, Reservation, ReservationSource, SharingMode
+from gpujob_api.gpuprofile import GPUProfile, GPUProfileSpec, GPUProfileStatus, ProfileEntry
+from gpujob_api.meta import Metadata
+from gpujob_api.quantities import GIB, MIB
+from gpujob_operator.decide.measurement.reservation import (
+    measured_reservation,
+    profile_entry,
+    wanted_reservation,
+    with_margin,
+)
+from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
+from gpujob_operator.decide.model.plan import WriteStatus
+from gpujob_operator.decide.model.snapshot import CardUsage
+from gpujob_operator.decide.planner import plan
+from tests.harness.builders import (
+    MODEL,
+    T0,
+    make_job,
+    make_snapshot,
+    measured,
+    reserve,
+    running,
+    used,
+    with_status,
+)
+
+CONFIGURATION = Configuration()
+PICKED_BY_KUBELET = Configuration(device_access=DeviceAccess.DEVICE_PLUGIN)
+ENTRY = ProfileEntry(MODEL, "2.0", 8 * GIB, 35.0, 10, T0)
+
+
+def wanted(job: GPUJob, entry: ProfileEntry | None = None) -> Reservation | None:
+    return wanted_reservation(job, entry, CONFIGURATION)
+
+
+def after_measuring(held: Reservation, usage: CardUsage, **job: Any) -> Reservation | None:
+    return measured_reservation(running(make_job(**job), held=held), usage, CONFIGURATION)
+
+
+def test_margin_is_a_tenth_and_at_least_256_mebibytes() -> None:
+    assert with_margin(100 * MIB, CONFIGURATION) == 356 * MIB
+    assert with_margin(10 * GIB, CONFIGURATION) == 11 * GIB
+
+
+def test_without_knowledge_the_whole_card() -> None:
+    assert wanted(make_job()) is None
+    assert wanted(make_job(memory_bytes=2 * GIB)) is None
+
+
+def test_exclusive_is_always_the_whole_card() -> None:
+    """I2."""
+    job = with_status(make_job(sharing=SharingMode.EXCLUSIVE), measurement=measured(GIB))
+    assert wanted(job, ENTRY) is None
+
+
+@pytest.mark.parametrize("mode", list(SharingMode))
+def test_where_the_kubelet_picks_the_cards_all_jobs_take_whole_ones(mode: SharingMode) -> None:
+    """I1: on the card that it picks may be other jobs than on the one that was chosen."""
+    job = with_status(make_job(sharing=mode, memory_bytes=2 * GIB), measurement=measured(GIB))
+    assert wanted_reservation(job, ENTRY, PICKED_BY_KUBELET) is None
+    held = reserve(24 * GIB, source=ReservationSource.WHOLE_CARD)
+    after = running(make_job(sharing=mode), held=held)
+    assert measured_reservation(after, used(GIB), PICKED_BY_KUBELET) is None
+
+
+def test_two_small_jobs_do_not_share_a_card_that_the_kubelet_picks() -> None:
+    jobs = [with_status(make_job(name), measurement=measured(GIB)) for name in ("a", "b")]
+    placed = {
+        configuration.device_access: sum(
+            isinstance(item, WriteStatus) and item.status.placement is not None
+            for item in plan(make_snapshot(*jobs, configuration=configuration), T0).items
+        )
+        for configuration in (CONFIGURATION, PICKED_BY_KUBELET)
+    }
+    assert placed == {DeviceAccess.ENVIRONMENT: 2, DeviceAccess.DEVICE_PLUGIN: 1}
+
+
+def test_profile_then_measurement() -> None:
+    entry = wanted(make_job(), ENTRY)
+    assert entry == Reservation(int(8.8 * GIB), 35.0, ReservationSource.PROFILE)
+    own = wanted(with_status(make_job(), measurement=measured(10 * GIB)), ENTRY)
+    assert own == Reservation(11 * GIB, 20.0, ReservationSource.MEASURED)
+
+
+def test_an_attempt_that_ended_early_was_not_measured() -> None:
+    """I9: what a job used while it was still loading is no limit for its next attempt."""
+    early = replace(measured(GIB), samples=CONFIGURATION.measurement_samples_min - 1)
+    silent = replace(measured(GIB), current=None)
+    for measurement in (early, silent):
+        assert wanted(with_status(make_job(), measurement=measurement)) is None
+    longer = replace(silent, samples=CONFIGURATION.measurement_samples_without_reports_min)
+    assert wanted(with_status(make_job(), measurement=longer)) is not None
+
+
+def test_after_running_out_of_memory_the_profile_is_not_believed() -> None:
+    """I9: the same command on other data needs more; it gets the whole card."""
+    assert wanted(with_status(make_job(), counters=Counters(out_of_memory=1)), ENTRY) is None
+
+
+def test_profile_is_of_one_card_model() -> None:
+    profile = GPUProfile(
+        Metadata("w"), GPUProfileSpec("f", "i"), GPUProfileStatus(entries=(ENTRY,))
+    )
+    assert profile_entry(profile, MODEL) == ENTRY
+    assert profile_entry(profile, "another") is None
+    assert profile_entry(None, MODEL) is None
+
+
+def test_shared_hint_is_a_hard_cap_whatever_was_measured() -> None:
+    """I1: a neighbour was placed by the hint."""
+    job = make_job(sharing=SharingMode.SHARED, memory_bytes=4 * GIB)
+    assert wanted(job) == Reservation(4 * GIB, 100.0, ReservationSource.HINT)
+    again = with_status(job, measurement=measured(6 * GIB), counters=Counters(out_of_memory=2))
+    assert wanted(again) == Reservation(4 * GIB, 20.0, ReservationSource.HINT)
+    assert wanted(job, ENTRY) == Reservation(4 * GIB, 35.0, ReservationSource.HINT)
+
+
+def test_shared_hint_stays_while_running() -> None:
+    held = reserve(4 * GIB, ReservationSource.HINT, 100.0)
+    after = after_measuring(held, used(6 * GIB, 30.0), sharing=SharingMode.SHARED)
+    assert after == Reservation(4 * GIB, 30.0, ReservationSource.HINT)
+    assert after is not None
+    assert after_measuring(after, used(6 * GIB, 35.0), sharing=SharingMode.SHARED) is None
+
+
+def test_after_running_out_of_memory_the_own_measurement_is_not_believed_either() -> None:
+    """I9: measured while it was loading, and everything after that was too little."""
+    job = with_status(make_job(), measurement=measured(10 * GIB))
+    assert wanted(job) == Reservation(11 * GIB, 20.0, ReservationSource.MEASURED)
+    assert wanted(with_status(job, counters=Counters(out_of_memory=1))) is None
+
+
+def test_whole_card_shrinks_to_what_was_measured() -> None:
+    whole = reserve(24 * GIB, ReservationSource.WHOLE_CARD, 100.0)
+    assert after_measuring(whole, used(10 * GIB, 42.04)) == Reservation(
+        11 * GIB, 42.0, ReservationSource.MEASURED
+    )
+
+
+def test_too_few_samples_change_nothing() -> None:
+    """I14: one odd reading is not a measurement."""
+    whole = reserve(24 * GIB, ReservationSource.WHOLE_CARD, 100.0)
+    few = used(10 * GIB, samples=CONFIGURATION.measurement_samples_min - 1)
+    assert after_measuring(whole, few) is None
+
+
+@pytest.mark.parametrize("source", [ReservationSource.WHOLE_CARD, ReservationSource.PROFILE])
+def test_the_margin_never_takes_more_than_was_held(source: ReservationSource) -> None:
+    """I1: the rest of the card may be somebody's already; use within the reservation is no leak."""
+    shrunk = after_measuring(reserve(24 * GIB, source, 100.0), used(23 * GIB))
+    assert shrunk is not None
+    assert shrunk.memory_bytes == 24 * GIB
+
+
+def test_growth_is_recorded_when_the_job_uses_more_than_it_holds() -> None:
+    """I1: from then on nothing new is placed on what is not free."""
+    held = reserve(10 * GIB)
+    assert after_measuring(held, used(10 * GIB - 1)) is None
+    grown = after_measuring(held, used(10 * GIB + 1))
+    assert grown is not None
+    assert grown.memory_bytes > 11 * GIB - 1
+
+
+def test_busier_changes_the_utilization_and_not_the_memory() -> None:
+    held = reserve(10 * GIB, utilization_percent=20.0)
+    assert after_measuring(held, used(5 * GIB, 39.0)) is None
+    assert after_measuring(held, used(5 * GIB, 40.0)) == replace(held, utilization_percent=40.0)
+
+
+def test_exclusive_and_unreserved_stay() -> None:
+    """I2."""
+    whole = reserve(24 * GIB, ReservationSource.WHOLE_CARD, 100.0, exclusive=True)
+    assert after_measuring(whole, used(GIB)) is None
+    assert measured_reservation(make_job(), used(GIB), CONFIGURATION) is None
+
+
+def test_a_measured_reservation_settles() -> None:
+    """I8: the same measurement again changes nothing."""
+    held = reserve(24 * GIB, ReservationSource.WHOLE_CARD, 100.0)
+    for peak in (10 * GIB, 23 * GIB, 25 * GIB):
+        first = after_measuring(held, used(peak, 50.0))
+        assert first is not None
+        assert after_measuring(first, used(peak, 50.0)) is None

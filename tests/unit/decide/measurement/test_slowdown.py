@@ -1,0 +1,146 @@
+"""The running pair's own measurement, and who moves."""
+
+from dataclasses import replace
+from datetime import datetime
+
+import pytest
+
+from gpujob_api.gpujob import GPUJob, JobPhase
+from gpujob_api.gpuprofile import GPUProfile, ProfileEntry
+from gpujob_api.quantities import GIB
+from gpujob_api.report import CheckpointReport, Timing
+from gpujob_operator.decide.measurement.profile import with_entries
+from gpujob_operator.decide.measurement.slowdown import SLACK_PERCENT, Slowdown, measured_slowdown
+from gpujob_operator.decide.model import conditions
+from gpujob_operator.decide.model.configuration import Configuration
+from tests.harness.builders import (
+    MODEL,
+    T0,
+    make_card,
+    make_gpu_node,
+    make_job,
+    make_pods,
+    make_snapshot,
+    measured,
+    reserve,
+    running,
+    with_status,
+)
+from tests.harness.ledger import build_capacity
+from tests.harness.world import World
+
+CONFIGURATION = Configuration()
+ALONE_SECONDS = 0.1
+
+
+def profile_of(job: GPUJob, step_seconds: float = ALONE_SECONDS, at: datetime = T0) -> GPUProfile:
+    """What the workload was measured at, alone."""
+    entry = ProfileEntry(
+        gpu_model=MODEL,
+        torch_version="",
+        memory_bytes=4 * GIB,
+        utilization_percent=20.0,
+        samples=10,
+        updated_at=at,
+        current=Timing(step_seconds, 4 * GIB),
+    )
+    return with_entries(job, None, (entry,))
+
+
+def beside(name: str, step_seconds: float) -> GPUJob:
+    """A job that runs on GPU-0 at this pace."""
+    known = replace(measured(4 * GIB, step=100), current=Timing(step_seconds, 4 * GIB))
+    job = running(make_job(name), held=reserve(5 * GIB))
+    return with_status(job, measurement=known, checkpoint=CheckpointReport(99, 0, 1.0))
+
+
+def slowdown_of(job: GPUJob, *neighbours: GPUJob) -> Slowdown | None:
+    capacity = build_capacity(make_snapshot(job, *neighbours), T0, {})
+    return measured_slowdown(job, job.status, profile_of(job), capacity.cards_of(job.status))
+
+
+def test_the_slowdown_is_against_the_fastest_measured_alone() -> None:
+    found = slowdown_of(beside("a", 0.13), beside("b", 0.1))
+    assert found is not None
+    assert found.percent == pytest.approx(30)
+    assert found.message == (
+        "a step takes 30 % longer than alone (0.13 s against 0.1 s); "
+        "sharing.maxSlowdownPercent is 10"
+    )
+
+
+def test_alone_on_its_card_nobody_slows_it() -> None:
+    assert slowdown_of(beside("a", 0.2)) is None
+
+
+def test_steps_under_other_settings_are_not_compared() -> None:
+    job = beside("a", 0.2)
+    known = job.status.measurement
+    assert known is not None
+    other = with_status(job, measurement=replace(known, torch_version="2.8"))
+    assert slowdown_of(other, beside("b", 0.1)) is None
+    assert slowdown_of(with_status(job, measurement=None), beside("b", 0.1)) is None
+
+
+@pytest.mark.parametrize(("percent", "too_much"), [(10 + SLACK_PERCENT - 1, False), (16, True)])
+def test_steps_vary_by_themselves(percent: float, too_much: bool) -> None:
+    found = slowdown_of(beside("a", ALONE_SECONDS * (1 + percent / 100)), beside("b", 0.1))
+    assert found is not None
+    assert found.too_much is too_much
+
+
+def pair(cards: int = 2) -> World:
+    """`slow` is slowed by `loud` on GPU-0; there may be another card."""
+    jobs = [beside("slow", 0.15), beside("loud", 0.1)]
+    node = make_gpu_node("n0", *(make_card(f"GPU-{n}", index=n) for n in range(cards)))
+    return World(
+        *jobs,
+        pods=[pod for job in jobs for pod in make_pods(job)],
+        gpu_nodes=[node],
+        profiles=[profile_of(jobs[0])],
+    )
+
+
+def test_one_of_a_pair_moves_and_they_do_not_meet_again() -> None:
+    world = pair()
+    world.tick()
+    found = conditions.find(world.status("slow"), conditions.SLOWED)
+    assert found is not None
+    assert "50 % longer than alone" in found.message
+    world.tick(CONFIGURATION.slowed_seconds - 2)
+    assert world.cards("slow") == world.cards("loud")
+    world.tick(5)
+    assert world.running() == {"slow", "loud"}
+    assert world.cards("slow") != world.cards("loud")
+    moved = [world.job(name) for name in ("slow", "loud") if world.status(name).attempt == 2]
+    assert [job.status.counters.preemptions for job in moved] == [1]
+    # Alone now, it is as fast as before; and it counts with more than the law would allow.
+    floor = moved[0].status.utilization_floor_percent
+    other = 20.0
+    assert floor + other > 70
+    slow = world.status("slow").measurement
+    assert slow is not None
+    world.change("slow", measurement=replace(slow, current=Timing(0.1, 4 * GIB)))
+    world.tick(60)
+    found = conditions.find(world.status("slow"), conditions.SLOWED)
+    assert found is not None
+    assert found.status.value == "False"
+
+
+def test_nobody_moves_without_another_place() -> None:
+    world = pair(cards=1)
+    world.tick()
+    world.tick(1000)
+    assert world.running() == {"slow", "loud"}
+    assert [world.status(name).attempt for name in ("slow", "loud")] == [1, 1]
+
+
+def test_who_has_made_room_often_enough_stays() -> None:
+    world = pair()
+    for name in ("slow", "loud"):
+        counters = replace(world.status(name).counters, preemptions=CONFIGURATION.preemptions_max)
+        world.change(name, counters=counters)
+    world.tick()
+    world.tick(1000)
+    assert world.phase("slow") is JobPhase.RUNNING
+    assert world.cards("slow") == world.cards("loud")

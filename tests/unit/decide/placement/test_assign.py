@@ -1,0 +1,388 @@
+"""Which cards a job gets, all workers or none, and what it is told when it gets none."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpujob_api.gpujob import GPUJob, ReservationSource, SharingMode, SpotPolicy
+from gpujob_api.quantities import GIB, MIB
+from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limit_percent
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.snapshot import Snapshot, Taint
+from gpujob_operator.decide.packing.demand import Mix
+from gpujob_operator.decide.placement.assign import Assignment, assign
+from gpujob_operator.decide.placement.assumed import Board
+from gpujob_operator.decide.placement.diagnosis import Refusal
+from gpujob_operator.decide.placement.requirements import UNKNOWN_BYTES, demand_of, needs_of
+from tests.harness.builders import (
+    CARD_BYTES,
+    T0,
+    make_card,
+    make_gpu_node,
+    make_job,
+    make_node,
+    make_snapshot,
+    make_template,
+    measured,
+    reserve,
+    running,
+    with_status,
+)
+from tests.harness.ledger import build_capacity
+
+CONFIGURATION = Configuration()
+
+
+def result(job: GPUJob, snapshot: Snapshot, claimed: tuple[str, ...] = ()) -> Any:
+    capacity = build_capacity(snapshot, T0, {})
+    jobs = (*snapshot.jobs, job)
+    demands = [demand_of(needs_of(j, None), capacity, CONFIGURATION) for j in jobs]
+    board = Board.of(capacity, Mix.of_demands(demands))
+    board.claim(claimed)
+    return assign(needs_of(job, None), board, CONFIGURATION)
+
+
+def cards_of(job: GPUJob, snapshot: Snapshot, claimed: tuple[str, ...] = ()) -> list[str]:
+    found = result(job, snapshot, claimed)
+    assert isinstance(found, Assignment), found
+    return [uuid for worker in found.placement.workers for uuid in worker.gpus]
+
+
+def why(job: GPUJob, snapshot: Snapshot, claimed: tuple[str, ...] = ()) -> Refusal:
+    found = result(job, snapshot, claimed)
+    assert isinstance(found, Refusal), found
+    return found
+
+
+def sized(memory_bytes: int, name: str = "job", **options: Any) -> GPUJob:
+    """A job that was measured to use this much."""
+    return with_status(make_job(name, **options), measurement=measured(memory_bytes))
+
+
+def of(name: str, held: int, uuid: str = "GPU-0", utilization_percent: float = 20.0) -> GPUJob:
+    kept = reserve(held, utilization_percent=utilization_percent)
+    return running(make_job(name), ("n0", (uuid,)), held=kept)
+
+
+def cards(count: int) -> list[Any]:
+    return [make_card(f"GPU-{n}", index=n) for n in range(count)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_n_jobs_of_exactly_m_bytes_on_a_card_one_byte_short(count: int) -> None:
+    """I1: exactly one of them does not run, and it is told how much is missing."""
+    each = 2 * GIB
+    card = make_card(total=count * each - 1)
+    shared: dict[str, Any] = {
+        "sharing": SharingMode.SHARED,
+        "memory_bytes": each,
+        "max_slowdown_percent": 100,
+    }
+    held = reserve(each, ReservationSource.HINT, 0.0)
+    jobs: list[GPUJob] = []
+    for n in range(count):
+        found = result(make_job(f"j{n}", **shared), make_snapshot(*jobs, cards=[card]))
+        if isinstance(found, Refusal):
+            break
+        jobs.append(running(make_job(f"j{n}", **shared), held=held))
+    assert len(jobs) == count - 1
+    message = why(make_job("last", **shared), make_snapshot(*jobs, cards=[card])).message
+    assert "1 B are missing" in message or "1 too small" in message
+
+
+def test_a_job_without_measurement_starts_alone_and_holds_all_that_is_free() -> None:
+    """I1: unknown use may be all of it, less the driver and strangers."""
+    found = result(make_job(), make_snapshot(cards=[make_card(driver=GIB, stranger=GIB)]))
+    assert found.reservation.memory_bytes == CARD_BYTES - 2 * GIB
+    assert found.reservation.source is ReservationSource.WHOLE_CARD
+    assert "starts alone" in why(make_job(), make_snapshot(of("a", GIB))).message
+
+
+def test_measured_jobs_join_others_where_somebody_may_need_a_whole_card() -> None:
+    jobs = [of("a", 6 * GIB, "GPU-1"), of("b", 12 * GIB, "GPU-2"), of("c", 22 * GIB, "GPU-3")]
+    unmeasured = [make_job(f"new-{n}") for n in range(3)]
+    chosen = cards_of(sized(4 * GIB), make_snapshot(*jobs, *unmeasured, cards=cards(4)))
+    assert chosen in (["GPU-1"], ["GPU-2"])
+
+
+def test_an_unmeasured_job_takes_an_empty_card() -> None:
+    seen = make_snapshot(of("a", GIB), cards=cards(2))
+    assert cards_of(make_job(), seen) == ["GPU-1"]
+
+
+def test_an_unknown_job_does_not_start_where_strangers_left_next_to_nothing() -> None:
+    full = make_card(stranger=CARD_BYTES - UNKNOWN_BYTES + MIB)
+    assert "255 MiB free" in why(make_job(), make_snapshot(cards=[full])).message
+    room = make_card(stranger=CARD_BYTES - UNKNOWN_BYTES)
+    assert cards_of(make_job(), make_snapshot(cards=[room])) == ["GPU-0"]
+
+
+def test_exclusive_jobs_share_with_nobody() -> None:
+    """I2: neither with jobs nor with strangers, and nobody joins them."""
+    alone = make_job(sharing=SharingMode.EXCLUSIVE)
+    found = result(alone, make_snapshot())
+    assert found.reservation.exclusive
+    assert "shared already" in why(alone, make_snapshot(of("a", GIB))).message
+    stranger = make_snapshot(cards=[make_card(stranger=GIB)])
+    assert "used by strangers (1 GiB)" in why(alone, stranger).message
+    taken = running(make_job("x"), held=reserve(GIB, exclusive=True))
+    assert "held whole" in why(sized(GIB), make_snapshot(taken)).message
+
+
+def test_a_whole_card_is_not_shared_before_it_is_measured() -> None:
+    """I1."""
+    assert "held whole" in why(sized(GIB), make_snapshot(running(make_job("x")))).message
+
+
+def test_gangs_are_placed_whole_or_not_at_all() -> None:
+    """I1, I4: two of three cards are no start."""
+    gang = make_job(workers=3)
+    message = why(gang, make_snapshot(cards=cards(2))).message
+    assert message.startswith("needs 3 x a whole card (room for 2 of 3 workers); of 2 cards")
+    assert cards_of(gang, make_snapshot(cards=cards(3))) == ["GPU-0", "GPU-1", "GPU-2"]
+
+
+def test_workers_of_a_gang_do_not_share_what_only_one_can_have() -> None:
+    """I1: the trial ledger counts the earlier ranks."""
+    cores = make_job(workers=2, template=make_template(cpu="3"))
+    assert (
+        "milli-CPU short"
+        in why(cores, make_snapshot(cards=cards(2), nodes=[make_node(cpu=5)])).message
+    )
+
+
+def test_a_gang_is_on_one_model() -> None:
+    mixed = [make_card("GPU-0"), make_card("GPU-1", model="NVIDIA L4", index=1)]
+    assert why(make_job(workers=2), make_snapshot(cards=mixed)).possible is False
+    mixed.append(make_card("GPU-2", model="NVIDIA L4", index=2))
+    assert cards_of(make_job(workers=2), make_snapshot(cards=mixed)) == ["GPU-1", "GPU-2"]
+
+
+def test_cards_of_one_worker_are_on_one_node() -> None:
+    nodes = [make_gpu_node(f"n{n}", make_card(f"GPU-{n}")) for n in range(2)]
+    refusal = why(make_job(gpus_per_worker=2), make_snapshot(gpu_nodes=nodes))
+    assert refusal.possible is False
+    assert "2 free, but too few on one node" in refusal.message
+    assert len(cards_of(make_job(gpus_per_worker=2), make_snapshot(cards=cards(2)))) == 2
+
+
+def test_a_gang_holds_what_its_smallest_card_has() -> None:
+    """I1: one reservation is valid for every card."""
+    seen = make_snapshot(cards=[make_card("GPU-0"), make_card("GPU-1", driver=GIB, index=1)])
+    assert result(make_job(gpus_per_worker=2), seen).reservation.memory_bytes == CARD_BYTES - GIB
+
+
+@pytest.mark.parametrize(
+    ("policy", "node"),
+    [(SpotPolicy.PREFER, "s"), (SpotPolicy.REQUIRE, "s"), (SpotPolicy.NEVER, "d")],
+)
+def test_spot_policy(policy: SpotPolicy, node: str) -> None:
+    gpu_nodes = [make_gpu_node("d", make_card("GPU-d")), make_gpu_node("s", make_card("GPU-s"))]
+    nodes = [make_node("d"), make_node("s", spot=True)]
+    found = result(make_job(spot=policy), make_snapshot(gpu_nodes=gpu_nodes, nodes=nodes))
+    assert found.placement.workers[0].node == node
+    assert found.placement.spot is (node == "s")
+
+
+def test_spot_required_or_refused_says_so() -> None:
+    assert "1 not a spot node" in why(make_job(spot=SpotPolicy.REQUIRE), make_snapshot()).message
+    spot = make_snapshot(nodes=[make_node(spot=True)])
+    assert "1 a spot node" in why(make_job(spot=SpotPolicy.NEVER), spot).message
+    assert cards_of(make_job(), make_snapshot()) == ["GPU-0"]
+
+
+@pytest.mark.parametrize(
+    ("template", "node", "finding"),
+    [
+        (
+            {"nodeSelector": {"zone": "a"}},
+            {"labels": {"zone": "b"}},
+            "nodeSelector zone=a does not match",
+        ),
+        ({"nodeSelector": {"zone": "a"}}, {"labels": {"zone": "a"}}, None),
+        ({}, {"taints": (Taint("x", "NoSchedule"),)}, "taint x is not tolerated"),
+        ({}, {"taints": (Taint("x", "PreferNoSchedule"),)}, None),
+        ({}, {"taints": (Taint("nvidia.com/gpu", "NoSchedule", "true"),)}, None),
+        ({"tolerations": [{"key": "x", "operator": "Exists"}]},
+         {"taints": (Taint("x", "NoExecute", "v"),)}, None),
+        ({"tolerations": [{"key": "x", "value": "w"}]},
+         {"taints": (Taint("x", "NoSchedule", "v"),)}, "taint x is not tolerated"),
+        ({"tolerations": [{"key": "x", "value": "v", "effect": "NoExecute"}]},
+         {"taints": (Taint("x", "NoSchedule", "v"),)}, "taint x is not tolerated"),
+        ({"tolerations": [{"operator": "Exists"}]}, {"taints": (Taint("x", "NoSchedule"),)}, None),
+        ({}, {"ready": False}, "the node is not ready"),
+    ],
+)  # fmt: skip
+def test_selectors_and_taints(
+    template: dict[str, Any], node: dict[str, Any], finding: str | None
+) -> None:
+    found = result(
+        make_job(template=make_template(**template)), make_snapshot(nodes=[make_node(**node)])
+    )
+    assert isinstance(found, Assignment) if finding is None else finding in found.message
+
+
+def test_host_room_counts() -> None:
+    job = make_job(template=make_template(cpu="6", memory="300Gi"))
+    refusal = why(job, make_snapshot(nodes=[make_node(cpu=4)]))
+    assert "2000 milli-CPU short" in refusal.message
+    assert refusal.possible is False
+    big = make_job(template=make_template(memory="300Gi"))
+    assert "44 GiB host memory short" in why(big, make_snapshot()).message
+    busy = make_node(cpu=8, cpu_milli_free=1000)
+    assert why(make_job(template=make_template(cpu="6")), make_snapshot(nodes=[busy])).possible
+
+
+def test_a_job_that_fits_only_without_its_margin_gets_the_whole_card() -> None:
+    """I4: measured at nearly a whole card, it can still run again after an interruption."""
+    found = result(sized(CARD_BYTES - GIB), make_snapshot())
+    assert isinstance(found, Assignment)
+    assert found.reservation.source is ReservationSource.WHOLE_CARD
+    refusal = why(sized(CARD_BYTES + GIB), make_snapshot())
+    assert refusal.possible is False
+    assert "1 too small" in refusal.message
+
+
+def test_neighbours_that_would_slow_each_other_are_kept_apart() -> None:
+    busy = of("a", 4 * GIB, utilization_percent=70.0)
+    message = why(sized(GIB), make_snapshot(busy)).message
+    assert "1 busy: 90 % together would slow a job by over 10 %" in message
+    calm = of("a", 4 * GIB, utilization_percent=50.0)
+    assert cards_of(sized(GIB), make_snapshot(calm)) == ["GPU-0"]
+    touchy = replace(
+        calm, spec=replace(calm.spec, sharing=replace(calm.spec.sharing, max_slowdown_percent=2))
+    )
+    assert "over 2 %" in why(sized(GIB), make_snapshot(touchy)).message
+
+
+def test_the_limit_of_summed_utilization_follows_the_law() -> None:
+    limits = [summed_utilization_limit_percent(percent) for percent in range(200)]
+    assert limits == sorted(limits)
+    rounded = {percent: round(limits[percent]) for percent in (0, 3, 4, 10, 12, 26, 27, 100)}
+    assert rounded == {0: 50, 3: 50, 4: 80, 10: 80, 12: 95, 26: 95, 27: 127, 100: 200}
+
+
+def test_claimed_cards_are_not_for_later_jobs() -> None:
+    """I11."""
+    assert cards_of(make_job(), make_snapshot(cards=cards(2)), ("GPU-0",)) == ["GPU-1"]
+    refusal = why(make_job(), make_snapshot(), ("GPU-0",))
+    assert refusal.possible
+    assert "1 kept for an earlier job" in refusal.message
+
+
+def test_the_cheaper_node_then_the_node_with_fewer_free_cards() -> None:
+    dear, cheap = (
+        make_gpu_node("a", make_card("GPU-a"), price=3.0),
+        make_gpu_node("b", make_card("GPU-b"), price=1.0),
+    )
+    assert cards_of(make_job(), make_snapshot(gpu_nodes=[dear, cheap])) == ["GPU-b"]
+    roomy = make_gpu_node("a", make_card("GPU-a"), make_card("GPU-x", index=1))
+    tight = make_gpu_node("b", make_card("GPU-b"))
+    assert cards_of(make_job(), make_snapshot(gpu_nodes=[roomy, tight])) == ["GPU-b"]
+
+
+def test_messages_carry_the_numbers() -> None:
+    """I4: what is asked, what there is, and the nearest fit."""
+    jobs = [of("a", 20 * GIB, "GPU-0"), of("b", 22 * GIB, "GPU-1")]
+    message = why(sized(6 * GIB), make_snapshot(*jobs, cards=cards(2))).message
+    assert message == (
+        "needs 1 x 6.6 GiB at 20 %; of 2 cards: 2 too full; "
+        "nearest: GPU-0 on n0 with 4 GiB free of 24 GiB, 2.6 GiB are missing"
+    )
+
+
+def test_no_cards_at_all() -> None:
+    assert (
+        "no node with an agent has joined"
+        in why(make_job(), replace(make_snapshot(), gpu_nodes=())).message
+    )
+    message = why(make_job(models=("H100",)), make_snapshot()).message
+    assert message == "no card of model H100; models in the cluster: NVIDIA A10"
+    assert re.search(r"\d", why(make_job(memory_bytes=40 * GIB), make_snapshot()).message)
+
+
+# -- gangs
+
+
+def gang(workers: int, **options: Any) -> GPUJob:
+    return make_job("gang", workers=workers, sharing=SharingMode.EXCLUSIVE, **options)
+
+
+def rack(name: str, *, racks: dict[str, str], **fields: Any) -> Any:
+    zone = {"topology.kubernetes.io/zone": racks[name]} if name in racks else {}
+    return make_node(name, labels=zone, **fields)
+
+
+def machines(racks: dict[str, str], cards: int = 1) -> Snapshot:
+    return make_snapshot(
+        gpu_nodes=[
+            make_gpu_node(n, *(make_card(f"GPU-{n}{k}", index=k) for k in range(cards)))
+            for n in racks
+        ],
+        nodes=[rack(n, racks=racks) for n in racks],
+    )
+
+
+def nodes_of(job: GPUJob, snapshot: Snapshot) -> list[str]:
+    found = result(job, snapshot)
+    assert isinstance(found, Assignment), found
+    return [worker.node for worker in found.placement.workers]
+
+
+def test_workers_of_a_gang_never_share_a_card() -> None:
+    """Two small workers would fit on the one card; NCCL would refuse to join them."""
+    small = sized(GIB, workers=2, max_slowdown_percent=100)
+    assert (
+        "room for 1 of 2 workers" in why(small, make_snapshot(of("a", GIB), cards=cards(1))).message
+    )
+    assert sorted(cards_of(small, make_snapshot(cards=cards(2)))) == ["GPU-0", "GPU-1"]
+
+
+def test_a_gang_stays_on_one_node_where_that_holds_it() -> None:
+    seen = make_snapshot(
+        gpu_nodes=[
+            make_gpu_node(f"n{n}", *(make_card(f"GPU-{n}{k}", index=k) for k in range(count)))
+            for n, count in enumerate((1, 1, 4, 2))
+        ]
+    )
+    assert nodes_of(gang(2), seen) == ["n3", "n3"]
+    assert nodes_of(gang(5), seen) == ["n2", "n2", "n2", "n2", "n0"]
+
+
+def test_a_gang_stays_in_one_zone_where_that_holds_it() -> None:
+    seen = machines({"a": "east", "b": "west", "c": "east", "d": "west", "e": "west"})
+    assert nodes_of(gang(3), seen) == ["b", "d", "e"]
+    assert len(set(nodes_of(gang(4), seen))) == 4
+
+
+def test_processor_bounds_the_workers_of_a_node() -> None:
+    seen = make_snapshot(
+        gpu_nodes=[
+            make_gpu_node(f"n{n}", *(make_card(f"GPU-{n}{k}", index=k) for k in range(4)))
+            for n in range(2)
+        ],
+        nodes=[make_node("n0", cpu=3), make_node("n1", cpu=3)],
+    )
+    job = gang(4, template=make_template(cpu="1"))
+    assert nodes_of(job, seen) == ["n0", "n0", "n0", "n1"]
+
+
+def test_a_worker_of_several_cards_gets_cards_with_a_link() -> None:
+    pairs = [
+        replace(make_card(f"GPU-{n}", index=n), link_group=group)
+        for n, group in enumerate((0, 1, 0, 1))
+    ]
+    job = gang(2, gpus_per_worker=2)
+    assert cards_of(job, make_snapshot(cards=pairs)) == ["GPU-0", "GPU-2", "GPU-1", "GPU-3"]
+    alone = make_job(sharing=SharingMode.EXCLUSIVE, gpus_per_worker=2)
+    assert cards_of(alone, make_snapshot(cards=pairs)) == ["GPU-0", "GPU-2"]
+
+
+def test_a_gang_prefers_spot_where_all_of_it_fits() -> None:
+    nodes = [make_gpu_node(f"n{n}", make_card(f"GPU-{n}")) for n in range(4)]
+    seen = make_snapshot(gpu_nodes=nodes, nodes=[make_node(f"n{n}", spot=n > 1) for n in range(4)])
+    assert nodes_of(gang(2), seen) == ["n2", "n3"]
+    assert len(nodes_of(gang(3), seen)) == 3
+    assert nodes_of(gang(2, spot=SpotPolicy.NEVER), seen) == ["n0", "n1"]

@@ -1,0 +1,52 @@
+"""What a job is told that fits nowhere: the figures, and what keeps most cards from it first."""
+
+from dataclasses import replace
+
+from gpujob_api.gpujob import GPUJob
+from gpujob_api.quantities import GIB
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.snapshot import Snapshot, Taint
+from gpujob_operator.decide.placement.assign import Assignment, assign
+from gpujob_operator.decide.placement.assumed import Board
+from gpujob_operator.decide.placement.requirements import needs_of
+from tests.harness.builders import (
+    T0,
+    make_card,
+    make_gpu_node,
+    make_job,
+    make_node,
+    make_snapshot,
+    make_template,
+    running,
+)
+from tests.harness.ledger import build_capacity
+
+
+def message_of(job: GPUJob, snapshot: Snapshot) -> str:
+    board = Board.of(build_capacity(snapshot, T0, {}))
+    found = assign(needs_of(job, None), board, Configuration())
+    assert not isinstance(found, Assignment)
+    return found.message
+
+
+def test_findings_that_differ_in_the_figure_are_told_as_one_and_the_most_cards_first() -> None:
+    free = {"n0": 0, "n1": 1000, "n2": 1000, "n3": 64_000}
+    nodes = [make_node(name, cpu_milli_free=milli) for name, milli in free.items()]
+    gpu_nodes = [make_gpu_node(name, make_card(f"GPU-{name}")) for name in free]
+    other = running(make_job("other"), ("n3", ("GPU-n3",)))
+    snapshot = make_snapshot(other, nodes=nodes, gpu_nodes=gpu_nodes)
+    message = message_of(make_job(template=make_template(cpu="4")), snapshot)
+    assert message.endswith(
+        "of 4 cards: 3 on nodes 3000 to 4000 milli-CPU short; 1 held whole by another job"
+    )
+    memory = [replace(node, cpu_milli_free=64_000, memory_bytes_free=0) for node in nodes[:1]]
+    memory.append(replace(nodes[1], cpu_milli_free=64_000, memory_bytes_free=GIB))
+    big = make_job(template=make_template(memory="3Gi"))
+    snapshot = make_snapshot(nodes=memory, gpu_nodes=gpu_nodes[:2])
+    assert message_of(big, snapshot).endswith("2 on nodes 2 GiB to 3 GiB host memory short")
+
+
+def test_words_with_braces_are_told_as_they_are() -> None:
+    """A driver's or a label's words are nobody's template."""
+    node = make_node(taints=(Taint("{x}", "NoSchedule", ""),))
+    assert "taint {x} is not tolerated" in message_of(make_job(), make_snapshot(nodes=[node]))

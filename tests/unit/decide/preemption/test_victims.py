@@ -1,0 +1,387 @@
+"""Who makes room for whom: preemption, borrowed quota, moving closer together; and that it ends."""
+
+from dataclasses import replace
+from typing import Any
+
+from gpujob_api.gpujob import GPUJob, JobPhase, SharingMode
+from gpujob_api.gpuqueue import GPUQueue
+from gpujob_api.quantities import GIB
+from gpujob_api.report import CheckpointReport
+from gpujob_operator.decide.capacity.usage import CLOCKS_DIFFER_SECONDS
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.snapshot import GonePod
+from gpujob_operator.decide.preemption.cost import interruption_gpu_seconds
+from tests.harness.builders import (
+    after,
+    make_card,
+    make_gpu_node,
+    make_job,
+    make_pod,
+    make_pods,
+    make_queue,
+    measured,
+    placed,
+    reserve,
+    running,
+    with_status,
+)
+from tests.harness.world import World
+
+CONFIGURATION = Configuration()
+
+
+def nodes(*sizes: int) -> list[Any]:
+    """Nodes n0, n1 ... with so many cards each: GPU-0a, GPU-0b ..."""
+    return [
+        make_gpu_node(f"n{n}", *(make_card(f"GPU-{n}{'abcd'[k]}", index=k) for k in range(count)))
+        for n, count in enumerate(sizes)
+    ]
+
+
+def whole(name: str, **fields: Any) -> GPUJob:
+    return make_job(name, sharing=SharingMode.EXCLUSIVE, **fields)
+
+
+def small(name: str, gigabytes: int = 4, **fields: Any) -> GPUJob:
+    """A job known to need so much, so that it shares."""
+    known = measured(gigabytes * GIB, utilization_percent=10.0)
+    return with_status(make_job(name, **fields), measurement=known)
+
+
+def saved(world: World, name: str, step: int, checkpoint_step: int) -> None:
+    world.change(
+        name,
+        measurement=measured(4 * GIB, step),
+        checkpoint=CheckpointReport(checkpoint_step, write_seconds=1.0),
+    )
+
+
+# -- priority
+
+
+def test_a_higher_priority_interrupts_a_lower_one_and_comes_first() -> None:
+    world = World(whole("low"), gpu_nodes=nodes(1))
+    world.tick()
+    world.submit(whole("high", priority=5, created=1))
+    world.tick()
+    assert (world.phase("high"), world.phase("low")) == (JobPhase.RUNNING, JobPhase.PENDING)
+    counters = world.status("low").counters
+    assert (counters.preemptions, counters.interruptions, counters.errors) == (1, 1, 0)
+    world.end("high")
+    world.tick(20)
+    assert world.running() == {"low"}
+
+
+def test_equal_priority_interrupts_nobody() -> None:
+    world = World(whole("first"), gpu_nodes=nodes(1))
+    world.tick()
+    world.submit(whole("second", created=1))
+    world.tick(1000)
+    assert world.running() == {"first"}
+    assert world.why("second").startswith("NoRoom")
+
+
+def test_while_the_others_grace_lasts_it_says_for_whom_it_waits() -> None:
+    world = World(whole("low"), gpu_nodes=nodes(1))
+    world.tick()
+    world.stubborn = {"low"}
+    world.submit(whole("high", priority=5, created=1))
+    world.tick()
+    assert world.phase("low") is JobPhase.STOPPING
+    stop = world.status("low").stop
+    assert stop is not None
+    assert stop.reason == "Preempted"
+    assert "makes room for team/high (priority 5 over 0)" in stop.message
+    assert (stop.deadline - world.now).total_seconds() == CONFIGURATION.termination_grace_seconds
+    assert world.why("high").startswith("MakingRoom: waits for team/low to end")
+    # Nobody slips in between.
+    world.submit(small("thief", created=2))
+    world.stubborn = set()
+    world.tick()
+    assert "high" in world.running()
+    assert "thief" not in world.running()
+
+
+def test_who_loses_the_least_is_interrupted() -> None:
+    world = World(whole("saved"), whole("unsaved", created=1), gpu_nodes=nodes(1, 1))
+    world.tick()
+    saved(world, "saved", step=100, checkpoint_step=99)
+    world.seconds += 1000
+    world.submit(whole("high", priority=1, created=1001))
+    world.tick()
+    assert world.running() == {"high", "unsaved"}
+
+
+def test_the_cost_is_what_is_lost_and_the_restart_times_cards() -> None:
+    job = running(whole("a", gpus_per_worker=2), ("n0", ("GPU-0a", "GPU-0b")))
+    assert interruption_gpu_seconds(job, CONFIGURATION, 100.0) == 2 * (100 + 30)
+    quick = with_status(
+        job, measurement=measured(GIB, step=50), checkpoint=CheckpointReport(40, 0, 0.5)
+    )
+    # 10 steps of 0.1 s are not saved; writing takes half a second of the grace.
+    assert interruption_gpu_seconds(quick, CONFIGURATION, 100.0) == 2 * (0.5 + 30)
+    slow = with_status(quick, checkpoint=CheckpointReport(40, 0, 31.0))
+    assert interruption_gpu_seconds(slow, CONFIGURATION, 100.0) == 2 * (1.0 + 30)
+
+
+def test_no_more_are_interrupted_than_needed() -> None:
+    world = World(*(small(f"j{n}", 5) for n in range(4)), gpu_nodes=nodes(1))
+    world.tick()
+    assert len(world.running()) == 4
+    world.submit(small("high", 5, priority=1, created=1))
+    world.tick()
+    assert "high" in world.running()
+    assert len(world.running()) == 4
+
+
+def test_a_gang_gets_all_its_cards_or_interrupts_nobody() -> None:
+    jobs = [whole(f"j{n}") for n in range(3)]
+    world = World(*jobs, gpu_nodes=nodes(2, 1))
+    world.tick()
+    world.submit(whole("too-large", workers=4, priority=9, created=1))
+    world.tick(100)
+    assert world.running() == {"j0", "j1", "j2"}
+    world.submit(whole("gang", workers=2, priority=9, created=2))
+    world.tick()
+    assert "gang" in world.running()
+    assert len(world.running()) == 2
+
+
+def test_a_job_is_interrupted_only_so_often() -> None:
+    world = World(whole("low"), gpu_nodes=nodes(1))
+    world.tick()
+    for number in range(CONFIGURATION.preemptions_max + 2):
+        world.submit(whole(f"high{number}", priority=5, created=world.seconds))
+        world.tick(60)
+        if world.phase(f"high{number}") is JobPhase.RUNNING:
+            world.end(f"high{number}")
+        world.tick(60)
+    assert world.status("low").counters.preemptions == CONFIGURATION.preemptions_max
+    assert world.running() == {"low"}
+
+
+def test_nobody_is_interrupted_for_room_that_comes_by_itself() -> None:
+    world = World(whole("low"), gpu_nodes=nodes(1))
+    world.tick()
+    soon = measured(4 * GIB, step=100)
+    world.change("low", measurement=soon, observed_at=world.now)
+    world.snapshot = _with_steps(world, "low", 350)
+    world.submit(whole("high", priority=5, created=1))
+    world.tick()
+    assert world.running() == {"low"}
+    world.snapshot = _with_steps(world, "low", 500)
+    world.tick(60)
+    assert world.running() == {"high"}
+
+
+def _with_steps(world: World, name: str, total: int) -> Any:
+    measurement = world.status(name).measurement
+    assert measurement is not None
+    world.change(name, measurement=replace(measurement, steps_total=total))
+    return world.snapshot
+
+
+# -- quota
+
+
+def queue(name: str, gpus: int | None, borrow: int | None = None, parent: str = "") -> GPUQueue:
+    fields = {} if gpus is None else {"gpus": gpus}
+    return make_queue(name, borrow=borrow, parent=parent, **fields)
+
+
+def test_what_was_lent_is_given_back() -> None:
+    """Whoever is within its quota gets its cards back, from those who borrowed."""
+    queues = [queue("a", 2, borrow=2), queue("b", 2)]
+    world = World(
+        *(whole(f"a{n}", queue="a") for n in range(4)), gpu_nodes=nodes(2, 2), queues=queues
+    )
+    world.tick()
+    assert world.running() == {"a0", "a1", "a2", "a3"}
+    world.submit(*(whole(f"b{n}", queue="b", created=10 + n) for n in range(3)))
+    world.tick(20)
+    assert sum(name.startswith("b") for name in world.running()) == 2
+    assert sum(name.startswith("a") for name in world.running()) == 2
+    # It stays so: what was given back is not taken again, by neither side.
+    attempts = {job.metadata.name: job.status.attempt for job in world.snapshot.jobs}
+    world.tick(1000)
+    assert {job.metadata.name: job.status.attempt for job in world.snapshot.jobs} == attempts
+    assert "OverQuota" in world.why("b2")
+
+
+def test_a_borrower_of_high_priority_gives_back_too_and_does_not_take_it_again() -> None:
+    queues = [queue("a", 0, borrow=2), queue("b", 1)]
+    world = World(whole("a", queue="a", priority=9), gpu_nodes=nodes(1), queues=queues)
+    world.tick()
+    assert world.running() == {"a"}
+    world.submit(whole("b", queue="b", created=1))
+    world.tick()
+    world.tick(100)
+    assert world.running() == {"b"}
+    assert world.status("a").counters.preemptions == 1
+
+
+def test_children_share_their_parents_quota() -> None:
+    queues = [queue("team", 2), queue("x", 1, parent="team"), queue("y", 1, parent="team")]
+    world = World(
+        *(whole(f"x{n}", queue="x") for n in range(3)), gpu_nodes=nodes(2, 2), queues=queues
+    )
+    world.tick()
+    # One is x's own, one is borrowed from y; the third would be beyond the team's quota.
+    assert len(world.running()) == 2
+    assert "queue team holds 2 of 2 cards, needs 1" in world.why("x2")
+    world.submit(whole("y0", queue="y", created=5))
+    world.tick(10)
+    assert "y0" in world.running()
+    assert len(world.running()) == 2
+    interrupted = next(name for name in ("x0", "x1") if name not in world.running())
+    assert world.status(interrupted).counters.preemptions == 1
+
+
+def test_in_a_full_queue_priority_interrupts_within_the_queue_only() -> None:
+    queues = [queue("a", 1), queue("b", None)]
+    world = World(
+        whole("a-low", queue="a"), whole("b-low", queue="b"), gpu_nodes=nodes(2), queues=queues
+    )
+    world.tick()
+    world.submit(whole("a-high", queue="a", priority=3, created=1))
+    world.tick()
+    assert world.running() == {"a-high", "b-low"}
+
+
+# -- moving closer together
+
+
+def test_for_quota_alone_nobody_is_interrupted_when_there_are_no_cards() -> None:
+    """Two cards are another queue's for good; "wide" could never start on what "low" gives up."""
+    world = World(whole("low", queue="a"), gpu_nodes=nodes(2, 1), queues=[make_queue("a", gpus=2)])
+    world.submit(whole("other", gpus_per_worker=2, priority=9))
+    world.tick()
+    assert world.running() == {"low", "other"}
+    world.submit(whole("wide", queue="a", gpus_per_worker=2, priority=5, created=1))
+    world.tick(70)
+    assert world.running() == {"low", "other"}
+    assert world.why("wide").startswith("OverQuota")
+
+
+def test_who_goes_for_quota_goes_from_cards_that_the_job_can_use() -> None:
+    """Both would free the quota; only "far" is on the model that the job needs."""
+    cards = [
+        make_gpu_node("n0", make_card("GPU-0a", model="A100")),
+        make_gpu_node("n1", make_card("GPU-1a", model="H100")),
+    ]
+    jobs = (whole("cheap", models=("A100",)), whole("far", models=("H100",)))
+    world = World(*jobs, gpu_nodes=cards, queues=[make_queue("default", gpus=2)])
+    world.tick(100)
+    saved(world, "cheap", 10, 10)
+    world.submit(whole("urgent", models=("H100",), priority=5, created=1))
+    world.tick()
+    assert world.running() == {"cheap", "urgent"}
+
+
+def test_jobs_move_closer_together_for_a_large_one_that_waits() -> None:
+    world = _apart()
+    world.submit(whole("large", created=2))
+    world.tick(CONFIGURATION.consolidate_after_seconds - 10)
+    assert world.running() == {"left", "right"}
+    world.tick(100)
+    assert world.running() == {"left", "right", "large"}
+    assert world.cards("left") == world.cards("right")
+    moved = world.status("left").counters.preemptions + world.status("right").counters.preemptions
+    assert moved == 1
+
+
+def _apart() -> World:
+    """Two small jobs that run on a card each, and have saved lately."""
+    placed = [
+        running(small(name), (f"n{n}", (f"GPU-{n}a",)), held=reserve(5 * GIB))
+        for n, name in enumerate(("left", "right"))
+    ]
+    world = World(*placed, gpu_nodes=nodes(1, 1))
+    pods = tuple(pod for job in placed for pod in make_pods(job))
+    world.snapshot = replace(world.snapshot, pods=pods)
+    for name in ("left", "right"):
+        saved(world, name, step=100, checkpoint_step=99)
+    return world
+
+
+def test_nobody_moves_without_a_checkpoint() -> None:
+    world = _apart()
+    world.change("left", checkpoint=None)
+    world.change("right", checkpoint=None)
+    world.submit(whole("large", created=2))
+    world.tick(1000)
+    assert world.running() == {"left", "right"}
+
+
+def test_nobody_moves_when_there_is_no_other_place() -> None:
+    world = _apart()
+    world.submit(whole("large", gpus_per_worker=1, workers=2, created=2))
+    world.tick(1000)
+    assert world.running() == {"left", "right"}
+
+
+# -- backfill
+
+
+def test_a_short_job_runs_on_cards_kept_for_a_long_wait() -> None:
+    """I11: it is gone before the large one could start; one of unknown length has to wait."""
+    world = World(whole("busy"), gpu_nodes=nodes(2))
+    world.tick()
+    busy = replace(measured(4 * GIB, step=0), steps_total=100_000)
+    world.change("busy", measurement=busy)
+    world.submit(whole("large", gpus_per_worker=2, created=1))
+    world.tick(100)
+    long = small("unknown", created=101)
+    short = small("short", created=102)
+    known = replace(measured(4 * GIB, step=10), steps_total=1000)
+    short = with_status(short, measurement=known)
+    world.submit(long, short)
+    world.tick()
+    assert world.running() == {"busy", "short"}
+    assert "kept for an earlier job" in world.why("unknown")
+    assert "could start in about" in world.why("large")
+
+
+def test_nobody_else_is_interrupted_while_a_reading_still_shows_who_has_left() -> None:
+    """The pod has ended, the agent has not read its card again: that is no stranger."""
+    gone = placed(make_job("gone"), phase=JobPhase.SUCCEEDED)
+    old = make_pod(gone, exit_code=0)
+    cards = [
+        make_card("GPU-0a", ours=[(old.uid, 4 * GIB)]),
+        make_card("GPU-0b", index=1),
+    ]
+    world = World(gone, whole("stays"), gpu_nodes=[make_gpu_node("n0", *cards)], pods=[old])
+    world.tick()
+    assert world.cards("stays") == {"GPU-0b"}
+    world.submit(whole("urgent", priority=5, created=1))
+    world.tick()
+    assert (world.phase("stays"), world.phase("urgent")) == (JobPhase.RUNNING, JobPhase.PENDING)
+    read_again = make_gpu_node("n0", make_card("GPU-0a"), make_card("GPU-0b", index=1))
+    world.snapshot = replace(world.snapshot, gpu_nodes=(read_again,))
+    world.tick()
+    assert world.running() == {"stays", "urgent"}
+
+
+def test_a_deleted_pod_that_a_reading_still_shows_is_no_stranger_either() -> None:
+    cards = [make_card("GPU-0a", ours=[("old", 4 * GIB)]), make_card("GPU-0b", index=1)]
+    world = World(
+        whole("stays"),
+        gpu_nodes=[make_gpu_node("n0", *cards)],
+        gone_pods=(GonePod("old", after(0), ("GPU-0a",)),),
+    )
+    world.tick()
+    world.submit(whole("urgent", priority=5, created=1))
+    world.tick()
+    assert world.phase("stays") is JobPhase.RUNNING
+    world.tick(CLOCKS_DIFFER_SECONDS + 1)
+    assert world.running() == {"urgent"}, "a newer reading shows it still: it is in the way"
+
+
+def test_a_real_stranger_is_no_reason_to_wait() -> None:
+    card = make_card("GPU-0a", stranger=4 * GIB)
+    nodes = [make_gpu_node("n0", card, make_card("GPU-0b", index=1))]
+    world = World(whole("stays"), gpu_nodes=nodes)
+    world.tick()
+    world.submit(whole("urgent", priority=5, created=1))
+    world.tick()
+    assert world.running() == {"urgent"}
