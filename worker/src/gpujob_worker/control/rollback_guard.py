@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from gpujob_api.quantities import format_memory
 from gpujob_api.settings import Precision, Toggle
 from gpujob_worker.control.applied_settings import AppliedSettings
-from gpujob_worker.device.step_events import LaterNumber
+from gpujob_worker.device.later_number import LaterNumber
 from gpujob_worker.inject.grad_scaling import LossScale
 from gpujob_worker.inject.wrapped_module import RootPlan
 from gpujob_worker.memory_limit.model import divisors

@@ -1,4 +1,4 @@
-"""The time of steps by the device's own clock, and numbers of the device, both without waiting.
+"""The time of steps by the device's own clock, without waiting for it. Imports no torch.
 
 A kernel is launched long before it runs: by the host's clock a step takes as long as its launches,
 or as long as whatever happens to wait for the device. An event on the stream happens when the
@@ -6,8 +6,6 @@ device comes to it, so the time between two of them is the device's. It is read 
 """
 
 from typing import Any, Protocol
-
-import torch
 
 
 class DeviceEvents(Protocol):
@@ -24,7 +22,7 @@ class DeviceEvents(Protocol):
 class CudaEvents:
     """On a device's current stream. Nothing is marked or asked while a graph is captured."""
 
-    def __init__(self, cuda: Any, device: torch.device) -> None:
+    def __init__(self, cuda: Any, device: Any) -> None:
         self._cuda, self._device = cuda, device
 
     @property
@@ -50,22 +48,3 @@ class CudaEvents:
     def seconds(self, first: Any, second: Any) -> float:
         """Between two marks that have happened."""
         return max(0.0, float(first.elapsed_time(second)) / 1000)
-
-
-class LaterNumber:
-    """A tensor's one number as it is now, on the host as soon as the device has come to it."""
-
-    def __init__(self, tensor: torch.Tensor, events: DeviceEvents | None) -> None:
-        self._events = events
-        self._host, self._mark = tensor, None
-        if events is not None and tensor.is_cuda:
-            self._host = torch.empty((), dtype=tensor.dtype, pin_memory=True)
-            self._host.copy_(tensor.detach().reshape(()), non_blocking=True)
-            self._mark = events.mark()
-
-    @property
-    def ready(self) -> bool:
-        return self._events is None or self._mark is None or self._events.happened(self._mark)
-
-    def value(self) -> float:
-        return float(self._host)
