@@ -175,7 +175,7 @@ def _look(request: WorkerRequest, node: NodeCapacity, claimed: frozenset[str]) -
 
 def _node_misfit(needs: Needs, node: NodeCapacity) -> Finding | None:
     """What keeps the job off all of the node's cards."""
-    refusal = node.closed or node_refusal(needs, node.node)
+    refusal = node.closed.text if node.closed is not None else node_refusal(needs, node.node)
     if refusal:
         return as_said(refusal)
     if node.cpu_milli_free < needs.cpu_milli:

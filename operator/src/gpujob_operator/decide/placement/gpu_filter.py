@@ -26,8 +26,8 @@ Misfit = tuple[Finding, int]
 def why_not(request: WorkerRequest, card: Card, claimed: Set[str] = NO_CARDS) -> Misfit | None:
     """What keeps the worker off this GPU of its model; None where it fits. `claimed` are GPUs that
     are kept for other jobs."""
-    if card.blocked:
-        return as_said(f"blocked ({card.blocked.split(':')[0]})"), 0
+    if card.blocked is not None:
+        return as_said(f"blocked ({card.blocked.reason.value})"), 0
     room = card.total_bytes - card.driver_bytes
     if request.least_bytes > room:
         return _TOO_SMALL, request.least_bytes - room
