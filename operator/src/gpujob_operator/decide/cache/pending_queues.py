@@ -52,7 +52,7 @@ class Lines:
             self._moved.add(uid)
 
     def in_order(self, configuration: Configuration, now: datetime) -> InOrder:
-        """Who waits, as of now. What was handed out before is not to be used any more."""
+        """The pending jobs in order. Invalidates what earlier calls returned."""
         now_seconds = now.timestamp()
         if not self._now_seconds <= now_seconds < self._due_seconds:
             self._turn(now_seconds)

@@ -154,7 +154,7 @@ class Board:
             self._filler, _ = self._views.filler.follow(self._views.main)
         self.claimed |= new
         self.claimed_from_seconds = min(self.claimed_from_seconds, start_seconds)
-        # What was refused before knew nothing of the claim, and stays refused.
+        # Earlier refusals stay valid: a nomination only removes capacity.
         on: dict[str, set[str]] = {}
         for uuid in new:
             row = self._row_of_card.get(uuid)
