@@ -5,7 +5,7 @@ from hypothesis import given
 
 from gpujob_api.gpujob import GPUJob, SharingMode
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.cache.scheduler_cache import Memory
+from gpujob_operator.decide.cache.scheduler_cache import SchedulerCache
 from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limit_percent
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.packing.filter import free_cards
@@ -34,7 +34,7 @@ JOBS = (
 
 def by_the_arrays(request: WorkerRequest, board: Board) -> set[str]:
     """GPUs that are free for the worker in the packed nodes."""
-    side = board._side(undisturbed=request.exclusive, filler=False)
+    side = board._side(no_external_use=request.exclusive, backfill=False)
     fleet, law = side.fleet, board.capacity.law(request.model)
     limit = summed_utilization_limit_percent(request.max_slowdown_percent, law)
     free = free_cards(fleet, np.arange(len(fleet.names)), request.demand, limit)
@@ -49,8 +49,8 @@ def by_the_rule(request: WorkerRequest, board: Board) -> set[str]:
 
 @given(pictures())
 def test_arrays_and_rule_agree_on_every_gpu(picture: Snapshot) -> None:
-    memory = Memory()
-    memory.take_in(picture, T0)
+    memory = SchedulerCache()
+    memory.update(picture, T0)
     board = memory.assumed()
     for claimed in ((), ("GPU-00", "GPU-11")):
         board.claim(claimed)

@@ -12,7 +12,7 @@ from gpujob_operator.decide.backfill.earliest_start import Place, Places, Soon, 
 from gpujob_operator.decide.backfill.nomination import soonest
 from gpujob_operator.decide.backfill.release_times import Releases
 from gpujob_operator.decide.cache.release_arrays import ReleaseArrays
-from gpujob_operator.decide.cache.scheduler_cache import Memory
+from gpujob_operator.decide.cache.scheduler_cache import SchedulerCache
 from gpujob_operator.decide.cache.tenancy import Rows
 from gpujob_operator.decide.capacity.cluster import Capacity, Card
 from gpujob_operator.decide.model.configuration import Configuration
@@ -122,7 +122,7 @@ def pictures(draw: st.DrawFn) -> Snapshot:
 Found = tuple[Places, ...]
 
 
-def kept(memory: Memory, *jobs: GPUJob) -> list[Found]:
+def kept(memory: SchedulerCache, *jobs: GPUJob) -> list[Found]:
     """The places of each, with all that the memory keeps."""
     memo, capacity = memory.assumed().memo, memory.capacity
     tenancy = memory.tenancy_of(capacity)
@@ -167,10 +167,10 @@ def stories(draw: st.DrawFn) -> list[Snapshot]:
 
 @given(stories(), st.integers(0, 100))
 def test_places_that_were_kept_are_those_found_anew(story: list[Snapshot], seconds: int) -> None:
-    memory = Memory()
+    memory = SchedulerCache()
     now: datetime = T0
     for picture in story:
-        memory.take_in(picture, now)
+        memory.update(picture, now)
         found = answers(kept(memory, *WAITING), memory.releases)
         releases = Releases.of(picture.jobs, now)
         assert found == answers(anew(memory.capacity, releases, *WAITING), releases)
@@ -179,8 +179,8 @@ def test_places_that_were_kept_are_those_found_anew(story: list[Snapshot], secon
 
 @given(pictures())
 def test_places_are_those_that_asking_every_card_finds(picture: Snapshot) -> None:
-    memory = Memory()
-    memory.take_in(picture, T0)
+    memory = SchedulerCache()
+    memory.update(picture, T0)
     capacity, releases = memory.capacity, memory.releases
     for job in WAITING:
         needs = needs_of(job, None)
@@ -232,13 +232,13 @@ def on_card(request: WorkerRequest, card: Card, releases: Releases) -> Place | N
 @given(pictures(), pictures())
 def test_places_found_before_stay_as_they_were(picture: Snapshot, later: Snapshot) -> None:
     """A cycle looks again at those that it found while it places other jobs."""
-    memory = Memory()
-    memory.take_in(picture, T0)
+    memory = SchedulerCache()
+    memory.update(picture, T0)
     capacity, releases = memory.capacity, memory.releases
     found = anew(capacity, releases, *WAITING)
     expected = [list(of_model) for of_job in found for of_model in of_job]
     unseen = [of_model for of_job in kept(memory, *WAITING) for of_model in of_job]
-    memory.take_in(later, T0)
+    memory.update(later, T0)
     answers(kept(memory, *WAITING), memory.releases)
     assert [list(of_model) for of_model in unseen] == expected
 
@@ -249,12 +249,12 @@ def test_who_leaves_first_can_change_while_the_card_stays_the_same() -> None:
         known = replace(measured(GIB, step=0), steps_total=steps)
         return with_status(job, measurement=known, observed_at=T0)
 
-    memory = Memory()
+    memory = SchedulerCache()
     new = with_status(make_job("new"), measurement=measured(13 * GIB, utilization_percent=5))
     leaving: list[tuple[str, ...]] = []
     for large, small in ((10, 500), (500, 10)):
         jobs = tenant("large", 12 * GIB, large), tenant("small", 8 * GIB, small)
-        memory.take_in(make_snapshot(*jobs), T0)
+        memory.update(make_snapshot(*jobs), T0)
         ((found,),) = kept(memory, new)
         (place,) = found
         leaving.append(tuple(tenant.job_uid for tenant in place.tenants))

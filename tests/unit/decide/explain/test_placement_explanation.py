@@ -8,7 +8,7 @@ import pytest
 from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import GPUJob, JobPhase, SharingMode, SpotPolicy
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.cache.scheduler_cache import Memory
+from gpujob_operator.decide.cache.scheduler_cache import SchedulerCache
 from gpujob_operator.decide.explain.placement_explanation import Account, account
 from gpujob_operator.decide.explain.words import LACKS_TOLD, rows
 from gpujob_operator.decide.model.plan import WriteStatus
@@ -81,8 +81,8 @@ def test_scores_are_those_that_the_rule_compares() -> None:
     """Asked of `select.choose` on the cycle's own board, for everybody and for n1 alone."""
     snapshot = picture(small())
     found = account(snapshot, NOW, "uid-new")
-    memory = Memory()
-    memory.take_in(snapshot, NOW)
+    memory = SchedulerCache()
+    memory.update(snapshot, NOW)
     asked: list[Choice] = []
     real = select.choose
 

@@ -102,7 +102,7 @@ class Admission:
             return False
         if self.now >= told.patience_at and not self._patience_is_idle(entry.job, refused.reason):
             return False
-        return refused.by_fillers or not self.board.may_fill(
+        return refused.by_backfill or not self.board.may_backfill(
             self.releases.length_seconds(entry.job)
         )
 
@@ -128,8 +128,8 @@ class Admission:
             return
         if quota and self.interruptions.leaving(self.queues.root(needs.job.spec.queue)):
             return
-        by_fillers = not self.board.claimed or self.board.refuses_fillers(needs.alike)
-        self._refused[entry.kind] = Refused(wait.reason, self._state(), by_fillers)
+        by_backfill = not self.board.claimed or self.board.refuses_backfill(needs.alike)
+        self._refused[entry.kind] = Refused(wait.reason, self._state(), by_backfill)
 
     def _step(self, entry: Pending) -> Step:
         wait = not_eligible(entry, self.queues, self.now)

@@ -10,49 +10,51 @@ from operator import attrgetter, is_not
 from gpujob_operator.decide.capacity.cluster import NodeCapacity
 from gpujob_operator.decide.placement.finding import (
     FARTHEST,
+    FITS,
     NO_CARDS,
-    NOTHING,
-    Finding,
-    Findings,
     Nearest,
+    NodeDiagnosis,
+    UnfitReason,
 )
-from gpujob_operator.decide.placement.memo import Look
+from gpujob_operator.decide.placement.memo import Diagnose
 
 _NEAREST = attrgetter("nearest")
 _ClaimedOn = Mapping[str, frozenset[str]]
 
 
 @dataclass(slots=True)
-class Survey:
+class DiagnosisCounts:
     """What keeps the jobs of a kind off the cards of one model: every node's findings, and their
     sum."""
 
-    counts: Counter[Finding] = field(default_factory=Counter[Finding])
+    counts: Counter[UnfitReason] = field(default_factory=Counter[UnfitReason])
     _nodes: list[NodeCapacity] = field(default_factory=list[NodeCapacity])
-    _findings: list[Findings] = field(default_factory=list[Findings])
+    _diagnoses: list[NodeDiagnosis] = field(default_factory=list[NodeDiagnosis])
     _claimed_on: _ClaimedOn = field(default_factory=dict[str, frozenset[str]])
 
-    def renew(self, nodes: Mapping[str, NodeCapacity], claimed_on: _ClaimedOn, look: Look) -> None:
+    def renew(
+        self, nodes: Mapping[str, NodeCapacity], claimed_on: _ClaimedOn, diagnose: Diagnose
+    ) -> None:
         """Looks at the nodes again that are not the same, or of which other cards are kept."""
         ordered = list(nodes.values())
         for row in self._changed(ordered, claimed_on):
             node = ordered[row]
-            self._count(self._findings[row], -1)
-            found = look(node, claimed_on.get(node.node.name, NO_CARDS))
-            self._findings[row] = found
+            self._count(self._diagnoses[row], -1)
+            found = diagnose(node, claimed_on.get(node.node.name, NO_CARDS))
+            self._diagnoses[row] = found
             self._count(found, 1)
         self._nodes, self._claimed_on = ordered, claimed_on
 
     @property
     def nearest(self) -> Nearest:
-        return min(map(_NEAREST, self._findings), default=FARTHEST)
+        return min(map(_NEAREST, self._diagnoses), default=FARTHEST)
 
     def _changed(self, nodes: list[NodeCapacity], claimed_on: _ClaimedOn) -> list[int]:
         before = self._nodes
         changed = list(compress(range(len(nodes)), map(is_not, before, nodes)))
         same = len(before) == len(nodes)
         if not same or any(before[row].node.name != nodes[row].node.name for row in changed):
-            self._nodes, self._findings = nodes, [NOTHING] * len(nodes)
+            self._nodes, self._diagnoses = nodes, [FITS] * len(nodes)
             self.counts.clear()
             return list(range(len(nodes)))
         before_on, names = self._claimed_on, claimed_on.keys() | self._claimed_on.keys()
@@ -62,7 +64,7 @@ class Survey:
             changed = sorted({*changed, *claimed})
         return changed
 
-    def _count(self, found: Findings, sign: int) -> None:
+    def _count(self, found: NodeDiagnosis, sign: int) -> None:
         for finding, cards in found.counts.items():
             self.counts[finding] += sign * cards
             if not self.counts[finding]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import GPUJobStatus, Placement, Reservation
-from gpujob_operator.decide.cache.scheduler_cache import Memory
+from gpujob_operator.decide.cache.scheduler_cache import SchedulerCache
 from gpujob_operator.decide.capacity.cluster import Capacity
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import WriteStatus
@@ -119,9 +119,9 @@ class _Board(Board):
         # `slots=True` makes a new class, of which the bare `super()` knows nothing.
         return Board.mask(self, (key, left_out), allows_others)
 
-    def score(self, place: Place, request: Request, *, undisturbed: bool) -> Score | None:
+    def score(self, place: Place, request: Request, *, no_external_use: bool) -> Score | None:
         """What the rule compares; None where the place is not free."""
-        side = self._without_strangers() if undisturbed else self._views.main
+        side = self._without_external_use() if no_external_use else self._views.main
         row = self._rows[place.node]
         allowed = np.zeros(len(self._rows), dtype=np.bool_)
         allowed[row] = True
@@ -200,12 +200,12 @@ class _Explainer:
     def _score(self, node: str, request: Request | None) -> Score | None:
         if request is None or node not in self.capacity.nodes:
             return None
-        return self.board.score(Place(node, ()), request, undisturbed=self.needs.exclusive)
+        return self.board.score(Place(node, ()), request, no_external_use=self.needs.exclusive)
 
 
 def _explain(snapshot: Snapshot, now: datetime, uid: str, held: _Held, count: int) -> Account:
-    memory = Memory()
-    memory.take_in(snapshot, now)
+    memory = SchedulerCache()
+    memory.update(snapshot, now)
     board = _Board.of(memory.capacity, memory.mix)
     assert isinstance(board, _Board), "made by its own class"
     explainer = _Explainer(memory.needs(uid), memory.capacity, board, snapshot.configuration)
@@ -238,8 +238,8 @@ def _placed_before(
     snapshot: Snapshot, now: datetime, uid: str, placed: Mapping[str, GPUJobStatus]
 ) -> dict[str, GPUJobStatus]:
     """Of these, those before the job in the line, which is walked as the cycle walks it."""
-    memory = Memory()
-    memory.take_in(snapshot, now)
+    memory = SchedulerCache()
+    memory.update(snapshot, now)
     queues = memory.queues(snapshot)
     board = Board.of(memory.capacity, memory.mix)
     waiting = memory.waiting.in_order(snapshot.configuration, now)

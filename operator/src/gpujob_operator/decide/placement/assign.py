@@ -52,15 +52,15 @@ def assign(
     All cards of a gang are of one model, so that its workers run at one speed. `length_seconds` is
     how long the job will run, as far as known: short ones may use cards that wait for a long one.
     """
-    filler = board.may_fill(length_seconds)
-    alike = (needs.alike, filler)
+    backfill = board.may_backfill(length_seconds)
+    alike = (needs.alike, backfill)
     known = board.refusals.get(alike)
     if isinstance(known, Refusal):
         return known
     fitting: list[Assignment] = []
     refusals: list[Refusal] = []
     for model in board.capacity.models(needs.job.spec.gpu.models):
-        found = _assign_on_model(needs, model, board, configuration, filler=filler)
+        found = _assign_on_model(needs, model, board, configuration, backfill=backfill)
         if isinstance(found, Refusal):
             refusals.append(found)
         else:
@@ -94,11 +94,11 @@ def _best(fitting: list[Assignment], needs: Needs) -> Assignment:
 
 
 def _assign_on_model(
-    needs: Needs, model: str, board: Board, configuration: Configuration, *, filler: bool
+    needs: Needs, model: str, board: Board, configuration: Configuration, *, backfill: bool
 ) -> Assignment | Refusal:
     asked = resolve(needs, model, board.capacity, configuration)
     request = _request(asked, board)
-    places = _places(needs, request, board, configuration, filler=filler)
+    places = _places(needs, request, board, configuration, backfill=backfill)
     complete = len(places) == needs.job.spec.workers
     if not complete and not places:
         return refuse(asked, board, board.capacity, 0)
@@ -127,7 +127,7 @@ def _assign_on_model(
 
 
 def _places(
-    needs: Needs, request: Request, board: Board, configuration: Configuration, *, filler: bool
+    needs: Needs, request: Request, board: Board, configuration: Configuration, *, backfill: bool
 ) -> list[Place]:
     """One for each worker that finds one. Workers of a gang never share a card: collective
     communication between processes on one card is refused by NCCL."""
@@ -135,9 +135,9 @@ def _places(
     if workers > 1:
         labels = configuration.topology_labels
         return board.choose_gang(
-            request, workers, labels, undisturbed=needs.exclusive, filler=filler
+            request, workers, labels, no_external_use=needs.exclusive, backfill=backfill
         )
-    place = board.choose(request, undisturbed=needs.exclusive, filler=filler)
+    place = board.choose(request, no_external_use=needs.exclusive, backfill=backfill)
     return [place] if place is not None else []
 
 

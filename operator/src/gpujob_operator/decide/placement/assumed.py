@@ -19,7 +19,7 @@ from gpujob_operator.decide.packing.demand import Mix
 from gpujob_operator.decide.packing.request import NodeMask, Request
 from gpujob_operator.decide.placement.finding import NO_CARDS
 from gpujob_operator.decide.placement.memo import Forgetful, Memo
-from gpujob_operator.decide.placement.node_views import NodeViews, Side, in_order
+from gpujob_operator.decide.placement.node_views import NodeViews, PackedNodes, in_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,9 @@ class Board:
     _cards_rows: dict[str, int] = field(default_factory=dict[str, int])
     _views: NodeViews = field(default_factory=lambda: NodeViews.of([]))
     # For jobs that share with nobody: the same without cards on which strangers are.
-    _clean: Side | None = None
+    _no_external_use: PackedNodes | None = None
     # For jobs that are gone before any claim is taken up: the same with claimed cards open.
-    _filler: Side | None = None
+    _backfill: PackedNodes | None = None
     memo: Memo = field(default_factory=Forgetful)
     _nodes: dict[str, NodeCapacity] = field(default_factory=dict[str, NodeCapacity])
 
@@ -76,21 +76,21 @@ class Board:
         )
 
     def choose(
-        self, request: Request, *, undisturbed: bool = False, filler: bool = False
+        self, request: Request, *, no_external_use: bool = False, backfill: bool = False
     ) -> Place | None:
-        """The best place for one worker; `undisturbed` avoids cards that strangers use, `filler`
-        may use claimed ones."""
-        side = self._side(undisturbed=undisturbed, filler=filler)
+        """The best place for one worker; `no_external_use` avoids cards that strangers use,
+        `backfill` may use claimed ones."""
+        side = self._side(no_external_use=no_external_use, backfill=backfill)
         choice = select.choose(side.fleet, request, self.mix, side.ledger)
         if choice is None:
             return None
         return self._place(side, choice.row, choice.cards)
 
-    def _side(self, *, undisturbed: bool, filler: bool) -> Side:
-        side = self._filler if filler and self._filler is not None else self._views.main
-        return self._without_strangers() if undisturbed else side
+    def _side(self, *, no_external_use: bool, backfill: bool) -> PackedNodes:
+        side = self._backfill if backfill and self._backfill is not None else self._views.main
+        return self._without_external_use() if no_external_use else side
 
-    def _place(self, side: Side, row: int, columns: Iterable[int]) -> Place:
+    def _place(self, side: PackedNodes, row: int, columns: Iterable[int]) -> Place:
         node = self.capacity.nodes[side.fleet.names[row]]
         uuids = {side.fleet.uuids[row][column] for column in columns}
         return Place(node.node.name, tuple(card for card in node.cards if card.uuid in uuids))
@@ -101,11 +101,11 @@ class Board:
         workers: int,
         topology_labels: Sequence[str],
         *,
-        undisturbed: bool = False,
-        filler: bool = False,
+        no_external_use: bool = False,
+        backfill: bool = False,
     ) -> list[Place]:
         """Places close together, each on cards of its own, for as many workers as fit."""
-        side = self._side(undisturbed=undisturbed, filler=filler)
+        side = self._side(no_external_use=no_external_use, backfill=backfill)
         levels = self._levels(tuple(topology_labels))
         found = select.choose_gang(side.fleet, request, workers, side.ledger, self.mix, levels)
         return [self._place(side, row, columns) for row, columns in found]
@@ -150,8 +150,8 @@ class Board:
         new = frozenset(uuids) - self.claimed
         if not new:
             return
-        if self._filler is None:
-            self._filler, _ = self._views.filler.follow(self._views.main)
+        if self._backfill is None:
+            self._backfill, _ = self._views.backfill.follow(self._views.main)
         self.claimed |= new
         self.claimed_from_seconds = min(self.claimed_from_seconds, start_seconds)
         # What was refused before knew nothing of the claim, and stays refused.
@@ -164,15 +164,15 @@ class Board:
         after = {name: before.get(name, NO_CARDS) | here for name, here in on.items()}
         self.claimed_on = {**before, **after}
         for name, here in on.items():
-            for side in (self._views.main, self._clean):
+            for side in (self._views.main, self._no_external_use):
                 if side is not None:
                     side.fleet.close(self._rows[name], self._columns(name, here))
 
-    def may_fill(self, length_seconds: float) -> bool:
+    def may_backfill(self, length_seconds: float) -> bool:
         """Whether a job of this length is gone before the first claim is taken up."""
         return bool(self.claimed) and length_seconds <= self.claimed_from_seconds
 
-    def refuses_fillers(self, alike: Hashable) -> bool:
+    def refuses_backfill(self, alike: Hashable) -> bool:
         """Whether jobs of a kind fit nowhere even where cards wait for others."""
         return (alike, True) in self.refusals
 
@@ -187,19 +187,21 @@ class Board:
 
         return self.memo.once(("mask", self._views.order, key), find)
 
-    def _sides(self) -> tuple[Side, ...]:
-        return tuple(s for s in (self._views.main, self._clean, self._filler) if s is not None)
+    def _sides(self) -> tuple[PackedNodes, ...]:
+        return tuple(
+            s for s in (self._views.main, self._no_external_use, self._backfill) if s is not None
+        )
 
-    def _without_strangers(self) -> Side:
-        if self._clean is None:
-            self._clean, rows = self._views.clean.follow(self._views.main)
+    def _without_external_use(self) -> PackedNodes:
+        if self._no_external_use is None:
+            self._no_external_use, rows = self._views.no_external_use.follow(self._views.main)
             for row in rows:
                 node = self.capacity.nodes[self._views.main.fleet.names[row]]
                 used = {card.uuid for card in node.cards if disturbed(card)}
                 if used:
-                    self._clean.fleet.close(row, self._columns(node.node.name, used))
-            self._views.clean.settle()
-        return self._clean
+                    self._no_external_use.fleet.close(row, self._columns(node.node.name, used))
+            self._views.no_external_use.settle()
+        return self._no_external_use
 
     @property
     def _row_of_card(self) -> Mapping[str, int]:
