@@ -44,7 +44,7 @@ def by_the_arrays(request: WorkerRequest, board: Board) -> set[str]:
 def by_the_rule(request: WorkerRequest, board: Board) -> set[str]:
     cards = [card for node in board.capacity.nodes.values() for card in node.cards]
     ours = [card for card in cards if card.model == request.model]
-    return {card.uuid for card in ours if why_not(request, card, board.claimed) is None}
+    return {card.uuid for card in ours if why_not(request, card, board.nominated) is None}
 
 
 @given(pictures())
@@ -53,7 +53,7 @@ def test_arrays_and_rule_agree_on_every_gpu(picture: Snapshot) -> None:
     memory.update(picture, T0)
     board = memory.assumed()
     for claimed in ((), ("GPU-00", "GPU-11")):
-        board.claim(claimed)
+        board.nominate(claimed)
         for job in JOBS:
             for model in board.capacity.models(()):
                 request = resolve(needs_of(job, None), model, board.capacity, CONFIGURATION)

@@ -8,12 +8,17 @@ from hypothesis import strategies as st
 
 from gpujob_api.gpujob import GPUJob, JobPhase, ReservationSource, SpotPolicy, StopReason
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.backfill.earliest_start import Place, Places, Soon, places
-from gpujob_operator.decide.backfill.nomination import soonest
-from gpujob_operator.decide.backfill.release_times import Releases
+from gpujob_operator.decide.backfill.earliest_start import (
+    CandidateGpus,
+    Candidates,
+    ReadyTime,
+    candidates,
+)
+from gpujob_operator.decide.backfill.nomination import earliest_start
+from gpujob_operator.decide.backfill.release_times import ReleaseTimes
 from gpujob_operator.decide.cache.release_arrays import ReleaseArrays
 from gpujob_operator.decide.cache.scheduler_cache import SchedulerCache
-from gpujob_operator.decide.cache.tenancy import Rows
+from gpujob_operator.decide.cache.tenancy import TenancyArrays
 from gpujob_operator.decide.capacity.cluster import Capacity, Card
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import NodeView, Snapshot, Taint
@@ -119,24 +124,27 @@ def pictures(draw: st.DrawFn) -> Snapshot:
     return make_snapshot(*jobs.values(), *done, nodes=nodes, gpu_nodes=gpu_nodes)
 
 
-Found = tuple[Places, ...]
+Found = tuple[Candidates, ...]
 
 
 def kept(memory: SchedulerCache, *jobs: GPUJob) -> list[Found]:
     """The places of each, with all that the memory keeps."""
     memo, capacity = memory.assumed().memo, memory.capacity
     tenancy = memory.tenancy_of(capacity)
-    return [places(needs_of(job, None), tenancy, capacity, memo, CONFIGURATION) for job in jobs]
+    return [candidates(needs_of(job, None), tenancy, capacity, memo, CONFIGURATION) for job in jobs]
 
 
-def anew(capacity: Capacity, releases: Releases, *jobs: GPUJob) -> list[Found]:
-    tenancy, memo = Rows().renew(capacity, ReleaseArrays(releases)), Forgetful()
-    return [places(needs_of(job, None), tenancy, capacity, memo, CONFIGURATION) for job in jobs]
+def anew(capacity: Capacity, releases: ReleaseTimes, *jobs: GPUJob) -> list[Found]:
+    tenancy, memo = TenancyArrays().renew(capacity, ReleaseArrays(releases)), Forgetful()
+    return [candidates(needs_of(job, None), tenancy, capacity, memo, CONFIGURATION) for job in jobs]
 
 
-def answers(found: list[Found], releases: Releases) -> list[object]:
+def answers(found: list[Found], releases: ReleaseTimes) -> list[object]:
     return [
-        (soonest(needs_of(job, None), of_job, releases), [list(of_model) for of_model in of_job])
+        (
+            earliest_start(needs_of(job, None), of_job, releases),
+            [list(of_model) for of_model in of_job],
+        )
         for job, of_job in zip(WAITING, found, strict=True)
     ]
 
@@ -172,7 +180,7 @@ def test_places_that_were_kept_are_those_found_anew(story: list[Snapshot], secon
     for picture in story:
         memory.update(picture, now)
         found = answers(kept(memory, *WAITING), memory.releases)
-        releases = Releases.of(picture.jobs, now)
+        releases = ReleaseTimes.of(picture.jobs, now)
         assert found == answers(anew(memory.capacity, releases, *WAITING), releases)
         now += timedelta(seconds=seconds)
 
@@ -191,11 +199,11 @@ def test_places_are_those_that_asking_every_card_finds(picture: Snapshot) -> Non
 
 
 def asked_one_by_one(
-    needs: Needs, model: str, capacity: Capacity, releases: Releases
-) -> list[Place]:
+    needs: Needs, model: str, capacity: Capacity, releases: ReleaseTimes
+) -> list[CandidateGpus]:
     request = resolve(needs, model, capacity, CONFIGURATION)
     size = needs.job.spec.gpus_per_worker
-    places: list[Place] = []
+    places: list[CandidateGpus] = []
     for node in nodes_for(needs, capacity):
         cards = [card for card in node.cards if card.model == model]
         ready = sorted(
@@ -206,8 +214,8 @@ def asked_one_by_one(
     return sorted(places)
 
 
-def together(cards: tuple[Place, ...]) -> Place:
-    return Place(
+def together(cards: tuple[CandidateGpus, ...]) -> CandidateGpus:
+    return CandidateGpus(
         cards[-1].soon,
         tuple(uuid for one in cards for uuid in one.uuids),
         tuple(card for one in cards for card in one.cards),
@@ -215,17 +223,17 @@ def together(cards: tuple[Place, ...]) -> Place:
     )
 
 
-def on_card(request: WorkerRequest, card: Card, releases: Releases) -> Place | None:
+def on_card(request: WorkerRequest, card: Card, releases: ReleaseTimes) -> CandidateGpus | None:
     """As soon as enough tenants have left, in the order of their ends."""
-    leaving = sorted(card.tenants, key=lambda t: (releases.moment(t.job_uid), t.job_uid))
+    leaving = sorted(card.tenants, key=lambda t: (releases.released_at(t.job_uid), t.job_uid))
     for count in range(len(leaving) + 1):
         gone = leaving[:count]
         left = after_departures(card, {tenant.job_uid for tenant in gone})
         if why_not(request, left) is None:
-            moments = [releases.moment(tenant.job_uid) for tenant in gone]
+            moments = [releases.released_at(tenant.job_uid) for tenant in gone]
             at = max([1.0 if card.leaving_bytes else 0.0, *moments])
-            soon = Soon(at, count, -card.free_bytes, card.uuid)
-            return Place(soon, (card.uuid,), (card,), tuple(gone))
+            soon = ReadyTime(at, count, -card.free_bytes, card.uuid)
+            return CandidateGpus(soon, (card.uuid,), (card,), tuple(gone))
     return None
 
 

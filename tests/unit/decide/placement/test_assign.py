@@ -40,7 +40,7 @@ def result(job: GPUJob, snapshot: Snapshot, claimed: tuple[str, ...] = ()) -> An
     jobs = (*snapshot.jobs, job)
     demands = [demand_of(needs_of(j, None), capacity, CONFIGURATION) for j in jobs]
     board = Board.of(capacity, Mix.of_demands(demands))
-    board.claim(claimed)
+    board.nominate(claimed)
     return assign(needs_of(job, None), board, CONFIGURATION)
 
 

@@ -19,9 +19,9 @@ from gpujob_operator.decide.admission.pending_status import (
     not_eligible,
     placed,
 )
-from gpujob_operator.decide.backfill.earliest_start import Places, places
-from gpujob_operator.decide.backfill.nomination import Claim, describe, soonest
-from gpujob_operator.decide.backfill.release_times import Releases
+from gpujob_operator.decide.backfill.earliest_start import Candidates, candidates
+from gpujob_operator.decide.backfill.nomination import Nomination, describe_start, earliest_start
+from gpujob_operator.decide.backfill.release_times import ReleaseTimes
 from gpujob_operator.decide.backfill.tenancy import Tenancy
 from gpujob_operator.decide.capacity.cluster import Capacity
 from gpujob_operator.decide.model import conditions
@@ -41,9 +41,9 @@ from gpujob_operator.decide.queue.pending import InOrder, Pending, told_lately, 
 from gpujob_operator.decide.queue.quota import Queues
 
 # How many jobs of the line keep cards for themselves.
-CLAIMS_MAX = 8
+NOMINATIONS_MAX = 8
 # Looking for the soonest cards reads every card: for so many kinds of jobs a cycle.
-PLACES_MAX = 2
+CANDIDATES_MAX = 2
 # So many kinds are told again a cycle why they wait; the others in the next, this much later.
 EXPLANATIONS_MAX = 16
 
@@ -55,19 +55,19 @@ class Admission:
 
     board: Board
     queues: Queues
-    releases: Releases
+    releases: ReleaseTimes
     tenancy_of: Callable[[Capacity], Tenancy]
     configuration: Configuration
     now: datetime
     view: CycleView
     steps: dict[str, Step] = field(default_factory=dict[str, Step])
     interruptions: Interruptions = field(init=False)
-    _claims: int = 0
+    _nominations: int = 0
     _refused: dict[int, "Refused"] = field(default_factory=dict[int, "Refused"])
     _explained: set[Hashable] = field(default_factory=set[Hashable])
     _held: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
-    _places: dict[Hashable, tuple[Places, ...]] = field(
-        default_factory=dict[Hashable, tuple[Places, ...]]
+    _candidates: dict[Hashable, tuple[Candidates, ...]] = field(
+        default_factory=dict[Hashable, tuple[Candidates, ...]]
     )
     _position: int = 0
 
@@ -103,32 +103,37 @@ class Admission:
         if self.now >= told.patience_at and not self._patience_is_idle(entry.job, refused.reason):
             return False
         return refused.by_backfill or not self.board.may_backfill(
-            self.releases.length_seconds(entry.job)
+            self.releases.expected_run_seconds(entry.job)
         )
 
     def _patience_is_idle(self, job: GPUJob, reason: PendingReason) -> bool:
         """Whether nothing more can be kept for a job, however long it has waited."""
         if reason is PendingReason.OVER_QUOTA:
             return job.spec.queue in self.queues.kept
-        return self._claims >= CLAIMS_MAX
+        return self._nominations >= NOMINATIONS_MAX
 
     def _state(self) -> tuple[int, ...]:
         """What a refusal rests on. Cards only become fewer in a pass."""
         quota = self.queues.version if self.queues.by_name else 0
-        return quota, len(self.queues.kept), len(self.board.claimed), len(self.interruptions.stops)
+        return (
+            quota,
+            len(self.queues.kept),
+            len(self.board.nominated),
+            len(self.interruptions.stops),
+        )
 
     def _remember_refusal(self, entry: Pending, needs: Needs, wait: Wait) -> None:
         """Keeps that the kind was refused, if nothing can be done for others of it either."""
         if not entry.kind or wait.reason not in (PendingReason.NO_ROOM, PendingReason.OVER_QUOTA):
             return
         quota = wait.reason is PendingReason.OVER_QUOTA
-        spent = self.interruptions.exhausted if quota else self._claims >= CLAIMS_MAX
+        spent = self.interruptions.exhausted if quota else self._nominations >= NOMINATIONS_MAX
         under_way = self.view.room_is_made
         if not spent and (under_way or self.interruptions.possible(needs)):
             return
         if quota and self.interruptions.leaving(self.queues.root(needs.job.spec.queue)):
             return
-        by_backfill = not self.board.claimed or self.board.refuses_backfill(needs.alike)
+        by_backfill = not self.board.nominated or self.board.refuses_backfill(needs.alike)
         self._refused[entry.kind] = Refused(wait.reason, self._state(), by_backfill)
 
     def _step(self, entry: Pending) -> Step:
@@ -148,7 +153,7 @@ class Admission:
         return self._wait(entry.job, wait)
 
     def _place(self, needs: Needs) -> Assignment | Wait:
-        length = self.releases.length_seconds(needs.job) if self.board.claimed else inf
+        length = self.releases.expected_run_seconds(needs.job) if self.board.nominated else inf
         found = assign(needs, self.board, self.configuration, length)
         if isinstance(found, Refusal) and not found.possible:
             return Wait(PendingReason.IMPOSSIBLE, lambda: found.message)
@@ -168,17 +173,17 @@ class Admission:
 
     def _without_room(self, needs: Needs, wait: Wait) -> Wait:
         """What is done for it, and what it is told."""
-        claim = None
+        nomination = None
         making = ""
         if wait.reason is PendingReason.OVER_QUOTA:
             making = self._room_in_quota(needs, wait)
         elif wait.reason is PendingReason.NO_ROOM:
-            claim = self._soonest(needs)
-            making = self._room_on_cards(needs, claim) if claim is not None else ""
+            nomination = self._earliest_start(needs)
+            making = self._room_on_cards(needs, nomination) if nomination is not None else ""
         told = (
             replace(wait, reason=PendingReason.MAKING_ROOM, tell=lambda: making) if making else wait
         )
-        return replace(told, position=self._position, claim=claim)
+        return replace(told, position=self._position, nomination=nomination)
 
     def _room_in_quota(self, needs: Needs, wait: Wait) -> str:
         """Interrupts jobs whose share of the quota this one may have; says so."""
@@ -188,58 +193,58 @@ class Admission:
                 return waits_for(leaving)
             room = self.interruptions.in_quota(needs, wait.memory_bytes, fits=wait.fits)
         if room is not None and room.victims:
-            self.board.claim(room.claim, self._stop_seconds(v.job for v in room.victims))
+            self.board.nominate(room.nominated, self._stop_seconds(v.job for v in room.victims))
             return self.interruptions.interrupt(needs, room.victims)
         if self._patience_over(needs.job):
             self.queues.keep(needs.job, wait.memory_bytes)
         return ""
 
-    def _room_on_cards(self, needs: Needs, claim: Claim) -> str:
+    def _room_on_cards(self, needs: Needs, nomination: Nomination) -> str:
         """Interrupts jobs where this one may, or keeps cards for it; says for whom it waits."""
-        jobs = [self.releases.jobs[uid] for uid in claim.making_room]
-        if jobs and claim.start_seconds <= self._stop_seconds(jobs):
-            self._keep(claim)
+        jobs = [self.releases.jobs[uid] for uid in nomination.making_room]
+        if jobs and nomination.start_seconds <= self._stop_seconds(jobs):
+            self._hold_gpus(nomination)
             return waits_for(jobs)
-        if claim.start_seconds > self.configuration.preemption_wait_seconds:
-            room = self.interruptions.find_targets(needs, claim.start_seconds)
+        if nomination.start_seconds > self.configuration.preemption_wait_seconds:
+            room = self.interruptions.find_targets(needs, nomination.start_seconds)
             if room is not None:
-                self.board.claim(room.claim, self._stop_seconds(v.job for v in room.victims))
+                self.board.nominate(room.nominated, self._stop_seconds(v.job for v in room.victims))
                 return self.interruptions.interrupt(needs, room.victims)
         if self._patience_over(needs.job):
-            self._keep(claim)
+            self._hold_gpus(nomination)
         return ""
 
     def _stop_seconds(self, jobs: Iterable[GPUJob]) -> float:
         """Until the last of these jobs is stopped."""
         return max((stop_seconds(job, self.configuration) for job in jobs), default=0.0)
 
-    def _soonest(self, needs: Needs) -> Claim | None:
+    def _earliest_start(self, needs: Needs) -> Nomination | None:
         """The earliest start, looked for when something may follow from it."""
         acts = (
             self._patience_over(needs.job)
             or self.interruptions.possible(needs)
             or self.view.room_is_made
         )
-        if not acts or self._claims >= CLAIMS_MAX:
+        if not acts or self._nominations >= NOMINATIONS_MAX:
             return None
-        self._claims += 1
-        return self._claim(needs)
+        self._nominations += 1
+        return self._nomination(needs)
 
-    def _claim(self, needs: Needs) -> Claim | None:
+    def _nomination(self, needs: Needs) -> Nomination | None:
         """Kinds of jobs are looked at once a cycle, and not more than some of them."""
-        if needs.alike not in self._places:
-            if len(self._places) >= PLACES_MAX:
+        if needs.alike not in self._candidates:
+            if len(self._candidates) >= CANDIDATES_MAX:
                 return None
             capacity = self.board.capacity
             tenancy = self.tenancy_of(capacity)
-            self._places[needs.alike] = places(
+            self._candidates[needs.alike] = candidates(
                 needs, tenancy, capacity, self.board.memo, self.configuration
             )
-        found = self._places[needs.alike]
-        return soonest(needs, found, self.releases, self.board.claimed)
+        found = self._candidates[needs.alike]
+        return earliest_start(needs, found, self.releases, self.board.nominated)
 
-    def _keep(self, claim: Claim) -> None:
-        self.board.claim(claim.uuids, claim.start_seconds)
+    def _hold_gpus(self, nomination: Nomination) -> None:
+        self.board.nominate(nomination.uuids, nomination.start_seconds)
 
     # -- what is known of a job
 
@@ -287,6 +292,6 @@ class Admission:
         """When it could start, for a job that waits for cards."""
         if wait.reason is not PendingReason.NO_ROOM:
             return ""
-        claim = wait.claim or self._claim(self._needs_of(job))
-        text = describe(claim) if claim is not None else ""
+        nomination = wait.nomination or self._nomination(self._needs_of(job))
+        text = describe_start(nomination) if nomination is not None else ""
         return f"; {text}" if text else ""

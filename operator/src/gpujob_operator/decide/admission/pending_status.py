@@ -7,7 +7,7 @@ from datetime import datetime
 from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.quantities import format_memory
-from gpujob_operator.decide.backfill.nomination import Claim
+from gpujob_operator.decide.backfill.nomination import Nomination
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionWriter
 from gpujob_operator.decide.model.pending_reasons import PendingReason
@@ -28,7 +28,7 @@ class Wait:
     # Among those that wait for room; 0: it waits for something else.
     position: int = 0
     # Where it could start first, if that was looked for.
-    claim: Claim | None = None
+    nomination: Nomination | None = None
     # What it would hold on a card, where only the quota is in the way.
     memory_bytes: int = 0
     # Whether it fits on cards, where only the quota is in the way.

@@ -35,12 +35,12 @@ class NodeMemo:
         self,
         key: Hashable,
         nodes: Mapping[str, NodeCapacity],
-        claimed_on: Mapping[str, frozenset[str]],
+        nominated_on: Mapping[str, frozenset[str]],
         diagnose: Diagnose,
     ) -> tuple[Mapping[UnfitReason, int], Nearest]:
         """Looks again only at nodes that are another object."""
         survey = _recent(self._diagnoses, key, DiagnosisCounts, DIAGNOSES_MAX)
-        survey.renew(nodes, claimed_on, diagnose)
+        survey.renew(nodes, nominated_on, diagnose)
         return survey.counts, survey.nearest
 
 

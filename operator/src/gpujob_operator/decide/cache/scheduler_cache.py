@@ -11,7 +11,7 @@ from datetime import datetime
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpuprofile import GPUProfile
-from gpujob_operator.decide.backfill.release_times import Releases
+from gpujob_operator.decide.backfill.release_times import ReleaseTimes
 from gpujob_operator.decide.backfill.tenancy import Tenancy
 from gpujob_operator.decide.cache.deadlines import Deadlines
 from gpujob_operator.decide.cache.equivalence_classes import EquivalenceClasses
@@ -24,7 +24,7 @@ from gpujob_operator.decide.cache.nodes import Nodes
 from gpujob_operator.decide.cache.pending_queues import Lines
 from gpujob_operator.decide.cache.pods import Pods
 from gpujob_operator.decide.cache.release_arrays import ReleaseArrays
-from gpujob_operator.decide.cache.tenancy import Rows
+from gpujob_operator.decide.cache.tenancy import TenancyArrays
 from gpujob_operator.decide.capacity.cluster import Capacity, holds_cards
 from gpujob_operator.decide.capacity.sites import sites_of
 from gpujob_operator.decide.capacity.usage import NOTHING, holding_of, holding_of_orphans
@@ -50,7 +50,7 @@ class SchedulerCache:
     """Give the same one to every cycle of one operator. `update` first, then read."""
 
     known: dict[str, JobEntry] = field(default_factory=dict[str, JobEntry])
-    releases: Releases = field(default_factory=Releases)
+    releases: ReleaseTimes = field(default_factory=ReleaseTimes)
     waiting: Lines = field(default_factory=Lines)
     # Jobs that hold cards.
     holders: Holders = field(default_factory=Holders)
@@ -63,7 +63,7 @@ class SchedulerCache:
     gone: set[str] = field(default_factory=set[str])
     _arrays: NodeArrayCache = field(default_factory=NodeArrayCache)
     _release_arrays: ReleaseArrays = field(init=False)
-    _tenancy: Rows = field(default_factory=Rows)
+    _tenancy: TenancyArrays = field(default_factory=TenancyArrays)
     mix: Mix = field(default_factory=Mix)
     usage: _Usage = field(default_factory=dict[tuple[str, int], CardUsage])
     _configuration: Configuration = field(default_factory=Configuration)

@@ -45,14 +45,14 @@ class Assignment:
 
 
 def assign(
-    needs: Needs, board: Board, configuration: Configuration, length_seconds: float = inf
+    needs: Needs, board: Board, configuration: Configuration, expected_run_seconds: float = inf
 ) -> Assignment | Refusal:
     """A place for every worker of the job, or with numbers why not. Leaves the board as it was.
 
-    All cards of a gang are of one model, so that its workers run at one speed. `length_seconds` is
-    how long the job will run, as far as known: short ones may use cards that wait for a long one.
-    """
-    backfill = board.may_backfill(length_seconds)
+    All cards of a gang are of one model, so that its workers run at one speed.
+    `expected_run_seconds` is how long the job will run, as far as known: short ones may use cards
+    that wait for a long one."""
+    backfill = board.may_backfill(expected_run_seconds)
     alike = (needs.alike, backfill)
     known = board.refusals.get(alike)
     if isinstance(known, Refusal):

@@ -35,11 +35,12 @@ class Board:
     # Its nodes are the board's own, and change as places are taken.
     capacity: Capacity
     mix: Mix
-    claimed: frozenset[str] = frozenset()
-    # When the first of the claims is expected to be taken up; whoever is gone by then may use them.
-    claimed_from_seconds: float = inf
-    # The claimed cards by node; never changed, but replaced.
-    claimed_on: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
+    nominated: frozenset[str] = frozenset()
+    # When the first of the nominations is expected to be taken up; whoever is gone by then may use
+    # them.
+    nominated_from_seconds: float = inf
+    # The nominated cards by node; never changed, but replaced.
+    nominated_on: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
     # What kinds of jobs fitted nowhere. A board only fills up, so that it holds for the cycle.
     refusals: dict[Hashable, object] = field(default_factory=dict[Hashable, object])
     _rows: dict[str, int] = field(default_factory=dict[str, int])
@@ -48,7 +49,7 @@ class Board:
     _views: NodeViews = field(default_factory=lambda: NodeViews.of([]))
     # For jobs that share with nobody: the same without cards on which strangers are.
     _no_external_use: PackedNodes | None = None
-    # For jobs that are gone before any claim is taken up: the same with claimed cards open.
+    # For jobs that are gone before any nomination is taken up: the same with nominated cards open.
     _backfill: PackedNodes | None = None
     memo: Memo = field(default_factory=Forgetful)
     _nodes: dict[str, NodeCapacity] = field(default_factory=dict[str, NodeCapacity])
@@ -79,7 +80,7 @@ class Board:
         self, request: Request, *, no_external_use: bool = False, backfill: bool = False
     ) -> Place | None:
         """The best place for one worker; `no_external_use` avoids cards that strangers use,
-        `backfill` may use claimed ones."""
+        `backfill` may use nominated ones."""
         side = self._side(no_external_use=no_external_use, backfill=backfill)
         choice = select.choose(side.fleet, request, self.mix, side.ledger)
         if choice is None:
@@ -144,33 +145,33 @@ class Board:
             nodes[place.node] = _with_tenant(nodes[place.node], place, request, tenant)
         return replace(self.capacity, nodes=nodes)
 
-    def claim(self, uuids: Iterable[str], start_seconds: float = 0.0) -> None:
+    def nominate(self, uuids: Iterable[str], start_seconds: float = 0.0) -> None:
         """Keeps cards for a job that has waited and could start there in `start_seconds`: nothing
         later is placed there this cycle, except what is gone by then."""
-        new = frozenset(uuids) - self.claimed
+        new = frozenset(uuids) - self.nominated
         if not new:
             return
         if self._backfill is None:
             self._backfill, _ = self._views.backfill.follow(self._views.main)
-        self.claimed |= new
-        self.claimed_from_seconds = min(self.claimed_from_seconds, start_seconds)
-        # What was refused before knew nothing of the claim, and stays refused.
+        self.nominated |= new
+        self.nominated_from_seconds = min(self.nominated_from_seconds, start_seconds)
+        # What was refused before knew nothing of the nomination, and stays refused.
         on: dict[str, set[str]] = {}
         for uuid in new:
             row = self._row_of_card.get(uuid)
             if row is not None:
                 on.setdefault(self._views.main.fleet.names[row], set()).add(uuid)
-        before = self.claimed_on
+        before = self.nominated_on
         after = {name: before.get(name, NO_CARDS) | here for name, here in on.items()}
-        self.claimed_on = {**before, **after}
+        self.nominated_on = {**before, **after}
         for name, here in on.items():
             for side in (self._views.main, self._no_external_use):
                 if side is not None:
                     side.fleet.close(self._rows[name], self._columns(name, here))
 
-    def may_backfill(self, length_seconds: float) -> bool:
-        """Whether a job of this length is gone before the first claim is taken up."""
-        return bool(self.claimed) and length_seconds <= self.claimed_from_seconds
+    def may_backfill(self, expected_run_seconds: float) -> bool:
+        """Whether a job of this length is gone before the first nomination is taken up."""
+        return bool(self.nominated) and expected_run_seconds <= self.nominated_from_seconds
 
     def refuses_backfill(self, alike: Hashable) -> bool:
         """Whether jobs of a kind fit nowhere even where cards wait for others."""

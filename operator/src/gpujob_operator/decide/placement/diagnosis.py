@@ -13,8 +13,8 @@ from gpujob_operator.decide.capacity.cluster import Capacity, Card, NodeCapacity
 from gpujob_operator.decide.placement.assumed import Board
 from gpujob_operator.decide.placement.finding import (
     FARTHEST,
-    FITS,
     NO_CARDS,
+    NO_DIAGNOSIS,
     NodeDiagnosis,
     UnfitReason,
 )
@@ -54,11 +54,11 @@ def refuse(
 ) -> Refusal:
     """The refusal on cards of one model; `placed` workers of the gang found a place, which is taken
     in `capacity`."""
-    # As it was when the job was refused: its own claim is not in its way.
-    claimed_on = board.claimed_on
+    # As it was when the job was refused: its own nomination is not in its way.
+    nominated_on = board.nominated_on
     return Refusal(
         _possible(request, board),
-        lambda: _explain(request, capacity, claimed_on, board.memo, placed),
+        lambda: _explain(request, capacity, nominated_on, board.memo, placed),
     )
 
 
@@ -102,7 +102,7 @@ def _node_never(needs: Needs, node: NodeCapacity) -> bool:
 def _explain(
     request: WorkerRequest,
     capacity: Capacity,
-    claimed_on: Mapping[str, frozenset[str]],
+    nominated_on: Mapping[str, frozenset[str]],
     memo: Memo,
     placed: int,
 ) -> str:
@@ -111,8 +111,8 @@ def _explain(
     counts, nearest = memo.findings(
         (needs.alike, request.model),
         capacity.nodes,
-        claimed_on,
-        lambda node, claimed: _look(request, node, claimed),
+        nominated_on,
+        lambda node, nominated: _look(request, node, nominated),
     )
     total = sum(counts.values())
     asked = needs.job.spec.workers * needs.job.spec.gpus_per_worker
@@ -162,17 +162,17 @@ def node_lacks(request: WorkerRequest, node: NodeCapacity) -> str:
     return lacks + _nearest_text(missing_bytes, name, node.card(uuid))
 
 
-def _look(request: WorkerRequest, node: NodeCapacity, claimed: frozenset[str]) -> NodeDiagnosis:
+def _look(request: WorkerRequest, node: NodeCapacity, nominated: frozenset[str]) -> NodeDiagnosis:
     cards = [card for card in node.cards if card.model == request.model]
     if not cards:
-        return FITS
+        return NO_DIAGNOSIS
     on_node = _node_misfit(request.needs, node)
     if on_node:
         return NodeDiagnosis({on_node: len(cards)})
     counts: dict[UnfitReason, int] = {}
     nearest = FARTHEST
     for card in cards:
-        finding, missing_bytes = why_not(request, card, claimed) or (_FREE, 0)
+        finding, missing_bytes = why_not(request, card, nominated) or (_FREE, 0)
         counts[finding] = counts.get(finding, 0) + 1
         if 0 < missing_bytes <= nearest[0]:
             nearest = min(nearest, (missing_bytes, card.uuid, node.node.name))

@@ -24,4 +24,4 @@ class NodeDiagnosis(NamedTuple):
     nearest: Nearest = FARTHEST
 
 
-FITS = NodeDiagnosis()
+NO_DIAGNOSIS = NodeDiagnosis()

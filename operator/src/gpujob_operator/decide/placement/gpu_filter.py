@@ -11,7 +11,7 @@ from gpujob_operator.decide.placement.assumed import Board
 from gpujob_operator.decide.placement.finding import NO_CARDS, UnfitReason
 from gpujob_operator.decide.placement.requirements import Needs, WorkerRequest, resolve
 
-_CLAIMED = UnfitReason("kept for an earlier job")
+_NOMINATED = UnfitReason("kept for an earlier job")
 _TAKEN = UnfitReason("held whole by another job")
 _TOO_SMALL = UnfitReason("too small")
 _TOO_FULL = UnfitReason("too full")
@@ -23,16 +23,16 @@ STRANGERS = "used by strangers ({})"
 Misfit = tuple[UnfitReason, int]
 
 
-def why_not(request: WorkerRequest, card: Card, claimed: Set[str] = NO_CARDS) -> Misfit | None:
-    """What keeps the worker off this GPU of its model; None where it fits. `claimed` are GPUs that
-    are kept for other jobs."""
+def why_not(request: WorkerRequest, card: Card, nominated: Set[str] = NO_CARDS) -> Misfit | None:
+    """What keeps the worker off this GPU of its model; None where it fits. `nominated` are GPUs
+    that are kept for other jobs."""
     if card.blocked:
         return as_said(f"blocked ({card.blocked.split(':')[0]})"), 0
     room = card.total_bytes - card.driver_bytes
     if request.least_bytes > room:
         return _TOO_SMALL, request.least_bytes - room
-    if card.uuid in claimed:
-        return _CLAIMED, 0
+    if card.uuid in nominated:
+        return _NOMINATED, 0
     if card.taken:
         return _TAKEN, 0
     if request.wanted is None and card.tenants:

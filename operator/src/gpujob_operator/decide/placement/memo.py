@@ -29,7 +29,7 @@ class Memo(Protocol):
         self,
         key: Hashable,
         nodes: Mapping[str, NodeCapacity],
-        claimed_on: Mapping[str, frozenset[str]],
+        nominated_on: Mapping[str, frozenset[str]],
         diagnose: Diagnose,
     ) -> tuple[Mapping[UnfitReason, int], Nearest]:
         """The sum of what `look` says of each node, and the nearest fit of all."""
@@ -46,13 +46,13 @@ class Forgetful:
         self,
         key: Hashable,
         nodes: Mapping[str, NodeCapacity],
-        claimed_on: Mapping[str, frozenset[str]],
+        nominated_on: Mapping[str, frozenset[str]],
         diagnose: Diagnose,
     ) -> tuple[Mapping[UnfitReason, int], Nearest]:
         counts: Counter[UnfitReason] = Counter()
         nearest = FARTHEST
         for name, node in nodes.items():
-            found = diagnose(node, claimed_on.get(name, NO_CARDS))
+            found = diagnose(node, nominated_on.get(name, NO_CARDS))
             counts.update(found.counts)
             nearest = min(nearest, found.nearest)
         return counts, nearest

@@ -36,10 +36,10 @@ class Victim:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Whom to interrupt. `claim` is the cards on which the waiting job will fit then."""
+    """Whom to interrupt. `nominated` is the cards on which the waiting job will fit then."""
 
     victims: tuple[Victim, ...]
-    claim: frozenset[str]
+    nominated: frozenset[str]
 
     @property
     def cost_gpu_seconds(self) -> float:
@@ -83,7 +83,7 @@ def elsewhere(
 ) -> bool:
     """Whether every victim finds another place now, when the cards of `room` are kept free."""
     trial = Board.of(board.capacity, board.mix)
-    trial.claim(board.claimed | room.claim)
+    trial.nominate(board.nominated | room.nominated)
     for victim in room.victims:
         found = assign(view.needs_of(victim.job.metadata.uid), trial, configuration)
         if not isinstance(found, Assignment):
@@ -120,7 +120,7 @@ def _places(
             (cost, len(who), card.uuid, who)
             for card in node.cards
             if card.model == model
-            and (freed := _freed(request, card, board.claimed, victims)) is not None
+            and (freed := _freed(request, card, board.nominated, victims)) is not None
             for cost, who in (freed,)
         )
         found += _worker_places(needs, node, [(c, u, w) for c, _, u, w in cards], victims)
@@ -154,12 +154,12 @@ def _worker_places(
 
 
 def _freed(
-    request: WorkerRequest, card: Card, claimed: Set[str], victims: Mapping[str, Victim]
+    request: WorkerRequest, card: Card, nominated: Set[str], victims: Mapping[str, Victim]
 ) -> tuple[float, tuple[str, ...]] | None:
     """The cheapest tenants without which the worker fits on the card, cheapest alone first."""
 
     def fits(gone: Iterable[str]) -> bool:
-        return why_not(request, after_departures(card, frozenset(gone)), claimed) is None
+        return why_not(request, after_departures(card, frozenset(gone)), nominated) is None
 
     movable = sorted(
         (victims[tenant.job_uid].cost_gpu_seconds, tenant.job_uid)
