@@ -9,7 +9,7 @@ from gpujob_operator.decide.cache.scheduler_cache import SchedulerCache
 from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limit_percent
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.packing.filter import free_cards
-from gpujob_operator.decide.placement.assumed import Board
+from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.gpu_filter import why_not
 from gpujob_operator.decide.placement.requirements import WorkerRequest, needs_of, resolve
 from tests.harness.builders import T0, make_job, measured, with_status
@@ -32,7 +32,7 @@ JOBS = (
 )
 
 
-def by_the_arrays(request: WorkerRequest, board: Board) -> set[str]:
+def by_the_arrays(request: WorkerRequest, board: AssumedCapacity) -> set[str]:
     """GPUs that are free for the worker in the packed nodes."""
     side = board._side(no_external_use=request.exclusive, backfill=False)
     fleet, law = side.fleet, board.capacity.law(request.model)
@@ -41,7 +41,7 @@ def by_the_arrays(request: WorkerRequest, board: Board) -> set[str]:
     return {fleet.uuids[row][column] for row, column in np.argwhere(free).tolist()}
 
 
-def by_the_rule(request: WorkerRequest, board: Board) -> set[str]:
+def by_the_rule(request: WorkerRequest, board: AssumedCapacity) -> set[str]:
     cards = [card for node in board.capacity.nodes.values() for card in node.cards]
     ours = [card for card in cards if card.model == request.model]
     return {card.uuid for card in ours if why_not(request, card, board.nominated) is None}

@@ -36,7 +36,7 @@ from gpujob_operator.decide.model.plan import (
     WriteStatus,
 )
 from gpujob_operator.decide.model.snapshot import Snapshot
-from gpujob_operator.decide.placement.assumed import Board
+from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.requirements import CycleView
 from gpujob_operator.decide.preemption.migration import find_move
 from gpujob_operator.decide.queue.quota import Queues, QueueUse
@@ -97,14 +97,14 @@ def _admit(steps: dict[str, Step], queues: Queues, cycle: "_Cycle") -> None:
     for uid, step in admission.steps.items():
         own = steps.get(uid)
         steps[uid] = replace(step, deletes=own.deletes) if own and own.deletes else step
-    for uid, stop in admission.interruptions.stops.items():
+    for uid, stop in admission.preemptor.stops.items():
         step = cycle.step(uid, steps)
         steps[uid] = attempt.stopped_for(cache.known[uid].job, step, stop, cycle.now)
-    if cache.holders.slowed and not admission.interruptions.stops:
+    if cache.holders.slowed and not admission.preemptor.stops:
         _separate(steps, admission.board, cycle)
 
 
-def _separate(steps: dict[str, Step], board: Board, cycle: "_Cycle") -> None:
+def _separate(steps: dict[str, Step], board: AssumedCapacity, cycle: "_Cycle") -> None:
     """Moves a job away from a neighbour that it slows too much, or that slows it."""
     cache, view = cycle.cache, cycle.view(steps)
     slowed = [view.running[uid] for uid in sorted(cache.holders.slowed) if uid in view.running]
@@ -215,7 +215,7 @@ class _Cycle:
             needs_of=cache.needs,
             find_running=lambda: self._running(steps),
             lowest_priority=holders.lowest_priority,
-            room_is_made=holders.room_is_made,
+            preemption_in_flight=holders.preemption_in_flight,
         )
 
     def _running(self, steps: Mapping[str, Step]) -> dict[str, GPUJob]:

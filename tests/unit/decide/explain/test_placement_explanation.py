@@ -14,8 +14,8 @@ from gpujob_operator.decide.explain.words import LACKS_TOLD, rows
 from gpujob_operator.decide.model.plan import WriteStatus
 from gpujob_operator.decide.model.snapshot import Snapshot, SpotPool
 from gpujob_operator.decide.packing import select
-from gpujob_operator.decide.packing.request import Choice, Request
-from gpujob_operator.decide.placement.assumed import Board
+from gpujob_operator.decide.packing.request import Request, Selection
+from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.planner import plan
 from tests.harness.builders import (
     after,
@@ -83,16 +83,16 @@ def test_scores_are_those_that_the_rule_compares() -> None:
     found = account(snapshot, NOW, "uid-new")
     memory = SchedulerCache()
     memory.update(snapshot, NOW)
-    asked: list[Choice] = []
+    asked: list[Selection] = []
     real = select.choose
 
     def spy(*arguments: Any) -> Any:
         answer = real(*arguments)
-        if isinstance(answer, Choice):
+        if isinstance(answer, Selection):
             asked.append(answer)
         return answer
 
-    board = Board.of(memory.capacity, memory.mix)
+    board = AssumedCapacity.of(memory.capacity, memory.mix)
     needs = memory.needs("uid-new")
     model = "NVIDIA A10"
     wanted = needs.reservation(model, memory.capacity.largest_bytes(model), snapshot.configuration)

@@ -31,11 +31,11 @@ from gpujob_operator.decide.model.grace import stop_seconds
 from gpujob_operator.decide.model.pending_reasons import PendingReason
 from gpujob_operator.decide.model.plan import EventNote, Step
 from gpujob_operator.decide.placement.assign import Assignment, assign
-from gpujob_operator.decide.placement.assumed import Board
+from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.diagnosis import Refusal
-from gpujob_operator.decide.placement.gpu_filter import held_bytes
+from gpujob_operator.decide.placement.gpu_filter import least_reservation_bytes
 from gpujob_operator.decide.placement.requirements import CycleView, Needs
-from gpujob_operator.decide.preemption.preemptor import Interruptions, waits_for
+from gpujob_operator.decide.preemption.preemptor import Preemptor, waiting_message
 from gpujob_operator.decide.queue.heads import Line
 from gpujob_operator.decide.queue.pending import InOrder, Pending, told_lately, waited_seconds
 from gpujob_operator.decide.queue.quota import Queues
@@ -50,10 +50,10 @@ EXPLANATIONS_MAX = 16
 
 @dataclass(slots=True)
 class Admission:
-    """One pass. `steps` are the waiting jobs' next steps; `interruptions.stops` says who makes
+    """One pass. `steps` are the waiting jobs' next steps; `preemptor.stops` says who makes
     room for them."""
 
-    board: Board
+    board: AssumedCapacity
     queues: Queues
     releases: ReleaseTimes
     tenancy_of: Callable[[Capacity], Tenancy]
@@ -61,7 +61,7 @@ class Admission:
     now: datetime
     view: CycleView
     steps: dict[str, Step] = field(default_factory=dict[str, Step])
-    interruptions: Interruptions = field(init=False)
+    preemptor: Preemptor = field(init=False)
     _nominations: int = 0
     _refused: dict[int, "Refused"] = field(default_factory=dict[int, "Refused"])
     _explained: set[Hashable] = field(default_factory=set[Hashable])
@@ -72,7 +72,7 @@ class Admission:
     _position: int = 0
 
     def __post_init__(self) -> None:
-        self.interruptions = Interruptions(
+        self.preemptor = Preemptor(
             board=self.board,
             queues=self.queues,
             configuration=self.configuration,
@@ -119,7 +119,7 @@ class Admission:
             quota,
             len(self.queues.kept),
             len(self.board.nominated),
-            len(self.interruptions.stops),
+            len(self.preemptor.stops),
         )
 
     def _remember_refusal(self, entry: Pending, needs: Needs, wait: Wait) -> None:
@@ -127,11 +127,11 @@ class Admission:
         if not entry.kind or wait.reason not in (PendingReason.NO_ROOM, PendingReason.OVER_QUOTA):
             return
         quota = wait.reason is PendingReason.OVER_QUOTA
-        spent = self.interruptions.exhausted if quota else self._nominations >= NOMINATIONS_MAX
-        under_way = self.view.room_is_made
-        if not spent and (under_way or self.interruptions.possible(needs)):
+        spent = self.preemptor.exhausted if quota else self._nominations >= NOMINATIONS_MAX
+        preemption_in_flight = self.view.preemption_in_flight
+        if not spent and (preemption_in_flight or self.preemptor.may_preempt(needs)):
             return
-        if quota and self.interruptions.leaving(self.queues.root(needs.job.spec.queue)):
+        if quota and self.preemptor.being_preempted(self.queues.root(needs.job.spec.queue)):
             return
         by_backfill = not self.board.nominated or self.board.refuses_backfill(needs.alike)
         self._refused[entry.kind] = Refused(wait.reason, self._state(), by_backfill)
@@ -143,7 +143,7 @@ class Admission:
         needs = self._needs_of(entry.job)
         found = self._place(needs)
         if isinstance(found, Assignment):
-            found.take_on(self.board)
+            found.assume(self.board)
             step = placed(entry.job, found, self.now)
             self.queues.add(entry.job, step.status)
             return step
@@ -159,7 +159,7 @@ class Admission:
             return Wait(PendingReason.IMPOSSIBLE, lambda: found.message)
         if self.queues.by_name:
             fits = isinstance(found, Assignment)
-            held = found.reservation.memory_bytes if fits else self._held_bytes(needs)
+            held = found.reservation.memory_bytes if fits else self._least_reservation_bytes(needs)
             over = self.queues.over(needs.job, held)
             if over:
                 return Wait(PendingReason.OVER_QUOTA, lambda: over, memory_bytes=held, fits=fits)
@@ -187,14 +187,16 @@ class Admission:
 
     def _room_in_quota(self, needs: Needs, wait: Wait) -> str:
         """Interrupts jobs whose share of the quota this one may have; says so."""
-        leaving = self.interruptions.leaving(self.queues.root(needs.job.spec.queue))
+        leaving = self.preemptor.being_preempted(self.queues.root(needs.job.spec.queue))
         with self.queues.without(leaving):
             if not self.queues.over(needs.job, wait.memory_bytes):
-                return waits_for(leaving)
-            room = self.interruptions.in_quota(needs, wait.memory_bytes, fits=wait.fits)
-        if room is not None and room.victims:
-            self.board.nominate(room.nominated, self._stop_seconds(v.job for v in room.victims))
-            return self.interruptions.interrupt(needs, room.victims)
+                return waiting_message(leaving)
+            targets = self.preemptor.targets_in_quota(needs, wait.memory_bytes, fits=wait.fits)
+        if targets is not None and targets.victims:
+            self.board.nominate(
+                targets.nominated, self._stop_seconds(v.job for v in targets.victims)
+            )
+            return self.preemptor.interrupt(needs, targets.victims)
         if self._patience_over(needs.job):
             self.queues.keep(needs.job, wait.memory_bytes)
         return ""
@@ -204,12 +206,14 @@ class Admission:
         jobs = [self.releases.jobs[uid] for uid in nomination.making_room]
         if jobs and nomination.start_seconds <= self._stop_seconds(jobs):
             self._hold_gpus(nomination)
-            return waits_for(jobs)
+            return waiting_message(jobs)
         if nomination.start_seconds > self.configuration.preemption_wait_seconds:
-            room = self.interruptions.find_targets(needs, nomination.start_seconds)
-            if room is not None:
-                self.board.nominate(room.nominated, self._stop_seconds(v.job for v in room.victims))
-                return self.interruptions.interrupt(needs, room.victims)
+            targets = self.preemptor.targets_on_gpus(needs, nomination.start_seconds)
+            if targets is not None:
+                self.board.nominate(
+                    targets.nominated, self._stop_seconds(v.job for v in targets.victims)
+                )
+                return self.preemptor.interrupt(needs, targets.victims)
         if self._patience_over(needs.job):
             self._hold_gpus(nomination)
         return ""
@@ -222,8 +226,8 @@ class Admission:
         """The earliest start, looked for when something may follow from it."""
         acts = (
             self._patience_over(needs.job)
-            or self.interruptions.possible(needs)
-            or self.view.room_is_made
+            or self.preemptor.may_preempt(needs)
+            or self.view.preemption_in_flight
         )
         if not acts or self._nominations >= NOMINATIONS_MAX:
             return None
@@ -252,11 +256,13 @@ class Admission:
         return self.view.needs_of(job.metadata.uid)
 
     def _memory_bytes(self, entry: Pending) -> int:
-        return self._held_bytes(self._needs_of(entry.job)) if self.queues.by_name else 0
+        return (
+            self._least_reservation_bytes(self._needs_of(entry.job)) if self.queues.by_name else 0
+        )
 
-    def _held_bytes(self, needs: Needs) -> int:
+    def _least_reservation_bytes(self, needs: Needs) -> int:
         if needs.alike not in self._held:
-            self._held[needs.alike] = held_bytes(needs, self.board, self.configuration)
+            self._held[needs.alike] = least_reservation_bytes(needs, self.board, self.configuration)
         return self._held[needs.alike]
 
     def _patience_over(self, job: GPUJob) -> bool:

@@ -36,7 +36,7 @@ from gpujob_operator.decide.model.pod_template import host_requests
 from gpujob_operator.decide.model.snapshot import CardUsage, PodView, ReceivedReport, Snapshot
 from gpujob_operator.decide.model.workers import JobName, crew_of
 from gpujob_operator.decide.packing.demand import Mix
-from gpujob_operator.decide.placement.assumed import Board
+from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.node_views import in_order
 from gpujob_operator.decide.placement.requirements import Needs, demand_of, needs_of
 from gpujob_operator.decide.queue.pending import Pending, order_rules, told_of, turn_of_job
@@ -107,10 +107,10 @@ class SchedulerCache:
         self._renew_waiting()
         self.to_step.update(self._quiet_until.due(now))
 
-    def assumed(self) -> Board:
+    def assumed(self) -> AssumedCapacity:
         """The nodes as they are now, for the placements of one cycle."""
         capacity = self.capacity
-        return Board.of(
+        return AssumedCapacity.of(
             capacity, self.mix, self._arrays.renew(in_order(capacity)), self._arrays.memo
         )
 

@@ -14,7 +14,7 @@ from gpujob_operator.decide.capacity.cluster import Card, Tenant
 from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limit_percent
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.packing.request import Request, SpotPreference
-from gpujob_operator.decide.placement.assumed import Board, Place
+from gpujob_operator.decide.placement.assumed import AssumedCapacity, WorkerPlace
 from gpujob_operator.decide.placement.diagnosis import Refusal, no_model, refuse
 from gpujob_operator.decide.placement.node_filter import node_refusal
 from gpujob_operator.decide.placement.requirements import Needs, WorkerRequest, resolve
@@ -29,23 +29,26 @@ _SPOT = {
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Where the job goes and what it holds; `take_on` makes it so for the rest of the cycle."""
+    """Where the job goes and what it holds; `assume` makes it so for the rest of the cycle."""
 
     placement: Placement
     reservation: Reservation
     request: Request
-    places: tuple[Place, ...]
+    places: tuple[WorkerPlace, ...]
     tenant: Tenant
     # As far as it was compared with that on other models.
     step_cost: StepCost
 
-    def take_on(self, board: Board) -> None:
+    def assume(self, board: AssumedCapacity) -> None:
         for place in self.places:
-            board.take(place, self.request, self.tenant)
+            board.assume(place, self.request, self.tenant)
 
 
 def assign(
-    needs: Needs, board: Board, configuration: Configuration, expected_run_seconds: float = inf
+    needs: Needs,
+    board: AssumedCapacity,
+    configuration: Configuration,
+    expected_run_seconds: float = inf,
 ) -> Assignment | Refusal:
     """A place for every worker of the job, or with numbers why not. Leaves the board as it was.
 
@@ -54,22 +57,22 @@ def assign(
     that wait for a long one."""
     backfill = board.may_backfill(expected_run_seconds)
     alike = (needs.alike, backfill)
-    known = board.refusals.get(alike)
+    known = board.unfit_classes.get(alike)
     if isinstance(known, Refusal):
         return known
     fitting: list[Assignment] = []
-    refusals: list[Refusal] = []
+    diagnoses: list[Refusal] = []
     for model in board.capacity.models(needs.job.spec.gpu.models):
         found = _assign_on_model(needs, model, board, configuration, backfill=backfill)
         if isinstance(found, Refusal):
-            refusals.append(found)
+            diagnoses.append(found)
         else:
             fitting.append(found)
     if fitting:
         return _best(fitting, needs)
-    refusals = refusals or [no_model(needs, board)]
-    refusal = next((one for one in refusals if one.possible), refusals[0])
-    board.refusals[alike] = refusal
+    diagnoses = diagnoses or [no_model(needs, board)]
+    refusal = next((one for one in diagnoses if one.possible), diagnoses[0])
+    board.unfit_classes[alike] = refusal
     return refusal
 
 
@@ -94,7 +97,12 @@ def _best(fitting: list[Assignment], needs: Needs) -> Assignment:
 
 
 def _assign_on_model(
-    needs: Needs, model: str, board: Board, configuration: Configuration, *, backfill: bool
+    needs: Needs,
+    model: str,
+    board: AssumedCapacity,
+    configuration: Configuration,
+    *,
+    backfill: bool,
 ) -> Assignment | Refusal:
     asked = resolve(needs, model, board.capacity, configuration)
     request = _request(asked, board)
@@ -106,7 +114,7 @@ def _assign_on_model(
         (_whole(needs, place.cards) for place in places), key=lambda whole: whole.memory_bytes
     )
     if not complete:
-        rest = board.after(places, request, _tenant(needs, held))
+        rest = board.with_assumed(places, request, _tenant(needs, held))
         return refuse(asked, board, rest, len(places))
     placement = Placement(
         workers=tuple(
@@ -127,8 +135,13 @@ def _assign_on_model(
 
 
 def _places(
-    needs: Needs, request: Request, board: Board, configuration: Configuration, *, backfill: bool
-) -> list[Place]:
+    needs: Needs,
+    request: Request,
+    board: AssumedCapacity,
+    configuration: Configuration,
+    *,
+    backfill: bool,
+) -> list[WorkerPlace]:
     """One for each worker that finds one. Workers of a gang never share a card: collective
     communication between processes on one card is refused by NCCL."""
     workers = needs.job.spec.workers
@@ -141,7 +154,7 @@ def _places(
     return [place] if place is not None else []
 
 
-def _request(asked: WorkerRequest, board: Board) -> Request:
+def _request(asked: WorkerRequest, board: AssumedCapacity) -> Request:
     needs = asked.needs
     mask = board.mask(needs.node_wishes, lambda node: not node_refusal(needs, node))
     return Request(

@@ -23,7 +23,7 @@ from gpujob_operator.decide.placement.node_views import NodeViews, PackedNodes, 
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WorkerPlace:
     """A node and its cards for one worker."""
 
     node: str
@@ -31,7 +31,7 @@ class Place:
 
 
 @dataclass(slots=True)
-class Board:
+class AssumedCapacity:
     # Its nodes are the board's own, and change as places are taken.
     capacity: Capacity
     mix: Mix
@@ -42,7 +42,7 @@ class Board:
     # The nominated cards by node; never changed, but replaced.
     nominated_on: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
     # What kinds of jobs fitted nowhere. A board only fills up, so that it holds for the cycle.
-    refusals: dict[Hashable, object] = field(default_factory=dict[Hashable, object])
+    unfit_classes: dict[Hashable, object] = field(default_factory=dict[Hashable, object])
     _rows: dict[str, int] = field(default_factory=dict[str, int])
     # By card; made when first asked for.
     _cards_rows: dict[str, int] = field(default_factory=dict[str, int])
@@ -61,7 +61,7 @@ class Board:
         mix: Mix | None = None,
         views: NodeViews | None = None,
         memo: Memo | None = None,
-    ) -> "Board":
+    ) -> "AssumedCapacity":
         """`views` are true to the nodes of `capacity`, and `memo` holds for them; both are made
         here where none are kept."""
         views = views if views is not None else NodeViews.of(in_order(capacity))
@@ -78,7 +78,7 @@ class Board:
 
     def choose(
         self, request: Request, *, no_external_use: bool = False, backfill: bool = False
-    ) -> Place | None:
+    ) -> WorkerPlace | None:
         """The best place for one worker; `no_external_use` avoids cards that strangers use,
         `backfill` may use nominated ones."""
         side = self._side(no_external_use=no_external_use, backfill=backfill)
@@ -91,10 +91,10 @@ class Board:
         side = self._backfill if backfill and self._backfill is not None else self._views.main
         return self._without_external_use() if no_external_use else side
 
-    def _place(self, side: PackedNodes, row: int, columns: Iterable[int]) -> Place:
+    def _place(self, side: PackedNodes, row: int, columns: Iterable[int]) -> WorkerPlace:
         node = self.capacity.nodes[side.fleet.names[row]]
         uuids = {side.fleet.uuids[row][column] for column in columns}
-        return Place(node.node.name, tuple(card for card in node.cards if card.uuid in uuids))
+        return WorkerPlace(node.node.name, tuple(card for card in node.cards if card.uuid in uuids))
 
     def choose_gang(
         self,
@@ -104,7 +104,7 @@ class Board:
         *,
         no_external_use: bool = False,
         backfill: bool = False,
-    ) -> list[Place]:
+    ) -> list[WorkerPlace]:
         """Places close together, each on cards of its own, for as many workers as fit."""
         side = self._side(no_external_use=no_external_use, backfill=backfill)
         levels = self._levels(tuple(topology_labels))
@@ -124,7 +124,7 @@ class Board:
 
         return self.memo.once(("levels", self._views.order, labels), find)
 
-    def take(self, place: Place, request: Request, tenant: Tenant) -> None:
+    def assume(self, place: WorkerPlace, request: Request, tenant: Tenant) -> None:
         """Gives a worker its place for the rest of the cycle."""
         row = self._rows[place.node]
         columns = self._columns(place.node, {card.uuid for card in place.cards})
@@ -138,7 +138,9 @@ class Board:
             side.fleet.place(row, columns, amount)
         self._nodes[place.node] = _with_tenant(self._nodes[place.node], place, request, tenant)
 
-    def after(self, places: Iterable[Place], request: Request, tenant: Tenant) -> Capacity:
+    def with_assumed(
+        self, places: Iterable[WorkerPlace], request: Request, tenant: Tenant
+    ) -> Capacity:
         """What there would be with these places taken; the board stays as it is."""
         nodes = dict(self._nodes)
         for place in places:
@@ -175,7 +177,7 @@ class Board:
 
     def refuses_backfill(self, alike: Hashable) -> bool:
         """Whether jobs of a kind fit nowhere even where cards wait for others."""
-        return (alike, True) in self.refusals
+        return (alike, True) in self.unfit_classes
 
     def mask(self, key: Hashable, allows: Callable[[NodeView], bool]) -> NodeMask | None:
         """The nodes that are allowed; None: all. `key` stands for `allows`, which looks at labels,
@@ -227,7 +229,7 @@ def _domains(values: list[list[str | None]]) -> Integers:
 
 
 def _with_tenant(
-    node: NodeCapacity, place: Place, request: Request, tenant: Tenant
+    node: NodeCapacity, place: WorkerPlace, request: Request, tenant: Tenant
 ) -> NodeCapacity:
     taken = {card.uuid for card in place.cards}
     cards = tuple(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gpujob_api.quantities import format_memory
 from gpujob_operator.decide.capacity.cluster import Capacity, Card, NodeCapacity
-from gpujob_operator.decide.placement.assumed import Board
+from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.finding import (
     FARTHEST,
     NO_CARDS,
@@ -48,7 +48,7 @@ class Refusal:
 
 def refuse(
     request: WorkerRequest,
-    board: Board,
+    board: AssumedCapacity,
     capacity: Capacity,
     placed: int,
 ) -> Refusal:
@@ -62,7 +62,7 @@ def refuse(
     )
 
 
-def no_model(needs: Needs, board: Board) -> Refusal:
+def no_model(needs: Needs, board: AssumedCapacity) -> Refusal:
     """There is no card of a model that the job accepts."""
     present = sorted(board.capacity.largest)
     wanted = ", ".join(needs.job.spec.gpu.models) or "any"
@@ -71,7 +71,7 @@ def no_model(needs: Needs, board: Board) -> Refusal:
     return Refusal(False, lambda: message)
 
 
-def _possible(request: WorkerRequest, board: Board) -> bool:
+def _possible(request: WorkerRequest, board: AssumedCapacity) -> bool:
     """Whether the workers would fit were all cards well and none of our jobs there."""
     needs = request.needs
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from gpujob_operator.decide.capacity.cluster import Card, disturbed
 from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limit_percent
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.placement.assumed import Board
+from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.finding import NO_CARDS, UnfitReason
 from gpujob_operator.decide.placement.requirements import Needs, WorkerRequest, resolve
 
@@ -73,7 +73,9 @@ def after_departures(card: Card, gone: Set[str]) -> Card:
     )
 
 
-def held_bytes(needs: Needs, board: Board, configuration: Configuration) -> int:
+def least_reservation_bytes(
+    needs: Needs, board: AssumedCapacity, configuration: Configuration
+) -> int:
     """What the job would hold of a card: the least over the models it may run on."""
     capacity = board.capacity
     wanted_models = needs.job.spec.gpu.models

@@ -12,18 +12,18 @@ from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import stop_seconds
 from gpujob_operator.decide.model.stop_reasons import MOVED, PREEMPTED, RECLAIMED
-from gpujob_operator.decide.placement.assumed import Board
-from gpujob_operator.decide.placement.gpu_filter import held_bytes
+from gpujob_operator.decide.placement.assumed import AssumedCapacity
+from gpujob_operator.decide.placement.gpu_filter import least_reservation_bytes
 from gpujob_operator.decide.placement.requirements import CycleView, Needs
 from gpujob_operator.decide.preemption.cost import interruption_gpu_seconds
 from gpujob_operator.decide.preemption.victims import (
     VICTIMS_MAX,
-    Room,
+    PreemptionTargets,
     Victim,
-    elsewhere,
-    interruptible,
-    make_room,
-    worth_moving,
+    all_reschedulable,
+    is_preemptible,
+    pays_off,
+    select_victims,
 )
 from gpujob_operator.decide.queue.pending import told_lately, waited_seconds
 from gpujob_operator.decide.queue.quota import Queues
@@ -33,10 +33,10 @@ SEARCHES_MAX = 4
 
 
 @dataclass(slots=True)
-class Interruptions:
+class Preemptor:
     """`stops` are the attempts that end for others, by job UID."""
 
-    board: Board
+    board: AssumedCapacity
     queues: Queues
     configuration: Configuration
     now: datetime
@@ -51,42 +51,44 @@ class Interruptions:
         """Whether nobody more is looked for in this cycle."""
         return self._searches >= SEARCHES_MAX
 
-    def in_quota(self, needs: Needs, memory_bytes: int, *, fits: bool) -> Room | None:
+    def targets_in_quota(
+        self, needs: Needs, memory_bytes: int, *, fits: bool
+    ) -> PreemptionTargets | None:
         """The cheapest jobs of its queues without which the job is within its quota and has cards;
         None when none help. `fits`: on cards it does already."""
-        if self.exhausted or not self.possible(needs):
+        if self.exhausted or not self.may_preempt(needs):
             return None
         self._searches += 1
-        root = self.queues.root(needs.job.spec.queue)
+        cohort = self.queues.root(needs.job.spec.queue)
         candidates = {
             uid: victim
             for uid, victim in self._victims(needs).items()
-            if self.queues.root(victim.job.spec.queue) == root
+            if self.queues.root(victim.job.spec.queue) == cohort
         }
-        room = Room((), frozenset())
+        targets = PreemptionTargets((), frozenset())
         if not fits:
             # Quota alone would not let it start, and others would take what was given up.
-            found = make_room(needs, self.board, candidates, self.configuration)
+            found = select_victims(needs, self.board, candidates, self.configuration)
             if found is None:
                 return None
-            room = found
-        chosen = list(room.victims)
+            targets = found
+        chosen = list(targets.victims)
         others = sorted(
-            (victim for victim in candidates.values() if victim not in room.victims),
+            (victim for victim in candidates.values() if victim not in targets.victims),
             key=lambda victim: (victim.cost_gpu_seconds, victim.job.metadata.uid),
         )
         while self._exceeds(needs, memory_bytes, chosen):
             if not others or len(chosen) >= VICTIMS_MAX:
                 return None
             chosen.append(others.pop(0))
-        return replace(room, victims=tuple(chosen))
+        return replace(targets, victims=tuple(chosen))
 
     def _exceeds(self, needs: Needs, memory_bytes: int, gone: list[Victim]) -> bool:
         """Whether the job would be over its quota with these gone."""
         with self.queues.without([victim.job for victim in gone]):
             return bool(self.queues.over(needs.job, memory_bytes))
 
-    def find_targets(self, needs: Needs, start_seconds: float) -> Room | None:
+    def targets_on_gpus(self, needs: Needs, start_seconds: float) -> PreemptionTargets | None:
         """Whom to interrupt so that the job fits on GPUs; None when nobody should be. Without that
         it could start in `start_seconds`."""
         if self.exhausted:
@@ -94,12 +96,12 @@ class Interruptions:
         victims = self._victims(needs)
         if victims:
             self._searches += 1
-            room = make_room(needs, self.board, victims, self.configuration)
-            if room is not None and self._stays_fair(needs, room):
-                return room
+            targets = select_victims(needs, self.board, victims, self.configuration)
+            if targets is not None and self._stays_within_borrowed(needs, targets):
+                return targets
         return self._consolidation(needs, start_seconds)
 
-    def _consolidation(self, needs: Needs, start_seconds: float) -> Room | None:
+    def _consolidation(self, needs: Needs, start_seconds: float) -> PreemptionTargets | None:
         """Moving others closer together, when this job is told anew that it waits."""
         waited = waited_seconds(needs.job, self.now)
         told = told_lately(needs.job, self.configuration, self.now)
@@ -111,18 +113,20 @@ class Interruptions:
             if job.status.checkpoint is not None and self._is_free_to_interrupt(job)
         }
         self._searches += 1
-        room = make_room(needs, self.board, movable, self.configuration) if movable else None
-        if room is None:
+        targets = (
+            select_victims(needs, self.board, movable, self.configuration) if movable else None
+        )
+        if targets is None:
             return None
         # Who has waited this long is expected to wait as long again.
         saved = min(start_seconds, waited)
         gpus = needs.job.spec.workers * needs.job.spec.gpus_per_worker
-        if not worth_moving(room, gpus, saved):
+        if not pays_off(targets, gpus, saved):
             return None
-        fits = elsewhere(room, self.board, self.view, self.configuration)
-        return room if fits else None
+        fits = all_reschedulable(targets, self.board, self.view, self.configuration)
+        return targets if fits else None
 
-    def possible(self, needs: Needs) -> bool:
+    def may_preempt(self, needs: Needs) -> bool:
         """Whether anybody could have to make room for the job; asked of every waiting one."""
         job = needs.job
         if job.spec.priority > self.view.lowest_priority:
@@ -133,7 +137,9 @@ class Interruptions:
         borrow = any(self.queues.borrows(name, job.spec.queue) for name in lenders)
         if not borrow:
             return False
-        return self.queues.entitled(job, held_bytes(needs, self.board, self.configuration))
+        return self.queues.entitled(
+            job, least_reservation_bytes(needs, self.board, self.configuration)
+        )
 
     def _victims(self, needs: Needs) -> dict[str, Victim]:
         """Who may be interrupted for the job, and why.
@@ -142,7 +148,7 @@ class Interruptions:
         would have the right to take it back.
         """
         job = needs.job
-        memory_bytes = held_bytes(needs, self.board, self.configuration)
+        memory_bytes = least_reservation_bytes(needs, self.board, self.configuration)
         entitled = self.queues.entitled(job, memory_bytes)
         would_borrow = self.queues.would_borrow(job, memory_bytes)
         found: dict[str, Victim] = {}
@@ -161,10 +167,10 @@ class Interruptions:
                 found[uid] = Victim(other, reason, self._cost(other))
         return found
 
-    def _stays_fair(self, needs: Needs, room: Room) -> bool:
+    def _stays_within_borrowed(self, needs: Needs, targets: PreemptionTargets) -> bool:
         """No queue gives back more than it borrowed."""
         taken: list[GPUJob] = []
-        for victim in room.victims:
+        for victim in targets.victims:
             with self.queues.without(taken):
                 borrows = self.queues.borrows(victim.job.spec.queue, needs.job.spec.queue)
             if victim.reason == RECLAIMED and not borrows:
@@ -178,14 +184,15 @@ class Interruptions:
         for victim in chosen:
             text = (
                 f"makes room for {needs.job.metadata.namespace}/{needs.job.metadata.name} "
-                f"({_why(victim, needs.job)}); loses {victim.cost_gpu_seconds:.0f} card-seconds"
+                f"({_preemption_reason(victim, needs.job)}); "
+                f"loses {victim.cost_gpu_seconds:.0f} card-seconds"
             )
             deadline = self.now + timedelta(seconds=stop_seconds(victim.job, self.configuration))
             self.stops[victim.job.metadata.uid] = StopReason(victim.reason, text, deadline)
-        return waits_for([victim.job for victim in chosen])
+        return waiting_message([victim.job for victim in chosen])
 
     def _is_free_to_interrupt(self, job: GPUJob) -> bool:
-        return job.metadata.uid not in self.stops and interruptible(job, self.configuration)
+        return job.metadata.uid not in self.stops and is_preemptible(job, self.configuration)
 
     def _cost(self, job: GPUJob) -> float:
         uid = job.metadata.uid
@@ -195,7 +202,7 @@ class Interruptions:
             self._costs[uid] = interruption_gpu_seconds(job, self.configuration, age)
         return self._costs[uid]
 
-    def leaving(self, root: str) -> list[GPUJob]:
+    def being_preempted(self, cohort: str) -> list[GPUJob]:
         """Jobs of a parent's queues whose attempts are ending."""
         if self._stopping is None:
             self._stopping = [
@@ -203,16 +210,16 @@ class Interruptions:
             ]
         stopped = (self.view.running[uid] for uid in self.stops)
         ending = (*self._stopping, *stopped)
-        return [job for job in ending if self.queues.root(job.spec.queue) == root]
+        return [job for job in ending if self.queues.root(job.spec.queue) == cohort]
 
 
-def waits_for(jobs: Iterable[GPUJob]) -> str:
+def waiting_message(jobs: Iterable[GPUJob]) -> str:
     names = sorted(f"{job.metadata.namespace}/{job.metadata.name}" for job in jobs)
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"waits for {', '.join(names[:3])}{more} to end, which make room"
 
 
-def _why(victim: Victim, job: GPUJob) -> str:
+def _preemption_reason(victim: Victim, job: GPUJob) -> str:
     if victim.reason == PREEMPTED:
         return f"priority {job.spec.priority} over {victim.job.spec.priority}"
     if victim.reason == RECLAIMED:
