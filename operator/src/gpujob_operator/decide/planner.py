@@ -39,7 +39,7 @@ from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.requirements import CycleView
 from gpujob_operator.decide.preemption.migration import find_move
-from gpujob_operator.decide.queue.quota import Queues, QueueUse
+from gpujob_operator.decide.queue.quota import QueueUse, QuotaState
 
 
 def plan(snapshot: Snapshot, now: datetime, cache: SchedulerCache | None = None) -> Plan:
@@ -81,7 +81,7 @@ class Planner:
         return decided
 
 
-def _admit(steps: dict[str, Step], queues: Queues, cycle: "_Cycle") -> None:
+def _admit(steps: dict[str, Step], queues: QuotaState, cycle: "_Cycle") -> None:
     """Gives the waiting jobs and those that make room for them their steps."""
     cache = cycle.cache
     admission = Admission(

@@ -36,9 +36,14 @@ from gpujob_operator.decide.placement.diagnosis import Refusal
 from gpujob_operator.decide.placement.gpu_filter import least_reservation_bytes
 from gpujob_operator.decide.placement.requirements import CycleView, Needs
 from gpujob_operator.decide.preemption.preemptor import Preemptor, waiting_message
-from gpujob_operator.decide.queue.heads import Line
-from gpujob_operator.decide.queue.pending import InOrder, Pending, told_lately, waited_seconds
-from gpujob_operator.decide.queue.quota import Queues
+from gpujob_operator.decide.queue.heads import QueueHeads
+from gpujob_operator.decide.queue.pending import (
+    OrderedQueues,
+    Pending,
+    waited_seconds,
+    written_recently,
+)
+from gpujob_operator.decide.queue.quota import QuotaState
 
 # How many jobs of the line keep cards for themselves.
 NOMINATIONS_MAX = 8
@@ -54,7 +59,7 @@ class Admission:
     room for them."""
 
     board: AssumedCapacity
-    queues: Queues
+    queues: QuotaState
     releases: ReleaseTimes
     tenancy_of: Callable[[Capacity], Tenancy]
     configuration: Configuration
@@ -80,36 +85,38 @@ class Admission:
             view=self.view,
         )
 
-    def admit(self, lines: InOrder) -> None:
+    def admit(self, lines: OrderedQueues) -> None:
         """Gives every waiting job its step, in order. All workers of a job or none (I11)."""
-        line = Line(lines, self.queues, self.board.capacity.size, self._memory_bytes)
+        line = QueueHeads(lines, self.queues, self.board.capacity.size, self._memory_bytes)
         state = self._state()
         for entry in line:
-            if self._is_settled(entry, state):
+            if self._is_still_refused(entry, state):
                 self._position += 1
             else:
                 self.steps[entry.job.metadata.uid] = self._step(entry)
                 state = self._state()
 
-    def _is_settled(self, entry: Pending, state: tuple[int, ...]) -> bool:
+    def _is_still_refused(self, entry: Pending, state: tuple[int, ...]) -> bool:
         """Whether the job could only be told again what it was told lately: an earlier one of its
         kind was refused as it is now, and nothing was done for it. Thousands of waiting jobs cost
         next to nothing."""
-        told, refused = entry.told, self._refused.get(entry.kind)
-        if told is None or refused is None or self.now >= told.until:
+        last_reason, refused = entry.last_reason, self._refused.get(entry.equivalence_class)
+        if last_reason is None or refused is None or self.now >= last_reason.until:
             return False
-        if refused.reason.value != told.reason or refused.state != state:
+        if refused.reason.value != last_reason.reason or refused.state != state:
             return False
-        if self.now >= told.patience_at and not self._patience_is_idle(entry.job, refused.reason):
+        if self.now >= last_reason.starved_at and not self._starvation_is_idle(
+            entry.job, refused.reason
+        ):
             return False
         return refused.by_backfill or not self.board.may_backfill(
             self.releases.expected_run_seconds(entry.job)
         )
 
-    def _patience_is_idle(self, job: GPUJob, reason: PendingReason) -> bool:
+    def _starvation_is_idle(self, job: GPUJob, reason: PendingReason) -> bool:
         """Whether nothing more can be kept for a job, however long it has waited."""
         if reason is PendingReason.OVER_QUOTA:
-            return job.spec.queue in self.queues.kept
+            return job.spec.queue in self.queues.quota_held
         return self._nominations >= NOMINATIONS_MAX
 
     def _state(self) -> tuple[int, ...]:
@@ -117,24 +124,27 @@ class Admission:
         quota = self.queues.version if self.queues.by_name else 0
         return (
             quota,
-            len(self.queues.kept),
+            len(self.queues.quota_held),
             len(self.board.nominated),
             len(self.preemptor.stops),
         )
 
     def _remember_refusal(self, entry: Pending, needs: Needs, wait: Wait) -> None:
         """Keeps that the kind was refused, if nothing can be done for others of it either."""
-        if not entry.kind or wait.reason not in (PendingReason.NO_ROOM, PendingReason.OVER_QUOTA):
+        if not entry.equivalence_class or wait.reason not in (
+            PendingReason.NO_ROOM,
+            PendingReason.OVER_QUOTA,
+        ):
             return
         quota = wait.reason is PendingReason.OVER_QUOTA
         spent = self.preemptor.exhausted if quota else self._nominations >= NOMINATIONS_MAX
         preemption_in_flight = self.view.preemption_in_flight
         if not spent and (preemption_in_flight or self.preemptor.may_preempt(needs)):
             return
-        if quota and self.preemptor.being_preempted(self.queues.root(needs.job.spec.queue)):
+        if quota and self.preemptor.being_preempted(self.queues.cohort(needs.job.spec.queue)):
             return
         by_backfill = not self.board.nominated or self.board.refuses_backfill(needs.alike)
-        self._refused[entry.kind] = Refused(wait.reason, self._state(), by_backfill)
+        self._refused[entry.equivalence_class] = Refused(wait.reason, self._state(), by_backfill)
 
     def _step(self, entry: Pending) -> Step:
         wait = not_eligible(entry, self.queues, self.now)
@@ -160,7 +170,7 @@ class Admission:
         if self.queues.by_name:
             fits = isinstance(found, Assignment)
             held = found.reservation.memory_bytes if fits else self._least_reservation_bytes(needs)
-            over = self.queues.over(needs.job, held)
+            over = self.queues.quota_shortfall(needs.job, held)
             if over:
                 return Wait(PendingReason.OVER_QUOTA, lambda: over, memory_bytes=held, fits=fits)
         return (
@@ -187,9 +197,9 @@ class Admission:
 
     def _room_in_quota(self, needs: Needs, wait: Wait) -> str:
         """Interrupts jobs whose share of the quota this one may have; says so."""
-        leaving = self.preemptor.being_preempted(self.queues.root(needs.job.spec.queue))
-        with self.queues.without(leaving):
-            if not self.queues.over(needs.job, wait.memory_bytes):
+        leaving = self.preemptor.being_preempted(self.queues.cohort(needs.job.spec.queue))
+        with self.queues.simulate_removal(leaving):
+            if not self.queues.quota_shortfall(needs.job, wait.memory_bytes):
                 return waiting_message(leaving)
             targets = self.preemptor.targets_in_quota(needs, wait.memory_bytes, fits=wait.fits)
         if targets is not None and targets.victims:
@@ -197,8 +207,8 @@ class Admission:
                 targets.nominated, self._stop_seconds(v.job for v in targets.victims)
             )
             return self.preemptor.interrupt(needs, targets.victims)
-        if self._patience_over(needs.job):
-            self.queues.keep(needs.job, wait.memory_bytes)
+        if self._is_starved(needs.job):
+            self.queues.hold_quota(needs.job, wait.memory_bytes)
         return ""
 
     def _room_on_cards(self, needs: Needs, nomination: Nomination) -> str:
@@ -214,7 +224,7 @@ class Admission:
                     targets.nominated, self._stop_seconds(v.job for v in targets.victims)
                 )
                 return self.preemptor.interrupt(needs, targets.victims)
-        if self._patience_over(needs.job):
+        if self._is_starved(needs.job):
             self._hold_gpus(nomination)
         return ""
 
@@ -225,7 +235,7 @@ class Admission:
     def _earliest_start(self, needs: Needs) -> Nomination | None:
         """The earliest start, looked for when something may follow from it."""
         acts = (
-            self._patience_over(needs.job)
+            self._is_starved(needs.job)
             or self.preemptor.may_preempt(needs)
             or self.view.preemption_in_flight
         )
@@ -265,13 +275,13 @@ class Admission:
             self._held[needs.alike] = least_reservation_bytes(needs, self.board, self.configuration)
         return self._held[needs.alike]
 
-    def _patience_over(self, job: GPUJob) -> bool:
+    def _is_starved(self, job: GPUJob) -> bool:
         return waited_seconds(job, self.now) >= self.configuration.claim_after_seconds
 
     def _wait(self, job: GPUJob, wait: Wait) -> Step:
         before = conditions.find(job.status, conditions.SCHEDULED)
         news = before is None or before.reason != wait.reason.value
-        if not news and told_lately(job, self.configuration, self.now):
+        if not news and written_recently(job, self.configuration, self.now):
             # Thousands of waiting jobs of which nothing new can be said cost next to nothing.
             return Step(job.status, next_seconds=wait.next_seconds)
         if not news and not self._may_explain(job):

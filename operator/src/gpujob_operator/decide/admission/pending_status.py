@@ -14,7 +14,7 @@ from gpujob_operator.decide.model.pending_reasons import PendingReason
 from gpujob_operator.decide.model.plan import EventNote, Step
 from gpujob_operator.decide.placement.assign import Assignment
 from gpujob_operator.decide.queue.pending import Pending
-from gpujob_operator.decide.queue.quota import Queues
+from gpujob_operator.decide.queue.quota import QuotaState
 
 LATER_SECONDS = 1.0
 
@@ -35,11 +35,11 @@ class Wait:
     fits: bool = False
 
 
-def not_eligible(entry: Pending, queues: Queues, now: datetime) -> Wait | None:
+def not_eligible(entry: Pending, queues: QuotaState, now: datetime) -> Wait | None:
     job = entry.job
     if job.spec.suspend:
         return Wait(PendingReason.SUSPENDED, lambda: "spec.suspend is true")
-    missing = queues.missing(job)
+    missing = queues.unknown_queue(job)
     if missing:
         return Wait(PendingReason.QUEUE_NOT_FOUND, lambda: missing)
     live = [pod.name for pod in entry.pods if not pod.finished]

@@ -21,7 +21,7 @@ from gpujob_operator.decide.cache.job_entry import Diffs, JobEntry, ProfileKey, 
 from gpujob_operator.decide.cache.mix_counts import MixCounts
 from gpujob_operator.decide.cache.node_arrays import NodeArrayCache
 from gpujob_operator.decide.cache.nodes import Nodes
-from gpujob_operator.decide.cache.pending_queues import Lines
+from gpujob_operator.decide.cache.pending_queues import PendingQueues
 from gpujob_operator.decide.cache.pods import Pods
 from gpujob_operator.decide.cache.release_arrays import ReleaseArrays
 from gpujob_operator.decide.cache.tenancy import TenancyArrays
@@ -39,8 +39,8 @@ from gpujob_operator.decide.packing.demand import Mix
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.node_views import in_order
 from gpujob_operator.decide.placement.requirements import Needs, demand_of, needs_of
-from gpujob_operator.decide.queue.pending import Pending, order_rules, told_of, turn_of_job
-from gpujob_operator.decide.queue.quota import Queues
+from gpujob_operator.decide.queue.pending import Pending, last_reason_of, order_keys_of, order_rules
+from gpujob_operator.decide.queue.quota import QuotaState
 
 _Usage = Mapping[tuple[str, int], CardUsage]
 
@@ -51,7 +51,7 @@ class SchedulerCache:
 
     known: dict[str, JobEntry] = field(default_factory=dict[str, JobEntry])
     releases: ReleaseTimes = field(default_factory=ReleaseTimes)
-    waiting: Lines = field(default_factory=Lines)
+    waiting: PendingQueues = field(default_factory=PendingQueues)
     # Jobs that hold cards.
     holders: Holders = field(default_factory=Holders)
     # Jobs whose step is to be decided in this cycle; `settle` takes one out.
@@ -122,10 +122,10 @@ class SchedulerCache:
     def capacity(self) -> Capacity:
         return self._nodes.capacity
 
-    def queues(self, snapshot: Snapshot) -> Queues:
+    def queues(self, snapshot: Snapshot) -> QuotaState:
         """What the queues hold, free to be changed."""
         by_name = {queue.metadata.name: queue for queue in snapshot.queues}
-        return Queues.of(by_name, self.holders.use())
+        return QuotaState.of(by_name, self.holders.use())
 
     def needs(self, uid: str) -> Needs:
         known = self.known[uid]
@@ -379,13 +379,13 @@ class SchedulerCache:
             entry = Pending(
                 known.job,
                 known.pods,
-                kind=self._kind(known),
-                told=told_of(known.job, known.pods, self._configuration),
-                turn=turn_of_job(known.job, rules),
+                equivalence_class=self._equivalence_class(known),
+                last_reason=last_reason_of(known.job, known.pods, self._configuration),
+                order_keys=order_keys_of(known.job, rules),
             )
             self.waiting.put(entry)
 
-    def _kind(self, known: JobEntry) -> int:
+    def _equivalence_class(self, known: JobEntry) -> int:
         spec, needs = known.job.spec, self.needs(known.job.metadata.uid)
         return self._classes.number((needs.alike, spec.queue, spec.priority))
 

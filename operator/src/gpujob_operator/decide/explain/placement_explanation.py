@@ -27,7 +27,7 @@ from gpujob_operator.decide.placement.gpu_filter import least_reservation_bytes
 from gpujob_operator.decide.placement.requirements import Needs, WorkerRequest, resolve
 from gpujob_operator.decide.placement.step_cost import StepCost, step_cost
 from gpujob_operator.decide.planner import plan
-from gpujob_operator.decide.queue.heads import Line
+from gpujob_operator.decide.queue.heads import QueueHeads
 from gpujob_operator.decide.queue.pending import Pending
 
 CANDIDATES_MAX = 5
@@ -254,7 +254,7 @@ def _placed_before(
 
     size = memory.capacity.size
     found: dict[str, GPUJobStatus] = {}
-    for entry in Line(waiting, queues, size, memory_bytes):
+    for entry in QueueHeads(waiting, queues, size, memory_bytes):
         at = entry.job.metadata.uid
         if at == uid:
             break

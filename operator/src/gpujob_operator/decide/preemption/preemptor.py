@@ -25,8 +25,8 @@ from gpujob_operator.decide.preemption.victims import (
     pays_off,
     select_victims,
 )
-from gpujob_operator.decide.queue.pending import told_lately, waited_seconds
-from gpujob_operator.decide.queue.quota import Queues
+from gpujob_operator.decide.queue.pending import waited_seconds, written_recently
+from gpujob_operator.decide.queue.quota import QuotaState
 
 # Looking for whom to interrupt reads every card: so often a cycle.
 SEARCHES_MAX = 4
@@ -37,7 +37,7 @@ class Preemptor:
     """`stops` are the attempts that end for others, by job UID."""
 
     board: AssumedCapacity
-    queues: Queues
+    queues: QuotaState
     configuration: Configuration
     now: datetime
     view: CycleView
@@ -59,11 +59,11 @@ class Preemptor:
         if self.exhausted or not self.may_preempt(needs):
             return None
         self._searches += 1
-        cohort = self.queues.root(needs.job.spec.queue)
+        cohort = self.queues.cohort(needs.job.spec.queue)
         candidates = {
             uid: victim
             for uid, victim in self._victims(needs).items()
-            if self.queues.root(victim.job.spec.queue) == cohort
+            if self.queues.cohort(victim.job.spec.queue) == cohort
         }
         targets = PreemptionTargets((), frozenset())
         if not fits:
@@ -85,8 +85,8 @@ class Preemptor:
 
     def _exceeds(self, needs: Needs, memory_bytes: int, gone: list[Victim]) -> bool:
         """Whether the job would be over its quota with these gone."""
-        with self.queues.without([victim.job for victim in gone]):
-            return bool(self.queues.over(needs.job, memory_bytes))
+        with self.queues.simulate_removal([victim.job for victim in gone]):
+            return bool(self.queues.quota_shortfall(needs.job, memory_bytes))
 
     def targets_on_gpus(self, needs: Needs, start_seconds: float) -> PreemptionTargets | None:
         """Whom to interrupt so that the job fits on GPUs; None when nobody should be. Without that
@@ -104,7 +104,7 @@ class Preemptor:
     def _consolidation(self, needs: Needs, start_seconds: float) -> PreemptionTargets | None:
         """Moving others closer together, when this job is told anew that it waits."""
         waited = waited_seconds(needs.job, self.now)
-        told = told_lately(needs.job, self.configuration, self.now)
+        told = written_recently(needs.job, self.configuration, self.now)
         if told or waited < self.configuration.consolidate_after_seconds:
             return None
         movable = {
@@ -134,10 +134,10 @@ class Preemptor:
         if not self.queues.by_name:
             return False
         lenders = (name for name, use in self.queues.use.items() if use.jobs)
-        borrow = any(self.queues.borrows(name, job.spec.queue) for name in lenders)
+        borrow = any(self.queues.can_be_reclaimed_for(name, job.spec.queue) for name in lenders)
         if not borrow:
             return False
-        return self.queues.entitled(
+        return self.queues.fits_in_nominal(
             job, least_reservation_bytes(needs, self.board, self.configuration)
         )
 
@@ -149,17 +149,17 @@ class Preemptor:
         """
         job = needs.job
         memory_bytes = least_reservation_bytes(needs, self.board, self.configuration)
-        entitled = self.queues.entitled(job, memory_bytes)
+        fits_in_nominal = self.queues.fits_in_nominal(job, memory_bytes)
         would_borrow = self.queues.would_borrow(job, memory_bytes)
         found: dict[str, Victim] = {}
         for uid, other in self.view.running.items():
             queue = other.spec.queue
             ours = queue == job.spec.queue
             if other.spec.priority < job.spec.priority and (
-                ours or not would_borrow or self.queues.beyond_nominal(queue)
+                ours or not would_borrow or self.queues.is_borrowing(queue)
             ):
                 reason = PREEMPTED
-            elif entitled and self.queues.borrows(queue, job.spec.queue):
+            elif fits_in_nominal and self.queues.can_be_reclaimed_for(queue, job.spec.queue):
                 reason = RECLAIMED
             else:
                 continue
@@ -171,9 +171,11 @@ class Preemptor:
         """No queue gives back more than it borrowed."""
         taken: list[GPUJob] = []
         for victim in targets.victims:
-            with self.queues.without(taken):
-                borrows = self.queues.borrows(victim.job.spec.queue, needs.job.spec.queue)
-            if victim.reason == RECLAIMED and not borrows:
+            with self.queues.simulate_removal(taken):
+                reclaimable = self.queues.can_be_reclaimed_for(
+                    victim.job.spec.queue, needs.job.spec.queue
+                )
+            if victim.reason == RECLAIMED and not reclaimable:
                 return False
             taken.append(victim.job)
         return True
@@ -210,7 +212,7 @@ class Preemptor:
             ]
         stopped = (self.view.running[uid] for uid in self.stops)
         ending = (*self._stopping, *stopped)
-        return [job for job in ending if self.queues.root(job.spec.queue) == cohort]
+        return [job for job in ending if self.queues.cohort(job.spec.queue) == cohort]
 
 
 def waiting_message(jobs: Iterable[GPUJob]) -> str:
