@@ -14,7 +14,7 @@ from random import Random
 from bench.scale_nouns import NOW
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.gpuprofile import GPUProfile
-from gpujob_operator.decide.cache.scheduler_cache import Memory
+from gpujob_operator.decide.cache.scheduler_cache import SchedulerCache
 from gpujob_operator.decide.model.plan import CreatePod, DeletePod, Plan, SaveProfile, WriteStatus
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView, Snapshot
 from gpujob_operator.decide.planner import plan
@@ -38,7 +38,7 @@ class Cycles:
     # How many jobs wait: for each that starts, another arrives.
     pending: int
     now: datetime = NOW
-    memory: Memory = field(default_factory=Memory)
+    memory: SchedulerCache = field(default_factory=SchedulerCache)
     random: Random = field(default_factory=lambda: Random(1))
     # The row of the node that is read next.
     read: int = 0

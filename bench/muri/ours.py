@@ -17,7 +17,7 @@ from bench.sharing_model.interference import Calibration, SharingVerdict, Use
 from bench.sharing_model.sharing import Judge, Tenant, choose_group, judge_by
 from gpujob_operator.decide.model.configuration import OrderPolicy
 from gpujob_operator.decide.queue.order import (
-    Contender,
+    OrderEntry,
     OrderKey,
     OrderRules,
     due_seconds,
@@ -129,8 +129,8 @@ class Sharing:
             self._tenants[key] = Tenant(use_of(job), self.setup.max_slowdown_percent)
         return self._tenants[key]
 
-    def _contender(self, job: TraceJob) -> Contender:
-        return Contender(
+    def _contender(self, job: TraceJob) -> OrderEntry:
+        return OrderEntry(
             uid=f"{job.index:08d}",
             arrived_seconds=job.submit_seconds,
             gpus=job.gpus,

@@ -14,7 +14,7 @@ from bench.openb.cluster import PODS_PER_NODE_MAX, Cluster
 from bench.openb.product import demand_of, fleet_of, mix_of
 from bench.openb.trace import CARDS_PER_NODE_MAX, GPU_MILLI, Nodes, PodClass, Trace
 from gpujob_operator.decide.packing.arrays import CardState, NodeState
-from gpujob_operator.decide.packing.request import Choice, Request
+from gpujob_operator.decide.packing.request import Request, Selection
 from gpujob_operator.decide.packing.score_cache import Ledger
 from gpujob_operator.decide.packing.select import choose
 
@@ -73,7 +73,7 @@ class Residents:
         if not len(self.rows_for(class_number)):
             return None
         found = choose(self._fleet, self._requests[class_number], self._mix, self._ledger)
-        assert isinstance(found, Choice), "it fits somewhere"
+        assert isinstance(found, Selection), "it fits somewhere"
         return Place(found.row, found.cards)
 
     def rows_for(self, class_number: int) -> NDArray[np.int64]:

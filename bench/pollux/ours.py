@@ -13,7 +13,7 @@ from bench.pollux.cluster import CARDS_PER_NODE, NODES, RESTART_SECONDS, GangJob
 from gpujob_operator.decide.measurement.runtime import Run, RunHistory, remaining_seconds
 from gpujob_operator.decide.model.configuration import OrderPolicy
 from gpujob_operator.decide.packing.gang import place_gang
-from gpujob_operator.decide.queue.order import Contender, OrderKey, OrderRules, order_key
+from gpujob_operator.decide.queue.order import OrderEntry, OrderKey, OrderRules, order_key
 
 
 @dataclass
@@ -51,7 +51,7 @@ class GangScheduler:
                 self._pace[job.name] = 1 / job.rate()
 
     def _key(self, job: GangJob, now: int) -> OrderKey:
-        contender = Contender(
+        contender = OrderEntry(
             uid=job.name,
             arrived_seconds=job.submit_seconds,
             gpus=job.cards,

@@ -5,19 +5,19 @@ from collections.abc import Iterable
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpuqueue import GPUQueue
 from gpujob_operator.decide.capacity.cluster import holds_cards
-from gpujob_operator.decide.queue.order import Contender, OrderRules, order_key
-from gpujob_operator.decide.queue.quota import Queues
+from gpujob_operator.decide.queue.order import OrderEntry, OrderRules, order_key
+from gpujob_operator.decide.queue.quota import QuotaState
 
 
-def queues_of(queues: Iterable[GPUQueue], jobs: Iterable[GPUJob]) -> Queues:
-    found = Queues({queue.metadata.name: queue for queue in queues})
+def queues_of(queues: Iterable[GPUQueue], jobs: Iterable[GPUJob]) -> QuotaState:
+    found = QuotaState({queue.metadata.name: queue for queue in queues})
     for job in jobs:
         if holds_cards(job):
             found.add(job, job.status)
     return found
 
 
-def order(contenders: Iterable[Contender], now_seconds: float, rules: OrderRules) -> list[str]:
+def order(contenders: Iterable[OrderEntry], now_seconds: float, rules: OrderRules) -> list[str]:
     """UIDs, who is served first comes first. The same for any order of the input."""
     keyed = sorted(order_key(contender, now_seconds, rules) for contender in contenders)
     return [key[-1] for key in keyed]

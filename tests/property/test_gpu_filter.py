@@ -5,11 +5,11 @@ from hypothesis import given
 
 from gpujob_api.gpujob import GPUJob, SharingMode
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.cache.scheduler_cache import Memory
+from gpujob_operator.decide.cache.scheduler_cache import SchedulerCache
 from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limit_percent
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.packing.filter import free_cards
-from gpujob_operator.decide.placement.assumed import Board
+from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.gpu_filter import why_not
 from gpujob_operator.decide.placement.requirements import WorkerRequest, needs_of, resolve
 from tests.harness.builders import T0, make_job, measured, with_status
@@ -32,28 +32,28 @@ JOBS = (
 )
 
 
-def by_the_arrays(request: WorkerRequest, board: Board) -> set[str]:
+def by_the_arrays(request: WorkerRequest, board: AssumedCapacity) -> set[str]:
     """GPUs that are free for the worker in the packed nodes."""
-    side = board._side(undisturbed=request.exclusive, filler=False)
+    side = board._side(no_external_use=request.exclusive, backfill=False)
     fleet, law = side.fleet, board.capacity.law(request.model)
     limit = summed_utilization_limit_percent(request.max_slowdown_percent, law)
     free = free_cards(fleet, np.arange(len(fleet.names)), request.demand, limit)
     return {fleet.uuids[row][column] for row, column in np.argwhere(free).tolist()}
 
 
-def by_the_rule(request: WorkerRequest, board: Board) -> set[str]:
+def by_the_rule(request: WorkerRequest, board: AssumedCapacity) -> set[str]:
     cards = [card for node in board.capacity.nodes.values() for card in node.cards]
     ours = [card for card in cards if card.model == request.model]
-    return {card.uuid for card in ours if why_not(request, card, board.claimed) is None}
+    return {card.uuid for card in ours if why_not(request, card, board.nominated) is None}
 
 
 @given(pictures())
 def test_arrays_and_rule_agree_on_every_gpu(picture: Snapshot) -> None:
-    memory = Memory()
-    memory.take_in(picture, T0)
+    memory = SchedulerCache()
+    memory.update(picture, T0)
     board = memory.assumed()
     for claimed in ((), ("GPU-00", "GPU-11")):
-        board.claim(claimed)
+        board.nominate(claimed)
         for job in JOBS:
             for model in board.capacity.models(()):
                 request = resolve(needs_of(job, None), model, board.capacity, CONFIGURATION)

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpujob_api.gpujob import GPUJob
-from gpujob_operator.decide.cache.pending_queues import Lines
+from gpujob_operator.decide.cache.pending_queues import PendingQueues
 from gpujob_operator.decide.model.configuration import Configuration, OrderPolicy
-from gpujob_operator.decide.queue.order import Contender, turn_of
-from gpujob_operator.decide.queue.pending import Pending, order_rules, turn_of_job
+from gpujob_operator.decide.queue.order import OrderEntry, order_keys
+from gpujob_operator.decide.queue.pending import Pending, order_keys_of, order_rules
 from tests.harness.builders import after, make_job
 
 SHORT_PATIENCE = Configuration(waiting_seconds_max=60.0, waiting_stretch_max=0.0)
@@ -28,7 +28,7 @@ def waiting(number: int, queue: str, priority: int, created: int, *, dated: bool
     job = make_job(f"job-{number}", queue=queue, priority=priority, created=created)
     if not dated:
         job = replace(job, metadata=replace(job.metadata, creation_timestamp=None))
-    return Pending(job, turn=turn_of_job(job, order_rules(SHORT_PATIENCE)))
+    return Pending(job, order_keys=order_keys_of(job, order_rules(SHORT_PATIENCE)))
 
 
 def uid_of(number: int) -> str:
@@ -41,7 +41,7 @@ def test_an_order_that_is_kept_is_the_one_found_anew(
     happens: list[tuple[int, str, int, int, bool] | int | None], steps: list[int]
 ) -> None:
     """Whoever comes, changes or goes, and whichever way the clock moves."""
-    kept, seconds = Lines(), 0
+    kept, seconds = PendingQueues(), 0
     for number, event in enumerate(happens):
         if isinstance(event, tuple):
             number_of, queue, priority, created, dated = event
@@ -50,24 +50,24 @@ def test_an_order_that_is_kept_is_the_one_found_anew(
             kept.drop(uid_of(event))
         else:
             seconds += steps[number % len(steps)]
-            fresh = Lines.of(kept.entries.values())
+            fresh = PendingQueues.of(kept.entries.values())
             found = kept.in_order(SHORT_PATIENCE, after(seconds))
             assert found == fresh.in_order(SHORT_PATIENCE, after(seconds))
             assert sum(len(line) for line in found.values()) == len(kept.entries)
 
 
-def names(lines: Lines, seconds: float, queue: str = "default") -> list[str]:
+def names(lines: PendingQueues, seconds: float, queue: str = "default") -> list[str]:
     line = lines.in_order(SHORT_PATIENCE, after(seconds)).get(queue, ())
     return [entry.job.metadata.name for _, entry in line]
 
 
 def test_a_job_that_becomes_overdue_moves_to_the_front_of_its_priority() -> None:
     rules = order_rules(SHORTEST)
-    lines = Lines()
+    lines = PendingQueues()
     for name, created, left_seconds in (("large", 0.0, 900.0), ("small", 10.0, 9.0)):
         job, arrived = make_job(name, created=created), after(created).timestamp()
-        known = Contender(job.metadata.uid, arrived, remaining_seconds=left_seconds)
-        lines.put(Pending(job, turn=turn_of(known, rules)))
+        known = OrderEntry(job.metadata.uid, arrived, remaining_seconds=left_seconds)
+        lines.put(Pending(job, order_keys=order_keys(known, rules)))
     assert names(lines, 20) == ["small", "large"]
     assert names(lines, 59) == ["small", "large"]
     assert names(lines, 60) == ["large", "small"]
@@ -76,7 +76,7 @@ def test_a_job_that_becomes_overdue_moves_to_the_front_of_its_priority() -> None
 
 
 def test_a_job_goes_from_its_queue_when_it_is_dropped_or_changes_the_queue() -> None:
-    lines = Lines.of([waiting(1, "a", 0, 0, dated=True), waiting(2, "a", 0, 1, dated=True)])
+    lines = PendingQueues.of([waiting(1, "a", 0, 0, dated=True), waiting(2, "a", 0, 1, dated=True)])
     assert names(lines, 5, "a") == ["job-1", "job-2"]
     lines.put(waiting(1, "b", 0, 0, dated=True))
     assert (names(lines, 6, "a"), names(lines, 6, "b")) == (["job-2"], ["job-1"])

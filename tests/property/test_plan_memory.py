@@ -13,8 +13,8 @@ from gpujob_api.gpujob import GPUJob, JobPhase, SharingMode
 from gpujob_api.gpuprofile import GPUProfile, GPUProfileSpec, GPUProfileStatus, ProfileEntry
 from gpujob_api.meta import Metadata
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.cache.job_entry import Known
-from gpujob_operator.decide.cache.scheduler_cache import Memory
+from gpujob_operator.decide.cache.job_entry import JobEntry
+from gpujob_operator.decide.cache.scheduler_cache import SchedulerCache
 from gpujob_operator.decide.measurement.profile import profile_name
 from gpujob_operator.decide.model.plan import Plan
 from gpujob_operator.decide.model.snapshot import GonePod, Snapshot
@@ -80,11 +80,11 @@ def test_a_memory_of_another_picture_changes_nothing(
     one: Snapshot, other: Snapshot, seed: int
 ) -> None:
     random = Random(seed)
-    memory = Memory()
+    memory = SchedulerCache()
     pictures = (one, between(one, other, random), other, between(other, one, random), one, one)
     for number, snapshot in enumerate(pictures):
         now = NOW + timedelta(seconds=number * 7)
-        fresh = Memory()
+        fresh = SchedulerCache()
         assert_same(plan(snapshot, now, memory), plan(snapshot, now, fresh))
         assert memory.mix.equals(fresh.mix)
         assert memory.capacity == fresh.capacity
@@ -164,10 +164,10 @@ def test_a_cycle_that_fails_leaves_no_half_memory() -> None:
     assert planner(good, NOW) == plan(good, NOW)
 
 
-class Thorough(Memory):
+class Thorough(SchedulerCache):
     """A memory that does not say which waiting jobs are of one kind: each is looked at."""
 
-    def _kind(self, known: Known) -> int:
+    def _kind(self, known: JobEntry) -> int:
         return 0
 
 
@@ -176,7 +176,7 @@ class LongLine(World):
 
     def __init__(self, *jobs: GPUJob, **snapshot: Any) -> None:
         super().__init__(*jobs, **snapshot)
-        self.quick, self.thorough = Memory(), Thorough()
+        self.quick, self.thorough = SchedulerCache(), Thorough()
         self.settled = 0
 
     def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
@@ -205,12 +205,12 @@ def test_a_kind_is_refused_once_and_none_is_told_otherwise(seed: int) -> None:
 
 
 def test_pods_that_went_are_remembered_as_long_as_they_are_told() -> None:
-    memory, job = Memory(), make_job("a")
+    memory, job = SchedulerCache(), make_job("a")
     card = make_card(ours=[("old", 3 * GIB)])
     gone = (GonePod("old", T0, ("GPU-0",)),)
     for told in ((), gone, (), gone):
         snapshot = make_snapshot(job, cards=[card], gone_pods=told)
-        fresh = Memory()
+        fresh = SchedulerCache()
         assert_same(plan(snapshot, T0, memory), plan(snapshot, T0, fresh))
         assert memory.capacity == fresh.capacity
         (node,) = memory.capacity.nodes.values()
@@ -219,7 +219,7 @@ def test_pods_that_went_are_remembered_as_long_as_they_are_told() -> None:
 
 def test_a_profile_that_comes_later_changes_the_mix() -> None:
     """What is known of the workload by then counts, although the job itself stays the same."""
-    memory, job = Memory(), make_job("a")
+    memory, job = SchedulerCache(), make_job("a")
     plan(make_snapshot(job), NOW, memory)
     entry = ProfileEntry(MODEL, "", 3 * GIB, 10.0, samples=9, updated_at=NOW)
     profile = GPUProfile(
@@ -228,7 +228,7 @@ def test_a_profile_that_comes_later_changes_the_mix() -> None:
         GPUProfileStatus(entries=(entry,)),
     )
     known = make_snapshot(job, profiles=(profile,))
-    fresh = Memory()
+    fresh = SchedulerCache()
     assert_same(plan(known, NOW, memory), plan(known, NOW, fresh))
     assert memory.mix.demands
     assert memory.mix.equals(fresh.mix)

@@ -18,7 +18,7 @@ from gpujob_api.gpunode import GPU, GPUNode, GPUProcess
 from gpujob_api.meta import TAINT_RECLAIM
 from gpujob_api.quantities import GIB
 from gpujob_api.report import Timing
-from gpujob_operator.decide.cache.scheduler_cache import Memory
+from gpujob_operator.decide.cache.scheduler_cache import SchedulerCache
 from gpujob_operator.decide.model.plan import Plan
 from gpujob_operator.decide.model.snapshot import NodeView, Snapshot, Taint
 from gpujob_operator.decide.planner import plan
@@ -57,7 +57,7 @@ class Still(World):
             for n in range(NODES)
         ]
         super().__init__(gpu_nodes=nodes)
-        self.memory = Memory()
+        self.memory = SchedulerCache()
         self.tally = tally
 
     def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
@@ -66,7 +66,7 @@ class Still(World):
         assert found.items == fresh.items
         assert (found.next_seconds is None) is (fresh.next_seconds is None)
         assert abs((found.next_seconds or 0.0) - (fresh.next_seconds or 0.0)) < 1e-3
-        self.tally.rested += len(self.memory.known) - len(self.memory.awake)
+        self.tally.rested += len(self.memory.known) - len(self.memory.to_step)
         return found
 
     def tick(self, seconds: float = 1.0) -> None:

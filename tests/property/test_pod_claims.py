@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpujob_api.gpujob import GPUJob
-from gpujob_operator.decide.cache.scheduler_cache import Memory
+from gpujob_operator.decide.cache.scheduler_cache import SchedulerCache
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.model.workers import with_pod_uids
 from gpujob_operator.decide.planner import plan
@@ -143,7 +143,7 @@ def test_a_claim_changes_no_plan(pods: tuple[Manifest, ...], known: bool) -> Non
 def test_claims_that_come_go_and_change_raise_nothing(
     snapshot: Snapshot, turns: list[tuple[Manifest, ...]]
 ) -> None:
-    memory = Memory()
+    memory = SchedulerCache()
     for number, pods in enumerate(turns):
         views = picture((), pods).pods
         seen = replace(snapshot, pods=(*snapshot.pods, *views))

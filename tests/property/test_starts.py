@@ -8,12 +8,17 @@ from hypothesis import strategies as st
 
 from gpujob_api.gpujob import GPUJob, JobPhase, ReservationSource, SpotPolicy, StopReason
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.backfill.earliest_start import Place, Places, Soon, places
-from gpujob_operator.decide.backfill.nomination import soonest
-from gpujob_operator.decide.backfill.release_times import Releases
+from gpujob_operator.decide.backfill.earliest_start import (
+    CandidateGpus,
+    Candidates,
+    ReadyTime,
+    candidates,
+)
+from gpujob_operator.decide.backfill.nomination import earliest_start
+from gpujob_operator.decide.backfill.release_times import ReleaseTimes
 from gpujob_operator.decide.cache.release_arrays import ReleaseArrays
-from gpujob_operator.decide.cache.scheduler_cache import Memory
-from gpujob_operator.decide.cache.tenancy import Rows
+from gpujob_operator.decide.cache.scheduler_cache import SchedulerCache
+from gpujob_operator.decide.cache.tenancy import TenancyArrays
 from gpujob_operator.decide.capacity.cluster import Capacity, Card
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import NodeView, Snapshot, Taint
@@ -119,24 +124,27 @@ def pictures(draw: st.DrawFn) -> Snapshot:
     return make_snapshot(*jobs.values(), *done, nodes=nodes, gpu_nodes=gpu_nodes)
 
 
-Found = tuple[Places, ...]
+Found = tuple[Candidates, ...]
 
 
-def kept(memory: Memory, *jobs: GPUJob) -> list[Found]:
+def kept(memory: SchedulerCache, *jobs: GPUJob) -> list[Found]:
     """The places of each, with all that the memory keeps."""
     memo, capacity = memory.assumed().memo, memory.capacity
     tenancy = memory.tenancy_of(capacity)
-    return [places(needs_of(job, None), tenancy, capacity, memo, CONFIGURATION) for job in jobs]
+    return [candidates(needs_of(job, None), tenancy, capacity, memo, CONFIGURATION) for job in jobs]
 
 
-def anew(capacity: Capacity, releases: Releases, *jobs: GPUJob) -> list[Found]:
-    tenancy, memo = Rows().renew(capacity, ReleaseArrays(releases)), Forgetful()
-    return [places(needs_of(job, None), tenancy, capacity, memo, CONFIGURATION) for job in jobs]
+def anew(capacity: Capacity, releases: ReleaseTimes, *jobs: GPUJob) -> list[Found]:
+    tenancy, memo = TenancyArrays().renew(capacity, ReleaseArrays(releases)), Forgetful()
+    return [candidates(needs_of(job, None), tenancy, capacity, memo, CONFIGURATION) for job in jobs]
 
 
-def answers(found: list[Found], releases: Releases) -> list[object]:
+def answers(found: list[Found], releases: ReleaseTimes) -> list[object]:
     return [
-        (soonest(needs_of(job, None), of_job, releases), [list(of_model) for of_model in of_job])
+        (
+            earliest_start(needs_of(job, None), of_job, releases),
+            [list(of_model) for of_model in of_job],
+        )
         for job, of_job in zip(WAITING, found, strict=True)
     ]
 
@@ -167,20 +175,20 @@ def stories(draw: st.DrawFn) -> list[Snapshot]:
 
 @given(stories(), st.integers(0, 100))
 def test_places_that_were_kept_are_those_found_anew(story: list[Snapshot], seconds: int) -> None:
-    memory = Memory()
+    memory = SchedulerCache()
     now: datetime = T0
     for picture in story:
-        memory.take_in(picture, now)
+        memory.update(picture, now)
         found = answers(kept(memory, *WAITING), memory.releases)
-        releases = Releases.of(picture.jobs, now)
+        releases = ReleaseTimes.of(picture.jobs, now)
         assert found == answers(anew(memory.capacity, releases, *WAITING), releases)
         now += timedelta(seconds=seconds)
 
 
 @given(pictures())
 def test_places_are_those_that_asking_every_card_finds(picture: Snapshot) -> None:
-    memory = Memory()
-    memory.take_in(picture, T0)
+    memory = SchedulerCache()
+    memory.update(picture, T0)
     capacity, releases = memory.capacity, memory.releases
     for job in WAITING:
         needs = needs_of(job, None)
@@ -191,11 +199,11 @@ def test_places_are_those_that_asking_every_card_finds(picture: Snapshot) -> Non
 
 
 def asked_one_by_one(
-    needs: Needs, model: str, capacity: Capacity, releases: Releases
-) -> list[Place]:
+    needs: Needs, model: str, capacity: Capacity, releases: ReleaseTimes
+) -> list[CandidateGpus]:
     request = resolve(needs, model, capacity, CONFIGURATION)
     size = needs.job.spec.gpus_per_worker
-    places: list[Place] = []
+    places: list[CandidateGpus] = []
     for node in nodes_for(needs, capacity):
         cards = [card for card in node.cards if card.model == model]
         ready = sorted(
@@ -206,8 +214,8 @@ def asked_one_by_one(
     return sorted(places)
 
 
-def together(cards: tuple[Place, ...]) -> Place:
-    return Place(
+def together(cards: tuple[CandidateGpus, ...]) -> CandidateGpus:
+    return CandidateGpus(
         cards[-1].soon,
         tuple(uuid for one in cards for uuid in one.uuids),
         tuple(card for one in cards for card in one.cards),
@@ -215,30 +223,30 @@ def together(cards: tuple[Place, ...]) -> Place:
     )
 
 
-def on_card(request: WorkerRequest, card: Card, releases: Releases) -> Place | None:
+def on_card(request: WorkerRequest, card: Card, releases: ReleaseTimes) -> CandidateGpus | None:
     """As soon as enough tenants have left, in the order of their ends."""
-    leaving = sorted(card.tenants, key=lambda t: (releases.moment(t.job_uid), t.job_uid))
+    leaving = sorted(card.tenants, key=lambda t: (releases.released_at(t.job_uid), t.job_uid))
     for count in range(len(leaving) + 1):
         gone = leaving[:count]
         left = after_departures(card, {tenant.job_uid for tenant in gone})
         if why_not(request, left) is None:
-            moments = [releases.moment(tenant.job_uid) for tenant in gone]
+            moments = [releases.released_at(tenant.job_uid) for tenant in gone]
             at = max([1.0 if card.leaving_bytes else 0.0, *moments])
-            soon = Soon(at, count, -card.free_bytes, card.uuid)
-            return Place(soon, (card.uuid,), (card,), tuple(gone))
+            soon = ReadyTime(at, count, -card.free_bytes, card.uuid)
+            return CandidateGpus(soon, (card.uuid,), (card,), tuple(gone))
     return None
 
 
 @given(pictures(), pictures())
 def test_places_found_before_stay_as_they_were(picture: Snapshot, later: Snapshot) -> None:
     """A cycle looks again at those that it found while it places other jobs."""
-    memory = Memory()
-    memory.take_in(picture, T0)
+    memory = SchedulerCache()
+    memory.update(picture, T0)
     capacity, releases = memory.capacity, memory.releases
     found = anew(capacity, releases, *WAITING)
     expected = [list(of_model) for of_job in found for of_model in of_job]
     unseen = [of_model for of_job in kept(memory, *WAITING) for of_model in of_job]
-    memory.take_in(later, T0)
+    memory.update(later, T0)
     answers(kept(memory, *WAITING), memory.releases)
     assert [list(of_model) for of_model in unseen] == expected
 
@@ -249,12 +257,12 @@ def test_who_leaves_first_can_change_while_the_card_stays_the_same() -> None:
         known = replace(measured(GIB, step=0), steps_total=steps)
         return with_status(job, measurement=known, observed_at=T0)
 
-    memory = Memory()
+    memory = SchedulerCache()
     new = with_status(make_job("new"), measurement=measured(13 * GIB, utilization_percent=5))
     leaving: list[tuple[str, ...]] = []
     for large, small in ((10, 500), (500, 10)):
         jobs = tenant("large", 12 * GIB, large), tenant("small", 8 * GIB, small)
-        memory.take_in(make_snapshot(*jobs), T0)
+        memory.update(make_snapshot(*jobs), T0)
         ((found,),) = kept(memory, new)
         (place,) = found
         leaving.append(tuple(tenant.job_uid for tenant in place.tenants))

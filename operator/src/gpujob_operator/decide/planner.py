@@ -13,9 +13,9 @@ from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
 from gpujob_api.gpuqueue import GPUQueueStatus
 from gpujob_operator.decide.admission.admit import Admission
-from gpujob_operator.decide.cache.job_entry import Known, ProfileKey
+from gpujob_operator.decide.cache.job_entry import JobEntry, ProfileKey
 from gpujob_operator.decide.cache.quiescence import is_steady, quiet_until, still_holds
-from gpujob_operator.decide.cache.scheduler_cache import Memory
+from gpujob_operator.decide.cache.scheduler_cache import SchedulerCache
 from gpujob_operator.decide.capacity.cluster import Capacity, holds_cards
 from gpujob_operator.decide.capacity.sites import cards_at, sites_of
 from gpujob_operator.decide.lifecycle import attempt
@@ -36,23 +36,23 @@ from gpujob_operator.decide.model.plan import (
     WriteStatus,
 )
 from gpujob_operator.decide.model.snapshot import Snapshot
-from gpujob_operator.decide.placement.assumed import Board
+from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.requirements import CycleView
 from gpujob_operator.decide.preemption.migration import find_move
-from gpujob_operator.decide.queue.quota import Queues, QueueUse
+from gpujob_operator.decide.queue.quota import QueueUse, QuotaState
 
 
-def plan(snapshot: Snapshot, now: datetime, memory: Memory | None = None) -> Plan:
+def plan(snapshot: Snapshot, now: datetime, cache: SchedulerCache | None = None) -> Plan:
     """Decides what to write. `now` is timezone-aware; nothing else tells the time.
 
-    `memory` of earlier cycles makes it fast and changes nothing in the plan.
+    The `cache` of earlier cycles makes it fast and changes nothing in the plan.
     """
-    memory = memory if memory is not None else Memory()
-    memory.take_in(snapshot, now)
-    cycle = _Cycle(snapshot, now, memory)
+    cache = cache if cache is not None else SchedulerCache()
+    cache.update(snapshot, now)
+    cycle = _Cycle(snapshot, now, cache)
     steps = cycle.steps()
-    queues = memory.queues(snapshot)
-    if memory.waiting.entries or memory.holders.slowed:
+    queues = cache.queues(snapshot)
+    if cache.waiting.entries or cache.holders.slowed:
         _admit(steps, queues, cycle)
     items: list[PlanItem] = [
         RejectJob(job)
@@ -60,60 +60,60 @@ def plan(snapshot: Snapshot, now: datetime, memory: Memory | None = None) -> Pla
         if job.observed_generation != job.metadata.generation
     ]
     for uid in sorted(uid for uid, step in steps.items() if cycle.matters(uid, step)):
-        written = _items(memory.known[uid], steps[uid], cycle)
+        written = _items(cache.known[uid], steps[uid], cycle)
         cycle.remember(uid, steps[uid], written)
         items += written
-    items += _orphans(snapshot, memory)
-    items += _queue_items(snapshot, queues.use, memory)
+    items += _orphans(snapshot, cache)
+    items += _queue_items(snapshot, queues.use, cache)
     return Plan(tuple(items), cycle.next_seconds(steps))
 
 
 class Planner:
-    """`plan` with a memory of its own, which a cycle that fails does not spoil."""
+    """`plan` with a cache of its own, which a cycle that fails does not spoil."""
 
     def __init__(self) -> None:
-        self._memory = Memory()
+        self._cache = SchedulerCache()
 
     def __call__(self, snapshot: Snapshot, now: datetime) -> Plan:
-        memory, self._memory = self._memory, Memory()
-        decided = plan(snapshot, now, memory)
-        self._memory = memory
+        cache, self._cache = self._cache, SchedulerCache()
+        decided = plan(snapshot, now, cache)
+        self._cache = cache
         return decided
 
 
-def _admit(steps: dict[str, Step], queues: Queues, cycle: "_Cycle") -> None:
+def _admit(steps: dict[str, Step], queues: QuotaState, cycle: "_Cycle") -> None:
     """Gives the waiting jobs and those that make room for them their steps."""
-    memory = cycle.memory
+    cache = cycle.cache
     admission = Admission(
-        board=memory.assumed(),
+        board=cache.assumed(),
         queues=queues,
-        releases=memory.releases,
-        tenancy_of=memory.tenancy_of,
+        releases=cache.releases,
+        tenancy_of=cache.tenancy_of,
         configuration=cycle.configuration,
         now=cycle.now,
         view=cycle.view(steps),
     )
-    admission.admit(memory.waiting.in_order(cycle.configuration, cycle.now))
+    admission.admit(cache.waiting.in_order(cycle.configuration, cycle.now))
     for uid, step in admission.steps.items():
         own = steps.get(uid)
         steps[uid] = replace(step, deletes=own.deletes) if own and own.deletes else step
-    for uid, stop in admission.interruptions.stops.items():
+    for uid, stop in admission.preemptor.stops.items():
         step = cycle.step(uid, steps)
-        steps[uid] = attempt.stopped_for(memory.known[uid].job, step, stop, cycle.now)
-    if memory.holders.slowed and not admission.interruptions.stops:
+        steps[uid] = attempt.stopped_for(cache.known[uid].job, step, stop, cycle.now)
+    if cache.holders.slowed and not admission.preemptor.stops:
         _separate(steps, admission.board, cycle)
 
 
-def _separate(steps: dict[str, Step], board: Board, cycle: "_Cycle") -> None:
+def _separate(steps: dict[str, Step], board: AssumedCapacity, cycle: "_Cycle") -> None:
     """Moves a job away from a neighbour that it slows too much, or that slows it."""
-    memory, view = cycle.memory, cycle.view(steps)
-    slowed = [view.running[uid] for uid in sorted(memory.holders.slowed) if uid in view.running]
+    cache, view = cycle.cache, cycle.view(steps)
+    slowed = [view.running[uid] for uid in sorted(cache.holders.slowed) if uid in view.running]
     move = find_move(slowed, view, board, cycle.configuration, cycle.now)
     if move is None:
         return
     uid = move.job.metadata.uid
     before = cycle.step(uid, steps)
-    step = attempt.stopped_for(memory.known[uid].job, before, move.stop, cycle.now)
+    step = attempt.stopped_for(cache.known[uid].job, before, move.stop, cycle.now)
     floor = max(step.status.utilization_floor_percent, move.utilization_floor_percent)
     status = changed(step.status, utilization_floor_percent=floor)
     steps[uid] = replace(step, status=status)
@@ -125,7 +125,7 @@ class _Cycle:
 
     snapshot: Snapshot
     now: datetime
-    memory: Memory
+    cache: SchedulerCache
     # Jobs whose figures moved and are to be written later.
     held_back: set[str] = field(default_factory=set[str])
     # Profiles that are saved in this cycle: one job of a workload speaks at a time.
@@ -140,36 +140,36 @@ class _Cycle:
 
     @property
     def capacity(self) -> Capacity:
-        return self.memory.capacity
+        return self.cache.capacity
 
     def steps(self) -> dict[str, Step]:
         """The next step in their own life of jobs of which anything changed, by UID."""
-        memory = self.memory
+        cache = self.cache
         found: dict[str, Step] = {}
-        for uid in sorted(memory.awake):
-            known = memory.known[uid]
+        for uid in sorted(cache.to_step):
+            known = cache.known[uid]
             job = known.job
             if not known.held and not known.pods:
                 if job.status.phase is JobPhase.PENDING:
                     # Only the admission pass can change a pending job without pods.
-                    memory.awake.discard(uid)
+                    cache.to_step.discard(uid)
                 found[uid] = Step(job.status)
                 continue
             step = self._next_step(uid, known)
             if step is None:
-                memory.awake.discard(uid)
+                cache.to_step.discard(uid)
             else:
                 found[uid] = step
         return found
 
     def step(self, uid: str, steps: Mapping[str, Step]) -> Step:
         """The job's step: this cycle's, or the last one that still holds."""
-        known = self.memory.known[uid]
+        known = self.cache.known[uid]
         return steps.get(uid) or known.step or Step(known.job.status)
 
-    def _next_step(self, uid: str, known: Known) -> Step | None:
+    def _next_step(self, uid: str, known: JobEntry) -> Step | None:
         """The step of a job that has pods or holds cards; None while the last one holds."""
-        inputs = self.memory.inputs(uid)
+        inputs = self.cache.inputs(uid)
         if still_holds(known, inputs, self.now):
             known.inputs = inputs
             return None
@@ -178,20 +178,20 @@ class _Cycle:
 
     def inputs_after(self, uid: str, status: GPUJobStatus) -> JobInputs:
         """The inputs of a job that has this status after its step."""
-        inputs = self._inputs.get(uid) or self.memory.inputs(uid)
-        if status.placement is self.memory.known[uid].job.status.placement:
+        inputs = self._inputs.get(uid) or self.cache.inputs(uid)
+        if status.placement is self.cache.known[uid].job.status.placement:
             return inputs
         return replace(inputs, sites=sites_of(status.placement, self.capacity))
 
     def matters(self, uid: str, step: Step) -> bool:
         """Whether anything could have to be written for the job."""
-        job = self.memory.known[uid].job
+        job = self.cache.known[uid].job
         waits = job.status.phase is JobPhase.PENDING and step.status is job.status
         return not waits or bool(step.deletes)
 
     def remember(self, uid: str, step: Step, written: list[PlanItem]) -> None:
         """Lets a job rest whose step led to nothing, as long as nothing else can follow."""
-        memory, known, inputs = self.memory, self.memory.known[uid], self._inputs.get(uid)
+        cache, known, inputs = self.cache, self.cache.known[uid], self._inputs.get(uid)
         heard = not written and uid not in self.unheard
         if heard and inputs is not None and is_steady(known.job, inputs.sites):
             after = step.next_seconds
@@ -199,30 +199,30 @@ class _Cycle:
             until = quiet_until(
                 known.job, next_at, self.configuration, held_back=uid in self.held_back
             )
-            memory.rest(uid, step, inputs, until, next_at)
+            cache.settle(uid, step, inputs, until, next_at)
             return
-        memory.wake(uid)
+        cache.requeue(uid)
         job = known.job
         leaves = job.metadata.deletion_timestamp is not None
         ended = job.finished and not known.held and not known.pods
         if not written and (leaves or ended):
-            memory.awake.discard(uid)
+            cache.to_step.discard(uid)
 
     def view(self, steps: Mapping[str, Step]) -> CycleView:
         """All jobs after these steps."""
-        memory, holders = self.memory, self.memory.holders
+        cache, holders = self.cache, self.cache.holders
         return CycleView(
-            needs_of=memory.needs,
+            needs_of=cache.needs,
             find_running=lambda: self._running(steps),
             lowest_priority=holders.lowest_priority,
-            room_is_made=holders.room_is_made,
+            preemption_in_flight=holders.preemption_in_flight,
         )
 
     def _running(self, steps: Mapping[str, Step]) -> dict[str, GPUJob]:
         """Jobs that hold cards, as they are after their step."""
         found: dict[str, GPUJob] = {}
-        for uid in self.memory.holders.jobs:
-            job = self.memory.known[uid].job
+        for uid in self.cache.holders.jobs:
+            job = self.cache.known[uid].job
             if job.metadata.deletion_timestamp is not None:
                 continue
             status = self.step(uid, steps).status
@@ -234,13 +234,13 @@ class _Cycle:
     def next_seconds(self, steps: Mapping[str, Step]) -> float | None:
         """When the first deadline of any job is."""
         found = [step.next_seconds for step in steps.values() if step.next_seconds is not None]
-        first = self.memory.next_at.first
+        first = self.cache.next_at.first
         if first is not None:
             found.append((first - self.now).total_seconds())
         return min(found, default=None)
 
 
-def _items(known: Known, step: Step, cycle: _Cycle) -> list[PlanItem]:
+def _items(known: JobEntry, step: Step, cycle: _Cycle) -> list[PlanItem]:
     """The job's writes in order: its status, then its pods, then what was learned."""
     job = known.job
     if job.metadata.deletion_timestamp is not None:
@@ -274,24 +274,26 @@ def _items(known: Known, step: Step, cycle: _Cycle) -> list[PlanItem]:
     return items
 
 
-def _orphans(snapshot: Snapshot, memory: Memory) -> list[PlanItem]:
+def _orphans(snapshot: Snapshot, cache: SchedulerCache) -> list[PlanItem]:
     """Pods that still name a job that is gone for their owner, should the garbage collector not
     have seen them (I7). Who deletes a job and keeps its pods takes the reference away."""
     invalid = {job.metadata.uid for job in snapshot.invalid_jobs}
     grace = snapshot.configuration.termination_grace_seconds
     orphans = [
         pod
-        for pod in memory.pods_of_gone()
+        for pod in cache.pods_of_gone()
         if pod.deletion_at is None and pod.job_uid not in invalid
     ]
     orphans.sort(key=lambda pod: pod.uid)
     return [DeletePod(pod, pod_grace_seconds(pod, grace), "its GPUJob is gone") for pod in orphans]
 
 
-def _queue_items(snapshot: Snapshot, use: Mapping[str, QueueUse], memory: Memory) -> list[PlanItem]:
+def _queue_items(
+    snapshot: Snapshot, use: Mapping[str, QueueUse], cache: SchedulerCache
+) -> list[PlanItem]:
     """Written when counts of jobs or cards changed; reserved memory alone follows with them."""
     items: list[PlanItem] = []
-    waiting = memory.waiting.entries.values() if snapshot.queues else ()
+    waiting = cache.waiting.entries.values() if snapshot.queues else ()
     counts = Counter(entry.job.spec.queue for entry in waiting)
     for queue in sorted(snapshot.queues, key=lambda q: q.metadata.name):
         name = queue.metadata.name

@@ -6,11 +6,11 @@ from typing import Any
 
 from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.backfill.earliest_start import places
-from gpujob_operator.decide.backfill.nomination import Claim, describe, soonest
-from gpujob_operator.decide.backfill.release_times import Releases
+from gpujob_operator.decide.backfill.earliest_start import candidates
+from gpujob_operator.decide.backfill.nomination import Nomination, describe_start, earliest_start
+from gpujob_operator.decide.backfill.release_times import ReleaseTimes
 from gpujob_operator.decide.cache.release_arrays import ReleaseArrays
-from gpujob_operator.decide.cache.tenancy import Rows
+from gpujob_operator.decide.cache.tenancy import TenancyArrays
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.placement.memo import Forgetful
 from gpujob_operator.decide.placement.requirements import needs_of
@@ -32,12 +32,12 @@ from tests.harness.ledger import build_capacity
 CONFIGURATION = Configuration()
 
 
-def claim_of(job: GPUJob, *jobs: GPUJob, **snapshot: Any) -> Claim | None:
+def claim_of(job: GPUJob, *jobs: GPUJob, **snapshot: Any) -> Nomination | None:
     capacity = build_capacity(make_snapshot(*jobs, **snapshot), T0, {})
-    needs, releases = needs_of(job, None), Releases.of(jobs, T0)
-    tenancy = Rows().renew(capacity, ReleaseArrays(releases))
-    found = places(needs, tenancy, capacity, Forgetful(), CONFIGURATION)
-    return soonest(needs, found, releases)
+    needs, releases = needs_of(job, None), ReleaseTimes.of(jobs, T0)
+    tenancy = TenancyArrays().renew(capacity, ReleaseArrays(releases))
+    found = candidates(needs, tenancy, capacity, Forgetful(), CONFIGURATION)
+    return earliest_start(needs, found, releases)
 
 
 def claimed(job: GPUJob, *jobs: GPUJob, **snapshot: Any) -> frozenset[str]:
@@ -112,20 +112,20 @@ def test_a_claim_is_where_jobs_end_first() -> None:
         left(running(make_job("b"), ("n0", ("GPU-1",)), held=reserve(20 * GIB)), 1000),
         running(make_job("c"), ("n0", ("GPU-2",)), held=reserve(GIB)),
     ]
-    assert claim_of(make_job(), *busy, cards=cards) == Claim(frozenset({"GPU-1"}), 100.0)
+    assert claim_of(make_job(), *busy, cards=cards) == Nomination(frozenset({"GPU-1"}), 100.0)
     both = claim_of(make_job(gpus_per_worker=2), *busy, cards=cards)
-    assert both == Claim(frozenset({"GPU-0", "GPU-1"}), 300.0)
+    assert both == Nomination(frozenset({"GPU-0", "GPU-1"}), 300.0)
     everything = claim_of(make_job(gpus_per_worker=3), *busy, cards=cards)
     assert everything is not None
     assert everything.start_seconds == inf
-    assert describe(everything) == ""
-    assert describe(Claim(frozenset(), 300.0)) == "could start in about 300 s"
+    assert describe_start(everything) == ""
+    assert describe_start(Nomination(frozenset(), 300.0)) == "could start in about 300 s"
 
 
 def test_a_card_that_is_free_already_is_ready_now() -> None:
     cards = [make_card("GPU-0"), make_card("GPU-1", index=1)]
     busy = running(make_job("a"), ("n0", ("GPU-0",)))
-    assert claim_of(make_job(), busy, cards=cards) == Claim(frozenset({"GPU-1"}), 0.0)
+    assert claim_of(make_job(), busy, cards=cards) == Nomination(frozenset({"GPU-1"}), 0.0)
 
 
 def test_only_as_many_must_go_as_are_in_the_way() -> None:
@@ -134,13 +134,13 @@ def test_only_as_many_must_go_as_are_in_the_way() -> None:
         left(running(make_job("a"), held=reserve(10 * GIB, utilization_percent=5)), 5000),
         left(running(make_job("b"), held=reserve(12 * GIB, utilization_percent=5)), 2000),
     ]
-    assert claim_of(small, *tenants) == Claim(frozenset({"GPU-0"}), 200.0)
+    assert claim_of(small, *tenants) == Nomination(frozenset({"GPU-0"}), 200.0)
 
 
 def test_who_is_being_stopped_is_named_and_gone_at_its_deadline() -> None:
     stop = StopReason("Preempted", "makes room", after(20))
     leaving = running(make_job("a"), phase=JobPhase.STOPPING, stop=stop)
-    assert claim_of(make_job(), leaving) == Claim(frozenset({"GPU-0"}), 20.0, ("uid-a",))
+    assert claim_of(make_job(), leaving) == Nomination(frozenset({"GPU-0"}), 20.0, ("uid-a",))
 
 
 def test_lengths_of_earlier_runs_count_for_their_like() -> None:
@@ -155,9 +155,9 @@ def test_lengths_of_earlier_runs_count_for_their_like() -> None:
     ]
     young = running(make_job("same", uid="young"), at=-50)
     old = running(make_job("same", uid="old"), at=-400)
-    releases = Releases.of([*done, young, old], T0)
-    assert releases.length_seconds(make_job("same")) == 300
-    assert releases.length_seconds(make_job("another")) == inf
+    releases = ReleaseTimes.of([*done, young, old], T0)
+    assert releases.expected_run_seconds(make_job("same")) == 300
+    assert releases.expected_run_seconds(make_job("another")) == inf
     assert releases.seconds("young") == 250
     assert releases.seconds("old") == inf
     assert releases.seconds("nobody") == inf

@@ -6,33 +6,33 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpujob_operator.decide.cache.diagnosis_counts import Survey
+from gpujob_operator.decide.cache.diagnosis_counts import DiagnosisCounts
 from gpujob_operator.decide.capacity.cluster import NodeCapacity
-from gpujob_operator.decide.placement.finding import FARTHEST, NO_CARDS, Finding, Findings
+from gpujob_operator.decide.placement.finding import FARTHEST, NO_CARDS, NodeDiagnosis, UnfitReason
 from tests.harness.builders import make_node
 
-FULL, KEPT = Finding("full"), Finding("kept")
+FULL, KEPT = UnfitReason("full"), UnfitReason("kept")
 
 
 def node(name: str, free: int = 0) -> NodeCapacity:
     return NodeCapacity(make_node(name), None, (), free, 0)
 
 
-def look(one: NodeCapacity, claimed: frozenset[str]) -> Findings:
+def look(one: NodeCapacity, claimed: frozenset[str]) -> NodeDiagnosis:
     """Stands for a look at cards: as many are full as the node has processor free."""
     if not one.cpu_milli_free:
-        return Findings()
+        return NodeDiagnosis()
     counts = {FULL: one.cpu_milli_free, KEPT: len(claimed)}
-    return Findings(counts, (one.cpu_milli_free, "GPU", one.node.name))
+    return NodeDiagnosis(counts, (one.cpu_milli_free, "GPU", one.node.name))
 
 
 def surveyed(
-    survey: Survey, nodes: dict[str, NodeCapacity], claimed: dict[str, frozenset[str]]
+    survey: DiagnosisCounts, nodes: dict[str, NodeCapacity], claimed: dict[str, frozenset[str]]
 ) -> list[str]:
     """Renews it; the nodes that were looked at."""
     seen: list[str] = []
 
-    def noted(one: NodeCapacity, here: frozenset[str]) -> Findings:
+    def noted(one: NodeCapacity, here: frozenset[str]) -> NodeDiagnosis:
         seen.append(one.node.name)
         return look(one, here)
 
@@ -42,7 +42,7 @@ def surveyed(
 
 def test_only_what_changed_is_looked_at_again() -> None:
     nodes = {name: node(name, 1) for name in ("a", "b", "c")}
-    survey = Survey()
+    survey = DiagnosisCounts()
     assert surveyed(survey, nodes, {}) == ["a", "b", "c"]
     assert surveyed(survey, nodes, {}) == []
     nodes["b"] = node("b", 5)
@@ -54,14 +54,14 @@ def test_only_what_changed_is_looked_at_again() -> None:
 
 
 def test_of_no_nodes_there_is_nothing() -> None:
-    survey = Survey()
+    survey = DiagnosisCounts()
     survey.renew({}, {}, look)
     assert (dict(survey.counts), survey.nearest) == ({}, FARTHEST)
 
 
 @given(st.randoms(use_true_random=False))
 def test_kept_is_as_fresh(random: Random) -> None:
-    survey, nodes = Survey(), dict[str, NodeCapacity]()
+    survey, nodes = DiagnosisCounts(), dict[str, NodeCapacity]()
     for _ in range(8):
         name = random.choice("abcdef")
         before = nodes.get(name, node(name))
@@ -74,6 +74,6 @@ def test_kept_is_as_fresh(random: Random) -> None:
             for key in random.sample("abcdef", 2)
         }
         survey.renew(nodes, claimed, look)
-        fresh = Survey()
+        fresh = DiagnosisCounts()
         fresh.renew(nodes, claimed, look)
         assert (survey.counts, survey.nearest) == (fresh.counts, fresh.nearest)

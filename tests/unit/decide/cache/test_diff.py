@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpujob_operator.decide.cache.deadlines import Deadlines
-from gpujob_operator.decide.cache.diff import AHEAD, Roll
+from gpujob_operator.decide.cache.diff import AHEAD, ListDiff
 from tests.harness.builders import after
 
 
@@ -17,12 +17,12 @@ class Thing:
 
 def test_the_first_picture_is_new() -> None:
     one, other = Thing(), Thing()
-    assert Roll[Thing]().take((one, other)) == ([one, other], [])
+    assert ListDiff[Thing]().take((one, other)) == ([one, other], [])
 
 
 def test_the_same_picture_says_nothing() -> None:
     things = (Thing(), Thing())
-    roll = Roll[Thing]()
+    roll = ListDiff[Thing]()
     roll.take(things)
     assert roll.take(things) == ([], [])
     assert roll.take(tuple(reversed(things))) == ([], [])
@@ -31,7 +31,7 @@ def test_the_same_picture_says_nothing() -> None:
 @given(st.lists(st.lists(st.integers(0, 99), unique=True), max_size=6))
 def test_new_and_gone_are_the_differences(pictures: list[list[int]]) -> None:
     things = {number: Thing() for number in range(100)}
-    roll, before = Roll[Thing](), list[int]()
+    roll, before = ListDiff[Thing](), list[int]()
     for picture in pictures:
         new, gone = roll.take(tuple(things[number] for number in picture))
         assert new == [things[number] for number in picture if number not in before]
@@ -41,7 +41,7 @@ def test_new_and_gone_are_the_differences(pictures: list[list[int]]) -> None:
 
 @given(st.randoms(use_true_random=False))
 def test_long_pictures_that_change_a_little(random: Random) -> None:
-    roll = Roll[Thing]()
+    roll = ListDiff[Thing]()
     before = [Thing() for _ in range(500)]
     roll.take(tuple(before))
     for _ in range(4):

@@ -3,7 +3,7 @@
 from gpujob_api.quantities import GIB
 from gpujob_operator.decide.cache.memo import ANSWERS_MAX, NodeMemo
 from gpujob_operator.decide.capacity.cluster import NodeCapacity
-from gpujob_operator.decide.placement.finding import Finding, Findings
+from gpujob_operator.decide.placement.finding import NodeDiagnosis, UnfitReason
 from gpujob_operator.decide.placement.memo import Forgetful
 from tests.harness.builders import make_node
 
@@ -39,14 +39,14 @@ def test_findings_are_the_sum_over_the_nodes_and_only_other_nodes_are_looked_at_
     nodes, claimed_on = {name: node(name) for name in "abc"}, {"b": frozenset({"GPU-b"})}
     looked = list[str]()
 
-    def look(node: NodeCapacity, claimed: frozenset[str]) -> Findings:
+    def look(node: NodeCapacity, claimed: frozenset[str]) -> NodeDiagnosis:
         name = node.node.name
         looked.append(name)
         text = "kept" if claimed else "full"
-        return Findings({Finding(text): 2}, (ord(name), f"GPU-{name}", name))
+        return NodeDiagnosis({UnfitReason(text): 2}, (ord(name), f"GPU-{name}", name))
 
     memo = NodeMemo()
-    expected = {Finding("full"): 4, Finding("kept"): 2}, (ord("a"), "GPU-a", "a")
+    expected = {UnfitReason("full"): 4, UnfitReason("kept"): 2}, (ord("a"), "GPU-a", "a")
     assert memo.findings("kind", nodes, claimed_on, look) == expected
     assert Forgetful().findings("kind", nodes, claimed_on, look) == expected
     looked.clear()

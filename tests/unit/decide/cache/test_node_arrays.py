@@ -13,15 +13,15 @@ from gpujob_operator.decide.packing.demand import Mix
 from gpujob_operator.decide.packing.request import Request
 from gpujob_operator.decide.packing.score_cache import Ledger
 from gpujob_operator.decide.packing.select import choose
-from gpujob_operator.decide.placement.node_views import Follower, Side
+from gpujob_operator.decide.placement.node_views import DerivedView, PackedNodes
 from tests.harness.fleets import card, idle_node, node, shared
 
 REQUEST = Request(shared(30, 20.0))
 MIX = Mix.of({shared(30, 20.0): 1.0})
 
 
-def main_side() -> Side:
-    return Side(Fleet.of([idle_node("a", 2), idle_node("b", 3), node("c", card("c-0"))]))
+def main_side() -> PackedNodes:
+    return PackedNodes(Fleet.of([idle_node("a", 2), idle_node("b", 3), node("c", card("c-0"))]))
 
 
 def assert_same(one: Fleet, other: Fleet) -> None:
@@ -33,7 +33,7 @@ def assert_same(one: Fleet, other: Fleet) -> None:
 
 
 def test_at_first_every_row_is_new_and_then_only_what_changed() -> None:
-    main, follower = main_side(), Follower()
+    main, follower = main_side(), DerivedView()
     side, rows = follower.follow(main)
     assert rows == [0, 1, 2]
     assert side.fleet is not main.fleet
@@ -44,7 +44,7 @@ def test_at_first_every_row_is_new_and_then_only_what_changed() -> None:
 
 
 def test_what_was_planned_on_it_does_not_stay() -> None:
-    main, follower = main_side(), Follower()
+    main, follower = main_side(), DerivedView()
     side, _ = follower.follow(main)
     side.fleet.place(2, [0], REQUEST.take)
     assert main.fleet.idle[2, 0]
@@ -53,7 +53,7 @@ def test_what_was_planned_on_it_does_not_stay() -> None:
 
 
 def test_what_is_settled_stays_until_the_row_changes() -> None:
-    main, follower = main_side(), Follower()
+    main, follower = main_side(), DerivedView()
     side, _ = follower.follow(main)
     side.fleet.close(0, [1])
     follower.settle()
@@ -65,9 +65,9 @@ def test_what_is_settled_stays_until_the_row_changes() -> None:
 
 
 def test_another_fleet_is_followed_from_the_start() -> None:
-    follower = Follower()
+    follower = DerivedView()
     first, _ = follower.follow(main_side())
-    main = Side(Fleet.of([idle_node("z", 1)]))
+    main = PackedNodes(Fleet.of([idle_node("z", 1)]))
     second, rows = follower.follow(main)
     assert (rows, second is first) == ([0], False)
     assert_same(second.fleet, main.fleet)
@@ -76,7 +76,7 @@ def test_another_fleet_is_followed_from_the_start() -> None:
 @given(st.randoms(use_true_random=False))
 @settings(max_examples=50)
 def test_figures_that_were_kept_change_no_choice(random: Random) -> None:
-    main, follower = main_side(), Follower()
+    main, follower = main_side(), DerivedView()
     for _ in range(12):
         side, _ = follower.follow(main)
         kept = choose(side.fleet, REQUEST, MIX, side.ledger)

@@ -8,14 +8,14 @@ import pytest
 from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import GPUJob, JobPhase, SharingMode, SpotPolicy
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.cache.scheduler_cache import Memory
+from gpujob_operator.decide.cache.scheduler_cache import SchedulerCache
 from gpujob_operator.decide.explain.placement_explanation import Account, account
 from gpujob_operator.decide.explain.words import LACKS_TOLD, rows
 from gpujob_operator.decide.model.plan import WriteStatus
 from gpujob_operator.decide.model.snapshot import Snapshot, SpotPool
 from gpujob_operator.decide.packing import select
-from gpujob_operator.decide.packing.request import Choice, Request
-from gpujob_operator.decide.placement.assumed import Board
+from gpujob_operator.decide.packing.request import Request, Selection
+from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.planner import plan
 from tests.harness.builders import (
     after,
@@ -81,18 +81,18 @@ def test_scores_are_those_that_the_rule_compares() -> None:
     """Asked of `select.choose` on the cycle's own board, for everybody and for n1 alone."""
     snapshot = picture(small())
     found = account(snapshot, NOW, "uid-new")
-    memory = Memory()
-    memory.take_in(snapshot, NOW)
-    asked: list[Choice] = []
+    memory = SchedulerCache()
+    memory.update(snapshot, NOW)
+    asked: list[Selection] = []
     real = select.choose
 
     def spy(*arguments: Any) -> Any:
         answer = real(*arguments)
-        if isinstance(answer, Choice):
+        if isinstance(answer, Selection):
             asked.append(answer)
         return answer
 
-    board = Board.of(memory.capacity, memory.mix)
+    board = AssumedCapacity.of(memory.capacity, memory.mix)
     needs = memory.needs("uid-new")
     model = "NVIDIA A10"
     wanted = needs.reservation(model, memory.capacity.largest_bytes(model), snapshot.configuration)

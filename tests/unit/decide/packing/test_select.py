@@ -8,7 +8,7 @@ import pytest
 from gpujob_api.quantities import GIB
 from gpujob_operator.decide.packing.arrays import Fleet, NodeState
 from gpujob_operator.decide.packing.demand import Demand, Mix
-from gpujob_operator.decide.packing.request import Choice, NodeMask, Request, SpotPreference
+from gpujob_operator.decide.packing.request import NodeMask, Request, Selection, SpotPreference
 from gpujob_operator.decide.packing.score_cache import Ledger
 from gpujob_operator.decide.packing.select import choose
 from tests.harness.fleets import CARD_BYTES, card, idle_node, node, place_all, shared, whole
@@ -16,7 +16,7 @@ from tests.harness.fleets import CARD_BYTES, card, idle_node, node, place_all, s
 HALVES = Mix.of({shared(40): 1.0})
 
 
-def chosen(fleet: Fleet, demand: Demand, mix: Mix = HALVES, **request: Any) -> Choice:
+def chosen(fleet: Fleet, demand: Demand, mix: Mix = HALVES, **request: Any) -> Selection:
     choice = choose(fleet, Request(demand, **request), mix, Ledger())
     assert choice is not None
     return choice
@@ -232,7 +232,7 @@ def test_a_new_kind_of_card_joins_between_choices() -> None:
     found = choose(fleet, Request(whole()), HALVES, ledger)
     assert found == choose(fleet, Request(whole()), HALVES, Ledger())
     # The smaller card is the smaller loss.
-    assert isinstance(found, Choice)
+    assert isinstance(found, Selection)
     assert found.row == 1
 
 

@@ -13,7 +13,7 @@ from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import Snapshot, Taint
 from gpujob_operator.decide.packing.demand import Mix
 from gpujob_operator.decide.placement.assign import Assignment, assign
-from gpujob_operator.decide.placement.assumed import Board
+from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.diagnosis import Refusal
 from gpujob_operator.decide.placement.requirements import UNKNOWN_BYTES, demand_of, needs_of
 from tests.harness.builders import (
@@ -39,8 +39,8 @@ def result(job: GPUJob, snapshot: Snapshot, claimed: tuple[str, ...] = ()) -> An
     capacity = build_capacity(snapshot, T0, {})
     jobs = (*snapshot.jobs, job)
     demands = [demand_of(needs_of(j, None), capacity, CONFIGURATION) for j in jobs]
-    board = Board.of(capacity, Mix.of_demands(demands))
-    board.claim(claimed)
+    board = AssumedCapacity.of(capacity, Mix.of_demands(demands))
+    board.nominate(claimed)
     return assign(needs_of(job, None), board, CONFIGURATION)
 
 

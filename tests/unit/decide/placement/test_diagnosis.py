@@ -7,7 +7,7 @@ from gpujob_api.quantities import GIB
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import Snapshot, Taint
 from gpujob_operator.decide.placement.assign import Assignment, assign
-from gpujob_operator.decide.placement.assumed import Board
+from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.requirements import needs_of
 from tests.harness.builders import (
     T0,
@@ -23,7 +23,7 @@ from tests.harness.ledger import build_capacity
 
 
 def message_of(job: GPUJob, snapshot: Snapshot) -> str:
-    board = Board.of(build_capacity(snapshot, T0, {}))
+    board = AssumedCapacity.of(build_capacity(snapshot, T0, {}))
     found = assign(needs_of(job, None), board, Configuration())
     assert not isinstance(found, Assignment)
     return found.message

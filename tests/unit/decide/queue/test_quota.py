@@ -3,12 +3,12 @@
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.gpuqueue import GPUQueue
 from gpujob_api.quantities import GIB, Memory
-from gpujob_operator.decide.cache.pending_queues import Lines
+from gpujob_operator.decide.cache.pending_queues import PendingQueues
 from gpujob_operator.decide.capacity.cluster import FleetSize
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.queue.heads import Line
+from gpujob_operator.decide.queue.heads import QueueHeads
 from gpujob_operator.decide.queue.pending import Pending
-from gpujob_operator.decide.queue.quota import Queues
+from gpujob_operator.decide.queue.quota import QuotaState
 from tests.harness.builders import (
     after,
     make_job,
@@ -23,9 +23,9 @@ FLEET = FleetSize(cards=10, memory_bytes=240 * GIB)
 CONFIGURATION = Configuration()
 
 
-def line_of(jobs: list[GPUJob], queues: Queues, fleet: FleetSize = FLEET) -> Line:
-    waiting = Lines.of(Pending(job) for job in jobs)
-    return Line(waiting.in_order(CONFIGURATION, after(20)), queues, fleet, lambda _: GIB)
+def line_of(jobs: list[GPUJob], queues: QuotaState, fleet: FleetSize = FLEET) -> QueueHeads:
+    waiting = PendingQueues.of(Pending(job) for job in jobs)
+    return QueueHeads(waiting.in_order(CONFIGURATION, after(20)), queues, fleet, lambda _: GIB)
 
 
 def names_in_line(jobs: list[GPUJob], *queues: GPUQueue, fleet: FleetSize = FLEET) -> list[str]:
@@ -58,38 +58,41 @@ def test_quota_counts_cards_and_memory_of_attempts_that_are_not_finished() -> No
     queues = queues_of([make_queue("default", gpus=3)], jobs)
     use = queues.use["default"]
     assert (use.jobs, use.gpus, use.memory_bytes) == (2, 2, 16 * GIB)
-    assert queues.over(make_job(), GIB) == ""
-    assert queues.over(make_job(workers=2), GIB) == "queue default holds 2 of 3 cards, needs 2"
+    assert queues.quota_shortfall(make_job(), GIB) == ""
+    assert (
+        queues.quota_shortfall(make_job(workers=2), GIB)
+        == "queue default holds 2 of 3 cards, needs 2"
+    )
     queues.add(make_job(), jobs[0].status)
-    assert queues.over(make_job(), GIB) == "queue default holds 3 of 3 cards, needs 1"
+    assert queues.quota_shortfall(make_job(), GIB) == "queue default holds 3 of 3 cards, needs 1"
 
 
 def test_memory_quota() -> None:
     queue = make_queue("q", gpu_memory=Memory(20 * GIB))
     job = make_job(queue="q")
     queues = queues_of([queue], [running(make_job("a", queue="q"), held=reserve(8 * GIB))])
-    assert queues.over(job, 12 * GIB) == ""
-    assert queues.over(job, 13 * GIB) == "queue q would hold 21 GiB of 20 GiB GPU memory"
+    assert queues.quota_shortfall(job, 12 * GIB) == ""
+    assert queues.quota_shortfall(job, 13 * GIB) == "queue q would hold 21 GiB of 20 GiB GPU memory"
 
 
 def test_queues_that_do_not_exist_are_named() -> None:
     """I10: the field and what there is."""
     queues = queues_of([make_queue("research")], [])
-    assert queues.missing(make_job(queue="research")) == ""
-    assert queues.missing(make_job()) == ""
-    assert queues.over(make_job(), GIB) == ""
-    text = queues.missing(make_job(queue="resaerch"))
+    assert queues.unknown_queue(make_job(queue="research")) == ""
+    assert queues.unknown_queue(make_job()) == ""
+    assert queues.quota_shortfall(make_job(), GIB) == ""
+    text = queues.unknown_queue(make_job(queue="resaerch"))
     assert text == "spec.queue: no GPUQueue 'resaerch'; there are: default, research"
 
 
 def test_quota_is_kept_for_a_job_that_can_be_within_it() -> None:
     """I11."""
     queues = queues_of([make_queue("default", gpus=4)], [running(make_job("a"))])
-    queues.keep(make_job(workers=5), GIB)
-    assert queues.over(make_job(), GIB) == ""
-    queues.keep(make_job(workers=4), GIB)
-    assert "kept for an earlier job" in queues.over(make_job(), GIB)
-    assert queues.over(make_job(queue="other"), GIB) == ""
+    queues.hold_quota(make_job(workers=5), GIB)
+    assert queues.quota_shortfall(make_job(), GIB) == ""
+    queues.hold_quota(make_job(workers=4), GIB)
+    assert "kept for an earlier job" in queues.quota_shortfall(make_job(), GIB)
+    assert queues.quota_shortfall(make_job(queue="other"), GIB) == ""
 
 
 # -- the line
@@ -171,19 +174,22 @@ def test_the_longest_overdue_comes_first_whatever_its_queues_share() -> None:
 def test_borrowing_has_a_limit() -> None:
     jobs = [running(make_job(f"j{n}"), held=reserve(GIB)) for n in range(3)]
     queues = queues_of([make_queue("default", gpus=2, borrow=2)], jobs)
-    assert queues.over(make_job(), GIB) == ""
-    assert queues.over(make_job(workers=2), GIB) == "queue default holds 3 of 4 cards, needs 2"
+    assert queues.quota_shortfall(make_job(), GIB) == ""
+    assert (
+        queues.quota_shortfall(make_job(workers=2), GIB)
+        == "queue default holds 3 of 4 cards, needs 2"
+    )
     assert queues.would_borrow(make_job(), GIB)
-    assert not queues.entitled(make_job(), GIB)
-    assert queues.borrows("default", "other")
-    assert not queues.borrows("default", "default")
+    assert not queues.fits_in_nominal(make_job(), GIB)
+    assert queues.can_be_reclaimed_for("default", "other")
+    assert not queues.can_be_reclaimed_for("default", "default")
 
 
 def test_without_a_nominal_quota_nobody_is_entitled_and_nobody_borrows() -> None:
     queues = queues_of([make_queue("default")], [running(make_job("a"))])
-    assert not queues.entitled(make_job(), GIB)
+    assert not queues.fits_in_nominal(make_job(), GIB)
     assert not queues.would_borrow(make_job(), GIB)
-    assert not queues.borrows("default", "other")
+    assert not queues.can_be_reclaimed_for("default", "other")
 
 
 def test_a_child_within_its_own_is_entitled_while_its_sibling_has_all() -> None:
@@ -197,23 +203,23 @@ def test_a_child_within_its_own_is_entitled_while_its_sibling_has_all() -> None:
         [running(make_job(f"x{n}", queue="x"), held=reserve(GIB)) for n in range(2)],
     )
     child = make_job("y0", queue="y")
-    assert queues.over(child, GIB) == "queue team holds 2 of 2 cards, needs 1"
-    assert queues.entitled(child, GIB)
-    assert queues.borrows("x", "y")
+    assert queues.quota_shortfall(child, GIB) == "queue team holds 2 of 2 cards, needs 1"
+    assert queues.fits_in_nominal(child, GIB)
+    assert queues.can_be_reclaimed_for("x", "y")
     # The team as a whole is within its quota: that is no business of others.
-    assert not queues.borrows("x", "far")
-    assert not queues.entitled(make_job("y1", queue="y", workers=2), GIB)
+    assert not queues.can_be_reclaimed_for("x", "far")
+    assert not queues.fits_in_nominal(make_job("y1", queue="y", workers=2), GIB)
 
 
 def test_a_parent_that_does_not_exist_is_none() -> None:
     queues = queues_of([make_queue("x", gpus=1, parent="gone")], [])
-    assert queues.root("x") == "x"
-    assert queues.over(make_job(queue="x", workers=2), GIB)
+    assert queues.cohort("x") == "x"
+    assert queues.quota_shortfall(make_job(queue="x", workers=2), GIB)
 
 
 def test_as_if_some_were_gone_and_back_again() -> None:
     jobs = [running(make_job(f"j{n}"), held=reserve(GIB)) for n in range(2)]
     queues = queues_of([make_queue("default", gpus=2)], jobs)
-    with queues.without(jobs[:1]):
-        assert queues.over(make_job(), GIB) == ""
-    assert queues.over(make_job(), GIB)
+    with queues.simulate_removal(jobs[:1]):
+        assert queues.quota_shortfall(make_job(), GIB) == ""
+    assert queues.quota_shortfall(make_job(), GIB)

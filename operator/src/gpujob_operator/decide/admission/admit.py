@@ -19,9 +19,9 @@ from gpujob_operator.decide.admission.pending_status import (
     not_eligible,
     placed,
 )
-from gpujob_operator.decide.backfill.earliest_start import Places, places
-from gpujob_operator.decide.backfill.nomination import Claim, describe, soonest
-from gpujob_operator.decide.backfill.release_times import Releases
+from gpujob_operator.decide.backfill.earliest_start import Candidates, candidates
+from gpujob_operator.decide.backfill.nomination import Nomination, describe_start, earliest_start
+from gpujob_operator.decide.backfill.release_times import ReleaseTimes
 from gpujob_operator.decide.backfill.tenancy import Tenancy
 from gpujob_operator.decide.capacity.cluster import Capacity
 from gpujob_operator.decide.model import conditions
@@ -31,48 +31,53 @@ from gpujob_operator.decide.model.grace import stop_seconds
 from gpujob_operator.decide.model.pending_reasons import PendingReason
 from gpujob_operator.decide.model.plan import EventNote, Step
 from gpujob_operator.decide.placement.assign import Assignment, assign
-from gpujob_operator.decide.placement.assumed import Board
+from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.diagnosis import Refusal
-from gpujob_operator.decide.placement.gpu_filter import held_bytes
+from gpujob_operator.decide.placement.gpu_filter import least_reservation_bytes
 from gpujob_operator.decide.placement.requirements import CycleView, Needs
-from gpujob_operator.decide.preemption.preemptor import Interruptions, waits_for
-from gpujob_operator.decide.queue.heads import Line
-from gpujob_operator.decide.queue.pending import InOrder, Pending, told_lately, waited_seconds
-from gpujob_operator.decide.queue.quota import Queues
+from gpujob_operator.decide.preemption.preemptor import Preemptor, waiting_message
+from gpujob_operator.decide.queue.heads import QueueHeads
+from gpujob_operator.decide.queue.pending import (
+    OrderedQueues,
+    Pending,
+    waited_seconds,
+    written_recently,
+)
+from gpujob_operator.decide.queue.quota import QuotaState
 
 # How many jobs of the line keep cards for themselves.
-CLAIMS_MAX = 8
+NOMINATIONS_MAX = 8
 # Looking for the soonest cards reads every card: for so many kinds of jobs a cycle.
-PLACES_MAX = 2
+CANDIDATES_MAX = 2
 # So many kinds are told again a cycle why they wait; the others in the next, this much later.
 EXPLANATIONS_MAX = 16
 
 
 @dataclass(slots=True)
 class Admission:
-    """One pass. `steps` are the waiting jobs' next steps; `interruptions.stops` says who makes
+    """One pass. `steps` are the waiting jobs' next steps; `preemptor.stops` says who makes
     room for them."""
 
-    board: Board
-    queues: Queues
-    releases: Releases
+    board: AssumedCapacity
+    queues: QuotaState
+    releases: ReleaseTimes
     tenancy_of: Callable[[Capacity], Tenancy]
     configuration: Configuration
     now: datetime
     view: CycleView
     steps: dict[str, Step] = field(default_factory=dict[str, Step])
-    interruptions: Interruptions = field(init=False)
-    _claims: int = 0
+    preemptor: Preemptor = field(init=False)
+    _nominations: int = 0
     _refused: dict[int, "Refused"] = field(default_factory=dict[int, "Refused"])
     _explained: set[Hashable] = field(default_factory=set[Hashable])
     _held: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
-    _places: dict[Hashable, tuple[Places, ...]] = field(
-        default_factory=dict[Hashable, tuple[Places, ...]]
+    _candidates: dict[Hashable, tuple[Candidates, ...]] = field(
+        default_factory=dict[Hashable, tuple[Candidates, ...]]
     )
     _position: int = 0
 
     def __post_init__(self) -> None:
-        self.interruptions = Interruptions(
+        self.preemptor = Preemptor(
             board=self.board,
             queues=self.queues,
             configuration=self.configuration,
@@ -80,55 +85,65 @@ class Admission:
             view=self.view,
         )
 
-    def admit(self, lines: InOrder) -> None:
+    def admit(self, lines: OrderedQueues) -> None:
         """Gives every waiting job its step, in order. All workers of a job or none (I11)."""
-        line = Line(lines, self.queues, self.board.capacity.size, self._memory_bytes)
+        line = QueueHeads(lines, self.queues, self.board.capacity.size, self._memory_bytes)
         state = self._state()
         for entry in line:
-            if self._is_settled(entry, state):
+            if self._is_still_refused(entry, state):
                 self._position += 1
             else:
                 self.steps[entry.job.metadata.uid] = self._step(entry)
                 state = self._state()
 
-    def _is_settled(self, entry: Pending, state: tuple[int, ...]) -> bool:
+    def _is_still_refused(self, entry: Pending, state: tuple[int, ...]) -> bool:
         """True if an equivalent job was refused in this same state and this job already shows that
         reason. Such a job is skipped, so thousands of pending jobs cost next to nothing."""
-        told, refused = entry.told, self._refused.get(entry.kind)
-        if told is None or refused is None or self.now >= told.until:
+        last_reason, refused = entry.last_reason, self._refused.get(entry.equivalence_class)
+        if last_reason is None or refused is None or self.now >= last_reason.until:
             return False
-        if refused.reason.value != told.reason or refused.state != state:
+        if refused.reason.value != last_reason.reason or refused.state != state:
             return False
-        if self.now >= told.patience_at and not self._patience_is_idle(entry.job, refused.reason):
+        if self.now >= last_reason.starved_at and not self._starvation_is_idle(
+            entry.job, refused.reason
+        ):
             return False
-        return refused.by_fillers or not self.board.may_fill(
-            self.releases.length_seconds(entry.job)
+        return refused.by_backfill or not self.board.may_backfill(
+            self.releases.expected_run_seconds(entry.job)
         )
 
-    def _patience_is_idle(self, job: GPUJob, reason: PendingReason) -> bool:
+    def _starvation_is_idle(self, job: GPUJob, reason: PendingReason) -> bool:
         """Whether nothing more can be kept for a job, however long it has waited."""
         if reason is PendingReason.OVER_QUOTA:
-            return job.spec.queue in self.queues.kept
-        return self._claims >= CLAIMS_MAX
+            return job.spec.queue in self.queues.quota_held
+        return self._nominations >= NOMINATIONS_MAX
 
     def _state(self) -> tuple[int, ...]:
         """What a refusal rests on. Cards only become fewer in a pass."""
         quota = self.queues.version if self.queues.by_name else 0
-        return quota, len(self.queues.kept), len(self.board.claimed), len(self.interruptions.stops)
+        return (
+            quota,
+            len(self.queues.quota_held),
+            len(self.board.nominated),
+            len(self.preemptor.stops),
+        )
 
     def _remember_refusal(self, entry: Pending, needs: Needs, wait: Wait) -> None:
         """Keeps that the kind was refused, if nothing can be done for others of it either."""
-        if not entry.kind or wait.reason not in (PendingReason.NO_ROOM, PendingReason.OVER_QUOTA):
+        if not entry.equivalence_class or wait.reason not in (
+            PendingReason.NO_ROOM,
+            PendingReason.OVER_QUOTA,
+        ):
             return
         quota = wait.reason is PendingReason.OVER_QUOTA
-        spent = self.interruptions.exhausted if quota else self._claims >= CLAIMS_MAX
-        under_way = self.view.room_is_made
-        if not spent and (under_way or self.interruptions.possible(needs)):
+        spent = self.preemptor.exhausted if quota else self._nominations >= NOMINATIONS_MAX
+        preemption_in_flight = self.view.preemption_in_flight
+        if not spent and (preemption_in_flight or self.preemptor.may_preempt(needs)):
             return
-        if quota and self.interruptions.leaving(self.queues.root(needs.job.spec.queue)):
+        if quota and self.preemptor.being_preempted(self.queues.cohort(needs.job.spec.queue)):
             return
-        by_fillers = not self.board.claimed or self.board.refuses_fillers(needs.alike)
-        self._refused[entry.kind] = Refused(wait.reason, self._state(), by_fillers)
+        by_backfill = not self.board.nominated or self.board.refuses_backfill(needs.alike)
+        self._refused[entry.equivalence_class] = Refused(wait.reason, self._state(), by_backfill)
 
     def _step(self, entry: Pending) -> Step:
         wait = not_eligible(entry, self.queues, self.now)
@@ -137,7 +152,7 @@ class Admission:
         needs = self._needs_of(entry.job)
         found = self._place(needs)
         if isinstance(found, Assignment):
-            found.take_on(self.board)
+            found.assume(self.board)
             step = placed(entry.job, found, self.now)
             self.queues.add(entry.job, step.status)
             return step
@@ -147,14 +162,14 @@ class Admission:
         return self._wait(entry.job, wait)
 
     def _place(self, needs: Needs) -> Assignment | Wait:
-        length = self.releases.length_seconds(needs.job) if self.board.claimed else inf
+        length = self.releases.expected_run_seconds(needs.job) if self.board.nominated else inf
         found = assign(needs, self.board, self.configuration, length)
         if isinstance(found, Refusal) and not found.possible:
             return Wait(PendingReason.IMPOSSIBLE, lambda: found.message)
         if self.queues.by_name:
             fits = isinstance(found, Assignment)
-            held = found.reservation.memory_bytes if fits else self._held_bytes(needs)
-            over = self.queues.over(needs.job, held)
+            held = found.reservation.memory_bytes if fits else self._least_reservation_bytes(needs)
+            over = self.queues.quota_shortfall(needs.job, held)
             if over:
                 return Wait(PendingReason.OVER_QUOTA, lambda: over, memory_bytes=held, fits=fits)
         return (
@@ -167,78 +182,82 @@ class Admission:
 
     def _without_room(self, needs: Needs, wait: Wait) -> Wait:
         """What is done for it, and what it is told."""
-        claim = None
+        nomination = None
         making = ""
         if wait.reason is PendingReason.OVER_QUOTA:
             making = self._room_in_quota(needs, wait)
         elif wait.reason is PendingReason.NO_ROOM:
-            claim = self._soonest(needs)
-            making = self._room_on_cards(needs, claim) if claim is not None else ""
+            nomination = self._earliest_start(needs)
+            making = self._room_on_cards(needs, nomination) if nomination is not None else ""
         told = (
             replace(wait, reason=PendingReason.MAKING_ROOM, tell=lambda: making) if making else wait
         )
-        return replace(told, position=self._position, claim=claim)
+        return replace(told, position=self._position, nomination=nomination)
 
     def _room_in_quota(self, needs: Needs, wait: Wait) -> str:
         """Interrupts jobs whose share of the quota this one may have; says so."""
-        leaving = self.interruptions.leaving(self.queues.root(needs.job.spec.queue))
-        with self.queues.without(leaving):
-            if not self.queues.over(needs.job, wait.memory_bytes):
-                return waits_for(leaving)
-            room = self.interruptions.in_quota(needs, wait.memory_bytes, fits=wait.fits)
-        if room is not None and room.victims:
-            self.board.claim(room.claim, self._stop_seconds(v.job for v in room.victims))
-            return self.interruptions.interrupt(needs, room.victims)
-        if self._patience_over(needs.job):
-            self.queues.keep(needs.job, wait.memory_bytes)
+        leaving = self.preemptor.being_preempted(self.queues.cohort(needs.job.spec.queue))
+        with self.queues.simulate_removal(leaving):
+            if not self.queues.quota_shortfall(needs.job, wait.memory_bytes):
+                return waiting_message(leaving)
+            targets = self.preemptor.targets_in_quota(needs, wait.memory_bytes, fits=wait.fits)
+        if targets is not None and targets.victims:
+            self.board.nominate(
+                targets.nominated, self._stop_seconds(v.job for v in targets.victims)
+            )
+            return self.preemptor.interrupt(needs, targets.victims)
+        if self._is_starved(needs.job):
+            self.queues.hold_quota(needs.job, wait.memory_bytes)
         return ""
 
-    def _room_on_cards(self, needs: Needs, claim: Claim) -> str:
+    def _room_on_cards(self, needs: Needs, nomination: Nomination) -> str:
         """Interrupts jobs where this one may, or keeps cards for it; says for whom it waits."""
-        jobs = [self.releases.jobs[uid] for uid in claim.making_room]
-        if jobs and claim.start_seconds <= self._stop_seconds(jobs):
-            self._keep(claim)
-            return waits_for(jobs)
-        if claim.start_seconds > self.configuration.preemption_wait_seconds:
-            room = self.interruptions.find_targets(needs, claim.start_seconds)
-            if room is not None:
-                self.board.claim(room.claim, self._stop_seconds(v.job for v in room.victims))
-                return self.interruptions.interrupt(needs, room.victims)
-        if self._patience_over(needs.job):
-            self._keep(claim)
+        jobs = [self.releases.jobs[uid] for uid in nomination.making_room]
+        if jobs and nomination.start_seconds <= self._stop_seconds(jobs):
+            self._hold_gpus(nomination)
+            return waiting_message(jobs)
+        if nomination.start_seconds > self.configuration.preemption_wait_seconds:
+            targets = self.preemptor.targets_on_gpus(needs, nomination.start_seconds)
+            if targets is not None:
+                self.board.nominate(
+                    targets.nominated, self._stop_seconds(v.job for v in targets.victims)
+                )
+                return self.preemptor.interrupt(needs, targets.victims)
+        if self._is_starved(needs.job):
+            self._hold_gpus(nomination)
         return ""
 
     def _stop_seconds(self, jobs: Iterable[GPUJob]) -> float:
         """Until the last of these jobs is stopped."""
         return max((stop_seconds(job, self.configuration) for job in jobs), default=0.0)
 
-    def _soonest(self, needs: Needs) -> Claim | None:
+    def _earliest_start(self, needs: Needs) -> Nomination | None:
         """The earliest start, looked for when something may follow from it."""
         acts = (
-            self._patience_over(needs.job)
-            or self.interruptions.possible(needs)
-            or self.view.room_is_made
+            self._is_starved(needs.job)
+            or self.preemptor.may_preempt(needs)
+            or self.view.preemption_in_flight
         )
-        if not acts or self._claims >= CLAIMS_MAX:
+        if not acts or self._nominations >= NOMINATIONS_MAX:
             return None
-        self._claims += 1
-        return self._claim(needs)
+        self._nominations += 1
+        return self._nomination(needs)
 
-    def _claim(self, needs: Needs) -> Claim | None:
+    def _nomination(self, needs: Needs) -> Nomination | None:
         """Kinds of jobs are looked at once a cycle, and not more than some of them."""
-        if needs.alike not in self._places:
-            if len(self._places) >= PLACES_MAX:
+        if needs.alike not in self._candidates:
+            if len(self._candidates) >= CANDIDATES_MAX:
                 return None
             capacity = self.board.capacity
             tenancy = self.tenancy_of(capacity)
-            self._places[needs.alike] = places(
+            self._candidates[needs.alike] = candidates(
                 needs, tenancy, capacity, self.board.memo, self.configuration
             )
-        found = self._places[needs.alike]
-        return soonest(needs, found, self.releases, self.board.claimed)
+        found = self._candidates[needs.alike]
+        return earliest_start(needs, found, self.releases, self.board.nominated)
 
-    def _keep(self, claim: Claim) -> None:
-        self.board.claim(claim.uuids, claim.start_seconds)
+    def _hold_gpus(self, nomination: Nomination) -> None:
+        self.board.nominate(nomination.uuids, nomination.start_seconds)
 
     # -- what is known of a job
 
@@ -246,20 +265,22 @@ class Admission:
         return self.view.needs_of(job.metadata.uid)
 
     def _memory_bytes(self, entry: Pending) -> int:
-        return self._held_bytes(self._needs_of(entry.job)) if self.queues.by_name else 0
+        return (
+            self._least_reservation_bytes(self._needs_of(entry.job)) if self.queues.by_name else 0
+        )
 
-    def _held_bytes(self, needs: Needs) -> int:
+    def _least_reservation_bytes(self, needs: Needs) -> int:
         if needs.alike not in self._held:
-            self._held[needs.alike] = held_bytes(needs, self.board, self.configuration)
+            self._held[needs.alike] = least_reservation_bytes(needs, self.board, self.configuration)
         return self._held[needs.alike]
 
-    def _patience_over(self, job: GPUJob) -> bool:
+    def _is_starved(self, job: GPUJob) -> bool:
         return waited_seconds(job, self.now) >= self.configuration.claim_after_seconds
 
     def _wait(self, job: GPUJob, wait: Wait) -> Step:
         before = conditions.find(job.status, conditions.SCHEDULED)
         news = before is None or before.reason != wait.reason.value
-        if not news and told_lately(job, self.configuration, self.now):
+        if not news and written_recently(job, self.configuration, self.now):
             # Thousands of waiting jobs of which nothing new can be said cost next to nothing.
             return Step(job.status, next_seconds=wait.next_seconds)
         if not news and not self._may_explain(job):
@@ -286,6 +307,6 @@ class Admission:
         """When it could start, for a job that waits for cards."""
         if wait.reason is not PendingReason.NO_ROOM:
             return ""
-        claim = wait.claim or self._claim(self._needs_of(job))
-        text = describe(claim) if claim is not None else ""
+        nomination = wait.nomination or self._nomination(self._needs_of(job))
+        text = describe_start(nomination) if nomination is not None else ""
         return f"; {text}" if text else ""

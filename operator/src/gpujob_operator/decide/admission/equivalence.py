@@ -12,4 +12,4 @@ class Refused:
     reason: PendingReason
     state: tuple[int, ...]
     # Short jobs too, which may use cards that are kept for others.
-    by_fillers: bool
+    by_backfill: bool

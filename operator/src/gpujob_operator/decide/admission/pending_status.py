@@ -7,14 +7,14 @@ from datetime import datetime
 from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.quantities import format_memory
-from gpujob_operator.decide.backfill.nomination import Claim
+from gpujob_operator.decide.backfill.nomination import Nomination
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionWriter
 from gpujob_operator.decide.model.pending_reasons import PendingReason
 from gpujob_operator.decide.model.plan import EventNote, Step
 from gpujob_operator.decide.placement.assign import Assignment
 from gpujob_operator.decide.queue.pending import Pending
-from gpujob_operator.decide.queue.quota import Queues
+from gpujob_operator.decide.queue.quota import QuotaState
 
 LATER_SECONDS = 1.0
 
@@ -28,18 +28,18 @@ class Wait:
     # Among those that wait for room; 0: it waits for something else.
     position: int = 0
     # Where it could start first, if that was looked for.
-    claim: Claim | None = None
+    nomination: Nomination | None = None
     # What it would hold on a card, where only the quota is in the way.
     memory_bytes: int = 0
     # Whether it fits on cards, where only the quota is in the way.
     fits: bool = False
 
 
-def not_eligible(entry: Pending, queues: Queues, now: datetime) -> Wait | None:
+def not_eligible(entry: Pending, queues: QuotaState, now: datetime) -> Wait | None:
     job = entry.job
     if job.spec.suspend:
         return Wait(PendingReason.SUSPENDED, lambda: "spec.suspend is true")
-    missing = queues.missing(job)
+    missing = queues.unknown_queue(job)
     if missing:
         return Wait(PendingReason.QUEUE_NOT_FOUND, lambda: missing)
     live = [pod.name for pod in entry.pods if not pod.finished]

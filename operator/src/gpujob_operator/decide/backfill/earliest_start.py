@@ -24,7 +24,7 @@ from gpujob_operator.decide.placement.requirements import Needs, WorkerRequest, 
 _READY, _UNREAD = 0.0, 1.0
 
 
-class Soon(NamedTuple):
+class ReadyTime(NamedTuple):
     """How soon a card is ready: the moment in seconds since 1970, how many must go first, its free
     memory negated; then the UUID."""
 
@@ -34,24 +34,24 @@ class Soon(NamedTuple):
     uuid: str
 
 
-class Place(NamedTuple):
+class CandidateGpus(NamedTuple):
     """Cards of one node for one worker: how soon the last of them is ready, and who must be gone by
     then."""
 
-    soon: Soon
+    soon: ReadyTime
     uuids: tuple[str, ...]
     cards: tuple[Card, ...]
     tenants: tuple[Tenant, ...]
 
     @property
-    def unread(self) -> bool:
+    def awaiting_reading(self) -> bool:
         """Whether memory of pods that have ended is still in the last reading."""
         return any(card.leaving_bytes for card in self.cards)
 
 
 @dataclass(slots=True)
-class Places:
-    """Places, the soonest first; told in words only as far as anybody looks."""
+class Candidates:
+    """Candidates, the soonest first; told in words only as far as anybody looks."""
 
     # Of each place its cards' rows, the last to be ready last.
     _rows: Integers
@@ -61,39 +61,39 @@ class Places:
     _at: Floats
     _count: Integers
     _order: Integers
-    _seen: list[Place] = field(default_factory=list[Place])
+    _seen: list[CandidateGpus] = field(default_factory=list[CandidateGpus])
 
-    def __iter__(self) -> Iterator[Place]:
+    def __iter__(self) -> Iterator[CandidateGpus]:
         for number in range(len(self._rows)):
             if number == len(self._seen):
-                self._seen.append(self._place(self._rows[number].tolist()))
+                self._seen.append(self._candidate(self._rows[number].tolist()))
             yield self._seen[number]
 
-    def _place(self, rows: list[int]) -> Place:
+    def _candidate(self, rows: list[int]) -> CandidateGpus:
         cards = tuple(self._cards[row] for row in rows)
         tenants: list[Tenant] = []
         for row in rows:
             first = self._order[row, : self._count[row]].tolist()
             tenants += [self._tenants[row][column] for column in first]
         last, card = rows[-1], cards[-1]
-        soon = Soon(float(self._at[last]), int(self._count[last]), -card.free_bytes, card.uuid)
-        return Place(soon, tuple(card.uuid for card in cards), cards, tuple(tenants))
+        soon = ReadyTime(float(self._at[last]), int(self._count[last]), -card.free_bytes, card.uuid)
+        return CandidateGpus(soon, tuple(card.uuid for card in cards), cards, tuple(tenants))
 
 
-def places(
+def candidates(
     needs: Needs,
     tenancy: Tenancy,
     capacity: Capacity,
     memo: Memo,
     configuration: Configuration,
-) -> tuple[Places, ...]:
+) -> tuple[Candidates, ...]:
     """For every model that the job accepts. `tenancy` is that of `capacity`, for whose nodes `memo`
     holds."""
-    found: list[Places] = []
+    found: list[Candidates] = []
     for model in capacity.models(needs.job.spec.gpu.models):
         request = resolve(needs, model, capacity, configuration)
         fits = _ever_fits(request, tenancy, memo)
-        count, can = _must_leave(request, tenancy, capacity.law(model))
+        count, can = _departures_needed(request, tenancy, capacity.law(model))
         found.append(_in_order(needs.job.spec.gpus_per_worker, count, fits & can, tenancy))
     return tuple(found)
 
@@ -101,23 +101,25 @@ def places(
 def _ever_fits(request: WorkerRequest, tenancy: Tenancy, memo: Memo) -> Booleans:
     """Of each GPU: whether it would do with none of our jobs on it."""
     fits = tenancy.usable & (tenancy.models == request.model)
-    fits &= tenancy.room_soon_bytes >= request.least_bytes
+    fits &= tenancy.usable_after_release_bytes >= request.least_bytes
     if tenancy.nodes:
         fits &= (tenancy.open_nodes & _allowed_nodes(request.needs, tenancy, memo))[tenancy.node_of]
     if request.exclusive:
-        fits &= ~tenancy.disturbed
+        fits &= ~tenancy.has_external_use
     return fits
 
 
-def _must_leave(request: WorkerRequest, tenancy: Tenancy, law: Law) -> tuple[Integers, Booleans]:
+def _departures_needed(
+    request: WorkerRequest, tenancy: Tenancy, law: Law
+) -> tuple[Integers, Booleans]:
     """Of each GPU: how many of its tenants must be gone, in the order of their ends, before it can
     take a worker; and whether that is ever enough."""
     wanted = request.wanted
     if wanted is None:
-        # Rows are brought up to date while places are still asked for.
+        # Rows are brought up to date while candidates are still asked for.
         return tenancy.count.copy(), np.ones(len(tenancy.cards), dtype=np.bool_)
     stay = tenancy.stay
-    room_bytes = tenancy.room_soon_bytes[:, None] - wanted.memory_bytes
+    room_bytes = tenancy.usable_after_release_bytes[:, None] - wanted.memory_bytes
     limits = _limits_percent(request.max_slowdown_percent, law)
     total_percent = stay.utilization_percent + wanted.utilization_percent
     nobody = np.arange(stay.memory_bytes.shape[1]) >= tenancy.count[:, None]
@@ -136,8 +138,8 @@ def _allowed_nodes(needs: Needs, tenancy: Tenancy, memo: Memo) -> Booleans:
     return memo.once(("tenancy", tenancy.order_version, needs.node_wishes), find)
 
 
-def _in_order(size: int, count: Integers, fits: Booleans, tenancy: Tenancy) -> Places:
-    ready = np.where(tenancy.unread, _UNREAD, _READY)
+def _in_order(size: int, count: Integers, fits: Booleans, tenancy: Tenancy) -> Candidates:
+    ready = np.where(tenancy.awaiting_reading, _UNREAD, _READY)
     since = np.take_along_axis(tenancy.stay.since, count[:, None], 1)[:, 0]
     at = np.maximum(ready, since)
     found = np.flatnonzero(fits)
@@ -149,8 +151,8 @@ def _in_order(size: int, count: Integers, fits: Booleans, tenancy: Tenancy) -> P
         found = found[:, None]
     last = found[:, -1]
     found = found[np.lexsort([key[last] for key in keys])]
-    # The order is brought up to date while places are still asked for.
-    return Places(found, tenancy.cards, tenancy.tenants, at, count, tenancy.stay.order.copy())
+    # The order is brought up to date while candidates are still asked for.
+    return Candidates(found, tenancy.cards, tenancy.tenants, at, count, tenancy.stay.order.copy())
 
 
 def _groups(size: int, rows: Integers, node_of: Integers) -> Integers:

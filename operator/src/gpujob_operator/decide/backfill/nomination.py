@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import islice
 from math import inf
 
-from gpujob_operator.decide.backfill.earliest_start import Place
-from gpujob_operator.decide.backfill.release_times import Releases
+from gpujob_operator.decide.backfill.earliest_start import CandidateGpus
+from gpujob_operator.decide.backfill.release_times import ReleaseTimes
 from gpujob_operator.decide.placement.requirements import Needs
 
 # Until an agent has read its cards again and told it.
@@ -20,7 +20,7 @@ READING_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class Nomination:
     """The cards, and in how many seconds the job could start on them (infinite: unknown).
 
     `making_room` names the jobs on them that are being stopped.
@@ -31,35 +31,35 @@ class Claim:
     making_room: tuple[str, ...] = ()
 
 
-def soonest(
+def earliest_start(
     needs: Needs,
-    places: Iterable[Iterable[Place]],
-    releases: Releases,
-    claimed: frozenset[str] = frozenset(),
-) -> Claim | None:
-    """The claim with the earliest start, of the places on each model in order (see
+    candidates: Iterable[Iterable[CandidateGpus]],
+    releases: ReleaseTimes,
+    nominated: frozenset[str] = frozenset(),
+) -> Nomination | None:
+    """The nomination with the earliest start, of the candidates on each model in order (see
     `earliest_start`); None when the job would not even fit were all our jobs gone. Cards in
-    `claimed` are an earlier job's."""
+    `nominated` are an earlier job's."""
     workers = needs.job.spec.workers
-    best: list[Place] | None = None
-    for of_model in places:
-        free = (place for place in of_model if claimed.isdisjoint(place.uuids))
+    best: list[CandidateGpus] | None = None
+    for of_model in candidates:
+        free = (place for place in of_model if nominated.isdisjoint(place.uuids))
         chosen = list(islice(free, workers))
         if len(chosen) == workers and (best is None or chosen[-1] < best[-1]):
             best = chosen
     if best is None:
         return None
     tenants = {tenant.job_uid for place in best for tenant in place.tenants}
-    readings = (READING_SECONDS for place in best if place.unread)
-    return Claim(
+    readings = (READING_SECONDS for place in best if place.awaiting_reading)
+    return Nomination(
         uuids=frozenset(uuid for place in best for uuid in place.uuids),
         start_seconds=max(best[-1].soon.at - releases.now_seconds, *readings, 0.0),
         making_room=tuple(sorted(uid for uid in tenants if releases.stopping(uid))),
     )
 
 
-def describe(claim: Claim) -> str:
+def describe_start(nomination: Nomination) -> str:
     """When the job could start, for its condition; "" when nobody can tell."""
-    if claim.start_seconds == inf:
+    if nomination.start_seconds == inf:
         return ""
-    return f"could start in about {max(claim.start_seconds, 1.0):.0f} s"
+    return f"could start in about {max(nomination.start_seconds, 1.0):.0f} s"

@@ -19,30 +19,30 @@ from gpujob_operator.decide.measurement.runtime import Run, RunHistory, remainin
 # A workload, by its profile's namespace and name.
 Workload = tuple[str, str]
 # Runs of a workload on so many cards.
-Like = tuple[Workload, int]
+RunClass = tuple[Workload, int]
 
 
 @dataclass(frozen=True, slots=True)
-class End:
-    """When a job's cards are free, in seconds since 1970; or, with `like`, since when it runs, for
-    as long as those did."""
+class ReleaseTime:
+    """When a job's cards are free, in seconds since 1970; or, with `run_class`, since when it runs,
+    for as long as those did."""
 
     at: float
-    like: Like | None = None
+    run_class: RunClass | None = None
 
-    def moment(self, length_seconds: float, now_seconds: float) -> float:
+    def released_at(self, expected_run_seconds: float, now_seconds: float) -> float:
         """A job past its expected run time has an unknown end (infinite), not one that is now."""
-        if self.like is None:
+        if self.run_class is None:
             return self.at
-        at = self.at + length_seconds
+        at = self.at + expected_run_seconds
         return at if at > now_seconds else inf
 
 
-UNKNOWN = End(inf)
+UNKNOWN = ReleaseTime(inf)
 
 
 @dataclass(slots=True)
-class Releases:
+class ReleaseTimes:
     """Estimates are made when first asked for, and hold while the job is the same object."""
 
     # Seconds since 1970.
@@ -54,12 +54,12 @@ class Releases:
     _history: RunHistory = field(default_factory=RunHistory)
     # What each succeeded job adds to it.
     _runs: dict[str, Run] = field(default_factory=dict[str, Run])
-    _ends: dict[str, End] = field(default_factory=dict[str, End])
+    _ends: dict[str, ReleaseTime] = field(default_factory=dict[str, ReleaseTime])
     # How long runs are expected to take, while the history is the same.
-    _lengths: dict[Like, float] = field(default_factory=dict[Like, float])
+    _lengths: dict[RunClass, float] = field(default_factory=dict[RunClass, float])
 
     @classmethod
-    def of(cls, jobs: Iterable[GPUJob], now: datetime) -> "Releases":
+    def of(cls, jobs: Iterable[GPUJob], now: datetime) -> "ReleaseTimes":
         releases = cls(now.timestamp())
         for job in jobs:
             releases.put(job)
@@ -92,22 +92,22 @@ class Releases:
             self._history.remove(workload, run)
             self._lengths.clear()
 
-    def moment(self, uid: str) -> float:
+    def released_at(self, uid: str) -> float:
         """When this job's cards are free, in seconds since 1970, perhaps past; infinite when
         nobody can tell."""
         end = self.end(uid)
-        length = 0.0 if end.like is None else self.length(end.like)
-        return end.moment(length, self.now_seconds)
+        length = 0.0 if end.run_class is None else self.length(end.run_class)
+        return end.released_at(length, self.now_seconds)
 
     def seconds(self, uid: str) -> float:
         """The same from now."""
-        return max(self.moment(uid) - self.now_seconds, 0.0)
+        return max(self.released_at(uid) - self.now_seconds, 0.0)
 
     def stopping(self, uid: str) -> bool:
         job = self.jobs.get(uid)
         return job is not None and job.status.phase is JobPhase.STOPPING
 
-    def length_seconds(self, job: GPUJob) -> float:
+    def expected_run_seconds(self, job: GPUJob) -> float:
         """How long a waiting job will run, what it did in earlier attempts excluded."""
         left = _own_remaining(job)
         if left is not None:
@@ -116,8 +116,8 @@ class Releases:
         workload = workload or (job.metadata.namespace, profile_name(job))
         return self.length((workload, _cards(job)))
 
-    def end(self, uid: str) -> End:
-        """As far as the job alone tells it; see `moment`."""
+    def end(self, uid: str) -> ReleaseTime:
+        """As far as the job alone tells it; see `released_at`."""
         end, job = self._ends.get(uid), self.jobs.get(uid)
         if job is None:
             return UNKNOWN
@@ -125,25 +125,25 @@ class Releases:
             end = self._ends[uid] = self._end_of(job)
         return end
 
-    def _end_of(self, job: GPUJob) -> End:
+    def _end_of(self, job: GPUJob) -> ReleaseTime:
         status, stop = job.status, job.status.stop
         if status.phase is JobPhase.STOPPING and stop is not None:
-            return End(stop.deadline.timestamp())
+            return ReleaseTime(stop.deadline.timestamp())
         left = _own_remaining(job)
         if left is not None and status.observed_at is not None:
-            return End(status.observed_at.timestamp() + left)
+            return ReleaseTime(status.observed_at.timestamp() + left)
         if status.attempt_started_at is None:
             return UNKNOWN
         workload = self._workloads[job.metadata.uid]
-        return End(status.attempt_started_at.timestamp(), (workload, _cards(job)))
+        return ReleaseTime(status.attempt_started_at.timestamp(), (workload, _cards(job)))
 
-    def length(self, like: Like) -> float:
+    def length(self, run_class: RunClass) -> float:
         """How long such runs are expected to take, in seconds; infinite when nobody can tell."""
-        if like not in self._lengths:
-            expected = self._history.expected_seconds(*like)
+        if run_class not in self._lengths:
+            expected = self._history.expected_seconds(*run_class)
             # Nobody knows it better than to two digits.
-            self._lengths[like] = inf if expected is None else float(f"{expected:.2g}")
-        return self._lengths[like]
+            self._lengths[run_class] = inf if expected is None else float(f"{expected:.2g}")
+        return self._lengths[run_class]
 
 
 def _run_of(job: GPUJob) -> Run | None:

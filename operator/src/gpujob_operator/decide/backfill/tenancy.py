@@ -14,7 +14,7 @@ SLOWDOWN_PERCENT_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Stay:
+class RemainingTenancy:
     """`x[gpu, k]`: what remains on a GPU after its first k tenants, ordered by release time, have
     left."""
 
@@ -47,13 +47,13 @@ class Tenancy:
     rank: Integers
     models: NDArray[np.object_]
     free_bytes: Integers
-    room_soon_bytes: Integers
+    usable_after_release_bytes: Integers
     usable: Booleans
-    disturbed: Booleans
-    unread: Booleans
+    has_external_use: Booleans
+    awaiting_reading: Booleans
     # How many tenants.
     count: Integers
-    stay: Stay
+    stay: RemainingTenancy
 
 
 def sums_left(values: NDArray[Any]) -> NDArray[Any]:

@@ -11,58 +11,60 @@ from gpujob_operator.decide.capacity.cluster import NodeCapacity
 from gpujob_operator.decide.placement.finding import (
     FARTHEST,
     NO_CARDS,
-    NOTHING,
-    Finding,
-    Findings,
+    NO_DIAGNOSIS,
     Nearest,
+    NodeDiagnosis,
+    UnfitReason,
 )
-from gpujob_operator.decide.placement.memo import Look
+from gpujob_operator.decide.placement.memo import Diagnose
 
 _NEAREST = attrgetter("nearest")
-_ClaimedOn = Mapping[str, frozenset[str]]
+_NominatedOn = Mapping[str, frozenset[str]]
 
 
 @dataclass(slots=True)
-class Survey:
+class DiagnosisCounts:
     """What keeps the jobs of a kind off the cards of one model: every node's findings, and their
     sum."""
 
-    counts: Counter[Finding] = field(default_factory=Counter[Finding])
+    counts: Counter[UnfitReason] = field(default_factory=Counter[UnfitReason])
     _nodes: list[NodeCapacity] = field(default_factory=list[NodeCapacity])
-    _findings: list[Findings] = field(default_factory=list[Findings])
-    _claimed_on: _ClaimedOn = field(default_factory=dict[str, frozenset[str]])
+    _diagnoses: list[NodeDiagnosis] = field(default_factory=list[NodeDiagnosis])
+    _nominated_on: _NominatedOn = field(default_factory=dict[str, frozenset[str]])
 
-    def renew(self, nodes: Mapping[str, NodeCapacity], claimed_on: _ClaimedOn, look: Look) -> None:
+    def renew(
+        self, nodes: Mapping[str, NodeCapacity], nominated_on: _NominatedOn, diagnose: Diagnose
+    ) -> None:
         """Looks at the nodes again that are not the same, or of which other cards are kept."""
         ordered = list(nodes.values())
-        for row in self._changed(ordered, claimed_on):
+        for row in self._changed(ordered, nominated_on):
             node = ordered[row]
-            self._count(self._findings[row], -1)
-            found = look(node, claimed_on.get(node.node.name, NO_CARDS))
-            self._findings[row] = found
+            self._count(self._diagnoses[row], -1)
+            found = diagnose(node, nominated_on.get(node.node.name, NO_CARDS))
+            self._diagnoses[row] = found
             self._count(found, 1)
-        self._nodes, self._claimed_on = ordered, claimed_on
+        self._nodes, self._nominated_on = ordered, nominated_on
 
     @property
     def nearest(self) -> Nearest:
-        return min(map(_NEAREST, self._findings), default=FARTHEST)
+        return min(map(_NEAREST, self._diagnoses), default=FARTHEST)
 
-    def _changed(self, nodes: list[NodeCapacity], claimed_on: _ClaimedOn) -> list[int]:
+    def _changed(self, nodes: list[NodeCapacity], nominated_on: _NominatedOn) -> list[int]:
         before = self._nodes
         changed = list(compress(range(len(nodes)), map(is_not, before, nodes)))
         same = len(before) == len(nodes)
         if not same or any(before[row].node.name != nodes[row].node.name for row in changed):
-            self._nodes, self._findings = nodes, [NOTHING] * len(nodes)
+            self._nodes, self._diagnoses = nodes, [NO_DIAGNOSIS] * len(nodes)
             self.counts.clear()
             return list(range(len(nodes)))
-        before_on, names = self._claimed_on, claimed_on.keys() | self._claimed_on.keys()
-        other = {name for name in names if claimed_on.get(name) != before_on.get(name)}
+        before_on, names = self._nominated_on, nominated_on.keys() | self._nominated_on.keys()
+        other = {name for name in names if nominated_on.get(name) != before_on.get(name)}
         if other:
-            claimed = (row for row, node in enumerate(nodes) if node.node.name in other)
-            changed = sorted({*changed, *claimed})
+            nominated = (row for row, node in enumerate(nodes) if node.node.name in other)
+            changed = sorted({*changed, *nominated})
         return changed
 
-    def _count(self, found: Findings, sign: int) -> None:
+    def _count(self, found: NodeDiagnosis, sign: int) -> None:
         for finding, cards in found.counts.items():
             self.counts[finding] += sign * cards
             if not self.counts[finding]:

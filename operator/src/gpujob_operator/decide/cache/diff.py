@@ -17,7 +17,7 @@ AHEAD = 32
 
 
 @dataclass(slots=True)
-class Roll(Generic[T]):
+class ListDiff(Generic[T]):
     """The objects of one kind that were there last time."""
 
     # Kept here, so that no identity is given to another object.

@@ -18,7 +18,7 @@ class Holders:
     # Those that run and are slowed by their neighbours.
     slowed: set[str] = field(default_factory=set[str])
     # Those whose attempt ends for another job's sake.
-    _ending: set[str] = field(default_factory=set[str])
+    _being_preempted: set[str] = field(default_factory=set[str])
     _priorities: Counter[int] = field(default_factory=Counter[int])
     _use: dict[str, QueueUse] = field(default_factory=dict[str, QueueUse])
 
@@ -28,7 +28,7 @@ class Holders:
         self._use.setdefault(job.spec.queue, QueueUse()).count(job, job.status)
         self._priorities[job.spec.priority] += 1
         if rule_of(job.status.stop).for_others:
-            self._ending.add(uid)
+            self._being_preempted.add(uid)
         if is_slowed(job.status):
             self.slowed.add(uid)
 
@@ -36,7 +36,7 @@ class Holders:
         self.jobs.pop(job.metadata.uid)
         self._use[job.spec.queue].count(job, job.status, -1)
         self._priorities[job.spec.priority] -= 1
-        self._ending.discard(job.metadata.uid)
+        self._being_preempted.discard(job.metadata.uid)
         self.slowed.discard(job.metadata.uid)
 
     def use(self) -> dict[str, QueueUse]:
@@ -50,5 +50,5 @@ class Holders:
         return min(held, default=PRIORITY_MAX)
 
     @property
-    def room_is_made(self) -> bool:
-        return bool(self._ending)
+    def preemption_in_flight(self) -> bool:
+        return bool(self._being_preempted)

@@ -5,7 +5,7 @@ from datetime import datetime
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpuprofile import GPUProfile
-from gpujob_operator.decide.cache.diff import Roll
+from gpujob_operator.decide.cache.diff import ListDiff
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.model.plan import Step
 from gpujob_operator.decide.model.pod_template import HostRequests
@@ -19,7 +19,7 @@ _Version = tuple[int, int]
 
 
 @dataclass(slots=True)
-class Known:
+class JobEntry:
     """One job, with what follows from it alone; the rest is set as it is found out."""
 
     job: GPUJob
@@ -49,12 +49,12 @@ class Known:
 
 
 @dataclass(slots=True)
-class Rolls:
+class Diffs:
     """The objects of the last snapshot."""
 
-    jobs: Roll[GPUJob] = field(default_factory=lambda: Roll[GPUJob]())
-    profiles: Roll[GPUProfile] = field(default_factory=lambda: Roll[GPUProfile]())
-    reports: Roll[ReceivedReport] = field(default_factory=lambda: Roll[ReceivedReport]())
+    jobs: ListDiff[GPUJob] = field(default_factory=lambda: ListDiff[GPUJob]())
+    profiles: ListDiff[GPUProfile] = field(default_factory=lambda: ListDiff[GPUProfile]())
+    reports: ListDiff[ReceivedReport] = field(default_factory=lambda: ListDiff[ReceivedReport]())
 
 
 def spec_version(job: GPUJob) -> _Version:

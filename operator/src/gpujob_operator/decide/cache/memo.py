@@ -4,15 +4,15 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from gpujob_operator.decide.cache.diagnosis_counts import Survey
+from gpujob_operator.decide.cache.diagnosis_counts import DiagnosisCounts
 from gpujob_operator.decide.capacity.cluster import NodeCapacity
-from gpujob_operator.decide.placement.finding import Finding, Nearest
-from gpujob_operator.decide.placement.memo import Look
+from gpujob_operator.decide.placement.finding import Nearest, UnfitReason
+from gpujob_operator.decide.placement.memo import Diagnose
 
 T = TypeVar("T")
 ANSWERS_MAX = 4096
 # Each holds what was found on every node.
-SURVEYS_MAX = 64
+DIAGNOSES_MAX = 64
 
 
 @dataclass(slots=True)
@@ -20,11 +20,13 @@ class NodeMemo:
     """The `Memo` of one operator. Call `forget` when a node's labels, taints or sizes changed."""
 
     _answers: dict[Hashable, Any] = field(default_factory=dict[Hashable, Any])
-    _surveys: dict[Hashable, Survey] = field(default_factory=dict[Hashable, Survey])
+    _diagnoses: dict[Hashable, DiagnosisCounts] = field(
+        default_factory=dict[Hashable, DiagnosisCounts]
+    )
 
     def forget(self) -> None:
         self._answers.clear()
-        self._surveys.clear()
+        self._diagnoses.clear()
 
     def once(self, key: Hashable, find: Callable[[], T]) -> T:
         return _recent(self._answers, key, find, ANSWERS_MAX)
@@ -33,12 +35,12 @@ class NodeMemo:
         self,
         key: Hashable,
         nodes: Mapping[str, NodeCapacity],
-        claimed_on: Mapping[str, frozenset[str]],
-        look: Look,
-    ) -> tuple[Mapping[Finding, int], Nearest]:
+        nominated_on: Mapping[str, frozenset[str]],
+        diagnose: Diagnose,
+    ) -> tuple[Mapping[UnfitReason, int], Nearest]:
         """Looks again only at nodes that are another object."""
-        survey = _recent(self._surveys, key, Survey, SURVEYS_MAX)
-        survey.renew(nodes, claimed_on, look)
+        survey = _recent(self._diagnoses, key, DiagnosisCounts, DIAGNOSES_MAX)
+        survey.renew(nodes, nominated_on, diagnose)
         return survey.counts, survey.nearest
 
 

@@ -11,11 +11,16 @@ from gpujob_operator.decide.cache.memo import NodeMemo
 from gpujob_operator.decide.capacity.cluster import Card, NodeCapacity, sizes
 from gpujob_operator.decide.packing.arrays import CardState, Fleet, NodeState
 from gpujob_operator.decide.placement.node_filter import node_marks
-from gpujob_operator.decide.placement.node_views import NodeViews, Side, card_state, node_state
+from gpujob_operator.decide.placement.node_views import (
+    NodeViews,
+    PackedNodes,
+    card_state,
+    node_state,
+)
 
 
 @dataclass(slots=True)
-class Kept:
+class NodeArrayCache:
     """The arrays of the last cycle's board, taken up again where nodes are the same objects."""
 
     # What follows from labels, taints and sizes alone.
@@ -34,7 +39,7 @@ class Kept:
         if not self._is_renewed(ordered):
             self._states.clear()
             self.memo.forget()
-            self._views.main = Side(Fleet.of([self._node_state(node) for node in ordered]))
+            self._views.main = PackedNodes(Fleet.of([self._node_state(node) for node in ordered]))
             self._views.order += 1
         self._nodes, self._clock = ordered, self._views.main.fleet.clock
         return self._views
@@ -76,7 +81,7 @@ class Kept:
         if rows.keys() != set(names):
             return False
         order = np.array([rows[name] for name in names], dtype=np.int64)
-        self._views.main = Side(main.fleet.reordered(order), main.ledger.reordered(order))
+        self._views.main = PackedNodes(main.fleet.reordered(order), main.ledger.reordered(order))
         self._views.order += 1
         self._nodes = [self._nodes[row] for row in order.tolist()]
         return True

@@ -10,7 +10,7 @@ from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpunode import GPUNode
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_operator.decide.cache.deadlines import Deadlines
-from gpujob_operator.decide.cache.diff import Roll
+from gpujob_operator.decide.cache.diff import ListDiff
 from gpujob_operator.decide.capacity.availability import ClosedReason, NodeClosed, why_closed
 from gpujob_operator.decide.capacity.calibration import laws
 from gpujob_operator.decide.capacity.cluster import (
@@ -41,9 +41,9 @@ class Nodes:
     capacity: Capacity = field(default_factory=Capacity)
     _views: dict[str, NodeView] = field(default_factory=dict[str, NodeView])
     _gpu_nodes: dict[str, GPUNode] = field(default_factory=dict[str, GPUNode])
-    _seen_views: Roll[NodeView] = field(default_factory=lambda: Roll[NodeView]())
-    _seen_gpu_nodes: Roll[GPUNode] = field(default_factory=lambda: Roll[GPUNode]())
-    _seen_gone_pods: Roll[GonePod] = field(default_factory=lambda: Roll[GonePod]())
+    _seen_views: ListDiff[NodeView] = field(default_factory=lambda: ListDiff[NodeView]())
+    _seen_gpu_nodes: ListDiff[GPUNode] = field(default_factory=lambda: ListDiff[GPUNode]())
+    _seen_gone_pods: ListDiff[GonePod] = field(default_factory=lambda: ListDiff[GonePod]())
     _node_of_card: dict[str, str] = field(default_factory=dict[str, str])
     _held: dict[str, Holding] = field(default_factory=dict[str, Holding])
     _sum: Holdings = field(default_factory=Holdings)

@@ -8,19 +8,19 @@ from datetime import datetime
 from math import inf
 
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.queue.order import OrderKey, OrderRules, turn_of
+from gpujob_operator.decide.queue.order import OrderKey, OrderRules, order_keys
 from gpujob_operator.decide.queue.pending import (
     KEY_OF,
-    InOrder,
     Keyed,
+    OrderedQueues,
     Pending,
-    contender,
+    order_entry,
     order_rules,
 )
 
 
 @dataclass(slots=True)
-class Lines:
+class PendingQueues:
     """`put` and `drop` as jobs come and go; the configuration is always the same one."""
 
     # By UID.
@@ -36,7 +36,7 @@ class Lines:
     _now_seconds: float = -inf
 
     @classmethod
-    def of(cls, waiting: Iterable[Pending]) -> "Lines":
+    def of(cls, waiting: Iterable[Pending]) -> "PendingQueues":
         lines = cls()
         for entry in waiting:
             lines.put(entry)
@@ -51,25 +51,25 @@ class Lines:
         if self.entries.pop(uid, None) is not None:
             self._moved.add(uid)
 
-    def in_order(self, configuration: Configuration, now: datetime) -> InOrder:
+    def in_order(self, configuration: Configuration, now: datetime) -> OrderedQueues:
         """The pending jobs in order. Invalidates what earlier calls returned."""
         now_seconds = now.timestamp()
         if not self._now_seconds <= now_seconds < self._due_seconds:
-            self._turn(now_seconds)
+            self._advance_clock(now_seconds)
         self._now_seconds = now_seconds
         self._moved |= self._undated
         if self._moved:
             self._place_again(order_rules(configuration), now)
         return self._queues
 
-    def _turn(self, now_seconds: float) -> None:
+    def _advance_clock(self, now_seconds: float) -> None:
         """Notes who became overdue; or is on time again, as the clock was set back."""
         first, last = sorted((self._now_seconds, now_seconds))
         self._due_seconds = inf
         for uid, entry in self.entries.items():
-            if entry.turn is None:
+            if entry.order_keys is None:
                 continue
-            due = entry.turn.due_seconds
+            due = entry.order_keys.due_seconds
             if first < due <= last:
                 self._moved.add(uid)
             if due > now_seconds:
@@ -95,10 +95,10 @@ class Lines:
             del self._queues[queue]
 
     def _key(self, uid: str, entry: Pending, rules: OrderRules, now: datetime) -> OrderKey:
-        turn = entry.turn
-        if turn is None:
+        keys = entry.order_keys
+        if keys is None:
             self._undated.add(uid)
-            turn = turn_of(contender(entry.job, now), rules)
-        if self._now_seconds < turn.due_seconds:
-            self._due_seconds = min(self._due_seconds, turn.due_seconds)
-        return turn.key(self._now_seconds)
+            keys = order_keys(order_entry(entry.job, now), rules)
+        if self._now_seconds < keys.due_seconds:
+            self._due_seconds = min(self._due_seconds, keys.due_seconds)
+        return keys.key(self._now_seconds)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpujob_api.gpujob import GPUJob
-from gpujob_operator.decide.cache.diff import Roll
+from gpujob_operator.decide.cache.diff import ListDiff
 from gpujob_operator.decide.model.snapshot import PodView
 from gpujob_operator.decide.model.workers import JobName, job_name_of
 
@@ -15,7 +15,7 @@ class Pods:
     """All pods that could be workers, by the job whose name they have and by their controller
     owner. Kept from snapshot to snapshot."""
 
-    _roll: Roll[PodView] = field(default_factory=lambda: Roll[PodView]())
+    _diff: ListDiff[PodView] = field(default_factory=lambda: ListDiff[PodView]())
     _by_uid: dict[str, PodView] = field(default_factory=dict[str, PodView])
     _namesakes: dict[JobName, dict[str, PodView]] = field(
         default_factory=dict[JobName, dict[str, PodView]]
@@ -25,7 +25,7 @@ class Pods:
     def take(self, pods: tuple[PodView, ...]) -> tuple[set[JobName], set[str]]:
         """Brings it up to date; returns the names of jobs and the UIDs of owners of which a pod
         came, went or is not the same."""
-        new, gone = self._roll.take(pods)
+        new, gone = self._diff.take(pods)
         names, owners = set[JobName](), set[str]()
         for pod in new:
             self._drop(self._by_uid.get(pod.uid), names, owners)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
 from gpujob_api.gpuprofile import GPUProfile
-from gpujob_operator.decide.cache.job_entry import Known
+from gpujob_operator.decide.cache.job_entry import JobEntry
 from gpujob_operator.decide.capacity.calibration import with_pace
 from gpujob_operator.decide.capacity.cluster import Card
 from gpujob_operator.decide.capacity.sites import Sites, cards_at
@@ -22,7 +22,7 @@ from gpujob_operator.decide.model.configuration import Configuration
 FAR = datetime(9000, 1, 1, tzinfo=UTC)
 
 
-def still_holds(entry: Known, inputs: JobInputs, now: datetime) -> bool:
+def still_holds(entry: JobEntry, inputs: JobInputs, now: datetime) -> bool:
     """Whether the last step of a settled job is that of these inputs, too."""
     before = entry.inputs
     if before is None or entry.quiet_until is None or now >= entry.quiet_until:

@@ -10,22 +10,22 @@ from typing import Protocol
 
 import numpy as np
 
-from gpujob_operator.decide.backfill.release_times import End, Like
+from gpujob_operator.decide.backfill.release_times import ReleaseTime, RunClass
 from gpujob_operator.decide.packing.arrays import Floats, Integers
 
 # Numbers are given again from the start once so many more were given than there are jobs.
 NUMBERS_SPARE = 4096
 
 
-class ReleaseTimes(Protocol):
-    """What is asked of `release_times.Releases`."""
+class ReleaseSource(Protocol):
+    """What is asked of `release_times.ReleaseTimes`."""
 
     now_seconds: float
     version: int
 
-    def end(self, uid: str) -> End: ...
+    def end(self, uid: str) -> ReleaseTime: ...
 
-    def length(self, like: Like) -> float: ...
+    def length(self, run_class: RunClass) -> float: ...
 
 
 @dataclass(slots=True)
@@ -35,13 +35,13 @@ class ReleaseArrays:
     Call `forget` wherever `releases` is told of a job, and `tidy` once a cycle.
     """
 
-    releases: ReleaseTimes
+    releases: ReleaseSource
     # By UID. Another object once the numbers that were given hold no longer.
     numbers: dict[str, int] = field(default_factory=dict[str, int])
     _at: Floats = field(default_factory=lambda: np.full(64, inf))
-    # The place of what it is like; 0: nothing.
-    _like: Integers = field(default_factory=lambda: np.zeros(64, np.int64))
-    _likes: dict[Like, int] = field(default_factory=dict[Like, int])
+    # The place of its run class; 0: none.
+    _run_class: Integers = field(default_factory=lambda: np.zeros(64, np.int64))
+    _run_classes: dict[RunClass, int] = field(default_factory=dict[RunClass, int])
     # Jobs whose end is to be found again.
     _stale: set[str] = field(default_factory=set[str])
 
@@ -65,15 +65,16 @@ class ReleaseArrays:
     def tidy(self, jobs: int) -> None:
         """Renumbers from scratch once most numbers belong to deleted jobs."""
         if len(self.numbers) > 2 * jobs + NUMBERS_SPARE:
-            self.numbers, self._likes = {}, {}
+            self.numbers, self._run_classes = {}, {}
             self._stale.clear()
 
-    def moments(self, numbers: Integers) -> Floats:
-        """`Releases.moment` of the jobs of these numbers, in their shape; of 0 infinite."""
+    def released_at_all(self, numbers: Integers) -> Floats:
+        """`ReleaseTimes.released_at` of the jobs of these numbers, in their shape; of 0
+        infinite."""
         self._renew()
-        lengths = np.array([0.0, *map(self.releases.length, self._likes)])
-        at = self._at + lengths[self._like]
-        at[(self._like > 0) & (at <= self.releases.now_seconds)] = inf
+        lengths = np.array([0.0, *map(self.releases.length, self._run_classes)])
+        at = self._at + lengths[self._run_class]
+        at[(self._run_class > 0) & (at <= self.releases.now_seconds)] = inf
         return at[numbers]
 
     def _renew(self) -> None:
@@ -81,12 +82,14 @@ class ReleaseArrays:
         if missing > 0:
             more = max(missing, len(self._at))
             self._at = np.pad(self._at, (0, more), constant_values=inf)
-            self._like = np.pad(self._like, (0, more))
+            self._run_class = np.pad(self._run_class, (0, more))
         for uid in self._stale:
             end, number = self.releases.end(uid), self.numbers[uid]
             self._at[number] = end.at
-            like = end.like
-            self._like[number] = (
-                0 if like is None else self._likes.setdefault(like, len(self._likes) + 1)
+            run_class = end.run_class
+            self._run_class[number] = (
+                0
+                if run_class is None
+                else self._run_classes.setdefault(run_class, len(self._run_classes) + 1)
             )
         self._stale.clear()

@@ -11,20 +11,20 @@ from datetime import datetime
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpuprofile import GPUProfile
-from gpujob_operator.decide.backfill.release_times import Releases
+from gpujob_operator.decide.backfill.release_times import ReleaseTimes
 from gpujob_operator.decide.backfill.tenancy import Tenancy
 from gpujob_operator.decide.cache.deadlines import Deadlines
 from gpujob_operator.decide.cache.equivalence_classes import EquivalenceClasses
 from gpujob_operator.decide.cache.holders import Holders
 from gpujob_operator.decide.cache.index import Groups
-from gpujob_operator.decide.cache.job_entry import Known, ProfileKey, Rolls, spec_version
+from gpujob_operator.decide.cache.job_entry import Diffs, JobEntry, ProfileKey, spec_version
 from gpujob_operator.decide.cache.mix_counts import MixCounts
-from gpujob_operator.decide.cache.node_arrays import Kept
+from gpujob_operator.decide.cache.node_arrays import NodeArrayCache
 from gpujob_operator.decide.cache.nodes import Nodes
-from gpujob_operator.decide.cache.pending_queues import Lines
+from gpujob_operator.decide.cache.pending_queues import PendingQueues
 from gpujob_operator.decide.cache.pods import Pods
 from gpujob_operator.decide.cache.release_arrays import ReleaseArrays
-from gpujob_operator.decide.cache.tenancy import Rows
+from gpujob_operator.decide.cache.tenancy import TenancyArrays
 from gpujob_operator.decide.capacity.cluster import Capacity, holds_cards
 from gpujob_operator.decide.capacity.sites import sites_of
 from gpujob_operator.decide.capacity.usage import NOTHING, holding_of, holding_of_orphans
@@ -36,40 +36,40 @@ from gpujob_operator.decide.model.pod_template import host_requests
 from gpujob_operator.decide.model.snapshot import CardUsage, PodView, ReceivedReport, Snapshot
 from gpujob_operator.decide.model.workers import JobName, crew_of
 from gpujob_operator.decide.packing.demand import Mix
-from gpujob_operator.decide.placement.assumed import Board
+from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.node_views import in_order
 from gpujob_operator.decide.placement.requirements import Needs, demand_of, needs_of
-from gpujob_operator.decide.queue.pending import Pending, order_rules, told_of, turn_of_job
-from gpujob_operator.decide.queue.quota import Queues
+from gpujob_operator.decide.queue.pending import Pending, last_reason_of, order_keys_of, order_rules
+from gpujob_operator.decide.queue.quota import QuotaState
 
 _Usage = Mapping[tuple[str, int], CardUsage]
 
 
 @dataclass(slots=True)
-class Memory:
-    """Give the same one to every cycle of one operator. `take_in` first, then read."""
+class SchedulerCache:
+    """Give the same one to every cycle of one operator. `update` first, then read."""
 
-    known: dict[str, Known] = field(default_factory=dict[str, Known])
-    releases: Releases = field(default_factory=Releases)
-    waiting: Lines = field(default_factory=Lines)
+    known: dict[str, JobEntry] = field(default_factory=dict[str, JobEntry])
+    releases: ReleaseTimes = field(default_factory=ReleaseTimes)
+    waiting: PendingQueues = field(default_factory=PendingQueues)
     # Jobs that hold cards.
     holders: Holders = field(default_factory=Holders)
-    # Jobs whose step is to be decided in this cycle; `rest` takes one out.
-    awake: set[str] = field(default_factory=set[str])
+    # Jobs whose step is to be decided in this cycle; `settle` takes one out.
+    to_step: set[str] = field(default_factory=set[str])
     reports: dict[str, ReceivedReport] = field(default_factory=dict[str, ReceivedReport])
     # The first moment of the deadlines of jobs that rest.
     next_at: Deadlines[str] = field(default_factory=lambda: Deadlines[str]())
     # UIDs of jobs that are gone and own pods.
     gone: set[str] = field(default_factory=set[str])
-    _arrays: Kept = field(default_factory=Kept)
-    _ends: ReleaseArrays = field(init=False)
-    _rows: Rows = field(default_factory=Rows)
+    _arrays: NodeArrayCache = field(default_factory=NodeArrayCache)
+    _release_arrays: ReleaseArrays = field(init=False)
+    _tenancy: TenancyArrays = field(default_factory=TenancyArrays)
     mix: Mix = field(default_factory=Mix)
     usage: _Usage = field(default_factory=dict[tuple[str, int], CardUsage])
     _configuration: Configuration = field(default_factory=Configuration)
     _listening_since: datetime | None = None
     _nodes: Nodes = field(default_factory=Nodes)
-    _rolls: Rolls = field(default_factory=Rolls)
+    _diffs: Diffs = field(default_factory=Diffs)
     _pods: Pods = field(default_factory=Pods)
     # Jobs by namespace and name.
     _named: Groups[JobName] = field(default_factory=lambda: Groups[JobName]())
@@ -86,46 +86,46 @@ class Memory:
     _changed: set[str] = field(default_factory=set[str])
 
     def __post_init__(self) -> None:
-        self._ends = ReleaseArrays(self.releases)
+        self._release_arrays = ReleaseArrays(self.releases)
 
-    def take_in(self, snapshot: Snapshot, now: datetime) -> None:
+    def update(self, snapshot: Snapshot, now: datetime) -> None:
         """Brings everything up to date with the snapshot."""
         self._forget_if_foreign(snapshot)
         self.releases.begin(now)
-        self._ends.tidy(len(self.releases.jobs))
+        self._release_arrays.tidy(len(self.releases.jobs))
         self._changed = set()
         self._find_nodes_again(self._nodes.take(snapshot))
         self._take_jobs(snapshot.jobs)
         self._take_pods(snapshot.pods)
         self._take_profiles(snapshot.profiles)
         self._take_readings(snapshot)
-        self._settle()
+        self._renew_usage()
         for name, cards in self._nodes.renew(snapshot.configuration, now).items():
             jobs = self._jobs_on.of(name)
-            self.awake |= jobs if cards is None else self._on_cards(jobs, cards)
+            self.to_step |= jobs if cards is None else self._on_cards(jobs, cards)
         self._renew_mix()
         self._renew_waiting()
-        self.awake.update(self._quiet_until.due(now))
+        self.to_step.update(self._quiet_until.due(now))
 
-    def assumed(self) -> Board:
+    def assumed(self) -> AssumedCapacity:
         """The nodes as they are now, for the placements of one cycle."""
         capacity = self.capacity
-        return Board.of(
+        return AssumedCapacity.of(
             capacity, self.mix, self._arrays.renew(in_order(capacity)), self._arrays.memo
         )
 
     def tenancy_of(self, capacity: Capacity) -> Tenancy:
         """The GPUs of these nodes with their tenants as columns, until it is asked for again."""
-        return self._rows.renew(capacity, self._ends)
+        return self._tenancy.renew(capacity, self._release_arrays)
 
     @property
     def capacity(self) -> Capacity:
         return self._nodes.capacity
 
-    def queues(self, snapshot: Snapshot) -> Queues:
+    def queues(self, snapshot: Snapshot) -> QuotaState:
         """What the queues hold, free to be changed."""
         by_name = {queue.metadata.name: queue for queue in snapshot.queues}
-        return Queues.of(by_name, self.holders.use())
+        return QuotaState.of(by_name, self.holders.use())
 
     def needs(self, uid: str) -> Needs:
         known = self.known[uid]
@@ -158,24 +158,24 @@ class Memory:
         """Pods whose controller owner is a GPUJob that is not there."""
         return [pod for uid in self.gone for pod in self._pods.owned(uid)]
 
-    def rest(
+    def settle(
         self, uid: str, step: Step, inputs: JobInputs, until: datetime, next_at: datetime | None
     ) -> None:
         """Nothing follows from the same until then; `next_at` is the job's own deadline."""
         known = self.known[uid]
         known.inputs, known.step, known.quiet_until = inputs, step, until
-        self.awake.discard(uid)
+        self.to_step.discard(uid)
         self._quiet_until.put(uid, until)
         if next_at is not None:
             self.next_at.put(uid, next_at)
         else:
             self.next_at.drop((uid,))
 
-    def wake(self, uid: str) -> None:
+    def requeue(self, uid: str) -> None:
         """The job's next step is decided anew, in this cycle and those to come."""
         known = self.known[uid]
         known.inputs = known.step = known.quiet_until = None
-        self.awake.add(uid)
+        self.to_step.add(uid)
         self._quiet_until.drop((uid,))
         self.next_at.drop((uid,))
 
@@ -185,7 +185,7 @@ class Memory:
         """Another configuration changes everything."""
         same = snapshot.configuration == self._configuration
         if not same or snapshot.listening_since != self._listening_since:
-            fresh = Memory()
+            fresh = SchedulerCache()
             for name in self.__slots__:
                 setattr(self, name, getattr(fresh, name))
         self._configuration = snapshot.configuration
@@ -210,7 +210,7 @@ class Memory:
                     found.add(uid)
         return found
 
-    def _put_on(self, known: Known, nodes: frozenset[str]) -> None:
+    def _put_on(self, known: JobEntry, nodes: frozenset[str]) -> None:
         for name in known.nodes - nodes:
             self._jobs_on.discard(name, known.job.metadata.uid)
         for name in nodes:
@@ -224,7 +224,7 @@ class Memory:
             self._changed |= self._named.of(name)
 
     def _take_jobs(self, jobs: tuple[GPUJob, ...]) -> None:
-        new, gone = self._rolls.jobs.take(jobs)
+        new, gone = self._diffs.jobs.take(jobs)
         for job in new:
             self._put_job(job)
         for job in gone:
@@ -232,17 +232,17 @@ class Memory:
             if known is not None and known.job is job:
                 self._drop_job(known)
 
-    def _drop_job(self, known: Known) -> None:
+    def _drop_job(self, known: JobEntry) -> None:
         uid = known.job.metadata.uid
         self._uncount(known)
         self._put_on(known, frozenset())
         self._quiet_until.drop((uid,))
         self.next_at.drop((uid,))
-        self.awake.discard(uid)
+        self.to_step.discard(uid)
         self._users.discard(known.profile_key, uid)
         self._named.discard(_name_of(known.job), uid)
         self.releases.drop(uid)
-        self._ends.forget(uid)
+        self._release_arrays.forget(uid)
         del self.known[uid]
         self._changed.add(uid)
 
@@ -258,30 +258,32 @@ class Memory:
             self._uncount(before)
             self._users.discard(before.profile_key, uid)
             nodes = before.nodes
-        known = Known(job, requests, key, holds_cards(job), nodes, profile=self._profiles.get(key))
+        known = JobEntry(
+            job, requests, key, holds_cards(job), nodes, profile=self._profiles.get(key)
+        )
         self.known[uid] = known
         self.releases.put(job, key)
         self._named.add(_name_of(job), uid)
-        self._ends.forget(uid)
+        self._release_arrays.forget(uid)
         self._users.add(key, uid)
         self._put_on(known, self._nodes.of_job(job))
         self._count(known)
         self._changed.add(uid)
 
-    def _count(self, known: Known) -> None:
+    def _count(self, known: JobEntry) -> None:
         if not known.job.finished:
             self._unmixed.add(known.job.metadata.uid)
         if known.held:
             self.holders.add(known.job)
 
-    def _uncount(self, known: Known) -> None:
+    def _uncount(self, known: JobEntry) -> None:
         if known.held:
             self.holders.remove(known.job)
         self._unmix(known)
         self._unmixed.discard(known.job.metadata.uid)
 
     def _take_profiles(self, profiles: tuple[GPUProfile, ...]) -> None:
-        new, gone = self._rolls.profiles.take(profiles)
+        new, gone = self._diffs.profiles.take(profiles)
         changed = {(one.metadata.namespace, one.metadata.name): one for one in new}
         for one in gone:
             key = (one.metadata.namespace, one.metadata.name)
@@ -312,24 +314,26 @@ class Memory:
 
     def _take_readings(self, snapshot: Snapshot) -> None:
         """Reports and measured use: a job of which there is something else is looked at."""
-        new, gone = self._rolls.reports.take(snapshot.reports)
+        new, gone = self._diffs.reports.take(snapshot.reports)
         for one in gone:
             if self.reports.get(one.job_uid) is one:
                 del self.reports[one.job_uid]
-                self.awake.add(one.job_uid)
+                self.to_step.add(one.job_uid)
         for one in new:
             if one.rank == 0:
                 self.reports[one.job_uid] = one
-                self.awake.add(one.job_uid)
+                self.to_step.add(one.job_uid)
         before, after = self.usage, snapshot.usage
         if before is not after:
-            self.awake.update(key[0] for key, used in after.items() if before.get(key) is not used)
-            self.awake.update(key[0] for key in before.keys() - after.keys())
+            self.to_step.update(
+                key[0] for key, used in after.items() if before.get(key) is not used
+            )
+            self.to_step.update(key[0] for key in before.keys() - after.keys())
             self.usage = after
 
     # -- what follows
 
-    def _settle(self) -> None:
+    def _renew_usage(self) -> None:
         """What the changed jobs hold now."""
         for uid in sorted(self._changed):
             known = self.known.get(uid)
@@ -342,9 +346,9 @@ class Memory:
                 self._nodes.hold(uid, NOTHING)
                 continue
             known.crew = crew_of(known.job, self._pods.namesakes(known.job))
-            self.wake(uid)
+            self.requeue(uid)
             self._nodes.hold(uid, holding_of(known.job, known.pods, known.requests))
-        self.awake = {uid for uid in self.awake if uid in self.known}
+        self.to_step = {uid for uid in self.to_step if uid in self.known}
 
     def _renew_mix(self) -> None:
         if self._counts.start_again(self.capacity):
@@ -359,7 +363,7 @@ class Memory:
         self._unmixed.clear()
         self.mix = self._counts.mix(self.mix)
 
-    def _unmix(self, known: Known) -> None:
+    def _unmix(self, known: JobEntry) -> None:
         """Takes the job's request out of the mix."""
         if known.demand is not None:
             self._counts.remove(known.demand, known.job.spec.workers)
@@ -376,13 +380,13 @@ class Memory:
             entry = Pending(
                 known.job,
                 known.pods,
-                kind=self._kind(known),
-                told=told_of(known.job, known.pods, self._configuration),
-                turn=turn_of_job(known.job, rules),
+                equivalence_class=self._equivalence_class(known),
+                last_reason=last_reason_of(known.job, known.pods, self._configuration),
+                order_keys=order_keys_of(known.job, rules),
             )
             self.waiting.put(entry)
 
-    def _kind(self, known: Known) -> int:
+    def _equivalence_class(self, known: JobEntry) -> int:
         spec, needs = known.job.spec, self.needs(known.job.metadata.uid)
         return self._classes.number((needs.alike, spec.queue, spec.priority))
 

@@ -11,10 +11,10 @@ from operator import is_not
 
 import numpy as np
 
-from gpujob_operator.decide.backfill.release_times import Releases
+from gpujob_operator.decide.backfill.release_times import ReleaseTimes
 from gpujob_operator.decide.backfill.tenancy import (
     SLOWDOWN_PERCENT_MAX,
-    Stay,
+    RemainingTenancy,
     Tenancy,
     least_left,
     sums_left,
@@ -25,7 +25,7 @@ from gpujob_operator.decide.packing.arrays import Booleans, Floats, Integers
 
 
 @dataclass(slots=True)
-class Rows:
+class TenancyArrays:
     """The tenancy of the cluster, renewed row by row."""
 
     _tenancy: Tenancy = field(init=False)
@@ -45,7 +45,7 @@ class Rows:
     _builds: int = 0
 
     def __post_init__(self) -> None:
-        self._build([], ReleaseArrays(Releases()))
+        self._build([], ReleaseArrays(ReleaseTimes()))
 
     def renew(self, capacity: Capacity, ends: ReleaseArrays) -> Tenancy:
         """Makes all of it true. Lists that were handed out before stay as they were, arrays do
@@ -57,7 +57,7 @@ class Rows:
         elif changed:
             self._renew_rows(changed, nodes, ends)
         if self._filled or self._version != ends.version:
-            self._renew_stay(ends.moments(self._number))
+            self._renew_stay(ends.released_at_all(self._number))
             self._version = ends.version
         return self._tenancy
 
@@ -97,8 +97,8 @@ class Rows:
         self._moments = np.zeros((size, columns))
         self._numbers = ends.numbers
         ranks = {uuid: rank for rank, uuid in enumerate(sorted(card.uuid for card in cards))}
-        free_bytes, room_soon_bytes = np.zeros((2, size), np.int64)
-        usable, disturbed, unread = np.zeros((3, size), np.bool_)
+        free_bytes, usable_after_release_bytes = np.zeros((2, size), np.int64)
+        usable, external_use, awaiting_reading = np.zeros((3, size), np.bool_)
         self._builds += 1
         self._tenancy = Tenancy(
             nodes=nodes,
@@ -110,10 +110,10 @@ class Rows:
             rank=np.array([ranks[card.uuid] for card in cards], dtype=np.int64),
             models=np.array([card.model for card in cards], dtype=np.object_),
             free_bytes=free_bytes,
-            room_soon_bytes=room_soon_bytes,
+            usable_after_release_bytes=usable_after_release_bytes,
             usable=usable,
-            disturbed=disturbed,
-            unread=unread,
+            has_external_use=external_use,
+            awaiting_reading=awaiting_reading,
             count=np.zeros(size, np.int64),
             stay=self._staying(np.arange(size)),
         )
@@ -136,11 +136,11 @@ class Rows:
         at = np.array(rows, dtype=np.int64)
         cards, here = [tenancy.cards[row] for row in rows], [tenancy.tenants[row] for row in rows]
         tenancy.free_bytes[at] = [card.free_bytes for card in cards]
-        tenancy.room_soon_bytes[at] = [card.room_soon_bytes for card in cards]
+        tenancy.usable_after_release_bytes[at] = [card.room_soon_bytes for card in cards]
         tenancy.models[at] = [card.model for card in cards]
         tenancy.usable[at] = [not card.blocked for card in cards]
-        tenancy.disturbed[at] = [disturbed(card, soon=True) for card in cards]
-        tenancy.unread[at] = [card.leaving_bytes > 0 for card in cards]
+        tenancy.has_external_use[at] = [disturbed(card, soon=True) for card in cards]
+        tenancy.awaiting_reading[at] = [card.leaving_bytes > 0 for card in cards]
         tenancy.count[at] = counts = [len(tenants) for tenants in here]
         self._memory[at] = self._number[at] = 0
         self._utilization[at], self._whole[at] = 0.0, False
@@ -160,14 +160,14 @@ class Rows:
         self._moments, self._filled = moments, set()
         rows = np.flatnonzero(other)
         part = self._staying(rows)
-        for column in fields(Stay):
+        for column in fields(RemainingTenancy):
             getattr(self._tenancy.stay, column.name)[rows] = getattr(part, column.name)
 
-    def _staying(self, rows: Integers) -> Stay:
+    def _staying(self, rows: Integers) -> RemainingTenancy:
         moments = self._moments[rows]
         # Stable: those whose end nobody knows leave by their UID, before the columns of nobody.
         order = np.argsort(moments, axis=1, kind="stable")
-        return Stay(
+        return RemainingTenancy(
             memory_bytes=sums_left(np.take_along_axis(self._memory[rows], order, 1)),
             utilization_percent=sums_left(np.take_along_axis(self._utilization[rows], order, 1)),
             slowdown_percent=least_left(np.take_along_axis(self._slowdown[rows], order, 1)),

@@ -12,7 +12,7 @@ import numpy as np
 
 from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import GPUJobStatus, Placement, Reservation
-from gpujob_operator.decide.cache.scheduler_cache import Memory
+from gpujob_operator.decide.cache.scheduler_cache import SchedulerCache
 from gpujob_operator.decide.capacity.cluster import Capacity
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import WriteStatus
@@ -21,13 +21,13 @@ from gpujob_operator.decide.model.snapshot_edits import with_statuses, without_a
 from gpujob_operator.decide.packing import select
 from gpujob_operator.decide.packing.request import NodeMask, Request, Score
 from gpujob_operator.decide.placement.assign import Assignment, assign
-from gpujob_operator.decide.placement.assumed import Board, Place
+from gpujob_operator.decide.placement.assumed import AssumedCapacity, WorkerPlace
 from gpujob_operator.decide.placement.diagnosis import Refusal, node_lacks
-from gpujob_operator.decide.placement.gpu_filter import held_bytes
+from gpujob_operator.decide.placement.gpu_filter import least_reservation_bytes
 from gpujob_operator.decide.placement.requirements import Needs, WorkerRequest, resolve
 from gpujob_operator.decide.placement.step_cost import StepCost, step_cost
 from gpujob_operator.decide.planner import plan
-from gpujob_operator.decide.queue.heads import Line
+from gpujob_operator.decide.queue.heads import QueueHeads
 from gpujob_operator.decide.queue.pending import Pending
 
 CANDIDATES_MAX = 5
@@ -105,7 +105,7 @@ def _nodes(placement: Placement) -> list[str]:
 
 
 @dataclass(slots=True)
-class _Board(Board):
+class _ObservedCapacity(AssumedCapacity):
     """A board on which nodes can be left out, and places asked for their score."""
 
     left_out: frozenset[str] = frozenset()
@@ -117,11 +117,11 @@ class _Board(Board):
             return node.name not in left_out and allows(node)
 
         # `slots=True` makes a new class, of which the bare `super()` knows nothing.
-        return Board.mask(self, (key, left_out), allows_others)
+        return AssumedCapacity.mask(self, (key, left_out), allows_others)
 
-    def score(self, place: Place, request: Request, *, undisturbed: bool) -> Score | None:
+    def score(self, place: WorkerPlace, request: Request, *, no_external_use: bool) -> Score | None:
         """What the rule compares; None where the place is not free."""
-        side = self._without_strangers() if undisturbed else self._views.main
+        side = self._without_external_use() if no_external_use else self._views.main
         row = self._rows[place.node]
         allowed = np.zeros(len(self._rows), dtype=np.bool_)
         allowed[row] = True
@@ -139,7 +139,7 @@ class _Explainer:
 
     needs: Needs
     capacity: Capacity
-    board: _Board
+    board: _ObservedCapacity
     configuration: Configuration
     refusal: Refusal | None = None
     requests: dict[str, Request] = field(default_factory=dict[str, Request])
@@ -148,7 +148,7 @@ class _Explainer:
         """The first places in the order of preference, each on nodes of its own."""
         found: list[Candidate] = []
         while len(found) < count:
-            self.board.refusals.clear()
+            self.board.unfit_classes.clear()
             one = assign(self.needs, self.board, self.configuration)
             if isinstance(one, Refusal):
                 self.refusal = self.refusal or (None if found else one)
@@ -200,14 +200,16 @@ class _Explainer:
     def _score(self, node: str, request: Request | None) -> Score | None:
         if request is None or node not in self.capacity.nodes:
             return None
-        return self.board.score(Place(node, ()), request, undisturbed=self.needs.exclusive)
+        return self.board.score(
+            WorkerPlace(node, ()), request, no_external_use=self.needs.exclusive
+        )
 
 
 def _explain(snapshot: Snapshot, now: datetime, uid: str, held: _Held, count: int) -> Account:
-    memory = Memory()
-    memory.take_in(snapshot, now)
-    board = _Board.of(memory.capacity, memory.mix)
-    assert isinstance(board, _Board), "made by its own class"
+    memory = SchedulerCache()
+    memory.update(snapshot, now)
+    board = _ObservedCapacity.of(memory.capacity, memory.mix)
+    assert isinstance(board, _ObservedCapacity), "made by its own class"
     explainer = _Explainer(memory.needs(uid), memory.capacity, board, snapshot.configuration)
     best = explainer.best(count)
     where, reservation = held
@@ -238,19 +240,21 @@ def _placed_before(
     snapshot: Snapshot, now: datetime, uid: str, placed: Mapping[str, GPUJobStatus]
 ) -> dict[str, GPUJobStatus]:
     """Of these, those before the job in the line, which is walked as the cycle walks it."""
-    memory = Memory()
-    memory.take_in(snapshot, now)
+    memory = SchedulerCache()
+    memory.update(snapshot, now)
     queues = memory.queues(snapshot)
-    board = Board.of(memory.capacity, memory.mix)
+    board = AssumedCapacity.of(memory.capacity, memory.mix)
     waiting = memory.waiting.in_order(snapshot.configuration, now)
 
     def memory_bytes(entry: Pending) -> int:
         needs = memory.needs(entry.job.metadata.uid)
-        return held_bytes(needs, board, snapshot.configuration) if queues.by_name else 0
+        return (
+            least_reservation_bytes(needs, board, snapshot.configuration) if queues.by_name else 0
+        )
 
     size = memory.capacity.size
     found: dict[str, GPUJobStatus] = {}
-    for entry in Line(waiting, queues, size, memory_bytes):
+    for entry in QueueHeads(waiting, queues, size, memory_bytes):
         at = entry.job.metadata.uid
         if at == uid:
             break

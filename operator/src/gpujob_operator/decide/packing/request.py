@@ -55,7 +55,7 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Selection:
     """A node's row and card columns. `candidates` is how many nodes could take the request."""
 
     row: int

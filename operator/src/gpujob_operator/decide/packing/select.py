@@ -20,13 +20,13 @@ from gpujob_operator.decide.packing.demand import Demand, Mix
 from gpujob_operator.decide.packing.filter import free_cards, host_fits
 from gpujob_operator.decide.packing.fragmentation import Valuation
 from gpujob_operator.decide.packing.gang import place_gang
-from gpujob_operator.decide.packing.request import Choice, Request, Score, SpotPreference
+from gpujob_operator.decide.packing.request import Request, Score, Selection, SpotPreference
 from gpujob_operator.decide.packing.score_cache import REQUESTS_MAX, Ledger, Scores
 
 STEP_CARDS = 0.02
 
 
-def choose(fleet: Fleet, request: Request, mix: Mix, ledger: Ledger) -> Choice | None:
+def choose(fleet: Fleet, request: Request, mix: Mix, ledger: Ledger) -> Selection | None:
     """The best place for one worker; None where there is none.
 
     `ledger` belongs to this fleet, not to a copy of it.
@@ -51,7 +51,7 @@ def choose(fleet: Fleet, request: Request, mix: Mix, ledger: Ledger) -> Choice |
         cards = _linked(fleet, row, free[0], cards, demand)
     candidates = int(np.isfinite(cost).sum())
     price = 0.0 if scarcity is None else float(cost[row] - scores.cost[row])
-    return Choice(row, cards, _score(scores, row, price), candidates)
+    return Selection(row, cards, _score(scores, row, price), candidates)
 
 
 def choose_gang(

@@ -14,7 +14,7 @@ from gpujob_operator.decide.capacity.cluster import Card, Tenant
 from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limit_percent
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.packing.request import Request, SpotPreference
-from gpujob_operator.decide.placement.assumed import Board, Place
+from gpujob_operator.decide.placement.assumed import AssumedCapacity, WorkerPlace
 from gpujob_operator.decide.placement.diagnosis import Refusal, no_model, refuse
 from gpujob_operator.decide.placement.node_filter import node_refusal
 from gpujob_operator.decide.placement.requirements import Needs, WorkerRequest, resolve
@@ -29,47 +29,50 @@ _SPOT = {
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Where the job goes and what it holds; `take_on` makes it so for the rest of the cycle."""
+    """Where the job goes and what it holds; `assume` makes it so for the rest of the cycle."""
 
     placement: Placement
     reservation: Reservation
     request: Request
-    places: tuple[Place, ...]
+    places: tuple[WorkerPlace, ...]
     tenant: Tenant
     # As far as it was compared with that on other models.
     step_cost: StepCost
 
-    def take_on(self, board: Board) -> None:
+    def assume(self, board: AssumedCapacity) -> None:
         for place in self.places:
-            board.take(place, self.request, self.tenant)
+            board.assume(place, self.request, self.tenant)
 
 
 def assign(
-    needs: Needs, board: Board, configuration: Configuration, length_seconds: float = inf
+    needs: Needs,
+    board: AssumedCapacity,
+    configuration: Configuration,
+    expected_run_seconds: float = inf,
 ) -> Assignment | Refusal:
     """A place for every worker of the job, or with numbers why not. Leaves the board as it was.
 
-    All cards of a gang are of one model, so that its workers run at one speed. `length_seconds` is
-    how long the job will run, as far as known: short ones may use cards that wait for a long one.
-    """
-    filler = board.may_fill(length_seconds)
-    alike = (needs.alike, filler)
-    known = board.refusals.get(alike)
+    All cards of a gang are of one model, so that its workers run at one speed.
+    `expected_run_seconds` is how long the job will run, as far as known: short ones may use cards
+    that wait for a long one."""
+    backfill = board.may_backfill(expected_run_seconds)
+    alike = (needs.alike, backfill)
+    known = board.unfit_classes.get(alike)
     if isinstance(known, Refusal):
         return known
     fitting: list[Assignment] = []
-    refusals: list[Refusal] = []
+    diagnoses: list[Refusal] = []
     for model in board.capacity.models(needs.job.spec.gpu.models):
-        found = _assign_on_model(needs, model, board, configuration, filler=filler)
+        found = _assign_on_model(needs, model, board, configuration, backfill=backfill)
         if isinstance(found, Refusal):
-            refusals.append(found)
+            diagnoses.append(found)
         else:
             fitting.append(found)
     if fitting:
         return _best(fitting, needs)
-    refusals = refusals or [no_model(needs, board)]
-    refusal = next((one for one in refusals if one.possible), refusals[0])
-    board.refusals[alike] = refusal
+    diagnoses = diagnoses or [no_model(needs, board)]
+    refusal = next((one for one in diagnoses if one.possible), diagnoses[0])
+    board.unfit_classes[alike] = refusal
     return refusal
 
 
@@ -94,11 +97,16 @@ def _best(fitting: list[Assignment], needs: Needs) -> Assignment:
 
 
 def _assign_on_model(
-    needs: Needs, model: str, board: Board, configuration: Configuration, *, filler: bool
+    needs: Needs,
+    model: str,
+    board: AssumedCapacity,
+    configuration: Configuration,
+    *,
+    backfill: bool,
 ) -> Assignment | Refusal:
     asked = resolve(needs, model, board.capacity, configuration)
     request = _request(asked, board)
-    places = _places(needs, request, board, configuration, filler=filler)
+    places = _places(needs, request, board, configuration, backfill=backfill)
     complete = len(places) == needs.job.spec.workers
     if not complete and not places:
         return refuse(asked, board, board.capacity, 0)
@@ -106,7 +114,7 @@ def _assign_on_model(
         (_whole(needs, place.cards) for place in places), key=lambda whole: whole.memory_bytes
     )
     if not complete:
-        rest = board.after(places, request, _tenant(needs, held))
+        rest = board.with_assumed(places, request, _tenant(needs, held))
         return refuse(asked, board, rest, len(places))
     placement = Placement(
         workers=tuple(
@@ -127,21 +135,26 @@ def _assign_on_model(
 
 
 def _places(
-    needs: Needs, request: Request, board: Board, configuration: Configuration, *, filler: bool
-) -> list[Place]:
+    needs: Needs,
+    request: Request,
+    board: AssumedCapacity,
+    configuration: Configuration,
+    *,
+    backfill: bool,
+) -> list[WorkerPlace]:
     """One for each worker that finds one. Workers of a gang never share a card: collective
     communication between processes on one card is refused by NCCL."""
     workers = needs.job.spec.workers
     if workers > 1:
         labels = configuration.topology_labels
         return board.choose_gang(
-            request, workers, labels, undisturbed=needs.exclusive, filler=filler
+            request, workers, labels, no_external_use=needs.exclusive, backfill=backfill
         )
-    place = board.choose(request, undisturbed=needs.exclusive, filler=filler)
+    place = board.choose(request, no_external_use=needs.exclusive, backfill=backfill)
     return [place] if place is not None else []
 
 
-def _request(asked: WorkerRequest, board: Board) -> Request:
+def _request(asked: WorkerRequest, board: AssumedCapacity) -> Request:
     needs = asked.needs
     mask = board.mask(needs.node_wishes, lambda node: not node_refusal(needs, node))
     return Request(

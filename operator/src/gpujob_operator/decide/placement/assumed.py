@@ -19,11 +19,11 @@ from gpujob_operator.decide.packing.demand import Mix
 from gpujob_operator.decide.packing.request import NodeMask, Request
 from gpujob_operator.decide.placement.finding import NO_CARDS
 from gpujob_operator.decide.placement.memo import Forgetful, Memo
-from gpujob_operator.decide.placement.node_views import NodeViews, Side, in_order
+from gpujob_operator.decide.placement.node_views import NodeViews, PackedNodes, in_order
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WorkerPlace:
     """A node and its cards for one worker."""
 
     node: str
@@ -31,25 +31,26 @@ class Place:
 
 
 @dataclass(slots=True)
-class Board:
+class AssumedCapacity:
     # Its nodes are the board's own, and change as places are taken.
     capacity: Capacity
     mix: Mix
-    claimed: frozenset[str] = frozenset()
-    # When the first of the claims is expected to be taken up; whoever is gone by then may use them.
-    claimed_from_seconds: float = inf
-    # The claimed cards by node; never changed, but replaced.
-    claimed_on: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
+    nominated: frozenset[str] = frozenset()
+    # When the first of the nominations is expected to be taken up; whoever is gone by then may use
+    # them.
+    nominated_from_seconds: float = inf
+    # The nominated cards by node; never changed, but replaced.
+    nominated_on: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
     # What kinds of jobs fitted nowhere. A board only fills up, so that it holds for the cycle.
-    refusals: dict[Hashable, object] = field(default_factory=dict[Hashable, object])
+    unfit_classes: dict[Hashable, object] = field(default_factory=dict[Hashable, object])
     _rows: dict[str, int] = field(default_factory=dict[str, int])
     # By card; made when first asked for.
     _cards_rows: dict[str, int] = field(default_factory=dict[str, int])
     _views: NodeViews = field(default_factory=lambda: NodeViews.of([]))
     # For jobs that share with nobody: the same without cards on which strangers are.
-    _clean: Side | None = None
-    # For jobs that are gone before any claim is taken up: the same with claimed cards open.
-    _filler: Side | None = None
+    _no_external_use: PackedNodes | None = None
+    # For jobs that are gone before any nomination is taken up: the same with nominated cards open.
+    _backfill: PackedNodes | None = None
     memo: Memo = field(default_factory=Forgetful)
     _nodes: dict[str, NodeCapacity] = field(default_factory=dict[str, NodeCapacity])
 
@@ -60,7 +61,7 @@ class Board:
         mix: Mix | None = None,
         views: NodeViews | None = None,
         memo: Memo | None = None,
-    ) -> "Board":
+    ) -> "AssumedCapacity":
         """`views` are true to the nodes of `capacity`, and `memo` holds for them; both are made
         here where none are kept."""
         views = views if views is not None else NodeViews.of(in_order(capacity))
@@ -76,24 +77,24 @@ class Board:
         )
 
     def choose(
-        self, request: Request, *, undisturbed: bool = False, filler: bool = False
-    ) -> Place | None:
-        """The best place for one worker; `undisturbed` avoids cards that strangers use, `filler`
-        may use claimed ones."""
-        side = self._side(undisturbed=undisturbed, filler=filler)
+        self, request: Request, *, no_external_use: bool = False, backfill: bool = False
+    ) -> WorkerPlace | None:
+        """The best place for one worker; `no_external_use` avoids cards that strangers use,
+        `backfill` may use nominated ones."""
+        side = self._side(no_external_use=no_external_use, backfill=backfill)
         choice = select.choose(side.fleet, request, self.mix, side.ledger)
         if choice is None:
             return None
         return self._place(side, choice.row, choice.cards)
 
-    def _side(self, *, undisturbed: bool, filler: bool) -> Side:
-        side = self._filler if filler and self._filler is not None else self._views.main
-        return self._without_strangers() if undisturbed else side
+    def _side(self, *, no_external_use: bool, backfill: bool) -> PackedNodes:
+        side = self._backfill if backfill and self._backfill is not None else self._views.main
+        return self._without_external_use() if no_external_use else side
 
-    def _place(self, side: Side, row: int, columns: Iterable[int]) -> Place:
+    def _place(self, side: PackedNodes, row: int, columns: Iterable[int]) -> WorkerPlace:
         node = self.capacity.nodes[side.fleet.names[row]]
         uuids = {side.fleet.uuids[row][column] for column in columns}
-        return Place(node.node.name, tuple(card for card in node.cards if card.uuid in uuids))
+        return WorkerPlace(node.node.name, tuple(card for card in node.cards if card.uuid in uuids))
 
     def choose_gang(
         self,
@@ -101,11 +102,11 @@ class Board:
         workers: int,
         topology_labels: Sequence[str],
         *,
-        undisturbed: bool = False,
-        filler: bool = False,
-    ) -> list[Place]:
+        no_external_use: bool = False,
+        backfill: bool = False,
+    ) -> list[WorkerPlace]:
         """Places close together, each on cards of its own, for as many workers as fit."""
-        side = self._side(undisturbed=undisturbed, filler=filler)
+        side = self._side(no_external_use=no_external_use, backfill=backfill)
         levels = self._levels(tuple(topology_labels))
         found = select.choose_gang(side.fleet, request, workers, side.ledger, self.mix, levels)
         return [self._place(side, row, columns) for row, columns in found]
@@ -123,7 +124,7 @@ class Board:
 
         return self.memo.once(("levels", self._views.order, labels), find)
 
-    def take(self, place: Place, request: Request, tenant: Tenant) -> None:
+    def assume(self, place: WorkerPlace, request: Request, tenant: Tenant) -> None:
         """Gives a worker its place for the rest of the cycle."""
         row = self._rows[place.node]
         columns = self._columns(place.node, {card.uuid for card in place.cards})
@@ -137,44 +138,46 @@ class Board:
             side.fleet.place(row, columns, amount)
         self._nodes[place.node] = _with_tenant(self._nodes[place.node], place, request, tenant)
 
-    def after(self, places: Iterable[Place], request: Request, tenant: Tenant) -> Capacity:
+    def with_assumed(
+        self, places: Iterable[WorkerPlace], request: Request, tenant: Tenant
+    ) -> Capacity:
         """What there would be with these places taken; the board stays as it is."""
         nodes = dict(self._nodes)
         for place in places:
             nodes[place.node] = _with_tenant(nodes[place.node], place, request, tenant)
         return replace(self.capacity, nodes=nodes)
 
-    def claim(self, uuids: Iterable[str], start_seconds: float = 0.0) -> None:
+    def nominate(self, uuids: Iterable[str], start_seconds: float = 0.0) -> None:
         """Keeps cards for a job that has waited and could start there in `start_seconds`: nothing
         later is placed there this cycle, except what is gone by then."""
-        new = frozenset(uuids) - self.claimed
+        new = frozenset(uuids) - self.nominated
         if not new:
             return
-        if self._filler is None:
-            self._filler, _ = self._views.filler.follow(self._views.main)
-        self.claimed |= new
-        self.claimed_from_seconds = min(self.claimed_from_seconds, start_seconds)
+        if self._backfill is None:
+            self._backfill, _ = self._views.backfill.follow(self._views.main)
+        self.nominated |= new
+        self.nominated_from_seconds = min(self.nominated_from_seconds, start_seconds)
         # Earlier refusals stay valid: a nomination only removes capacity.
         on: dict[str, set[str]] = {}
         for uuid in new:
             row = self._row_of_card.get(uuid)
             if row is not None:
                 on.setdefault(self._views.main.fleet.names[row], set()).add(uuid)
-        before = self.claimed_on
+        before = self.nominated_on
         after = {name: before.get(name, NO_CARDS) | here for name, here in on.items()}
-        self.claimed_on = {**before, **after}
+        self.nominated_on = {**before, **after}
         for name, here in on.items():
-            for side in (self._views.main, self._clean):
+            for side in (self._views.main, self._no_external_use):
                 if side is not None:
                     side.fleet.close(self._rows[name], self._columns(name, here))
 
-    def may_fill(self, length_seconds: float) -> bool:
-        """Whether a job of this length is gone before the first claim is taken up."""
-        return bool(self.claimed) and length_seconds <= self.claimed_from_seconds
+    def may_backfill(self, expected_run_seconds: float) -> bool:
+        """Whether a job of this length is gone before the first nomination is taken up."""
+        return bool(self.nominated) and expected_run_seconds <= self.nominated_from_seconds
 
-    def refuses_fillers(self, alike: Hashable) -> bool:
+    def refuses_backfill(self, alike: Hashable) -> bool:
         """Whether jobs of a kind fit nowhere even where cards wait for others."""
-        return (alike, True) in self.refusals
+        return (alike, True) in self.unfit_classes
 
     def mask(self, key: Hashable, allows: Callable[[NodeView], bool]) -> NodeMask | None:
         """The nodes that are allowed; None: all. `key` stands for `allows`, which looks at labels,
@@ -187,19 +190,21 @@ class Board:
 
         return self.memo.once(("mask", self._views.order, key), find)
 
-    def _sides(self) -> tuple[Side, ...]:
-        return tuple(s for s in (self._views.main, self._clean, self._filler) if s is not None)
+    def _sides(self) -> tuple[PackedNodes, ...]:
+        return tuple(
+            s for s in (self._views.main, self._no_external_use, self._backfill) if s is not None
+        )
 
-    def _without_strangers(self) -> Side:
-        if self._clean is None:
-            self._clean, rows = self._views.clean.follow(self._views.main)
+    def _without_external_use(self) -> PackedNodes:
+        if self._no_external_use is None:
+            self._no_external_use, rows = self._views.no_external_use.follow(self._views.main)
             for row in rows:
                 node = self.capacity.nodes[self._views.main.fleet.names[row]]
                 used = {card.uuid for card in node.cards if disturbed(card)}
                 if used:
-                    self._clean.fleet.close(row, self._columns(node.node.name, used))
-            self._views.clean.settle()
-        return self._clean
+                    self._no_external_use.fleet.close(row, self._columns(node.node.name, used))
+            self._views.no_external_use.settle()
+        return self._no_external_use
 
     @property
     def _row_of_card(self) -> Mapping[str, int]:
@@ -224,7 +229,7 @@ def _domains(values: list[list[str | None]]) -> Integers:
 
 
 def _with_tenant(
-    node: NodeCapacity, place: Place, request: Request, tenant: Tenant
+    node: NodeCapacity, place: WorkerPlace, request: Request, tenant: Tenant
 ) -> NodeCapacity:
     taken = {card.uuid for card in place.cards}
     cards = tuple(

@@ -10,15 +10,21 @@ from dataclasses import dataclass
 
 from gpujob_api.quantities import format_memory
 from gpujob_operator.decide.capacity.cluster import Capacity, Card, NodeCapacity
-from gpujob_operator.decide.placement.assumed import Board
-from gpujob_operator.decide.placement.finding import FARTHEST, NO_CARDS, NOTHING, Finding, Findings
+from gpujob_operator.decide.placement.assumed import AssumedCapacity
+from gpujob_operator.decide.placement.finding import (
+    FARTHEST,
+    NO_CARDS,
+    NO_DIAGNOSIS,
+    NodeDiagnosis,
+    UnfitReason,
+)
 from gpujob_operator.decide.placement.gpu_filter import STRANGERS, as_said, why_not
 from gpujob_operator.decide.placement.memo import Memo
 from gpujob_operator.decide.placement.node_filter import node_refusal
 from gpujob_operator.decide.placement.requirements import Needs, WorkerRequest
 
 # A card that would do, on a node that has too few of them.
-_FREE = Finding("free, but too few on one node")
+_FREE = UnfitReason("free, but too few on one node")
 # With the figure in thousandths of a processor, and in bytes.
 _CPU_SHORT = "on nodes {} milli-CPU short"
 _MEMORY_SHORT = "on nodes {} host memory short"
@@ -42,21 +48,21 @@ class Refusal:
 
 def refuse(
     request: WorkerRequest,
-    board: Board,
+    board: AssumedCapacity,
     capacity: Capacity,
     placed: int,
 ) -> Refusal:
     """The refusal on cards of one model; `placed` workers of the gang found a place, which is taken
     in `capacity`."""
-    # As it was when the job was refused: its own claim is not in its way.
-    claimed_on = board.claimed_on
+    # As it was when the job was refused: its own nomination is not in its way.
+    nominated_on = board.nominated_on
     return Refusal(
         _possible(request, board),
-        lambda: _explain(request, capacity, claimed_on, board.memo, placed),
+        lambda: _explain(request, capacity, nominated_on, board.memo, placed),
     )
 
 
-def no_model(needs: Needs, board: Board) -> Refusal:
+def no_model(needs: Needs, board: AssumedCapacity) -> Refusal:
     """There is no card of a model that the job accepts."""
     present = sorted(board.capacity.largest)
     wanted = ", ".join(needs.job.spec.gpu.models) or "any"
@@ -65,7 +71,7 @@ def no_model(needs: Needs, board: Board) -> Refusal:
     return Refusal(False, lambda: message)
 
 
-def _possible(request: WorkerRequest, board: Board) -> bool:
+def _possible(request: WorkerRequest, board: AssumedCapacity) -> bool:
     """Whether the workers would fit were all cards well and none of our jobs there."""
     needs = request.needs
 
@@ -96,7 +102,7 @@ def _node_never(needs: Needs, node: NodeCapacity) -> bool:
 def _explain(
     request: WorkerRequest,
     capacity: Capacity,
-    claimed_on: Mapping[str, frozenset[str]],
+    nominated_on: Mapping[str, frozenset[str]],
     memo: Memo,
     placed: int,
 ) -> str:
@@ -105,8 +111,8 @@ def _explain(
     counts, nearest = memo.findings(
         (needs.alike, request.model),
         capacity.nodes,
-        claimed_on,
-        lambda node, claimed: _look(request, node, claimed),
+        nominated_on,
+        lambda node, nominated: _look(request, node, nominated),
     )
     total = sum(counts.values())
     asked = needs.job.spec.workers * needs.job.spec.gpus_per_worker
@@ -117,7 +123,7 @@ def _explain(
     return message + _nearest_text(missing_bytes, name, capacity.card(name, uuid))
 
 
-def _in_words(counts: Mapping[Finding, int]) -> str:
+def _in_words(counts: Mapping[UnfitReason, int]) -> str:
     """What keeps most of the cards comes first; findings that differ in the figure are one."""
     cards: Counter[str] = Counter()
     figures: dict[str, list[int]] = {}
@@ -156,32 +162,32 @@ def node_lacks(request: WorkerRequest, node: NodeCapacity) -> str:
     return lacks + _nearest_text(missing_bytes, name, node.card(uuid))
 
 
-def _look(request: WorkerRequest, node: NodeCapacity, claimed: frozenset[str]) -> Findings:
+def _look(request: WorkerRequest, node: NodeCapacity, nominated: frozenset[str]) -> NodeDiagnosis:
     cards = [card for card in node.cards if card.model == request.model]
     if not cards:
-        return NOTHING
+        return NO_DIAGNOSIS
     on_node = _node_misfit(request.needs, node)
     if on_node:
-        return Findings({on_node: len(cards)})
-    counts: dict[Finding, int] = {}
+        return NodeDiagnosis({on_node: len(cards)})
+    counts: dict[UnfitReason, int] = {}
     nearest = FARTHEST
     for card in cards:
-        finding, missing_bytes = why_not(request, card, claimed) or (_FREE, 0)
+        finding, missing_bytes = why_not(request, card, nominated) or (_FREE, 0)
         counts[finding] = counts.get(finding, 0) + 1
         if 0 < missing_bytes <= nearest[0]:
             nearest = min(nearest, (missing_bytes, card.uuid, node.node.name))
-    return Findings(counts, nearest)
+    return NodeDiagnosis(counts, nearest)
 
 
-def _node_misfit(needs: Needs, node: NodeCapacity) -> Finding | None:
+def _node_misfit(needs: Needs, node: NodeCapacity) -> UnfitReason | None:
     """What keeps the job off all of the node's cards."""
     refusal = node.closed.text if node.closed is not None else node_refusal(needs, node.node)
     if refusal:
         return as_said(refusal)
     if node.cpu_milli_free < needs.cpu_milli:
-        return Finding(_CPU_SHORT, needs.cpu_milli - node.cpu_milli_free)
+        return UnfitReason(_CPU_SHORT, needs.cpu_milli - node.cpu_milli_free)
     if node.memory_bytes_free < needs.memory_bytes:
-        return Finding(_MEMORY_SHORT, needs.memory_bytes - node.memory_bytes_free)
+        return UnfitReason(_MEMORY_SHORT, needs.memory_bytes - node.memory_bytes_free)
     return None
 
 

@@ -10,18 +10,18 @@ FARTHEST: Nearest = (2**63, "", "")
 NO_CARDS: frozenset[str] = frozenset()
 
 
-class Finding(NamedTuple):
+class UnfitReason(NamedTuple):
     """What keeps a job off a card. The figure, if there is one, stands at the {} of the text."""
 
     text: str
     figure: int = 0
 
 
-class Findings(NamedTuple):
+class NodeDiagnosis(NamedTuple):
     """Of one node: how many cards for each reason, and the nearest fit."""
 
-    counts: Mapping[Finding, int] = {}
+    counts: Mapping[UnfitReason, int] = {}
     nearest: Nearest = FARTHEST
 
 
-NOTHING = Findings()
+NO_DIAGNOSIS = NodeDiagnosis()

@@ -7,38 +7,38 @@ from dataclasses import replace
 from gpujob_operator.decide.capacity.cluster import Card, disturbed
 from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limit_percent
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.placement.assumed import Board
-from gpujob_operator.decide.placement.finding import NO_CARDS, Finding
+from gpujob_operator.decide.placement.assumed import AssumedCapacity
+from gpujob_operator.decide.placement.finding import NO_CARDS, UnfitReason
 from gpujob_operator.decide.placement.requirements import Needs, WorkerRequest, resolve
 
-_CLAIMED = Finding("kept for an earlier job")
-_TAKEN = Finding("held whole by another job")
-_TOO_SMALL = Finding("too small")
-_TOO_FULL = Finding("too full")
-_TOO_FULL_BY_STRANGERS = Finding("too full, strangers included")
-_UNMEASURED = Finding("shared already, and this job starts alone until it is measured")
+_NOMINATED = UnfitReason("kept for an earlier job")
+_TAKEN = UnfitReason("held whole by another job")
+_TOO_SMALL = UnfitReason("too small")
+_TOO_FULL = UnfitReason("too full")
+_TOO_FULL_BY_STRANGERS = UnfitReason("too full, strangers included")
+_UNMEASURED = UnfitReason("shared already, and this job starts alone until it is measured")
 # With the figure in bytes.
 STRANGERS = "used by strangers ({})"
 # What keeps a worker off a GPU, and what is missing in bytes where that is it.
-Misfit = tuple[Finding, int]
+Misfit = tuple[UnfitReason, int]
 
 
-def why_not(request: WorkerRequest, card: Card, claimed: Set[str] = NO_CARDS) -> Misfit | None:
-    """What keeps the worker off this GPU of its model; None where it fits. `claimed` are GPUs that
-    are kept for other jobs."""
+def why_not(request: WorkerRequest, card: Card, nominated: Set[str] = NO_CARDS) -> Misfit | None:
+    """What keeps the worker off this GPU of its model; None where it fits. `nominated` are GPUs
+    that are kept for other jobs."""
     if card.blocked is not None:
         return as_said(f"blocked ({card.blocked.reason.value})"), 0
     room = card.total_bytes - card.driver_bytes
     if request.least_bytes > room:
         return _TOO_SMALL, request.least_bytes - room
-    if card.uuid in claimed:
-        return _CLAIMED, 0
+    if card.uuid in nominated:
+        return _NOMINATED, 0
     if card.taken:
         return _TAKEN, 0
     if request.wanted is None and card.tenants:
         return _UNMEASURED, 0
     if request.exclusive and disturbed(card):
-        return Finding(STRANGERS, card.others_bytes), 0
+        return UnfitReason(STRANGERS, card.others_bytes), 0
     if card.free_bytes < request.least_bytes:
         finding = _TOO_FULL_BY_STRANGERS if disturbed(card) else _TOO_FULL
         return finding, request.least_bytes - card.free_bytes
@@ -53,12 +53,12 @@ def _slowed(request: WorkerRequest, card: Card) -> Misfit | None:
     limit = min(*limits, request.max_slowdown_percent)
     if total <= summed_utilization_limit_percent(limit, card.law):
         return None
-    return Finding(f"busy: {{}} % together would slow a job by over {limit} %", round(total)), 0
+    return UnfitReason(f"busy: {{}} % together would slow a job by over {limit} %", round(total)), 0
 
 
-def as_said(text: str) -> Finding:
+def as_said(text: str) -> UnfitReason:
     """Words of somebody else, braces included."""
-    return Finding(text.replace("{", "{{").replace("}", "}}"))
+    return UnfitReason(text.replace("{", "{{").replace("}", "}}"))
 
 
 def after_departures(card: Card, gone: Set[str]) -> Card:
@@ -73,7 +73,9 @@ def after_departures(card: Card, gone: Set[str]) -> Card:
     )
 
 
-def held_bytes(needs: Needs, board: Board, configuration: Configuration) -> int:
+def least_reservation_bytes(
+    needs: Needs, board: AssumedCapacity, configuration: Configuration
+) -> int:
     """What the job would hold of a card: the least over the models it may run on."""
     capacity = board.capacity
     wanted_models = needs.job.spec.gpu.models

@@ -5,11 +5,17 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Protocol, TypeVar
 
 from gpujob_operator.decide.capacity.cluster import NodeCapacity
-from gpujob_operator.decide.placement.finding import FARTHEST, NO_CARDS, Finding, Findings, Nearest
+from gpujob_operator.decide.placement.finding import (
+    FARTHEST,
+    NO_CARDS,
+    Nearest,
+    NodeDiagnosis,
+    UnfitReason,
+)
 
 T = TypeVar("T")
 # Of one node, with those of its cards that are kept for other jobs.
-Look = Callable[[NodeCapacity, frozenset[str]], Findings]
+Diagnose = Callable[[NodeCapacity, frozenset[str]], NodeDiagnosis]
 
 
 class Memo(Protocol):
@@ -23,9 +29,9 @@ class Memo(Protocol):
         self,
         key: Hashable,
         nodes: Mapping[str, NodeCapacity],
-        claimed_on: Mapping[str, frozenset[str]],
-        look: Look,
-    ) -> tuple[Mapping[Finding, int], Nearest]:
+        nominated_on: Mapping[str, frozenset[str]],
+        diagnose: Diagnose,
+    ) -> tuple[Mapping[UnfitReason, int], Nearest]:
         """The sum of what `look` says of each node, and the nearest fit of all."""
         ...
 
@@ -40,13 +46,13 @@ class Forgetful:
         self,
         key: Hashable,
         nodes: Mapping[str, NodeCapacity],
-        claimed_on: Mapping[str, frozenset[str]],
-        look: Look,
-    ) -> tuple[Mapping[Finding, int], Nearest]:
-        counts: Counter[Finding] = Counter()
+        nominated_on: Mapping[str, frozenset[str]],
+        diagnose: Diagnose,
+    ) -> tuple[Mapping[UnfitReason, int], Nearest]:
+        counts: Counter[UnfitReason] = Counter()
         nearest = FARTHEST
         for name, node in nodes.items():
-            found = look(node, claimed_on.get(name, NO_CARDS))
+            found = diagnose(node, nominated_on.get(name, NO_CARDS))
             counts.update(found.counts)
             nearest = min(nearest, found.nearest)
         return counts, nearest

@@ -13,7 +13,7 @@ from gpujob_operator.decide.packing.score_cache import Ledger
 
 
 @dataclass(slots=True)
-class Side:
+class PackedNodes:
     """One fleet with the figures kept for it."""
 
     fleet: Fleet
@@ -21,21 +21,21 @@ class Side:
 
 
 @dataclass(slots=True)
-class Follower:
+class DerivedView:
     """A view of the main side that follows its changes and has edits of its own."""
 
-    _side: Side | None = None
+    _side: PackedNodes | None = None
     # What it follows; the clocks of both when they were last as they should be.
     _main: Fleet | None = None
     _main_clock: int = 0
     _clock: int = 0
 
-    def follow(self, main: Side) -> tuple[Side, list[int]]:
+    def follow(self, main: PackedNodes) -> tuple[PackedNodes, list[int]]:
         """Copies the rows that changed on either side; returns the view and those rows. Call
         `settle` after editing the rows, so that the next call keeps the edits."""
         fleet = main.fleet
         if self._side is None or self._main is not fleet:
-            self._side = Side(fleet.copy())
+            self._side = PackedNodes(fleet.copy())
             rows = np.arange(len(fleet.names))
         else:
             own = self._side.fleet
@@ -54,15 +54,15 @@ class Follower:
 class NodeViews:
     """The packed nodes: as they are, without GPUs of external use, and with nominated GPUs open."""
 
-    main: Side
-    clean: Follower = field(default_factory=Follower)
-    filler: Follower = field(default_factory=Follower)
+    main: PackedNodes
+    no_external_use: DerivedView = field(default_factory=DerivedView)
+    backfill: DerivedView = field(default_factory=DerivedView)
     # Another number whenever a row may be another node.
     order: int = 0
 
     @classmethod
     def of(cls, ordered: list[NodeCapacity]) -> "NodeViews":
-        return cls(Side(Fleet.of([node_state(node, card_state) for node in ordered])))
+        return cls(PackedNodes(Fleet.of([node_state(node, card_state) for node in ordered])))
 
 
 def in_order(capacity: Capacity) -> list[NodeCapacity]:

@@ -150,7 +150,7 @@ class CycleView:
     find_running: Callable[[], Mapping[str, GPUJob]]
     # The lowest priority of jobs that hold GPUs, and whether any makes room for others already.
     lowest_priority: int
-    room_is_made: bool
+    preemption_in_flight: bool
 
     @cached_property
     def running(self) -> Mapping[str, GPUJob]:

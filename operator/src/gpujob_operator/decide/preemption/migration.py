@@ -12,10 +12,10 @@ from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import stop_seconds
 from gpujob_operator.decide.model.stop_reasons import SLOWED
 from gpujob_operator.decide.placement.assign import Assignment, assign
-from gpujob_operator.decide.placement.assumed import Board
+from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.requirements import CycleView
 from gpujob_operator.decide.preemption.cost import interruption_gpu_seconds
-from gpujob_operator.decide.preemption.victims import interruptible
+from gpujob_operator.decide.preemption.victims import is_preemptible
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Move:
 def find_move(
     slowed: Iterable[GPUJob],
     view: CycleView,
-    board: Board,
+    board: AssumedCapacity,
     configuration: Configuration,
     now: datetime,
 ) -> Move | None:
@@ -55,12 +55,12 @@ def _off_card(
     slowed: GPUJob,
     card: Card,
     view: CycleView,
-    board: Board,
+    board: AssumedCapacity,
     configuration: Configuration,
     now: datetime,
 ) -> Move | None:
     tenants = [view.running[t.job_uid] for t in card.tenants if t.job_uid in view.running]
-    candidates = [job for job in tenants if interruptible(job, configuration)]
+    candidates = [job for job in tenants if is_preemptible(job, configuration)]
     leaving = any(job.status.phase is JobPhase.STOPPING for job in tenants)
     if leaving or len(tenants) < 2:
         return None

@@ -12,32 +12,32 @@ from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import stop_seconds
 from gpujob_operator.decide.model.stop_reasons import MOVED, PREEMPTED, RECLAIMED
-from gpujob_operator.decide.placement.assumed import Board
-from gpujob_operator.decide.placement.gpu_filter import held_bytes
+from gpujob_operator.decide.placement.assumed import AssumedCapacity
+from gpujob_operator.decide.placement.gpu_filter import least_reservation_bytes
 from gpujob_operator.decide.placement.requirements import CycleView, Needs
 from gpujob_operator.decide.preemption.cost import interruption_gpu_seconds
 from gpujob_operator.decide.preemption.victims import (
     VICTIMS_MAX,
-    Room,
+    PreemptionTargets,
     Victim,
-    elsewhere,
-    interruptible,
-    make_room,
-    worth_moving,
+    all_reschedulable,
+    is_preemptible,
+    pays_off,
+    select_victims,
 )
-from gpujob_operator.decide.queue.pending import told_lately, waited_seconds
-from gpujob_operator.decide.queue.quota import Queues
+from gpujob_operator.decide.queue.pending import waited_seconds, written_recently
+from gpujob_operator.decide.queue.quota import QuotaState
 
 # Looking for whom to interrupt reads every card: so often a cycle.
 SEARCHES_MAX = 4
 
 
 @dataclass(slots=True)
-class Interruptions:
+class Preemptor:
     """`stops` are the attempts that end for others, by job UID."""
 
-    board: Board
-    queues: Queues
+    board: AssumedCapacity
+    queues: QuotaState
     configuration: Configuration
     now: datetime
     view: CycleView
@@ -51,42 +51,44 @@ class Interruptions:
         """Whether nobody more is looked for in this cycle."""
         return self._searches >= SEARCHES_MAX
 
-    def in_quota(self, needs: Needs, memory_bytes: int, *, fits: bool) -> Room | None:
+    def targets_in_quota(
+        self, needs: Needs, memory_bytes: int, *, fits: bool
+    ) -> PreemptionTargets | None:
         """The cheapest jobs of its queues without which the job is within its quota and has cards;
         None when none help. `fits`: on cards it does already."""
-        if self.exhausted or not self.possible(needs):
+        if self.exhausted or not self.may_preempt(needs):
             return None
         self._searches += 1
-        root = self.queues.root(needs.job.spec.queue)
+        cohort = self.queues.cohort(needs.job.spec.queue)
         candidates = {
             uid: victim
             for uid, victim in self._victims(needs).items()
-            if self.queues.root(victim.job.spec.queue) == root
+            if self.queues.cohort(victim.job.spec.queue) == cohort
         }
-        room = Room((), frozenset())
+        targets = PreemptionTargets((), frozenset())
         if not fits:
             # Quota alone would not let it start, and others would take what was given up.
-            found = make_room(needs, self.board, candidates, self.configuration)
+            found = select_victims(needs, self.board, candidates, self.configuration)
             if found is None:
                 return None
-            room = found
-        chosen = list(room.victims)
+            targets = found
+        chosen = list(targets.victims)
         others = sorted(
-            (victim for victim in candidates.values() if victim not in room.victims),
+            (victim for victim in candidates.values() if victim not in targets.victims),
             key=lambda victim: (victim.cost_gpu_seconds, victim.job.metadata.uid),
         )
         while self._exceeds(needs, memory_bytes, chosen):
             if not others or len(chosen) >= VICTIMS_MAX:
                 return None
             chosen.append(others.pop(0))
-        return replace(room, victims=tuple(chosen))
+        return replace(targets, victims=tuple(chosen))
 
     def _exceeds(self, needs: Needs, memory_bytes: int, gone: list[Victim]) -> bool:
         """Whether the job would be over its quota with these gone."""
-        with self.queues.without([victim.job for victim in gone]):
-            return bool(self.queues.over(needs.job, memory_bytes))
+        with self.queues.simulate_removal([victim.job for victim in gone]):
+            return bool(self.queues.quota_shortfall(needs.job, memory_bytes))
 
-    def find_targets(self, needs: Needs, start_seconds: float) -> Room | None:
+    def targets_on_gpus(self, needs: Needs, start_seconds: float) -> PreemptionTargets | None:
         """Whom to interrupt so that the job fits on GPUs; None when nobody should be. Without that
         it could start in `start_seconds`."""
         if self.exhausted:
@@ -94,15 +96,15 @@ class Interruptions:
         victims = self._victims(needs)
         if victims:
             self._searches += 1
-            room = make_room(needs, self.board, victims, self.configuration)
-            if room is not None and self._stays_fair(needs, room):
-                return room
+            targets = select_victims(needs, self.board, victims, self.configuration)
+            if targets is not None and self._stays_within_borrowed(needs, targets):
+                return targets
         return self._consolidation(needs, start_seconds)
 
-    def _consolidation(self, needs: Needs, start_seconds: float) -> Room | None:
+    def _consolidation(self, needs: Needs, start_seconds: float) -> PreemptionTargets | None:
         """Moving others closer together, when this job is told anew that it waits."""
         waited = waited_seconds(needs.job, self.now)
-        told = told_lately(needs.job, self.configuration, self.now)
+        told = written_recently(needs.job, self.configuration, self.now)
         if told or waited < self.configuration.consolidate_after_seconds:
             return None
         movable = {
@@ -111,18 +113,20 @@ class Interruptions:
             if job.status.checkpoint is not None and self._is_free_to_interrupt(job)
         }
         self._searches += 1
-        room = make_room(needs, self.board, movable, self.configuration) if movable else None
-        if room is None:
+        targets = (
+            select_victims(needs, self.board, movable, self.configuration) if movable else None
+        )
+        if targets is None:
             return None
         # Who has waited this long is expected to wait as long again.
         saved = min(start_seconds, waited)
         gpus = needs.job.spec.workers * needs.job.spec.gpus_per_worker
-        if not worth_moving(room, gpus, saved):
+        if not pays_off(targets, gpus, saved):
             return None
-        fits = elsewhere(room, self.board, self.view, self.configuration)
-        return room if fits else None
+        fits = all_reschedulable(targets, self.board, self.view, self.configuration)
+        return targets if fits else None
 
-    def possible(self, needs: Needs) -> bool:
+    def may_preempt(self, needs: Needs) -> bool:
         """Whether anybody could have to make room for the job; asked of every waiting one."""
         job = needs.job
         if job.spec.priority > self.view.lowest_priority:
@@ -130,10 +134,12 @@ class Interruptions:
         if not self.queues.by_name:
             return False
         lenders = (name for name, use in self.queues.use.items() if use.jobs)
-        borrow = any(self.queues.borrows(name, job.spec.queue) for name in lenders)
+        borrow = any(self.queues.can_be_reclaimed_for(name, job.spec.queue) for name in lenders)
         if not borrow:
             return False
-        return self.queues.entitled(job, held_bytes(needs, self.board, self.configuration))
+        return self.queues.fits_in_nominal(
+            job, least_reservation_bytes(needs, self.board, self.configuration)
+        )
 
     def _victims(self, needs: Needs) -> dict[str, Victim]:
         """Who may be interrupted for the job, and why.
@@ -142,18 +148,18 @@ class Interruptions:
         would have the right to take it back.
         """
         job = needs.job
-        memory_bytes = held_bytes(needs, self.board, self.configuration)
-        entitled = self.queues.entitled(job, memory_bytes)
+        memory_bytes = least_reservation_bytes(needs, self.board, self.configuration)
+        fits_in_nominal = self.queues.fits_in_nominal(job, memory_bytes)
         would_borrow = self.queues.would_borrow(job, memory_bytes)
         found: dict[str, Victim] = {}
         for uid, other in self.view.running.items():
             queue = other.spec.queue
             ours = queue == job.spec.queue
             if other.spec.priority < job.spec.priority and (
-                ours or not would_borrow or self.queues.beyond_nominal(queue)
+                ours or not would_borrow or self.queues.is_borrowing(queue)
             ):
                 reason = PREEMPTED
-            elif entitled and self.queues.borrows(queue, job.spec.queue):
+            elif fits_in_nominal and self.queues.can_be_reclaimed_for(queue, job.spec.queue):
                 reason = RECLAIMED
             else:
                 continue
@@ -161,13 +167,15 @@ class Interruptions:
                 found[uid] = Victim(other, reason, self._cost(other))
         return found
 
-    def _stays_fair(self, needs: Needs, room: Room) -> bool:
+    def _stays_within_borrowed(self, needs: Needs, targets: PreemptionTargets) -> bool:
         """No queue gives back more than it borrowed."""
         taken: list[GPUJob] = []
-        for victim in room.victims:
-            with self.queues.without(taken):
-                borrows = self.queues.borrows(victim.job.spec.queue, needs.job.spec.queue)
-            if victim.reason == RECLAIMED and not borrows:
+        for victim in targets.victims:
+            with self.queues.simulate_removal(taken):
+                reclaimable = self.queues.can_be_reclaimed_for(
+                    victim.job.spec.queue, needs.job.spec.queue
+                )
+            if victim.reason == RECLAIMED and not reclaimable:
                 return False
             taken.append(victim.job)
         return True
@@ -178,14 +186,15 @@ class Interruptions:
         for victim in chosen:
             text = (
                 f"makes room for {needs.job.metadata.namespace}/{needs.job.metadata.name} "
-                f"({_why(victim, needs.job)}); loses {victim.cost_gpu_seconds:.0f} card-seconds"
+                f"({_preemption_reason(victim, needs.job)}); "
+                f"loses {victim.cost_gpu_seconds:.0f} card-seconds"
             )
             deadline = self.now + timedelta(seconds=stop_seconds(victim.job, self.configuration))
             self.stops[victim.job.metadata.uid] = StopReason(victim.reason, text, deadline)
-        return waits_for([victim.job for victim in chosen])
+        return waiting_message([victim.job for victim in chosen])
 
     def _is_free_to_interrupt(self, job: GPUJob) -> bool:
-        return job.metadata.uid not in self.stops and interruptible(job, self.configuration)
+        return job.metadata.uid not in self.stops and is_preemptible(job, self.configuration)
 
     def _cost(self, job: GPUJob) -> float:
         uid = job.metadata.uid
@@ -195,7 +204,7 @@ class Interruptions:
             self._costs[uid] = interruption_gpu_seconds(job, self.configuration, age)
         return self._costs[uid]
 
-    def leaving(self, root: str) -> list[GPUJob]:
+    def being_preempted(self, cohort: str) -> list[GPUJob]:
         """Jobs of a parent's queues whose attempts are ending."""
         if self._stopping is None:
             self._stopping = [
@@ -203,16 +212,16 @@ class Interruptions:
             ]
         stopped = (self.view.running[uid] for uid in self.stops)
         ending = (*self._stopping, *stopped)
-        return [job for job in ending if self.queues.root(job.spec.queue) == root]
+        return [job for job in ending if self.queues.cohort(job.spec.queue) == cohort]
 
 
-def waits_for(jobs: Iterable[GPUJob]) -> str:
+def waiting_message(jobs: Iterable[GPUJob]) -> str:
     names = sorted(f"{job.metadata.namespace}/{job.metadata.name}" for job in jobs)
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"waiting for {', '.join(names[:3])}{more} to stop and free capacity"
 
 
-def _why(victim: Victim, job: GPUJob) -> str:
+def _preemption_reason(victim: Victim, job: GPUJob) -> str:
     if victim.reason == PREEMPTED:
         return f"priority {job.spec.priority} over {victim.job.spec.priority}"
     if victim.reason == RECLAIMED:

@@ -16,7 +16,7 @@ from gpujob_operator.decide.capacity.cluster import Capacity, Card, NodeCapacity
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.pod_template import host_requests
 from gpujob_operator.decide.placement.assign import Assignment, assign
-from gpujob_operator.decide.placement.assumed import Board
+from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.gpu_filter import after_departures, why_not
 from gpujob_operator.decide.placement.node_filter import nodes_for
 from gpujob_operator.decide.placement.requirements import CycleView, Needs, WorkerRequest, resolve
@@ -35,35 +35,35 @@ class Victim:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """Whom to interrupt. `claim` is the cards on which the waiting job will fit then."""
+class PreemptionTargets:
+    """Whom to interrupt. `nominated` is the cards on which the waiting job will fit then."""
 
     victims: tuple[Victim, ...]
-    claim: frozenset[str]
+    nominated: frozenset[str]
 
     @property
     def cost_gpu_seconds(self) -> float:
         return sum(victim.cost_gpu_seconds for victim in self.victims)
 
 
-def interruptible(job: GPUJob, configuration: Configuration) -> bool:
+def is_preemptible(job: GPUJob, configuration: Configuration) -> bool:
     """Whether the job may be interrupted for another's sake once more."""
     at_work = job.status.phase in (JobPhase.STARTING, JobPhase.RUNNING)
     return at_work and job.status.counters.preemptions < configuration.preemptions_max
 
 
-def make_room(
+def select_victims(
     needs: Needs,
-    board: Board,
+    board: AssumedCapacity,
     victims: Mapping[str, Victim],
     configuration: Configuration,
-) -> Room | None:
+) -> PreemptionTargets | None:
     """The cheapest interruptions found after which the job fits; None when none help.
 
     Per card the cheapest jobs first until the worker fits; then the cheapest cards of a node, the
     cheapest nodes. The result is tried on the ledger, and whoever is not needed is spared.
     """
-    best: Room | None = None
+    best: PreemptionTargets | None = None
     for model in board.capacity.models(needs.job.spec.gpu.models):
         places = _places(needs, model, board, victims, configuration)
         chosen = sorted(places, key=lambda place: place.key)[: needs.job.spec.workers]
@@ -75,25 +75,25 @@ def make_room(
     return best
 
 
-def elsewhere(
-    room: Room,
-    board: Board,
+def all_reschedulable(
+    targets: PreemptionTargets,
+    board: AssumedCapacity,
     view: CycleView,
     configuration: Configuration,
 ) -> bool:
-    """Whether every victim finds another place now, when the cards of `room` are kept free."""
-    trial = Board.of(board.capacity, board.mix)
-    trial.claim(board.claimed | room.claim)
-    for victim in room.victims:
+    """Whether every victim finds another place now, when the GPUs of `targets` are kept free."""
+    trial = AssumedCapacity.of(board.capacity, board.mix)
+    trial.nominate(board.nominated | targets.nominated)
+    for victim in targets.victims:
         found = assign(view.needs_of(victim.job.metadata.uid), trial, configuration)
         if not isinstance(found, Assignment):
             return False
-        found.take_on(trial)
+        found.assume(trial)
     return True
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _FreedPlace:
     """Cards of one node for one worker, and who must go for it."""
 
     node: str
@@ -109,18 +109,18 @@ class _Place:
 def _places(
     needs: Needs,
     model: str,
-    board: Board,
+    board: AssumedCapacity,
     victims: Mapping[str, Victim],
     configuration: Configuration,
-) -> list[_Place]:
+) -> list[_FreedPlace]:
     request = resolve(needs, model, board.capacity, configuration)
-    found: list[_Place] = []
+    found: list[_FreedPlace] = []
     for node in nodes_for(needs, board.capacity):
         cards = sorted(
             (cost, len(who), card.uuid, who)
             for card in node.cards
             if card.model == model
-            and (freed := _freed(request, card, board.claimed, victims)) is not None
+            and (freed := _freed(request, card, board.nominated, victims)) is not None
             for cost, who in (freed,)
         )
         found += _worker_places(needs, node, [(c, u, w) for c, _, u, w in cards], victims)
@@ -132,11 +132,11 @@ def _worker_places(
     node: NodeCapacity,
     cards: list[tuple[float, str, tuple[str, ...]]],
     victims: Mapping[str, Victim],
-) -> list[_Place]:
+) -> list[_FreedPlace]:
     """Groups of cards for the workers that the node could take, as far as its host room goes."""
     count = needs.job.spec.gpus_per_worker
     cpu_milli, memory_bytes = node.cpu_milli_free, node.memory_bytes_free
-    places: list[_Place] = []
+    places: list[_FreedPlace] = []
     gone: set[str] = set()
     for first in range(0, len(cards) - count + 1, count):
         group = cards[first : first + count]
@@ -149,17 +149,17 @@ def _worker_places(
         if cpu_milli < 0 or memory_bytes < 0:
             break
         cost = sum(victims[uid].cost_gpu_seconds for uid in who)
-        places.append(_Place(node.node.name, tuple(uuid for _, uuid, _ in group), who, cost))
+        places.append(_FreedPlace(node.node.name, tuple(uuid for _, uuid, _ in group), who, cost))
     return places
 
 
 def _freed(
-    request: WorkerRequest, card: Card, claimed: Set[str], victims: Mapping[str, Victim]
+    request: WorkerRequest, card: Card, nominated: Set[str], victims: Mapping[str, Victim]
 ) -> tuple[float, tuple[str, ...]] | None:
     """The cheapest tenants without which the worker fits on the card, cheapest alone first."""
 
     def fits(gone: Iterable[str]) -> bool:
-        return why_not(request, after_departures(card, frozenset(gone)), claimed) is None
+        return why_not(request, after_departures(card, frozenset(gone)), nominated) is None
 
     movable = sorted(
         (victims[tenant.job_uid].cost_gpu_seconds, tenant.job_uid)
@@ -181,11 +181,11 @@ def _freed(
 
 def _verified(
     needs: Needs,
-    places: Iterable[_Place],
-    board: Board,
+    places: Iterable[_FreedPlace],
+    board: AssumedCapacity,
     victims: Mapping[str, Victim],
     configuration: Configuration,
-) -> Room | None:
+) -> PreemptionTargets | None:
     """The places tried as a whole; victims that turn out not to be needed are spared."""
     chosen = list(places)
     names = {place.node for place in chosen}
@@ -201,7 +201,7 @@ def _verified(
     for uid in by_cost:
         if len(gone) > 1 and _fits(needs, part, gone - {uid}, victims, board, configuration):
             gone.discard(uid)
-    return Room(tuple(victims[uid] for uid in sorted(gone)), frozenset(uuids))
+    return PreemptionTargets(tuple(victims[uid] for uid in sorted(gone)), frozenset(uuids))
 
 
 def _only(node: NodeCapacity, uuids: Set[str]) -> NodeCapacity:
@@ -213,10 +213,10 @@ def _fits(
     part: Capacity,
     gone: Set[str],
     victims: Mapping[str, Victim],
-    board: Board,
+    board: AssumedCapacity,
     configuration: Configuration,
 ) -> bool:
-    trial = Board.of(_without(part, gone, victims), board.mix)
+    trial = AssumedCapacity.of(_without(part, gone, victims), board.mix)
     return isinstance(assign(needs, trial, configuration), Assignment)
 
 
@@ -241,6 +241,6 @@ def _staying(tenants: tuple[Tenant, ...], gone: Set[str]) -> tuple[Tenant, ...]:
     return tuple(tenant for tenant in tenants if tenant.job_uid not in gone)
 
 
-def worth_moving(room: Room, gpus: int, saved_seconds: float) -> bool:
+def pays_off(targets: PreemptionTargets, gpus: int, saved_seconds: float) -> bool:
     """Whether a move gains at least twice what it costs: cards times the waiting it saves."""
-    return gpus * saved_seconds >= 2 * room.cost_gpu_seconds
+    return gpus * saved_seconds >= 2 * targets.cost_gpu_seconds

@@ -11,20 +11,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from gpujob_operator.decide.capacity.cluster import FleetSize
-from gpujob_operator.decide.queue.pending import InOrder, Keyed, Pending
-from gpujob_operator.decide.queue.quota import Queues
+from gpujob_operator.decide.queue.pending import Keyed, OrderedQueues, Pending
+from gpujob_operator.decide.queue.quota import QuotaState
 
 _Key = tuple[bool, int, bool, float, float, float, float, float, str]
 MemoryOf = Callable[[Pending], int]
 
 
 @dataclass(slots=True)
-class Line:
+class QueueHeads:
     """`memory_of` is what a job would hold of each card, in bytes, as far as known: it decides
     whether the job's queue would borrow."""
 
-    lines: InOrder
-    queues: Queues
+    lines: OrderedQueues
+    queues: QuotaState
     fleet: FleetSize
     memory_of: MemoryOf
 

@@ -26,7 +26,7 @@ class OrderRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
+class OrderEntry:
     """What the order looks at. Seconds; `gpus` is the number of cards of all workers together.
 
     `remaining_seconds` is steps left times the measured step time, None where the job does not say
@@ -47,25 +47,25 @@ class Contender:
 OrderKey = tuple[int, bool, float, float, float, str]
 
 
-def order_key(contender: Contender, now_seconds: float, rules: OrderRules) -> OrderKey:
+def order_key(entry: OrderEntry, now_seconds: float, rules: OrderRules) -> OrderKey:
     """Smaller is earlier: higher priority; overdue, longest overdue first; then, by policy, less
     work left; then arrival; then UID.
 
     Waiting is bounded within a priority: nobody who arrives after a job is overdue has an earlier
     due time, so only those can go first who were there before.
     """
-    return turn_of(contender, rules).key(now_seconds)
+    return order_keys(entry, rules).key(now_seconds)
 
 
-def due_seconds(contender: Contender, rules: OrderRules) -> float:
+def due_seconds(entry: OrderEntry, rules: OrderRules) -> float:
     """When the job becomes overdue, on the clock of `arrived_seconds`."""
-    length = contender.attained_seconds + (contender.remaining_seconds or 0.0)
-    return contender.arrived_seconds + max(rules.waiting_seconds_max, rules.stretch_max * length)
+    length = entry.attained_seconds + (entry.remaining_seconds or 0.0)
+    return entry.arrived_seconds + max(rules.waiting_seconds_max, rules.stretch_max * length)
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """A contender's keys, on time and overdue: time alone changes nothing else."""
+class OrderKeys:
+    """An entry's keys, on time and overdue: time alone changes nothing else."""
 
     due_seconds: float
     on_time: OrderKey
@@ -75,27 +75,27 @@ class Turn:
         return self.overdue if now_seconds >= self.due_seconds else self.on_time
 
 
-def turn_of(contender: Contender, rules: OrderRules) -> Turn:
-    priority, arrived, uid = -contender.priority, contender.arrived_seconds, contender.uid
-    due = due_seconds(contender, rules)
-    work = work_gpu_seconds(contender) if rules.policy is OrderPolicy.SHORTEST else 0.0
-    return Turn(
+def order_keys(entry: OrderEntry, rules: OrderRules) -> OrderKeys:
+    priority, arrived, uid = -entry.priority, entry.arrived_seconds, entry.uid
+    due = due_seconds(entry, rules)
+    work = work_gpu_seconds(entry) if rules.policy is OrderPolicy.SHORTEST else 0.0
+    return OrderKeys(
         due,
         on_time=(priority, True, 0.0, work, arrived, uid),
         overdue=(priority, False, due, 0.0, arrived, uid),
     )
 
 
-def work_gpu_seconds(contender: Contender) -> float:
+def work_gpu_seconds(entry: OrderEntry) -> float:
     """Card-seconds still to be spent on the job.
 
     Who does not say how many steps it has is expected to need as much again as it has had (the
     lengths of training jobs have a heavy tail), in doubling steps so that equal jobs do not take
     turns.
     """
-    start = 0.0 if contender.running else contender.restart_seconds
-    if contender.remaining_seconds is not None:
-        return (max(contender.remaining_seconds, 0.0) + start) * contender.gpus
-    attained = contender.attained_seconds * contender.gpus
+    start = 0.0 if entry.running else entry.restart_seconds
+    if entry.remaining_seconds is not None:
+        return (max(entry.remaining_seconds, 0.0) + start) * entry.gpus
+    attained = entry.attained_seconds * entry.gpus
     doublings = math.floor(math.log2(max(attained / _GUESS_GPU_SECONDS, 1.0)))
     return _GUESS_GPU_SECONDS * 2.0**doublings

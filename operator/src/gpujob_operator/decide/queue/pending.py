@@ -10,17 +10,23 @@ from gpujob_operator.decide.measurement.runtime import remaining_seconds
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import PodView
-from gpujob_operator.decide.queue.order import Contender, OrderKey, OrderRules, Turn, turn_of
+from gpujob_operator.decide.queue.order import (
+    OrderEntry,
+    OrderKey,
+    OrderKeys,
+    OrderRules,
+    order_keys,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class LastReason:
     """The last reason written to a pending job. It is not written again before `until`."""
 
     reason: str
     until: datetime
     # From when on the job may keep cards from later ones.
-    patience_at: datetime
+    starved_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,21 +35,23 @@ class Pending:
 
     job: GPUJob
     pods: tuple[PodView, ...] = ()
-    # Jobs of one kind fit, or do not, together and have the same rights; 0: nobody knows.
-    kind: int = 0
-    told: Told | None = None
+    # Jobs of one class fit, or do not, together and have the same rights; 0: nobody knows.
+    equivalence_class: int = 0
+    last_reason: LastReason | None = None
     # None: nobody knows when it arrived, and it counts as having arrived now.
-    turn: Turn | None = None
+    order_keys: OrderKeys | None = None
 
 
 # With its key of this moment, which ends with the UID, so that none tie.
 Keyed = tuple[OrderKey, Pending]
 KEY_OF = itemgetter(0)
 # Of each queue, who is next comes first.
-InOrder = Mapping[str, Sequence[Keyed]]
+OrderedQueues = Mapping[str, Sequence[Keyed]]
 
 
-def told_of(job: GPUJob, pods: tuple[PodView, ...], configuration: Configuration) -> Told | None:
+def last_reason_of(
+    job: GPUJob, pods: tuple[PodView, ...], configuration: Configuration
+) -> LastReason | None:
     """None where the job was told nothing yet, or may wait for something of its own."""
     status, since = job.status, _since(job)
     finding = conditions.find(status, conditions.SCHEDULED)
@@ -56,7 +64,7 @@ def told_of(job: GPUJob, pods: tuple[PodView, ...], configuration: Configuration
         return None
     if status.next_attempt_at is not None and status.next_attempt_at > told:
         return None
-    return Told(
+    return LastReason(
         finding.reason,
         told + timedelta(seconds=configuration.pending_write_seconds),
         since + timedelta(seconds=configuration.claim_after_seconds),
@@ -72,7 +80,7 @@ def _since(job: GPUJob) -> datetime | None:
     return status.next_attempt_at or status.requeued_at or job.metadata.creation_timestamp
 
 
-def told_lately(job: GPUJob, configuration: Configuration, now: datetime) -> bool:
+def written_recently(job: GPUJob, configuration: Configuration, now: datetime) -> bool:
     told = job.status.observed_at
     if told is None or job.status.observed_generation != job.metadata.generation:
         return False
@@ -87,26 +95,26 @@ def order_rules(configuration: Configuration) -> OrderRules:
     )
 
 
-def contender(job: GPUJob, now: datetime) -> Contender:
+def order_entry(job: GPUJob, now: datetime) -> OrderEntry:
     """The job as `order` sees it, without its queue's share. Times are seconds since 1970."""
-    return _contender(job, _arrival(job) or now)
+    return _order_entry(job, _arrival(job) or now)
 
 
-def turn_of_job(job: GPUJob, rules: OrderRules) -> Turn | None:
+def order_keys_of(job: GPUJob, rules: OrderRules) -> OrderKeys | None:
     """The job's keys; None while nobody knows when it arrived."""
     arrived = _arrival(job)
-    return turn_of(_contender(job, arrived), rules) if arrived is not None else None
+    return order_keys(_order_entry(job, arrived), rules) if arrived is not None else None
 
 
 def _arrival(job: GPUJob) -> datetime | None:
     return job.status.requeued_at or job.metadata.creation_timestamp
 
 
-def _contender(job: GPUJob, arrived: datetime) -> Contender:
+def _order_entry(job: GPUJob, arrived: datetime) -> OrderEntry:
     measured = job.status.measurement
     pace = measured.current.step_seconds if measured is not None and measured.current else 0.0
     steps = (measured.step, measured.steps_total) if measured is not None else (0, None)
-    return Contender(
+    return OrderEntry(
         uid=job.metadata.uid,
         arrived_seconds=arrived.timestamp(),
         gpus=job.spec.workers * job.spec.gpus_per_worker,

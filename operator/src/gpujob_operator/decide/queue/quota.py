@@ -55,36 +55,36 @@ class _Limit:
 
 
 @dataclass(slots=True)
-class Queues:
+class QuotaState:
     """Quota of all queues, kept up to date while this cycle places jobs."""
 
     by_name: Mapping[str, GPUQueue]
     use: dict[str, QueueUse] = field(default_factory=dict[str, QueueUse])
     # Of a parent with all its children, by the parent's name.
-    group_use: dict[str, QueueUse] = field(default_factory=dict[str, QueueUse])
+    cohort_use: dict[str, QueueUse] = field(default_factory=dict[str, QueueUse])
     # Queues whose quota is kept for a job that has waited for long.
-    kept: set[str] = field(default_factory=set[str])
+    quota_held: set[str] = field(default_factory=set[str])
     # Grows with every change of use: whoever keeps a share knows when to ask again.
     version: int = 0
 
     @classmethod
-    def of(cls, by_name: Mapping[str, GPUQueue], use: dict[str, QueueUse]) -> "Queues":
+    def of(cls, by_name: Mapping[str, GPUQueue], use: dict[str, QueueUse]) -> "QuotaState":
         """Queues with what each holds by itself."""
         found = cls(by_name, use)
         for name, held in use.items():
-            root = found.root(name)
-            found.group_use[root] = _sum_of(found.group_use.get(root, QueueUse()), held)
+            cohort = found.cohort(name)
+            found.cohort_use[cohort] = _sum_of(found.cohort_use.get(cohort, QueueUse()), held)
         return found
 
     def add(self, job: GPUJob, status: GPUJobStatus, sign: int = 1) -> None:
         """Counts what the job holds by this status; with `sign` -1 no longer."""
         name = job.spec.queue
         self.use.setdefault(name, QueueUse()).count(job, status, sign)
-        self.group_use.setdefault(self.root(name), QueueUse()).count(job, status, sign)
+        self.cohort_use.setdefault(self.cohort(name), QueueUse()).count(job, status, sign)
         self.version += 1
 
     @contextmanager
-    def without(self, jobs: Iterable[GPUJob]) -> Generator[None]:
+    def simulate_removal(self, jobs: Iterable[GPUJob]) -> Generator[None]:
         """As if these jobs, which are counted, held nothing."""
         gone, version = list(jobs), self.version
         for job in gone:
@@ -96,7 +96,7 @@ class Queues:
                 self.add(job, job.status)
             self.version = version
 
-    def root(self, name: str) -> str:
+    def cohort(self, name: str) -> str:
         """The queue's parent, or itself; a parent that does not exist is none."""
         queue = self.by_name.get(name)
         parent = queue.spec.parent if queue is not None else None
@@ -105,11 +105,11 @@ class Queues:
     def shares(self, name: str, fleet: FleetSize) -> tuple[float, float]:
         """Dominant share of cards and GPU memory divided by the weight: of the queue's parent with
         all its children, and of the queue alone."""
-        root = self.root(name)
-        group = self._share(root, self.group_use.get(root, QueueUse()), fleet)
+        cohort = self.cohort(name)
+        group = self._share(cohort, self.cohort_use.get(cohort, QueueUse()), fleet)
         return group, self._share(name, self.use.get(name, QueueUse()), fleet)
 
-    def missing(self, job: GPUJob) -> str:
+    def unknown_queue(self, job: GPUJob) -> str:
         """Why the job's queue does not exist, or ""."""
         name = job.spec.queue
         if name in self.by_name or name == DEFAULT_QUEUE:
@@ -117,21 +117,21 @@ class Queues:
         known = ", ".join(sorted({*self.by_name, DEFAULT_QUEUE})[:10])
         return f"spec.queue: no GPUQueue {name!r}; there are: {known}"
 
-    def over(self, job: GPUJob, memory_bytes: int) -> str:
+    def quota_shortfall(self, job: GPUJob, memory_bytes: int) -> str:
         """Why this job would exceed its queue's or its parent's quota, or "".
 
         `memory_bytes` is per card.
         """
-        if job.spec.queue in self.kept:
+        if job.spec.queue in self.quota_held:
             return f"the quota of queue {job.spec.queue} is kept for an earlier job"
-        return self._over(job, memory_bytes, self.use, self.group_use)
+        return self._shortfall(job, memory_bytes, self.use, self.cohort_use)
 
-    def keep(self, job: GPUJob, memory_bytes: int) -> None:
+    def hold_quota(self, job: GPUJob, memory_bytes: int) -> None:
         """Lets no later job of the queue overtake this one, if it can ever be within the quota."""
-        if not self._over(job, memory_bytes, {}, {}):
-            self.kept.add(job.spec.queue)
+        if not self._shortfall(job, memory_bytes, {}, {}):
+            self.quota_held.add(job.spec.queue)
 
-    def entitled(self, job: GPUJob, memory_bytes: int) -> bool:
+    def fits_in_nominal(self, job: GPUJob, memory_bytes: int) -> bool:
         """True when the job's queue has a nominal quota and stays within it with the job, and so
         does its parent once those of its children that borrow give back."""
         queue = self.by_name.get(job.spec.queue)
@@ -148,45 +148,45 @@ class Queues:
         own = _with(self.use.get(name, QueueUse()), job, memory_bytes)
         if self._nominal(name).exceeded(own):
             return True
-        root = self.root(name)
-        if root == name and not self._children(root):
+        cohort = self.cohort(name)
+        if cohort == name and not self._children(cohort):
             return False
         firm = QueueUse()
-        for member in (root, *self._children(root)):
+        for member in (cohort, *self._children(cohort)):
             use = own if member == name else self.use.get(member, QueueUse())
             firm = _sum_of(firm, self._nominal(member).within(use))
-        return self._nominal(root).exceeded(firm)
+        return self._nominal(cohort).exceeded(firm)
 
-    def beyond_nominal(self, name: str) -> bool:
+    def is_borrowing(self, name: str) -> bool:
         """True while the queue, or its parent with all its children, holds more than its own."""
-        root = self.root(name)
-        own, group = self.use.get(name, QueueUse()), self.group_use.get(root, QueueUse())
-        return self._nominal(name).exceeded(own) or self._nominal(root).exceeded(group)
+        cohort = self.cohort(name)
+        own, group = self.use.get(name, QueueUse()), self.cohort_use.get(cohort, QueueUse())
+        return self._nominal(name).exceeded(own) or self._nominal(cohort).exceeded(group)
 
-    def borrows(self, name: str, for_queue: str) -> bool:
+    def can_be_reclaimed_for(self, name: str, for_queue: str) -> bool:
         """True while queue `name` holds what a job of `for_queue` within its quota can ask back:
         both of one parent, or the parent itself is beyond its quota."""
         if name == for_queue:
             return False
-        root = self.root(name)
-        if self._nominal(root).exceeded(self.group_use.get(root, QueueUse())):
+        cohort = self.cohort(name)
+        if self._nominal(cohort).exceeded(self.cohort_use.get(cohort, QueueUse())):
             return True
-        siblings = root == self.root(for_queue)
+        siblings = cohort == self.cohort(for_queue)
         return siblings and self._nominal(name).exceeded(self.use.get(name, QueueUse()))
 
-    def _over(
+    def _shortfall(
         self,
         job: GPUJob,
         memory_bytes: int,
         use: Mapping[str, QueueUse],
-        group_use: Mapping[str, QueueUse],
+        cohort_use: Mapping[str, QueueUse],
     ) -> str:
         name = job.spec.queue
-        root = self.root(name)
+        cohort = self.cohort(name)
         problem = self._exceeds(name, use.get(name, QueueUse()), job, memory_bytes)
-        if problem or root == name:
+        if problem or cohort == name:
             return problem
-        return self._exceeds(root, group_use.get(root, QueueUse()), job, memory_bytes)
+        return self._exceeds(cohort, cohort_use.get(cohort, QueueUse()), job, memory_bytes)
 
     def _exceeds(self, name: str, use: QueueUse, job: GPUJob, memory_bytes: int) -> str:
         limit = self._limit(name)
@@ -199,8 +199,8 @@ class Queues:
             return f"queue {name} would hold {wanted} of {allowed} GPU memory"
         return ""
 
-    def _children(self, root: str) -> list[str]:
-        return [name for name in self.by_name if name != root and self.root(name) == root]
+    def _children(self, cohort: str) -> list[str]:
+        return [name for name in self.by_name if name != cohort and self.cohort(name) == cohort]
 
     def _nominal(self, name: str) -> _Limit:
         queue = self.by_name.get(name)
@@ -218,7 +218,7 @@ class Queues:
             return nominal
         extra = queue.spec.borrowing_limit
         more_memory = extra.gpu_memory.bytes if extra.gpu_memory is not None else None
-        has_parent = self.root(name) != name
+        has_parent = self.cohort(name) != name
         return _Limit(
             _sum(nominal.gpus, extra.gpus, unlimited=has_parent),
             _sum(nominal.memory_bytes, more_memory, unlimited=has_parent),

@@ -7,7 +7,7 @@ from math import inf, isfinite
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.report import CheckpointReport, Report, WorkerPhase
 from gpujob_api.settings import EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED
-from gpujob_operator.decide.backfill.release_times import Releases
+from gpujob_operator.decide.backfill.release_times import ReleaseTimes
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import grace_seconds
 from gpujob_operator.decide.model.snapshot import ReceivedReport
@@ -30,7 +30,7 @@ class Pace:
         return self.step + int((now - self.since).total_seconds() / self.step_seconds)
 
 
-def pace_now(job: GPUJob, releases: Releases, now: datetime) -> Pace:
+def pace_now(job: GPUJob, releases: ReleaseTimes, now: datetime) -> Pace:
     """Of an attempt that runs when the simulation begins."""
     measured = job.status.measurement
     at = job.status.observed_at or now
@@ -40,13 +40,13 @@ def pace_now(job: GPUJob, releases: Releases, now: datetime) -> Pace:
 
 
 def pace_from_start(
-    job: GPUJob, releases: Releases, configuration: Configuration, now: datetime
+    job: GPUJob, releases: ReleaseTimes, configuration: Configuration, now: datetime
 ) -> Pace:
     """Of an attempt whose pods began to run now. One that goes on takes the restart time first."""
     saved = job.status.checkpoint
     step = saved.step if saved is not None else 0
     restart = configuration.restart_seconds if job.status.attempt > 1 else 0.0
-    seconds = releases.length_seconds(_from_step(job, step)) + restart
+    seconds = releases.expected_run_seconds(_from_step(job, step)) + restart
     since = now + timedelta(seconds=restart)
     return Pace(job.status.attempt, since, step, _step_seconds(job), _in(now, seconds))
 

@@ -15,7 +15,8 @@ PlanFunction = Callable[[Snapshot, datetime], Plan]
 HORIZON_SECONDS = 24 * 3600.0
 CYCLES_MAX = 2000
 # The operator looks again after this long at most. Here the looks grow apart while nothing happens:
-# what time alone brings about (a claim, a move) comes within minutes, and events are looked at.
+# what time alone brings about (a nomination, a move) comes within minutes, and events are looked
+# at.
 LOOK_SECONDS = 30.0
 LOOK_GROWTH = 1.5
 LOOK_SECONDS_MAX = 3600.0

@@ -8,7 +8,7 @@ from gpujob_api.gpunode import GPUNode
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_api.gpuqueue import GPUQueue
 from gpujob_api.settings import EXIT_DONE
-from gpujob_operator.decide.backfill.release_times import Releases
+from gpujob_operator.decide.backfill.release_times import ReleaseTimes
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import (
     CreatePod,
@@ -113,7 +113,7 @@ class World:
         )
 
     def _begin(self) -> None:
-        releases = Releases.of(self.jobs.values(), self.now)
+        releases = ReleaseTimes.of(self.jobs.values(), self.now)
         for uid, job in self.jobs.items():
             if job.status.phase is JobPhase.RUNNING:
                 self.paces[uid] = pace_now(job, releases, self.now)
@@ -150,7 +150,7 @@ class World:
         before = self.jobs[uid]
         self.jobs[uid] = job
         if job.status.phase is JobPhase.RUNNING and before.status.phase is not JobPhase.RUNNING:
-            releases = Releases.of(self.jobs.values(), self.now)
+            releases = ReleaseTimes.of(self.jobs.values(), self.now)
             self.paces[uid] = pace_from_start(job, releases, self.configuration, self.now)
         elif job.status.placement is None or job.finished:
             self.paces.pop(uid, None)
