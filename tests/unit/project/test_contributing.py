@@ -14,6 +14,7 @@ PACKAGES = {
 DECIDE = PACKAGES["operator"] / "decide"
 FOLDER = re.compile(r"([a-z_]+)/(?= |$)")
 SHORT_PATH = re.compile(r"`decide/([\w/.]+)`")
+DEFINITION = re.compile(r"`([A-Za-z]+_?[A-Za-z_]*[a-zA-Z])(?:\([a-z, ]*\))?`")
 
 
 def text() -> str:
@@ -64,3 +65,11 @@ def test_modules_of_the_decisions_that_it_names_exist() -> None:
     named = SHORT_PATH.findall(text())
     assert len(named) >= 10
     assert [name for name in named if not (DECIDE / name).exists()] == []
+
+
+def test_definitions_that_it_names_exist() -> None:
+    section = text().partition("## How to add")[2].partition("\n## ")[0]
+    named = set(DEFINITION.findall(section))
+    assert len(named) >= 10
+    code = "\n".join(path.read_text(encoding="utf-8") for path in tracked("*/src/*.py"))
+    assert [name for name in sorted(named) if not re.search(rf"\b{name}\b", code)] == []
