@@ -156,7 +156,7 @@ def test_kinds_of_jobs_are_told_apart_by_it() -> None:
     """Who is told together is refused and placed together."""
     job = make_job("job")
     alike = {
-        needs_of(job, profile_of(job, {OLD: figures})).alike
+        needs_of(job, profile_of(job, {OLD: figures})).scheduling_signature
         for figures in ((0.4, None), (0.5, None), (0.4, 7.0))
     }
     assert len(alike) == 3

@@ -32,9 +32,9 @@ from gpujob_operator.decide.model.pending_reasons import PendingReason
 from gpujob_operator.decide.model.plan import EventNote, Step
 from gpujob_operator.decide.placement.assign import Assignment, assign
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
-from gpujob_operator.decide.placement.diagnosis import Refusal
+from gpujob_operator.decide.placement.diagnosis import Diagnosis
 from gpujob_operator.decide.placement.gpu_filter import least_reservation_bytes
-from gpujob_operator.decide.placement.requirements import CycleView, Needs
+from gpujob_operator.decide.placement.requirements import CycleView, JobRequirements
 from gpujob_operator.decide.preemption.preemptor import Preemptor, waiting_message
 from gpujob_operator.decide.queue.heads import QueueHeads
 from gpujob_operator.decide.queue.pending import (
@@ -129,7 +129,7 @@ class Admission:
             len(self.preemptor.stops),
         )
 
-    def _remember_refusal(self, entry: Pending, needs: Needs, wait: Wait) -> None:
+    def _remember_refusal(self, entry: Pending, needs: JobRequirements, wait: Wait) -> None:
         """Keeps that the kind was refused, if nothing can be done for others of it either."""
         if not entry.equivalence_class or wait.reason not in (
             PendingReason.NO_ROOM,
@@ -143,7 +143,9 @@ class Admission:
             return
         if quota and self.preemptor.being_preempted(self.queues.cohort(needs.job.spec.queue)):
             return
-        by_backfill = not self.board.nominated or self.board.refuses_backfill(needs.alike)
+        by_backfill = not self.board.nominated or self.board.refuses_backfill(
+            needs.scheduling_signature
+        )
         self._refused[entry.equivalence_class] = Refused(wait.reason, self._state(), by_backfill)
 
     def _step(self, entry: Pending) -> Step:
@@ -162,10 +164,10 @@ class Admission:
         self._remember_refusal(entry, needs, wait)
         return self._wait(entry.job, wait)
 
-    def _place(self, needs: Needs) -> Assignment | Wait:
+    def _place(self, needs: JobRequirements) -> Assignment | Wait:
         length = self.releases.expected_run_seconds(needs.job) if self.board.nominated else inf
         found = assign(needs, self.board, self.configuration, length)
-        if isinstance(found, Refusal) and not found.possible:
+        if isinstance(found, Diagnosis) and not found.could_ever_fit:
             return Wait(PendingReason.IMPOSSIBLE, lambda: found.message)
         if self.queues.by_name:
             fits = isinstance(found, Assignment)
@@ -181,7 +183,7 @@ class Admission:
 
     # -- a job that does not fit now
 
-    def _without_room(self, needs: Needs, wait: Wait) -> Wait:
+    def _without_room(self, needs: JobRequirements, wait: Wait) -> Wait:
         """What is done for it, and what it is told."""
         nomination = None
         making = ""
@@ -195,7 +197,7 @@ class Admission:
         )
         return replace(told, position=self._position, nomination=nomination)
 
-    def _room_in_quota(self, needs: Needs, wait: Wait) -> str:
+    def _room_in_quota(self, needs: JobRequirements, wait: Wait) -> str:
         """Interrupts jobs whose share of the quota this one may have; says so."""
         leaving = self.preemptor.being_preempted(self.queues.cohort(needs.job.spec.queue))
         with self.queues.simulate_removal(leaving):
@@ -211,7 +213,7 @@ class Admission:
             self.queues.hold_quota(needs.job, wait.memory_bytes)
         return ""
 
-    def _room_on_cards(self, needs: Needs, nomination: Nomination) -> str:
+    def _room_on_cards(self, needs: JobRequirements, nomination: Nomination) -> str:
         """Interrupts jobs where this one may, or keeps cards for it; says for whom it waits."""
         jobs = [self.releases.jobs[uid] for uid in nomination.making_room]
         if jobs and nomination.start_seconds <= self._stop_seconds(jobs):
@@ -232,7 +234,7 @@ class Admission:
         """Until the last of these jobs is stopped."""
         return max((stop_seconds(job, self.configuration) for job in jobs), default=0.0)
 
-    def _earliest_start(self, needs: Needs) -> Nomination | None:
+    def _earliest_start(self, needs: JobRequirements) -> Nomination | None:
         """The earliest start, looked for when something may follow from it."""
         acts = (
             self._is_starved(needs.job)
@@ -244,17 +246,17 @@ class Admission:
         self._nominations += 1
         return self._nomination(needs)
 
-    def _nomination(self, needs: Needs) -> Nomination | None:
+    def _nomination(self, needs: JobRequirements) -> Nomination | None:
         """Kinds of jobs are looked at once a cycle, and not more than some of them."""
-        if needs.alike not in self._candidates:
+        if needs.scheduling_signature not in self._candidates:
             if len(self._candidates) >= CANDIDATES_MAX:
                 return None
             capacity = self.board.capacity
             tenancy = self.tenancy_of(capacity)
-            self._candidates[needs.alike] = candidates(
+            self._candidates[needs.scheduling_signature] = candidates(
                 needs, tenancy, capacity, self.board.memo, self.configuration
             )
-        found = self._candidates[needs.alike]
+        found = self._candidates[needs.scheduling_signature]
         return earliest_start(needs, found, self.releases, self.board.nominated)
 
     def _hold_gpus(self, nomination: Nomination) -> None:
@@ -262,7 +264,7 @@ class Admission:
 
     # -- what is known of a job
 
-    def _needs_of(self, job: GPUJob) -> Needs:
+    def _needs_of(self, job: GPUJob) -> JobRequirements:
         return self.view.needs_of(job.metadata.uid)
 
     def _memory_bytes(self, entry: Pending) -> int:
@@ -270,10 +272,12 @@ class Admission:
             self._least_reservation_bytes(self._needs_of(entry.job)) if self.queues.by_name else 0
         )
 
-    def _least_reservation_bytes(self, needs: Needs) -> int:
-        if needs.alike not in self._held:
-            self._held[needs.alike] = least_reservation_bytes(needs, self.board, self.configuration)
-        return self._held[needs.alike]
+    def _least_reservation_bytes(self, needs: JobRequirements) -> int:
+        if needs.scheduling_signature not in self._held:
+            self._held[needs.scheduling_signature] = least_reservation_bytes(
+                needs, self.board, self.configuration
+            )
+        return self._held[needs.scheduling_signature]
 
     def _is_starved(self, job: GPUJob) -> bool:
         return waited_seconds(job, self.now) >= self.configuration.claim_after_seconds
@@ -299,10 +303,10 @@ class Admission:
 
     def _may_explain(self, job: GPUJob) -> bool:
         """Whether the job's kind is one of those that are told again in this cycle."""
-        alike = self._needs_of(job).alike
-        if alike not in self._explained and len(self._explained) < EXPLANATIONS_MAX:
-            self._explained.add(alike)
-        return alike in self._explained
+        signature = self._needs_of(job).scheduling_signature
+        if signature not in self._explained and len(self._explained) < EXPLANATIONS_MAX:
+            self._explained.add(signature)
+        return signature in self._explained
 
     def _estimate(self, job: GPUJob, wait: Wait) -> str:
         """When it could start, for a job that waits for cards."""

@@ -12,7 +12,7 @@ from gpujob_operator.decide.model.pod_template import HostRequests
 from gpujob_operator.decide.model.snapshot import PodView, ReceivedReport
 from gpujob_operator.decide.model.workers import Crew
 from gpujob_operator.decide.packing.demand import Demand
-from gpujob_operator.decide.placement.requirements import Needs
+from gpujob_operator.decide.placement.requirements import JobRequirements
 
 ProfileKey = tuple[str, str]
 _Version = tuple[int, int]
@@ -30,7 +30,7 @@ class JobEntry:
     nodes: frozenset[str]
     crew: Crew = field(default_factory=Crew)
     profile: GPUProfile | None = None
-    needs: Needs | None = None
+    needs: JobRequirements | None = None
     demand: Demand | None = None
     # The last decision, which was to write nothing, and until when nothing else can follow.
     inputs: JobInputs | None = None

@@ -22,9 +22,9 @@ from gpujob_operator.decide.packing import select
 from gpujob_operator.decide.packing.request import NodeMask, Request, Score
 from gpujob_operator.decide.placement.assign import Assignment, assign
 from gpujob_operator.decide.placement.assumed import AssumedCapacity, WorkerPlace
-from gpujob_operator.decide.placement.diagnosis import Refusal, node_lacks
+from gpujob_operator.decide.placement.diagnosis import Diagnosis, node_lacks
 from gpujob_operator.decide.placement.gpu_filter import least_reservation_bytes
-from gpujob_operator.decide.placement.requirements import Needs, WorkerRequest, resolve
+from gpujob_operator.decide.placement.requirements import JobRequirements, WorkerRequest, resolve
 from gpujob_operator.decide.placement.step_cost import StepCost, step_cost
 from gpujob_operator.decide.planner import plan
 from gpujob_operator.decide.queue.heads import QueueHeads
@@ -59,7 +59,7 @@ class Account:
     first.
     """
 
-    needs: Needs
+    needs: JobRequirements
     chosen: Candidate | None
     best: tuple[Candidate, ...]
     lacks: Mapping[str, str]
@@ -137,11 +137,11 @@ _Held = tuple[Placement | None, Reservation | None]
 class _Explainer:
     """One question on one picture."""
 
-    needs: Needs
+    needs: JobRequirements
     capacity: Capacity
     board: _ObservedCapacity
     configuration: Configuration
-    refusal: Refusal | None = None
+    refusal: Diagnosis | None = None
     requests: dict[str, Request] = field(default_factory=dict[str, Request])
 
     def best(self, count: int) -> tuple[Candidate, ...]:
@@ -150,7 +150,7 @@ class _Explainer:
         while len(found) < count:
             self.board.unfit_classes.clear()
             one = assign(self.needs, self.board, self.configuration)
-            if isinstance(one, Refusal):
+            if isinstance(one, Diagnosis):
                 self.refusal = self.refusal or (None if found else one)
                 break
             self.requests[one.placement.gpu_model] = one.request
