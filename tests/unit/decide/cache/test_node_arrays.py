@@ -29,7 +29,7 @@ def main_side() -> PackedNodes:
 def assert_same(one: NodeArrays, other: NodeArrays) -> None:
     for column in fields(one):
         value = getattr(one, column.name)
-        if isinstance(value, np.ndarray) and column.name != "changed":
+        if isinstance(value, np.ndarray) and column.name != "changed_at_clock":
             assert np.array_equal(value, getattr(other, column.name)), column.name
     assert (one.names, one.uuids, one.kinds) == (other.names, other.uuids, other.kinds)
 

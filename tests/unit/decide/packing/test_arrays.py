@@ -14,7 +14,7 @@ WHOLE = WorkerAllocation(2000, 4 * GIB, 1, 100.0, whole_card=True)
 def arrays(fleet: NodeArrays) -> dict[str, list[object]]:
     names = (
         *("cpu_milli_free", "memory_bytes_free", "memory_free", "utilization_used"),
-        *("utilization_limit", "idle", "taken", "usable", "eligible", "price", "spot"),
+        *("utilization_limit", "idle", "held_whole", "usable", "eligible", "price", "spot"),
     )
     return {name: getattr(fleet, name).tolist() for name in names}
 

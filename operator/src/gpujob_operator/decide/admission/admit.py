@@ -29,7 +29,7 @@ from gpujob_operator.decide.model.conditions import ConditionWriter
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import stop_seconds
 from gpujob_operator.decide.model.pending_reasons import PendingReason
-from gpujob_operator.decide.model.plan import EventNote, Step
+from gpujob_operator.decide.model.plan import EventNote, NextStep
 from gpujob_operator.decide.placement.assign import Assignment, assign
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.diagnosis import Diagnosis
@@ -65,7 +65,7 @@ class Admission:
     configuration: Configuration
     now: datetime
     view: CycleView
-    steps: dict[str, Step] = field(default_factory=dict[str, Step])
+    steps: dict[str, NextStep] = field(default_factory=dict[str, NextStep])
     preemptor: Preemptor = field(init=False)
     _nominations: int = 0
     _refused: dict[int, "Refused"] = field(default_factory=dict[int, "Refused"])
@@ -148,7 +148,7 @@ class Admission:
         )
         self._refused[entry.equivalence_class] = Refused(wait.reason, self._state(), by_backfill)
 
-    def _step(self, entry: Pending) -> Step:
+    def _step(self, entry: Pending) -> NextStep:
         wait = not_eligible(entry, self.queues, self.now)
         if wait is not None:
             return self._wait(entry.job, wait)
@@ -282,14 +282,14 @@ class Admission:
     def _is_starved(self, job: GPUJob) -> bool:
         return waited_seconds(job, self.now) >= self.configuration.claim_after_seconds
 
-    def _wait(self, job: GPUJob, wait: Wait) -> Step:
+    def _wait(self, job: GPUJob, wait: Wait) -> NextStep:
         before = conditions.find(job.status, conditions.SCHEDULED)
         news = before is None or before.reason != wait.reason.value
         if not news and written_recently(job, self.configuration, self.now):
             # Thousands of waiting jobs of which nothing new can be said cost next to nothing.
-            return Step(job.status, next_seconds=wait.next_seconds)
+            return NextStep(job.status, next_seconds=wait.next_seconds)
         if not news and not self._may_explain(job):
-            return Step(job.status, next_seconds=LATER_SECONDS)
+            return NextStep(job.status, next_seconds=LATER_SECONDS)
         message = wait.tell()
         if wait.position:
             message += f"; position {wait.position} of those waiting for room"
@@ -299,7 +299,7 @@ class Admission:
             status, conditions.SCHEDULED, False, wait.reason.value, message
         )
         events = (EventNote(wait.reason.value, message),) if news else ()
-        return Step(status, events=events, next_seconds=wait.next_seconds)
+        return NextStep(status, events=events, next_seconds=wait.next_seconds)
 
     def _may_explain(self, job: GPUJob) -> bool:
         """Whether the job's kind is one of those that are told again in this cycle."""

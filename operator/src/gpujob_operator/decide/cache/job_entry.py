@@ -7,7 +7,7 @@ from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_operator.decide.cache.diff import ListDiff
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
-from gpujob_operator.decide.model.plan import Step
+from gpujob_operator.decide.model.plan import NextStep
 from gpujob_operator.decide.model.pod_template import HostRequests
 from gpujob_operator.decide.model.snapshot import PodView, ReceivedReport
 from gpujob_operator.decide.model.workers import Crew
@@ -34,7 +34,7 @@ class JobEntry:
     demand: Demand | None = None
     # The last decision, which was to write nothing, and until when nothing else can follow.
     inputs: JobInputs | None = None
-    step: Step | None = None
+    step: NextStep | None = None
     quiet_until: datetime | None = None
 
     @property

@@ -31,7 +31,7 @@ from gpujob_operator.decide.capacity.usage import NOTHING, usage_of, usage_of_or
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.measurement.profile import differ_in_paces, profile_name
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.model.plan import Step
+from gpujob_operator.decide.model.plan import NextStep
 from gpujob_operator.decide.model.pod_template import host_requests
 from gpujob_operator.decide.model.snapshot import CardUsage, PodView, ReceivedReport, Snapshot
 from gpujob_operator.decide.model.workers import JobName, crew_of
@@ -159,7 +159,7 @@ class SchedulerCache:
         return [pod for uid in self.gone for pod in self._pods.owned(uid)]
 
     def settle(
-        self, uid: str, step: Step, inputs: JobInputs, until: datetime, next_at: datetime | None
+        self, uid: str, step: NextStep, inputs: JobInputs, until: datetime, next_at: datetime | None
     ) -> None:
         """Nothing follows from the same until then; `next_at` is the job's own deadline."""
         known = self.known[uid]

@@ -50,7 +50,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class PlacementExplanation:
     """Where a job is or would be, and where it is not.
 
     `chosen` is the decision, None for a job that has no place. `best` are the places in the order
@@ -76,7 +76,9 @@ class Account:
         return next(places, None)
 
 
-def account(snapshot: Snapshot, now: datetime, uid: str, count: int = CANDIDATES_MAX) -> Account:
+def explain_placement(
+    snapshot: Snapshot, now: datetime, uid: str, count: int = CANDIDATES_MAX
+) -> PlacementExplanation:
     """Explains the job's place on this picture. Raises `FieldError` for a job that is not there.
 
     A job that waits is explained as this cycle decides it, after the jobs that the cycle places
@@ -205,7 +207,9 @@ class _Explainer:
         )
 
 
-def _explain(snapshot: Snapshot, now: datetime, uid: str, held: _Held, count: int) -> Account:
+def _explain(
+    snapshot: Snapshot, now: datetime, uid: str, held: _Held, count: int
+) -> PlacementExplanation:
     memory = SchedulerCache()
     memory.update(snapshot, now)
     board = _ObservedCapacity.of(memory.capacity, memory.mix)
@@ -215,7 +219,7 @@ def _explain(snapshot: Snapshot, now: datetime, uid: str, held: _Held, count: in
     where, reservation = held
     chosen = explainer.candidate(where, reservation) if where is not None else None
     refusal = explainer.refusal
-    return Account(
+    return PlacementExplanation(
         needs=explainer.needs,
         chosen=chosen,
         best=best,

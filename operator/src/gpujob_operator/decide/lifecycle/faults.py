@@ -17,9 +17,7 @@ from gpujob_operator.decide.model.stop_reasons import CARD_OVERFULL, CARD_UNHEAL
 _SECONDS = re.compile(r"^[0-9]{1,10}$", re.ASCII)
 
 
-def find(
-    job: GPUJob, sites: Sites, configuration: Configuration, now: datetime
-) -> StopReason | None:
+def of(job: GPUJob, sites: Sites, configuration: Configuration, now: datetime) -> StopReason | None:
     """The first trouble on any of the job's nodes and cards, in a fixed order."""
     grace = timedelta(seconds=stop_seconds(job, configuration))
     for site in sites:
