@@ -18,7 +18,7 @@ def nodes_for(needs: JobRequirements, capacity: Capacity) -> list[NodeCapacity]:
 
 
 def constraint_fields(node: NodeView) -> tuple[object, ...]:
-    """What `node_refusal` looks at."""
+    """What `node_mismatch` looks at."""
     return node.spot, node.taints, node.labels
 
 

@@ -64,7 +64,7 @@ class JobRequirements:
 
     @cached_property
     def node_constraints(self) -> Hashable:
-        """What `node_refusal` looks at."""
+        """What `node_mismatch` looks at."""
         selector = tuple(sorted(self.selector.items()))
         return selector, str(self.tolerations), self.job.spec.spot.policy
 
