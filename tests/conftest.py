@@ -31,7 +31,12 @@ UNTRACED = ("simulation", "property")
 settings.register_profile(
     "gpujob",
     deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    suppress_health_check=[
+        HealthCheck.too_slow,
+        HealthCheck.data_too_large,
+        # A fixture serves all examples of a property, as a cluster serves all objects.
+        HealthCheck.function_scoped_fixture,
+    ],
     database=None,
     print_blob=True,
     derandomize=bool(os.environ.get("CI")),

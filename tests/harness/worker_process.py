@@ -12,7 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.harness.imitated_gpu import GpuModel
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
@@ -73,7 +76,11 @@ class WorkerRun:
 
 
 def _child(
-    arguments: list[str], folder: str, environment: dict[str, str], alone: bool = False
+    arguments: list[str],
+    folder: str,
+    environment: dict[str, str],
+    alone: bool = False,
+    gpu: "GpuModel | None" = None,
 ) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     multiprocessing.set_start_method("fork", force=True)  # as in a process of its own
@@ -87,6 +94,10 @@ def _child(
     import torch
 
     torch.set_num_threads(1)
+    if gpu is not None:
+        from tests.harness.imitated_gpu import install
+
+        install(gpu)
     from gpujob_worker.__main__ import main
 
     code: Any = 70
@@ -121,8 +132,12 @@ def start_worker(
     settings: Mapping[str, Any] | None = None,
     options: tuple[str, ...] = ("--explain",),
     environment: Mapping[str, str] | None = None,
+    gpu: "GpuModel | None" = None,
 ) -> WorkerRun:
-    """Starts `gpujob-run options -- command`; reports end up in `folder`/termination."""
+    """Starts `gpujob-run options -- command`; reports end up in `folder`/termination.
+
+    With `gpu` the process has that imitated GPU as `cuda:0`, and virtual time.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     variables = {
         "GPUJOB_SETTINGS": json.dumps(dict(settings or {})),
@@ -130,7 +145,7 @@ def start_worker(
         **(environment or {}),
     }
     arguments = [*options, "--", *command]
-    process = _context.Process(target=_child, args=(arguments, str(folder), variables))
+    process = _context.Process(target=_child, args=(arguments, str(folder), variables, False, gpu))
     process.start()
     return WorkerRun(process, folder)
 

@@ -105,7 +105,7 @@ def test_who_would_be_interrupted_is_told_with_the_lost_work(tmp_path: Path) -> 
     source = dump(tmp_path, one_busy_card())
     path = job_file(tmp_path, manifest("new", priority=5))
     result = invoke("-f", str(path), "--from", str(source), "-n", "team")
-    assert "MakingRoom: waits for team/busy to end" in result.stdout
+    assert "MakingRoom: waiting for team/busy to stop" in result.stdout
     others = result.stdout[result.stdout.index("Others") :]
     assert "team/busy" in others
     assert "is interrupted at once (Preempted: makes room for team/new" in others

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpujob_operator.act import streams
@@ -165,15 +165,7 @@ async def test_an_object_without_a_name_is_counted_and_passed_over(watching: _Wa
     assert watching.unreadable("metadata") == 4
 
 
-@settings(
-    max_examples=25,
-    deadline=None,
-    suppress_health_check=[
-        HealthCheck.function_scoped_fixture,
-        HealthCheck.too_slow,
-        HealthCheck.data_too_large,
-    ],
-)
+@settings(max_examples=25)
 @given(odd=odd_objects({**pod_manifest(JOB), "metadata": {"name": "odd", "uid": "uid-odd"}}))
 async def test_any_object_in_a_stream_costs_no_other_one(watching: _Watching, odd: object) -> None:
     watching.api.say(PODS, b'{"type":"MODIFIED","object":%s}\n' % to_json(odd))

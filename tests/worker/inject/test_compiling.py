@@ -132,6 +132,53 @@ def test_blocks_are_compiled_where_the_whole_cannot_be(
     assert explanation.lines[-1] == "compile blocks refused: switched off"
 
 
+def dropping() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 32), nn.Dropout(0.3), nn.Linear(32, 8))
+
+
+@pytest.mark.parametrize(("factor", "kept"), [(1.0, True), (1.2, False)])
+def test_a_model_that_drops_is_compared_with_the_same_draws(
+    factor: float, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiler draws other masks than eager code, unless it is asked not to."""
+    asked: list[Any] = []
+    ran: list[Any] = []
+
+    def compiled(call: Any, *, dynamic: bool, options: Any = None) -> Any:
+        assert not dynamic
+        asked.append(options)
+
+        def run(*args: Any) -> Any:
+            ran.append(options)
+            if options is None:
+                torch.rand(7)  # so that all that follow are others
+            return call(*args) * factor
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr(compiling.shutil, "which", lambda name: f"/usr/bin/{name}")  # pyright: ignore
+    tuner, explanation = tuned(dropping())
+    assert tuner.tuned().compile is kept, explanation.lines
+    assert {"fallback_random": True} in asked
+    assert (None in ran) is kept, "what is used draws as the compiler likes"
+    if not kept:
+        assert "numbers disagree: outputs differ by 20 %" in explanation.line("compile")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_torchs_own_compiler_agrees_where_a_model_drops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.compiler.reset()
+    monkeypatch.setenv(ENV_CACHE, str(tmp_path))
+    tuner, explanation = tuned(dropping(), "regional_compile")
+    assert tuner.tuned().compile, explanation.lines
+    assert "cosine 1.00000" in explanation.line("compile")
+
+
 def test_other_shapes_run_as_they_are(graphs: list[int]) -> None:
     module = model(MANY_BLOCKS)
     tuner, _ = tuned(module)

@@ -34,7 +34,7 @@ from gpujob_worker.run.profiling import (
     StepProfiler,
     nsys_command,
 )
-from gpujob_worker.run.session import TUNING_SECONDS_DEFAULT, Session
+from gpujob_worker.run.session import Session
 from gpujob_worker.tune.settings import FEATURES
 
 EXIT_USAGE = 2
@@ -120,8 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--tuning-seconds",
         type=float,
-        default=TUNING_SECONDS_DEFAULT,
-        help="most seconds to spend on probing (default %(default)s)",
+        help="most seconds to spend on probing (default: 2 %% of the run, 12 to 120)",
     )
     parser.add_argument(
         "--argument-table",

@@ -27,7 +27,7 @@ from gpujob_worker.inject.compiling import keep_compiled_in
 from gpujob_worker.inject.data_loader import watch_loaders
 from gpujob_worker.inject.discovery import Discovery
 from gpujob_worker.inject.fork_hooks import in_forked_children
-from gpujob_worker.inject.fused_optimizer import device_type_of, pickle_as_written
+from gpujob_worker.inject.fused_optimizer import device_of, pickle_as_written
 from gpujob_worker.inject.script_facts import (
     ScriptFacts,
     watch_backward,
@@ -77,7 +77,14 @@ class Hooks:
         in_forked_children(self.in_child)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
-        watch_loaders(self._loaders.before_pass, self._loaders.begun, self._loaders.waited)
+        loaders = self._loaders
+        watch_loaders(
+            loaders.before_pass,
+            loaders.begun,
+            session.meter.wait_starts,
+            loaders.received,
+            loaders.waited,
+        )
         watch_backward(self._on_loss)
         if not session.optimizes:
             self._explain.refused("everything", "optimize mode is Off")
@@ -259,7 +266,7 @@ class Hooks:
         session = self._session
         steps = self._steps
         if steps == 1:
-            use_device(session, device_type_of(optimizer))
+            use_device(session, device_of(optimizer))
             measures = session.optimizes and not self._in_force.whose
             session.state.enter(WorkerPhase.MEASURING if measures else WorkerPhase.TRAINING)
             session.state.takes_samples(self._roots[0].rows if self._roots else None)

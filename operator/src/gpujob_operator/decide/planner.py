@@ -151,7 +151,7 @@ class _Cycle:
             job = known.job
             if not known.held and not known.pods:
                 if job.status.phase is JobPhase.PENDING:
-                    # Admission looks at it, if anybody.
+                    # Only the admission pass can change a pending job without pods.
                     cache.to_step.discard(uid)
                 found[uid] = NextStep(job.status)
                 continue

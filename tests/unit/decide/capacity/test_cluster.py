@@ -8,6 +8,12 @@ import pytest
 from gpujob_api.gpujob import GPUJob, JobPhase, ReservationSource
 from gpujob_api.meta import TAINT_RECLAIM
 from gpujob_api.quantities import GIB
+from gpujob_operator.decide.capacity.availability import (
+    BlockedReason,
+    ClosedReason,
+    GPUBlocked,
+    NodeClosed,
+)
 from gpujob_operator.decide.capacity.cluster import Capacity, Card, holds_cards
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.pod_template import host_requests
@@ -111,7 +117,8 @@ def live_pods_without_a_claim() -> list[Any]:
 def test_a_live_pod_that_no_attempt_owns_blocks_its_card(jobs: Any, pod: Any) -> None:
     """I1, I7: how much it will use is unknown until it is gone."""
     cards = [make_card(), make_card("GPU-1", index=1)]
-    assert "pod" in only_card(*jobs, pods=[pod], cards=cards).blocked
+    blocked = only_card(*jobs, pods=[pod], cards=cards).blocked
+    assert blocked == GPUBlocked(BlockedReason.STRAY_POD)
     done = replace(pod, phase=PodPhase.FAILED, exit_code=143)
     assert not only_card(*jobs, pods=[done], cards=cards).blocked
 
@@ -125,7 +132,10 @@ def test_memory_of_an_earlier_attempt_is_a_strangers() -> None:
 
 
 def test_unhealthy_cards_are_blocked_with_their_reason() -> None:
-    assert only_card(cards=[make_card(healthy=False)]).blocked == "unhealthy: XID 79"
+    blocked = only_card(cards=[make_card(healthy=False)]).blocked
+    assert blocked == GPUBlocked(BlockedReason.UNHEALTHY, "XID 79")
+    assert blocked is not None
+    assert blocked.text == "unhealthy: XID 79"
 
 
 def test_lost_cards_and_nodes_are_not_there() -> None:
@@ -143,21 +153,24 @@ def test_lost_cards_and_nodes_are_not_there() -> None:
 @pytest.mark.parametrize(
     ("node", "spec", "seconds", "reason"),
     [
-        ({}, {}, 0, ""),
-        ({}, {}, 30, ""),
-        ({}, {}, 31, "measurements are 31 s old (limit 30 s)"),
-        ({"ready": False}, {}, 0, "the node is not ready"),
-        ({"unschedulable": True}, {}, 0, "the node is cordoned"),
-        ({}, {"unschedulable": True}, 0, "the node is cordoned"),
-        ({"taints": (Taint(TAINT_RECLAIM, "NoSchedule"),)}, {}, 0, "the node is being reclaimed"),
+        ({}, {}, 0, None),
+        ({}, {}, 30, None),
+        ({}, {}, 31, ClosedReason.STALE),
+        ({"ready": False}, {}, 0, ClosedReason.NOT_READY),
+        ({"unschedulable": True}, {}, 0, ClosedReason.CORDONED),
+        ({}, {"unschedulable": True}, 0, ClosedReason.CORDONED),
+        ({"taints": (Taint(TAINT_RECLAIM, "NoSchedule"),)}, {}, 0, ClosedReason.RECLAIMED),
     ],
 )
 def test_why_a_node_takes_nothing_new(
-    node: dict[str, Any], spec: dict[str, Any], seconds: float, reason: str
+    node: dict[str, Any], spec: dict[str, Any], seconds: float, reason: ClosedReason | None
 ) -> None:
     """I14: stale readings close a node, with the age in seconds."""
     snapshot = make_snapshot(gpu_nodes=[make_gpu_node(**spec)], nodes=[make_node(**node)])
-    assert ledger(snapshot, seconds).nodes["n0"].closed == reason
+    closed = ledger(snapshot, seconds).nodes["n0"].closed
+    assert (closed.reason if closed is not None else None) is reason
+    if closed is not None and reason is ClosedReason.STALE:
+        assert closed.text == "measurements are 31 s old (limit 30 s)"
 
 
 def test_a_node_that_was_never_measured_is_closed() -> None:
@@ -165,7 +178,7 @@ def test_a_node_that_was_never_measured_is_closed() -> None:
     blank = make_gpu_node()
     blank = replace(blank, status=replace(blank.status, observed_at=None))
     closed = ledger(make_snapshot(gpu_nodes=[blank])).nodes["n0"].closed
-    assert closed == "the agent has not measured it yet"
+    assert closed == NodeClosed(ClosedReason.UNMEASURED, "the agent has not measured it yet")
 
 
 def test_host_room_of_workers_that_are_not_bound_yet_is_taken() -> None:

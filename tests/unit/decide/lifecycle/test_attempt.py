@@ -98,7 +98,7 @@ def test_trouble_is_made_durable_before_a_pod_is_stopped() -> None:
     """I13: first the decision, then SIGTERM with what is left of the grace."""
     job = running(make_job())
     reclaim = Taint(TAINT_RECLAIM, "NoSchedule", str(int(STOP.deadline.timestamp())))
-    site = WorkerSite("n0", NodeFacts("", None, (reclaim,), None), ())
+    site = WorkerSite("n0", NodeFacts(None, None, (reclaim,), None), ())
     first = step(job, make_pod(job), sites=(site,))
     assert first.status.stop is not None
     assert first.status.stop.deadline == STOP.deadline

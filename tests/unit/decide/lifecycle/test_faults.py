@@ -9,6 +9,7 @@ from gpujob_api.gpujob import GPUJob, JobPhase, ReservationSource, StopReason
 from gpujob_api.gpunode import UNREADABLE
 from gpujob_api.meta import TAINT_RECLAIM
 from gpujob_api.quantities import GIB
+from gpujob_operator.decide.capacity.availability import BlockedReason, GPUBlocked
 from gpujob_operator.decide.capacity.cluster import Capacity
 from gpujob_operator.decide.capacity.sites import Sites, sites_of
 from gpujob_operator.decide.lifecycle import faults
@@ -98,7 +99,9 @@ def test_a_card_that_cannot_be_read_is_kept_but_takes_nothing_new(why: str) -> N
     card = replace(make_card(healthy=False), health_message=f"{UNREADABLE}: {why}")
     assert found(A, cards=[card]) is None
     (seen,) = capacity(make_snapshot(A, cards=[card])).nodes["n0"].cards
-    assert seen.blocked == f"not readable: {why}"
+    assert seen.blocked == GPUBlocked(BlockedReason.UNREADABLE, why)
+    assert seen.blocked is not None
+    assert seen.blocked.text == f"not readable: {why}"
 
 
 def test_a_stranger_alone_never_moves_a_job() -> None:

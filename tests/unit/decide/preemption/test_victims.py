@@ -93,7 +93,7 @@ def test_while_the_others_grace_lasts_it_says_for_whom_it_waits() -> None:
     assert stop.reason == "Preempted"
     assert "makes room for team/high (priority 5 over 0)" in stop.message
     assert (stop.deadline - world.now).total_seconds() == CONFIGURATION.termination_grace_seconds
-    assert world.why("high").startswith("MakingRoom: waits for team/low to end")
+    assert world.why("high").startswith("MakingRoom: waiting for team/low to stop and free ")
     # Nobody slips in between.
     world.submit(small("thief", created=2))
     world.stubborn = set()

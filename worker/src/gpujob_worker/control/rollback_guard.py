@@ -1,11 +1,13 @@
 """Watches a run after its settings were put in force: speed, memory, loss. Takes them back."""
 
 import math
+from collections import deque
 from dataclasses import dataclass, field
 
 from gpujob_api.quantities import format_memory
 from gpujob_api.settings import Precision, Toggle
 from gpujob_worker.control.applied_settings import AppliedSettings
+from gpujob_worker.device.later_number import LaterNumber
 from gpujob_worker.inject.grad_scaling import LossScale
 from gpujob_worker.inject.wrapped_module import RootPlan
 from gpujob_worker.memory_limit.model import divisors
@@ -19,6 +21,7 @@ LOSS_CHECK_STEPS = 20
 # A loss this many times its own first size above the first losses, so many checks in a row.
 DIVERGED_FACTOR = 2.0
 DIVERGED_CHECKS = 3
+LOSSES_PENDING_MAX = 16
 
 
 @dataclass(slots=True)
@@ -53,6 +56,8 @@ class RollbackGuard:
         self._in_force = in_force
         self._explain = session.explanation
         self._loss = LossDivergence()
+        # Losses that the device has not come to, with whether each is one of the first steps'.
+        self._losses: deque[tuple[bool, LaterNumber]] = deque()
         self._since = 0
 
     @property
@@ -62,12 +67,13 @@ class RollbackGuard:
     def again(self) -> None:
         """Another model trains from now on."""
         self._loss = LossDivergence()
+        self._losses.clear()
         self._since = 0
 
     def first_steps(self) -> None:
         """Losses of the steps that later ones are compared with."""
-        if self._session.state.loss_tensor is not None:
-            self._loss.starts(float(self._session.state.loss_tensor))
+        self._read_loss(first=True)
+        self._judge_losses()
 
     def step(self, since: int) -> None:
         """`since` counts the steps after the settings were put in force."""
@@ -78,8 +84,9 @@ class RollbackGuard:
             self._confirm()
         if since % CONFIRM_STEPS == 0:
             self._keep_limit(settling=since == CONFIRM_STEPS)
-        if since % LOSS_CHECK_STEPS == 0:
-            self._check_loss()
+        if since % LOSS_CHECK_STEPS == 0 and not self._over:
+            self._read_loss(first=False)
+        self._judge_losses()
 
     def scaled_step_ends(self, scale: LossScale) -> None:
         skipped = scale.skipped
@@ -156,6 +163,7 @@ class RollbackGuard:
 
     def _confirm(self) -> None:
         """What was chosen for speed alone must not make the real steps slower."""
+        self._session.meter.settle()
         now = self._session.meter.window.timing(None)
         before = self._session.state.baseline
         if now is None or before is None or self._asked_for():
@@ -171,13 +179,27 @@ class RollbackGuard:
         sped_up = plan.without_split() != RootPlan()
         return forced or trades or not sped_up
 
-    def _check_loss(self) -> None:
-        done = self._in_force.rolled_back or self._applied == Applied()
-        if done or self._session.state.loss_tensor is None:
+    @property
+    def _over(self) -> bool:
+        return self._in_force.rolled_back or self._applied == Applied()
+
+    def _read_loss(self, *, first: bool) -> None:
+        """Later, where it is on a device: to wait for it would leave the device without work."""
+        loss, events = self._session.state.loss_tensor, self._session.meter.events
+        if loss is None or (events is not None and events.capturing):
             return
-        verdict = self._loss.verdict(float(self._session.state.loss_tensor))
-        if verdict is not None:
-            self._roll_back(verdict, self._since)
+        if len(self._losses) < LOSSES_PENDING_MAX:
+            self._losses.append((first, LaterNumber(loss, events)))
+
+    def _judge_losses(self) -> None:
+        while self._losses and self._losses[0][1].ready:
+            first, loss = self._losses.popleft()
+            if first:
+                self._loss.starts(loss.value())
+                continue
+            verdict = None if self._over else self._loss.verdict(loss.value())
+            if verdict is not None:
+                self._roll_back(verdict, self._since)
 
 
 def _finer(rows: int | None) -> int | None:

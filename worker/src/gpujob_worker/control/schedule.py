@@ -42,7 +42,7 @@ class TuningSchedule:
         session.state.measured_first(timing, window.data_wait_percent)
         start = time.monotonic()
         tuner = in_force.tuner or in_force.use(tuner_for(in_force))
-        tuner.start()
+        tuner.start(session.tuning_budget_seconds)
         with measuring("tuning", self._explain):
             self._try_items(optimizer)
         in_force.settle()

@@ -79,7 +79,7 @@ class Startup:
 
     def _prepare(self, root: Root, recorded: RecordedCall) -> None:
         session, in_force = self._session, self._in_force
-        use_device(session, root.device.type)
+        use_device(session, root.device)
         limited = session.environment.memory_limit_bytes is not None
         together = in_force.agreement is not None
         if limited or together or session.state.known_tuned is not None:

@@ -56,9 +56,16 @@ def graphs_refusal(device: torch.device, rows_per_step: int | None, limit: bool)
     return "their memory pools are not counted in the memory limit" if limit else None
 
 
-def compile_module(module: torch.nn.Module, *, graphs: bool = False) -> Callable[..., Any]:
-    """The compiled call. Compilation itself happens at its first run, and may raise anything."""
+def compile_module(
+    module: torch.nn.Module, *, graphs: bool = False, same_draws: bool = False
+) -> Callable[..., Any]:
+    """The compiled call. Compilation itself happens at its first run, and may raise anything.
+
+    With `same_draws` it draws the random numbers that eager code draws, to be compared with that.
+    """
     call: Callable[..., Any] = module._call_impl  # pyright: ignore[reportPrivateUsage]
+    if same_draws:
+        return torch.compile(call, dynamic=False, options={"fallback_random": True})
     if not graphs:
         return torch.compile(call, dynamic=False)
     compiled = torch.compile(call, dynamic=False, mode="reduce-overhead")
@@ -76,9 +83,9 @@ class CompiledBlocks:
     Like blocks share one graph, so that compilation takes a fraction of the whole model's.
     """
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module: torch.nn.Module, *, same_draws: bool = False) -> None:
         blocks = repeated_blocks(module)
-        self._calls = [(block, compile_module(block)) for block in blocks]
+        self._calls = [(block, compile_module(block, same_draws=same_draws)) for block in blocks]
         self._traced = False
 
     def __len__(self) -> int:

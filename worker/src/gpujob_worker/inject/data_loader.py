@@ -29,9 +29,12 @@ PREFETCH_FACTOR = 2
 def watch_loaders(
     before_pass: Callable[[Any], None],
     begun: Callable[[Any, Any], None],
+    waits: Callable[[], None],
+    received: Callable[[Any], Any],
     waited: Callable[[float], None],
 ) -> Callable[[], None]:
-    """Calls `before_pass(loader)` and `begun(loader, iterator)`; for batches, `waited(seconds)`.
+    """Calls `before_pass(loader)` and `begun(loader, iterator)`; around batches, `waits()` and
+    `waited(seconds)`; the script has what `received(batch)` returns.
 
     Returns a function that puts the class back.
     """
@@ -45,9 +48,10 @@ def watch_loaders(
         return iterator
 
     def __next__(self: Any) -> Any:  # noqa: N807
+        waits()
         start = time.perf_counter()
         try:
-            return plain_next(self)
+            return received(plain_next(self))
         finally:
             waited(time.perf_counter() - start)
 
@@ -169,9 +173,24 @@ class _HereFromNow:
         return pinned(data) if self._pin else data
 
 
-def pin_memory(loader: Any) -> bool:
-    """Pinned host memory for a loader that feeds a CUDA device. True when it was changed."""
-    if loader.pin_memory or not torch.cuda.is_initialized():
-        return False
-    loader.pin_memory = True
-    return True
+def pin_refusal(batch: Any) -> str | None:
+    """Why a batch must not be put into pinned memory; None when each of its tensors can be."""
+    leaves = pytree.tree_leaves(batch)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    if not tensors:
+        return "a batch has no tensors"
+    for leaf in leaves:
+        reason = _pin_refusal_of(leaf)
+        if reason is not None:
+            return reason
+    return None
+
+
+def _pin_refusal_of(leaf: Any) -> str | None:
+    if isinstance(leaf, (str, bytes, int, float)) or leaf is None:
+        return None
+    if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
+        return f"batches lie on {leaf.device.type} already"
+    if type(leaf) is not torch.Tensor or leaf.layout is not torch.strided:
+        return f"a batch has a {type(leaf).__name__} that is no dense tensor"
+    return "the script does it itself" if leaf.is_pinned() else None

@@ -156,9 +156,10 @@ def copies_bytes(optimizer: torch.optim.Optimizer) -> int:
     return total
 
 
-def device_type_of(optimizer: torch.optim.Optimizer) -> str:
+def device_of(optimizer: torch.optim.Optimizer) -> torch.device:
     """Where its parameters are; the first group may be an empty one."""
-    return next((parameter.device.type for parameter in parameters_of(optimizer)), "cpu")
+    devices = (parameter.device for parameter in parameters_of(optimizer))
+    return next(devices, torch.device("cpu"))
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -146,7 +146,10 @@ def state_refusal(before: _Seen, after: _Seen, allowed: frozenset[str] = frozens
 
 
 class _NoDropout(TorchDispatchMode):
-    """Runs dropout as if nothing were dropped, so that two runs can be compared."""
+    """Runs dropout as if its probability were zero, so that two runs can be compared.
+
+    Masks differ by type, by order in memory and by kernel; what is learned does not depend on them.
+    """
 
     def __torch_dispatch__(
         self,
@@ -156,17 +159,36 @@ class _NoDropout(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         del types
-        name = str(func)
+        name, keywords = str(func), kwargs or {}
         if name.startswith("aten.native_dropout."):
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
-        if name.startswith("aten.bernoulli_.float"):
-            # Dropout then divides by this probability: keeping everything gives x / p for both.
-            return args[0].fill_(1)
-        return func(*args, **(kwargs or {}))
+        if name.startswith("aten.native_dropout_backward"):
+            return args[0].clone()  # not scaled, as its forward was not
+        if name.startswith("aten.bernoulli_.float") and args[0].is_floating_point():
+            # Dropout then divides by this probability of keeping.
+            return args[0].fill_(args[1] if len(args) > 1 else keywords.get("p", 0.5))
+        if "attention" in name or name.startswith("aten._cudnn_rnn"):
+            args, keywords = _without_probability(func, args, keywords)
+        return func(*args, **keywords)
+
+
+def _without_probability(
+    func: Any, args: tuple[Any, ...], keywords: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with the probability of dropping set to zero, where the operation has one."""
+    names = [argument.name for argument in func._schema.arguments]
+    for name in ("dropout_p", "dropout"):
+        if name in keywords:
+            return args, {**keywords, name: 0.0}
+        at = names.index(name) if name in names else len(args)
+        if at < len(args):
+            return (*args[:at], 0.0, *args[at + 1 :]), keywords
+    return args, keywords
 
 
 @contextmanager
 def without_dropout() -> Generator[None]:
+    """Inside, nothing is dropped: in layers, in attention, forward or backward."""
     with _NoDropout():
         yield
 

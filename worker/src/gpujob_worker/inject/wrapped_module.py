@@ -97,8 +97,14 @@ class RecordedCall:
         while self.handles:
             self.handles.pop().remove()
 
+    def used(self, outputs: list[torch.Tensor]) -> list[bool]:
+        """Which outputs the loss learns from; all, where nothing was recorded of these."""
+        known = self.output_gradients if len(self.output_gradients) == len(outputs) else []
+        seen = [gradient is not None for gradient in known]
+        return seen if any(seen) else [True] * len(outputs)
+
     def gradients_for(self, outputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The recorded gradient of each output; a constant one where the shapes differ."""
+        """The recorded gradient of each output; a constant one where it is unknown."""
         known = self.output_gradients if len(self.output_gradients) == len(outputs) else []
         result: list[torch.Tensor] = []
         for index, output in enumerate(outputs):

@@ -2,11 +2,13 @@
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 import torch
 
+# In float64 they take 16 MiB.
+PIECE_ELEMENTS = 2**21
 PAIRS_MIN = 5
 # A gain that does not show in the mean of so many pairs is not worth more of them.
 PAIRS_FUTILE = 10
@@ -25,6 +27,8 @@ _STUDENT_T = (
     2.052, 2.048, 2.045, 2.042, 2.040, 2.037, 2.035, 2.032, 2.030, 2.028, 2.026, 2.024, 2.023,
 )
 # fmt: on
+# The same of a deviation that is known.
+_NORMAL = 1.96
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +44,22 @@ class Speedup:
         return f"{self.ratio:.2f}x (95 % {self.low:.2f} to {self.high:.2f}, {self.pairs} pairs)"
 
 
-def speedup(plain_seconds: Sequence[float], candidate_seconds: Sequence[float]) -> Speedup:
-    """From paired times. Ratios are compared as logarithms, where up and down weigh the same."""
+def speedup(
+    plain_seconds: Sequence[float],
+    candidate_seconds: Sequence[float],
+    noise: float | None = None,
+) -> Speedup:
+    """From paired times. Ratios are compared as logarithms, where up and down weigh the same.
+
+    `noise` is the deviation of a run that is known beforehand: it stands in for that of fewer than
+    `PAIRS_MIN` pairs, unless these deviate more.
+    """
     logs = [math.log(a / b) for a, b in zip(plain_seconds, candidate_seconds, strict=True)]
     mean = statistics.fmean(logs)
+    known = noise * math.sqrt(2) if noise is not None and len(logs) < PAIRS_MIN else 0.0
+    if known and (len(logs) < 2 or statistics.stdev(logs) <= known):
+        half = _NORMAL * known / math.sqrt(len(logs))
+        return Speedup(math.exp(mean), math.exp(mean - half), math.exp(mean + half), len(logs))
     if len(logs) < 2:
         return Speedup(math.exp(mean), 0.0, math.inf, len(logs))
     t = _STUDENT_T[min(len(logs), PAIRS_MAX) - 2]
@@ -57,6 +73,7 @@ def measure_speedup(
     has_time: Callable[[], bool],
     *,
     needed: float,
+    noise: float | None = None,
 ) -> Speedup:
     """Runs both in turns (AB, BA, ...) until the interval decides against `needed`, or time is up.
 
@@ -75,7 +92,7 @@ def measure_speedup(
         _take_turn(plain, candidate, first, second)
         if not has_time() or is_clearly_slower(first, second) or _decided(first, second, needed):
             break
-    return speedup(first, second)
+    return speedup(first, second, noise)
 
 
 def measure_pairs(
@@ -141,21 +158,38 @@ def _reals(tensor: torch.Tensor) -> torch.Tensor:
     return (torch.view_as_real(plain) if plain.is_complex() else plain).double()
 
 
+def _pieces(a: torch.Tensor, b: torch.Tensor) -> Generator[tuple[torch.Tensor, torch.Tensor]]:
+    """Both cut alike, across their longest dimension, until no piece is too large."""
+    if a.numel() <= PIECE_ELEMENTS or a.layout is not torch.strided:
+        yield a, b
+        return
+    longest = max(range(a.dim()), key=lambda dim: a.shape[dim])
+    total = a.shape[longest]
+    length = max(1, PIECE_ELEMENTS * total // a.numel())
+    for start in range(0, total, length):
+        here = min(length, total - start)
+        yield from _pieces(a.narrow(longest, start, here), b.narrow(longest, start, here))
+
+
 def closeness(
     reference: Sequence[torch.Tensor | None], other: Sequence[torch.Tensor | None]
 ) -> Closeness:
-    """Compares in float64; a tensor that only one side has counts as infinitely different."""
+    """Compares in float64, in pieces that take some 64 MiB together.
+
+    A tensor that only one side has counts as infinitely different.
+    """
     difference = norm = other_norm = product = 0.0
     for a, b in zip(reference, other, strict=True):
         if a is None and b is None:
             continue
         if a is None or b is None or a.shape != b.shape:
             return Closeness(math.inf, -1.0)
-        x, y = _reals(a), _reals(b)
-        difference += float((x - y).square().sum())
-        norm += float(x.square().sum())
-        other_norm += float(y.square().sum())
-        product += float((x * y).sum())
+        for one, two in _pieces(a, b):
+            x, y = _reals(one), _reals(two)
+            difference += float((x - y).square().sum())
+            norm += float(x.square().sum())
+            other_norm += float(y.square().sum())
+            product += float((x * y).sum())
     if not all(map(math.isfinite, (difference, norm, other_norm, product))):
         return Closeness(math.inf, -1.0)
     if norm == 0.0 or other_norm == 0.0:

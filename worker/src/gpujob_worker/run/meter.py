@@ -1,23 +1,30 @@
 """Step times, data wait and memory peaks of the training loop, in windows of steps.
 
 A step lasts from the end of one optimizer step to the end of the next. Our own work in between
-(probing, checkpoints) is taken out.
+(probing, checkpoints) is taken out. Where the device has a clock of its own, all of this is the
+device's time, and is known some steps later; nothing waits for it but the end of a window.
 """
 
 import statistics
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from gpujob_api.report import MemoryPeaks, Timing
 from gpujob_worker.device.gpu import CardMeter
 from gpujob_worker.device.memory import DeviceMemory
+from gpujob_worker.device.step_events import DeviceEvents
 
 WINDOW_STEPS_MAX = 200
 MEMORY_SECONDS = 0.25
 # Steps of a window in which the peaks of its two parts are told apart.
 APART_STEPS = 5
+# Steps that the device has not come to; the launch queue of CUDA holds 1,024 kernels.
+PENDING_STEPS_MAX = 1024
+# Pauses, or waits for data, in one step that are looked at: an evaluation has thousands of them.
+SPANS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,26 +80,97 @@ class Window:
         return min(100.0, 100.0 * self.wait_seconds / self.total_seconds)
 
 
+@dataclass(frozen=True, slots=True)
+class _PendingStep:
+    """One that was launched, with its marks in the device's queue."""
+
+    window: Window
+    begins: Any
+    ends: Any
+    pauses: list[tuple[Any, Any]]
+    waits: list[tuple[Any, Any]]
+
+
+@dataclass(slots=True)
+class _Launched:
+    """Marks of the steps that the device has not come to, and of the one being launched."""
+
+    events: DeviceEvents
+    pending: deque[_PendingStep] = field(default_factory=deque[_PendingStep])
+    begins: Any | None = None
+    wait_begins: Any | None = None
+    pauses: list[tuple[Any, Any]] = field(default_factory=list[tuple[Any, Any]])
+    waits: list[tuple[Any, Any]] = field(default_factory=list[tuple[Any, Any]])
+
+    def step_done(self, window: Window) -> None:
+        ends = self.events.mark()
+        known = self.begins is not None and ends is not None
+        if known and len(self.pending) < PENDING_STEPS_MAX:
+            step = _PendingStep(window, self.begins, ends, self.pauses, self.waits)
+            self.pending.append(step)
+        self.begins, self.pauses, self.waits = ends, [], []
+
+    def span_ended(self, spans: list[tuple[Any, Any]], begins: Any | None) -> None:
+        ends = self.events.mark() if begins is not None and len(spans) < SPANS_MAX else None
+        if ends is not None:
+            spans.append((begins, ends))
+
+    def next_known(self) -> tuple[Window, float, float] | None:
+        """The oldest step with its seconds and those of waiting, if the device is done with it."""
+        if not self.pending or not self.events.happened(self.pending[0].ends):
+            return None
+        step = self.pending.popleft()
+        seconds = self.events.seconds(step.begins, step.ends) - self._sum(step.pauses)
+        return step.window, max(0.0, seconds), self._sum(step.waits)
+
+    def _sum(self, spans: list[tuple[Any, Any]]) -> float:
+        return sum(self.events.seconds(begins, ends) for begins, ends in spans)
+
+
 class Meter:
     """Counts optimizer steps and measures them. `synchronize` waits for the device where asked."""
 
-    def __init__(
-        self, memory: DeviceMemory, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, memory: DeviceMemory, clock: Callable[[], float] | None = None) -> None:
         self.memory = memory
         self.steps = 0
         # Of all steps that were timed, in whatever window.
         self.timed = Timed()
         self.window = Window()
         self.card: CardMeter | None = None
-        self.clock = clock
+        self.clock = clock or time.perf_counter
         self._last: float | None = None
         self._paused = 0.0
         self._wait = 0.0
         self._memory_read = 0.0
+        self._launched: _Launched | None = None
+
+    def use_events(self, events: DeviceEvents) -> None:
+        """From now on the device tells the time of steps, not the host."""
+        self._launched = _Launched(events)
+        self._last = None
+
+    @property
+    def events(self) -> DeviceEvents | None:
+        return self._launched.events if self._launched is not None else None
+
+    def settle(self) -> None:
+        """Waits until the device has made all steps that were launched."""
+        launched = self._launched
+        if launched is not None and launched.pending:
+            launched.events.wait(launched.pending[-1].ends)
+        self.read_steps()
+
+    def read_steps(self) -> None:
+        """Counts the steps that the device has made since; does not wait for others."""
+        while self._launched is not None:
+            known = self._launched.next_known()
+            if known is None:
+                return
+            self._count(*known)
 
     def new_window(self) -> Window:
         """Starts a window; the step under way is not counted in it. Returns the one that ended."""
+        self.settle()
         self.read_memory()
         ended = self.window
         self.window = Window()
@@ -100,6 +178,8 @@ class Meter:
         if self.card is not None:
             self.card.restart()
         self._last = None
+        if self._launched is not None:
+            self._launched.begins = None
         return ended
 
     def optimizer_starts(self) -> None:
@@ -123,20 +203,23 @@ class Meter:
     def step_done(self) -> None:
         now = self.clock()
         self.steps += 1
-        if self._last is not None:
-            seconds = max(0.0, now - self._last - self._paused)
-            self.window.seconds.append(seconds)
-            self.window.total_seconds += seconds
-            wait = min(self._wait, seconds)
-            self.window.wait_seconds += wait
-            before = self.timed
-            self.timed = Timed(
-                before.steps + 1, before.seconds + seconds, before.wait_seconds + wait
-            )
+        if self._launched is not None:
+            self._launched.step_done(self.window)
+            self.read_steps()
+        elif self._last is not None:
+            self._count(self.window, max(0.0, now - self._last - self._paused), self._wait)
         self._paused = self._wait = 0.0
         self._last = now
         if now - self._memory_read >= MEMORY_SECONDS:
             self.read_memory()
+
+    def _count(self, window: Window, seconds: float, waited: float) -> None:
+        wait = min(waited, seconds)
+        window.seconds.append(seconds)
+        window.total_seconds += seconds
+        window.wait_seconds += wait
+        before = self.timed
+        self.timed = Timed(before.steps + 1, before.seconds + seconds, before.wait_seconds + wait)
 
     def read_memory(self) -> None:
         self._memory_read = self.clock()
@@ -144,29 +227,45 @@ class Meter:
             self.card.sample()
         self.window.peak_memory_bytes = max(self.window.peak_memory_bytes, self.memory.peak_bytes())
 
+    def wait_starts(self) -> None:
+        """The loop asks for data."""
+        if self._launched is not None:
+            self._launched.wait_begins = self._launched.events.mark()
+
     def waited(self, seconds: float) -> None:
-        """The loop waited so long for its data."""
+        """The loop waited so long for its data. A device counts what it was idle meanwhile."""
         self._wait += seconds
+        launched = self._launched
+        if launched is not None:
+            launched.span_ended(launched.waits, launched.wait_begins)
+            launched.wait_begins = None
 
     def paused(self) -> "Pause":
         """Time in here is ours, not the step's."""
         return Pause(self)
 
-    def pause_ended(self, seconds: float) -> None:
+    def pause_starts(self) -> Any | None:
+        return self._launched.events.mark() if self._launched is not None else None
+
+    def pause_ended(self, seconds: float, begins: Any | None) -> None:
         self._paused += seconds
+        if self._launched is not None:
+            self._launched.span_ended(self._launched.pauses, begins)
 
 
 class Pause:
     """Entered after every step: a generator's context costs several times as much."""
 
-    __slots__ = ("_meter", "_start")
+    __slots__ = ("_begins", "_meter", "_start")
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
         self._start = 0.0
+        self._begins: Any | None = None
 
     def __enter__(self) -> None:
+        self._begins = self._meter.pause_starts()
         self._start = self._meter.clock()
 
     def __exit__(self, *_: object) -> None:
-        self._meter.pause_ended(self._meter.clock() - self._start)
+        self._meter.pause_ended(self._meter.clock() - self._start, self._begins)

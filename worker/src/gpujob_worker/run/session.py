@@ -29,9 +29,9 @@ from gpujob_worker.run.profiling import StepProfiler
 from gpujob_worker.run.reporter import Destination, Reporter, write_termination_message
 from gpujob_worker.run.run_report import Facts, write
 from gpujob_worker.run.run_state import RunState
+from gpujob_worker.run.tuning_budget import tuning_budget_seconds
 
 LAST_REPORT_SECONDS = 3.0
-TUNING_SECONDS_DEFAULT = 12.0
 
 _current: "Session | None" = None
 
@@ -44,7 +44,7 @@ class Session:
         environment: Environment,
         features: Features | None = None,
         explanation: DecisionLog | None = None,
-        tuning_seconds: float = TUNING_SECONDS_DEFAULT,
+        tuning_seconds: float | None = None,
         *,
         report_directory: Path | None = None,
         profiler: StepProfiler | None = None,
@@ -52,7 +52,7 @@ class Session:
         self.environment = environment
         self.features = features or Features()
         self.explanation = explanation or DecisionLog()
-        self.tuning_budget_seconds = tuning_seconds
+        self._tuning_seconds_asked = tuning_seconds
         self.meter = Meter(CpuMemory())
         known = environment.settings.tuned
         self.state = RunState(self.meter, tuned=known, known_tuned=known)
@@ -80,6 +80,15 @@ class Session:
     @property
     def optimizes(self) -> bool:
         return self.environment.settings.mode is not OptimizeMode.OFF
+
+    @property
+    def tuning_budget_seconds(self) -> float:
+        """What was asked for, else a part of the run as far as its length is known."""
+        if self._tuning_seconds_asked is not None:
+            return self._tuning_seconds_asked
+        state = self.state
+        step_seconds = state.baseline.step_seconds if state.baseline is not None else None
+        return tuning_budget_seconds(step_seconds, state.steps_total)
 
     def report(self) -> Report:
         """The newest report; also written as the termination message, should this be the last."""
@@ -185,6 +194,7 @@ class Session:
             held = self.meter.window.peak_memory_bytes or None
             self.state.failed(classify(error, held, self.state.needed_bytes))
         with contextlib.suppress(Exception):
+            self.meter.read_steps()
             self.meter.read_memory()
         self._close_profile()
         self._ending()

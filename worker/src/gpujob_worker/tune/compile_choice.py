@@ -1,6 +1,7 @@
 """Compilation: the whole root, its repeated blocks, or with CUDA graphs; compared like any item."""
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from gpujob_api.settings import Toggle, TunedSettings
@@ -48,7 +49,10 @@ class CompileItems:
         return setting_called("compile").refusal(self._context)
 
     def _whole(self) -> bool:
-        plan = replace(self._applied.plan, compiled=compile_module(self._root.module))
+        def plan(same_draws: bool) -> RootPlan:
+            compiled = compile_module(self._root.module, same_draws=same_draws)
+            return replace(self._applied.plan, compiled=compiled)
+
         return self._try(WHOLE, plan, forced=self._forced)
 
     def _blocks(self) -> bool:
@@ -56,7 +60,11 @@ class CompileItems:
         if reason is not None:
             self._decision.refuse(BLOCKS, reason)
             return False
-        plan = replace(self._applied.plan, compiled_blocks=CompiledBlocks(self._root.module))
+
+        def plan(same_draws: bool) -> RootPlan:
+            blocks = CompiledBlocks(self._root.module, same_draws=same_draws)
+            return replace(self._applied.plan, compiled_blocks=blocks)
+
         return self._try(BLOCKS, plan, forced=self._forced)
 
     def _blocks_refusal(self) -> str | None:
@@ -71,7 +79,9 @@ class CompileItems:
         if reason is not None:
             self._decision.refuse(GRAPHS, reason)
             return
-        self._try(GRAPHS, self._graphs_plan(), forced=False)
+        # What is compiled draws the same with graphs and without.
+        graphs = self._graphs_plan()
+        self._try(GRAPHS, lambda _: graphs, forced=False)
 
     def _graphs_refusal(self) -> str | None:
         plan = self._applied.plan
@@ -89,9 +99,9 @@ class CompileItems:
             inputs = inputs.first(rows)
         return replace(plan, compiled_signature=inputs.signature)
 
-    def _try(self, item: str, plan: RootPlan, *, forced: bool) -> bool:
-        plan = self._with_signature(plan)
-        start = time.monotonic()
+    def _try(self, item: str, plan_with: Callable[[bool], RootPlan], *, forced: bool) -> bool:
+        """`plan_with(same_draws)` makes the plan, to be used or to be compared with eager code."""
+        present, start = self._applied.plan, time.monotonic()
         took: list[float] = []
 
         def compiled() -> None:
@@ -100,13 +110,21 @@ class CompileItems:
 
         try:
             trial = self._context.trial()
-            outputs, gradients, found = trial.compared(item, self._applied.plan, plan, compiled)
+            # Compiled code draws its own masks. That is right, and tells nothing when compared.
+            draws = not present.compiles and trial.draws(present)
+            plan = self._with_signature(plan_with(False))
+            alike = self._with_signature(plan_with(True)) if draws else plan
+            outputs, gradients = trial.same_draws_closeness(present, alike)
+            numbers = agreement(outputs, gradients)
+            if not tolerance_of(plan).holds(outputs, gradients):
+                self._decision.refuse(item, f"numbers disagree: {numbers}")
+                return False
+            found = trial.speedup_of_compiled(item, present, plan, compiled)
         except Exception as error:
             self._decision.refuse(item, f"failed: {short(error)}")
             return False
-        close = tolerance_of(plan).holds(outputs, gradients)
-        numbers = f"after {took[0]:.1f} s, {agreement(outputs, gradients)}"
-        kept = self._decision.decide(item, found, numbers, close, forced)
+        numbers = f"after {took[0]:.1f} s, {numbers}"
+        kept = self._decision.decide(item, found, numbers, True, forced)
         if kept:
             self._applied.plan = plan
         return kept

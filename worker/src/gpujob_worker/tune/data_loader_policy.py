@@ -13,13 +13,13 @@ from gpujob_worker.inject.data_loader import (
     add_workers,
     go_on_here,
     loader_refusal,
-    pin_memory,
     remove_workers,
 )
 from gpujob_worker.inject.loader_workers import loaded, workers_wanted
 from gpujob_worker.run.meter import Timed
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.applied import Applied
+from gpujob_worker.tune.pinned_memory import PinnedMemory
 
 WAIT_PERCENT_NEEDED = 10.0
 # Steps with workers that are not counted: they start, and what they prefetch is there at once.
@@ -41,6 +41,7 @@ class LoaderPolicy:
         self._given: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._passes: weakref.WeakSet[Any] = weakref.WeakSet()
         self._trial: _Trial | None = None
+        self._pinned = PinnedMemory(session)
         self._judged = False  # and what was measured is said
         self._stopped = False
         self._applied: Applied | None = None
@@ -55,6 +56,7 @@ class LoaderPolicy:
     def stop(self) -> None:
         """In a process that the script forked, which may not be allowed to start others."""
         self._stopped = True
+        self._pinned.stop()
 
     def before_pass(self, loader: Any) -> None:
         session = self._session
@@ -62,7 +64,6 @@ class LoaderPolicy:
             return
         if not session.features.allows("data_loader"):
             return
-        pin_memory(loader)
         if self._workers is None or id(loader) in self._seen:
             return
         if self._trial is not None and not self._trial.may_start(session.meter.timed):
@@ -87,6 +88,10 @@ class LoaderPolicy:
         """A pass over the loader; its workers, if ours, may have to leave before its end."""
         if id(loader) in self._given:
             self._passes.add(iterator)
+
+    def received(self, batch: Any) -> Any:
+        """The batch as the script is to have it."""
+        return self._pinned.received(batch, beside=self._trial is not None)
 
     def waited(self, seconds: float) -> None:
         """After each batch: what was tried is judged as soon as it was seen long enough."""
@@ -122,6 +127,7 @@ class LoaderPolicy:
         """After the baseline: workers from the next pass on when the loop starves for data."""
         session = self._session
         settings = session.environment.settings
+        self._pinned.tuned()
         wait = session.state.baseline_wait_percent
         if not session.features.allows("data_loader") or settings.data_loading is Toggle.OFF:
             session.explanation.refused(_ITEM, "switched off")

@@ -17,6 +17,8 @@ from gpujob_worker.tune.registry import put_in_force
 GAIN_PAIRS = 10
 # At least so long, also when the time for tuning is over.
 GAIN_SECONDS = 5.0
+# And this part of the time for tuning, which is longer where steps are.
+GAIN_FRACTION = 0.4
 
 
 class _Side:

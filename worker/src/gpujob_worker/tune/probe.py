@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from gpujob_worker.inject.call_inputs import (
     trainable,
 )
 from gpujob_worker.inject.call_settings import switched
+from gpujob_worker.inject.guards import without_dropout
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
 from gpujob_worker.probe.compare import Closeness, closeness
 from gpujob_worker.probe.reachable import OwnGenerators
@@ -22,7 +24,7 @@ from gpujob_worker.probe.side_effects import RandomStates
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What a call returns and what it teaches."""
+    """What a call returns, less what the loss does not use, and what it teaches."""
 
     outputs: list[torch.Tensor]
     gradients: list[torch.Tensor | None]
@@ -52,10 +54,16 @@ def probe(
         if after_forward is not None:
             after_forward()
         leaves = differentiable_leaves(output)
+        used = recorded.used(leaves)
         gradients: tuple[torch.Tensor | None, ...] = torch.autograd.grad(
-            leaves, parameters, recorded.gradients_for(leaves), allow_unused=True
+            list(compress(leaves, used)),
+            parameters,
+            list(compress(recorded.gradients_for(leaves), used)),
+            allow_unused=True,
         )
-    return ProbeResult([leaf.detach() for leaf in tensor_leaves(output)], list(gradients))
+    unused = {id(leaf) for leaf, of_use in zip(leaves, used, strict=True) if not of_use}
+    outputs = [leaf.detach() for leaf in tensor_leaves(output) if id(leaf) not in unused]
+    return ProbeResult(outputs, list(gradients))
 
 
 class RootProbe:
@@ -82,6 +90,18 @@ class RootProbe:
         finally:
             if plan.loss_scale is not None and scaling is not None:
                 plan.loss_scale.restore(scaling)
+
+    def compare(self, present: RootPlan, plan: RootPlan) -> tuple[Closeness, Closeness]:
+        """How close outputs and gradients are to those of `present`, with nothing dropped."""
+        with without_dropout():
+            return self.run(present).compare(self.run(plan))
+
+    def draws(self, plan: RootPlan) -> bool:
+        """Whether a run draws random numbers of torch, for dropout or anything else."""
+        self.run(plan)
+        before, now = self._states, RandomStates()
+        pairs = zip((before.torch, *before.cuda), (now.torch, *now.cuda), strict=True)
+        return not all(torch.equal(one, other) for one, other in pairs)
 
     def seconds(self, plan: RootPlan) -> float:
         self._synchronize()

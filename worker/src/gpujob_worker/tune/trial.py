@@ -24,6 +24,9 @@ SPEEDUP_NEEDED = 1.02
 AN_EARLIER_RUN = "an earlier run"
 # So much slower on few samples, nothing is worth a measurement on all of them.
 HOPELESS = 2.5
+# A run on a GPU is repeated within 1 to 2 % alone, and within this beside others. So few runs of a
+# long step prove a large gain, as those on a CPU do not.
+GPU_NOISE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,9 @@ class AcceptanceRule:
         self._pending: set[str] = set()
         self.start()
 
-    def start(self) -> None:
+    def start(self, budget_seconds: float | None = None) -> None:
+        """The time for measuring begins now; as long as before where nothing else is given."""
+        self.budget_seconds = self.budget_seconds if budget_seconds is None else budget_seconds
         self._ends = time.monotonic() + self.budget_seconds
 
     def expects(self, items: Iterable[str]) -> None:
@@ -173,7 +178,7 @@ class Trial:
                 self.decision.refuse_slower(item, what or item, slower, device)
                 return False
             with no_trace(self.root.module):
-                outputs, gradients = self._probe.run(present).compare(self._probe.run(plan))
+                outputs, gradients = self._probe.compare(present, plan)
                 found = self.speedup(item, present, plan)
         except Exception as error:
             self.decision.refuse(item, f"{what} failed: {short(error)}".lstrip())
@@ -187,7 +192,7 @@ class Trial:
         probe = RootProbe(self.root, few_rows(self.recorded, 4))
         try:
             with no_trace(self.root.module):
-                outputs, gradients = probe.run(present).compare(probe.run(plan))
+                outputs, gradients = probe.compare(present, plan)
         except Exception as error:
             self.decision.refuse(item, f"failed: {short(error)}")
             return False
@@ -203,17 +208,29 @@ class Trial:
             lambda: self._probe.seconds(plan),
             self.decision.share(item),
             needed=SPEEDUP_NEEDED,
+            noise=GPU_NOISE if self.root.device.type == "cuda" else None,
         )
 
-    def compared(
-        self, item: str, present: RootPlan, plan: RootPlan, first: Callable[[], None]
-    ) -> tuple[Closeness, Closeness, Speedup]:
-        """As `accepts`, with `first` called once the plan has run for the first time."""
+    def draws(self, plan: RootPlan) -> bool:
+        with no_trace(self.root.module):
+            return self._probe.draws(plan)
+
+    def same_draws_closeness(
+        self, present: RootPlan, plan: RootPlan
+    ) -> tuple[Closeness, Closeness]:
+        """Closeness of two plans that drop the same; `plan` runs first, and is compiled then."""
         with no_trace(self.root.module):
             result = self._probe.run(plan)
-            first()
-            outputs, gradients = self._probe.run(present).compare(result)
-            return outputs, gradients, self.speedup(item, present, plan)
+            return self._probe.run(present).compare(result)
+
+    def speedup_of_compiled(
+        self, item: str, present: RootPlan, plan: RootPlan, compiled: Callable[[], None]
+    ) -> Speedup:
+        """As `speedup`, with `compiled` called once the plan has run for the first time."""
+        with no_trace(self.root.module):
+            self._probe.run(plan)
+            compiled()
+            return self.speedup(item, present, plan)
 
     def _times_slower(self, present: RootPlan, plan: RootPlan) -> float:
         """A first look at few samples, so that a hopeless candidate costs no full step."""

@@ -29,7 +29,7 @@ from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.features import Features
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.compile_choice import CompileItems
-from gpujob_worker.tune.gain import GAIN_SECONDS, measure_gain
+from gpujob_worker.tune.gain import GAIN_FRACTION, GAIN_SECONDS, measure_gain
 from gpujob_worker.tune.registry import setting_called, tuned
 from gpujob_worker.tune.setting import Context
 from gpujob_worker.tune.speed import SpeedItems
@@ -72,9 +72,9 @@ class Tuner:
         )
         self.applied = Applied()
 
-    def start(self) -> None:
+    def start(self, budget_seconds: float) -> None:
         """The time for measuring begins now; a memory limit is looked at long before."""
-        self._decision.start()
+        self._decision.start(budget_seconds)
 
     @property
     def recommends(self) -> bool:
@@ -242,7 +242,8 @@ class Tuner:
             plain = chosen.memory_only()
         if self.recommends or chosen == plain:
             return None
-        seconds = max(GAIN_SECONDS, self._decision.seconds_left())
+        granted = GAIN_FRACTION * self._decision.budget_seconds
+        seconds = max(GAIN_SECONDS, granted, self._decision.seconds_left())
         try:
             with no_trace(root.module):
                 return measure_gain(root, recorded, optimizer, (plain, chosen), seconds)

@@ -1,1 +1,6 @@
-"""One pass over the pending jobs: nominate, assume, preempt, tell why."""
+"""Decides which pending jobs get GPUs in this cycle, and writes why the other ones wait.
+
+One pass over the queues' heads nominates, assumes, preempts or explains. The pass may import every
+package below it: backfill, preemption, placement, queue, lifecycle, measurement, capacity, packing,
+model. It does not know the cache: `planner` hands it views and functions.
+"""

@@ -97,9 +97,8 @@ class Admission:
                 state = self._state()
 
     def _is_still_refused(self, entry: Pending, state: tuple[int, ...]) -> bool:
-        """Whether the job could only be told again what it was told lately: an earlier one of its
-        kind was refused as it is now, and nothing was done for it. Thousands of waiting jobs cost
-        next to nothing."""
+        """True if an equivalent job was refused in this same state and this job already shows that
+        reason. Such a job is skipped, so thousands of pending jobs cost next to nothing."""
         last_reason, refused = entry.last_reason, self._refused.get(entry.equivalence_class)
         if last_reason is None or refused is None or self.now >= last_reason.until:
             return False

@@ -1,9 +1,9 @@
-"""What a job that does not fit keeps free for itself, and when it could start there (I11).
+"""The GPUs nominated for a job that does not fit now, and when the job could start there (I11).
 
-The soonest start: for every card the moment at which enough of its tenants are expected to be gone
-(`earliest_start`), then the cards that are ready first, each worker's on one node, all of one
-model. A nomination is kept for the rest of the cycle; who is sure to be gone before it starts may
-still use it (backfill).
+`earliest_start` finds for every GPU the time at which enough of its tenants are expected to have
+ended. The nomination takes the GPUs that are ready first. All are of one model, and those of one
+worker are on one node. A nomination holds for the rest of the cycle. Jobs expected to finish before
+the nominated job starts may still run there (backfill).
 """
 
 from collections.abc import Iterable

@@ -31,7 +31,7 @@ class ReleaseTime:
     run_class: RunClass | None = None
 
     def released_at(self, expected_run_seconds: float, now_seconds: float) -> float:
-        """One that has run longer than its class is not expected to end at once."""
+        """A job past its expected run time has an unknown end (infinite), not one that is now."""
         if self.run_class is None:
             return self.at
         at = self.at + expected_run_seconds
@@ -47,7 +47,7 @@ class ReleaseTimes:
 
     # Seconds since 1970.
     now_seconds: float = 0.0
-    # Another one whenever another moment could be found of any job.
+    # Incremented when the release time of any job may have changed.
     version: int = 0
     jobs: dict[str, GPUJob] = field(default_factory=dict[str, GPUJob])
     _workloads: dict[str, Workload] = field(default_factory=dict[str, Workload])

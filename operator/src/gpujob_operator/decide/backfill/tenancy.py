@@ -15,8 +15,8 @@ SLOWDOWN_PERCENT_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class RemainingTenancy:
-    """What is on each card, by row, once so many tenants have left (by column) in the order of
-    their ends."""
+    """`x[gpu, k]`: what remains on a GPU after its first k tenants, ordered by release time, have
+    left."""
 
     memory_bytes: Integers
     utilization_percent: Floats

@@ -1,1 +1,5 @@
-"""Derived values kept from cycle to cycle. Dropping any of it changes no plan."""
+"""Values derived from the snapshot, kept from cycle to cycle. Dropping any of them changes no plan.
+
+The package decides nothing. It may import every package with rules, to keep what their functions
+return. Of the packages with rules none imports it.
+"""

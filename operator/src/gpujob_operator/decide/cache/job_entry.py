@@ -26,7 +26,7 @@ class JobEntry:
     requests: HostRequests
     profile_key: ProfileKey
     held: bool
-    # Those that the job names, and those where its cards are.
+    # The nodes that its placement names, and the nodes where its GPUs are.
     nodes: frozenset[str]
     crew: Crew = field(default_factory=Crew)
     profile: GPUProfile | None = None

@@ -11,14 +11,13 @@ from gpujob_api.gpunode import GPUNode
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_operator.decide.cache.deadlines import Deadlines
 from gpujob_operator.decide.cache.diff import ListDiff
+from gpujob_operator.decide.capacity.availability import ClosedReason, NodeClosed, why_closed
 from gpujob_operator.decide.capacity.calibration import laws
 from gpujob_operator.decide.capacity.cluster import (
     Capacity,
     NodeCapacity,
     capacity_of,
-    closed_reason,
     holds_cards,
-    is_stale,
     sizes,
 )
 from gpujob_operator.decide.capacity.prices import rates
@@ -195,15 +194,15 @@ class Nodes:
             old = before.cards if before is not None else ()
             known = {card.uuid: card for card in old if card.uuid not in (touched or ())}
             return self._sum.node(view, gpu_node, configuration, now, self._learned, known)
-        closed = closed_reason(view, gpu_node, configuration, now)
-        return replace(before, closed=closed) if closed != before.closed else before
+        after = why_closed(view, gpu_node, configuration, now)
+        return replace(before, closed=after) if after != before.closed else before
 
-    def _watch(self, name: str, closed: str, configuration: Configuration) -> None:
+    def _watch(self, name: str, closed: NodeClosed | None, configuration: Configuration) -> None:
         """Measurements become old by themselves, and older."""
         observed = self._gpu_nodes[name].status.observed_at
-        if is_stale(closed):
+        if closed is not None and closed.reason is ClosedReason.STALE:
             self._old.add(name)
-        elif observed is not None and not closed:
+        elif observed is not None and closed is None:
             seconds = configuration.telemetry_stale_seconds
             self._old_at.put(name, observed + timedelta(seconds=seconds))
 

@@ -52,7 +52,7 @@ class PendingQueues:
             self._moved.add(uid)
 
     def in_order(self, configuration: Configuration, now: datetime) -> OrderedQueues:
-        """Who waits, as of now. What was handed out before is not to be used any more."""
+        """The pending jobs in order. Invalidates what earlier calls returned."""
         now_seconds = now.timestamp()
         if not self._now_seconds <= now_seconds < self._due_seconds:
             self._advance_clock(now_seconds)

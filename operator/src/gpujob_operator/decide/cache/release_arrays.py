@@ -47,7 +47,7 @@ class ReleaseArrays:
 
     @property
     def version(self) -> int:
-        """Another one whenever another moment could be found of any job."""
+        """Incremented when the release time of any job may have changed."""
         return self.releases.version
 
     def number(self, uid: str) -> int:
@@ -63,7 +63,7 @@ class ReleaseArrays:
             self._stale.add(uid)
 
     def tidy(self, jobs: int) -> None:
-        """Jobs come and go: takes all numbers back where most are of nobody any more."""
+        """Renumbers from scratch once most numbers belong to deleted jobs."""
         if len(self.numbers) > 2 * jobs + NUMBERS_SPARE:
             self.numbers, self._run_classes = {}, {}
             self._stale.clear()

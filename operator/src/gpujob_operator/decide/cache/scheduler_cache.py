@@ -303,7 +303,8 @@ class SchedulerCache:
             known = self.known[uid]
             known.profile = after
             if only_paces:
-                # The most that a run was slowed only grows: who had nothing to add has nothing now.
+                # Recorded slowdowns only increase, so a job with nothing to add before still has
+                # nothing to add.
                 continue
             known.needs = None
             self._unmix(known)

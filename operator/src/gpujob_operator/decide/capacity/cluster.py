@@ -5,14 +5,11 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, ReservationSource
-from gpujob_api.gpunode import GPUNode
-from gpujob_api.meta import TAINT_RECLAIM
 from gpujob_api.quantities import MIB
+from gpujob_operator.decide.capacity.availability import GPUBlocked, NodeClosed
 from gpujob_operator.decide.capacity.slowdown_law import PUBLISHED_SLOWDOWNS, Law
-from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import NodeView
 
 # A stranger below this is the desktop or a monitoring tool, not a tenant.
@@ -41,7 +38,7 @@ class Card:
     driver_bytes: int
     external_bytes: int
     tenants: tuple[Tenant, ...] = ()
-    blocked: str = ""
+    blocked: GPUBlocked | None = None
     # Of `external_bytes`, what was still seen of pods that have finished since. It counts until it
     # is seen to be gone (I1), and is no reason to interrupt anybody.
     terminating_bytes: int = 0
@@ -94,8 +91,8 @@ class NodeCapacity:
     cards: tuple[Card, ...]
     cpu_milli_free: int
     memory_bytes_free: int
-    # Why nothing new may be placed here, or "".
-    closed: str = ""
+    # Why nothing new may be placed here, or None.
+    closed: NodeClosed | None = None
     # How often such a node is taken away, and the price with what that costs (see `prices`).
     interruptions_per_hour: float = 0.0
     price_with_losses: float | None = None
@@ -187,36 +184,6 @@ def as_tenant(job: GPUJob) -> Tenant | None:
         whole_card=whole,
         max_slowdown_percent=job.spec.sharing.max_slowdown_percent,
     )
-
-
-_STALE = "measurements are"
-
-
-def is_stale(closed: str) -> bool:
-    """Whether a node is closed because its measurements are old."""
-    return closed.startswith(_STALE)
-
-
-def closed_reason(
-    view: NodeView, gpu_node: GPUNode, configuration: Configuration, now: datetime
-) -> str:
-    """Why nothing new may be placed on the node, or ""."""
-    if any(taint.key == TAINT_RECLAIM for taint in view.taints):
-        return "the node is being reclaimed"
-    if not view.ready:
-        return "the node is not ready"
-    if view.unschedulable or gpu_node.spec.unschedulable:
-        return "the node is cordoned"
-    observed = gpu_node.status.observed_at
-    if observed is None:
-        return "the agent has not measured it yet"
-    age = now - observed
-    if age > timedelta(seconds=configuration.telemetry_stale_seconds):
-        return (
-            f"{_STALE} {age.total_seconds():.0f} s old "
-            f"(limit {configuration.telemetry_stale_seconds:.0f} s)"
-        )
-    return ""
 
 
 def has_external_use(card: Card, *, soon: bool = False) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from gpujob_api.gpujob import Placement
+from gpujob_operator.decide.capacity.availability import NodeClosed
 from gpujob_operator.decide.capacity.cluster import Capacity, Card, NodeCapacity
 from gpujob_operator.decide.model.snapshot import Taint
 
@@ -13,7 +14,7 @@ from gpujob_operator.decide.model.snapshot import Taint
 class NodeFacts:
     """What a job that runs on a node sees of it, besides its own GPUs there."""
 
-    closed: str
+    closed: NodeClosed | None
     not_ready_since: datetime | None
     taints: tuple[Taint, ...]
     price_per_gpu_hour: float | None

@@ -12,14 +12,14 @@ from datetime import datetime, timedelta
 from typing import TypeVar
 
 from gpujob_api.gpujob import GPUJob
-from gpujob_api.gpunode import GPU, UNREADABLE, GPUNode
+from gpujob_api.gpunode import GPU, GPUNode
+from gpujob_operator.decide.capacity.availability import why_blocked, why_closed
 from gpujob_operator.decide.capacity.calibration import laws
 from gpujob_operator.decide.capacity.cluster import (
     Card,
     NodeCapacity,
     Tenant,
     as_tenant,
-    closed_reason,
 )
 from gpujob_operator.decide.capacity.prices import (
     interruptions_per_hour,
@@ -220,7 +220,7 @@ class ClusterUsage:
             ),
             cpu_milli_free=view.cpu_milli_free - cpu,
             memory_bytes_free=view.memory_bytes_free - memory,
-            closed=closed_reason(view, gpu_node, configuration, now),
+            closed=why_closed(view, gpu_node, configuration, now),
             interruptions_per_hour=rate,
             price_with_losses=price_with_losses(price, rate, configuration)
             if price is not None
@@ -232,11 +232,7 @@ class ClusterUsage:
         tenants = self.tenants.get(gpu.uuid, ())
         used = self._measured(gpu, tenants)
         external_bytes = max(0, gpu.memory_used_bytes - sum(used.values()))
-        blocked = "" if gpu.healthy else _health_problem(gpu.health_message)
-        if not blocked and any(
-            (where, gpu.uuid) in self.gpus_of_stale_pods for where in (node, "")
-        ):
-            blocked = "a pod of an ended attempt is still there"
+        stray_pod = any((where, gpu.uuid) in self.gpus_of_stale_pods for where in (node, ""))
         return Card(
             uuid=gpu.uuid,
             model=gpu.model,
@@ -245,7 +241,7 @@ class ClusterUsage:
             external_bytes=external_bytes,
             terminating_bytes=min(self._terminating_bytes(gpu, observed_at), external_bytes),
             tenants=tuple(_with_excess(one, used[one.job_uid]) for one in tenants),
-            blocked=blocked,
+            blocked=why_blocked(gpu, stray_pod=stray_pod),
             link_group=gpu.link_group,
             law=learned.laws.get(gpu.model, PUBLISHED_SLOWDOWNS),
         )
@@ -282,13 +278,6 @@ def _with_excess(tenant: Tenant, used_bytes: int) -> Tenant:
     excess_bytes = max(0, used_bytes - tenant.memory_bytes)
     same = excess_bytes == tenant.excess_bytes
     return tenant if same else replace(tenant, excess_bytes=excess_bytes)
-
-
-def _health_problem(message: str) -> str:
-    """A card that cannot be read takes nothing new, but is no reason to leave it (I14)."""
-    return (
-        message if message.startswith(UNREADABLE) else f"unhealthy: {message or 'no reason given'}"
-    )
 
 
 def _keep(groups: dict[str, tuple[T, ...]], key: str, left: tuple[T, ...]) -> None:

@@ -7,7 +7,8 @@ from datetime import UTC, datetime, timedelta
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, StopReason
 from gpujob_api.meta import TAINT_RECLAIM
 from gpujob_api.quantities import format_memory
-from gpujob_operator.decide.capacity.cluster import Card, is_stale
+from gpujob_operator.decide.capacity.availability import BlockedReason, ClosedReason
+from gpujob_operator.decide.capacity.cluster import Card
 from gpujob_operator.decide.capacity.sites import NodeFacts, Sites, cards_at
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import stop_seconds
@@ -26,11 +27,13 @@ def of(job: GPUJob, sites: Sites, configuration: Configuration, now: datetime) -
         found = _reclaimed(site.node, site.facts, now, grace)
         if found is not None:
             return found
-        if is_stale(site.facts.closed):
+        closed = site.facts.closed
+        if closed is not None and closed.reason is ClosedReason.STALE:
             continue  # Stale telemetry never stops a job (I14).
         for card in site.cards:
-            if card.blocked.startswith("unhealthy"):
-                message = f"card {card.uuid} on {site.node} is {card.blocked}"
+            blocked = card.blocked
+            if blocked is not None and blocked.reason is BlockedReason.UNHEALTHY:
+                message = f"card {card.uuid} on {site.node} is {blocked.text}"
                 return StopReason(CARD_UNHEALTHY, message, now + grace)
     return _outgrown(job, sites, now + grace)
 

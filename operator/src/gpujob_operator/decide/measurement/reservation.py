@@ -42,7 +42,8 @@ def wanted_reservation(
         utilization_percent = known.utilization_percent if known is not None else 100.0
         return Reservation(hint.bytes, utilization_percent, ReservationSource.HINT)
     if job.status.counters.out_of_memory:
-        # What was known of it was wrong, and how wrong nobody knows: it starts alone, as unknown.
+        # The job exceeded its measured memory by an unknown amount. The measurement is discarded,
+        # and the job starts on a whole GPU.
         return None
     if measurement is not None and is_settled(measurement, configuration):
         memory = with_margin(measurement.memory_bytes, configuration)

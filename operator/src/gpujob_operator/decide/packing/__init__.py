@@ -1,1 +1,4 @@
-"""Placement as numbers alone: arrays in, a row and its columns out."""
+"""Chooses a node and GPUs from numbers alone: arrays in, a row and its columns out.
+
+The package imports nothing of this project, not even the API's nouns.
+"""

@@ -163,7 +163,7 @@ class AssumedCapacity:
             self._backfill, _ = self._views.backfill.follow(self._views.main)
         self.nominated |= new
         self.nominated_from_seconds = min(self.nominated_from_seconds, start_seconds)
-        # What was refused before knew nothing of the nomination, and stays refused.
+        # Earlier refusals stay valid: a nomination only removes capacity.
         on: dict[str, set[str]] = {}
         for uuid in new:
             row = self._row_of_card.get(uuid)

@@ -183,7 +183,7 @@ def _diagnose_node(
 
 def _node_unfit_reason(needs: JobRequirements, node: NodeCapacity) -> UnfitReason | None:
     """What keeps the job off all of the node's cards."""
-    refusal = node.closed or node_mismatch(needs, node.node)
+    refusal = node.closed.text if node.closed is not None else node_mismatch(needs, node.node)
     if refusal:
         return render_reason(refusal)
     if node.cpu_milli_free < needs.cpu_milli:

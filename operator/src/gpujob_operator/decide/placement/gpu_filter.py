@@ -26,8 +26,8 @@ Misfit = tuple[UnfitReason, int]
 def why_not(request: WorkerRequest, card: Card, nominated: Set[str] = NO_CARDS) -> Misfit | None:
     """What keeps the worker off this GPU of its model; None where it fits. `nominated` are GPUs
     that are kept for other jobs."""
-    if card.blocked:
-        return render_reason(f"blocked ({card.blocked.split(':')[0]})"), 0
+    if card.blocked is not None:
+        return render_reason(f"blocked ({card.blocked.reason.value})"), 0
     room = card.total_bytes - card.driver_bytes
     if request.least_bytes > room:
         return _TOO_SMALL, request.least_bytes - room

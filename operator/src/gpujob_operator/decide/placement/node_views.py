@@ -22,7 +22,7 @@ class PackedNodes:
 
 @dataclass(slots=True)
 class DerivedView:
-    """Another side, the same as the main one but for what is changed on it."""
+    """A view of the main side that follows its changes and has edits of its own."""
 
     _side: PackedNodes | None = None
     # What it follows; the clocks of both when they were last as they should be.
@@ -31,8 +31,8 @@ class DerivedView:
     _clock: int = 0
 
     def follow(self, main: PackedNodes) -> tuple[PackedNodes, list[int]]:
-        """Makes it the same as the main one; also which rows were not. `settle` tells that what was
-        changed on them since is to stay."""
+        """Copies the rows that changed on either side; returns the view and those rows. Call
+        `settle` after editing the rows, so that the next call keeps the edits."""
         fleet = main.fleet
         if self._side is None or self._main is not fleet:
             self._side = PackedNodes(fleet.copy())

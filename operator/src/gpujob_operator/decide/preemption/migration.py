@@ -73,8 +73,8 @@ def _off_card(
             found = conditions.find(slowed.status, conditions.SLOWED)
             text = found.message if found is not None else ""
             name = f"{slowed.metadata.namespace}/{slowed.metadata.name}"
-            stop = StopReason(SLOWED, f"moves to another card: of {name} {text}", now + grace)
-            return Move(job, stop, floor)
+            message = f"moved to another GPU because {name} is slowed: {text}"
+            return Move(job, StopReason(SLOWED, message, now + grace), floor)
     return None
 
 

@@ -222,7 +222,7 @@ class Preemptor:
 def waiting_message(jobs: Iterable[GPUJob]) -> str:
     names = sorted(f"{job.metadata.namespace}/{job.metadata.name}" for job in jobs)
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"waits for {', '.join(names[:3])}{more} to end, which make room"
+    return f"waiting for {', '.join(names[:3])}{more} to stop and free capacity"
 
 
 def _preemption_reason(victim: Victim, job: GPUJob) -> str:

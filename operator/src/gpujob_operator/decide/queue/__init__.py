@@ -1,1 +1,4 @@
-"""Whose turn it is: order, quotas and the heads of the queues."""
+"""Decides which pending job is next: the order in a queue, quotas, and shares between queues.
+
+The package may import measurement, capacity, packing and model. It knows nothing of nodes' labels.
+"""

@@ -42,8 +42,8 @@ class QueueHeads:
         while heap:
             _, name, version = heap[0]
             if version != self.queues.version:
-                # Uses only grow while jobs are placed, and keys with them: what was the least and
-                # still is when asked again is the least of all.
+                # Shares only grow during a pass, so a key that is still the smallest after it was
+                # computed again is the true minimum (a lazy heap).
                 key = self._key(name, heads[name])
                 heapq.heapreplace(heap, (key, name, self.queues.version))
                 continue

@@ -21,7 +21,7 @@ from gpujob_operator.decide.queue.order import (
 
 @dataclass(frozen=True, slots=True)
 class LastReason:
-    """What a waiting job was told. Until then, the same again is not worth a write."""
+    """The last reason written to a pending job. It is not written again before `until`."""
 
     reason: str
     until: datetime

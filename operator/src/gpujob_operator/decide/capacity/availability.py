@@ -1,0 +1,82 @@
+"""Why a node or a GPU takes nothing new."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import Enum
+
+from gpujob_api.gpunode import GPU, UNREADABLE, GPUNode
+from gpujob_api.meta import TAINT_RECLAIM
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.snapshot import NodeView
+
+
+class ClosedReason(Enum):
+    RECLAIMED = "the node is being reclaimed"
+    NOT_READY = "the node is not ready"
+    CORDONED = "the node is cordoned"
+    UNMEASURED = "the agent has not measured it yet"
+    STALE = "measurements are old"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeClosed:
+    """`text` has the numbers, if there are any."""
+
+    reason: ClosedReason
+    text: str
+
+
+def why_closed(
+    view: NodeView, gpu_node: GPUNode, configuration: Configuration, now: datetime
+) -> NodeClosed | None:
+    """Why nothing new may be placed on the node, or None."""
+    reason = _closed_for_good(view, gpu_node)
+    if reason is not None:
+        return NodeClosed(reason, reason.value)
+    observed = gpu_node.status.observed_at
+    if observed is None:
+        return NodeClosed(ClosedReason.UNMEASURED, ClosedReason.UNMEASURED.value)
+    age, limit_seconds = now - observed, configuration.telemetry_stale_seconds
+    if age <= timedelta(seconds=limit_seconds):
+        return None
+    text = f"measurements are {age.total_seconds():.0f} s old (limit {limit_seconds:.0f} s)"
+    return NodeClosed(ClosedReason.STALE, text)
+
+
+def _closed_for_good(view: NodeView, gpu_node: GPUNode) -> ClosedReason | None:
+    """Until the node or its GPUNode says otherwise."""
+    if any(taint.key == TAINT_RECLAIM for taint in view.taints):
+        return ClosedReason.RECLAIMED
+    if not view.ready:
+        return ClosedReason.NOT_READY
+    if view.unschedulable or gpu_node.spec.unschedulable:
+        return ClosedReason.CORDONED
+    return None
+
+
+class BlockedReason(Enum):
+    UNHEALTHY = "unhealthy"
+    # What is known of it is old, which is no reason to leave it (I14).
+    UNREADABLE = UNREADABLE
+    STRAY_POD = "a pod of an ended attempt is still there"
+
+
+@dataclass(frozen=True, slots=True)
+class GPUBlocked:
+    reason: BlockedReason
+    detail: str = ""
+
+    @property
+    def text(self) -> str:
+        return f"{self.reason.value}: {self.detail}" if self.detail else self.reason.value
+
+
+def why_blocked(gpu: GPU, *, stray_pod: bool) -> GPUBlocked | None:
+    """Why nothing new may be placed on the GPU, or None. `stray_pod`: a pod that no attempt owns
+    holds it."""
+    message = gpu.health_message
+    if not gpu.healthy and message.startswith(UNREADABLE):
+        return GPUBlocked(BlockedReason.UNREADABLE, message.removeprefix(UNREADABLE).lstrip(": "))
+    if not gpu.healthy:
+        return GPUBlocked(BlockedReason.UNHEALTHY, message or "no reason given")
+    return GPUBlocked(BlockedReason.STRAY_POD) if stray_pod else None

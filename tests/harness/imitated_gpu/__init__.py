@@ -1,0 +1,21 @@
+"""An imitated GPU: on the CPU, what a CUDA device does and a CPU does not.
+
+Why a tensor subclass and a patched `torch.cuda`: the worker's own code has to run as it is. It asks
+tensors for their device, calls `torch.cuda`, pushes dispatch modes of its own, and takes a dispatch
+mode of the script for a tracer. So a device made of a global mode would switch the worker off, and
+one of the private-use backend would not be called "cuda". Tensors here lie in host memory, say that
+they are on `cuda:0`, and pass each operation through `__torch_dispatch__`, below autograd. For
+torch's C++ code they are CPU tensors, because its autograd engine looks for real streams otherwise.
+
+Time is virtual. Host time advances by launches, sleeps and waiting only; device time by the cost of
+each kernel. So a step of seconds is tested in milliseconds, with the same figures every time.
+
+Not imitated: more than one device, Triton (and with it `torch.compile`), cuDNN's choice of kernels,
+`torch.Generator(device="cuda")`, recurrent layers, and the order in which a GPU adds.
+"""
+
+from tests.harness.imitated_gpu.cost import CostModel, Kernel
+from tests.harness.imitated_gpu.gpu import GpuModel, ImitatedGpu
+from tests.harness.imitated_gpu.install import install, installed
+
+__all__ = ["CostModel", "GpuModel", "ImitatedGpu", "Kernel", "install", "installed"]

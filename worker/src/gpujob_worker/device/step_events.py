@@ -1,0 +1,50 @@
+"""The time of steps by the device's own clock, without waiting for it. Imports no torch.
+
+A kernel is launched long before it runs: by the host's clock a step takes as long as its launches,
+or as long as whatever happens to wait for the device. An event on the stream happens when the
+device comes to it, so the time between two of them is the device's. It is read once both happened.
+"""
+
+from typing import Any, Protocol
+
+
+class DeviceEvents(Protocol):
+    """Marks in the device's queue of work."""
+
+    @property
+    def capturing(self) -> bool: ...
+    def mark(self) -> Any | None: ...
+    def happened(self, mark: Any) -> bool: ...
+    def wait(self, mark: Any) -> None: ...
+    def seconds(self, first: Any, second: Any) -> float: ...
+
+
+class CudaEvents:
+    """On a device's current stream. Nothing is marked or asked while a graph is captured."""
+
+    def __init__(self, cuda: Any, device: Any) -> None:
+        self._cuda, self._device = cuda, device
+
+    @property
+    def capturing(self) -> bool:
+        """Whether the script captures a CUDA graph: what is launched becomes a part of it."""
+        return bool(self._cuda.is_current_stream_capturing())
+
+    def mark(self) -> Any | None:
+        """None in a capture."""
+        if self.capturing:
+            return None
+        event = self._cuda.Event(enable_timing=True)
+        event.record(self._cuda.current_stream(self._device))
+        return event
+
+    def happened(self, mark: Any) -> bool:
+        return not self.capturing and bool(mark.query())
+
+    def wait(self, mark: Any) -> None:
+        if not self.capturing:
+            mark.synchronize()
+
+    def seconds(self, first: Any, second: Any) -> float:
+        """Between two marks that have happened."""
+        return max(0.0, float(first.elapsed_time(second)) / 1000)
