@@ -35,10 +35,10 @@ from bench.scale_nouns import gpu_node, measured_job, running_job, running_pod
 from bench.table import format_table
 from gpujob_api.gpujob import GPUJob
 from gpujob_operator.decide.model.snapshot import NodeView, Snapshot
-from gpujob_operator.decide.packing.arrays import CardState, Fleet, NodeState
-from gpujob_operator.decide.packing.demand import Demand, Mix
+from gpujob_operator.decide.packing.arrays import CardState, NodeArrays, NodeState
+from gpujob_operator.decide.packing.demand import Demand, WorkloadMix
 from gpujob_operator.decide.packing.request import Request
-from gpujob_operator.decide.packing.score_cache import Ledger
+from gpujob_operator.decide.packing.score_cache import ScoreCache
 from gpujob_operator.decide.packing.select import choose
 from gpujob_operator.run import collect_seldom
 
@@ -114,7 +114,7 @@ def _card_state(
         utilization_used_percent=sum(demand.utilization_percent for demand in here),
         utilization_limit_percent=LIMIT_PERCENT,
         idle=not here,
-        taken=any(demand.exclusive for demand in here),
+        held_whole=any(demand.exclusive for demand in here),
     )
 
 
@@ -122,12 +122,12 @@ def _card_state(
 class Cluster:
     """A fleet being filled, with the draws that fill it."""
 
-    fleet: Fleet
-    mix: Mix
+    fleet: NodeArrays
+    mix: WorkloadMix
     requests: list[Request]
     weights: np.ndarray[Any, np.dtype[np.float64]]
     random: np.random.Generator
-    ledger: Ledger
+    ledger: ScoreCache
     on_row: list[list[Held]]
     held: list[Held] = field(default_factory=list[Held])
 
@@ -135,17 +135,17 @@ class Cluster:
     def of(cls, nodes: int) -> "Cluster":
         classes = request_classes()
         weights = np.array([weight for _, weight in classes])
-        mix = Mix.of({request.demand: weight for request, weight in classes})
+        mix = WorkloadMix.of({request.demand: weight for request, weight in classes})
         requests = [request for request, _ in classes]
         random = np.random.default_rng(SEED)
-        fleet = Fleet.of(node_state(number) for number in range(nodes))
+        fleet = NodeArrays.of(node_state(number) for number in range(nodes))
         return cls(
             fleet,
             mix,
             requests,
             weights / weights.sum(),
             random,
-            Ledger(),
+            ScoreCache(),
             [[] for _ in range(nodes)],
         )
 
@@ -164,7 +164,7 @@ class Cluster:
         choice = choose(self.fleet, request, self.mix, self.ledger)
         if choice is None:
             return False
-        self.fleet.place(choice.row, choice.cards, request.take)
+        self.fleet.place(choice.row, choice.cards, request.allocation)
         held = Held(choice.row, choice.cards, request)
         self.held.append(held)
         self.on_row[held.row].append(held)

@@ -11,10 +11,10 @@ import numpy as np
 
 from bench.openb.cluster import PODS_PER_NODE_MAX, Cluster
 from bench.openb.trace import GPU_MILLI, Nodes, PodClass, Trace
-from gpujob_operator.decide.packing.arrays import CardState, Fleet, NodeState
-from gpujob_operator.decide.packing.demand import Demand, Mix
+from gpujob_operator.decide.packing.arrays import CardState, NodeArrays, NodeState
+from gpujob_operator.decide.packing.demand import Demand, WorkloadMix
 from gpujob_operator.decide.packing.request import Request
-from gpujob_operator.decide.packing.score_cache import Ledger
+from gpujob_operator.decide.packing.score_cache import ScoreCache
 from gpujob_operator.decide.packing.select import choose
 
 
@@ -29,9 +29,9 @@ def demand_of(pod: PodClass) -> Demand:
     )
 
 
-def fleet_of(nodes: Nodes) -> Fleet:
+def fleet_of(nodes: Nodes) -> NodeArrays:
     """Idle nodes; rows in tie-break order, as in `nodes`."""
-    return Fleet.of(
+    return NodeArrays.of(
         NodeState(
             name=name,
             cpu_milli_free=int(nodes.cpu_milli[row]),
@@ -45,12 +45,12 @@ def fleet_of(nodes: Nodes) -> Fleet:
     )
 
 
-def mix_of(trace: Trace) -> Mix:
+def mix_of(trace: Trace) -> WorkloadMix:
     counts: dict[Demand, float] = {}
     for number, count in enumerate(np.bincount(trace.of_pod).tolist()):
         demand = demand_of(trace.classes[number])
         counts[demand] = counts.get(demand, 0.0) + count
-    return Mix.of(counts)
+    return WorkloadMix.of(counts)
 
 
 class Product:
@@ -60,7 +60,7 @@ class Product:
         self._requests = [Request(demand_of(pod)) for pod in trace.classes]
         self._fleet = fleet_of(nodes)
         self._mix = mix_of(trace)
-        self._ledger = Ledger()
+        self._ledger = ScoreCache()
         self._full: set[int] = set()
 
     def place(self, cluster: Cluster, class_number: int) -> tuple[int, Sequence[int]] | None:
@@ -74,7 +74,7 @@ class Product:
             self._full.add(class_number)
             return None
         assert cluster.pods[choice.row] < PODS_PER_NODE_MAX
-        self._fleet.place(choice.row, choice.cards, request.take)
+        self._fleet.place(choice.row, choice.cards, request.allocation)
         return choice.row, choice.cards
 
     def _before_choosing(self) -> None:

@@ -15,7 +15,7 @@ from bench.openb.product import demand_of, fleet_of, mix_of
 from bench.openb.trace import CARDS_PER_NODE_MAX, GPU_MILLI, Nodes, PodClass, Trace
 from gpujob_operator.decide.packing.arrays import CardState, NodeState
 from gpujob_operator.decide.packing.request import Request, Selection
-from gpujob_operator.decide.packing.score_cache import Ledger
+from gpujob_operator.decide.packing.score_cache import ScoreCache
 from gpujob_operator.decide.packing.select import choose
 
 
@@ -45,7 +45,7 @@ class Residents:
         self._fleet = fleet_of(nodes)
         self._requests = [Request(demand_of(pod)) for pod in trace.classes]
         self._mix = mix_of(trace)
-        self._ledger = Ledger()
+        self._ledger = ScoreCache()
         self._allowed: dict[PodClass, NDArray[np.bool_]] = {}
         self._rows = np.arange(len(nodes.names))
 
@@ -85,7 +85,7 @@ class Residents:
     def put(self, pod: Pod, place: Place) -> None:
         assert self.cluster.pods[place.row] < PODS_PER_NODE_MAX
         self.cluster.take(place.row, place.cards, self.asks(pod))
-        self._fleet.place(place.row, place.cards, self._requests[pod.class_number].take)
+        self._fleet.place(place.row, place.cards, self._requests[pod.class_number].allocation)
         self.on[place.row][pod] = place.cards
         self.used_milli += self.asks(pod).demand_milli
 
@@ -122,7 +122,7 @@ class Residents:
                     memory_total_bytes=GPU_MILLI,
                     memory_free_bytes=int(cluster.gpu_free[row, card]),
                     idle=card not in held,
-                    taken=card in whole,
+                    held_whole=card in whole,
                 )
                 for card in range(int(self.nodes.cards[row]))
             ),

@@ -3,10 +3,10 @@
 from typing import Any
 
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.packing.arrays import CardState, Fleet, NodeState
-from gpujob_operator.decide.packing.demand import Demand, Mix
+from gpujob_operator.decide.packing.arrays import CardState, NodeArrays, NodeState
+from gpujob_operator.decide.packing.demand import Demand, WorkloadMix
 from gpujob_operator.decide.packing.request import Request
-from gpujob_operator.decide.packing.score_cache import Ledger
+from gpujob_operator.decide.packing.score_cache import ScoreCache
 from gpujob_operator.decide.packing.select import choose
 
 CARD_BYTES = 80 * GIB
@@ -67,15 +67,17 @@ def whole(cards: int = 1, *, cpu: float = 1, **fields: Any) -> Demand:
     )
 
 
-def place_all(fleet: Fleet, demands: list[Demand], mix: Mix) -> list[tuple[str, tuple[int, ...]]]:
+def place_all(
+    fleet: NodeArrays, demands: list[Demand], mix: WorkloadMix
+) -> list[tuple[str, tuple[int, ...]]]:
     """Places one after the other; where each went, ("", ()) for the refused."""
-    ledger = Ledger()
+    ledger = ScoreCache()
     where: list[tuple[str, tuple[int, ...]]] = []
     for demand in demands:
         request = Request(demand)
         choice = choose(fleet, request, mix, ledger)
         if choice is not None:
-            fleet.place(choice.row, choice.cards, request.take)
+            fleet.place(choice.row, choice.cards, request.allocation)
             where.append((fleet.names[choice.row], choice.cards))
         else:
             where.append(("", ()))

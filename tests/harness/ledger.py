@@ -6,11 +6,11 @@ from datetime import datetime
 from gpujob_operator.decide.cache.pods import Pods
 from gpujob_operator.decide.capacity.cluster import Capacity, capacity_of
 from gpujob_operator.decide.capacity.usage import (
-    Holdings,
-    holding_of,
-    holding_of_gone,
-    holding_of_orphans,
+    ClusterUsage,
     learned_from,
+    usage_of,
+    usage_of_gone,
+    usage_of_orphans,
 )
 from gpujob_operator.decide.model.pod_template import HostRequests
 from gpujob_operator.decide.model.snapshot import Snapshot
@@ -23,15 +23,15 @@ def build_capacity(
     """The ledger of a whole snapshot. `host_requests` are one worker's of each job, by job UID."""
     pods = Pods()
     _, owners = pods.take(snapshot.pods)
-    holdings = Holdings()
+    holdings = ClusterUsage()
     for job in snapshot.jobs:
         uid = job.metadata.uid
         crew = crew_of(job, pods.namesakes(job))
-        holdings.add(holding_of(job, crew.pods, host_requests.get(uid, (0, 0))))
+        holdings.add(usage_of(job, crew.pods, host_requests.get(uid, (0, 0))))
     for uid in sorted(owners - {job.metadata.uid for job in snapshot.jobs}):
-        holdings.add(holding_of_orphans(pods.owned(uid)))
+        holdings.add(usage_of_orphans(pods.owned(uid)))
     for pod in snapshot.gone_pods:
-        holdings.add(holding_of_gone(pod))
+        holdings.add(usage_of_gone(pod))
     views = {view.name: view for view in snapshot.nodes}
     learned = learned_from(snapshot)
     return capacity_of(

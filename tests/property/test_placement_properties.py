@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.packing.arrays import CardState, Fleet, NodeState
-from gpujob_operator.decide.packing.demand import Demand, Mix
+from gpujob_operator.decide.packing.arrays import CardState, NodeArrays, NodeState
+from gpujob_operator.decide.packing.demand import Demand, WorkloadMix
 from gpujob_operator.decide.packing.request import Request
-from gpujob_operator.decide.packing.score_cache import Ledger
+from gpujob_operator.decide.packing.score_cache import ScoreCache
 from gpujob_operator.decide.packing.select import choose
 
 MODELS = ("A100", "T4")
@@ -30,7 +30,7 @@ def cards(draw: st.DrawFn, uuid: str) -> CardState:
         utilization_used_percent=draw(st.integers(0, 100)) if held else 0.0,
         utilization_limit_percent=100.0,
         idle=held == 0,
-        taken=held > 0 and draw(st.booleans()),
+        held_whole=held > 0 and draw(st.booleans()),
         usable=draw(st.integers(0, 9)) > 0,
         link_group=draw(st.integers(0, 1)),
     )
@@ -72,7 +72,7 @@ def demands(draw: st.DrawFn) -> Demand:
 QUEUES = st.lists(demands(), min_size=1, max_size=12)
 
 
-def check_row(fleet: Fleet, row: int, columns: tuple[int, ...], demand: Demand) -> None:
+def check_row(fleet: NodeArrays, row: int, columns: tuple[int, ...], demand: Demand) -> None:
     """I1 and I2: nothing below zero, and cards that could take it."""
     assert len(set(columns)) == demand.cards
     assert fleet.eligible[row]
@@ -81,7 +81,7 @@ def check_row(fleet: Fleet, row: int, columns: tuple[int, ...], demand: Demand) 
     for column in columns:
         model, _ = fleet.kinds[int(fleet.kind[row, column])]
         assert fleet.usable[row, column]
-        assert not fleet.taken[row, column]
+        assert not fleet.held_whole[row, column]
         assert not demand.models or model in demand.models
         assert fleet.memory_free[row, column] >= demand.card_memory_bytes
         if demand.exclusive:
@@ -91,7 +91,7 @@ def check_row(fleet: Fleet, row: int, columns: tuple[int, ...], demand: Demand) 
             assert together <= fleet.utilization_limit[row, column]
 
 
-def fits_somewhere(fleet: Fleet, demand: Demand) -> bool:
+def fits_somewhere(fleet: NodeArrays, demand: Demand) -> bool:
     """The same question asked card by card."""
     for row in range(len(fleet.names)):
         fitting = 0
@@ -111,14 +111,14 @@ def fits_somewhere(fleet: Fleet, demand: Demand) -> bool:
 def test_only_room_that_is_there_is_given_and_room_that_is_there_is_found(
     states: list[NodeState], queue: list[Demand]
 ) -> None:
-    fleet, mix, ledger = Fleet.of(states), Mix.of_demands(queue), Ledger()
+    fleet, mix, ledger = NodeArrays.of(states), WorkloadMix.of_demands(queue), ScoreCache()
     for demand in queue:
         request = Request(demand)
         found = choose(fleet, request, mix, ledger)
         assert (found is not None) is fits_somewhere(fleet, demand)
         if found is not None:
             check_row(fleet, found.row, found.cards, demand)
-            fleet.place(found.row, found.cards, request.take)
+            fleet.place(found.row, found.cards, request.allocation)
 
 
 @given(node_lists(), QUEUES, st.data())
@@ -127,11 +127,11 @@ def test_kept_figures_change_no_choice(
     states: list[NodeState], queue: list[Demand], data: st.DataObject
 ) -> None:
     """Placements, closed cards and renewed nodes between choices."""
-    fleet, mix, ledger = Fleet.of(states), Mix.of_demands(queue), Ledger()
+    fleet, mix, ledger = NodeArrays.of(states), WorkloadMix.of_demands(queue), ScoreCache()
     for demand in [*queue, *queue]:
         request = Request(demand)
         kept = choose(fleet, request, mix, ledger)
-        fresh = choose(fleet.copy(), request, mix, Ledger())
+        fresh = choose(fleet.copy(), request, mix, ScoreCache())
         if kept is not None and fresh is not None:
             assert (kept.row, kept.cards, kept.candidates) == (
                 fresh.row,
@@ -143,7 +143,7 @@ def test_kept_figures_change_no_choice(
             assert kept == fresh
         action = data.draw(st.sampled_from(("place", "place", "close", "renew")))
         if action == "place" and kept is not None:
-            fleet.place(kept.row, kept.cards, request.take)
+            fleet.place(kept.row, kept.cards, request.allocation)
         elif action == "close" and kept is not None and kept.cards:
             fleet.close(kept.row, kept.cards[:1])
         elif action == "renew":
@@ -156,16 +156,16 @@ def test_kept_figures_change_no_choice(
 def test_the_same_input_gives_the_same_choices(
     states: list[NodeState], queue: list[Demand]
 ) -> None:
-    def run(mix: Mix) -> list[object]:
-        fleet, ledger, found = Fleet.of(states), Ledger(), list[object]()
+    def run(mix: WorkloadMix) -> list[object]:
+        fleet, ledger, found = NodeArrays.of(states), ScoreCache(), list[object]()
         for demand in queue:
             choice = choose(fleet, Request(demand), mix, ledger)
             found.append(choice)
             if choice is not None:
-                fleet.place(choice.row, choice.cards, Request(demand).take)
+                fleet.place(choice.row, choice.cards, Request(demand).allocation)
         return found
 
-    assert run(Mix.of_demands(queue)) == run(Mix.of_demands(queue[::-1]))
+    assert run(WorkloadMix.of_demands(queue)) == run(WorkloadMix.of_demands(queue[::-1]))
 
 
 @given(node_lists(), demands(), st.data())
@@ -173,8 +173,8 @@ def test_the_same_input_gives_the_same_choices(
 def test_more_capacity_never_blocks_what_fitted(
     states: list[NodeState], demand: Demand, data: st.DataObject
 ) -> None:
-    mix = Mix.of_demands([demand])
-    before = choose(Fleet.of(states), Request(demand), mix, Ledger())
+    mix = WorkloadMix.of_demands([demand])
+    before = choose(NodeArrays.of(states), Request(demand), mix, ScoreCache())
     extra = data.draw(nodes(99))
-    after = choose(Fleet.of([*states, extra]), Request(demand), mix, Ledger())
+    after = choose(NodeArrays.of([*states, extra]), Request(demand), mix, ScoreCache())
     assert after is not None or before is None

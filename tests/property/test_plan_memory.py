@@ -214,7 +214,7 @@ def test_pods_that_went_are_remembered_as_long_as_they_are_told() -> None:
         assert_same(plan(snapshot, T0, memory), plan(snapshot, T0, fresh))
         assert memory.capacity == fresh.capacity
         (node,) = memory.capacity.nodes.values()
-        assert node.cards[0].leaving_bytes == (3 * GIB if told else 0)
+        assert node.cards[0].terminating_bytes == (3 * GIB if told else 0)
 
 
 def test_a_profile_that_comes_later_changes_the_mix() -> None:

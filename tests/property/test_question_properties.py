@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpujob_api.codec import FieldError
-from gpujob_operator.decide.explain.placement_explanation import account
+from gpujob_operator.decide.explain.placement_explanation import explain_placement
 from gpujob_operator.decide.explain.words import rows
 from gpujob_operator.decide.model.plan import Plan, WriteStatus
 from gpujob_operator.decide.model.snapshot import Snapshot
@@ -88,7 +88,7 @@ def test_every_job_has_an_account_or_a_reason_for_none(snapshot: Snapshot, numbe
         return
     job = snapshot.jobs[number % len(snapshot.jobs)]
     try:
-        found = account(snapshot, NOW, job.metadata.uid)
+        found = explain_placement(snapshot, NOW, job.metadata.uid)
     except FieldError:
         assert job.finished
         return
@@ -108,7 +108,7 @@ def test_the_cycles_choice_is_the_first_where_nothing_is_kept_for_others(
     if any(item.status.placement is None for item in decided):
         return
     for item in decided:
-        found = account(snapshot, NOW, item.job.metadata.uid)
+        found = explain_placement(snapshot, NOW, item.job.metadata.uid)
         assert found.decided_here
         assert found.rank == 0
         assert found.best[0].placement == item.status.placement

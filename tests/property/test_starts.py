@@ -25,7 +25,12 @@ from gpujob_operator.decide.model.snapshot import NodeView, Snapshot, Taint
 from gpujob_operator.decide.placement.gpu_filter import after_departures, why_not
 from gpujob_operator.decide.placement.memo import Forgetful
 from gpujob_operator.decide.placement.node_filter import nodes_for
-from gpujob_operator.decide.placement.requirements import Needs, WorkerRequest, needs_of, resolve
+from gpujob_operator.decide.placement.requirements import (
+    JobRequirements,
+    WorkerRequest,
+    needs_of,
+    resolve,
+)
 from tests.harness.builders import (
     T0,
     after,
@@ -199,7 +204,7 @@ def test_places_are_those_that_asking_every_card_finds(picture: Snapshot) -> Non
 
 
 def asked_one_by_one(
-    needs: Needs, model: str, capacity: Capacity, releases: ReleaseTimes
+    needs: JobRequirements, model: str, capacity: Capacity, releases: ReleaseTimes
 ) -> list[CandidateGpus]:
     request = resolve(needs, model, capacity, CONFIGURATION)
     size = needs.job.spec.gpus_per_worker
@@ -231,7 +236,7 @@ def on_card(request: WorkerRequest, card: Card, releases: ReleaseTimes) -> Candi
         left = after_departures(card, {tenant.job_uid for tenant in gone})
         if why_not(request, left) is None:
             moments = [releases.released_at(tenant.job_uid) for tenant in gone]
-            at = max([1.0 if card.leaving_bytes else 0.0, *moments])
+            at = max([1.0 if card.terminating_bytes else 0.0, *moments])
             soon = ReadyTime(at, count, -card.free_bytes, card.uuid)
             return CandidateGpus(soon, (card.uuid,), (card,), tuple(gone))
     return None

@@ -17,9 +17,9 @@ from gpujob_api.quantities import GIB
 from gpujob_operator.decide.model.plan import Plan
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.planner import Planner
-from gpujob_operator.decide.simulation.edits import Changes, changed
+from gpujob_operator.decide.simulation.edits import Edits, edited
 from gpujob_operator.decide.simulation.run import Limits, simulate
-from gpujob_operator.decide.simulation.timeline import JobStory, Story
+from gpujob_operator.decide.simulation.timeline import JobTimeline, Timeline
 from tests.harness.builders import NAMESPACE, T0
 from tests.simulation.faults import Faults
 from tests.simulation.simulation import Simulation
@@ -55,7 +55,7 @@ def happened(*submissions: Submission) -> tuple[Picture, dict[str, GPUJob]]:
     return pictures[0], {one.metadata.name: one for one in simulation.jobs()}
 
 
-def stories(story: Story) -> dict[str, JobStory]:
+def stories(story: Timeline) -> dict[str, JobTimeline]:
     return {one.job.metadata.name: one for one in story.jobs.values()}
 
 
@@ -86,7 +86,7 @@ def test_who_makes_room_for_a_job_that_is_not_there_yet_is_foretold() -> None:
     high = job("high", ASKED_AT_SECONDS, priority=5)
     (snapshot, now), ended = happened(job("a", 0, steps=600), job("b", 60, steps=600), high)
     asked = GPUJob(Metadata("high", NAMESPACE), decode(GPUJobSpec, high.spec, "spec"))
-    found = stories(simulate(changed(snapshot, Changes(jobs=(asked,)), now), now, Limits()))
+    found = stories(simulate(edited(snapshot, Edits(jobs=(asked,)), now), now, Limits()))
     stopped = [name for name, one in found.items() if one.stopped]
     assert len(stopped) == 1
     assert found[stopped[0]].stopped[0].reason == "Preempted"

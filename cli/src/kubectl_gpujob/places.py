@@ -4,29 +4,33 @@ from typing import Any
 
 from gpujob_api.codec import FieldError, encode
 from gpujob_operator.cycle import find_job
-from gpujob_operator.decide.explain.placement_explanation import Account, Candidate, account
+from gpujob_operator.decide.explain.placement_explanation import (
+    Candidate,
+    PlacementExplanation,
+    explain_placement,
+)
 from gpujob_operator.decide.explain.words import rows as rows
 from kubectl_gpujob.errors import UserError
 from kubectl_gpujob.simulate import Picture
 
 
-def found(picture: Picture, name: str) -> Account:
+def found(picture: Picture, name: str) -> PlacementExplanation:
     """The account of NAMESPACE/NAME on this picture. Raises `UserError`."""
     try:
         job = find_job(picture.snapshot.jobs, name)
-        return account(picture.snapshot, picture.now, job.metadata.uid)
+        return explain_placement(picture.snapshot, picture.now, job.metadata.uid)
     except FieldError as error:
         raise UserError(error.problem) from None
 
 
-def headline(told: Account, picture: Picture) -> str:
+def headline(told: PlacementExplanation, picture: Picture) -> str:
     job = told.needs.job.metadata
     how = "as this cycle decides it" if told.decided_here else "as if it were placed now"
     when = f"{picture.now:%Y-%m-%d %H:%M:%S} UTC"
     return f"{job.namespace}/{job.name}, {how}, from {picture.source} of {when}"
 
 
-def as_json(told: Account) -> dict[str, Any]:
+def as_json(told: PlacementExplanation) -> dict[str, Any]:
     """The same for programs. Costs are in cards."""
     job = told.needs.job.metadata
     return {

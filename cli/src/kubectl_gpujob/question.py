@@ -14,7 +14,7 @@ from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpuqueue import GPUQueue, GPUQueueSpec
 from gpujob_api.manifest import gpujob_from_manifest, gpuqueue_from_manifest
 from gpujob_api.meta import Metadata
-from gpujob_operator.decide.simulation.edits import Changes, MoreNodes
+from gpujob_operator.decide.simulation.edits import Edits, MoreNodes
 from kubectl_gpujob.errors import UserError
 
 FILE_BYTES_MAX = 8 * 1024**2
@@ -53,7 +53,7 @@ def changes_of(
     add_nodes: Iterable[str] = (),
     without_nodes: Iterable[str] = (),
     quotas: Iterable[str] = (),
-) -> Changes:
+) -> Edits:
     """The changes that were asked for. `queues` are those there are. Raises `UserError`."""
     jobs: list[GPUJob] = []
     changed = {}
@@ -67,7 +67,7 @@ def changes_of(
     for text in quotas:
         queue = with_quota(text, known)
         known[queue.metadata.name] = changed[queue.metadata.name] = queue
-    return Changes(
+    return Edits(
         jobs=tuple(jobs),
         queues=tuple(changed.values()),
         more_nodes=tuple(more_nodes(text) for text in add_nodes),

@@ -11,9 +11,9 @@ from gpujob_api.quantities import format_memory
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.model.stop_reasons import rule_for
 from gpujob_operator.decide.simulation.comparison import Difference, differences
-from gpujob_operator.decide.simulation.edits import ADDED_UID, Changes, changed
+from gpujob_operator.decide.simulation.edits import ADDED_UID, Edits, edited
 from gpujob_operator.decide.simulation.run import Limits, simulate
-from gpujob_operator.decide.simulation.timeline import JobStory, Placed, Stopped, Story
+from gpujob_operator.decide.simulation.timeline import JobTimeline, Placed, Stopped, Timeline
 from kubectl_gpujob import text
 from kubectl_gpujob.errors import UserError
 
@@ -23,13 +23,13 @@ NODES_TOLD = 4
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The story with the changes, and for whom it differs from the one without."""
+    """The timeline with the changes, and for whom it differs from the one without."""
 
     source: str
     now: datetime
     horizon_seconds: float
-    story: Story
-    asked: tuple[JobStory, ...]
+    timeline: Timeline
+    asked: tuple[JobTimeline, ...]
     others: tuple[Difference, ...]
 
 
@@ -43,7 +43,7 @@ class Picture:
 
 
 def answer(
-    picture: Picture, changes: Changes, names: Sequence[str], namespace: str, limits: Limits
+    picture: Picture, changes: Edits, names: Sequence[str], namespace: str, limits: Limits
 ) -> Answer:
     """Runs `plan` with the changes and, if there are any, without. Raises `UserError`.
 
@@ -52,17 +52,17 @@ def answer(
     """
     before, now = picture.snapshot, picture.now
     try:
-        after = changed(before, changes, now)
+        after = edited(before, changes, now)
     except FieldError as error:
         raise UserError(_option(error)) from None
     asked = _asked(after.jobs, names, namespace)
-    story = simulate(after, now, limits)
+    timeline = simulate(after, now, limits)
     others: tuple[Difference, ...] = ()
     if changes.any:
-        found = differences(simulate(before, now, limits), story)
+        found = differences(simulate(before, now, limits), timeline)
         others = tuple(one for one in found if one.after.job.metadata.uid not in asked)
-    told = tuple(story.jobs[uid] for uid in asked if uid in story.jobs)
-    return Answer(picture.source, now, limits.horizon_seconds, story, told, others)
+    told = tuple(timeline.jobs[uid] for uid in asked if uid in timeline.jobs)
+    return Answer(picture.source, now, limits.horizon_seconds, timeline, told, others)
 
 
 def _option(error: FieldError) -> str:
@@ -91,18 +91,18 @@ def _asked(jobs: Iterable[GPUJob], names: Sequence[str], namespace: str) -> list
 
 
 def headline(found: Answer) -> str:
-    ahead = text.duration(found.story.seconds)
+    ahead = text.duration(found.timeline.seconds)
     why = {
         "nobody waits": "until nobody waits",
         "horizon": f"up to the horizon of {text.duration(found.horizon_seconds)}",
         "cycles": "the limit; give a shorter --horizon",
-    }[found.story.ended]
+    }[found.timeline.ended]
     when = f"{found.now:%Y-%m-%d %H:%M:%S} UTC"
-    how_far = f"{found.story.cycles} cycles, {ahead} ahead, {why}"
+    how_far = f"{found.timeline.cycles} cycles, {ahead} ahead, {why}"
     return f"Simulated from {found.source} of {when}: {how_far}. Nothing was written."
 
 
-def rows(job: JobStory, found: Answer) -> list[Row]:
+def rows(job: JobTimeline, found: Answer) -> list[Row]:
     """One job: why it waits, where it goes and when, and what happens to it."""
     events: list[tuple[float, Row]] = [(one.seconds, _placed(one)) for one in job.placed]
     events += [
@@ -118,7 +118,7 @@ def rows(job: JobStory, found: Answer) -> list[Row]:
         told.append((job.phase.value, _in(job.finished_seconds)))
     elif job.waits_in_the_end:
         again = " again" if job.ran_before is not None or job.placed else ""
-        told.append((f"Not placed{again}", f"within {text.duration(found.story.seconds)}"))
+        told.append((f"Not placed{again}", f"within {text.duration(found.timeline.seconds)}"))
         told += [("In the end", f"{one.reason}: {one.message}") for one in job.waited[1:]]
     return told
 
@@ -138,7 +138,7 @@ def _change(one: Difference, found: Answer) -> str:
     parts: list[str] = []
     before, after = one.before.starts_seconds, one.after.starts_seconds
     if one.starts_otherwise:
-        parts.append(_start_change(before, after, found.story.seconds))
+        parts.append(_start_change(before, after, found.timeline.seconds))
     if one.stops_otherwise:
         parts += _stop_changes(one)
     return "; ".join(parts)
@@ -201,9 +201,9 @@ def as_json(found: Answer) -> dict[str, Any]:
         "source": found.source,
         "now": found.now.isoformat().replace("+00:00", "Z"),
         "horizonSeconds": found.horizon_seconds,
-        "simulatedSeconds": round(found.story.seconds, 1),
-        "cycles": found.story.cycles,
-        "ended": found.story.ended,
+        "simulatedSeconds": round(found.timeline.seconds, 1),
+        "cycles": found.timeline.cycles,
+        "ended": found.timeline.ended,
         "jobs": [_job_json(job) for job in found.asked],
         "others": [
             {
@@ -217,7 +217,7 @@ def as_json(found: Answer) -> dict[str, Any]:
     }
 
 
-def _job_json(job: JobStory) -> dict[str, Any]:
+def _job_json(job: JobTimeline) -> dict[str, Any]:
     metadata = job.job.metadata
     return {
         "namespace": metadata.namespace,
@@ -227,7 +227,7 @@ def _job_json(job: JobStory) -> dict[str, Any]:
     }
 
 
-def _outcome_json(job: JobStory) -> dict[str, Any]:
+def _outcome_json(job: JobTimeline) -> dict[str, Any]:
     """What became of a job; times in seconds from now, null for what does not happen."""
     return {
         "startsSeconds": _rounded(job.starts_seconds),

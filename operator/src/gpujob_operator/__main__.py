@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpujob_api.codec import FieldError
 from gpujob_operator.cycle import cycle_from_text, find_job, replay
-from gpujob_operator.decide.explain.placement_explanation import account
+from gpujob_operator.decide.explain.placement_explanation import explain_placement
 from gpujob_operator.decide.explain.words import rows
 from gpujob_operator.decide.planner import Planner, plan
 from gpujob_operator.logs import configure_logs
@@ -57,7 +57,7 @@ def _replay(path: Path, why: str | None) -> int:
     print("\n".join(difference) if difference else "same: the decision is the one in the file")
     if why is not None:
         job = find_job(cycle.snapshot.jobs, why)
-        found = account(cycle.snapshot, cycle.now, job.metadata.uid)
+        found = explain_placement(cycle.snapshot, cycle.now, job.metadata.uid)
         print("\n".join(f"{label}: {text}" for label, text in rows(found)))
     return EXIT_DIFFERENT if difference else 0
 

@@ -37,10 +37,10 @@ def test_filling_and_ending_keep_the_books() -> None:
 def test_renewing_a_row_changes_nothing_on_it() -> None:
     cluster = scale.Cluster.of(2)
     scale.offer(cluster, cluster.draw(30))
-    before = cluster.fleet.memory_free.tolist(), cluster.fleet.taken.tolist()
+    before = cluster.fleet.memory_free.tolist(), cluster.fleet.held_whole.tolist()
     cluster.renew(0)
     cluster.renew(1)
-    assert (cluster.fleet.memory_free.tolist(), cluster.fleet.taken.tolist()) == before
+    assert (cluster.fleet.memory_free.tolist(), cluster.fleet.held_whole.tolist()) == before
 
 
 def test_the_snapshot_is_the_same_cluster() -> None:

@@ -20,18 +20,18 @@ from gpujob_operator.decide.capacity.cluster import Capacity, holds_cards
 from gpujob_operator.decide.capacity.sites import cards_at, sites_of
 from gpujob_operator.decide.lifecycle import attempt
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
-from gpujob_operator.decide.lifecycle.status import finish_status, worth_writing
+from gpujob_operator.decide.lifecycle.status import finish_status, needs_write
 from gpujob_operator.decide.measurement.profile import new_entries, with_entries
 from gpujob_operator.decide.measurement.slowdown import has_cards_alone, observed_pace
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import pod_grace_seconds
 from gpujob_operator.decide.model.plan import (
     DeletePod,
+    NextStep,
     Plan,
     PlanItem,
     RejectJob,
     SaveProfile,
-    Step,
     WriteQueueStatus,
     WriteStatus,
 )
@@ -81,7 +81,7 @@ class Planner:
         return decided
 
 
-def _admit(steps: dict[str, Step], queues: QuotaState, cycle: "_Cycle") -> None:
+def _admit(steps: dict[str, NextStep], queues: QuotaState, cycle: "_Cycle") -> None:
     """Gives the waiting jobs and those that make room for them their steps."""
     cache = cycle.cache
     admission = Admission(
@@ -104,7 +104,7 @@ def _admit(steps: dict[str, Step], queues: QuotaState, cycle: "_Cycle") -> None:
         _separate(steps, admission.board, cycle)
 
 
-def _separate(steps: dict[str, Step], board: AssumedCapacity, cycle: "_Cycle") -> None:
+def _separate(steps: dict[str, NextStep], board: AssumedCapacity, cycle: "_Cycle") -> None:
     """Moves a job away from a neighbour that it slows too much, or that slows it."""
     cache, view = cycle.cache, cycle.view(steps)
     slowed = [view.running[uid] for uid in sorted(cache.holders.slowed) if uid in view.running]
@@ -142,10 +142,10 @@ class _Cycle:
     def capacity(self) -> Capacity:
         return self.cache.capacity
 
-    def steps(self) -> dict[str, Step]:
+    def steps(self) -> dict[str, NextStep]:
         """The next step in their own life of jobs of which anything changed, by UID."""
         cache = self.cache
-        found: dict[str, Step] = {}
+        found: dict[str, NextStep] = {}
         for uid in sorted(cache.to_step):
             known = cache.known[uid]
             job = known.job
@@ -153,7 +153,7 @@ class _Cycle:
                 if job.status.phase is JobPhase.PENDING:
                     # Only the admission pass can change a pending job without pods.
                     cache.to_step.discard(uid)
-                found[uid] = Step(job.status)
+                found[uid] = NextStep(job.status)
                 continue
             step = self._next_step(uid, known)
             if step is None:
@@ -162,12 +162,12 @@ class _Cycle:
                 found[uid] = step
         return found
 
-    def step(self, uid: str, steps: Mapping[str, Step]) -> Step:
+    def step(self, uid: str, steps: Mapping[str, NextStep]) -> NextStep:
         """The job's step: this cycle's, or the last one that still holds."""
         known = self.cache.known[uid]
-        return steps.get(uid) or known.step or Step(known.job.status)
+        return steps.get(uid) or known.step or NextStep(known.job.status)
 
-    def _next_step(self, uid: str, known: JobEntry) -> Step | None:
+    def _next_step(self, uid: str, known: JobEntry) -> NextStep | None:
         """The step of a job that has pods or holds cards; None while the last one holds."""
         inputs = self.cache.inputs(uid)
         if still_holds(known, inputs, self.now):
@@ -183,13 +183,13 @@ class _Cycle:
             return inputs
         return replace(inputs, sites=sites_of(status.placement, self.capacity))
 
-    def matters(self, uid: str, step: Step) -> bool:
+    def matters(self, uid: str, step: NextStep) -> bool:
         """Whether anything could have to be written for the job."""
         job = self.cache.known[uid].job
         waits = job.status.phase is JobPhase.PENDING and step.status is job.status
         return not waits or bool(step.deletes)
 
-    def remember(self, uid: str, step: Step, written: list[PlanItem]) -> None:
+    def remember(self, uid: str, step: NextStep, written: list[PlanItem]) -> None:
         """Lets a job rest whose step led to nothing, as long as nothing else can follow."""
         cache, known, inputs = self.cache, self.cache.known[uid], self._inputs.get(uid)
         heard = not written and uid not in self.unheard
@@ -208,7 +208,7 @@ class _Cycle:
         if not written and (leaves or ended):
             cache.to_step.discard(uid)
 
-    def view(self, steps: Mapping[str, Step]) -> CycleView:
+    def view(self, steps: Mapping[str, NextStep]) -> CycleView:
         """All jobs after these steps."""
         cache, holders = self.cache, self.cache.holders
         return CycleView(
@@ -218,7 +218,7 @@ class _Cycle:
             preemption_in_flight=holders.preemption_in_flight,
         )
 
-    def _running(self, steps: Mapping[str, Step]) -> dict[str, GPUJob]:
+    def _running(self, steps: Mapping[str, NextStep]) -> dict[str, GPUJob]:
         """Jobs that hold cards, as they are after their step."""
         found: dict[str, GPUJob] = {}
         for uid in self.cache.holders.jobs:
@@ -231,7 +231,7 @@ class _Cycle:
                 found[uid] = job
         return found
 
-    def next_seconds(self, steps: Mapping[str, Step]) -> float | None:
+    def next_seconds(self, steps: Mapping[str, NextStep]) -> float | None:
         """When the first deadline of any job is."""
         found = [step.next_seconds for step in steps.values() if step.next_seconds is not None]
         first = self.cache.next_at.first
@@ -240,7 +240,7 @@ class _Cycle:
         return min(found, default=None)
 
 
-def _items(known: JobEntry, step: Step, cycle: _Cycle) -> list[PlanItem]:
+def _items(known: JobEntry, step: NextStep, cycle: _Cycle) -> list[PlanItem]:
     """The job's writes in order: its status, then its pods, then what was learned."""
     job = known.job
     if job.metadata.deletion_timestamp is not None:
@@ -253,7 +253,7 @@ def _items(known: JobEntry, step: Step, cycle: _Cycle) -> list[PlanItem]:
     items: list[PlanItem] = []
     inputs = cycle.inputs_after(job.metadata.uid, step.status)
     status = finish_status(job, step.status, inputs, cycle.configuration, cycle.now)
-    if worth_writing(job, status, cycle.configuration, cycle.now):
+    if needs_write(job, status, cycle.configuration, cycle.now):
         items.append(WriteStatus(job, changed(status, observed_at=cycle.now), step.events))
     elif status is not job.status and status != job.status:
         cycle.held_back.add(job.metadata.uid)

@@ -8,26 +8,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.packing.arrays import Fleet
-from gpujob_operator.decide.packing.demand import Mix
+from gpujob_operator.decide.packing.arrays import NodeArrays
+from gpujob_operator.decide.packing.demand import WorkloadMix
 from gpujob_operator.decide.packing.request import Request
-from gpujob_operator.decide.packing.score_cache import Ledger
+from gpujob_operator.decide.packing.score_cache import ScoreCache
 from gpujob_operator.decide.packing.select import choose
 from gpujob_operator.decide.placement.node_views import DerivedView, PackedNodes
 from tests.harness.fleets import card, idle_node, node, shared
 
 REQUEST = Request(shared(30, 20.0))
-MIX = Mix.of({shared(30, 20.0): 1.0})
+MIX = WorkloadMix.of({shared(30, 20.0): 1.0})
 
 
 def main_side() -> PackedNodes:
-    return PackedNodes(Fleet.of([idle_node("a", 2), idle_node("b", 3), node("c", card("c-0"))]))
+    return PackedNodes(
+        NodeArrays.of([idle_node("a", 2), idle_node("b", 3), node("c", card("c-0"))])
+    )
 
 
-def assert_same(one: Fleet, other: Fleet) -> None:
+def assert_same(one: NodeArrays, other: NodeArrays) -> None:
     for column in fields(one):
         value = getattr(one, column.name)
-        if isinstance(value, np.ndarray) and column.name != "changed":
+        if isinstance(value, np.ndarray) and column.name != "changed_at_clock":
             assert np.array_equal(value, getattr(other, column.name)), column.name
     assert (one.names, one.uuids, one.kinds) == (other.names, other.uuids, other.kinds)
 
@@ -38,7 +40,7 @@ def test_at_first_every_row_is_new_and_then_only_what_changed() -> None:
     assert rows == [0, 1, 2]
     assert side.fleet is not main.fleet
     assert follower.follow(main) == (side, [])
-    main.fleet.place(1, [0], REQUEST.take)
+    main.fleet.place(1, [0], REQUEST.allocation)
     assert follower.follow(main)[1] == [1]
     assert_same(side.fleet, main.fleet)
 
@@ -46,7 +48,7 @@ def test_at_first_every_row_is_new_and_then_only_what_changed() -> None:
 def test_what_was_planned_on_it_does_not_stay() -> None:
     main, follower = main_side(), DerivedView()
     side, _ = follower.follow(main)
-    side.fleet.place(2, [0], REQUEST.take)
+    side.fleet.place(2, [0], REQUEST.allocation)
     assert main.fleet.idle[2, 0]
     assert follower.follow(main)[1] == [2]
     assert_same(side.fleet, main.fleet)
@@ -59,7 +61,7 @@ def test_what_is_settled_stays_until_the_row_changes() -> None:
     follower.settle()
     assert follower.follow(main)[1] == []
     assert not side.fleet.usable[0, 1]
-    main.fleet.place(0, [0], REQUEST.take)
+    main.fleet.place(0, [0], REQUEST.allocation)
     assert follower.follow(main)[1] == [0]
     assert side.fleet.usable[0, 1]
 
@@ -67,7 +69,7 @@ def test_what_is_settled_stays_until_the_row_changes() -> None:
 def test_another_fleet_is_followed_from_the_start() -> None:
     follower = DerivedView()
     first, _ = follower.follow(main_side())
-    main = PackedNodes(Fleet.of([idle_node("z", 1)]))
+    main = PackedNodes(NodeArrays.of([idle_node("z", 1)]))
     second, rows = follower.follow(main)
     assert (rows, second is first) == ([0], False)
     assert_same(second.fleet, main.fleet)
@@ -80,10 +82,10 @@ def test_figures_that_were_kept_change_no_choice(random: Random) -> None:
     for _ in range(12):
         side, _ = follower.follow(main)
         kept = choose(side.fleet, REQUEST, MIX, side.ledger)
-        assert kept == choose(main.fleet.copy(), REQUEST, MIX, Ledger())
+        assert kept == choose(main.fleet.copy(), REQUEST, MIX, ScoreCache())
         if kept is not None:
             one = random.choice((main, side))
-            one.fleet.place(kept.row, kept.cards, REQUEST.take)
+            one.fleet.place(kept.row, kept.cards, REQUEST.allocation)
         if random.random() < 0.3:
             held = random.randrange(80) * GIB
             main.fleet.renew(2, node("c", card("c-0", held=held)))

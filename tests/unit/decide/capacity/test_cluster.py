@@ -75,7 +75,7 @@ def test_use_above_the_reservation_is_not_free() -> None:
     pod = make_pod(job)
     card = make_card(ours=[(pod.uid, 13 * GIB)])
     found = only_card(job, pods=[pod], cards=[card])
-    assert (found.others_bytes, found.excess_bytes) == (0, 3 * GIB)
+    assert (found.external_bytes, found.excess_bytes) == (0, 3 * GIB)
     assert found.free_bytes == CARD_BYTES - 13 * GIB
 
 
@@ -128,7 +128,7 @@ def test_memory_of_an_earlier_attempt_is_a_strangers() -> None:
     job = running(make_job(), ("n0", ("GPU-1",)), attempt=2)
     old = make_pod(job, attempt=1, gpus=("GPU-0",))
     cards = [make_card(ours=[(old.uid, 6 * GIB)]), make_card("GPU-1", index=1)]
-    assert only_card(job, pods=[old], cards=cards).others_bytes == 6 * GIB
+    assert only_card(job, pods=[old], cards=cards).external_bytes == 6 * GIB
 
 
 def test_unhealthy_cards_are_blocked_with_their_reason() -> None:

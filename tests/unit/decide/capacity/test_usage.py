@@ -7,35 +7,41 @@ from hypothesis import strategies as st
 
 from gpujob_api.gpujob import JobPhase
 from gpujob_operator.decide.capacity.usage import (
-    Holding,
-    Holdings,
-    holding_of,
-    holding_of_gone,
-    holding_of_orphans,
+    ClusterUsage,
+    JobUsage,
+    usage_of,
+    usage_of_gone,
+    usage_of_orphans,
 )
 from gpujob_operator.decide.model.snapshot import GonePod
 from tests.harness.builders import T0, make_job, make_pod, placed, running
 
 
-def some_holdings() -> list[Holding]:
+def some_holdings() -> list[JobUsage]:
     """Of jobs that share cards, pods that are left over, and one that finished and was deleted."""
     one, other = running(make_job("one")), running(make_job("other"), ("n0", ("GPU-0", "GPU-1")))
     starting = placed(make_job("starting"), phase=JobPhase.STARTING)
     done = placed(make_job("done"), phase=JobPhase.SUCCEEDED)
     ended = make_pod(done, exit_code=0)
     return [
-        holding_of(one, (make_pod(one),), (1000, 5)),
-        holding_of(other, (make_pod(other), make_pod(other, attempt=0)), (1000, 5)),
-        holding_of(starting, (), (2000, 7)),
-        holding_of(done, (ended,), (0, 0)),
-        holding_of_orphans((make_pod(one, attempt=9),)),
-        holding_of_gone(GonePod(ended.uid, T0, ended.gpus)),
+        usage_of(one, (make_pod(one),), (1000, 5)),
+        usage_of(other, (make_pod(other), make_pod(other, attempt=0)), (1000, 5)),
+        usage_of(starting, (), (2000, 7)),
+        usage_of(done, (ended,), (0, 0)),
+        usage_of_orphans((make_pod(one, attempt=9),)),
+        usage_of_gone(GonePod(ended.uid, T0, ended.gpus)),
     ]
 
 
-def contents(holdings: Holdings) -> tuple[Any, ...]:
+def contents(holdings: ClusterUsage) -> tuple[Any, ...]:
     ended = {uid: sorted(map(repr, pods)) for uid, pods in holdings.ended.items()}
-    return holdings.tenants, holdings.owners, holdings.strays, holdings.coming, ended
+    return (
+        holdings.tenants,
+        holdings.owners,
+        holdings.gpus_of_stale_pods,
+        holdings.not_yet_bound,
+        ended,
+    )
 
 
 @given(st.permutations(range(6)), st.permutations(range(6)), st.integers(0, 6))
@@ -43,7 +49,7 @@ def test_what_is_added_can_be_taken_away_in_any_order(
     order: list[int], back: list[int], kept: int
 ) -> None:
     every = some_holdings()
-    holdings, expected = Holdings(), Holdings()
+    holdings, expected = ClusterUsage(), ClusterUsage()
     for index in order:
         holdings.add(every[index])
     stay = set(back[:kept])
@@ -56,7 +62,7 @@ def test_what_is_added_can_be_taken_away_in_any_order(
 
 def test_a_pod_that_finished_and_was_deleted_is_ended_until_neither_is_told() -> None:
     *_, finished, _, deleted = some_holdings()
-    holdings = Holdings()
+    holdings = ClusterUsage()
     holdings.add(finished)
     holdings.add(deleted)
     (uid,) = holdings.ended
@@ -69,7 +75,7 @@ def test_a_pod_that_finished_and_was_deleted_is_ended_until_neither_is_told() ->
 @given(st.lists(st.integers(0, 5), max_size=12), st.lists(st.integers(0, 5), max_size=12))
 def test_whatever_is_taken_away_nothing_raises(added: list[int], removed: list[int]) -> None:
     every = some_holdings()
-    holdings = Holdings()
+    holdings = ClusterUsage()
     for index in added:
         holdings.add(every[index])
     for index in removed:

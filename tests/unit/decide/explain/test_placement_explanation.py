@@ -9,7 +9,10 @@ from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import GPUJob, JobPhase, SharingMode, SpotPolicy
 from gpujob_api.quantities import GIB
 from gpujob_operator.decide.cache.scheduler_cache import SchedulerCache
-from gpujob_operator.decide.explain.placement_explanation import Account, account
+from gpujob_operator.decide.explain.placement_explanation import (
+    PlacementExplanation,
+    explain_placement,
+)
 from gpujob_operator.decide.explain.words import LACKS_TOLD, rows
 from gpujob_operator.decide.model.plan import WriteStatus
 from gpujob_operator.decide.model.snapshot import Snapshot, SpotPool
@@ -58,17 +61,17 @@ def picture(*jobs: GPUJob, **fields: Any) -> Snapshot:
     return make_snapshot(*jobs, *held, pods=pods, gpu_nodes=nodes, **fields)
 
 
-def nodes_of(found: Account) -> list[str]:
+def nodes_of(found: PlacementExplanation) -> list[str]:
     return [one.placement.workers[0].node for one in found.best]
 
 
-def text(found: Account) -> str:
+def text(found: PlacementExplanation) -> str:
     return "\n".join(f"{label}: {value}" for label, value in rows(found))
 
 
 def test_the_decision_is_the_cycles_own_and_comes_first() -> None:
     snapshot = picture(small())
-    found = account(snapshot, NOW, "uid-new")
+    found = explain_placement(snapshot, NOW, "uid-new")
     assert found.chosen is not None
     assert found.chosen.placement == statuses(plan(snapshot, NOW).items)["new"].placement
     assert found.decided_here
@@ -80,7 +83,7 @@ def test_the_decision_is_the_cycles_own_and_comes_first() -> None:
 def test_scores_are_those_that_the_rule_compares() -> None:
     """Asked of `select.choose` on the cycle's own board, for everybody and for n1 alone."""
     snapshot = picture(small())
-    found = account(snapshot, NOW, "uid-new")
+    found = explain_placement(snapshot, NOW, "uid-new")
     memory = SchedulerCache()
     memory.update(snapshot, NOW)
     asked: list[Selection] = []
@@ -111,7 +114,7 @@ def test_scores_are_those_that_the_rule_compares() -> None:
 
 
 def test_what_a_node_lacks_is_told_with_the_numbers() -> None:
-    found = account(picture(small()), NOW, "uid-new")
+    found = explain_placement(picture(small()), NOW, "uid-new")
     # 22 of 24 GiB are held; 4 GiB and a tenth are needed.
     assert "1 too full; nearest: GPU-2 on n2 with 2 GiB free of 24" in found.lacks["n2"]
     assert "2.4 GiB are missing" in found.lacks["n2"]
@@ -128,13 +131,13 @@ def test_what_a_node_lacks_is_told_with_the_numbers() -> None:
 )
 def test_each_resource_that_is_short_is_named(node: dict[str, Any], lack: str) -> None:
     views = [make_node(f"n{n}", **(node if n == 1 else {})) for n in range(4)]
-    found = account(picture(small(), nodes=views), NOW, "uid-new")
+    found = explain_placement(picture(small(), nodes=views), NOW, "uid-new")
     assert lack in found.lacks["n1"]
     assert nodes_of(found) == ["n0"]
 
 
 def test_the_words_carry_cost_terms_and_differences() -> None:
-    found = text(account(picture(small()), NOW, "uid-new"))
+    found = text(explain_placement(picture(small()), NOW, "uid-new"))
     assert "Needs: 1 x 4.4 GiB at 20 % (Measured), 1000 milli-CPU, 1 GiB each" in found
     assert "Placed: n0 (GPU-0), costs " in found
     assert "of a card (worth " in found
@@ -150,7 +153,7 @@ def test_equal_costs_are_decided_by_the_price_and_then_by_the_order() -> None:
             make_gpu_node(f"n{n}", make_card(f"GPU-{n}"), price=price)
             for n, price in enumerate(prices)
         ]
-        return text(account(make_snapshot(small(), gpu_nodes=gpu_nodes), NOW, "uid-new"))
+        return text(explain_placement(make_snapshot(small(), gpu_nodes=gpu_nodes), NOW, "uid-new"))
 
     assert "Placed: n1" in of(3.0, 2.0)
     assert "; 3.00 an hour instead of 2.00" in of(3.0, 2.0)
@@ -166,7 +169,7 @@ def test_equal_prices_are_decided_by_how_often_such_a_node_is_taken_away() -> No
     ]
     pools = (SpotPool("-/risky", 1000, 500), SpotPool("-/calm", 1000, 1))
     seen = make_snapshot(small(), gpu_nodes=gpu_nodes, nodes=nodes, spot_pools=pools)
-    found = account(seen, NOW, "uid-new")
+    found = explain_placement(seen, NOW, "uid-new")
     assert nodes_of(found) == ["n1", "n0"]
     assert "; taken away 0.49 times an hour instead of 0.002" in text(found)
 
@@ -175,7 +178,7 @@ def test_spot_comes_first_where_it_is_preferred() -> None:
     gpu_nodes = [make_gpu_node(f"n{n}", make_card(f"GPU-{n}")) for n in range(2)]
     nodes = [make_node("n0"), make_node("n1", spot=True)]
     job = small(spot=SpotPolicy.PREFER)
-    found = account(make_snapshot(job, gpu_nodes=gpu_nodes, nodes=nodes), NOW, "uid-new")
+    found = explain_placement(make_snapshot(job, gpu_nodes=gpu_nodes, nodes=nodes), NOW, "uid-new")
     assert nodes_of(found) == ["n1", "n0"]
     assert "not spot as preferred" in text(found)
 
@@ -184,12 +187,12 @@ def test_jobs_that_the_same_cycle_places_before_it_are_in_its_way() -> None:
     """The first takes the last idle card as a whole, so that the second has only n0."""
     first = make_job("first", sharing=SharingMode.EXCLUSIVE, priority=5)
     snapshot = picture(small(), first)
-    found = account(snapshot, NOW, "uid-new")
+    found = explain_placement(snapshot, NOW, "uid-new")
     assert found.before == 1
     assert nodes_of(found) == ["n0"]
     assert "held whole by another job" in found.lacks["n1"]
     assert "after 1 jobs" in text(found) or "nowhere else is room" in text(found)
-    assert account(snapshot, NOW, "uid-first").before == 0
+    assert explain_placement(snapshot, NOW, "uid-first").before == 0
 
 
 def test_a_job_in_its_place_is_explained_as_if_it_were_placed_now() -> None:
@@ -200,7 +203,9 @@ def test_a_job_in_its_place_is_explained_as_if_it_were_placed_now() -> None:
     pods = make_pods(job)
     nodes = [make_gpu_node("n1", make_card("GPU-1", ours=[(pods[0].uid, 4 * GIB)]))]
     view = make_node("n1", cpu=1, cpu_milli_free=0)
-    found = account(make_snapshot(job, pods=pods, gpu_nodes=nodes, nodes=[view]), NOW, "uid-here")
+    found = explain_placement(
+        make_snapshot(job, pods=pods, gpu_nodes=nodes, nodes=[view]), NOW, "uid-here"
+    )
     assert not found.decided_here
     assert found.chosen is not None
     assert found.chosen.placement == job.status.placement
@@ -211,7 +216,7 @@ def test_a_job_in_its_place_is_explained_as_if_it_were_placed_now() -> None:
 
 def test_a_place_that_would_not_be_chosen_now_is_told() -> None:
     job = running(small("here"), ("n1", ("GPU-1",)), held=reserve(5 * GIB))
-    found = account(picture(job), NOW, "uid-here")
+    found = explain_placement(picture(job), NOW, "uid-here")
     assert nodes_of(found)[0] == "n0"
     assert found.rank == 1
     assert "now another place would come first" in text(found)
@@ -221,7 +226,7 @@ def test_a_place_that_would_not_be_chosen_now_is_told() -> None:
 
 
 def test_a_job_without_a_place_is_told_why_and_what_every_node_lacks() -> None:
-    found = account(picture(small(gigabytes=20, models=("H100",))), NOW, "uid-new")
+    found = explain_placement(picture(small(gigabytes=20, models=("H100",))), NOW, "uid-new")
     assert (found.chosen, found.best) == (None, ())
     assert "no card of model H100" in found.refusal
     assert found.lacks["n0"] == "no card of a model that the job accepts, but NVIDIA A10"
@@ -237,7 +242,7 @@ def test_a_gang_goes_close_together_and_costs_are_not_told() -> None:
     ]
     gang = make_job("gang", workers=2, sharing=SharingMode.EXCLUSIVE)
     snapshot = make_snapshot(gang, gpu_nodes=gpu_nodes)
-    found = account(snapshot, NOW, "uid-gang")
+    found = explain_placement(snapshot, NOW, "uid-gang")
     assert found.chosen is not None
     decided = next(i for i in plan(snapshot, NOW).items if isinstance(i, WriteStatus))
     assert found.chosen.placement == decided.status.placement
@@ -247,7 +252,7 @@ def test_a_gang_goes_close_together_and_costs_are_not_told() -> None:
 
 def test_many_nodes_without_room_are_counted() -> None:
     full = [make_gpu_node(f"n{n:02}", make_card(f"GPU-{n}", total=GIB)) for n in range(30)]
-    found = rows(account(make_snapshot(small(), gpu_nodes=full), NOW, "uid-new"))
+    found = rows(explain_placement(make_snapshot(small(), gpu_nodes=full), NOW, "uid-new"))
     without = [value for label, value in found if label == "No room"]
     assert len(without) == LACKS_TOLD + 1
     assert without[-1].startswith(f"{30 - LACKS_TOLD} more nodes: {30 - LACKS_TOLD} x ")
@@ -262,4 +267,4 @@ def test_many_nodes_without_room_are_counted() -> None:
 )
 def test_who_has_no_place_to_explain_is_told(job: GPUJob, problem: str) -> None:
     with pytest.raises(FieldError, match=problem):
-        account(picture(job), NOW, "uid-new")
+        explain_placement(picture(job), NOW, "uid-new")

@@ -13,7 +13,7 @@ from gpujob_operator.decide.capacity.sites import NodeFacts, WorkerSite
 from gpujob_operator.decide.lifecycle.attempt import advance
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.model.plan import Step
+from gpujob_operator.decide.model.plan import NextStep
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView, Taint
 from tests.harness.builders import (
     after,
@@ -32,7 +32,7 @@ CONFIGURATION = Configuration()
 STOP = StopReason("NodeReclaimed", "node n0 is being reclaimed", after(30))
 
 
-def step(job: GPUJob, *pods: PodView, at: float = 10.0, **seen: Any) -> Step:
+def step(job: GPUJob, *pods: PodView, at: float = 10.0, **seen: Any) -> NextStep:
     return advance(job, JobInputs(pods=pods, **seen), CONFIGURATION, after(at))
 
 

@@ -44,7 +44,7 @@ def sites(job: GPUJob, snapshot: Snapshot, seconds: float = 0.0) -> Sites:
 
 def found(job: GPUJob, *jobs: GPUJob, seconds: float = 0.0, **snapshot: Any) -> StopReason | None:
     seen = make_snapshot(*(jobs or (job,)), **snapshot)
-    return faults.find(job, sites(job, seen, seconds), CONFIGURATION, after(seconds))
+    return faults.of(job, sites(job, seen, seconds), CONFIGURATION, after(seconds))
 
 
 def reclaimed(value: str) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def test_stale_or_missing_readings_never_stop_a_job() -> None:
     overfull = make_card(healthy=False, stranger=20 * GIB)
     assert found(A, A, B, cards=[overfull], seconds=3600) is None
     assert found(A, cards=[make_card("GPU-7")]) is None
-    assert faults.find(A, sites_of(A.status.placement, Capacity()), CONFIGURATION, T0) is None
+    assert faults.of(A, sites_of(A.status.placement, Capacity()), CONFIGURATION, T0) is None
 
 
 @pytest.mark.parametrize("why", ["NVML: Unknown Error", "memoryUsedBytes: must be from 0 to 1"])

@@ -9,11 +9,11 @@ from gpujob_api.gpujob import Counters, GPUJob, JobFailure, StopReason
 from gpujob_api.report import CheckpointReport, FailureClass
 from gpujob_operator.decide.lifecycle.outcome import (
     FRUITLESS_INTERRUPTIONS_MAX,
-    End,
+    AttemptEnd,
     Outcome,
     interrupted,
     judge,
-    verdict,
+    retry_decision,
 )
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import PodPhase
@@ -29,7 +29,7 @@ from tests.harness.builders import (
 )
 
 CONFIGURATION = Configuration()
-INTERRUPTION = Outcome(End.INTERRUPTED)
+INTERRUPTION = Outcome(AttemptEnd.INTERRUPTED)
 GANG = (("n0", ("GPU-0",)), ("n0", ("GPU-1",)))
 
 
@@ -51,17 +51,17 @@ def failed(kind: FailureClass) -> Any:
 @pytest.mark.parametrize(
     ("exit_code", "end", "kind"),
     [
-        (0, End.SUCCEEDED, None),
-        (1, End.FAILED, FailureClass.UNKNOWN),
-        (2, End.FAILED, FailureClass.UNKNOWN),
-        (130, End.FAILED, FailureClass.UNKNOWN),
-        (137, End.FAILED, FailureClass.UNKNOWN),
-        (139, End.FAILED, FailureClass.UNKNOWN),
-        (143, End.INTERRUPTED, None),
-        (144, End.INTERRUPTED, None),
+        (0, AttemptEnd.SUCCEEDED, None),
+        (1, AttemptEnd.FAILED, FailureClass.UNKNOWN),
+        (2, AttemptEnd.FAILED, FailureClass.UNKNOWN),
+        (130, AttemptEnd.FAILED, FailureClass.UNKNOWN),
+        (137, AttemptEnd.FAILED, FailureClass.UNKNOWN),
+        (139, AttemptEnd.FAILED, FailureClass.UNKNOWN),
+        (143, AttemptEnd.INTERRUPTED, None),
+        (144, AttemptEnd.INTERRUPTED, None),
     ],
 )
-def test_exit_codes(exit_code: int, end: End, kind: FailureClass | None) -> None:
+def test_exit_codes(exit_code: int, end: AttemptEnd, kind: FailureClass | None) -> None:
     """I4: every end of a process has one meaning; 143 and 144 are not the job's fault."""
     outcome = ended(exit_code)
     assert outcome.end is end
@@ -84,12 +84,12 @@ def test_the_worker_names_the_class_of_its_failure(kind: FailureClass) -> None:
 @pytest.mark.parametrize("exit_code", [None, 137, 143])
 def test_what_the_node_did_is_an_interruption(reason: str, exit_code: int | None) -> None:
     """I9: an eviction does not use up the job's retries, whatever exit code it left."""
-    assert ended(exit_code, reason=reason).end is End.INTERRUPTED
+    assert ended(exit_code, reason=reason).end is AttemptEnd.INTERRUPTED
 
 
 def test_failed_without_ever_running_is_a_failure_with_its_reason() -> None:
     outcome = ended(None, reason="CreateContainerConfigError", message="no such config map")
-    assert outcome.end is End.FAILED
+    assert outcome.end is AttemptEnd.FAILED
     assert "no such config map" in outcome.failure.message
 
 
@@ -99,7 +99,7 @@ def test_host_memory_kill_is_out_of_memory() -> None:
 
 
 def test_pods_that_are_gone_were_taken() -> None:
-    assert judge(running(make_job()), ()).end is End.INTERRUPTED
+    assert judge(running(make_job()), ()).end is AttemptEnd.INTERRUPTED
 
 
 @pytest.mark.parametrize(
@@ -114,9 +114,14 @@ def test_stops_that_are_failures(reason: str, kind: FailureClass, exit_code: int
 @pytest.mark.parametrize("reason", ["NodeReclaimed", "Suspended", "CardOverfull", "CardUnhealthy"])
 @pytest.mark.parametrize(
     ("exit_code", "end"),
-    [(143, End.INTERRUPTED), (144, End.INTERRUPTED), (137, End.INTERRUPTED), (0, End.SUCCEEDED)],
+    [
+        (143, AttemptEnd.INTERRUPTED),
+        (144, AttemptEnd.INTERRUPTED),
+        (137, AttemptEnd.INTERRUPTED),
+        (0, AttemptEnd.SUCCEEDED),
+    ],
 )
-def test_stopped_by_us_is_an_interruption(reason: str, exit_code: int, end: End) -> None:
+def test_stopped_by_us_is_an_interruption(reason: str, exit_code: int, end: AttemptEnd) -> None:
     """I13: also when the grace was too short and SIGKILL ended it."""
     assert ended(exit_code, job=stopped(reason)).end is end
 
@@ -130,7 +135,7 @@ def test_one_killed_rank_of_a_gang_is_a_failure_as_for_a_single_worker() -> None
     """I4: or else a gang whose rank is always killed would be tried for ever."""
     job = running(make_job(workers=2), *GANG, stop=StopReason("WorkerEnded", "x", after(30)))
     pods = (make_pod(job, 0, exit_code=143), make_pod(job, 1, exit_code=137))
-    assert judge(job, pods).end is End.FAILED
+    assert judge(job, pods).end is AttemptEnd.FAILED
 
 
 def test_the_cause_is_reported_and_not_the_rank_that_fell_over_it() -> None:
@@ -148,13 +153,13 @@ def test_the_cause_is_reported_and_not_the_rank_that_fell_over_it() -> None:
 def test_a_gang_succeeds_only_with_all_of_its_workers() -> None:
     job = running(make_job(workers=2), *GANG)
     done = make_pod(job, 0, exit_code=0)
-    assert judge(job, (done,)).end is End.INTERRUPTED
-    assert judge(job, (done, make_pod(job, 1, exit_code=0))).end is End.SUCCEEDED
+    assert judge(job, (done,)).end is AttemptEnd.INTERRUPTED
+    assert judge(job, (done, make_pod(job, 1, exit_code=0))).end is AttemptEnd.SUCCEEDED
 
 
 def decide(kind: FailureClass, job: GPUJob, step: int = 0) -> Any:
-    outcome = Outcome(End.FAILED, JobFailure(kind, "x"), step)
-    return verdict(job, outcome, CONFIGURATION, T0)
+    outcome = Outcome(AttemptEnd.FAILED, JobFailure(kind, "x"), step)
+    return retry_decision(job, outcome, CONFIGURATION, T0)
 
 
 @pytest.mark.parametrize("kind", list(FailureClass))
@@ -213,7 +218,7 @@ LOST = frozenset({"n0"})
 def test_an_attempt_whose_node_went_away_is_counted_apart_and_uses_no_retry() -> None:
     job = running(make_job(retries=0))
     outcome = judge(job, (), LOST)
-    assert (outcome.end, outcome.lost_node) == (End.INTERRUPTED, "n0")
+    assert (outcome.end, outcome.lost_node) == (AttemptEnd.INTERRUPTED, "n0")
     decision = interrupted(job, outcome, CONFIGURATION, after(60))
     assert decision.retry
     assert decision.counters == Counters(node_lost=1)
@@ -230,7 +235,7 @@ def test_fruitless_attempts_on_nodes_that_go_away_end() -> None:
 @pytest.mark.parametrize("reason", ["ContainerStatusUnknown", "NodeLost"])
 def test_a_node_that_restarted_lost_its_attempts(reason: str) -> None:
     outcome = ended(137, reason=reason)
-    assert (outcome.end, outcome.lost_node) == (End.INTERRUPTED, "n0")
+    assert (outcome.end, outcome.lost_node) == (AttemptEnd.INTERRUPTED, "n0")
 
 
 @pytest.mark.parametrize("reason", ["NodeReclaimed", "Suspended"])

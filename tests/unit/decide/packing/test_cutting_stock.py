@@ -5,12 +5,16 @@ import itertools
 import numpy as np
 import pytest
 
-from gpujob_operator.decide.packing.cutting_stock import request_prices, room_worth, worth_of_mix
+from gpujob_operator.decide.packing.cutting_stock import (
+    free_space_value,
+    packing_bound,
+    request_prices,
+)
 
 
 def test_nothing_asked_for_has_no_prices() -> None:
     assert request_prices([], [], (100, 0)) == []
-    assert worth_of_mix((), (), (10, 0)).tolist() == [[0.0]] * 11
+    assert packing_bound((), (), (10, 0)).tolist() == [[0.0]] * 11
 
 
 @pytest.mark.parametrize(
@@ -60,7 +64,7 @@ def test_no_pattern_is_worth_more_than_a_card_and_demand_is_covered() -> None:
 
 
 def test_worth_of_room_is_the_best_sum_that_fits() -> None:
-    worth = room_worth([(50, 0), (30, 0)], [0.5, 0.4], (100, 0))[:, 0]
+    worth = free_space_value([(50, 0), (30, 0)], [0.5, 0.4], (100, 0))[:, 0]
     assert worth[29] == 0.0
     assert worth[30] == pytest.approx(0.4)
     assert worth[59] == pytest.approx(0.5)
@@ -69,7 +73,7 @@ def test_worth_of_room_is_the_best_sum_that_fits() -> None:
 
 
 def test_worth_never_falls_with_room() -> None:
-    worth = worth_of_mix(((47, 6), (32, 5), (23, 7)), (0.5, 0.3, 0.2), (100, 20))
+    worth = packing_bound(((47, 6), (32, 5), (23, 7)), (0.5, 0.3, 0.2), (100, 20))
     assert (np.diff(worth, axis=0) >= -1e-12).all()
     assert (np.diff(worth, axis=1) >= -1e-12).all()
     assert worth[-1, -1] <= 1.0 + 1e-9
@@ -77,8 +81,8 @@ def test_worth_never_falls_with_room() -> None:
 
 def test_a_mix_that_moved_a_little_keeps_its_worth() -> None:
     sizes = ((65, 0), (35, 0), (47, 0))
-    one = worth_of_mix(sizes, (0.400, 0.350, 0.250), (100, 0))
-    other = worth_of_mix(sizes, (0.401, 0.349, 0.250), (100, 0))
+    one = packing_bound(sizes, (0.400, 0.350, 0.250), (100, 0))
+    other = packing_bound(sizes, (0.401, 0.349, 0.250), (100, 0))
     assert one is other
     with pytest.raises(ValueError, match="read-only"):
         one[0, 0] = 1.0

@@ -6,53 +6,57 @@ from typing import Any
 import pytest
 
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.packing.arrays import Fleet, NodeState
-from gpujob_operator.decide.packing.demand import Demand, Mix
+from gpujob_operator.decide.packing.arrays import NodeArrays, NodeState
+from gpujob_operator.decide.packing.demand import Demand, WorkloadMix
 from gpujob_operator.decide.packing.request import NodeMask, Request, Selection, SpotPreference
-from gpujob_operator.decide.packing.score_cache import Ledger
+from gpujob_operator.decide.packing.score_cache import ScoreCache
 from gpujob_operator.decide.packing.select import choose
 from tests.harness.fleets import CARD_BYTES, card, idle_node, node, place_all, shared, whole
 
-HALVES = Mix.of({shared(40): 1.0})
+HALVES = WorkloadMix.of({shared(40): 1.0})
 
 
-def chosen(fleet: Fleet, demand: Demand, mix: Mix = HALVES, **request: Any) -> Selection:
-    choice = choose(fleet, Request(demand, **request), mix, Ledger())
+def chosen(
+    fleet: NodeArrays, demand: Demand, mix: WorkloadMix = HALVES, **request: Any
+) -> Selection:
+    choice = choose(fleet, Request(demand, **request), mix, ScoreCache())
     assert choice is not None
     return choice
 
 
-def fits(fleet: Fleet, demand: Demand, mix: Mix = HALVES, **request: Any) -> bool:
-    return choose(fleet, Request(demand, **request), mix, Ledger()) is not None
+def fits(fleet: NodeArrays, demand: Demand, mix: WorkloadMix = HALVES, **request: Any) -> bool:
+    return choose(fleet, Request(demand, **request), mix, ScoreCache()) is not None
 
 
 def test_the_first_node_wins_a_tie() -> None:
-    fleet = Fleet.of([idle_node("b", 2), idle_node("a", 2)])
+    fleet = NodeArrays.of([idle_node("b", 2), idle_node("a", 2)])
     choice = chosen(fleet, shared(40))
     assert (fleet.names[choice.row], choice.cards) == ("b", (0,))
     assert choice.candidates == 2
 
 
 def test_a_half_joins_a_half_and_leaves_the_idle_card_whole() -> None:
-    fleet = Fleet.of([idle_node("a", 1), node("b", card("b-0"), card("b-1", held=40 * GIB))])
-    mix = Mix.of({shared(40): 1.0, whole(): 1.0})
+    fleet = NodeArrays.of([idle_node("a", 1), node("b", card("b-0"), card("b-1", held=40 * GIB))])
+    mix = WorkloadMix.of({shared(40): 1.0, whole(): 1.0})
     choice = chosen(fleet, shared(40), mix)
     assert (fleet.names[choice.row], choice.cards) == ("b", (1,))
 
 
 def test_room_that_nobody_asks_for_is_filled_first() -> None:
     # 30 GiB are left on the second card: a half does not fit there, so they are worth little.
-    fleet = Fleet.of([node("a", card("a-0", held=40 * GIB)), node("b", card("b-0", held=50 * GIB))])
-    mix = Mix.of({shared(40): 99.0, shared(25): 1.0})
+    fleet = NodeArrays.of(
+        [node("a", card("a-0", held=40 * GIB)), node("b", card("b-0", held=50 * GIB))]
+    )
+    mix = WorkloadMix.of({shared(40): 99.0, shared(25): 1.0})
     choice = chosen(fleet, shared(25), mix)
     assert fleet.names[choice.row] == "b"
-    on_the_half = chosen(Fleet.of([node("a", card("a-0", held=40 * GIB))]), shared(25), mix)
+    on_the_half = chosen(NodeArrays.of([node("a", card("a-0", held=40 * GIB))]), shared(25), mix)
     assert on_the_half.score.worth == pytest.approx(0.5)
     assert choice.score.worth < 0.5
 
 
 def test_what_the_score_is_made_of_adds_up() -> None:
-    score = chosen(Fleet.of([idle_node("a", 2, cpu=4)]), shared(40, cpu=3)).score
+    score = chosen(NodeArrays.of([idle_node("a", 2, cpu=4)]), shared(40, cpu=3)).score
     parts = score.worth + score.usable + score.stranded + score.scarcity
     assert score.total == pytest.approx(parts)
     assert score.worth == pytest.approx(0.5)
@@ -60,8 +64,8 @@ def test_what_the_score_is_made_of_adds_up() -> None:
 
 def test_processor_is_kept_for_cards_that_need_it() -> None:
     # Both have two idle cards; on the first the job would leave too little processor for them.
-    fleet = Fleet.of([idle_node("tight", 2, cpu=20), idle_node("roomy", 2, cpu=64)])
-    mix = Mix.of({whole(cpu=10): 1.0})
+    fleet = NodeArrays.of([idle_node("tight", 2, cpu=20), idle_node("roomy", 2, cpu=64)])
+    mix = WorkloadMix.of({whole(cpu=10): 1.0})
     choice = chosen(fleet, Demand(cpu_milli=8000, memory_bytes=GIB, cards=0), mix)
     assert fleet.names[choice.row] == "roomy"
     assert choice.cards == ()
@@ -69,10 +73,10 @@ def test_processor_is_kept_for_cards_that_need_it() -> None:
 
 def test_models_that_others_need_are_left_to_them() -> None:
     t4 = [card(f"t-{n}", model="T4") for n in range(2)]
-    fleet = Fleet.of([node("t", *t4), idle_node("a", 2)])
+    fleet = NodeArrays.of([node("t", *t4), idle_node("a", 2)])
     needs_t4 = whole(models=frozenset({"T4"}))
-    assert fleet.names[chosen(fleet, whole(), Mix.of({whole(): 1.0})).row] == "t"
-    mix = Mix.of({whole(): 1.0, needs_t4: 1.0})
+    assert fleet.names[chosen(fleet, whole(), WorkloadMix.of({whole(): 1.0})).row] == "t"
+    mix = WorkloadMix.of({whole(): 1.0, needs_t4: 1.0})
     choice = chosen(fleet, whole(), mix)
     assert fleet.names[choice.row] == "a"
     assert fleet.names[chosen(fleet, needs_t4, mix).row] == "t"
@@ -80,25 +84,25 @@ def test_models_that_others_need_are_left_to_them() -> None:
 
 def test_n_jobs_of_m_bytes_on_a_card_of_n_times_m_less_one() -> None:
     m = 10 * GIB
-    fleet = Fleet.of([node("a", card("a-0", total=4 * m - 1))])
+    fleet = NodeArrays.of([node("a", card("a-0", total=4 * m - 1))])
     demand = Demand(card_memory_bytes=m)
-    where = place_all(fleet, [demand] * 4, Mix.of({demand: 1.0}))
+    where = place_all(fleet, [demand] * 4, WorkloadMix.of({demand: 1.0}))
     assert [name for name, _ in where] == ["a", "a", "a", ""]
     assert fleet.memory_free[0, 0] == m - 1
 
 
 def test_n_jobs_of_m_bytes_fill_a_card_of_n_times_m_to_the_last_byte() -> None:
     m = 10 * GIB + 7
-    fleet = Fleet.of([node("a", card("a-0", total=3 * m))])
+    fleet = NodeArrays.of([node("a", card("a-0", total=3 * m))])
     demand = Demand(card_memory_bytes=m)
-    where = place_all(fleet, [demand] * 4, Mix.of({demand: 1.0}))
+    where = place_all(fleet, [demand] * 4, WorkloadMix.of({demand: 1.0}))
     assert [name for name, _ in where] == ["a", "a", "a", ""]
     assert fleet.memory_free[0, 0] == 0
 
 
 def test_whole_cards_take_idle_ones_only() -> None:
     cards = (card("a-0", held=GIB), card("a-1"), card("a-2"))
-    fleet = Fleet.of([node("a", *cards)])
+    fleet = NodeArrays.of([node("a", *cards)])
     assert chosen(fleet, whole(2)).cards == (1, 2)
     assert not fits(fleet, whole(3))
 
@@ -106,32 +110,32 @@ def test_whole_cards_take_idle_ones_only() -> None:
 def test_whole_cards_stay_within_a_link_group() -> None:
     groups = (0, 1, 1, 0, 0)
     cards = [card(f"a-{n}", link_group=group) for n, group in enumerate(groups)]
-    assert chosen(Fleet.of([node("a", *cards)]), whole(2)).cards == (1, 2)
-    assert chosen(Fleet.of([node("a", *cards)]), whole(3)).cards == (0, 3, 4)
-    assert chosen(Fleet.of([node("a", *cards)]), whole(4)).cards == (0, 1, 2, 3)
+    assert chosen(NodeArrays.of([node("a", *cards)]), whole(2)).cards == (1, 2)
+    assert chosen(NodeArrays.of([node("a", *cards)]), whole(3)).cards == (0, 3, 4)
+    assert chosen(NodeArrays.of([node("a", *cards)]), whole(4)).cards == (0, 1, 2, 3)
 
 
 def test_shared_cards_of_one_worker_are_different_cards() -> None:
-    fleet = Fleet.of([node("a", card("a-0"), card("a-1", held=40 * GIB), card("a-2"))])
+    fleet = NodeArrays.of([node("a", card("a-0"), card("a-1", held=40 * GIB), card("a-2"))])
     demand = shared(40, cards=2)
-    assert len(set(chosen(fleet, demand, Mix.of({demand: 1.0})).cards)) == 2
+    assert len(set(chosen(fleet, demand, WorkloadMix.of({demand: 1.0})).cards)) == 2
 
 
 @pytest.mark.parametrize(("limit", "below"), [(79.0, False), (80.0, True)])
 def test_utilization_of_the_pair_stays_below_the_limits(limit: float, below: bool) -> None:
     busy = card("a-0", held=10 * GIB, used_percent=50.0)
-    fleet = Fleet.of([node("a", busy)])
+    fleet = NodeArrays.of([node("a", busy)])
     assert fits(fleet, shared(10, 30.0), utilization_limit_percent=limit) is below
 
 
 @pytest.mark.parametrize(("utilization_percent", "below"), [(10.0, True), (10.1, False)])
 def test_the_tenants_limit_counts_too(utilization_percent: float, below: bool) -> None:
     busy = card("a-0", held=GIB, used_percent=50.0, utilization_limit_percent=60.0)
-    assert fits(Fleet.of([node("a", busy)]), shared(10, utilization_percent)) is below
+    assert fits(NodeArrays.of([node("a", busy)]), shared(10, utilization_percent)) is below
 
 
 def test_an_idle_card_takes_a_job_that_fills_it() -> None:
-    fleet = Fleet.of([idle_node("a", 1)])
+    fleet = NodeArrays.of([idle_node("a", 1)])
     assert chosen(fleet, shared(10, 100.0), utilization_limit_percent=50.0).cards == (0,)
 
 
@@ -145,18 +149,18 @@ def test_an_idle_card_takes_a_job_that_fills_it() -> None:
     ],
 )
 def test_spot(preference: SpotPreference, name: str) -> None:
-    fleet = Fleet.of([idle_node("a", 1), idle_node("s", 1, spot=True)])
+    fleet = NodeArrays.of([idle_node("a", 1), idle_node("s", 1, spot=True)])
     assert fleet.names[chosen(fleet, shared(40), spot=preference).row] == name
 
 
 def test_preferring_spot_is_not_requiring_it() -> None:
-    fleet = Fleet.of([idle_node("a", 1)])
+    fleet = NodeArrays.of([idle_node("a", 1)])
     assert chosen(fleet, shared(40), spot=SpotPreference.PREFER).row == 0
     assert not fits(fleet, shared(40), spot=SpotPreference.REQUIRE)
 
 
 def test_of_equals_the_cheaper_node_wins_and_an_unknown_price_is_the_highest() -> None:
-    fleet = Fleet.of(
+    fleet = NodeArrays.of(
         [
             idle_node("unknown", 1),
             idle_node("dear", 1, price_per_gpu_hour=3.0),
@@ -167,7 +171,7 @@ def test_of_equals_the_cheaper_node_wins_and_an_unknown_price_is_the_highest() -
 
 
 def test_nodes_that_are_not_allowed_are_not_used() -> None:
-    fleet = Fleet.of([idle_node("a", 1), idle_node("b", 1), idle_node("c", 1, eligible=False)])
+    fleet = NodeArrays.of([idle_node("a", 1), idle_node("b", 1), idle_node("c", 1, eligible=False)])
     mask = NodeMask(fleet.cpu_milli_free < 0)
     assert not fits(fleet, shared(40), nodes=mask)
     only_b = NodeMask(fleet.cpu_milli_free > 0)
@@ -183,78 +187,80 @@ def test_each_thing_that_is_missing_keeps_a_request_off() -> None:
         node("other", card("o-0", model="T4")),
     ]
     demand = shared(40, models=frozenset({"A100"}))
-    assert not fits(Fleet.of(nodes), demand)
-    assert chosen(Fleet.of([*nodes, idle_node("idle", 1)]), demand).row == len(nodes)
+    assert not fits(NodeArrays.of(nodes), demand)
+    assert chosen(NodeArrays.of([*nodes, idle_node("idle", 1)]), demand).row == len(nodes)
 
 
 def test_too_few_cards_on_a_node_are_not_enough() -> None:
-    assert not fits(Fleet.of([idle_node("a", 2), idle_node("b", 2)]), whole(4))
+    assert not fits(NodeArrays.of([idle_node("a", 2), idle_node("b", 2)]), whole(4))
 
 
 @pytest.mark.parametrize("nodes", [[], [node("a")]])
 def test_no_cards_at_all(nodes: list[NodeState]) -> None:
-    fleet = Fleet.of(nodes)
+    fleet = NodeArrays.of(nodes)
     assert not fits(fleet, shared(1))
 
 
 def test_an_empty_mix_packs_onto_used_cards() -> None:
-    fleet = Fleet.of([idle_node("a", 1), node("b", card("b-0", held=GIB))])
-    assert chosen(fleet, shared(10), Mix()).row == 1
+    fleet = NodeArrays.of([idle_node("a", 1), node("b", card("b-0", held=GIB))])
+    assert chosen(fleet, shared(10), WorkloadMix()).row == 1
 
 
 def test_what_was_taken_and_renewed_is_free_again() -> None:
-    fleet = Fleet.of([idle_node("a", 1)])
-    ledger = Ledger()
+    fleet = NodeArrays.of([idle_node("a", 1)])
+    ledger = ScoreCache()
     request = Request(whole())
     choice = choose(fleet, request, HALVES, ledger)
     assert choice is not None
-    fleet.place(choice.row, choice.cards, request.take)
+    fleet.place(choice.row, choice.cards, request.allocation)
     assert choose(fleet, request, HALVES, ledger) is None
     fleet.renew(choice.row, idle_node("a", 1))
     assert choose(fleet, request, HALVES, ledger) == choice
 
 
 def test_another_mix_with_the_same_ledger() -> None:
-    fleet = Fleet.of([idle_node("a", 1), node("b", card("b-0", held=40 * GIB))])
-    ledger = Ledger()
-    other = Mix.of({shared(30): 1.0, whole(): 5.0})
+    fleet = NodeArrays.of([idle_node("a", 1), node("b", card("b-0", held=40 * GIB))])
+    ledger = ScoreCache()
+    other = WorkloadMix.of({shared(30): 1.0, whole(): 5.0})
     for mix in (HALVES, other, HALVES):
         assert choose(fleet, Request(shared(30)), mix, ledger) == choose(
-            fleet, Request(shared(30)), mix, Ledger()
+            fleet, Request(shared(30)), mix, ScoreCache()
         )
 
 
 def test_a_new_kind_of_card_joins_between_choices() -> None:
-    fleet = Fleet.of([idle_node("a", 1), idle_node("b", 1)])
-    ledger = Ledger()
+    fleet = NodeArrays.of([idle_node("a", 1), idle_node("b", 1)])
+    ledger = ScoreCache()
     choose(fleet, Request(whole()), HALVES, ledger)
     fleet.renew(1, node("b", card("b-0", total=CARD_BYTES // 2, model="T4")))
     found = choose(fleet, Request(whole()), HALVES, ledger)
-    assert found == choose(fleet, Request(whole()), HALVES, Ledger())
+    assert found == choose(fleet, Request(whole()), HALVES, ScoreCache())
     # The smaller card is the smaller loss.
     assert isinstance(found, Selection)
     assert found.row == 1
 
 
 def test_requests_beyond_the_limit_are_evaluated_again() -> None:
-    fleet = Fleet.of([idle_node("a", 4)])
-    ledger = Ledger()
+    fleet = NodeArrays.of([idle_node("a", 4)])
+    ledger = ScoreCache()
     demands = [shared(10 + n / 100) for n in range(600)]
     for demand in demands:
         choose(fleet, Request(demand), HALVES, ledger)
     assert len(ledger.scores) <= 512
     again = choose(fleet, Request(demands[0]), HALVES, ledger)
-    assert again == choose(fleet, Request(demands[0]), HALVES, Ledger())
+    assert again == choose(fleet, Request(demands[0]), HALVES, ScoreCache())
 
 
 def test_ties_by_the_thousand_fill_nodes_in_order() -> None:
-    fleet = Fleet.of(idle_node(f"n{n:04d}", 1) for n in range(1000))
-    where = place_all(fleet, [whole()] * 50, Mix.of({whole(): 1.0}))
+    fleet = NodeArrays.of(idle_node(f"n{n:04d}", 1) for n in range(1000))
+    where = place_all(fleet, [whole()] * 50, WorkloadMix.of({whole(): 1.0}))
     assert where == [(f"n{n:04d}", (0,)) for n in range(50)]
 
 
 def test_scores_are_finite() -> None:
-    score = chosen(Fleet.of([idle_node("a", 8, cpu=1)]), whole(8), Mix.of({whole(8): 1.0})).score
+    score = chosen(
+        NodeArrays.of([idle_node("a", 8, cpu=1)]), whole(8), WorkloadMix.of({whole(8): 1.0})
+    ).score
     assert math.isfinite(score.total)
 
 
@@ -262,8 +268,8 @@ def test_scores_are_finite() -> None:
     ("name", "held_gib", "usable"), [("a", 0, 0.0467), ("b", 40, 0.0467), ("c", 48, 0.0133)]
 )
 def test_the_example_of_the_design_document(name: str, held_gib: int, usable: float) -> None:
-    mix = Mix.of({shared(40): 2.0, shared(32): 1.0})
-    alone = Fleet.of([node(name, card(f"{name}-0", held=held_gib * GIB))])
+    mix = WorkloadMix.of({shared(40): 2.0, shared(32): 1.0})
+    alone = NodeArrays.of([node(name, card(f"{name}-0", held=held_gib * GIB))])
     score = chosen(alone, shared(32), mix).score
     assert score.worth == pytest.approx(0.5)
     assert score.usable == pytest.approx(usable, abs=1e-4)
@@ -271,8 +277,8 @@ def test_the_example_of_the_design_document(name: str, held_gib: int, usable: fl
 
 
 def test_the_decision_in_the_example_of_the_design_document() -> None:
-    mix = Mix.of({shared(40): 2.0, shared(32): 1.0})
+    mix = WorkloadMix.of({shared(40): 2.0, shared(32): 1.0})
     held = {"a": 0, "b": 40, "c": 48}
-    fleet = Fleet.of(node(n, card(f"{n}-0", held=gib * GIB)) for n, gib in held.items())
+    fleet = NodeArrays.of(node(n, card(f"{n}-0", held=gib * GIB)) for n, gib in held.items())
     assert fleet.names[chosen(fleet, shared(32), mix).row] == "c"
     assert fleet.names[chosen(fleet, shared(40), mix).row] == "a"

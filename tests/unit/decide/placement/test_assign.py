@@ -11,10 +11,10 @@ from gpujob_api.quantities import GIB, MIB
 from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limit_percent
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import Snapshot, Taint
-from gpujob_operator.decide.packing.demand import Mix
+from gpujob_operator.decide.packing.demand import WorkloadMix
 from gpujob_operator.decide.placement.assign import Assignment, assign
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
-from gpujob_operator.decide.placement.diagnosis import Refusal
+from gpujob_operator.decide.placement.diagnosis import Diagnosis
 from gpujob_operator.decide.placement.requirements import UNKNOWN_BYTES, demand_of, needs_of
 from tests.harness.builders import (
     CARD_BYTES,
@@ -39,7 +39,7 @@ def result(job: GPUJob, snapshot: Snapshot, claimed: tuple[str, ...] = ()) -> An
     capacity = build_capacity(snapshot, T0, {})
     jobs = (*snapshot.jobs, job)
     demands = [demand_of(needs_of(j, None), capacity, CONFIGURATION) for j in jobs]
-    board = AssumedCapacity.of(capacity, Mix.of_demands(demands))
+    board = AssumedCapacity.of(capacity, WorkloadMix.of_demands(demands))
     board.nominate(claimed)
     return assign(needs_of(job, None), board, CONFIGURATION)
 
@@ -50,9 +50,9 @@ def cards_of(job: GPUJob, snapshot: Snapshot, claimed: tuple[str, ...] = ()) -> 
     return [uuid for worker in found.placement.workers for uuid in worker.gpus]
 
 
-def why(job: GPUJob, snapshot: Snapshot, claimed: tuple[str, ...] = ()) -> Refusal:
+def why(job: GPUJob, snapshot: Snapshot, claimed: tuple[str, ...] = ()) -> Diagnosis:
     found = result(job, snapshot, claimed)
-    assert isinstance(found, Refusal), found
+    assert isinstance(found, Diagnosis), found
     return found
 
 
@@ -84,7 +84,7 @@ def test_n_jobs_of_exactly_m_bytes_on_a_card_one_byte_short(count: int) -> None:
     jobs: list[GPUJob] = []
     for n in range(count):
         found = result(make_job(f"j{n}", **shared), make_snapshot(*jobs, cards=[card]))
-        if isinstance(found, Refusal):
+        if isinstance(found, Diagnosis):
             break
         jobs.append(running(make_job(f"j{n}", **shared), held=held))
     assert len(jobs) == count - 1
@@ -155,7 +155,7 @@ def test_workers_of_a_gang_do_not_share_what_only_one_can_have() -> None:
 
 def test_a_gang_is_on_one_model() -> None:
     mixed = [make_card("GPU-0"), make_card("GPU-1", model="NVIDIA L4", index=1)]
-    assert why(make_job(workers=2), make_snapshot(cards=mixed)).possible is False
+    assert why(make_job(workers=2), make_snapshot(cards=mixed)).could_ever_fit is False
     mixed.append(make_card("GPU-2", model="NVIDIA L4", index=2))
     assert cards_of(make_job(workers=2), make_snapshot(cards=mixed)) == ["GPU-1", "GPU-2"]
 
@@ -163,7 +163,7 @@ def test_a_gang_is_on_one_model() -> None:
 def test_cards_of_one_worker_are_on_one_node() -> None:
     nodes = [make_gpu_node(f"n{n}", make_card(f"GPU-{n}")) for n in range(2)]
     refusal = why(make_job(gpus_per_worker=2), make_snapshot(gpu_nodes=nodes))
-    assert refusal.possible is False
+    assert refusal.could_ever_fit is False
     assert "2 free, but too few on one node" in refusal.message
     assert len(cards_of(make_job(gpus_per_worker=2), make_snapshot(cards=cards(2)))) == 2
 
@@ -228,11 +228,13 @@ def test_host_room_counts() -> None:
     job = make_job(template=make_template(cpu="6", memory="300Gi"))
     refusal = why(job, make_snapshot(nodes=[make_node(cpu=4)]))
     assert "2000 milli-CPU short" in refusal.message
-    assert refusal.possible is False
+    assert refusal.could_ever_fit is False
     big = make_job(template=make_template(memory="300Gi"))
     assert "44 GiB host memory short" in why(big, make_snapshot()).message
     busy = make_node(cpu=8, cpu_milli_free=1000)
-    assert why(make_job(template=make_template(cpu="6")), make_snapshot(nodes=[busy])).possible
+    assert why(
+        make_job(template=make_template(cpu="6")), make_snapshot(nodes=[busy])
+    ).could_ever_fit
 
 
 def test_a_job_that_fits_only_without_its_margin_gets_the_whole_card() -> None:
@@ -241,7 +243,7 @@ def test_a_job_that_fits_only_without_its_margin_gets_the_whole_card() -> None:
     assert isinstance(found, Assignment)
     assert found.reservation.source is ReservationSource.WHOLE_CARD
     refusal = why(sized(CARD_BYTES + GIB), make_snapshot())
-    assert refusal.possible is False
+    assert refusal.could_ever_fit is False
     assert "1 too small" in refusal.message
 
 
@@ -268,7 +270,7 @@ def test_claimed_cards_are_not_for_later_jobs() -> None:
     """I11."""
     assert cards_of(make_job(), make_snapshot(cards=cards(2)), ("GPU-0",)) == ["GPU-1"]
     refusal = why(make_job(), make_snapshot(), ("GPU-0",))
-    assert refusal.possible
+    assert refusal.could_ever_fit
     assert "1 kept for an earlier job" in refusal.message
 
 

@@ -10,7 +10,7 @@ from gpujob_api.gpuprofile import GPUProfile, ProfileEntry
 from gpujob_api.quantities import GIB
 from gpujob_api.report import Efficiency, Timing
 from gpujob_api.settings import Precision, TunedSettings
-from gpujob_operator.decide.explain.placement_explanation import account
+from gpujob_operator.decide.explain.placement_explanation import explain_placement
 from gpujob_operator.decide.explain.words import rows
 from gpujob_operator.decide.measurement.profile import new_entries, with_entries
 from gpujob_operator.decide.model.plan import SaveProfile
@@ -156,7 +156,7 @@ def test_kinds_of_jobs_are_told_apart_by_it() -> None:
     """Who is told together is refused and placed together."""
     job = make_job("job")
     alike = {
-        needs_of(job, profile_of(job, {OLD: figures})).alike
+        needs_of(job, profile_of(job, {OLD: figures})).scheduling_signature
         for figures in ((0.4, None), (0.5, None), (0.4, 7.0))
     }
     assert len(alike) == 3
@@ -164,7 +164,7 @@ def test_kinds_of_jobs_are_told_apart_by_it() -> None:
 
 def test_why_there_and_not_on_the_other_model() -> None:
     def told(known: Mapping[str, Measured], old: float | None, new: float | None) -> str:
-        found = account(picture(make_job("job"), known, old, new), T0, "uid-job")
+        found = explain_placement(picture(make_job("job"), known, old, new), T0, "uid-job")
         return "\n".join(value for _, value in rows(found))
 
     known = {OLD: (0.4, 60.0), NEW: (0.1, 50.0)}
@@ -178,7 +178,7 @@ def test_what_was_not_compared_is_no_reason() -> None:
     seen = picture(job, {OLD: (0.4, 60.0), NEW: (0.1, 50.0)}, 1.0, 3.0)
     third = make_gpu_node("third", make_card("GPU-2", model="NVIDIA L4"), price=1.0)
     more = make_snapshot(job, gpu_nodes=(*seen.gpu_nodes, third), profiles=seen.profiles)
-    found = account(more, T0, "uid-job")
+    found = explain_placement(more, T0, "uid-job")
     assert found.chosen is not None
     assert found.chosen.placement.gpu_model == OLD, "less than a whole card, and the first name"
     assert not [value for _, value in rows(found) if "a step" in value]

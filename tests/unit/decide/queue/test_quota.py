@@ -4,7 +4,7 @@ from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.gpuqueue import GPUQueue
 from gpujob_api.quantities import GIB, Memory
 from gpujob_operator.decide.cache.pending_queues import PendingQueues
-from gpujob_operator.decide.capacity.cluster import FleetSize
+from gpujob_operator.decide.capacity.cluster import ClusterSize
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.queue.heads import QueueHeads
 from gpujob_operator.decide.queue.pending import Pending
@@ -19,16 +19,16 @@ from tests.harness.builders import (
 )
 from tests.harness.queues import queues_of
 
-FLEET = FleetSize(cards=10, memory_bytes=240 * GIB)
+FLEET = ClusterSize(cards=10, memory_bytes=240 * GIB)
 CONFIGURATION = Configuration()
 
 
-def line_of(jobs: list[GPUJob], queues: QuotaState, fleet: FleetSize = FLEET) -> QueueHeads:
+def line_of(jobs: list[GPUJob], queues: QuotaState, fleet: ClusterSize = FLEET) -> QueueHeads:
     waiting = PendingQueues.of(Pending(job) for job in jobs)
     return QueueHeads(waiting.in_order(CONFIGURATION, after(20)), queues, fleet, lambda _: GIB)
 
 
-def names_in_line(jobs: list[GPUJob], *queues: GPUQueue, fleet: FleetSize = FLEET) -> list[str]:
+def names_in_line(jobs: list[GPUJob], *queues: GPUQueue, fleet: ClusterSize = FLEET) -> list[str]:
     line = line_of(
         [job for job in jobs if job.status.placement is None], queues_of(queues, jobs), fleet
     )

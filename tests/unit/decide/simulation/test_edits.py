@@ -14,9 +14,9 @@ from gpujob_operator.decide.simulation.comparison import differences
 from gpujob_operator.decide.simulation.edits import (
     ADDED_JOBS_MAX,
     HOSTNAME,
-    Changes,
+    Edits,
     MoreNodes,
-    changed,
+    edited,
 )
 from gpujob_operator.decide.simulation.run import Limits, simulate
 from tests.harness.builders import (
@@ -54,7 +54,7 @@ def picture() -> Snapshot:
 
 
 def test_more_nodes_are_alike_and_idle() -> None:
-    seen = changed(picture(), Changes(more_nodes=(MoreNodes("n0", 2),)), NOW)
+    seen = edited(picture(), Edits(more_nodes=(MoreNodes("n0", 2),)), NOW)
     assert [node.name for node in seen.nodes] == ["n0", "n0-what-if-0", "n0-what-if-1"]
     view, gpu_node = seen.nodes[1], seen.gpu_nodes[1]
     assert (view.ready, view.unschedulable, view.not_ready_since) == (True, False, None)
@@ -70,7 +70,7 @@ def test_more_nodes_are_alike_and_idle() -> None:
 
 
 def test_a_node_that_goes_takes_its_pods_with_it() -> None:
-    seen = changed(picture(), Changes(without_nodes=("n0",)), NOW)
+    seen = edited(picture(), Edits(without_nodes=("n0",)), NOW)
     assert (seen.nodes, seen.gpu_nodes, seen.pods) == ((), (), ())
     assert [job.metadata.name for job in seen.jobs] == ["first"]
 
@@ -79,7 +79,7 @@ def test_a_queue_keeps_what_it_holds_and_a_new_one_comes_to_the_others() -> None
     held = replace(make_queue("vision", gpus=1), status=GPUQueueStatus(reserved_gpus=1))
     before = replace(picture(), queues=(held,))
     wanted = (make_queue("vision", gpus=7), make_queue("text", gpus=2))
-    seen = {one.metadata.name: one for one in changed(before, Changes(queues=wanted), NOW).queues}
+    seen = {one.metadata.name: one for one in edited(before, Edits(queues=wanted), NOW).queues}
     assert seen["vision"].spec.nominal.gpus == 7
     assert (seen["vision"].metadata, seen["vision"].status) == (held.metadata, held.status)
     assert seen["text"].spec.nominal.gpus == 2
@@ -87,7 +87,7 @@ def test_a_queue_keeps_what_it_holds_and_a_new_one_comes_to_the_others() -> None
 
 def test_a_job_arrives_now_whatever_its_file_says_of_its_past() -> None:
     copy = running(make_job("new", uid="known", created=-999))
-    job = changed(picture(), Changes(jobs=(copy,)), NOW).jobs[-1]
+    job = edited(picture(), Edits(jobs=(copy,)), NOW).jobs[-1]
     assert job.metadata.uid == "what-if-0"
     assert job.metadata.creation_timestamp == NOW
     assert (job.status.placement, job.status.attempt) == (None, 0)
@@ -96,25 +96,25 @@ def test_a_job_arrives_now_whatever_its_file_says_of_its_past() -> None:
 @pytest.mark.parametrize(
     ("changes", "field", "problem"),
     [
-        (Changes(without_nodes=("n9",)), "without node", "no node n9 .* there are: n0"),
-        (Changes(more_nodes=(MoreNodes("n9", 1),)), "more nodes", "no node n9 .* there are: n0"),
-        (Changes(more_nodes=(MoreNodes("n0", 0),)), "more nodes", "1 to 1000; got 0"),
-        (Changes(jobs=(make_job("first"),)), "metadata.name", "a job team/first already"),
+        (Edits(without_nodes=("n9",)), "without node", "no node n9 .* there are: n0"),
+        (Edits(more_nodes=(MoreNodes("n9", 1),)), "more nodes", "no node n9 .* there are: n0"),
+        (Edits(more_nodes=(MoreNodes("n0", 0),)), "more nodes", "1 to 1000; got 0"),
+        (Edits(jobs=(make_job("first"),)), "metadata.name", "a job team/first already"),
         (
-            Changes(jobs=(make_job("twice"), make_job("twice"))),
+            Edits(jobs=(make_job("twice"), make_job("twice"))),
             "metadata.name",
             "a job team/twice already",
         ),
         (
-            Changes(jobs=(make_job("many"),) * (ADDED_JOBS_MAX + 1)),
+            Edits(jobs=(make_job("many"),) * (ADDED_JOBS_MAX + 1)),
             "jobs",
             f"at most {ADDED_JOBS_MAX} .* got {ADDED_JOBS_MAX + 1}",
         ),
     ],
 )
-def test_what_cannot_be_is_told_with_the_field(changes: Changes, field: str, problem: str) -> None:
+def test_what_cannot_be_is_told_with_the_field(changes: Edits, field: str, problem: str) -> None:
     with pytest.raises(FieldError, match=problem) as caught:
-        changed(picture(), changes, NOW)
+        edited(picture(), changes, NOW)
     assert caught.value.field == field
 
 
@@ -127,7 +127,7 @@ def test_a_new_node_lets_the_next_start_earlier_and_only_that_is_a_difference() 
     busy = running(make_job("busy", sharing=SharingMode.EXCLUSIVE), measurement=known)
     busy = with_status(busy, observed_at=NOW)
     before = make_snapshot(busy, waiting("next"), pods=make_pods(busy))
-    more = changed(before, Changes(more_nodes=(MoreNodes("n0", 1),)), NOW)
+    more = edited(before, Edits(more_nodes=(MoreNodes("n0", 1),)), NOW)
     found = differences(simulate(before, NOW, Limits()), simulate(more, NOW, Limits()))
     assert [one.after.name for one in found] == ["team/next"]
     assert found[0].before.starts_seconds == pytest.approx(100, abs=2)
@@ -140,7 +140,7 @@ def test_a_more_important_job_interrupts_and_that_is_a_difference() -> None:
     low = running(make_job("low", sharing=SharingMode.EXCLUSIVE))
     before = make_snapshot(low, pods=make_pods(low))
     high = replace(waiting("high", priority=5), metadata=waiting("high").metadata)
-    after_it = changed(before, Changes(jobs=(high,)), NOW)
+    after_it = edited(before, Edits(jobs=(high,)), NOW)
     limits = Limits(horizon_seconds=3600)
     found = differences(simulate(before, NOW, limits), simulate(after_it, NOW, limits))
     assert [one.after.name for one in found] == ["team/low"]

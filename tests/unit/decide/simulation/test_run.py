@@ -13,7 +13,7 @@ from gpujob_operator.decide.model.plan import Plan
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.planner import plan
 from gpujob_operator.decide.simulation.run import Limits, simulate
-from gpujob_operator.decide.simulation.timeline import JobStory, Story
+from gpujob_operator.decide.simulation.timeline import JobTimeline, Timeline
 from tests.harness.builders import (
     T0,
     after,
@@ -45,11 +45,11 @@ def whole(name: str, **fields: Any) -> GPUJob:
     return make_job(name, sharing=SharingMode.EXCLUSIVE, created=10, **fields)
 
 
-def told(story: Story, name: str) -> JobStory:
+def told(story: Timeline, name: str) -> JobTimeline:
     return story.jobs[f"uid-{name}"]
 
 
-def run(snapshot: Snapshot, **limits: Any) -> Story:
+def run(snapshot: Snapshot, **limits: Any) -> Timeline:
     return simulate(snapshot, NOW, Limits(**limits))
 
 

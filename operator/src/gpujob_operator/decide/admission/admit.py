@@ -29,12 +29,12 @@ from gpujob_operator.decide.model.conditions import ConditionWriter
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import stop_seconds
 from gpujob_operator.decide.model.pending_reasons import PendingReason
-from gpujob_operator.decide.model.plan import EventNote, Step
+from gpujob_operator.decide.model.plan import EventNote, NextStep
 from gpujob_operator.decide.placement.assign import Assignment, assign
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
-from gpujob_operator.decide.placement.diagnosis import Refusal
+from gpujob_operator.decide.placement.diagnosis import Diagnosis
 from gpujob_operator.decide.placement.gpu_filter import least_reservation_bytes
-from gpujob_operator.decide.placement.requirements import CycleView, Needs
+from gpujob_operator.decide.placement.requirements import CycleView, JobRequirements
 from gpujob_operator.decide.preemption.preemptor import Preemptor, waiting_message
 from gpujob_operator.decide.queue.heads import QueueHeads
 from gpujob_operator.decide.queue.pending import (
@@ -65,7 +65,7 @@ class Admission:
     configuration: Configuration
     now: datetime
     view: CycleView
-    steps: dict[str, Step] = field(default_factory=dict[str, Step])
+    steps: dict[str, NextStep] = field(default_factory=dict[str, NextStep])
     preemptor: Preemptor = field(init=False)
     _nominations: int = 0
     _refused: dict[int, "Refused"] = field(default_factory=dict[int, "Refused"])
@@ -128,7 +128,7 @@ class Admission:
             len(self.preemptor.stops),
         )
 
-    def _remember_refusal(self, entry: Pending, needs: Needs, wait: Wait) -> None:
+    def _remember_refusal(self, entry: Pending, needs: JobRequirements, wait: Wait) -> None:
         """Keeps that the kind was refused, if nothing can be done for others of it either."""
         if not entry.equivalence_class or wait.reason not in (
             PendingReason.NO_ROOM,
@@ -142,10 +142,12 @@ class Admission:
             return
         if quota and self.preemptor.being_preempted(self.queues.cohort(needs.job.spec.queue)):
             return
-        by_backfill = not self.board.nominated or self.board.refuses_backfill(needs.alike)
+        by_backfill = not self.board.nominated or self.board.refuses_backfill(
+            needs.scheduling_signature
+        )
         self._refused[entry.equivalence_class] = Refused(wait.reason, self._state(), by_backfill)
 
-    def _step(self, entry: Pending) -> Step:
+    def _step(self, entry: Pending) -> NextStep:
         wait = not_eligible(entry, self.queues, self.now)
         if wait is not None:
             return self._wait(entry.job, wait)
@@ -161,10 +163,10 @@ class Admission:
         self._remember_refusal(entry, needs, wait)
         return self._wait(entry.job, wait)
 
-    def _place(self, needs: Needs) -> Assignment | Wait:
+    def _place(self, needs: JobRequirements) -> Assignment | Wait:
         length = self.releases.expected_run_seconds(needs.job) if self.board.nominated else inf
         found = assign(needs, self.board, self.configuration, length)
-        if isinstance(found, Refusal) and not found.possible:
+        if isinstance(found, Diagnosis) and not found.could_ever_fit:
             return Wait(PendingReason.IMPOSSIBLE, lambda: found.message)
         if self.queues.by_name:
             fits = isinstance(found, Assignment)
@@ -180,7 +182,7 @@ class Admission:
 
     # -- a job that does not fit now
 
-    def _without_room(self, needs: Needs, wait: Wait) -> Wait:
+    def _without_room(self, needs: JobRequirements, wait: Wait) -> Wait:
         """What is done for it, and what it is told."""
         nomination = None
         making = ""
@@ -194,7 +196,7 @@ class Admission:
         )
         return replace(told, position=self._position, nomination=nomination)
 
-    def _room_in_quota(self, needs: Needs, wait: Wait) -> str:
+    def _room_in_quota(self, needs: JobRequirements, wait: Wait) -> str:
         """Interrupts jobs whose share of the quota this one may have; says so."""
         leaving = self.preemptor.being_preempted(self.queues.cohort(needs.job.spec.queue))
         with self.queues.simulate_removal(leaving):
@@ -210,7 +212,7 @@ class Admission:
             self.queues.hold_quota(needs.job, wait.memory_bytes)
         return ""
 
-    def _room_on_cards(self, needs: Needs, nomination: Nomination) -> str:
+    def _room_on_cards(self, needs: JobRequirements, nomination: Nomination) -> str:
         """Interrupts jobs where this one may, or keeps cards for it; says for whom it waits."""
         jobs = [self.releases.jobs[uid] for uid in nomination.making_room]
         if jobs and nomination.start_seconds <= self._stop_seconds(jobs):
@@ -231,7 +233,7 @@ class Admission:
         """Until the last of these jobs is stopped."""
         return max((stop_seconds(job, self.configuration) for job in jobs), default=0.0)
 
-    def _earliest_start(self, needs: Needs) -> Nomination | None:
+    def _earliest_start(self, needs: JobRequirements) -> Nomination | None:
         """The earliest start, looked for when something may follow from it."""
         acts = (
             self._is_starved(needs.job)
@@ -243,17 +245,17 @@ class Admission:
         self._nominations += 1
         return self._nomination(needs)
 
-    def _nomination(self, needs: Needs) -> Nomination | None:
+    def _nomination(self, needs: JobRequirements) -> Nomination | None:
         """Kinds of jobs are looked at once a cycle, and not more than some of them."""
-        if needs.alike not in self._candidates:
+        if needs.scheduling_signature not in self._candidates:
             if len(self._candidates) >= CANDIDATES_MAX:
                 return None
             capacity = self.board.capacity
             tenancy = self.tenancy_of(capacity)
-            self._candidates[needs.alike] = candidates(
+            self._candidates[needs.scheduling_signature] = candidates(
                 needs, tenancy, capacity, self.board.memo, self.configuration
             )
-        found = self._candidates[needs.alike]
+        found = self._candidates[needs.scheduling_signature]
         return earliest_start(needs, found, self.releases, self.board.nominated)
 
     def _hold_gpus(self, nomination: Nomination) -> None:
@@ -261,7 +263,7 @@ class Admission:
 
     # -- what is known of a job
 
-    def _needs_of(self, job: GPUJob) -> Needs:
+    def _needs_of(self, job: GPUJob) -> JobRequirements:
         return self.view.needs_of(job.metadata.uid)
 
     def _memory_bytes(self, entry: Pending) -> int:
@@ -269,22 +271,24 @@ class Admission:
             self._least_reservation_bytes(self._needs_of(entry.job)) if self.queues.by_name else 0
         )
 
-    def _least_reservation_bytes(self, needs: Needs) -> int:
-        if needs.alike not in self._held:
-            self._held[needs.alike] = least_reservation_bytes(needs, self.board, self.configuration)
-        return self._held[needs.alike]
+    def _least_reservation_bytes(self, needs: JobRequirements) -> int:
+        if needs.scheduling_signature not in self._held:
+            self._held[needs.scheduling_signature] = least_reservation_bytes(
+                needs, self.board, self.configuration
+            )
+        return self._held[needs.scheduling_signature]
 
     def _is_starved(self, job: GPUJob) -> bool:
         return waited_seconds(job, self.now) >= self.configuration.claim_after_seconds
 
-    def _wait(self, job: GPUJob, wait: Wait) -> Step:
+    def _wait(self, job: GPUJob, wait: Wait) -> NextStep:
         before = conditions.find(job.status, conditions.SCHEDULED)
         news = before is None or before.reason != wait.reason.value
         if not news and written_recently(job, self.configuration, self.now):
             # Thousands of waiting jobs of which nothing new can be said cost next to nothing.
-            return Step(job.status, next_seconds=wait.next_seconds)
+            return NextStep(job.status, next_seconds=wait.next_seconds)
         if not news and not self._may_explain(job):
-            return Step(job.status, next_seconds=LATER_SECONDS)
+            return NextStep(job.status, next_seconds=LATER_SECONDS)
         message = wait.tell()
         if wait.position:
             message += f"; position {wait.position} of those waiting for room"
@@ -294,14 +298,14 @@ class Admission:
             status, conditions.SCHEDULED, False, wait.reason.value, message
         )
         events = (EventNote(wait.reason.value, message),) if news else ()
-        return Step(status, events=events, next_seconds=wait.next_seconds)
+        return NextStep(status, events=events, next_seconds=wait.next_seconds)
 
     def _may_explain(self, job: GPUJob) -> bool:
         """Whether the job's kind is one of those that are told again in this cycle."""
-        alike = self._needs_of(job).alike
-        if alike not in self._explained and len(self._explained) < EXPLANATIONS_MAX:
-            self._explained.add(alike)
-        return alike in self._explained
+        signature = self._needs_of(job).scheduling_signature
+        if signature not in self._explained and len(self._explained) < EXPLANATIONS_MAX:
+            self._explained.add(signature)
+        return signature in self._explained
 
     def _estimate(self, job: GPUJob, wait: Wait) -> str:
         """When it could start, for a job that waits for cards."""

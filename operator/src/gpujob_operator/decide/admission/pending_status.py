@@ -11,7 +11,7 @@ from gpujob_operator.decide.backfill.nomination import Nomination
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionWriter
 from gpujob_operator.decide.model.pending_reasons import PendingReason
-from gpujob_operator.decide.model.plan import EventNote, Step
+from gpujob_operator.decide.model.plan import EventNote, NextStep
 from gpujob_operator.decide.placement.assign import Assignment
 from gpujob_operator.decide.queue.pending import Pending
 from gpujob_operator.decide.queue.quota import QuotaState
@@ -56,7 +56,7 @@ def not_eligible(entry: Pending, queues: QuotaState, now: datetime) -> Wait | No
     return None
 
 
-def placed(job: GPUJob, found: Assignment, now: datetime) -> Step:
+def placed(job: GPUJob, found: Assignment, now: datetime) -> NextStep:
     """The decision, made durable before any pod exists."""
     placement, reservation = found.placement, found.reservation
     where = ", ".join(sorted({worker.node for worker in placement.workers}))
@@ -82,4 +82,4 @@ def placed(job: GPUJob, found: Assignment, now: datetime) -> Step:
     status = writer.set(status, conditions.SCHEDULED, True, "Placed", text)
     # The same finding as while its pods are created: one write, not two.
     status = writer.set(status, conditions.RUNNING, False, "Starting", "its pods are to be created")
-    return Step(status, events=(EventNote("Placed", text),), next_seconds=0.0)
+    return NextStep(status, events=(EventNote("Placed", text),), next_seconds=0.0)

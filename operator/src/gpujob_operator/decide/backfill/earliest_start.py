@@ -17,8 +17,8 @@ from gpujob_operator.decide.capacity.slowdown_law import Law, summed_utilization
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.packing.arrays import Booleans, Floats, Integers
 from gpujob_operator.decide.placement.memo import Memo
-from gpujob_operator.decide.placement.node_filter import node_refusal
-from gpujob_operator.decide.placement.requirements import Needs, WorkerRequest, resolve
+from gpujob_operator.decide.placement.node_filter import node_mismatch
+from gpujob_operator.decide.placement.requirements import JobRequirements, WorkerRequest, resolve
 
 # Before every moment: a card is ready, or will be once it was read again.
 _READY, _UNREAD = 0.0, 1.0
@@ -46,7 +46,7 @@ class CandidateGpus(NamedTuple):
     @property
     def awaiting_reading(self) -> bool:
         """Whether memory of pods that have ended is still in the last reading."""
-        return any(card.leaving_bytes for card in self.cards)
+        return any(card.terminating_bytes for card in self.cards)
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class Candidates:
 
 
 def candidates(
-    needs: Needs,
+    needs: JobRequirements,
     tenancy: Tenancy,
     capacity: Capacity,
     memo: Memo,
@@ -128,14 +128,14 @@ def _departures_needed(
     return enough.argmax(axis=1), enough.any(axis=1)
 
 
-def _allowed_nodes(needs: Needs, tenancy: Tenancy, memo: Memo) -> Booleans:
+def _allowed_nodes(needs: JobRequirements, tenancy: Tenancy, memo: Memo) -> Booleans:
     """Nodes that will do as they are labelled and tainted."""
 
     def find() -> Booleans:
-        allowed = [not node_refusal(needs, node.node) for node in tenancy.nodes]
+        allowed = [not node_mismatch(needs, node.node) for node in tenancy.nodes]
         return np.array(allowed, dtype=np.bool_)
 
-    return memo.once(("tenancy", tenancy.order_version, needs.node_wishes), find)
+    return memo.once(("tenancy", tenancy.order_version, needs.node_constraints), find)
 
 
 def _in_order(size: int, count: Integers, fits: Booleans, tenancy: Tenancy) -> Candidates:

@@ -13,7 +13,7 @@ from math import inf
 
 from gpujob_operator.decide.backfill.earliest_start import CandidateGpus
 from gpujob_operator.decide.backfill.release_times import ReleaseTimes
-from gpujob_operator.decide.placement.requirements import Needs
+from gpujob_operator.decide.placement.requirements import JobRequirements
 
 # Until an agent has read its cards again and told it.
 READING_SECONDS = 5.0
@@ -32,7 +32,7 @@ class Nomination:
 
 
 def earliest_start(
-    needs: Needs,
+    needs: JobRequirements,
     candidates: Iterable[Iterable[CandidateGpus]],
     releases: ReleaseTimes,
     nominated: frozenset[str] = frozenset(),

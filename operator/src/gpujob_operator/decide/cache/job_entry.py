@@ -7,12 +7,12 @@ from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_operator.decide.cache.diff import ListDiff
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
-from gpujob_operator.decide.model.plan import Step
+from gpujob_operator.decide.model.plan import NextStep
 from gpujob_operator.decide.model.pod_template import HostRequests
 from gpujob_operator.decide.model.snapshot import PodView, ReceivedReport
 from gpujob_operator.decide.model.workers import Crew
 from gpujob_operator.decide.packing.demand import Demand
-from gpujob_operator.decide.placement.requirements import Needs
+from gpujob_operator.decide.placement.requirements import JobRequirements
 
 ProfileKey = tuple[str, str]
 _Version = tuple[int, int]
@@ -30,11 +30,11 @@ class JobEntry:
     nodes: frozenset[str]
     crew: Crew = field(default_factory=Crew)
     profile: GPUProfile | None = None
-    needs: Needs | None = None
+    needs: JobRequirements | None = None
     demand: Demand | None = None
     # The last decision, which was to write nothing, and until when nothing else can follow.
     inputs: JobInputs | None = None
-    step: Step | None = None
+    step: NextStep | None = None
     quiet_until: datetime | None = None
 
     @property

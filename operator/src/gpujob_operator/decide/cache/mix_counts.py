@@ -5,17 +5,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpujob_operator.decide.capacity.cluster import Capacity
-from gpujob_operator.decide.packing.demand import Demand, Mix
+from gpujob_operator.decide.packing.demand import Demand, WorkloadMix
 
 # Counts come in steps of this many to a doubling: a job more or less changes no mix of thousands,
 # and what is computed from the mix stays.
 STEPS_PER_DOUBLING = 2
 
 
-def steady_mix(counts: Mapping[Demand, float]) -> Mix:
+def rounded_mix(counts: Mapping[Demand, float]) -> WorkloadMix:
     """The mix of these requests, each worker of each unfinished job counted once, with counts
     rounded to steps of 41 %."""
-    return Mix.of({demand: _step(count) for demand, count in counts.items() if count > 0})
+    return WorkloadMix.of({demand: _step(count) for demand, count in counts.items() if count > 0})
 
 
 def _step(count: float) -> float:
@@ -23,7 +23,7 @@ def _step(count: float) -> float:
 
 
 @dataclass(slots=True)
-class MixCounts:
+class MixCounter:
     """How often each request is asked for, and the mix that follows."""
 
     _counts: dict[Demand, float] = field(default_factory=dict[Demand, float])
@@ -47,7 +47,7 @@ class MixCounts:
         else:
             del self._counts[demand]
 
-    def mix(self, before: Mix) -> Mix:
+    def mix(self, before: WorkloadMix) -> WorkloadMix:
         """The mix of what is counted; the one before, if it is the same."""
-        after = steady_mix(self._counts)
+        after = rounded_mix(self._counts)
         return before if after.equals(before) else after

@@ -9,8 +9,8 @@ import numpy as np
 
 from gpujob_operator.decide.cache.memo import NodeMemo
 from gpujob_operator.decide.capacity.cluster import Card, NodeCapacity, sizes
-from gpujob_operator.decide.packing.arrays import CardState, Fleet, NodeState
-from gpujob_operator.decide.placement.node_filter import node_marks
+from gpujob_operator.decide.packing.arrays import CardState, NodeArrays, NodeState
+from gpujob_operator.decide.placement.node_filter import constraint_fields
 from gpujob_operator.decide.placement.node_views import (
     NodeViews,
     PackedNodes,
@@ -39,7 +39,9 @@ class NodeArrayCache:
         if not self._is_renewed(ordered):
             self._states.clear()
             self.memo.forget()
-            self._views.main = PackedNodes(Fleet.of([self._node_state(node) for node in ordered]))
+            self._views.main = PackedNodes(
+                NodeArrays.of([self._node_state(node) for node in ordered])
+            )
             self._views.order += 1
         self._nodes, self._clock = ordered, self._views.main.fleet.clock
         return self._views
@@ -50,7 +52,7 @@ class NodeArrayCache:
             return False
         fleet = self._views.main.fleet
         columns = fleet.usable.shape[1]
-        planned_on = np.flatnonzero(fleet.changed > self._clock).tolist()
+        planned_on = np.flatnonzero(fleet.changed_at_clock > self._clock).tolist()
         others = compress(count(), map(is_not, self._nodes, ordered))
         rows = sorted({*planned_on, *others})
         for row in rows:
@@ -91,4 +93,4 @@ def _lasting(node: NodeCapacity) -> tuple[object, ...]:
     """What tells whether a request could ever be on the node: marks and sizes."""
     view = node.node
     allocatable = view.cpu_milli_allocatable, view.memory_bytes_allocatable
-    return node_marks(view), allocatable, sizes(node)
+    return constraint_fields(view), allocatable, sizes(node)

@@ -24,11 +24,11 @@ from gpujob_operator.decide.capacity.prices import rates
 from gpujob_operator.decide.capacity.sites import facts_of
 from gpujob_operator.decide.capacity.usage import (
     NOTHING,
-    Ended,
-    Holding,
-    Holdings,
+    ClusterUsage,
+    JobUsage,
     Learned,
-    holding_of_gone,
+    TerminatedPod,
+    usage_of_gone,
 )
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import GonePod, NodeView, Snapshot
@@ -45,8 +45,8 @@ class Nodes:
     _seen_gpu_nodes: ListDiff[GPUNode] = field(default_factory=lambda: ListDiff[GPUNode]())
     _seen_gone_pods: ListDiff[GonePod] = field(default_factory=lambda: ListDiff[GonePod]())
     _node_of_card: dict[str, str] = field(default_factory=dict[str, str])
-    _held: dict[str, Holding] = field(default_factory=dict[str, Holding])
-    _sum: Holdings = field(default_factory=Holdings)
+    _held: dict[str, JobUsage] = field(default_factory=dict[str, JobUsage])
+    _sum: ClusterUsage = field(default_factory=ClusterUsage)
     # When a node's measurements become old, and nodes whose are.
     _old_at: Deadlines[str] = field(default_factory=lambda: Deadlines[str]())
     _old: set[str] = field(default_factory=set[str])
@@ -73,7 +73,7 @@ class Nodes:
         for pod in gone:
             self.hold(f"pod {pod.uid}", NOTHING)
         for pod in new:
-            self.hold(f"pod {pod.uid}", holding_of_gone(pod))
+            self.hold(f"pod {pod.uid}", usage_of_gone(pod))
 
     def _learn(self, snapshot: Snapshot) -> None:
         """Nodes of which something else is believed now are built anew."""
@@ -119,7 +119,7 @@ class Nodes:
     def _of_cards(self, uuids: Iterable[str]) -> set[str]:
         return {self._node_of_card[uuid] for uuid in uuids if uuid in self._node_of_card}
 
-    def hold(self, uid: str, after: Holding) -> None:
+    def hold(self, uid: str, after: JobUsage) -> None:
         """What this job and its pods hold from now on, instead of what they held."""
         before = self._held.pop(uid, NOTHING)
         if after != NOTHING:
@@ -129,10 +129,10 @@ class Nodes:
         self._sum.remove(before)
         self._sum.add(after)
         for holding in (before, after):
-            self._touch((*holding.cards, *(uuid for _, uuid in holding.strays)))
+            self._touch((*holding.cards, *(uuid for _, uuid in holding.gpus_of_stale_pods)))
             for pod in holding.ended:
                 self._touch(self._cards_with(pod))
-            for node, _, _ in holding.coming:
+            for node, _, _ in holding.not_yet_bound:
                 self._touched.setdefault(node, set())
 
     def _touch(self, uuids: Iterable[str]) -> None:
@@ -141,7 +141,7 @@ class Nodes:
             if node is not None:
                 self._touched.setdefault(node, set()).add(uuid)
 
-    def _cards_with(self, pod: Ended) -> set[str]:
+    def _cards_with(self, pod: TerminatedPod) -> set[str]:
         """The pod's cards, and others of the same nodes on which its processes were seen."""
         nodes = [self._gpu_nodes[name] for name in self._of_cards(pod.cards)]
         gpus = (gpu for node in nodes for gpu in node.status.gpus)

@@ -18,7 +18,7 @@ from gpujob_operator.decide.cache.equivalence_classes import EquivalenceClasses
 from gpujob_operator.decide.cache.holders import Holders
 from gpujob_operator.decide.cache.index import Groups
 from gpujob_operator.decide.cache.job_entry import Diffs, JobEntry, ProfileKey, spec_version
-from gpujob_operator.decide.cache.mix_counts import MixCounts
+from gpujob_operator.decide.cache.mix_counts import MixCounter
 from gpujob_operator.decide.cache.node_arrays import NodeArrayCache
 from gpujob_operator.decide.cache.nodes import Nodes
 from gpujob_operator.decide.cache.pending_queues import PendingQueues
@@ -27,18 +27,18 @@ from gpujob_operator.decide.cache.release_arrays import ReleaseArrays
 from gpujob_operator.decide.cache.tenancy import TenancyArrays
 from gpujob_operator.decide.capacity.cluster import Capacity, holds_cards
 from gpujob_operator.decide.capacity.sites import sites_of
-from gpujob_operator.decide.capacity.usage import NOTHING, holding_of, holding_of_orphans
+from gpujob_operator.decide.capacity.usage import NOTHING, usage_of, usage_of_orphans
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.measurement.profile import differ_in_paces, profile_name
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.model.plan import Step
+from gpujob_operator.decide.model.plan import NextStep
 from gpujob_operator.decide.model.pod_template import host_requests
 from gpujob_operator.decide.model.snapshot import CardUsage, PodView, ReceivedReport, Snapshot
 from gpujob_operator.decide.model.workers import JobName, crew_of
-from gpujob_operator.decide.packing.demand import Mix
+from gpujob_operator.decide.packing.demand import WorkloadMix
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.node_views import in_order
-from gpujob_operator.decide.placement.requirements import Needs, demand_of, needs_of
+from gpujob_operator.decide.placement.requirements import JobRequirements, demand_of, needs_of
 from gpujob_operator.decide.queue.pending import Pending, last_reason_of, order_keys_of, order_rules
 from gpujob_operator.decide.queue.quota import QuotaState
 
@@ -64,7 +64,7 @@ class SchedulerCache:
     _arrays: NodeArrayCache = field(default_factory=NodeArrayCache)
     _release_arrays: ReleaseArrays = field(init=False)
     _tenancy: TenancyArrays = field(default_factory=TenancyArrays)
-    mix: Mix = field(default_factory=Mix)
+    mix: WorkloadMix = field(default_factory=WorkloadMix)
     usage: _Usage = field(default_factory=dict[tuple[str, int], CardUsage])
     _configuration: Configuration = field(default_factory=Configuration)
     _listening_since: datetime | None = None
@@ -77,7 +77,7 @@ class SchedulerCache:
     # Jobs by the profile that they look at, and by the nodes that they are on.
     _users: Groups[ProfileKey] = field(default_factory=lambda: Groups[ProfileKey]())
     _jobs_on: Groups[str] = field(default_factory=lambda: Groups[str]())
-    _counts: MixCounts = field(default_factory=MixCounts)
+    _counts: MixCounter = field(default_factory=MixCounter)
     # Jobs that are to be counted in the mix.
     _unmixed: set[str] = field(default_factory=set[str])
     _quiet_until: Deadlines[str] = field(default_factory=lambda: Deadlines[str]())
@@ -127,7 +127,7 @@ class SchedulerCache:
         by_name = {queue.metadata.name: queue for queue in snapshot.queues}
         return QuotaState.of(by_name, self.holders.use())
 
-    def needs(self, uid: str) -> Needs:
+    def needs(self, uid: str) -> JobRequirements:
         known = self.known[uid]
         if known.needs is None:
             known.needs = needs_of(known.job, known.profile, self._configuration, known.requests)
@@ -159,7 +159,7 @@ class SchedulerCache:
         return [pod for uid in self.gone for pod in self._pods.owned(uid)]
 
     def settle(
-        self, uid: str, step: Step, inputs: JobInputs, until: datetime, next_at: datetime | None
+        self, uid: str, step: NextStep, inputs: JobInputs, until: datetime, next_at: datetime | None
     ) -> None:
         """Nothing follows from the same until then; `next_at` is the job's own deadline."""
         known = self.known[uid]
@@ -341,13 +341,13 @@ class SchedulerCache:
             self.gone.discard(uid)
             if owned:
                 self.gone.add(uid)
-            self._nodes.hold(f"owner {uid}", holding_of_orphans(owned))
+            self._nodes.hold(f"owner {uid}", usage_of_orphans(owned))
             if known is None:
                 self._nodes.hold(uid, NOTHING)
                 continue
             known.crew = crew_of(known.job, self._pods.namesakes(known.job))
             self.requeue(uid)
-            self._nodes.hold(uid, holding_of(known.job, known.pods, known.requests))
+            self._nodes.hold(uid, usage_of(known.job, known.pods, known.requests))
         self.to_step = {uid for uid in self.to_step if uid in self.known}
 
     def _renew_mix(self) -> None:
@@ -388,7 +388,7 @@ class SchedulerCache:
 
     def _equivalence_class(self, known: JobEntry) -> int:
         spec, needs = known.job.spec, self.needs(known.job.metadata.uid)
-        return self._classes.number((needs.alike, spec.queue, spec.priority))
+        return self._classes.number((needs.scheduling_signature, spec.queue, spec.priority))
 
 
 def _name_of(job: GPUJob) -> JobName:

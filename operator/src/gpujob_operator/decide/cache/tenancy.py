@@ -20,7 +20,7 @@ from gpujob_operator.decide.backfill.tenancy import (
     sums_left,
 )
 from gpujob_operator.decide.cache.release_arrays import ReleaseArrays
-from gpujob_operator.decide.capacity.cluster import Capacity, NodeCapacity, disturbed
+from gpujob_operator.decide.capacity.cluster import Capacity, NodeCapacity, has_external_use
 from gpujob_operator.decide.packing.arrays import Booleans, Floats, Integers
 
 
@@ -136,11 +136,11 @@ class TenancyArrays:
         at = np.array(rows, dtype=np.int64)
         cards, here = [tenancy.cards[row] for row in rows], [tenancy.tenants[row] for row in rows]
         tenancy.free_bytes[at] = [card.free_bytes for card in cards]
-        tenancy.usable_after_release_bytes[at] = [card.room_soon_bytes for card in cards]
+        tenancy.usable_after_release_bytes[at] = [card.usable_after_release_bytes for card in cards]
         tenancy.models[at] = [card.model for card in cards]
         tenancy.usable[at] = [not card.blocked for card in cards]
-        tenancy.has_external_use[at] = [disturbed(card, soon=True) for card in cards]
-        tenancy.awaiting_reading[at] = [card.leaving_bytes > 0 for card in cards]
+        tenancy.has_external_use[at] = [has_external_use(card, soon=True) for card in cards]
+        tenancy.awaiting_reading[at] = [card.terminating_bytes > 0 for card in cards]
         tenancy.count[at] = counts = [len(tenants) for tenants in here]
         self._memory[at] = self._number[at] = 0
         self._utilization[at], self._whole[at] = 0.0, False

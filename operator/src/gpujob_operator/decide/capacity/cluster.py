@@ -13,7 +13,7 @@ from gpujob_operator.decide.capacity.slowdown_law import PUBLISHED_SLOWDOWNS, La
 from gpujob_operator.decide.model.snapshot import NodeView
 
 # A stranger below this is the desktop or a monitoring tool, not a tenant.
-STRANGER_NOISE_BYTES = 64 * MIB
+EXTERNAL_NOISE_BYTES = 64 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +30,18 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One usable card. `others_bytes` is measured memory of nobody's GPUJob."""
+    """One usable card. `external_bytes` is measured memory of nobody's GPUJob."""
 
     uuid: str
     model: str
     total_bytes: int
     driver_bytes: int
-    others_bytes: int
+    external_bytes: int
     tenants: tuple[Tenant, ...] = ()
     blocked: GPUBlocked | None = None
-    # Of `others_bytes`, what was still seen of pods that have finished since. It counts until it is
-    # seen to be gone (I1), and is no reason to interrupt anybody.
-    leaving_bytes: int = 0
+    # Of `external_bytes`, what was still seen of pods that have finished since. It counts until it
+    # is seen to be gone (I1), and is no reason to interrupt anybody.
+    terminating_bytes: int = 0
     # Cards of a node with the same number are close together.
     link_group: int = 0
     # How much tenants slow each other on this model (see `calibration`).
@@ -58,27 +58,27 @@ class Card:
     @property
     def free_bytes(self) -> int:
         """May be negative when a stranger or a leak took more than was left."""
-        free_bytes = self.total_bytes - self.driver_bytes - self.others_bytes
+        free_bytes = self.total_bytes - self.driver_bytes - self.external_bytes
         for tenant in self.tenants:
             free_bytes -= tenant.memory_bytes + tenant.excess_bytes
         return free_bytes
 
     @property
-    def room_bytes(self) -> int:
+    def usable_bytes(self) -> int:
         """What our jobs together can have: all but the driver's and strangers' memory."""
-        return self.total_bytes - self.driver_bytes - self.others_bytes
+        return self.total_bytes - self.driver_bytes - self.external_bytes
 
     @property
-    def room_soon_bytes(self) -> int:
+    def usable_after_release_bytes(self) -> int:
         """The same once another reading has come."""
-        return self.room_bytes + self.leaving_bytes
+        return self.usable_bytes + self.terminating_bytes
 
     @property
     def utilization_percent(self) -> float:
         return sum(tenant.utilization_percent for tenant in self.tenants)
 
     @property
-    def taken(self) -> bool:
+    def held_whole(self) -> bool:
         return any(tenant.whole_card for tenant in self.tenants)
 
 
@@ -105,7 +105,7 @@ class NodeCapacity:
 
 
 @dataclass(frozen=True, slots=True)
-class FleetSize:
+class ClusterSize:
     """Cards and GPU memory in all."""
 
     cards: int
@@ -122,7 +122,7 @@ class Capacity:
     # Laws of slowdown that were measured, by model.
     laws: Mapping[str, Law] = field(default_factory=dict[str, Law])
     # All cards there are, whoever uses them.
-    size: FleetSize = FleetSize(0, 0)
+    size: ClusterSize = ClusterSize(0, 0)
 
     def card(self, node_name: str, uuid: str) -> Card | None:
         node = self.nodes.get(node_name)
@@ -157,7 +157,7 @@ def capacity_of(
             cards, total_bytes = cards + 1, total_bytes + size_bytes
             largest[model] = max(largest.get(model, 0), size_bytes - driver_bytes)
     ordered = {name: nodes[name] for name in sorted(nodes)}
-    return Capacity(ordered, largest, laws or {}, FleetSize(cards, total_bytes))
+    return Capacity(ordered, largest, laws or {}, ClusterSize(cards, total_bytes))
 
 
 def sizes(node: NodeCapacity) -> tuple[tuple[str, int, int], ...]:
@@ -186,8 +186,8 @@ def as_tenant(job: GPUJob) -> Tenant | None:
     )
 
 
-def disturbed(card: Card, *, soon: bool = False) -> bool:
+def has_external_use(card: Card, *, soon: bool = False) -> bool:
     """True when a stranger uses more of the card than noise; with `soon`, once another reading has
     come."""
-    others_bytes = card.others_bytes - card.leaving_bytes if soon else card.others_bytes
-    return others_bytes > STRANGER_NOISE_BYTES
+    external_bytes = card.external_bytes - card.terminating_bytes if soon else card.external_bytes
+    return external_bytes > EXTERNAL_NOISE_BYTES

@@ -1,7 +1,7 @@
 """What jobs and pods hold of nodes and cards, kept up to date one job at a time; from it the ledger
 of cards.
 
-The sum of all `Holding`s says who is on which card, whose processes are whose, and what CPU and
+The sum of all `JobUsage`s says who is on which card, whose processes are whose, and what CPU and
 memory is given away but not yet seen on a node. A node's ledger is then read off in one pass over
 its cards, however many jobs there are elsewhere.
 """
@@ -39,7 +39,7 @@ CLOCKS_DIFFER_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class JobUsage:
     """What one job and its pods hold."""
 
     tenant: Tenant | None = None
@@ -49,25 +49,25 @@ class Holding:
     pods: tuple[str, ...] = ()
     # Node and card of live pods of any other attempt, or of a job that is gone. The node is "" for
     # a pod that may yet come to one.
-    strays: tuple[tuple[str, str], ...] = ()
+    gpus_of_stale_pods: tuple[tuple[str, str], ...] = ()
     # What workers will take that are not on their node yet.
-    coming: tuple[tuple[str, int, int], ...] = ()
+    not_yet_bound: tuple[tuple[str, int, int], ...] = ()
     job_uid: str = ""
     # Pods that are proven finished, with when and the cards that they had.
-    ended: tuple["Ended", ...] = ()
+    ended: tuple["TerminatedPod", ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class TerminatedPod:
     pod_uid: str
     at: datetime | None
     cards: tuple[str, ...]
 
 
-NOTHING = Holding()
+NOTHING = JobUsage()
 
 
-def holding_of(job: GPUJob, pods: Sequence[PodView], requests: HostRequests) -> Holding:
+def usage_of(job: GPUJob, pods: Sequence[PodView], requests: HostRequests) -> JobUsage:
     """`requests` are one worker's. The pods are the job's own."""
     live = [pod for pod in pods if not pod.finished]
     current = current_workers(job, pods)
@@ -77,8 +77,8 @@ def holding_of(job: GPUJob, pods: Sequence[PodView], requests: HostRequests) -> 
     has_left = leaves and not any(pod.uid in uids for pod in live)
     placement = job.status.placement if not (job.finished or has_left) else None
     rest = live if placement is None else [pod for pod in live if pod.uid not in uids]
-    holding = Holding(
-        strays=tuple(stray for pod in rest for stray in _strays_of(pod, job)),
+    holding = JobUsage(
+        gpus_of_stale_pods=tuple(stray for pod in rest for stray in _gpus_of_stale_pod(pod, job)),
         ended=_ended(pods),
     )
     if placement is None:
@@ -92,7 +92,7 @@ def holding_of(job: GPUJob, pods: Sequence[PodView], requests: HostRequests) -> 
         if tenant is not None
         else (),
         pods=tuple(pod.uid for pod in live if pod.uid in uids),
-        coming=tuple(
+        not_yet_bound=tuple(
             (worker.node, *requests)
             for worker in placement.workers
             if worker.rank not in bound and not leaves
@@ -101,18 +101,18 @@ def holding_of(job: GPUJob, pods: Sequence[PodView], requests: HostRequests) -> 
     )
 
 
-def holding_of_orphans(pods: Sequence[PodView]) -> Holding:
+def usage_of_orphans(pods: Sequence[PodView]) -> JobUsage:
     """Of pods whose controller owner is a GPUJob that is not there."""
     live = [pod for pod in pods if not pod.finished]
-    strays = tuple(stray for pod in live for stray in _strays_of(pod, None))
-    return Holding(strays=strays, ended=_ended(pods))
+    strays = tuple(stray for pod in live for stray in _gpus_of_stale_pod(pod, None))
+    return JobUsage(gpus_of_stale_pods=strays, ended=_ended(pods))
 
 
-def _ended(pods: Sequence[PodView]) -> tuple[Ended, ...]:
-    return tuple(Ended(pod.uid, pod.finished_at, pod.gpus) for pod in pods if pod.finished)
+def _ended(pods: Sequence[PodView]) -> tuple[TerminatedPod, ...]:
+    return tuple(TerminatedPod(pod.uid, pod.finished_at, pod.gpus) for pod in pods if pod.finished)
 
 
-def _strays_of(pod: PodView, job: GPUJob | None) -> list[tuple[str, str]]:
+def _gpus_of_stale_pod(pod: PodView, job: GPUJob | None) -> list[tuple[str, str]]:
     """The cards that a live pod outside of its job's attempt holds, on its own node only. None of a
     pod that never ran and never will; nor of one of an attempt that the job has not come to, until
     it is bound: anybody in its namespace may make such a pod."""
@@ -125,8 +125,8 @@ def _strays_of(pod: PodView, job: GPUJob | None) -> list[tuple[str, str]]:
     return [(pod.node or "", uuid) for uuid in cards]
 
 
-def holding_of_gone(pod: GonePod) -> Holding:
-    return Holding(ended=(Ended(pod.uid, pod.gone_at, pod.gpus),))
+def usage_of_gone(pod: GonePod) -> JobUsage:
+    return JobUsage(ended=(TerminatedPod(pod.uid, pod.gone_at, pod.gpus),))
 
 
 def _is_bound(pod: PodView) -> bool:
@@ -147,7 +147,7 @@ def learned_from(snapshot: Snapshot) -> Learned:
 
 
 @dataclass(slots=True)
-class Holdings:
+class ClusterUsage:
     """The sum of what all hold. `add` and `remove` are each other's inverse."""
 
     # By card, in the order of the jobs' UIDs.
@@ -155,12 +155,16 @@ class Holdings:
     # The jobs of each live pod that is where it should be: one, whatever the API server says.
     owners: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     # By node and card.
-    strays: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
-    coming: dict[str, HostRequests] = field(default_factory=dict[str, HostRequests])
+    gpus_of_stale_pods: dict[tuple[str, str], int] = field(
+        default_factory=dict[tuple[str, str], int]
+    )
+    not_yet_bound: dict[str, HostRequests] = field(default_factory=dict[str, HostRequests])
     # Pods whose processes are gone, by UID; twice for one that finished and was deleted.
-    ended: dict[str, tuple[Ended, ...]] = field(default_factory=dict[str, tuple[Ended, ...]])
+    ended: dict[str, tuple[TerminatedPod, ...]] = field(
+        default_factory=dict[str, tuple[TerminatedPod, ...]]
+    )
 
-    def add(self, holding: Holding) -> None:
+    def add(self, holding: JobUsage) -> None:
         if holding.tenant is not None:
             for uuid in holding.cards:
                 there = (*self.tenants.get(uuid, ()), holding.tenant)
@@ -171,7 +175,7 @@ class Holdings:
             self.ended[pod.pod_uid] = (*self.ended.get(pod.pod_uid, ()), pod)
         self._count(holding, 1)
 
-    def remove(self, holding: Holding) -> None:
+    def remove(self, holding: JobUsage) -> None:
         for uuid in set(holding.cards):
             there = self.tenants.get(uuid, ())
             _keep(self.tenants, uuid, tuple(t for t in there if t.job_uid != holding.job_uid))
@@ -181,17 +185,17 @@ class Holdings:
             _keep(self.ended, pod.pod_uid, _without(self.ended.get(pod.pod_uid, ()), pod))
         self._count(holding, -1)
 
-    def _count(self, holding: Holding, sign: int) -> None:
-        for stray in holding.strays:
-            self.strays[stray] = self.strays.get(stray, 0) + sign
-            if not self.strays[stray]:
-                del self.strays[stray]
-        for node, cpu, memory in holding.coming:
-            had_cpu, had_memory = self.coming.get(node, (0, 0))
-            self.coming[node] = (had_cpu + sign * cpu, had_memory + sign * memory)
-            if self.coming[node] == (0, 0):
+    def _count(self, holding: JobUsage, sign: int) -> None:
+        for stray in holding.gpus_of_stale_pods:
+            self.gpus_of_stale_pods[stray] = self.gpus_of_stale_pods.get(stray, 0) + sign
+            if not self.gpus_of_stale_pods[stray]:
+                del self.gpus_of_stale_pods[stray]
+        for node, cpu, memory in holding.not_yet_bound:
+            had_cpu, had_memory = self.not_yet_bound.get(node, (0, 0))
+            self.not_yet_bound[node] = (had_cpu + sign * cpu, had_memory + sign * memory)
+            if self.not_yet_bound[node] == (0, 0):
                 # Nodes come and go under new names.
-                del self.coming[node]
+                del self.not_yet_bound[node]
 
     def node(
         self,
@@ -204,7 +208,7 @@ class Holdings:
     ) -> NodeCapacity:
         """The ledger of one node. `known` are those of its cards on which nothing changed."""
         known = known or {}
-        cpu, memory = self.coming.get(view.name, (0, 0))
+        cpu, memory = self.not_yet_bound.get(view.name, (0, 0))
         price = price_of(gpu_node, view, configuration)
         rate = interruptions_per_hour(view, learned.spot_rates)
         gpus = sorted(gpu_node.status.gpus, key=lambda gpu: (gpu.index, gpu.uuid))
@@ -227,15 +231,15 @@ class Holdings:
         observed_at = gpu_node.status.observed_at
         tenants = self.tenants.get(gpu.uuid, ())
         used = self._measured(gpu, tenants)
-        others_bytes = max(0, gpu.memory_used_bytes - sum(used.values()))
-        stray_pod = any((where, gpu.uuid) in self.strays for where in (node, ""))
+        external_bytes = max(0, gpu.memory_used_bytes - sum(used.values()))
+        stray_pod = any((where, gpu.uuid) in self.gpus_of_stale_pods for where in (node, ""))
         return Card(
             uuid=gpu.uuid,
             model=gpu.model,
             total_bytes=gpu.memory_total_bytes,
             driver_bytes=gpu.memory_reserved_bytes,
-            others_bytes=others_bytes,
-            leaving_bytes=min(self._leaving_bytes(gpu, observed_at), others_bytes),
+            external_bytes=external_bytes,
+            terminating_bytes=min(self._terminating_bytes(gpu, observed_at), external_bytes),
             tenants=tuple(_with_excess(one, used[one.job_uid]) for one in tenants),
             blocked=why_blocked(gpu, stray_pod=stray_pod),
             link_group=gpu.link_group,
@@ -251,7 +255,7 @@ class Holdings:
                     used[job_uid] += process.memory_bytes
         return used
 
-    def _leaving_bytes(self, gpu: GPU, observed_at: datetime | None) -> int:
+    def _terminating_bytes(self, gpu: GPU, observed_at: datetime | None) -> int:
         """What a reading shows of pods that have finished since: the next will not."""
         return sum(
             process.memory_bytes

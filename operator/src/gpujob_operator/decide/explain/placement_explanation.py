@@ -22,9 +22,9 @@ from gpujob_operator.decide.packing import select
 from gpujob_operator.decide.packing.request import NodeMask, Request, Score
 from gpujob_operator.decide.placement.assign import Assignment, assign
 from gpujob_operator.decide.placement.assumed import AssumedCapacity, WorkerPlace
-from gpujob_operator.decide.placement.diagnosis import Refusal, node_lacks
+from gpujob_operator.decide.placement.diagnosis import Diagnosis, node_lacks
 from gpujob_operator.decide.placement.gpu_filter import least_reservation_bytes
-from gpujob_operator.decide.placement.requirements import Needs, WorkerRequest, resolve
+from gpujob_operator.decide.placement.requirements import JobRequirements, WorkerRequest, resolve
 from gpujob_operator.decide.placement.step_cost import StepCost, step_cost
 from gpujob_operator.decide.planner import plan
 from gpujob_operator.decide.queue.heads import QueueHeads
@@ -50,7 +50,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class PlacementExplanation:
     """Where a job is or would be, and where it is not.
 
     `chosen` is the decision, None for a job that has no place. `best` are the places in the order
@@ -59,7 +59,7 @@ class Account:
     first.
     """
 
-    needs: Needs
+    needs: JobRequirements
     chosen: Candidate | None
     best: tuple[Candidate, ...]
     lacks: Mapping[str, str]
@@ -76,7 +76,9 @@ class Account:
         return next(places, None)
 
 
-def account(snapshot: Snapshot, now: datetime, uid: str, count: int = CANDIDATES_MAX) -> Account:
+def explain_placement(
+    snapshot: Snapshot, now: datetime, uid: str, count: int = CANDIDATES_MAX
+) -> PlacementExplanation:
     """Explains the job's place on this picture. Raises `FieldError` for a job that is not there.
 
     A job that waits is explained as this cycle decides it, after the jobs that the cycle places
@@ -137,11 +139,11 @@ _Held = tuple[Placement | None, Reservation | None]
 class _Explainer:
     """One question on one picture."""
 
-    needs: Needs
+    needs: JobRequirements
     capacity: Capacity
     board: _ObservedCapacity
     configuration: Configuration
-    refusal: Refusal | None = None
+    refusal: Diagnosis | None = None
     requests: dict[str, Request] = field(default_factory=dict[str, Request])
 
     def best(self, count: int) -> tuple[Candidate, ...]:
@@ -150,7 +152,7 @@ class _Explainer:
         while len(found) < count:
             self.board.unfit_classes.clear()
             one = assign(self.needs, self.board, self.configuration)
-            if isinstance(one, Refusal):
+            if isinstance(one, Diagnosis):
                 self.refusal = self.refusal or (None if found else one)
                 break
             self.requests[one.placement.gpu_model] = one.request
@@ -205,7 +207,9 @@ class _Explainer:
         )
 
 
-def _explain(snapshot: Snapshot, now: datetime, uid: str, held: _Held, count: int) -> Account:
+def _explain(
+    snapshot: Snapshot, now: datetime, uid: str, held: _Held, count: int
+) -> PlacementExplanation:
     memory = SchedulerCache()
     memory.update(snapshot, now)
     board = _ObservedCapacity.of(memory.capacity, memory.mix)
@@ -215,7 +219,7 @@ def _explain(snapshot: Snapshot, now: datetime, uid: str, held: _Held, count: in
     where, reservation = held
     chosen = explainer.candidate(where, reservation) if where is not None else None
     refusal = explainer.refusal
-    return Account(
+    return PlacementExplanation(
         needs=explainer.needs,
         chosen=chosen,
         best=best,

@@ -1,11 +1,11 @@
-"""An account of a placement in words with numbers: rows of a label and a text."""
+"""An explanation of a placement in words with numbers: rows of a label and a text."""
 
 from collections import Counter
 from dataclasses import fields
 
 from gpujob_api.gpujob import Placement, Reservation, SpotPolicy
 from gpujob_api.quantities import format_memory
-from gpujob_operator.decide.explain.placement_explanation import Account, Candidate
+from gpujob_operator.decide.explain.placement_explanation import Candidate, PlacementExplanation
 from gpujob_operator.decide.packing.request import Score
 from gpujob_operator.decide.packing.select import STEP_CARDS
 
@@ -15,54 +15,54 @@ LACKS_TOLD = 10
 CARDS_TOLD = 8
 
 
-def rows(account: Account) -> list[Row]:
+def rows(explanation: PlacementExplanation) -> list[Row]:
     """What is needed, where it is and for what it costs, the next best, and what others lack."""
-    found: list[Row] = [("Needs", _needs(account))]
-    if account.chosen is not None:
-        found.append(("Placed", _candidate(account.chosen)))
-        found.append(("Because", _because(account)))
-    elif account.refusal:
-        found.append(("No place", account.refusal))
+    found: list[Row] = [("Needs", _needs(explanation))]
+    if explanation.chosen is not None:
+        found.append(("Placed", _candidate(explanation.chosen)))
+        found.append(("Because", _because(explanation)))
+    elif explanation.refusal:
+        found.append(("No place", explanation.refusal))
     else:
         found.append(("Not placed", "although there is room: see its conditions"))
-    found += _others(account)
-    found += [("No room", f"{node}: {text}") for node, text in _told(account)]
-    left = len(account.lacks) - LACKS_TOLD
+    found += _others(explanation)
+    found += [("No room", f"{node}: {text}") for node, text in _told(explanation)]
+    left = len(explanation.lacks) - LACKS_TOLD
     if left > 0:
-        found.append(("No room", f"{left} more nodes: {_counted(account)}"))
+        found.append(("No room", f"{left} more nodes: {_counted(explanation)}"))
     return found
 
 
-def _others(account: Account) -> list[Row]:
+def _others(explanation: PlacementExplanation) -> list[Row]:
     """Places that would come before the decision now, then those behind it."""
-    rank = account.rank if account.rank is not None else len(account.best)
+    rank = explanation.rank if explanation.rank is not None else len(explanation.best)
     found: list[Row] = []
-    for number, one in enumerate(account.best):
+    for number, one in enumerate(explanation.best):
         if number == rank:
             continue
-        before = number < rank and account.chosen is not None
+        before = number < rank and explanation.chosen is not None
         label = (
             "Before it now" if before else f"Next best {number if rank < number else number + 1}"
         )
         text = _candidate(one)
-        if account.chosen is not None:
-            text += f": {_difference(account, account.chosen, one)}"
+        if explanation.chosen is not None:
+            text += f": {_difference(explanation, explanation.chosen, one)}"
         found.append((label, text))
     return found
 
 
-def _needs(account: Account) -> str:
-    needs = account.needs
+def _needs(explanation: PlacementExplanation) -> str:
+    needs = explanation.needs
     spec = needs.job.spec
-    held = _held_by(account)
+    held = _held_by(explanation)
     card = _held(held) if held is not None else "a whole card"
     host = f"{needs.cpu_milli} milli-CPU, {format_memory(needs.memory_bytes)}"
     workers = f"{spec.workers} workers with " if spec.workers > 1 else ""
     return f"{workers}{spec.gpus_per_worker} x {card}, {host} each"
 
 
-def _held_by(account: Account) -> Reservation | None:
-    chosen = account.chosen or (account.best[0] if account.best else None)
+def _held_by(explanation: PlacementExplanation) -> Reservation | None:
+    chosen = explanation.chosen or (explanation.best[0] if explanation.best else None)
     return chosen.reservation if chosen is not None else None
 
 
@@ -97,26 +97,30 @@ def _where(placement: Placement) -> str:
     return ", ".join(parts)
 
 
-def _because(account: Account) -> str:
-    chosen = account.chosen
+def _because(explanation: PlacementExplanation) -> str:
+    chosen = explanation.chosen
     assert chosen is not None, "asked by the caller"
-    if account.rank != 0:
-        if account.decided_here:
+    if explanation.rank != 0:
+        if explanation.decided_here:
             return "nearer places are kept for jobs before it in the line"
         return "it was decided on an earlier picture; now another place would come first"
-    fitting = len(account.best)
+    fitting = len(explanation.best)
     if fitting == 1:
         return "nowhere else is room for all of it"
     if len(chosen.scores) > 1:
         count = len({worker.node for worker in chosen.placement.workers})
         return f"its workers are closest together there, on {count} nodes"
-    before = f", after {account.before} jobs that this cycle placed first" if account.before else ""
+    before = (
+        f", after {explanation.before} jobs that this cycle placed first"
+        if explanation.before
+        else ""
+    )
     return f"it costs the jobs to come the least{before}"
 
 
-def _difference(account: Account, first: Candidate, one: Candidate) -> str:
+def _difference(explanation: PlacementExplanation, first: Candidate, one: Candidate) -> str:
     """What sets the other place apart from the decision, in the order of comparison."""
-    prefers = account.needs.job.spec.spot.policy is SpotPolicy.PREFER
+    prefers = explanation.needs.job.spec.spot.policy is SpotPolicy.PREFER
     if prefers and first.placement.spot is not one.placement.spot:
         return "spot, which the job prefers" if one.placement.spot else "not spot as preferred"
     if one.placement.gpu_model != first.placement.gpu_model:
@@ -172,12 +176,12 @@ def _bytes(one: Candidate) -> int:
     return one.reservation.memory_bytes if one.reservation is not None else 0
 
 
-def _told(account: Account) -> list[tuple[str, str]]:
-    return sorted(account.lacks.items())[:LACKS_TOLD]
+def _told(explanation: PlacementExplanation) -> list[tuple[str, str]]:
+    return sorted(explanation.lacks.items())[:LACKS_TOLD]
 
 
-def _counted(account: Account) -> str:
+def _counted(explanation: PlacementExplanation) -> str:
     """The nodes that are not told one by one, by what they lack."""
-    left = sorted(account.lacks.items())[LACKS_TOLD:]
+    left = sorted(explanation.lacks.items())[LACKS_TOLD:]
     counts = Counter(text.split("; nearest")[0] for _, text in left)
     return "; ".join(f"{count} x {text}" for text, count in counts.most_common(LACKS_TOLD))

@@ -20,12 +20,12 @@ from gpujob_api.meta import FINALIZER_ORPHAN
 from gpujob_api.report import FailureClass, Report
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.outcome import (
-    End,
+    AttemptEnd,
     Outcome,
-    Verdict,
+    RetryDecision,
     interrupted,
     judge,
-    verdict,
+    retry_decision,
 )
 from gpujob_operator.decide.lifecycle.settings import settings_for
 from gpujob_operator.decide.lifecycle.stops import age_seconds, reason_to_stop
@@ -44,7 +44,7 @@ from gpujob_operator.decide.model.grace import (
     grace_seconds,
     pod_grace_seconds,
 )
-from gpujob_operator.decide.model.plan import CreatePod, DeletePod, EventNote, EventType, Step
+from gpujob_operator.decide.model.plan import CreatePod, DeletePod, EventNote, EventType, NextStep
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView, ReceivedReport
 from gpujob_operator.decide.model.stop_reasons import NODE_RECLAIMED, rule_of
 from gpujob_operator.decide.model.workers import (
@@ -58,18 +58,20 @@ from gpujob_operator.decide.model.workers import (
 ATTEMPTS_KEPT = 3
 
 
-def advance(job: GPUJob, inputs: JobInputs, configuration: Configuration, now: datetime) -> Step:
+def advance(
+    job: GPUJob, inputs: JobInputs, configuration: Configuration, now: datetime
+) -> NextStep:
     """The next step of a job that is not waiting for a place."""
     if job.metadata.deletion_timestamp is not None:
-        return Step(job.status, deletes=_abandoned(job, inputs.pods, configuration))
+        return NextStep(job.status, deletes=_abandoned(job, inputs.pods, configuration))
     strays = _strays(job, inputs.pods, configuration)
     if job.finished or job.status.placement is None:
-        return Step(job.status, deletes=strays)
+        return NextStep(job.status, deletes=strays)
     step = _advance_placed(job, inputs, configuration, now)
     return replace(step, deletes=(*strays, *step.deletes)) if strays else step
 
 
-def stopped_for(job: GPUJob, step: Step, stop: StopReason, now: datetime) -> Step:
+def stopped_for(job: GPUJob, step: NextStep, stop: StopReason, now: datetime) -> NextStep:
     """The step of a running job once another job's sake ends its attempt.
 
     Pods that this step would have created are not; what it learned stays.
@@ -118,7 +120,7 @@ def _delete(job: GPUJob, pod: PodView, reason: str, configuration: Configuration
 
 def _advance_placed(
     job: GPUJob, inputs: JobInputs, configuration: Configuration, now: datetime
-) -> Step:
+) -> NextStep:
     pods = current_workers(job, inputs.pods)
     # A worker's end is what counts: other containers of its pod may go on until it is deleted.
     live = tuple(pod for pod in pods if not pod.ended)
@@ -150,7 +152,7 @@ def _starting(
     pods: tuple[PodView, ...],
     configuration: Configuration,
     now: datetime,
-) -> Step:
+) -> NextStep:
     present = {pod.rank for pod in pods}
     placement = job.status.placement
     # A rank without a place (somebody edited the status) never gets a pod; the attempt then ends
@@ -172,14 +174,14 @@ def _starting(
         )
         status = writer.set(status, conditions.RUNNING, True, "WorkersRunning", _ranks(pods))
         note = EventNote("Started", f"attempt {status.attempt}: {_ranks(pods)}")
-        return Step(status, events=(note,))
+        return NextStep(status, events=(note,))
     in_the_way = [taken[rank] for rank in missing if rank in taken]
     reason, message = _name_taken(in_the_way) if in_the_way else _waiting(pods, len(missing))
     status = writer.set(known, conditions.RUNNING, False, reason, message)
     left = configuration.start_timeout_seconds - age_seconds(job, now)
     # Past its time only somebody else's pod holds it up, of which we hear.
     next_seconds = max(left, 1.0) if left >= 0 else None
-    return Step(status, creates=creates, next_seconds=next_seconds)
+    return NextStep(status, creates=creates, next_seconds=next_seconds)
 
 
 def _waiting(pods: tuple[PodView, ...], missing: int) -> tuple[str, str]:
@@ -199,7 +201,7 @@ def _name_taken(pods: list[PodView]) -> tuple[str, str]:
     return "PodNameTaken", message
 
 
-def _waits_for(job: GPUJob, step: Step, pods: list[PodView], now: datetime) -> Step:
+def _waits_for(job: GPUJob, step: NextStep, pods: list[PodView], now: datetime) -> NextStep:
     """A stop that cannot end yet, for nobody can tell whether these are the attempt's own pods."""
     reason, message = _name_taken(pods)
     writer = ConditionWriter(job, now)
@@ -212,7 +214,7 @@ def _running(
     pods: tuple[PodView, ...],
     configuration: Configuration,
     now: datetime,
-) -> Step:
+) -> NextStep:
     report: Report | None = inputs.report.report if inputs.report is not None else None
     status = with_report(with_pod_uids(job.status, pods), inputs.report)
     usage = joined_usage(inputs.usage, report)
@@ -223,10 +225,10 @@ def _running(
         events = (*events, EventNote("Resumed", text))
     since = status.progressed_at or now
     left = job.spec.retry.hang_timeout_seconds - (now - since).total_seconds()
-    return Step(status, events=events, next_seconds=max(left, 1.0))
+    return NextStep(status, events=events, next_seconds=max(left, 1.0))
 
 
-def _stop(job: GPUJob, stop: StopReason, live: int, now: datetime) -> Step:
+def _stop(job: GPUJob, stop: StopReason, live: int, now: datetime) -> NextStep:
     """First the decision is made durable; the pods are stopped from the next cycle on."""
     status = changed(job.status, phase=JobPhase.STOPPING, stop=stop)
     writer = ConditionWriter(job, now)
@@ -234,7 +236,7 @@ def _stop(job: GPUJob, stop: StopReason, live: int, now: datetime) -> Step:
     left = (stop.deadline - now).total_seconds()
     text = f"attempt {status.attempt}, {live} workers, {left:.0f} s of grace: {stop.message}"
     note = EventNote(f"Stopping{stop.reason}", text, EventType.WARNING)
-    return Step(status, events=(note,), next_seconds=0.0)
+    return NextStep(status, events=(note,), next_seconds=0.0)
 
 
 def _stopping(
@@ -243,7 +245,7 @@ def _stopping(
     live: tuple[PodView, ...],
     configuration: Configuration,
     now: datetime,
-) -> Step:
+) -> NextStep:
     """SIGTERM and grace for every live pod.
 
     The workers of a gang are first asked through the reply to their reports, so that they agree on
@@ -266,7 +268,7 @@ def _stopping(
         most = max(int(left), GRACE_SECONDS_MIN)
         deletes = tuple(replace(one, grace_seconds=min(one.grace_seconds, most)) for one in deletes)
     status = with_report(job.status, inputs.report)
-    return Step(status, deletes=deletes, next_seconds=max(left - until, 1.0) if asked else None)
+    return NextStep(status, deletes=deletes, next_seconds=max(left - until, 1.0) if asked else None)
 
 
 def _end(
@@ -275,19 +277,19 @@ def _end(
     pods: tuple[PodView, ...],
     configuration: Configuration,
     now: datetime,
-) -> Step:
+) -> NextStep:
     """All workers have ended or are gone. The attempt holds its cards no more; a pod in which
     other containers go on holds them until it is gone (see `capacity.usage`)."""
-    job = replace(job, status=_with_last_words(job, inputs, pods, now))
+    job = replace(job, status=_with_final_report(job, inputs, pods, now))
     outcome = judge(job, pods, inputs.lost_nodes)
-    if outcome.end is End.SUCCEEDED:
+    if outcome.end is AttemptEnd.SUCCEEDED:
         return _succeeded(job, now)
-    if outcome.end is End.INTERRUPTED:
-        return _again(job, outcome, interrupted(job, outcome, configuration, now), now)
-    return _again(job, outcome, verdict(job, outcome, configuration, now), now)
+    if outcome.end is AttemptEnd.INTERRUPTED:
+        return _retry_or_fail(job, outcome, interrupted(job, outcome, configuration, now), now)
+    return _retry_or_fail(job, outcome, retry_decision(job, outcome, configuration, now), now)
 
 
-def _with_last_words(
+def _with_final_report(
     job: GPUJob, inputs: JobInputs, pods: tuple[PodView, ...], now: datetime
 ) -> GPUJobStatus:
     """The termination message is the last report; nothing depends on the network at the end."""
@@ -301,7 +303,7 @@ def _with_last_words(
     return with_measurement(status, report, joined_usage(inputs.usage, report))
 
 
-def _succeeded(job: GPUJob, now: datetime) -> Step:
+def _succeeded(job: GPUJob, now: datetime) -> NextStep:
     writer = ConditionWriter(job, now)
     started = job.status.started_at or now
     seconds = (now - started).total_seconds()
@@ -315,10 +317,12 @@ def _succeeded(job: GPUJob, now: datetime) -> Step:
     status = writer.set(status, conditions.RUNNING, False, "Finished", text)
     status = writer.set(status, conditions.SUCCEEDED, True, "Completed", text)
     status = writer.set(status, conditions.FINISHED, True, "Succeeded", text)
-    return Step(status, events=(EventNote("Succeeded", text),))
+    return NextStep(status, events=(EventNote("Succeeded", text),))
 
 
-def _again(job: GPUJob, outcome: Outcome, decision: Verdict, now: datetime) -> Step:
+def _retry_or_fail(
+    job: GPUJob, outcome: Outcome, decision: RetryDecision, now: datetime
+) -> NextStep:
     writer = ConditionWriter(job, now)
     cause = outcome.failure.message if outcome.failure else _why_interrupted(job, outcome)
     kind = outcome.failure.failure_class.value if outcome.failure else _kind_of(outcome)
@@ -336,7 +340,7 @@ def _again(job: GPUJob, outcome: Outcome, decision: Verdict, now: datetime) -> S
         status = writer.set(status, conditions.SUCCEEDED, False, kind, text)
         status = writer.set(status, conditions.FAILED, True, kind, text)
         status = writer.set(status, conditions.FINISHED, True, "Failed", text)
-        return Step(status, events=(EventNote("Failed", text, EventType.WARNING),))
+        return NextStep(status, events=(EventNote("Failed", text, EventType.WARNING),))
     made_room = rule_of(job.status.stop).for_others
     status = changed(
         status,
@@ -350,7 +354,7 @@ def _again(job: GPUJob, outcome: Outcome, decision: Verdict, now: datetime) -> S
         resumed_from_step=None,
     )
     status = writer.set(status, conditions.SCHEDULED, False, "WaitingForRetry", text)
-    return Step(status, events=(EventNote(f"Attempt{kind}", text, EventType.WARNING),))
+    return NextStep(status, events=(EventNote(f"Attempt{kind}", text, EventType.WARNING),))
 
 
 def _kind_of(interruption: Outcome) -> str:

@@ -18,9 +18,7 @@ from gpujob_operator.decide.model.stop_reasons import CARD_OVERFULL, CARD_UNHEAL
 _SECONDS = re.compile(r"^[0-9]{1,10}$", re.ASCII)
 
 
-def find(
-    job: GPUJob, sites: Sites, configuration: Configuration, now: datetime
-) -> StopReason | None:
+def of(job: GPUJob, sites: Sites, configuration: Configuration, now: datetime) -> StopReason | None:
     """The first trouble on any of the job's nodes and cards, in a fixed order."""
     grace = timedelta(seconds=stop_seconds(job, configuration))
     for site in sites:
@@ -64,7 +62,7 @@ def _outgrown(job: GPUJob, sites: Sites, deadline: datetime) -> StopReason | Non
         if card.free_bytes >= 0 or len(card.tenants) < 2:
             continue
         moved = max(card.tenants, key=lambda t: (t.excess_bytes, t.memory_bytes, t.job_uid))
-        crowded = replace(card, others_bytes=0).free_bytes < 0
+        crowded = replace(card, external_bytes=0).free_bytes < 0
         if crowded and moved.job_uid == job.metadata.uid:
             return StopReason(CARD_OVERFULL, pressure_message(card), deadline)
     return None
@@ -90,7 +88,7 @@ def pressure_message(card: Card) -> str:
     return (
         f"card {card.uuid}: {format_memory(card.reserved_bytes)} reserved by "
         f"{len(card.tenants)} jobs + {format_memory(card.excess_bytes)} used above that + "
-        f"{format_memory(card.others_bytes)} used by strangers + "
+        f"{format_memory(card.external_bytes)} used by strangers + "
         f"{format_memory(card.driver_bytes)} driver > {format_memory(card.total_bytes)}"
     )
 

@@ -24,7 +24,7 @@ _NODE_REFUSALS = (
 FRUITLESS_INTERRUPTIONS_MAX = 50
 
 
-class End(Enum):
+class AttemptEnd(Enum):
     """What the end of an attempt means for the job."""
 
     SUCCEEDED = "Succeeded"
@@ -36,7 +36,7 @@ class End(Enum):
 class Outcome:
     """`step` is the last step that any worker reported in its termination message."""
 
-    end: End
+    end: AttemptEnd
     failure: JobFailure | None = None
     step: int = 0
     # Of an interruption: the node that went away under it, unannounced; or "".
@@ -44,7 +44,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RetryDecision:
     """What happens next: try again at a time, or fail for good."""
 
     counters: Counters
@@ -64,43 +64,47 @@ def judge(
     ranks = {pod.rank for pod in pods}
     complete = ranks.issuperset(range(job.spec.workers))
     if complete and all(pod.exit_code == EXIT_DONE for pod in pods):
-        return Outcome(End.SUCCEEDED)
+        return Outcome(AttemptEnd.SUCCEEDED)
     failures = [_pod_failure(pod) for pod in sorted(pods, key=_cause_first)]
     real = [failure for failure in failures if failure is not None]
     stop = job.status.stop
     rule = rule_of(stop)
     if stop is not None and rule.failure is not None:
-        return Outcome(End.FAILED, JobFailure(rule.failure, stop.message))
+        return Outcome(AttemptEnd.FAILED, JobFailure(rule.failure, stop.message))
     # A worker that ended first was not killed by our stop, even if by the same signal.
     ours = stop is not None and not rule.worker_ended_first
     if not real or (ours and all(_is_kill(pod) for pod in pods if _failed(pod))):
-        return Outcome(End.INTERRUPTED, lost_node=_lost_node(job, pods, lost_nodes))
+        return Outcome(AttemptEnd.INTERRUPTED, lost_node=_lost_node(job, pods, lost_nodes))
     steps = [pod.termination.step for pod in pods if pod.termination is not None]
-    return Outcome(End.FAILED, real[0], max(steps, default=0))
+    return Outcome(AttemptEnd.FAILED, real[0], max(steps, default=0))
 
 
-def verdict(job: GPUJob, outcome: Outcome, configuration: Configuration, now: datetime) -> Verdict:
+def retry_decision(
+    job: GPUJob, outcome: Outcome, configuration: Configuration, now: datetime
+) -> RetryDecision:
     """Whether a failed attempt is repeated. User errors before the first step are not."""
     failure = outcome.failure
-    assert failure is not None, "only a failed attempt has a verdict"
+    assert failure is not None, "only a failed attempt has a decision on its retry"
     counters = _count(job.status.counters, failure.failure_class)
     retries = counters.errors + counters.out_of_memory + counters.hung
     limit = job.spec.retry.limit
     if failure.failure_class is FailureClass.USER_ERROR and not _made_progress(job, outcome):
-        return Verdict(counters, False, None, "failed before its first step: not repeated")
+        return RetryDecision(counters, False, None, "failed before its first step: not repeated")
     if retries > limit:
-        return Verdict(counters, False, None, f"failed {retries} times, retry.limit is {limit}")
+        return RetryDecision(
+            counters, False, None, f"failed {retries} times, retry.limit is {limit}"
+        )
     delay = min(
         configuration.retry_backoff_seconds * 2 ** (retries - 1),
         configuration.retry_backoff_max_seconds,
     )
     message = f"retry {retries} of {limit} in {delay:.0f} s"
-    return Verdict(counters, True, now + timedelta(seconds=delay), message)
+    return RetryDecision(counters, True, now + timedelta(seconds=delay), message)
 
 
 def interrupted(
     job: GPUJob, outcome: Outcome, configuration: Configuration, now: datetime
-) -> Verdict:
+) -> RetryDecision:
     """An interruption is not the job's fault: tried again at once, but never in a tight loop."""
     before, for_others = job.status.counters, rule_of(job.status.stop).for_others
     lost = outcome.lost_node != ""
@@ -114,11 +118,11 @@ def interrupted(
     fruitless = 0 if job.status.checkpoint is not None else all_in_all
     if fruitless > FRUITLESS_INTERRUPTIONS_MAX:
         message = f"interrupted {fruitless} times without a checkpoint"
-        return Verdict(counters, False, None, message)
+        return RetryDecision(counters, False, None, message)
     backoff = configuration.retry_backoff_seconds
     ended_at_once = (now - (job.status.attempt_started_at or now)).total_seconds() < backoff
     delay = backoff if ended_at_once or fruitless > 3 else 0.0
-    return Verdict(counters, True, now + timedelta(seconds=delay), "tried again elsewhere")
+    return RetryDecision(counters, True, now + timedelta(seconds=delay), "tried again elsewhere")
 
 
 def _cause_first(pod: PodView) -> tuple[object, ...]:

@@ -17,12 +17,12 @@ from gpujob_operator.decide.model.conditions import ConditionWriter
 from gpujob_operator.decide.model.configuration import Configuration
 
 # What moves while a job runs, and what is told with it.
-_MOVING = (
+_LIVE_FIGURES = (
     *("measurement", "checkpoint", "tuning_seconds", "progressed_at", "observed_at"),
     *("explain", "summary", "conditions"),
 )
 _FIELDS = tuple(field.name for field in fields(GPUJobStatus))
-_STILL = attrgetter(*(name for name in _FIELDS if name not in _MOVING))
+_UNCHANGED_FIELDS = attrgetter(*(name for name in _FIELDS if name not in _LIVE_FIGURES))
 _FIGURES = attrgetter(*(name for name in _FIELDS if name != "observed_at"))
 
 
@@ -87,7 +87,7 @@ def _with_reachability(status: GPUJobStatus, writer: ConditionWriter, message: s
     return status
 
 
-def worth_writing(
+def needs_write(
     job: GPUJob, status: GPUJobStatus, configuration: Configuration, now: datetime
 ) -> bool:
     """At once when something happened; at a bounded rate when only figures moved."""
@@ -112,4 +112,10 @@ def _essence(status: GPUJobStatus) -> tuple[object, ...]:
     measured = status.measurement
     timed = measured is not None and measured.current is not None
     findings = tuple((c.type, c.status, c.reason, c.observed_generation) for c in status.conditions)
-    return _STILL(status), findings, measured is not None, timed, status.checkpoint is not None
+    return (
+        _UNCHANGED_FIELDS(status),
+        findings,
+        measured is not None,
+        timed,
+        status.checkpoint is not None,
+    )

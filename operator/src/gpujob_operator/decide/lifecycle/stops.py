@@ -43,7 +43,7 @@ def reason_to_stop(
     if is_short or lost_ranks(job, pods):
         message = f"{present} of {job.spec.workers} workers are left"
         return StopReason(WORKER_LOST, message, deadline)
-    trouble = faults.find(job, inputs.sites, configuration, now)
+    trouble = faults.of(job, inputs.sites, configuration, now)
     if trouble is not None:
         return trouble
     return _timed_out(job, inputs, configuration, now)

@@ -1,6 +1,6 @@
 """How long a job will still hold its cards: from its own measured pace, else from earlier runs.
 
-Feeds `order.Contender.remaining_seconds`. Nothing here looks into the future: a job that has not
+Feeds `order.OrderEntry.remaining_seconds`. Nothing here looks into the future: a job that has not
 run, and whose like has not finished yet, has no estimate.
 """
 

@@ -12,7 +12,7 @@ from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
 from gpujob_api.gpuprofile import GPUProfile, ProfileEntry, SharedPace
 from gpujob_api.meta import ConditionStatus
 from gpujob_operator.decide.capacity.calibration import band_percent
-from gpujob_operator.decide.capacity.cluster import Card, disturbed
+from gpujob_operator.decide.capacity.cluster import Card, has_external_use
 from gpujob_operator.decide.measurement.reservation import profile_entry
 from gpujob_operator.decide.model import conditions
 
@@ -77,7 +77,7 @@ def _comparable(
 def has_cards_alone(status: GPUJobStatus, cards: Sequence[Card]) -> bool:
     """Whether a running job shares its cards with nobody, strangers included."""
     running = status.phase is JobPhase.RUNNING and bool(cards)
-    return running and not any(len(card.tenants) > 1 or disturbed(card) for card in cards)
+    return running and not any(len(card.tenants) > 1 or has_external_use(card) for card in cards)
 
 
 def observed_pace(
@@ -89,7 +89,7 @@ def observed_pace(
     if status.phase is not JobPhase.RUNNING or entry is None or not entry.alone_step_seconds:
         return None
     shared = [card for card in cards if len(card.tenants) > 1]
-    if not shared or any(disturbed(card) for card in shared):
+    if not shared or any(has_external_use(card) for card in shared):
         return None
     summed_percent = max(card.utilization_percent for card in shared)
     longer = step_seconds / entry.alone_step_seconds - 1.0

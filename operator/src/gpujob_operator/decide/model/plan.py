@@ -89,7 +89,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class NextStep:
     """The job's next status and what goes with it."""
 
     status: GPUJobStatus

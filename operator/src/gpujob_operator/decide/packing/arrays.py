@@ -24,8 +24,8 @@ class CardState:
     """One card. `memory_total_bytes` is what an idle card offers to our jobs.
 
     `memory_free_bytes` is what is left after reservations, strangers and leaks. `idle`: no job of
-    ours on it. `taken`: a job holds it whole. `usable` is False for a card that takes nothing new.
-    `utilization_limit_percent` is the sum up to which its tenants let others join them.
+    ours on it. `held_whole`: a job holds it whole. `usable` is False for a card that takes nothing
+    new. `utilization_limit_percent` is the sum up to which its tenants let others join them.
     """
 
     uuid: str
@@ -35,7 +35,7 @@ class CardState:
     utilization_used_percent: float = 0.0
     utilization_limit_percent: float = UTILIZATION_FULL_PERCENT
     idle: bool = True
-    taken: bool = False
+    held_whole: bool = False
     usable: bool = True
     # Cards with a fast link between them share a number.
     link_group: int = 0
@@ -60,7 +60,7 @@ _NO_CARD = CardState("", "", 0, 0, idle=False, usable=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Take:
+class WorkerAllocation:
     """What one worker takes of a node: host resources, and the same of each of its cards."""
 
     cpu_milli: int
@@ -73,7 +73,7 @@ class Take:
 
 
 @dataclass(slots=True)
-class Fleet:
+class NodeArrays:
     """Arrays over nodes (rows) and cards (columns). A column without a card is not usable."""
 
     names: tuple[str, ...]
@@ -91,14 +91,14 @@ class Fleet:
     utilization_used: Floats
     utilization_limit: Floats
     idle: Booleans
-    taken: Booleans
+    held_whole: Booleans
     usable: Booleans
     link_group: Integers
-    changed: Integers
+    changed_at_clock: Integers
     clock: int = 1
 
     @classmethod
-    def of(cls, nodes: Iterable[NodeState]) -> "Fleet":
+    def of(cls, nodes: Iterable[NodeState]) -> "NodeArrays":
         """Raises ValueError when a node's name comes twice."""
         states = tuple(nodes)
         names = tuple(node.name for node in states)
@@ -125,7 +125,7 @@ class Fleet:
                 raise ValueError(f"{node.name} has {len(node.cards)} cards: build the fleet again")
         self._fill(rows, nodes)
 
-    def copy(self) -> "Fleet":
+    def copy(self) -> "NodeArrays":
         """A fleet of its own for a what-if; some 100 microseconds for 10,000 cards."""
         return replace(
             self,
@@ -143,13 +143,13 @@ class Fleet:
             utilization_used=self.utilization_used.copy(),
             utilization_limit=self.utilization_limit.copy(),
             idle=self.idle.copy(),
-            taken=self.taken.copy(),
+            held_whole=self.held_whole.copy(),
             usable=self.usable.copy(),
             link_group=self.link_group.copy(),
-            changed=self.changed.copy(),
+            changed_at_clock=self.changed_at_clock.copy(),
         )
 
-    def copy_rows(self, other: "Fleet", rows: Integers) -> None:
+    def copy_rows(self, other: "NodeArrays", rows: Integers) -> None:
         """Takes over these rows of a fleet that this one was copied from."""
         if not len(rows):
             return
@@ -161,9 +161,9 @@ class Fleet:
             self.uuids[row] = other.uuids[row]
         self.kinds[:] = other.kinds
         self.clock += 1
-        self.changed[rows] = self.clock
+        self.changed_at_clock[rows] = self.clock
 
-    def reordered(self, order: Integers) -> "Fleet":
+    def reordered(self, order: Integers) -> "NodeArrays":
         """The same nodes with row `order[n]` of this fleet as row n."""
         rows = order.tolist()
         arrays = {
@@ -175,18 +175,18 @@ class Fleet:
         uuids = [self.uuids[row] for row in rows]
         return replace(self, names=names, uuids=uuids, kinds=list(self.kinds), **arrays)
 
-    def place(self, row: int, cards: Sequence[int], take: Take) -> None:
+    def place(self, row: int, cards: Sequence[int], allocation: WorkerAllocation) -> None:
         """Takes a worker's resources. The caller has checked that they are free."""
-        self.cpu_milli_free[row] -= take.cpu_milli
-        self.memory_bytes_free[row] -= take.memory_bytes
+        self.cpu_milli_free[row] -= allocation.cpu_milli
+        self.memory_bytes_free[row] -= allocation.memory_bytes
         for card in cards:
-            self.memory_free[row, card] -= take.card_memory_bytes
-            self.utilization_used[row, card] += take.utilization_percent
+            self.memory_free[row, card] -= allocation.card_memory_bytes
+            self.utilization_used[row, card] += allocation.utilization_percent
             alone = self.idle[row, card]
             present = np.inf if alone else self.utilization_limit[row, card]
-            self.utilization_limit[row, card] = min(present, take.utilization_limit_percent)
+            self.utilization_limit[row, card] = min(present, allocation.utilization_limit_percent)
             self.idle[row, card] = False
-            self.taken[row, card] |= take.whole_card
+            self.held_whole[row, card] |= allocation.whole_card
         self._touch(row)
 
     def close(self, row: int, cards: Sequence[int]) -> None:
@@ -213,7 +213,7 @@ class Fleet:
 
     def _touch(self, row: int) -> None:
         self.clock += 1
-        self.changed[row] = self.clock
+        self.changed_at_clock[row] = self.clock
 
     def _fill(self, rows: Sequence[int], nodes: Sequence[NodeState]) -> None:
         """Column by column: an assignment to an array costs as much for one row as for many."""
@@ -240,12 +240,12 @@ class Fleet:
             [card.utilization_limit_percent for card in cards] for cards in here
         ]
         self.idle[at] = [[card.idle for card in cards] for cards in here]
-        self.taken[at] = [[card.taken for card in cards] for cards in here]
+        self.held_whole[at] = [[card.held_whole for card in cards] for cards in here]
         usable = [[card.usable and card.memory_total_bytes > 0 for card in cards] for cards in here]
         self.usable[at] = usable
         self.link_group[at] = [[card.link_group for card in cards] for cards in here]
         self.clock += 1
-        self.changed[at] = self.clock
+        self.changed_at_clock[at] = self.clock
 
     def _kind_of(self, card: CardState) -> int:
         """Cards of one model and size are of one kind; kinds only ever get more."""
@@ -257,10 +257,10 @@ class Fleet:
         return self.kinds.index(kind)
 
 
-def _empty(names: tuple[str, ...], columns: int) -> Fleet:
+def _empty(names: tuple[str, ...], columns: int) -> NodeArrays:
     rows = len(names)
     shape = (rows, columns)
-    return Fleet(
+    return NodeArrays(
         names=names,
         uuids=[() for _ in names],
         kinds=[],
@@ -276,8 +276,8 @@ def _empty(names: tuple[str, ...], columns: int) -> Fleet:
         utilization_used=np.zeros(shape),
         utilization_limit=np.zeros(shape),
         idle=np.zeros(shape, dtype=np.bool_),
-        taken=np.zeros(shape, dtype=np.bool_),
+        held_whole=np.zeros(shape, dtype=np.bool_),
         usable=np.zeros(shape, dtype=np.bool_),
         link_group=np.zeros(shape, dtype=np.int64),
-        changed=np.zeros(rows, dtype=np.int64),
+        changed_at_clock=np.zeros(rows, dtype=np.int64),
     )

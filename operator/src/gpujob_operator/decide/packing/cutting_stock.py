@@ -26,7 +26,7 @@ EIGHTHS = 8
 NEARBY = 1.1
 
 
-def worth_of_mix(sizes: tuple[Size, ...], shares: tuple[float, ...], shape: Size) -> Floats:
+def packing_bound(sizes: tuple[Size, ...], shares: tuple[float, ...], shape: Size) -> Floats:
     """Worth of room for a mix of sizes with their shares, each above 0; read-only.
 
     Optimal prices jump where the mix crosses from one best way of packing to the next. So they are
@@ -40,13 +40,13 @@ def worth_of_mix(sizes: tuple[Size, ...], shares: tuple[float, ...], shape: Size
 @lru_cache(maxsize=64)
 def _worth_of_rounded(sizes: tuple[Size, ...], eighths: tuple[int, ...], shape: Size) -> Floats:
     if not sizes:
-        return room_worth((), (), shape)
+        return free_space_value((), (), shape)
     shares = 2.0 ** (np.array(eighths) / EIGHTHS)
     index = np.arange(len(sizes))
     signs = [1 - 2 * (index >> bit & 1) for bit in (0, 1)]
     nearby = [shares * NEARBY**sign for both in signs for sign in (both, -both)]
     prices = np.mean([request_prices(sizes, mix.tolist(), shape) for mix in nearby], axis=0)
-    worth = room_worth(sizes, prices, shape)
+    worth = free_space_value(sizes, prices, shape)
     worth.setflags(write=False)
     return worth
 
@@ -66,7 +66,7 @@ def request_prices(sizes: Sequence[Size], demand: Sequence[float], shape: Size) 
     best = 1.0
     for _ in range(PATTERNS_MAX):
         prices = np.maximum(np.linalg.solve(basis.T, np.ones(len(sizes))), 0.0)
-        worth = room_worth(sizes, prices, shape)
+        worth = free_space_value(sizes, prices, shape)
         best = float(worth[shape])
         if best <= 1.0 + TOLERANCE:
             break
@@ -78,7 +78,9 @@ def request_prices(sizes: Sequence[Size], demand: Sequence[float], shape: Size) 
     return (prices / max(best, 1.0)).tolist()
 
 
-def room_worth(sizes: Sequence[Size], prices: Sequence[float] | Floats, shape: Size) -> Floats:
+def free_space_value(
+    sizes: Sequence[Size], prices: Sequence[float] | Floats, shape: Size
+) -> Floats:
     """Worth of room [memory steps, utilization steps]: the best sum of prices that fits into it."""
     worth = np.zeros((shape[0] + 1, shape[1] + 1))
     for (memory, utilization), price in zip(sizes, prices, strict=True):

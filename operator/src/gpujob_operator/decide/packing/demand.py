@@ -52,7 +52,7 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Mix:
+class WorkloadMix:
     """Requests seen with their weights, which sum to 1; heaviest first. Compared by identity."""
 
     demands: tuple[Demand, ...] = ()
@@ -61,7 +61,7 @@ class Mix:
     typical_weights: tuple[float, ...] = ()
 
     @classmethod
-    def of(cls, counts: Mapping[Demand, float]) -> "Mix":
+    def of(cls, counts: Mapping[Demand, float]) -> "WorkloadMix":
         """The mix of these requests; counts of 0 and less are left out."""
         seen = sorted(
             ((demand, count) for demand, count in counts.items() if count > 0),
@@ -84,14 +84,14 @@ class Mix:
         )
 
     @classmethod
-    def of_demands(cls, demands: Iterable[Demand]) -> "Mix":
+    def of_demands(cls, demands: Iterable[Demand]) -> "WorkloadMix":
         """Every demand counts once."""
         counts: dict[Demand, float] = {}
         for demand in demands:
             counts[demand] = counts.get(demand, 0.0) + 1.0
         return cls.of(counts)
 
-    def equals(self, other: "Mix") -> bool:
+    def equals(self, other: "WorkloadMix") -> bool:
         """Whether the same is computed from both: then keep the old one, and its tables stay."""
         return (self.demands, self.weights) == (other.demands, other.weights)
 

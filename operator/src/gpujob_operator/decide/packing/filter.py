@@ -5,11 +5,11 @@ Amounts are exact (bytes, milli-CPU, percent), unlike the steps in which room is
 
 import numpy as np
 
-from gpujob_operator.decide.packing.arrays import Booleans, Fleet, Floats, Integers
+from gpujob_operator.decide.packing.arrays import Booleans, Floats, Integers, NodeArrays
 from gpujob_operator.decide.packing.demand import Demand
 
 
-def host_fits(fleet: Fleet, rows: Integers, demand: Demand, allowed: Booleans) -> Booleans:
+def host_fits(fleet: NodeArrays, rows: Integers, demand: Demand, allowed: Booleans) -> Booleans:
     """Rows that may be used and have the processor and the host memory."""
     return (
         allowed[rows]
@@ -19,7 +19,7 @@ def host_fits(fleet: Fleet, rows: Integers, demand: Demand, allowed: Booleans) -
 
 
 def free_cards(
-    fleet: Fleet, rows: Integers, demand: Demand, utilization_limit_percent: float
+    fleet: NodeArrays, rows: Integers, demand: Demand, utilization_limit_percent: float
 ) -> Booleans:
     """Cards that can take one card's part of the request: [row, column]."""
     fits = _open_cards(fleet, rows, demand)
@@ -29,7 +29,7 @@ def free_cards(
     )
 
 
-def _of_model(fleet: Fleet, rows: Integers, demand: Demand) -> Booleans:
+def _of_model(fleet: NodeArrays, rows: Integers, demand: Demand) -> Booleans:
     present = fleet.memory_total[rows] > 0
     if not demand.models:
         return present
@@ -37,12 +37,14 @@ def _of_model(fleet: Fleet, rows: Integers, demand: Demand) -> Booleans:
     return present & of_kind[fleet.kind[rows]] if len(of_kind) else present
 
 
-def _open_cards(fleet: Fleet, rows: Integers, demand: Demand) -> Booleans:
-    cards = _of_model(fleet, rows, demand) & fleet.usable[rows] & ~fleet.taken[rows]
+def _open_cards(fleet: NodeArrays, rows: Integers, demand: Demand) -> Booleans:
+    cards = _of_model(fleet, rows, demand) & fleet.usable[rows] & ~fleet.held_whole[rows]
     return cards & fleet.idle[rows] if demand.exclusive else cards
 
 
-def _over_percent(fleet: Fleet, rows: Integers, demand: Demand, limit_percent: float) -> Floats:
+def _over_percent(
+    fleet: NodeArrays, rows: Integers, demand: Demand, limit_percent: float
+) -> Floats:
     """Utilization above what the card's tenants and the request itself put up with."""
     limit = np.minimum(fleet.utilization_limit[rows], limit_percent)
     return fleet.utilization_used[rows] + demand.utilization_percent - limit

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpujob_operator.decide.packing.arrays import Booleans, Fleet, Floats, Integers
-from gpujob_operator.decide.packing.demand import MEMORY_STEPS, Demand, Mix
+from gpujob_operator.decide.packing.arrays import Booleans, Floats, Integers, NodeArrays
+from gpujob_operator.decide.packing.demand import MEMORY_STEPS, Demand, WorkloadMix
 from gpujob_operator.decide.packing.tables import Tables
 
 # How the parts of a score weigh against a card's worth. Fixed; see docs/design/0010-placement.md.
@@ -28,7 +28,7 @@ ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class CostTerms:
     """What a placement costs on a row, in cards. The sum of all is what is minimised."""
 
     worth: Floats
@@ -40,10 +40,10 @@ class Parts:
         return self.worth + USABLE_WEIGHT * self.usable + STRANDED_WEIGHT * self.stranded
 
 
-class Valuation:
+class FragmentationCost:
     """A fleet seen through a mix. Keeps one row of figures per node."""
 
-    def __init__(self, fleet: Fleet, mix: Mix) -> None:
+    def __init__(self, fleet: NodeArrays, mix: WorkloadMix) -> None:
         rows, columns = fleet.usable.shape
         self.tables = Tables.of(mix, fleet.kinds)
         self.state = np.zeros((rows, columns), dtype=np.int64)
@@ -54,7 +54,7 @@ class Valuation:
         self._seen = 0
         self.renew(fleet)
 
-    def reordered(self, order: Integers) -> "Valuation":
+    def reordered(self, order: Integers) -> "FragmentationCost":
         """The same figures for the fleet with its rows in this order."""
         other = copy(self)
         other.state, other.worth, other.usable = (
@@ -65,14 +65,14 @@ class Valuation:
         other.slots, other.model = self.slots[order], self.model[order]
         return other
 
-    def renew(self, fleet: Fleet) -> None:
+    def renew(self, fleet: NodeArrays) -> None:
         """Brings the rows that changed up to date."""
         if self._seen == fleet.clock:
             return
         if len(fleet.kinds) != len(self.tables.kinds):
             self.tables = Tables.of(self.tables.mix, fleet.kinds)
             self._seen = 0
-        rows = np.flatnonzero(fleet.changed > self._seen)
+        rows = np.flatnonzero(fleet.changed_at_clock > self._seen)
         self._seen = fleet.clock
         tables = self.tables
         self.state[rows] = card_states(fleet, tables, rows)
@@ -110,7 +110,9 @@ class Valuation:
                 beyond += np.maximum(worth - free / (SERVED_SHARE * per_card), 0.0)
         return beyond
 
-    def costs(self, fleet: Fleet, rows: Integers, cards: Integers, demand: Demand) -> Parts:
+    def costs(
+        self, fleet: NodeArrays, rows: Integers, cards: Integers, demand: Demand
+    ) -> CostTerms:
         """Cost of placing the demand on `cards` [row, n] of `rows`; n is the demand's cards."""
         tables = self.tables
         before, after = self._states(fleet, rows, cards, demand)
@@ -122,14 +124,14 @@ class Valuation:
             slots -= tables.slots[before[:, card]]
         cpu, memory = fleet.cpu_milli_free[rows], fleet.memory_bytes_free[rows]
         cpu_after, memory_after = cpu - demand.cpu_milli, memory - demand.memory_bytes
-        return Parts(
+        return CostTerms(
             worth=worth_before - worth_after,
             usable=self.usable[rows] - self._usable(slots, cpu_after, memory_after),
             stranded=self._stranded(worth_after, cpu_after, memory_after)
             - self._stranded(worth_before, cpu, memory),
         )
 
-    def card_costs(self, fleet: Fleet, rows: Integers, demand: Demand) -> Floats:
+    def card_costs(self, fleet: NodeArrays, rows: Integers, demand: Demand) -> Floats:
         """Worth that every card [row, column] would lose to one card's part of the demand."""
         columns = fleet.usable.shape[1]
         every = np.broadcast_to(np.arange(columns), (len(rows), columns))
@@ -137,7 +139,7 @@ class Valuation:
         return self.tables.worth[before] - self.tables.worth[after]
 
     def _states(
-        self, fleet: Fleet, rows: Integers, cards: Integers, demand: Demand
+        self, fleet: NodeArrays, rows: Integers, cards: Integers, demand: Demand
     ) -> tuple[Integers, Integers]:
         before = self.state[rows[:, None], cards]
         if demand.exclusive:
@@ -174,7 +176,7 @@ class Valuation:
         return np.maximum(ratio - SCARCE_FROM, 0.0)[self.model]
 
 
-def card_states(fleet: Fleet, tables: Tables, rows: Integers) -> Integers:
+def card_states(fleet: NodeArrays, tables: Tables, rows: Integers) -> Integers:
     """State of every card of the rows, for the look-up tables."""
     kind = fleet.kind[rows]
     shared = _shared_state(
@@ -185,7 +187,7 @@ def card_states(fleet: Fleet, tables: Tables, rows: Integers) -> Integers:
         fleet.utilization_limit[rows] - fleet.utilization_used[rows],
     )
     idle: Booleans = fleet.idle[rows] & (fleet.memory_free[rows] >= fleet.memory_total[rows])
-    open_cards = fleet.usable[rows] & ~fleet.taken[rows]
+    open_cards = fleet.usable[rows] & ~fleet.held_whole[rows]
     if not len(tables.base):
         return np.zeros_like(kind)
     return np.where(open_cards, np.where(idle, tables.idle[kind], shared), NO_ROOM)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from gpujob_operator.decide.packing.arrays import Booleans, Take
+from gpujob_operator.decide.packing.arrays import Booleans, WorkerAllocation
 from gpujob_operator.decide.packing.demand import Demand
 
 
@@ -32,9 +32,9 @@ class Request:
     utilization_limit_percent: float = 100.0
 
     @property
-    def take(self) -> Take:
+    def allocation(self) -> WorkerAllocation:
         demand = self.demand
-        return Take(
+        return WorkerAllocation(
             cpu_milli=demand.cpu_milli,
             memory_bytes=demand.memory_bytes,
             card_memory_bytes=demand.card_memory_bytes,

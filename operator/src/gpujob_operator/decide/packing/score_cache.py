@@ -4,13 +4,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from gpujob_operator.decide.packing.arrays import Fleet, Floats, Integers
-from gpujob_operator.decide.packing.demand import Mix
+from gpujob_operator.decide.packing.arrays import Floats, Integers, NodeArrays
+from gpujob_operator.decide.packing.demand import WorkloadMix
 from gpujob_operator.decide.packing.fragmentation import (
     STRANDED_WEIGHT,
     USABLE_WEIGHT,
-    Parts,
-    Valuation,
+    CostTerms,
+    FragmentationCost,
 )
 from gpujob_operator.decide.packing.request import Request
 
@@ -19,7 +19,7 @@ REQUESTS_MAX = 512
 
 
 @dataclass(slots=True)
-class Scores:
+class NodeScores:
     """Per row: the cost without scarcity and its parts, and the card of one shared card."""
 
     cost: Floats
@@ -30,11 +30,11 @@ class Scores:
     seen: int = 0
 
     @classmethod
-    def none_fits(cls, rows: int) -> "Scores":
+    def none_fits(cls, rows: int) -> "NodeScores":
         parts = (np.full(rows, np.inf) for _ in range(4))
         return cls(*parts, card=np.full(rows, -1, dtype=np.int64))
 
-    def reordered(self, order: Integers) -> "Scores":
+    def reordered(self, order: Integers) -> "NodeScores":
         return replace(
             self,
             cost=self.cost[order],
@@ -44,7 +44,7 @@ class Scores:
             card=self.card[order],
         )
 
-    def put(self, rows: Integers, parts: Parts, at: Integers | slice) -> None:
+    def put(self, rows: Integers, parts: CostTerms, at: Integers | slice) -> None:
         """Takes over the parts at these places of a longer evaluation."""
         self.worth[rows] = parts.worth[at]
         self.usable[rows] = USABLE_WEIGHT * parts.usable[at]
@@ -53,16 +53,16 @@ class Scores:
 
 
 @dataclass(slots=True)
-class Ledger:
+class ScoreCache:
     """Figures of one fleet, kept between choices. Derived only: dropping it changes no choice."""
 
-    valuation: Valuation | None = None
-    scores: dict[Request, Scores] = field(default_factory=dict[Request, Scores])
+    valuation: FragmentationCost | None = None
+    scores: dict[Request, NodeScores] = field(default_factory=dict[Request, NodeScores])
 
-    def reordered(self, order: Integers) -> "Ledger":
+    def reordered(self, order: Integers) -> "ScoreCache":
         """The figures of the fleet with its rows in this order. A mask names rows, so that what
         was kept for masks is dropped."""
-        return Ledger(
+        return ScoreCache(
             self.valuation.reordered(order) if self.valuation is not None else None,
             {
                 request: scores.reordered(order)
@@ -71,9 +71,9 @@ class Ledger:
             },
         )
 
-    def of(self, fleet: Fleet, mix: Mix) -> Valuation:
+    def of(self, fleet: NodeArrays, mix: WorkloadMix) -> FragmentationCost:
         if self.valuation is None or self.valuation.tables.mix is not mix:
-            self.valuation = Valuation(fleet, mix)
+            self.valuation = FragmentationCost(fleet, mix)
             self.scores.clear()
         kinds = len(self.valuation.tables.kinds)
         self.valuation.renew(fleet)

@@ -1,7 +1,7 @@
 """Where a worker goes: the node and cards that cost the jobs still to come the least.
 
 `choose` is a pure function of the fleet, the request and the mix. Figures per node are kept on the
-side (`Ledger`) and renewed only for rows that changed, so that thousands of identical requests
+side (`ScoreCache`) and renewed only for rows that changed, so that thousands of identical requests
 cost one evaluation and a placement costs what the last one changed.
 
 Order among nodes that can take the request: spot where it is preferred; the lower cost, in whole
@@ -15,18 +15,20 @@ from dataclasses import replace
 
 import numpy as np
 
-from gpujob_operator.decide.packing.arrays import Booleans, Fleet, Floats, Integers
-from gpujob_operator.decide.packing.demand import Demand, Mix
+from gpujob_operator.decide.packing.arrays import Booleans, Floats, Integers, NodeArrays
+from gpujob_operator.decide.packing.demand import Demand, WorkloadMix
 from gpujob_operator.decide.packing.filter import free_cards, host_fits
-from gpujob_operator.decide.packing.fragmentation import Valuation
+from gpujob_operator.decide.packing.fragmentation import FragmentationCost
 from gpujob_operator.decide.packing.gang import place_gang
 from gpujob_operator.decide.packing.request import Request, Score, Selection, SpotPreference
-from gpujob_operator.decide.packing.score_cache import REQUESTS_MAX, Ledger, Scores
+from gpujob_operator.decide.packing.score_cache import REQUESTS_MAX, NodeScores, ScoreCache
 
 STEP_CARDS = 0.02
 
 
-def choose(fleet: Fleet, request: Request, mix: Mix, ledger: Ledger) -> Selection | None:
+def choose(
+    fleet: NodeArrays, request: Request, mix: WorkloadMix, ledger: ScoreCache
+) -> Selection | None:
     """The best place for one worker; None where there is none.
 
     `ledger` belongs to this fleet, not to a copy of it.
@@ -55,11 +57,11 @@ def choose(fleet: Fleet, request: Request, mix: Mix, ledger: Ledger) -> Selectio
 
 
 def choose_gang(
-    fleet: Fleet,
+    fleet: NodeArrays,
     request: Request,
     workers: int,
-    ledger: Ledger,
-    mix: Mix,
+    ledger: ScoreCache,
+    mix: WorkloadMix,
     levels: Sequence[Integers] = (),
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """Row and card columns of every worker of a gang, each on cards of its own, close together (see
@@ -99,7 +101,7 @@ def choose_gang(
     return tuple(found)
 
 
-def _workers_by_row(fleet: Fleet, request: Request) -> Integers:
+def _workers_by_row(fleet: NodeArrays, request: Request) -> Integers:
     """How many workers each node can take, each on cards of its own."""
     demand = request.demand
     rows = np.arange(len(fleet.names))
@@ -113,13 +115,13 @@ def _workers_by_row(fleet: Fleet, request: Request) -> Integers:
     return np.where(fits, counts, 0)
 
 
-def _score(scores: Scores, row: int, scarcity: float) -> Score:
+def _score(scores: NodeScores, row: int, scarcity: float) -> Score:
     worth, usable = float(scores.worth[row]), float(scores.usable[row])
     stranded = float(scores.stranded[row])
     return Score(worth + usable + stranded + scarcity, worth, usable, stranded, scarcity)
 
 
-def _first_best(fleet: Fleet, request: Request, steps: Floats) -> int | None:
+def _first_best(fleet: NodeArrays, request: Request, steps: Floats) -> int | None:
     if not len(steps):
         return None
     if request.spot is SpotPreference.PREFER:
@@ -133,7 +135,7 @@ def _first_best(fleet: Fleet, request: Request, steps: Floats) -> int | None:
     return int(ties[np.lexsort((fleet.risk[ties], fleet.price[ties]))[0]])
 
 
-def _cards_on(fleet: Fleet, demand: Demand) -> Floats:
+def _cards_on(fleet: NodeArrays, demand: Demand) -> Floats:
     """How much of a card the demand takes, by row, in cards of the largest memory."""
     totals = np.maximum(fleet.memory_total[:, 0], 1)
     largest = max((size for _, size in fleet.kinds), default=1)
@@ -143,15 +145,17 @@ def _cards_on(fleet: Fleet, demand: Demand) -> Floats:
     return demand.cards * share * totals / largest
 
 
-def _renewed(fleet: Fleet, request: Request, valuation: Valuation, ledger: Ledger) -> Scores:
+def _renewed(
+    fleet: NodeArrays, request: Request, valuation: FragmentationCost, ledger: ScoreCache
+) -> NodeScores:
     scores = ledger.scores.get(request)
     if scores is None:
         rows = len(fleet.names)
-        scores = Scores.none_fits(rows)
+        scores = NodeScores.none_fits(rows)
         while len(ledger.scores) >= REQUESTS_MAX:
             del ledger.scores[next(iter(ledger.scores))]
         ledger.scores[request] = scores
-    stale = np.flatnonzero(fleet.changed > scores.seen)
+    stale = np.flatnonzero(fleet.changed_at_clock > scores.seen)
     scores.seen = fleet.clock
     if len(stale):
         scores.cost[stale] = np.inf
@@ -162,7 +166,11 @@ def _renewed(fleet: Fleet, request: Request, valuation: Valuation, ledger: Ledge
 
 
 def _evaluate(
-    fleet: Fleet, request: Request, valuation: Valuation, rows: Integers, scores: Scores
+    fleet: NodeArrays,
+    request: Request,
+    valuation: FragmentationCost,
+    rows: Integers,
+    scores: NodeScores,
 ) -> None:
     demand = request.demand
     free = free_cards(fleet, rows, request.demand, request.utilization_limit_percent)
@@ -178,12 +186,12 @@ def _evaluate(
 
 
 def _evaluate_cards(
-    fleet: Fleet,
-    valuation: Valuation,
+    fleet: NodeArrays,
+    valuation: FragmentationCost,
     rows: Integers,
     free: Booleans,
     demand: Demand,
-    scores: Scores,
+    scores: NodeScores,
 ) -> None:
     """One shared card: every card of a row is tried that differs from those before it."""
     state = np.where(free, valuation.state[rows], -1)
@@ -200,7 +208,7 @@ def _evaluate_cards(
 
 
 def _cards_of_worker(
-    fleet: Fleet, valuation: Valuation, rows: Integers, free: Booleans, demand: Demand
+    fleet: NodeArrays, valuation: FragmentationCost, rows: Integers, free: Booleans, demand: Demand
 ) -> Integers:
     """The demand's number of cards on each row: those that lose the least, the first on ties."""
     if demand.exclusive:
@@ -212,7 +220,7 @@ def _cards_of_worker(
 
 
 def _linked(
-    fleet: Fleet, row: int, free: Booleans, cards: tuple[int, ...], demand: Demand
+    fleet: NodeArrays, row: int, free: Booleans, cards: tuple[int, ...], demand: Demand
 ) -> tuple[int, ...]:
     """Whole cards of one worker within one link group, the one with the fewest free cards."""
     groups = fleet.link_group[row]
@@ -226,7 +234,7 @@ def _linked(
     return min(found)[2] if found else cards
 
 
-def _allowed(fleet: Fleet, request: Request) -> Booleans:
+def _allowed(fleet: NodeArrays, request: Request) -> Booleans:
     allowed = fleet.eligible
     if request.nodes is not None:
         allowed = allowed & request.nodes.allowed

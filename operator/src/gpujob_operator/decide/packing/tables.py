@@ -1,8 +1,8 @@
 """What jobs ask for, and what the free room of a card or node is worth to those seen.
 
-A `Mix` is the requests of the snapshot's jobs (waiting, running and recent) by how often each is
-asked for. From it and from the kinds of cards come tables with one entry for every state of a
-card, so that placing looks up and does not compute:
+A `WorkloadMix` is the requests of the snapshot's jobs (waiting, running and recent) by how often
+each is asked for. From it and from the kinds of cards come tables with one entry for every state of
+a card, so that placing looks up and does not compute:
 
 - worth: what the card's room is worth (see `cutting_stock`), in cards of the largest memory: an
   idle card of half that memory is worth 0.5;
@@ -18,14 +18,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gpujob_operator.decide.packing.arrays import Floats, Integers
-from gpujob_operator.decide.packing.cutting_stock import Size, worth_of_mix
+from gpujob_operator.decide.packing.cutting_stock import Size, packing_bound
 from gpujob_operator.decide.packing.demand import (
     CPU_MILLI_MIN,
     MEMORY_STEPS,
     SIZES_MAX,
     UTILIZATION_STEPS,
     Demand,
-    Mix,
+    WorkloadMix,
 )
 
 
@@ -37,7 +37,7 @@ class Tables:
     cards that take nothing more have states of their own (`idle[kind]`, and 0).
     """
 
-    mix: Mix
+    mix: WorkloadMix
     kinds: tuple[tuple[str, int], ...]
     utilization_steps: int
     base: Integers
@@ -58,7 +58,7 @@ class Tables:
     restricted_share: Floats = field(default_factory=lambda: np.zeros(0))
 
     @classmethod
-    def of(cls, mix: Mix, kinds: Sequence[tuple[str, int]]) -> "Tables":
+    def of(cls, mix: WorkloadMix, kinds: Sequence[tuple[str, int]]) -> "Tables":
         uses_utilization = any(d.utilization_percent > 0 and d.cards for d in mix.demands)
         steps = UTILIZATION_STEPS if uses_utilization else 0
         per_kind = (MEMORY_STEPS + 1) * (steps + 1) + 1
@@ -124,7 +124,7 @@ def _cards_worth(demand: Demand, kinds: Sequence[tuple[str, int]]) -> float:
     return demand.cards * demand.card_share(size) * size / max(kind[1] for kind in kinds)
 
 
-def _worth_of_kind(mix: Mix, kind: tuple[str, int], steps: int) -> Floats:
+def _worth_of_kind(mix: WorkloadMix, kind: tuple[str, int], steps: int) -> Floats:
     """Worth by state: [memory x utilization] flattened, then idle. An idle card is worth 1."""
     shape = (MEMORY_STEPS, steps)
     counts: dict[Size, float] = {}
@@ -135,7 +135,7 @@ def _worth_of_kind(mix: Mix, kind: tuple[str, int], steps: int) -> Floats:
         counts[size] = counts.get(size, 0.0) + weight * demand.cards
     heaviest = sorted(counts, key=lambda size: (-counts[size], size))[:SIZES_MAX]
     sizes = sorted(heaviest, reverse=True)
-    worth = worth_of_mix(tuple(sizes), tuple(counts[size] for size in sizes), shape)
+    worth = packing_bound(tuple(sizes), tuple(counts[size] for size in sizes), shape)
     return np.append(worth.ravel(), 1.0)
 
 
@@ -158,7 +158,9 @@ def _slots_of_kind(typical: Sequence[Demand], kind: tuple[str, int], steps: int)
     return table
 
 
-def _host_per_card(mix: Mix, kinds: Sequence[tuple[str, int]]) -> tuple[float, float, float]:
+def _host_per_card(
+    mix: WorkloadMix, kinds: Sequence[tuple[str, int]]
+) -> tuple[float, float, float]:
     """Cards' worth, processor (milli) and memory (bytes) of the average request with cards."""
     cards = cpu = memory = 0.0
     for demand, weight in zip(mix.demands, mix.weights, strict=True):
@@ -170,7 +172,7 @@ def _host_per_card(mix: Mix, kinds: Sequence[tuple[str, int]]) -> tuple[float, f
 
 
 def _restricted(
-    mix: Mix, kinds: Sequence[tuple[str, int]], models: tuple[str, ...]
+    mix: WorkloadMix, kinds: Sequence[tuple[str, int]], models: tuple[str, ...]
 ) -> tuple[Floats, Floats]:
     """Which models the restricted requests accept, and their share of all cards asked for."""
     total = 0.0

@@ -15,9 +15,9 @@ from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limi
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.packing.request import Request, SpotPreference
 from gpujob_operator.decide.placement.assumed import AssumedCapacity, WorkerPlace
-from gpujob_operator.decide.placement.diagnosis import Refusal, no_model, refuse
-from gpujob_operator.decide.placement.node_filter import node_refusal
-from gpujob_operator.decide.placement.requirements import Needs, WorkerRequest, resolve
+from gpujob_operator.decide.placement.diagnosis import Diagnosis, diagnose, no_model
+from gpujob_operator.decide.placement.node_filter import node_mismatch
+from gpujob_operator.decide.placement.requirements import JobRequirements, WorkerRequest, resolve
 from gpujob_operator.decide.placement.step_cost import StepCost, step_cost
 
 _SPOT = {
@@ -45,38 +45,38 @@ class Assignment:
 
 
 def assign(
-    needs: Needs,
+    needs: JobRequirements,
     board: AssumedCapacity,
     configuration: Configuration,
     expected_run_seconds: float = inf,
-) -> Assignment | Refusal:
+) -> Assignment | Diagnosis:
     """A place for every worker of the job, or with numbers why not. Leaves the board as it was.
 
     All cards of a gang are of one model, so that its workers run at one speed.
     `expected_run_seconds` is how long the job will run, as far as known: short ones may use cards
     that wait for a long one."""
     backfill = board.may_backfill(expected_run_seconds)
-    alike = (needs.alike, backfill)
-    known = board.unfit_classes.get(alike)
-    if isinstance(known, Refusal):
+    signature = (needs.scheduling_signature, backfill)
+    known = board.unfit_classes.get(signature)
+    if isinstance(known, Diagnosis):
         return known
     fitting: list[Assignment] = []
-    diagnoses: list[Refusal] = []
+    diagnoses: list[Diagnosis] = []
     for model in board.capacity.models(needs.job.spec.gpu.models):
         found = _assign_on_model(needs, model, board, configuration, backfill=backfill)
-        if isinstance(found, Refusal):
+        if isinstance(found, Diagnosis):
             diagnoses.append(found)
         else:
             fitting.append(found)
     if fitting:
         return _best(fitting, needs)
     diagnoses = diagnoses or [no_model(needs, board)]
-    refusal = next((one for one in diagnoses if one.possible), diagnoses[0])
-    board.unfit_classes[alike] = refusal
+    refusal = next((one for one in diagnoses if one.could_ever_fit), diagnoses[0])
+    board.unfit_classes[signature] = refusal
     return refusal
 
 
-def _best(fitting: list[Assignment], needs: Needs) -> Assignment:
+def _best(fitting: list[Assignment], needs: JobRequirements) -> Assignment:
     """Between card models: spot as wished, then the less money and the less energy for a step, each
     only where it is known on all of them, then less memory held, then the model's name."""
     prefer = needs.job.spec.spot.policy is SpotPolicy.PREFER
@@ -97,25 +97,25 @@ def _best(fitting: list[Assignment], needs: Needs) -> Assignment:
 
 
 def _assign_on_model(
-    needs: Needs,
+    needs: JobRequirements,
     model: str,
     board: AssumedCapacity,
     configuration: Configuration,
     *,
     backfill: bool,
-) -> Assignment | Refusal:
+) -> Assignment | Diagnosis:
     asked = resolve(needs, model, board.capacity, configuration)
     request = _request(asked, board)
     places = _places(needs, request, board, configuration, backfill=backfill)
     complete = len(places) == needs.job.spec.workers
     if not complete and not places:
-        return refuse(asked, board, board.capacity, 0)
+        return diagnose(asked, board, board.capacity, 0)
     held = asked.wanted or min(
         (_whole(needs, place.cards) for place in places), key=lambda whole: whole.memory_bytes
     )
     if not complete:
         rest = board.with_assumed(places, request, _tenant(needs, held))
-        return refuse(asked, board, rest, len(places))
+        return diagnose(asked, board, rest, len(places))
     placement = Placement(
         workers=tuple(
             WorkerPlacement(rank, place.node, tuple(card.uuid for card in place.cards))
@@ -135,7 +135,7 @@ def _assign_on_model(
 
 
 def _places(
-    needs: Needs,
+    needs: JobRequirements,
     request: Request,
     board: AssumedCapacity,
     configuration: Configuration,
@@ -156,7 +156,7 @@ def _places(
 
 def _request(asked: WorkerRequest, board: AssumedCapacity) -> Request:
     needs = asked.needs
-    mask = board.mask(needs.node_wishes, lambda node: not node_refusal(needs, node))
+    mask = board.mask(needs.node_constraints, lambda node: not node_mismatch(needs, node))
     return Request(
         demand=asked.demand,
         nodes=mask,
@@ -167,7 +167,7 @@ def _request(asked: WorkerRequest, board: AssumedCapacity) -> Request:
     )
 
 
-def _tenant(needs: Needs, held: Reservation) -> Tenant:
+def _tenant(needs: JobRequirements, held: Reservation) -> Tenant:
     return Tenant(
         job_uid=needs.job.metadata.uid,
         memory_bytes=held.memory_bytes,
@@ -177,7 +177,7 @@ def _tenant(needs: Needs, held: Reservation) -> Tenant:
     )
 
 
-def _whole(needs: Needs, cards: tuple[Card, ...]) -> Reservation:
+def _whole(needs: JobRequirements, cards: tuple[Card, ...]) -> Reservation:
     """Whole cards of one model can differ by what the driver keeps: a job holds the least."""
     return Reservation(
         memory_bytes=min(card.free_bytes for card in cards),

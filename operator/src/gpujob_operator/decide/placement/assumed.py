@@ -1,6 +1,6 @@
 """The board of one cycle: the ledger of cards twice, to choose on and to explain from.
 
-`Capacity` says in words what is on each card; the `Fleet` holds the same as arrays, on which
+`Capacity` says in words what is on each card; the `NodeArrays` hold the same as arrays, on which
 `select.choose` finds the best place among thousands. Every placement of the cycle is taken on
 both.
 """
@@ -11,11 +11,17 @@ from math import inf
 
 import numpy as np
 
-from gpujob_operator.decide.capacity.cluster import Capacity, Card, NodeCapacity, Tenant, disturbed
+from gpujob_operator.decide.capacity.cluster import (
+    Capacity,
+    Card,
+    NodeCapacity,
+    Tenant,
+    has_external_use,
+)
 from gpujob_operator.decide.model.snapshot import NodeView
 from gpujob_operator.decide.packing import select
 from gpujob_operator.decide.packing.arrays import Integers
-from gpujob_operator.decide.packing.demand import Mix
+from gpujob_operator.decide.packing.demand import WorkloadMix
 from gpujob_operator.decide.packing.request import NodeMask, Request
 from gpujob_operator.decide.placement.finding import NO_CARDS
 from gpujob_operator.decide.placement.memo import Forgetful, Memo
@@ -34,7 +40,7 @@ class WorkerPlace:
 class AssumedCapacity:
     # Its nodes are the board's own, and change as places are taken.
     capacity: Capacity
-    mix: Mix
+    mix: WorkloadMix
     nominated: frozenset[str] = frozenset()
     # When the first of the nominations is expected to be taken up; whoever is gone by then may use
     # them.
@@ -58,7 +64,7 @@ class AssumedCapacity:
     def of(
         cls,
         capacity: Capacity,
-        mix: Mix | None = None,
+        mix: WorkloadMix | None = None,
         views: NodeViews | None = None,
         memo: Memo | None = None,
     ) -> "AssumedCapacity":
@@ -69,7 +75,7 @@ class AssumedCapacity:
         nodes = dict(capacity.nodes)
         return cls(
             replace(capacity, nodes=nodes),
-            mix or Mix(),
+            mix or WorkloadMix(),
             _rows=rows,
             _views=views,
             memo=memo if memo is not None else Forgetful(),
@@ -129,7 +135,7 @@ class AssumedCapacity:
         row = self._rows[place.node]
         columns = self._columns(place.node, {card.uuid for card in place.cards})
         amount = replace(
-            request.take,
+            request.allocation,
             card_memory_bytes=tenant.memory_bytes,
             whole_card=tenant.whole_card,
             utilization_limit_percent=request.utilization_limit_percent,
@@ -175,9 +181,9 @@ class AssumedCapacity:
         """Whether a job of this length is gone before the first nomination is taken up."""
         return bool(self.nominated) and expected_run_seconds <= self.nominated_from_seconds
 
-    def refuses_backfill(self, alike: Hashable) -> bool:
+    def refuses_backfill(self, scheduling_signature: Hashable) -> bool:
         """Whether jobs of a kind fit nowhere even where cards wait for others."""
-        return (alike, True) in self.unfit_classes
+        return (scheduling_signature, True) in self.unfit_classes
 
     def mask(self, key: Hashable, allows: Callable[[NodeView], bool]) -> NodeMask | None:
         """The nodes that are allowed; None: all. `key` stands for `allows`, which looks at labels,
@@ -200,7 +206,7 @@ class AssumedCapacity:
             self._no_external_use, rows = self._views.no_external_use.follow(self._views.main)
             for row in rows:
                 node = self.capacity.nodes[self._views.main.fleet.names[row]]
-                used = {card.uuid for card in node.cards if disturbed(card)}
+                used = {card.uuid for card in node.cards if has_external_use(card)}
                 if used:
                     self._no_external_use.fleet.close(row, self._columns(node.node.name, used))
             self._views.no_external_use.settle()

@@ -18,10 +18,10 @@ from gpujob_operator.decide.placement.finding import (
     NodeDiagnosis,
     UnfitReason,
 )
-from gpujob_operator.decide.placement.gpu_filter import STRANGERS, as_said, why_not
+from gpujob_operator.decide.placement.gpu_filter import EXTERNAL_USE, render_reason, why_not
 from gpujob_operator.decide.placement.memo import Memo
-from gpujob_operator.decide.placement.node_filter import node_refusal
-from gpujob_operator.decide.placement.requirements import Needs, WorkerRequest
+from gpujob_operator.decide.placement.node_filter import node_mismatch
+from gpujob_operator.decide.placement.requirements import JobRequirements, WorkerRequest
 
 # A card that would do, on a node that has too few of them.
 _FREE = UnfitReason("free, but too few on one node")
@@ -31,11 +31,11 @@ _MEMORY_SHORT = "on nodes {} host memory short"
 
 
 @dataclass(slots=True)
-class Refusal:
+class Diagnosis:
     """`possible` is False when the job never fits on these cards. The message is found when it is
     asked for: most are not."""
 
-    possible: bool
+    could_ever_fit: bool
     describe: Callable[[], str]
     _message: str | None = None
 
@@ -46,32 +46,32 @@ class Refusal:
         return self._message
 
 
-def refuse(
+def diagnose(
     request: WorkerRequest,
     board: AssumedCapacity,
     capacity: Capacity,
     placed: int,
-) -> Refusal:
+) -> Diagnosis:
     """The refusal on cards of one model; `placed` workers of the gang found a place, which is taken
     in `capacity`."""
     # As it was when the job was refused: its own nomination is not in its way.
     nominated_on = board.nominated_on
-    return Refusal(
-        _possible(request, board),
+    return Diagnosis(
+        _could_ever_fit(request, board),
         lambda: _explain(request, capacity, nominated_on, board.memo, placed),
     )
 
 
-def no_model(needs: Needs, board: AssumedCapacity) -> Refusal:
+def no_model(needs: JobRequirements, board: AssumedCapacity) -> Diagnosis:
     """There is no card of a model that the job accepts."""
     present = sorted(board.capacity.largest)
     wanted = ", ".join(needs.job.spec.gpu.models) or "any"
     have = ", ".join(present) or "none: no node with an agent has joined"
     message = f"no card of model {wanted}; models in the cluster: {have}"
-    return Refusal(False, lambda: message)
+    return Diagnosis(False, lambda: message)
 
 
-def _possible(request: WorkerRequest, board: AssumedCapacity) -> bool:
+def _could_ever_fit(request: WorkerRequest, board: AssumedCapacity) -> bool:
     """Whether the workers would fit were all cards well and none of our jobs there."""
     needs = request.needs
 
@@ -87,16 +87,16 @@ def _possible(request: WorkerRequest, board: AssumedCapacity) -> bool:
             places += 0 if misfit else sum(large) // needs.job.spec.gpus_per_worker
         return places >= needs.job.spec.workers
 
-    return board.memo.once(("possible", needs.alike, request.model), find)
+    return board.memo.once(("possible", needs.scheduling_signature, request.model), find)
 
 
-def _node_never(needs: Needs, node: NodeCapacity) -> bool:
+def _node_never(needs: JobRequirements, node: NodeCapacity) -> bool:
     """Whether the job can never be on this node, whatever else is there."""
     if needs.cpu_milli > node.node.cpu_milli_allocatable:
         return True
     if needs.memory_bytes > node.node.memory_bytes_allocatable:
         return True
-    return bool(node_refusal(needs, node.node))
+    return bool(node_mismatch(needs, node.node))
 
 
 def _explain(
@@ -109,14 +109,14 @@ def _explain(
     """Counts the cards by what keeps the job off them, and names the nearest fit."""
     needs = request.needs
     counts, nearest = memo.findings(
-        (needs.alike, request.model),
+        (needs.scheduling_signature, request.model),
         capacity.nodes,
         nominated_on,
-        lambda node, nominated: _look(request, node, nominated),
+        lambda node, nominated: _diagnose_node(request, node, nominated),
     )
     total = sum(counts.values())
     asked = needs.job.spec.workers * needs.job.spec.gpus_per_worker
-    what = _what(request)
+    what = _request_text(request)
     gang = f" (room for {placed} of {needs.job.spec.workers} workers)" if placed else ""
     message = f"needs {asked} x {what}{gang}; of {total} cards: {_in_words(counts)}"
     missing_bytes, uuid, name = nearest
@@ -137,7 +137,7 @@ def _in_words(counts: Mapping[UnfitReason, int]) -> str:
 
 
 def _with_figures(text: str, low: int, high: int) -> str:
-    show = format_memory if text in (_MEMORY_SHORT, STRANGERS) else str
+    show = format_memory if text in (_MEMORY_SHORT, EXTERNAL_USE) else str
     return text.format(show(low) if low == high else f"{show(low)} to {show(high)}")
 
 
@@ -153,7 +153,7 @@ def node_lacks(request: WorkerRequest, node: NodeCapacity) -> str:
     """What keeps one worker off this node, with numbers; "" where it fits."""
     if all(card.model != request.model for card in node.cards):
         return f"no card of model {request.model}"
-    found = _look(request, node, NO_CARDS)
+    found = _diagnose_node(request, node, NO_CARDS)
     count = request.needs.job.spec.gpus_per_worker
     if found.counts.get(_FREE, 0) >= count:
         return ""
@@ -162,11 +162,13 @@ def node_lacks(request: WorkerRequest, node: NodeCapacity) -> str:
     return lacks + _nearest_text(missing_bytes, name, node.card(uuid))
 
 
-def _look(request: WorkerRequest, node: NodeCapacity, nominated: frozenset[str]) -> NodeDiagnosis:
+def _diagnose_node(
+    request: WorkerRequest, node: NodeCapacity, nominated: frozenset[str]
+) -> NodeDiagnosis:
     cards = [card for card in node.cards if card.model == request.model]
     if not cards:
         return NO_DIAGNOSIS
-    on_node = _node_misfit(request.needs, node)
+    on_node = _node_unfit_reason(request.needs, node)
     if on_node:
         return NodeDiagnosis({on_node: len(cards)})
     counts: dict[UnfitReason, int] = {}
@@ -179,11 +181,11 @@ def _look(request: WorkerRequest, node: NodeCapacity, nominated: frozenset[str])
     return NodeDiagnosis(counts, nearest)
 
 
-def _node_misfit(needs: Needs, node: NodeCapacity) -> UnfitReason | None:
+def _node_unfit_reason(needs: JobRequirements, node: NodeCapacity) -> UnfitReason | None:
     """What keeps the job off all of the node's cards."""
-    refusal = node.closed.text if node.closed is not None else node_refusal(needs, node.node)
+    refusal = node.closed.text if node.closed is not None else node_mismatch(needs, node.node)
     if refusal:
-        return as_said(refusal)
+        return render_reason(refusal)
     if node.cpu_milli_free < needs.cpu_milli:
         return UnfitReason(_CPU_SHORT, needs.cpu_milli - node.cpu_milli_free)
     if node.memory_bytes_free < needs.memory_bytes:
@@ -191,7 +193,7 @@ def _node_misfit(needs: Needs, node: NodeCapacity) -> UnfitReason | None:
     return None
 
 
-def _what(request: WorkerRequest) -> str:
+def _request_text(request: WorkerRequest) -> str:
     wanted, hint_bytes = request.wanted, request.needs.hint_bytes
     if wanted is not None:
         return f"{format_memory(wanted.memory_bytes)} at {wanted.utilization_percent:.0f} %"

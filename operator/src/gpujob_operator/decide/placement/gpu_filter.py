@@ -4,21 +4,21 @@ the columns of `backfill.earliest_start` follow it."""
 from collections.abc import Set
 from dataclasses import replace
 
-from gpujob_operator.decide.capacity.cluster import Card, disturbed
+from gpujob_operator.decide.capacity.cluster import Card, has_external_use
 from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limit_percent
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.finding import NO_CARDS, UnfitReason
-from gpujob_operator.decide.placement.requirements import Needs, WorkerRequest, resolve
+from gpujob_operator.decide.placement.requirements import JobRequirements, WorkerRequest, resolve
 
 _NOMINATED = UnfitReason("kept for an earlier job")
 _TAKEN = UnfitReason("held whole by another job")
 _TOO_SMALL = UnfitReason("too small")
 _TOO_FULL = UnfitReason("too full")
-_TOO_FULL_BY_STRANGERS = UnfitReason("too full, strangers included")
+_TOO_FULL_BY_EXTERNAL_USE = UnfitReason("too full, strangers included")
 _UNMEASURED = UnfitReason("shared already, and this job starts alone until it is measured")
 # With the figure in bytes.
-STRANGERS = "used by strangers ({})"
+EXTERNAL_USE = "used by strangers ({})"
 # What keeps a worker off a GPU, and what is missing in bytes where that is it.
 Misfit = tuple[UnfitReason, int]
 
@@ -27,20 +27,20 @@ def why_not(request: WorkerRequest, card: Card, nominated: Set[str] = NO_CARDS) 
     """What keeps the worker off this GPU of its model; None where it fits. `nominated` are GPUs
     that are kept for other jobs."""
     if card.blocked is not None:
-        return as_said(f"blocked ({card.blocked.reason.value})"), 0
+        return render_reason(f"blocked ({card.blocked.reason.value})"), 0
     room = card.total_bytes - card.driver_bytes
     if request.least_bytes > room:
         return _TOO_SMALL, request.least_bytes - room
     if card.uuid in nominated:
         return _NOMINATED, 0
-    if card.taken:
+    if card.held_whole:
         return _TAKEN, 0
     if request.wanted is None and card.tenants:
         return _UNMEASURED, 0
-    if request.exclusive and disturbed(card):
-        return UnfitReason(STRANGERS, card.others_bytes), 0
+    if request.exclusive and has_external_use(card):
+        return UnfitReason(EXTERNAL_USE, card.external_bytes), 0
     if card.free_bytes < request.least_bytes:
-        finding = _TOO_FULL_BY_STRANGERS if disturbed(card) else _TOO_FULL
+        finding = _TOO_FULL_BY_EXTERNAL_USE if has_external_use(card) else _TOO_FULL
         return finding, request.least_bytes - card.free_bytes
     return _slowed(request, card)
 
@@ -56,25 +56,25 @@ def _slowed(request: WorkerRequest, card: Card) -> Misfit | None:
     return UnfitReason(f"busy: {{}} % together would slow a job by over {limit} %", round(total)), 0
 
 
-def as_said(text: str) -> UnfitReason:
+def render_reason(text: str) -> UnfitReason:
     """Words of somebody else, braces included."""
     return UnfitReason(text.replace("{", "{{").replace("}", "}}"))
 
 
 def after_departures(card: Card, gone: Set[str]) -> Card:
     """The GPU once these jobs have left it and another reading has come."""
-    if not gone and not card.leaving_bytes:
+    if not gone and not card.terminating_bytes:
         return card
     return replace(
         card,
         tenants=tuple(tenant for tenant in card.tenants if tenant.job_uid not in gone),
-        others_bytes=card.others_bytes - card.leaving_bytes,
-        leaving_bytes=0,
+        external_bytes=card.external_bytes - card.terminating_bytes,
+        terminating_bytes=0,
     )
 
 
 def least_reservation_bytes(
-    needs: Needs, board: AssumedCapacity, configuration: Configuration
+    needs: JobRequirements, board: AssumedCapacity, configuration: Configuration
 ) -> int:
     """What the job would hold of a card: the least over the models it may run on."""
     capacity = board.capacity

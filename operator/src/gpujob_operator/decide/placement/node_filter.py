@@ -6,23 +6,23 @@ from typing import Any
 from gpujob_api.gpujob import SpotPolicy
 from gpujob_operator.decide.capacity.cluster import Capacity, NodeCapacity
 from gpujob_operator.decide.model.snapshot import NodeView, Taint
-from gpujob_operator.decide.placement.requirements import Needs
+from gpujob_operator.decide.placement.requirements import JobRequirements
 
 _NO_NEW_PODS = ("NoSchedule", "NoExecute")
 
 
-def nodes_for(needs: Needs, capacity: Capacity) -> list[NodeCapacity]:
+def nodes_for(needs: JobRequirements, capacity: Capacity) -> list[NodeCapacity]:
     """Open nodes that the job may use, by name."""
     nodes = capacity.nodes.values()
-    return [node for node in nodes if not node.closed and not node_refusal(needs, node.node)]
+    return [node for node in nodes if not node.closed and not node_mismatch(needs, node.node)]
 
 
-def node_marks(node: NodeView) -> tuple[object, ...]:
-    """What `node_refusal` looks at."""
+def constraint_fields(node: NodeView) -> tuple[object, ...]:
+    """What `node_mismatch` looks at."""
     return node.spot, node.taints, node.labels
 
 
-def node_refusal(needs: Needs, node: NodeView) -> str:
+def node_mismatch(needs: JobRequirements, node: NodeView) -> str:
     """Why this node will never do for the job as it is labelled and tainted, or ""."""
     policy = needs.job.spec.spot.policy
     if policy is SpotPolicy.REQUIRE and not node.spot:

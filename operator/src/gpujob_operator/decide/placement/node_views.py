@@ -8,16 +8,16 @@ import numpy as np
 
 from gpujob_operator.decide.capacity.cluster import Capacity, Card, NodeCapacity
 from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limit_percent
-from gpujob_operator.decide.packing.arrays import CardState, Fleet, NodeState
-from gpujob_operator.decide.packing.score_cache import Ledger
+from gpujob_operator.decide.packing.arrays import CardState, NodeArrays, NodeState
+from gpujob_operator.decide.packing.score_cache import ScoreCache
 
 
 @dataclass(slots=True)
 class PackedNodes:
     """One fleet with the figures kept for it."""
 
-    fleet: Fleet
-    ledger: Ledger = field(default_factory=Ledger)
+    fleet: NodeArrays
+    ledger: ScoreCache = field(default_factory=ScoreCache)
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class DerivedView:
 
     _side: PackedNodes | None = None
     # What it follows; the clocks of both when they were last as they should be.
-    _main: Fleet | None = None
+    _main: NodeArrays | None = None
     _main_clock: int = 0
     _clock: int = 0
 
@@ -39,7 +39,9 @@ class DerivedView:
             rows = np.arange(len(fleet.names))
         else:
             own = self._side.fleet
-            rows = np.flatnonzero((fleet.changed > self._main_clock) | (own.changed > self._clock))
+            rows = np.flatnonzero(
+                (fleet.changed_at_clock > self._main_clock) | (own.changed_at_clock > self._clock)
+            )
             own.copy_rows(fleet, rows)
         self._main, self._main_clock = fleet, fleet.clock
         self.settle()
@@ -62,7 +64,7 @@ class NodeViews:
 
     @classmethod
     def of(cls, ordered: list[NodeCapacity]) -> "NodeViews":
-        return cls(PackedNodes(Fleet.of([node_state(node, card_state) for node in ordered])))
+        return cls(PackedNodes(NodeArrays.of([node_state(node, card_state) for node in ordered])))
 
 
 def in_order(capacity: Capacity) -> list[NodeCapacity]:
@@ -106,7 +108,7 @@ def card_state(card: Card) -> CardState:
         utilization_used_percent=card.utilization_percent,
         utilization_limit_percent=min(limits, default=100.0),
         idle=not card.tenants,
-        taken=card.taken,
+        held_whole=card.held_whole,
         usable=not card.blocked,
         link_group=card.link_group,
     )

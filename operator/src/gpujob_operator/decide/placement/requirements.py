@@ -28,9 +28,10 @@ from gpujob_operator.decide.placement.step_cost import step_of
 UNKNOWN_BYTES = 256 * MIB
 
 
-# Without slots: jobs that hold cards are never asked who is alike, which is found when asked.
+# Without slots: jobs that hold cards are never asked for their signature, which is found when
+# asked.
 @dataclass(frozen=True)
-class Needs:
+class JobRequirements:
     """Needs of each worker of a job. `hint_bytes` is 0 without a hint."""
 
     job: GPUJob
@@ -40,30 +41,30 @@ class Needs:
     hint_bytes: int
     exclusive: bool
     # Whether its own measurement says what it needs.
-    settled: bool
+    measured: bool
     selector: Mapping[str, str]
     tolerations: tuple[Mapping[str, Any], ...]
 
     @cached_property
-    def alike(self) -> Hashable:
+    def scheduling_signature(self) -> Hashable:
         """The same for jobs that fit or do not fit together: thousands of them cost one answer."""
         job = self.job
         measured = job.status.measurement
         return (
             (self.cpu_milli, self.memory_bytes, self.hint_bytes, self.exclusive),
-            self.node_wishes,
+            self.node_constraints,
             (job.spec.workers, job.spec.gpus_per_worker, job.spec.gpu.models),
             job.spec.sharing,
             _known(self.profile.status.entries) if self.profile is not None else None,
-            (measured.memory_bytes, measured.utilization_percent, self.settled)
+            (measured.memory_bytes, measured.utilization_percent, self.measured)
             if measured
             else None,
             (job.status.counters.out_of_memory, job.status.utilization_floor_percent),
         )
 
     @cached_property
-    def node_wishes(self) -> Hashable:
-        """What `node_refusal` looks at."""
+    def node_constraints(self) -> Hashable:
+        """What `node_mismatch` looks at."""
         selector = tuple(sorted(self.selector.items()))
         return selector, str(self.tolerations), self.job.spec.spot.policy
 
@@ -112,7 +113,7 @@ class Needs:
 class WorkerRequest:
     """What one worker of a job asks of the GPUs of one model. Make it with `resolve`."""
 
-    needs: Needs
+    needs: JobRequirements
     model: str
     # What it holds there; None: a whole GPU.
     wanted: Reservation | None
@@ -133,7 +134,7 @@ class WorkerRequest:
 
 
 def resolve(
-    needs: Needs, model: str, capacity: Capacity, configuration: Configuration
+    needs: JobRequirements, model: str, capacity: Capacity, configuration: Configuration
 ) -> WorkerRequest:
     wanted = needs.reservation(model, capacity.largest_bytes(model), configuration)
     return WorkerRequest(needs, model, wanted, needs.least_bytes(model, wanted))
@@ -145,7 +146,7 @@ class CycleView:
     """What the pass over pending jobs sees of all jobs, besides their GPUs."""
 
     # What a job needs, by its UID.
-    needs_of: Callable[[str], Needs]
+    needs_of: Callable[[str], JobRequirements]
     # Jobs that hold GPUs, by UID, as they are after this cycle's step.
     find_running: Callable[[], Mapping[str, GPUJob]]
     # The lowest priority of jobs that hold GPUs, and whether any makes room for others already.
@@ -167,27 +168,27 @@ def needs_of(
     profile: GPUProfile | None,
     configuration: Configuration | None = None,
     requests: HostRequests | None = None,
-) -> Needs:
+) -> JobRequirements:
     """What the job needs; without a configuration by the default one. `requests` are its worker's,
     where they were read before."""
     cpu, memory = requests or host_requests(job)
     hint = job.spec.gpu.memory
     measured = job.status.measurement
-    settled = measured is not None and is_settled(measured, configuration or Configuration())
-    return Needs(
+    has_measured = measured is not None and is_settled(measured, configuration or Configuration())
+    return JobRequirements(
         job=job,
         profile=profile,
         cpu_milli=cpu,
         memory_bytes=memory,
         hint_bytes=hint.bytes if hint is not None else 0,
         exclusive=job.spec.sharing.mode is SharingMode.EXCLUSIVE,
-        settled=settled,
+        measured=has_measured,
         selector=pod_spec(job).get("nodeSelector") or {},
         tolerations=tolerations(job),
     )
 
 
-def demand_of(needs: Needs, capacity: Capacity, configuration: Configuration) -> Demand:
+def demand_of(needs: JobRequirements, capacity: Capacity, configuration: Configuration) -> Demand:
     """What one worker of the job asks for: waiting by what it needs, placed by what it holds."""
     wanted_models = needs.job.spec.gpu.models
     placement, held = needs.job.status.placement, needs.job.status.reservation

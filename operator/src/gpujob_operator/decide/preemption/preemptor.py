@@ -14,7 +14,7 @@ from gpujob_operator.decide.model.grace import stop_seconds
 from gpujob_operator.decide.model.stop_reasons import MOVED, PREEMPTED, RECLAIMED
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.gpu_filter import least_reservation_bytes
-from gpujob_operator.decide.placement.requirements import CycleView, Needs
+from gpujob_operator.decide.placement.requirements import CycleView, JobRequirements
 from gpujob_operator.decide.preemption.cost import interruption_gpu_seconds
 from gpujob_operator.decide.preemption.victims import (
     VICTIMS_MAX,
@@ -52,7 +52,7 @@ class Preemptor:
         return self._searches >= SEARCHES_MAX
 
     def targets_in_quota(
-        self, needs: Needs, memory_bytes: int, *, fits: bool
+        self, needs: JobRequirements, memory_bytes: int, *, fits: bool
     ) -> PreemptionTargets | None:
         """The cheapest jobs of its queues without which the job is within its quota and has cards;
         None when none help. `fits`: on cards it does already."""
@@ -83,12 +83,14 @@ class Preemptor:
             chosen.append(others.pop(0))
         return replace(targets, victims=tuple(chosen))
 
-    def _exceeds(self, needs: Needs, memory_bytes: int, gone: list[Victim]) -> bool:
+    def _exceeds(self, needs: JobRequirements, memory_bytes: int, gone: list[Victim]) -> bool:
         """Whether the job would be over its quota with these gone."""
         with self.queues.simulate_removal([victim.job for victim in gone]):
             return bool(self.queues.quota_shortfall(needs.job, memory_bytes))
 
-    def targets_on_gpus(self, needs: Needs, start_seconds: float) -> PreemptionTargets | None:
+    def targets_on_gpus(
+        self, needs: JobRequirements, start_seconds: float
+    ) -> PreemptionTargets | None:
         """Whom to interrupt so that the job fits on GPUs; None when nobody should be. Without that
         it could start in `start_seconds`."""
         if self.exhausted:
@@ -101,7 +103,9 @@ class Preemptor:
                 return targets
         return self._consolidation(needs, start_seconds)
 
-    def _consolidation(self, needs: Needs, start_seconds: float) -> PreemptionTargets | None:
+    def _consolidation(
+        self, needs: JobRequirements, start_seconds: float
+    ) -> PreemptionTargets | None:
         """Moving others closer together, when this job is told anew that it waits."""
         waited = waited_seconds(needs.job, self.now)
         told = written_recently(needs.job, self.configuration, self.now)
@@ -126,7 +130,7 @@ class Preemptor:
         fits = all_reschedulable(targets, self.board, self.view, self.configuration)
         return targets if fits else None
 
-    def may_preempt(self, needs: Needs) -> bool:
+    def may_preempt(self, needs: JobRequirements) -> bool:
         """Whether anybody could have to make room for the job; asked of every waiting one."""
         job = needs.job
         if job.spec.priority > self.view.lowest_priority:
@@ -141,7 +145,7 @@ class Preemptor:
             job, least_reservation_bytes(needs, self.board, self.configuration)
         )
 
-    def _victims(self, needs: Needs) -> dict[str, Victim]:
+    def _victims(self, needs: JobRequirements) -> dict[str, Victim]:
         """Who may be interrupted for the job, and why.
 
         A job that would borrow never takes from those who do not, whatever its priority: they
@@ -167,7 +171,7 @@ class Preemptor:
                 found[uid] = Victim(other, reason, self._cost(other))
         return found
 
-    def _stays_within_borrowed(self, needs: Needs, targets: PreemptionTargets) -> bool:
+    def _stays_within_borrowed(self, needs: JobRequirements, targets: PreemptionTargets) -> bool:
         """No queue gives back more than it borrowed."""
         taken: list[GPUJob] = []
         for victim in targets.victims:
@@ -180,7 +184,7 @@ class Preemptor:
             taken.append(victim.job)
         return True
 
-    def interrupt(self, needs: Needs, victims: Iterable[Victim]) -> str:
+    def interrupt(self, needs: JobRequirements, victims: Iterable[Victim]) -> str:
         """Ends the victims' attempts from this cycle on; says for whom the job waits."""
         chosen = list(victims)
         for victim in chosen:

@@ -19,7 +19,12 @@ from gpujob_operator.decide.placement.assign import Assignment, assign
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.gpu_filter import after_departures, why_not
 from gpujob_operator.decide.placement.node_filter import nodes_for
-from gpujob_operator.decide.placement.requirements import CycleView, Needs, WorkerRequest, resolve
+from gpujob_operator.decide.placement.requirements import (
+    CycleView,
+    JobRequirements,
+    WorkerRequest,
+    resolve,
+)
 
 # No more jobs than this are interrupted for one.
 VICTIMS_MAX = 64
@@ -53,7 +58,7 @@ def is_preemptible(job: GPUJob, configuration: Configuration) -> bool:
 
 
 def select_victims(
-    needs: Needs,
+    needs: JobRequirements,
     board: AssumedCapacity,
     victims: Mapping[str, Victim],
     configuration: Configuration,
@@ -107,7 +112,7 @@ class _FreedPlace:
 
 
 def _places(
-    needs: Needs,
+    needs: JobRequirements,
     model: str,
     board: AssumedCapacity,
     victims: Mapping[str, Victim],
@@ -128,7 +133,7 @@ def _places(
 
 
 def _worker_places(
-    needs: Needs,
+    needs: JobRequirements,
     node: NodeCapacity,
     cards: list[tuple[float, str, tuple[str, ...]]],
     victims: Mapping[str, Victim],
@@ -180,7 +185,7 @@ def _freed(
 
 
 def _verified(
-    needs: Needs,
+    needs: JobRequirements,
     places: Iterable[_FreedPlace],
     board: AssumedCapacity,
     victims: Mapping[str, Victim],
@@ -209,7 +214,7 @@ def _only(node: NodeCapacity, uuids: Set[str]) -> NodeCapacity:
 
 
 def _fits(
-    needs: Needs,
+    needs: JobRequirements,
     part: Capacity,
     gone: Set[str],
     victims: Mapping[str, Victim],

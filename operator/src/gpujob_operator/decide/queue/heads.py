@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from gpujob_operator.decide.capacity.cluster import FleetSize
+from gpujob_operator.decide.capacity.cluster import ClusterSize
 from gpujob_operator.decide.queue.pending import Keyed, OrderedQueues, Pending
 from gpujob_operator.decide.queue.quota import QuotaState
 
@@ -25,7 +25,7 @@ class QueueHeads:
 
     lines: OrderedQueues
     queues: QuotaState
-    fleet: FleetSize
+    fleet: ClusterSize
     memory_of: MemoryOf
 
     def __iter__(self) -> Iterator[Pending]:

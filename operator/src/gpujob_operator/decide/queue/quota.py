@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from gpujob_api.gpujob import GPUJob, GPUJobStatus
 from gpujob_api.gpuqueue import DEFAULT_QUEUE, GPUQueue, Quota
 from gpujob_api.quantities import format_memory
-from gpujob_operator.decide.capacity.cluster import FleetSize
+from gpujob_operator.decide.capacity.cluster import ClusterSize
 
 
 @dataclass(slots=True)
@@ -102,7 +102,7 @@ class QuotaState:
         parent = queue.spec.parent if queue is not None else None
         return parent if parent is not None and parent in self.by_name else name
 
-    def shares(self, name: str, fleet: FleetSize) -> tuple[float, float]:
+    def shares(self, name: str, fleet: ClusterSize) -> tuple[float, float]:
         """Dominant share of cards and GPU memory divided by the weight: of the queue's parent with
         all its children, and of the queue alone."""
         cohort = self.cohort(name)
@@ -224,7 +224,7 @@ class QuotaState:
             _sum(nominal.memory_bytes, more_memory, unlimited=has_parent),
         )
 
-    def _share(self, name: str, use: QueueUse, fleet: FleetSize) -> float:
+    def _share(self, name: str, use: QueueUse, fleet: ClusterSize) -> float:
         queue = self.by_name.get(name)
         weight = queue.spec.weight if queue is not None else 1
         shares = (use.gpus / max(fleet.cards, 1), use.memory_bytes / max(fleet.memory_bytes, 1))

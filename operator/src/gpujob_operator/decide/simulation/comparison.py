@@ -1,8 +1,8 @@
-"""What a change does to the jobs that were there before: a story with it beside one without."""
+"""What a change does to the jobs that were there before: a timeline with it beside one without."""
 
 from dataclasses import dataclass
 
-from gpujob_operator.decide.simulation.timeline import JobStory, Story
+from gpujob_operator.decide.simulation.timeline import JobTimeline, Timeline
 
 # Moments are looked at in steps that grow with the time that passed; less is no difference.
 SECONDS_MIN = 2.0
@@ -13,8 +13,8 @@ FRACTION_MIN = 0.02
 class Difference:
     """One job, without the changes and with them."""
 
-    before: JobStory
-    after: JobStory
+    before: JobTimeline
+    after: JobTimeline
 
     @property
     def starts_otherwise(self) -> bool:
@@ -25,11 +25,11 @@ class Difference:
         return [s.reason for s in self.before.stopped] != [s.reason for s in self.after.stopped]
 
 
-def differences(before: Story, after: Story) -> tuple[Difference, ...]:
+def differences(before: Timeline, after: Timeline) -> tuple[Difference, ...]:
     """Jobs that start at another time or are interrupted otherwise, by name."""
     both = (
-        Difference(before.jobs[uid], story)
-        for uid, story in after.jobs.items()
+        Difference(before.jobs[uid], timeline)
+        for uid, timeline in after.jobs.items()
         if uid in before.jobs
     )
     found = [one for one in both if one.starts_otherwise or one.stops_otherwise]

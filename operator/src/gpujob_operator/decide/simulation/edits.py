@@ -27,7 +27,7 @@ class MoreNodes:
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class Edits:
     """Jobs and queues by what they are to be, nodes by name."""
 
     jobs: tuple[GPUJob, ...] = ()
@@ -41,13 +41,13 @@ class Changes:
         return bool(self.jobs or self.queues or self.more_nodes or self.without_nodes)
 
 
-def changed(snapshot: Snapshot, changes: Changes, now: datetime) -> Snapshot:
+def edited(snapshot: Snapshot, edits: Edits, now: datetime) -> Snapshot:
     """The picture after the changes. Raises `FieldError` for a node that there is not, more nodes
     or jobs than are allowed, and a job that there is already."""
-    after = _with_nodes(snapshot, changes.more_nodes)
-    after = _without_nodes(after, changes.without_nodes)
-    after = _with_queues(after, changes.queues)
-    return _with_jobs(after, changes.jobs, now)
+    after = _with_nodes(snapshot, edits.more_nodes)
+    after = _without_nodes(after, edits.without_nodes)
+    after = _with_queues(after, edits.queues)
+    return _with_jobs(after, edits.jobs, now)
 
 
 def _with_jobs(snapshot: Snapshot, jobs: tuple[GPUJob, ...], now: datetime) -> Snapshot:

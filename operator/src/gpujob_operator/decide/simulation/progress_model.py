@@ -14,7 +14,7 @@ from gpujob_operator.decide.model.snapshot import ReceivedReport
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class AttemptProgress:
     """One attempt at work: since when, from which step, and when it is expected to end (None:
     nobody can tell)."""
 
@@ -30,28 +30,28 @@ class Pace:
         return self.step + int((now - self.since).total_seconds() / self.step_seconds)
 
 
-def pace_now(job: GPUJob, releases: ReleaseTimes, now: datetime) -> Pace:
+def pace_now(job: GPUJob, releases: ReleaseTimes, now: datetime) -> AttemptProgress:
     """Of an attempt that runs when the simulation begins."""
     measured = job.status.measurement
     at = job.status.observed_at or now
     step = measured.step if measured is not None else 0
     ends_at = _in(now, releases.seconds(job.metadata.uid))
-    return Pace(job.status.attempt, min(at, now), step, _step_seconds(job), ends_at)
+    return AttemptProgress(job.status.attempt, min(at, now), step, _step_seconds(job), ends_at)
 
 
 def pace_from_start(
     job: GPUJob, releases: ReleaseTimes, configuration: Configuration, now: datetime
-) -> Pace:
+) -> AttemptProgress:
     """Of an attempt whose pods began to run now. One that goes on takes the restart time first."""
     saved = job.status.checkpoint
     step = saved.step if saved is not None else 0
     restart = configuration.restart_seconds if job.status.attempt > 1 else 0.0
     seconds = releases.expected_run_seconds(_from_step(job, step)) + restart
     since = now + timedelta(seconds=restart)
-    return Pace(job.status.attempt, since, step, _step_seconds(job), _in(now, seconds))
+    return AttemptProgress(job.status.attempt, since, step, _step_seconds(job), _in(now, seconds))
 
 
-def report_of(job: GPUJob, pace: Pace, now: datetime) -> ReceivedReport:
+def report_of(job: GPUJob, pace: AttemptProgress, now: datetime) -> ReceivedReport:
     """What rank 0 would say now. Where no step was taken since, or nobody counts them, it says that
     it is busy with something else: it does not hang."""
     measured = job.status.measurement
@@ -69,8 +69,8 @@ def report_of(job: GPUJob, pace: Pace, now: datetime) -> ReceivedReport:
     return ReceivedReport(job.metadata.uid, 0, now, report)
 
 
-def last_words(
-    job: GPUJob, pace: Pace | None, configuration: Configuration, now: datetime
+def final_report(
+    job: GPUJob, pace: AttemptProgress | None, configuration: Configuration, now: datetime
 ) -> tuple[int, Report | None]:
     """Exit code and last report of a worker that used its grace: saved where the last checkpoint
     was written within as much time, as the weighing of whom to interrupt has it."""
@@ -84,7 +84,7 @@ def last_words(
     return EXIT_INTERRUPTED_SAVED, replace(report, phase=WorkerPhase.FINISHED, checkpoint=kept)
 
 
-def _bounded_step(job: GPUJob, pace: Pace, now: datetime) -> int:
+def _bounded_step(job: GPUJob, pace: AttemptProgress, now: datetime) -> int:
     measured = job.status.measurement
     total = measured.steps_total if measured is not None else None
     step = pace.step_at(now)

@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 from gpujob_operator.decide.model.plan import CreatePod, DeletePod, Plan
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.planner import Planner
-from gpujob_operator.decide.simulation.simulated_cluster import World
-from gpujob_operator.decide.simulation.timeline import Scribe, Story
+from gpujob_operator.decide.simulation.simulated_cluster import SimulatedCluster
+from gpujob_operator.decide.simulation.timeline import Timeline, TimelineRecorder
 
 PlanFunction = Callable[[Snapshot, datetime], Plan]
 
@@ -33,54 +33,54 @@ class Limits:
 
 def simulate(
     snapshot: Snapshot, now: datetime, limits: Limits, plan: PlanFunction | None = None
-) -> Story:
+) -> Timeline:
     """What `plan` does with the picture from now on, and what follows from it."""
     plan = plan if plan is not None else Planner()
-    world = World.of(snapshot, now)
-    scribe = Scribe(now, world.jobs, world.configuration)
+    cluster = SimulatedCluster.of(snapshot, now)
+    recorder = TimelineRecorder(now, cluster.jobs, cluster.configuration)
     end = now + timedelta(seconds=limits.horizon_seconds)
     calm, cycles, ended = 0, 0, "cycles"
     while cycles < limits.cycles:
         cycles += 1
-        decided = plan(world.snapshot(), world.now)
-        news = scribe.note(decided, world.jobs, world.now)
-        world.carry_out(decided)
+        decided = plan(cluster.snapshot(), cluster.now)
+        news = recorder.note(decided, cluster.jobs, cluster.now)
+        cluster.carry_out(decided)
         calm = 0 if news else calm + 1
-        if not news and not _acts(decided) and _nobody_waits(world):
+        if not news and not _acts(decided) and _nobody_waits(cluster):
             ended = "nobody waits"
             break
-        if world.now >= end:
+        if cluster.now >= end:
             ended = "horizon"
             break
-        world.pass_until(min(_next_moment(world, decided, now, calm), end))
-    return Story(scribe.jobs, (world.now - now).total_seconds(), cycles, ended)
+        cluster.pass_until(min(_next_moment(cluster, decided, now, calm), end))
+    return Timeline(recorder.jobs, (cluster.now - now).total_seconds(), cycles, ended)
 
 
 def _acts(decided: Plan) -> bool:
     return any(isinstance(item, CreatePod | DeletePod) for item in decided.items)
 
 
-def _nobody_waits(world: World) -> bool:
+def _nobody_waits(cluster: SimulatedCluster) -> bool:
     """Everybody has cards, has finished or is suspended, and no pod is under way."""
     waits = any(
         not job.finished and job.status.placement is None and not job.spec.suspend
-        for job in world.jobs.values()
+        for job in cluster.jobs.values()
     )
-    return not waits and not world.starts and not world.ends
+    return not waits and not cluster.starts and not cluster.ends
 
 
-def _next_moment(world: World, decided: Plan, start: datetime, calm: int) -> datetime:
+def _next_moment(cluster: SimulatedCluster, decided: Plan, start: datetime, calm: int) -> datetime:
     """The operator's next look: when something happens, when the plan asks for it, or now and
     then."""
-    passed = (world.now - start).total_seconds()
+    passed = (cluster.now - start).total_seconds()
     # What was written is seen at once.
     look = LOOK_SECONDS * LOOK_GROWTH ** min(calm - 1, 100) if calm else 0.0
     look = min(look, LOOK_SECONDS_MAX)
     if decided.next_seconds is not None:
         look = min(look, max(decided.next_seconds, 0.0))
     step = max(STEP_SECONDS, passed * STEP_FRACTION)
-    moment = world.now + timedelta(seconds=max(look, step))
-    event = world.next_event()
+    moment = cluster.now + timedelta(seconds=max(look, step))
+    event = cluster.next_event()
     if event is None or event >= moment:
         return moment
-    return max(event, world.now + timedelta(seconds=step))
+    return max(event, cluster.now + timedelta(seconds=step))

@@ -30,8 +30,8 @@ from gpujob_operator.decide.model.snapshot import (
 from gpujob_operator.decide.model.snapshot_edits import without_processes
 from gpujob_operator.decide.model.workers import joined, worker_name
 from gpujob_operator.decide.simulation.progress_model import (
-    Pace,
-    last_words,
+    AttemptProgress,
+    final_report,
     pace_from_start,
     pace_now,
     report_of,
@@ -47,7 +47,7 @@ FRESH = timedelta(days=3650)
 
 
 @dataclass(slots=True)
-class World:
+class SimulatedCluster:
     """State that changes with plans and with time. Objects are replaced, never changed."""
 
     now: datetime
@@ -61,17 +61,17 @@ class World:
     profiles: dict[tuple[str, str], GPUProfile] = field(
         default_factory=dict[tuple[str, str], GPUProfile]
     )
-    paces: dict[str, Pace] = field(default_factory=dict[str, Pace])
+    paces: dict[str, AttemptProgress] = field(default_factory=dict[str, AttemptProgress])
     reports: dict[str, ReceivedReport] = field(default_factory=dict[str, ReceivedReport])
     # When pods that were created begin to run, and when pods that are stopped are gone.
     starts: dict[str, datetime] = field(default_factory=dict[str, datetime])
     ends: dict[str, datetime] = field(default_factory=dict[str, datetime])
 
     @classmethod
-    def of(cls, snapshot: Snapshot, now: datetime) -> "World":
+    def of(cls, snapshot: Snapshot, now: datetime) -> "SimulatedCluster":
         """The picture as it is. Jobs that cannot be read play no part, nor do deleted ones, whose
         pods are on their way out, nor pods that are nobody's workers."""
-        world = cls(
+        cluster = cls(
             now=now,
             base=snapshot,
             jobs={
@@ -88,8 +88,8 @@ class World:
             queues={queue.metadata.name: queue for queue in snapshot.queues},
             profiles={(p.metadata.namespace, p.metadata.name): p for p in snapshot.profiles},
         )
-        world._begin()
-        return world
+        cluster._begin()
+        return cluster
 
     @property
     def configuration(self) -> Configuration:
@@ -221,7 +221,7 @@ class World:
         code, words = None, None
         if job is not None:
             pace = self.paces.get(pod.job_uid)
-            code, words = last_words(job, pace, self.configuration, self.now)
+            code, words = final_report(job, pace, self.configuration, self.now)
         self._finish(replace(pod, exit_code=code, termination=words, phase=PodPhase.FAILED))
 
     def _complete(self, job_uid: str) -> None:

@@ -1,4 +1,5 @@
-"""What became of every job in a simulation, in seconds from its start. Written down by `Scribe`."""
+"""What became of every job in a simulation, in seconds from its start. Written down by
+`TimelineRecorder`."""
 
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -46,7 +47,7 @@ class Waited:
 
 
 @dataclass(slots=True)
-class JobStory:
+class JobTimeline:
     """One job. `ran_before` is its placement when the simulation began."""
 
     job: GPUJob
@@ -80,16 +81,16 @@ class JobStory:
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class Timeline:
     """All jobs by UID, how far the simulation looked, and why it stopped looking."""
 
-    jobs: dict[str, JobStory]
+    jobs: dict[str, JobTimeline]
     seconds: float
     cycles: int
     ended: str
 
 
-class Scribe:
+class TimelineRecorder:
     """Reads plans before they are carried out."""
 
     def __init__(
@@ -98,7 +99,7 @@ class Scribe:
         self._start = start
         self._configuration = configuration
         self.jobs = {
-            uid: JobStory(job, job.status.placement, phase=job.status.phase)
+            uid: JobTimeline(job, job.status.placement, phase=job.status.phase)
             for uid, job in jobs.items()
         }
 
@@ -111,28 +112,30 @@ class Scribe:
                 news |= self._note(self.jobs[uid], jobs[uid], item, now)
         return news
 
-    def _note(self, story: JobStory, before: GPUJob, item: WriteStatus, now: datetime) -> bool:
+    def _note(
+        self, timeline: JobTimeline, before: GPUJob, item: WriteStatus, now: datetime
+    ) -> bool:
         seconds = (now - self._start).total_seconds()
         was, after = before.status, item.status
         if after.placement is not None and after.attempt != was.attempt:
-            self._placed(story, item, seconds)
+            self._placed(timeline, item, seconds)
         if _is_stopped(before, item):
-            story.stopped = [*story.stopped, self._stop(before, item, now)][-EVENTS_MAX:]
+            timeline.stopped = [*timeline.stopped, self._stop(before, item, now)][-EVENTS_MAX:]
         if after.phase in (JobPhase.SUCCEEDED, JobPhase.FAILED):
-            story.finished_seconds = seconds
+            timeline.finished_seconds = seconds
         if after.phase is JobPhase.PENDING:
-            _wait(story, item, seconds)
-        story.phase = after.phase
+            _wait(timeline, item, seconds)
+        timeline.phase = after.phase
         return was.phase is not after.phase
 
-    def _placed(self, story: JobStory, item: WriteStatus, seconds: float) -> None:
+    def _placed(self, timeline: JobTimeline, item: WriteStatus, seconds: float) -> None:
         placement, held = item.status.placement, item.status.reservation
         assert placement is not None, "asked by the caller"
         assert held is not None, "written with the placement"
         condition = conditions.find(item.status, conditions.SCHEDULED)
         text = condition.message if condition is not None else ""
         placed = Placed(seconds, item.status.attempt, placement, held, text)
-        story.placed = [*story.placed, placed][-EVENTS_MAX:]
+        timeline.placed = [*timeline.placed, placed][-EVENTS_MAX:]
 
     def _stop(self, before: GPUJob, item: WriteStatus, now: datetime) -> Stopped:
         """A stop that was decided, or an attempt that ended with its node."""
@@ -156,10 +159,10 @@ def _is_stopped(before: GPUJob, item: WriteStatus) -> bool:
     return asked or (vanished and not item.job.finished)
 
 
-def _wait(story: JobStory, item: WriteStatus, seconds: float) -> None:
+def _wait(timeline: JobTimeline, item: WriteStatus, seconds: float) -> None:
     condition = conditions.find(item.status, conditions.SCHEDULED)
     if condition is None or condition.status is ConditionStatus.TRUE:
         return
     if condition.reason in _IN_BETWEEN:
         return
-    story.waited = [*story.waited[:1], Waited(seconds, condition.reason, condition.message)]
+    timeline.waited = [*timeline.waited[:1], Waited(seconds, condition.reason, condition.message)]
