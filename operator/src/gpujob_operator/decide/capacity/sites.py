@@ -1,8 +1,8 @@
 """What a job can see of the nodes and GPUs that its workers are on, and nothing else of them."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 from gpujob_api.gpujob import Placement
 from gpujob_operator.decide.capacity.availability import NodeClosed
@@ -10,8 +10,8 @@ from gpujob_operator.decide.capacity.cluster import Capacity, Card, NodeCapacity
 from gpujob_operator.decide.model.snapshot import Taint
 
 
-@dataclass(frozen=True, slots=True)
-class NodeFacts:
+# Named tuples: they are made and compared for thousands of jobs in every cycle.
+class NodeFacts(NamedTuple):
     """What a job that runs on a node sees of it, besides its own GPUs there."""
 
     closed: NodeClosed | None
@@ -25,8 +25,7 @@ def facts_of(node: NodeCapacity) -> NodeFacts:
     return NodeFacts(node.closed, view.not_ready_since, view.taints, node.price_per_gpu_hour)
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerSite:
+class WorkerSite(NamedTuple):
     """Where one worker is. Without facts its node is gone; GPUs that are gone are left out."""
 
     node: str
