@@ -29,6 +29,7 @@ class Pace:
     """How the loop spends its time, in seconds."""
 
     settle: float = 0.05
+    settle_max: float = 1.0
     soft: float = 0.5
     resync: float = 30.0
     next_min: float = 0.1
@@ -68,6 +69,8 @@ class SchedulingLoop:
         self._settled = settled
         self._failures = 0
         self.last_cycle_at: float = time.monotonic()
+        # How long the last cycle took.
+        self.cycle_seconds = 0.0
         self.stopping = False
 
     def dump_next(self) -> None:
@@ -79,10 +82,15 @@ class SchedulingLoop:
         """Runs until `stop`. Writes under way are the executor's to finish."""
         wait_seconds = 0.0
         while not self.stopping:
-            await self._dirty.wait(wait_seconds, self._pace.settle, self._pace.soft)
+            await self._dirty.wait(wait_seconds, self._settle_seconds(), self._pace.soft)
             if self.stopping:
                 return
             wait_seconds = self._guarded_cycle()
+
+    def _settle_seconds(self) -> float:
+        """Deciding takes at most half of the time: watches and writes need the other half. On a
+        large cluster every lane that ends would otherwise start a cycle that holds up the rest."""
+        return max(self._pace.settle, min(self.cycle_seconds, self._pace.settle_max))
 
     def stop(self) -> None:
         self.stopping = True
@@ -164,6 +172,7 @@ class SchedulingLoop:
 
     def _measure(self, snapshot: Snapshot, now: datetime, started: float) -> None:
         self.last_cycle_at = time.monotonic()
-        self._metrics.cycle_seconds.observe(self.last_cycle_at - started)
+        self.cycle_seconds = self.last_cycle_at - started
+        self._metrics.cycle_seconds.observe(self.cycle_seconds)
         self._metrics.last_cycle.set(time.time())
         self._gauges.update(snapshot, now)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections import Counter
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,13 @@ class _Executor(Executor):
         return Counter()
 
 
+class _Time:
+    """The module `time`, of a fake clock."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.monotonic = self.time = clock.monotonic
+
+
 class _Bench:
     def __init__(self, pace: Pace = FAST, **options: Any) -> None:
         self.dirty = Dirty()
@@ -54,6 +62,7 @@ class _Bench:
         self.next_plan: Plan | Exception = Plan()
         self.plans_made = 0
         self.seen: list[Snapshot] = []
+        self.while_planning: Callable[[], None] = lambda: None
         self.loop = SchedulingLoop(
             snapshot=lambda: Snapshot(jobs=(JOB,)),
             plan=self.plan,
@@ -70,6 +79,7 @@ class _Bench:
     def plan(self, snapshot: Snapshot, now: datetime) -> Plan:
         self.plans_made += 1
         self.seen.append(snapshot)
+        self.while_planning()
         if isinstance(self.next_plan, Exception):
             raise self.next_plan
         return self.next_plan
@@ -107,6 +117,23 @@ async def test_a_burst_is_one_cycle() -> None:
     await bench.reached(2)
     await asyncio.sleep(0.05)
     assert bench.plans_made == 2
+    await bench.stop()
+
+
+@pytest.mark.parametrize(("cycle", "settle"), [(0.01, 0.05), (0.2, 0.2), (7.0, 1.0)])
+async def test_news_settles_for_as_long_as_a_cycle_takes(
+    cycle: float, settle: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writes that end one after the other would otherwise keep the process deciding."""
+    clock = FakeClock()
+    monkeypatch.setattr("gpujob_operator.loop.time", _Time(clock))
+    bench = _Bench(Pace(settle=0.05, resync=30))
+    bench.while_planning = lambda: clock.advance(cycle)
+    await bench.reached(1)
+    started = asyncio.get_running_loop().time()
+    bench.dirty.mark()
+    await bench.reached(2)
+    assert asyncio.get_running_loop().time() - started == pytest.approx(settle, abs=0.02)
     await bench.stop()
 
 

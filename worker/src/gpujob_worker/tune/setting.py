@@ -3,6 +3,7 @@
 The tuning, the settings in force, reports and the command line ask these and know none by name.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -69,7 +70,7 @@ class Refused:
     item: str = ""
 
 
-class Setting:
+class Setting(ABC):
     """One setting. `NAME` is that of its module, and of the switch that turns it off."""
 
     NAME: ClassVar[str]
@@ -104,13 +105,13 @@ class Setting:
         del context, tuned
         return None
 
+    @abstractmethod
     def tuned(self, applied: Applied) -> dict[str, Any]:
         """The values of `FIELDS`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def drop(self, applied: Applied) -> None:
         """Takes it out of what was chosen, before that is in force."""
-        raise NotImplementedError
 
     def keep_only(self, applied: Applied, agreed: TunedSettings) -> None:
         """Drops what `agreed` has not; nothing is added."""
