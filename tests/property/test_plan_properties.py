@@ -15,6 +15,7 @@ from gpujob_operator.decide.model.conditions import ACCEPTED, SCHEDULED, find
 from gpujob_operator.decide.model.plan import CreatePod, Plan, WriteStatus
 from gpujob_operator.decide.model.pod_template import host_requests
 from gpujob_operator.decide.model.snapshot import PodPhase, Snapshot
+from gpujob_operator.decide.model.workers import is_worker_of
 from gpujob_operator.decide.planner import plan
 from tests.harness.applied import applied
 from tests.harness.builders import (
@@ -202,8 +203,8 @@ def test_attempts_only_grow_and_start_when_the_last_one_is_over(snapshot: Snapsh
         assert item.status.attempt >= item.job.status.attempt
         if item.status.attempt > item.job.status.attempt:
             assert not holds_cards(item.job)
-            uid = item.job.metadata.uid
-            assert all(pod.finished for pod in snapshot.pods if pod.job_uid == uid)
+            workers = [pod for pod in snapshot.pods if is_worker_of(pod, item.job)]
+            assert all(pod.finished for pod in workers)
 
 
 @few

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from gpujob_api.bounds import CARD_MEMORY_BYTES_MAX, GPU_UUID_PATTERN, INTEGER_MAX, shown
+from gpujob_api.bounds import CARD_MEMORY_BYTES_MAX, GPU_UUID_PATTERN, shown
 from gpujob_api.codec import FieldError
 
 KIB = 1024
@@ -17,6 +17,8 @@ QUANTITY_PATTERN = r"^([0-9]{1,17})(\.[0-9]{1,6})?(Ki|Mi|Gi|Ti|k|M|G|T)?$"
 _BINARY = {"": 1, "Ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": 1024**4}
 _SUFFIXES = _BINARY | {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _MEMORY = re.compile(QUANTITY_PATTERN)
+# Python refuses to make texts of numbers that are very large; these are beyond every bound.
+_TEXT_MAX = 10**18
 _GPU_UUID = re.compile(GPU_UUID_PATTERN)
 
 
@@ -37,7 +39,7 @@ class Memory:
 
     @classmethod
     def from_json(cls, value: object, path: str) -> Self:
-        if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= INTEGER_MAX:
+        if isinstance(value, int) and not isinstance(value, bool) and abs(value) < _TEXT_MAX:
             value = str(value)
         match = _MEMORY.fullmatch(value) if isinstance(value, str) else None
         if match is None:

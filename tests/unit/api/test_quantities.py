@@ -57,6 +57,7 @@ def test_absurd_amounts_are_refused(text: object) -> None:
 def test_a_queue_may_have_none_and_more_than_one_card_has() -> None:
     assert FleetMemory.from_json("0", "gpuMemory").bytes == 0
     assert FleetMemory.from_json("16384Ti", "gpuMemory").bytes == FLEET_MEMORY_BYTES_MAX
+    assert FleetMemory.from_json(FLEET_MEMORY_BYTES_MAX, "gpuMemory").bytes == 16 * 1024**5
     with pytest.raises(FieldError, match="16384Ti"):
         FleetMemory.from_json("16385Ti", "gpuMemory")
 
