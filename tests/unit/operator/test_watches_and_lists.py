@@ -123,6 +123,19 @@ async def test_a_broken_list_is_tried_until_it_works_with_growing_pauses(bench: 
     assert max(pauses) <= 10
 
 
+async def test_a_list_waits_for_as_long_as_the_api_server_asks(bench: _Bench) -> None:
+    bench.kube.fail("list", "pods", Throttled("slow down", 7.0))
+    await bench.start_watch()
+    assert 7 <= bench.clock.slept[0] < 8
+
+
+async def test_an_api_server_may_be_away_for_hours(bench: _Bench) -> None:
+    bench.kube.fail("list", "pods", times=1100)
+    await bench.start_watch()
+    assert bench.lists() == 1101
+    assert max(bench.clock.slept) <= 10
+
+
 async def test_repeated_breaks_end_in_a_fresh_list(bench: _Bench) -> None:
     await bench.start_watch()
     bench.kube.fail("watch", "pods", times=2)

@@ -48,6 +48,10 @@ class Retry:
         """
         longest = BACKOFF_SECONDS_MAX if seconds_max is None else seconds_max
         ceiling = min(longest, BACKOFF_SECONDS * 2 ** min(failures, 16))
-        asked = error.retry_after_seconds if isinstance(error, Throttled) else None
-        seconds = self._uniform(ceiling / 2, ceiling) + min(asked or 0.0, RETRY_AFTER_SECONDS_MAX)
-        await self.sleep(seconds)
+        await self.sleep(self._uniform(ceiling / 2, ceiling) + asked_seconds(error))
+
+
+def asked_seconds(error: ApiError | None) -> float:
+    """For how long the API server asks to be left alone (`Retry-After`), within bounds."""
+    asked = error.retry_after_seconds if isinstance(error, Throttled) else None
+    return min(asked or 0.0, RETRY_AFTER_SECONDS_MAX)

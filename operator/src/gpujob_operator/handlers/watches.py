@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from gpujob_operator.act.kube import NODES, PODS, ApiError, Gone, Kube, ResourceType, TooLarge
+from gpujob_operator.act.retry import asked_seconds
 from gpujob_operator.logs import Log
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.cache import Cache, Kind
@@ -70,7 +71,7 @@ class Watch:
         """Runs until cancelled."""
         version = ""
         while True:
-            reason = "ended"
+            reason, trouble = "ended", None
             try:
                 version = version or await self._list()
                 version = await self._follow(version)
@@ -84,12 +85,13 @@ class Watch:
                 log.warning("watch broken", kind=self._watched.kind.value, error=str(error))
             except ApiError as error:
                 self._failures += 1
+                trouble = error
                 # After repeated trouble a continuation is not worth the doubt.
                 version = version if self._failures < 3 else ""
                 reason = "error"
                 log.warning("watch broken", kind=self._watched.kind.value, error=str(error))
             self._metrics.watch_restarts.labels(self._watched.kind.value, reason).inc()
-            await self._pause()
+            await self._pause(trouble)
 
     async def _list(self) -> str:
         watched = self._watched
@@ -115,10 +117,12 @@ class Watch:
                 self._cache.unreadable.note(watched.kind.value, "", problem)
         return version
 
-    async def _pause(self) -> None:
-        """Short after a normal end, longer after trouble, never in step with other clients."""
-        ceiling = min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS * 2**self._failures)
-        await self._sleep(random.uniform(ceiling / 2, ceiling))  # noqa: S311 - jitter
+    async def _pause(self, trouble: ApiError | None) -> None:
+        """Short after a normal end, longer after trouble and as long as the API server asks, never
+        in step with other clients."""
+        ceiling = min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS * 2 ** min(self._failures, 16))
+        jittered = random.uniform(ceiling / 2, ceiling)  # noqa: S311 - jitter
+        await self._sleep(jittered + asked_seconds(trouble))
 
 
 def _resource_version(manifest: object) -> str:
