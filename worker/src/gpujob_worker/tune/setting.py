@@ -132,9 +132,11 @@ class Setting(ABC):
 
     def apply(self, target: Target) -> None:
         """Puts in force what a plan does not carry; once more changes nothing."""
+        del target
 
     def undo(self, target: Target) -> None:
         """Takes back what `apply` did; where it did nothing, nothing."""
+        del target
 
     def switched_off(self, context: Context) -> str | None:
         return None if context.features.allows(self.NAME) else "switched off"
