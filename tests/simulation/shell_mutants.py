@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 from gpujob_api.meta import ANNOTATION_GPUS, LABEL_JOB_UID
 from gpujob_operator.act.executor import Executor, Submission
@@ -196,56 +196,47 @@ class TakesDoubtForNo(SimulatedKube):
             raise ApiError(422, "Invalid", error.message) from error
 
 
-class GivesLittleGrace(SimulatedKube):
+class _DeletesOtherwise(SimulatedKube):
+    GRACE_SECONDS: ClassVar[int | None] = None
+    # Whether only the state that was decided on is deleted.
+    PINNED: ClassVar[bool] = True
+
+    async def delete(
+        self,
+        kind: ResourceType,
+        name: str,
+        namespace: str = "",
+        *,
+        uid: str,
+        resource_version: str = "",
+        grace_seconds: int | None = None,
+    ) -> Manifest:
+        return await super().delete(
+            kind,
+            name,
+            namespace,
+            uid=uid,
+            resource_version=resource_version if self.PINNED else "",
+            grace_seconds=grace_seconds if self.GRACE_SECONDS is None else self.GRACE_SECONDS,
+        )
+
+
+class GivesLittleGrace(_DeletesOtherwise):
     """I13: every worker is killed after a second."""
 
-    async def delete(
-        self,
-        kind: ResourceType,
-        name: str,
-        namespace: str = "",
-        *,
-        uid: str,
-        resource_version: str = "",
-        grace_seconds: int | None = None,
-    ) -> Manifest:
-        return await super().delete(
-            kind, name, namespace, uid=uid, resource_version=resource_version, grace_seconds=1
-        )
+    GRACE_SECONDS = 1
 
 
-class GivesMuchGrace(SimulatedKube):
+class GivesMuchGrace(_DeletesOtherwise):
     """I13: every worker may take as long as the longest of the templates says."""
 
-    async def delete(
-        self,
-        kind: ResourceType,
-        name: str,
-        namespace: str = "",
-        *,
-        uid: str,
-        resource_version: str = "",
-        grace_seconds: int | None = None,
-    ) -> Manifest:
-        return await super().delete(
-            kind, name, namespace, uid=uid, resource_version=resource_version, grace_seconds=600
-        )
+    GRACE_SECONDS = 600
 
 
-class DeletesWhatItHasNotSeen(SimulatedKube):
+class DeletesWhatItHasNotSeen(_DeletesOtherwise):
     """I5: a worker that ended a moment ago is deleted before anybody looked at how it ended."""
 
-    async def delete(
-        self,
-        kind: ResourceType,
-        name: str,
-        namespace: str = "",
-        *,
-        uid: str,
-        resource_version: str = "",
-        grace_seconds: int | None = None,
-    ) -> Manifest:
-        return await super().delete(kind, name, namespace, uid=uid, grace_seconds=grace_seconds)
+    PINNED = False
 
 
 class IgnoresDeletion(Cache):

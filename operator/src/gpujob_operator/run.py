@@ -128,7 +128,7 @@ class Operator:
         self._configuration: Configuration = options.configuration
 
     def stop(self) -> None:
-        """Asks for a graceful end; `run` returns when the cycle under way is written."""
+        """Asks for a graceful end; `run` returns when writes under way are finished."""
         self._stop.set()
 
     async def run(self) -> None:
