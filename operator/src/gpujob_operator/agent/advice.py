@@ -1,0 +1,30 @@
+"""What people can do where NVML does not work, by the error that it gives."""
+
+from collections.abc import Mapping
+
+LIBRARY_NOT_FOUND = 12
+VERSION_MISMATCH = 18
+
+_ADVICE: Mapping[int, str] = {
+    4: "the agent may not open the GPUs' devices: its container needs the NVIDIA runtime "
+    "(chart value agent.runtimeClassName)",
+    9: "the node runs no NVIDIA driver: install or start the driver, or take the label "
+    "gpujob.dev/managed off the node",
+    LIBRARY_NOT_FOUND: "the agent's container has no libnvidia-ml.so.1: set the chart value "
+    "agent.runtimeClassName to the NVIDIA runtime class, and install the NVIDIA driver and "
+    "container toolkit on the node",
+    13: "the node's NVIDIA driver is too old: R470 or newer is needed",
+    VERSION_MISMATCH: "the node's driver was replaced while the agent ran; the agent ends, so "
+    "that its container starts with the new library",
+}
+
+
+def with_advice(error: Exception) -> str:
+    """The error in NVML's words, and what to do where that is known."""
+    advice = _ADVICE.get(getattr(error, "value", 0))
+    return f"NVML: {error}: {advice}" if advice else f"NVML: {error}"
+
+
+def needs_new_container(error: Exception) -> bool:
+    """True where no retry helps: the library in this container does not fit the driver."""
+    return getattr(error, "value", 0) == VERSION_MISMATCH
