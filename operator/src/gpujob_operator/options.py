@@ -11,13 +11,8 @@ from gpujob_api.codec import FieldError
 from gpujob_api.json_values import clean_text
 from gpujob_operator.act.lease import LEASE_SECONDS
 from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.listening import Listen, listen
 from gpujob_operator.read.configuration import configuration_from_text
-
-
-@dataclass(frozen=True, slots=True)
-class Listen:
-    host: str
-    port: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +52,9 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     add("--namespace", default="gpujob-system", help="where the operator's Lease is")
     add("--identity", default="", help="the Lease's holder; default: host name and process id")
     add("--lease-seconds", type=float, default=LEASE_SECONDS)
-    add("--report-listen", type=_listen, default="0.0.0.0:8080", metavar="HOST:PORT")
+    add("--report-listen", type=listen, default="0.0.0.0:8080", metavar="HOST:PORT")
     add("--report-url", help="what workers are told; default: the listening address")
-    add("--metrics-listen", type=_listen, default="0.0.0.0:8081", metavar="HOST:PORT")
+    add("--metrics-listen", type=listen, default="0.0.0.0:8081", metavar="HOST:PORT")
     add("--configuration", type=Path, help="YAML with the fields of Configuration, camelCase")
     add("--dump-directory", type=Path, help="where cycles go on SIGUSR1 and on errors")
     add("--dump-every", action="store_true", help="dump every cycle that writes something")
@@ -102,10 +97,3 @@ def load_configuration_file(path: Path | None) -> Configuration:
 
 def with_report_url(configuration: Configuration, url: str) -> Configuration:
     return replace(configuration, report_url=configuration.report_url or url)
-
-
-def _listen(text: str) -> Listen:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise argparse.ArgumentTypeError(f"must be HOST:PORT; got {text!r}")
-    return Listen(host, int(port))

@@ -15,8 +15,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from aiohttp import web
-
 from gpujob_api.meta import ANNOTATION_SPOT_POOLS, Metadata
 from gpujob_operator.act.connection import load_configuration
 from gpujob_operator.act.crash import CrashAfterWrites
@@ -46,6 +44,7 @@ from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.handlers.front import Deliver, FrontEnd
 from gpujob_operator.handlers.relist import Relist
 from gpujob_operator.handlers.watches import WATCHED, Watch
+from gpujob_operator.listening import site
 from gpujob_operator.logs import Log
 from gpujob_operator.loop import Pace, SchedulingLoop
 from gpujob_operator.metrics import Metrics
@@ -58,7 +57,7 @@ from gpujob_operator.observe.reports import (
     ReportReceiver,
     TokenCheckFailed,
 )
-from gpujob_operator.options import Listen, RunOptions, with_report_url
+from gpujob_operator.options import RunOptions, with_report_url
 from gpujob_operator.render.event import event
 from gpujob_operator.supervision import Supervisor
 
@@ -357,16 +356,3 @@ async def background(*parts: Coroutine[Any, Any, Any]) -> AsyncGenerator[list[as
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-@asynccontextmanager
-async def site(application: web.Application, listen: Listen) -> AsyncGenerator[str]:
-    """Serves an application; yields its URL with the port that was taken."""
-    runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, listen.host, listen.port).start()
-        host, port = runner.addresses[0][:2]
-        yield f"http://{host}:{port}"
-    finally:
-        await runner.cleanup()

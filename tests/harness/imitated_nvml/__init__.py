@@ -1,4 +1,4 @@
-"""An imitated NVIDIA driver: a shared library with NVML's binary interface that answers from a file.
+"""An imitated NVIDIA driver: a shared library with NVML's binary interface, answering from a file.
 
 pynvml loads the library as it loads NVIDIA's, by the name `libnvidia-ml.so.1`, and calls it through
 ctypes. So a test runs the agent's real path down to the library's symbols and structures.

@@ -40,7 +40,7 @@ class ProcessTree:
         folder.rmdir()
 
 
-class NVMLFailure(Exception):
+class NVMLFailureError(Exception):
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text)
         self.code = code
@@ -58,10 +58,10 @@ class ImitatedReading:
 class ReaderProcess:
     """Reads through pynvml whenever it is asked to."""
 
-    def __init__(self, driver: ImitatedDriver, tree: ProcessTree) -> None:
+    def __init__(self, driver: ImitatedDriver) -> None:
         self._driver = driver
         self._child = subprocess.Popen(
-            [sys.executable, *READER, str(tree.folder)],
+            [sys.executable, *READER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -69,8 +69,14 @@ class ReaderProcess:
             env=driver.environment(),
         )
 
+    def begin(self, driver: ImitatedDriver, tree: ProcessTree) -> None:
+        """Reads another driver from now on, as the first agent of its node."""
+        assert driver.script == self._driver.script
+        self._driver = driver
+        self._tell(f"begin {tree.folder}")
+
     def read(self) -> ImitatedReading:
-        """What the agent would publish of the driver as it is now. Raises `NVMLFailure`."""
+        """What the agent would publish of the driver as it is now. Raises `NVMLFailureError`."""
         self._driver.write()
         return self.read_as_it_is()
 
@@ -82,7 +88,7 @@ class ReaderProcess:
         assert line, f"the reader ended with {self._child.wait(END_SECONDS)}"
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            raise NVMLFailure(answer["error"], answer["code"])
+            raise NVMLFailureError(answer["error"], answer["code"])
         gpus = [decode(GPU, gpu) for gpu in answer["gpus"]]
         return ImitatedReading({gpu.index: gpu for gpu in gpus}, answer["unread"], answer["driver"])
 
@@ -91,9 +97,7 @@ class ReaderProcess:
         self._tell("restart")
 
     def stop(self) -> None:
-        assert self._child.stdin is not None
-        self._child.stdin.close()
-        self._child.wait(END_SECONDS)
+        self._child.communicate(timeout=END_SECONDS)
 
     def _tell(self, command: str) -> None:
         assert self._child.stdin is not None

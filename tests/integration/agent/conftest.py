@@ -40,19 +40,35 @@ class Node:
         return self.read().gpus[index]
 
 
-def _node(folder: Path, library: Path) -> Generator[Node]:
-    driver, tree = ImitatedDriver(folder, library, [ImitatedGPU()]), ProcessTree(folder / "proc")
-    reader = ReaderProcess(driver, tree)
-    yield Node(driver, tree, reader)
+def _reader(folder: Path, library: Path) -> Generator[ReaderProcess]:
+    reader = ReaderProcess(ImitatedDriver(folder, library))
+    yield reader
     reader.stop()
 
 
-@pytest.fixture
-def node(library: Path, tmp_path: Path) -> Generator[Node]:
-    yield from _node(tmp_path, library)
+@pytest.fixture(scope="session")
+def reader(library: Path) -> Generator[ReaderProcess]:
+    yield from _reader(library.parent, library)
+
+
+@pytest.fixture(scope="session")
+def old_reader(old_library: Path) -> Generator[ReaderProcess]:
+    yield from _reader(old_library.parent, old_library)
+
+
+def _node(reader: ReaderProcess, library: Path, tmp_path: Path) -> Node:
+    driver = ImitatedDriver(library.parent, library, [ImitatedGPU()])
+    tree = ProcessTree(tmp_path / "proc")
+    reader.begin(driver, tree)
+    return Node(driver, tree, reader)
 
 
 @pytest.fixture
-def old_node(old_library: Path, tmp_path: Path) -> Generator[Node]:
+def node(reader: ReaderProcess, library: Path, tmp_path: Path) -> Node:
+    return _node(reader, library, tmp_path)
+
+
+@pytest.fixture
+def old_node(old_reader: ReaderProcess, old_library: Path, tmp_path: Path) -> Node:
     """With a driver from before R510."""
-    yield from _node(tmp_path, old_library)
+    return _node(old_reader, old_library, tmp_path)

@@ -1,7 +1,8 @@
-"""What the agent reads of GPUs through pynvml's own ctypes calls, from a library with NVML's symbols.
+"""What the agent reads of GPUs through pynvml's own ctypes calls, from a library with NVML's
+symbols.
 
-The driver behind the library is imitated; all that the agent runs of pynvml, of its own readings and
-of the attribution of processes is what runs on a node.
+The driver behind the library is imitated; all that the agent runs of pynvml, of its own readings
+and of the attribution of processes is what runs on a node.
 """
 
 import pytest
@@ -18,7 +19,7 @@ from tests.harness.imitated_nvml import (
     ImitatedGPU,
     ImitatedProcess,
 )
-from tests.harness.imitated_nvml.agent_node import NVMLFailure
+from tests.harness.imitated_nvml.agent_node import NVMLFailureError
 from tests.integration.agent.conftest import Node
 
 UID = "0f3ab2c4-1111-2222-3333-444455556666"
@@ -156,7 +157,7 @@ def test_a_figure_that_a_model_does_not_have(
 
 
 def test_more_processes_than_there_was_room_for(node: Node) -> None:
-    """Between the two calls of pynvml for a list, processes started: the list is asked for again."""
+    """Between the two calls that pynvml makes for a list, processes started: it is asked again."""
     node.gpu.processes = [ImitatedProcess(11, GIB), ImitatedProcess(12, GIB)]
     node.driver.crowded = 2
     assert [one.pid for one in node.read_gpu().processes] == [11, 12]
@@ -269,7 +270,7 @@ def test_figures_that_are_for_administrators_only(node: Node) -> None:
 @pytest.mark.parametrize("code", [DRIVER_NOT_LOADED, VERSION_MISMATCH, NO_PERMISSION])
 def test_nvml_that_does_not_start_and_then_does(node: Node, code: int) -> None:
     node.driver.answers = {"nvmlInitWithFlags": code}
-    with pytest.raises(NVMLFailure) as failure:
+    with pytest.raises(NVMLFailureError) as failure:
         node.read()
     assert failure.value.code == code
     node.driver.answers = {}
@@ -281,7 +282,7 @@ def test_a_driver_that_was_loaded_anew_is_read_in_a_new_session(node: Node) -> N
     node.read()
     node.driver.loaded += 1
     node.driver.version = "590.10"
-    with pytest.raises(NVMLFailure):
+    with pytest.raises(NVMLFailureError):
         node.read()
     assert node.read().driver_version == "590.10"
 
@@ -289,7 +290,7 @@ def test_a_driver_that_was_loaded_anew_is_read_in_a_new_session(node: Node) -> N
 def test_a_driver_that_is_unloaded(node: Node) -> None:
     node.read()
     node.driver.unload()
-    with pytest.raises(NVMLFailure) as failure:
+    with pytest.raises(NVMLFailureError) as failure:
         node.reader.read_as_it_is()
     assert failure.value.code == DRIVER_NOT_LOADED
     assert node.read_gpu().healthy

@@ -5,7 +5,7 @@ import pytest
 
 from gpujob_api.quantities import GIB
 from tests.harness.imitated_nvml import UNKNOWN, ImitatedGPU, ImitatedProcess
-from tests.harness.imitated_nvml.agent_node import NVMLFailure
+from tests.harness.imitated_nvml.agent_node import NVMLFailureError
 from tests.integration.agent.conftest import Node
 
 UID = "0f3ab2c4-1111-2222-3333-444455556666"
@@ -72,7 +72,7 @@ def test_what_happened_before_the_agent_started_is_not_told(node: Node) -> None:
 
 
 @pytest.mark.parametrize(("reset", "healthy"), [(False, False), (True, True)])
-def test_a_new_agent_goes_on_from_what_was_published(node: Node, reset: bool, healthy: bool) -> None:
+def test_a_new_agent_goes_on_from_what_was_told(node: Node, reset: bool, healthy: bool) -> None:
     """A restart of the agent heals no GPU; a reset of the GPU does."""
     node.read()
     node.gpu.xids.append(79)
@@ -88,7 +88,7 @@ def test_an_nvml_that_failed_for_a_moment_heals_no_gpu(node: Node) -> None:
     node.gpu.xids.append(95)
     assert not node.read_gpu().healthy
     node.driver.answers = {"nvmlDeviceGetCount_v2": UNKNOWN}
-    with pytest.raises(NVMLFailure):
+    with pytest.raises(NVMLFailureError):
         node.read()
     node.driver.answers = {}
     assert not node.read_gpu().healthy

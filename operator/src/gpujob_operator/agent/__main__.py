@@ -6,12 +6,14 @@ import os
 import signal
 import sys
 import time
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from importlib.metadata import version
 
 from gpujob_operator.act.connection import BadConnection, load_configuration
 from gpujob_operator.act.kube import Kube
-from gpujob_operator.agent.agent import Agent
+from gpujob_operator.agent.agent import HANG_SECONDS, Agent, AgentMustEndError
+from gpujob_operator.agent.liveness import Liveness
 from gpujob_operator.agent.nvml import load_nvml
 from gpujob_operator.agent.owners import (
     owner_by_cgroup,
@@ -20,9 +22,13 @@ from gpujob_operator.agent.owners import (
     start_ticks,
 )
 from gpujob_operator.agent.publish import Publisher
-from gpujob_operator.logs import configure_logs
+from gpujob_operator.listening import listen, site
+from gpujob_operator.logs import Log, configure_logs
+
+log = Log(__name__)
 
 EXIT_USAGE = 2
+EXIT_RESTART = 3
 OWNERS = {"cgroup": owner_by_cgroup, "environment": owner_by_environment}
 
 
@@ -34,6 +40,13 @@ def _arguments() -> argparse.Namespace:
     add("--nvml-module", default="pynvml", help="dotted name of a module with pynvml's functions")
     add("--process-owner", choices=sorted(OWNERS), default="cgroup")
     add("--interval-seconds", type=float, default=2.0)
+    add(
+        "--hang-seconds",
+        type=float,
+        default=HANG_SECONDS,
+        help="the agent ends if the driver does not answer for so long",
+    )
+    add("--health-listen", type=listen, metavar="HOST:PORT", help="where /healthz is served")
     add("--log-format", choices=("json", "text"), default="json")
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     arguments = parser.parse_args()
@@ -41,6 +54,8 @@ def _arguments() -> argparse.Namespace:
         parser.error("--node is required where NODE_NAME is not set")
     if not 0.1 <= arguments.interval_seconds <= 60:
         parser.error(f"--interval-seconds: must be 0.1 to 60; got {arguments.interval_seconds}")
+    if not 1 <= arguments.hang_seconds <= 3600:
+        parser.error(f"--hang-seconds: must be 1 to 3600; got {arguments.hang_seconds}")
     return arguments
 
 
@@ -54,23 +69,36 @@ async def _run(arguments: argparse.Namespace) -> None:
         clock=lambda: datetime.now(UTC),
         monotonic=time.monotonic,
     )
+    liveness = Liveness(2 * arguments.hang_seconds, time.monotonic)
     agent = Agent(
         load_nvml(arguments.nvml_module),
         publisher,
         remembered(OWNERS[arguments.process_owner](), start_ticks()),
         interval_seconds=arguments.interval_seconds,
+        hang_seconds=arguments.hang_seconds,
+        beat=liveness.beat,
     )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, agent.stop)
     try:
-        await agent.run()
+        async with AsyncExitStack() as stack:
+            if arguments.health_listen is not None:
+                address = arguments.health_listen
+                url = await stack.enter_async_context(site(liveness.application(), address))
+                log.info("serving health", url=url)
+            await agent.run()
+    except AgentMustEndError as error:
+        print(f"gpujob-agent: {error}", file=sys.stderr, flush=True)
+        # The interpreter would wait for the thread that is in the driver.
+        os._exit(EXIT_RESTART)
     finally:
         await kube.close()
 
 
 def main() -> int:
-    """Exit codes: 0 after SIGTERM, with a last status that says the agent is gone; 2 bad input."""
+    """Exit codes: 0 after SIGTERM, with a last status that says the agent is gone; 2 bad input; 3
+    where only a new container can read the GPUs."""
     arguments = _arguments()
     configure_logs(arguments.log_format, arguments.log_level)
     try:

@@ -6,7 +6,7 @@ from aiohttp import web
 
 
 class Liveness:
-    """`/healthz` answers 503 once the last reading, good or bad, ended longer ago than the limit."""
+    """`/healthz` answers 503 once the last step, good or bad, ended longer ago than the limit."""
 
     def __init__(self, limit_seconds: float, monotonic: Callable[[], float]) -> None:
         self._limit_seconds = limit_seconds

@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 from gpujob_api.gpunode import GPU
 from gpujob_operator.agent.health import GPUHealth
 from gpujob_operator.agent.nvml import Nvml
-from gpujob_operator.agent.readings import GPUReader, Owner
+from gpujob_operator.agent.processes import Owner
+from gpujob_operator.agent.readings import GPUReader
 from gpujob_operator.agent.xids import XIDMemory
 
 
@@ -46,7 +47,7 @@ class NvmlSession:
         self._driver_version = ""
 
     def read(self) -> Reading:
-        """Calls that block: for a thread. Raises the module's NVMLError where NVML does not work."""
+        """For a thread, for it blocks. Raises the module's NVMLError where NVML does not work."""
         try:
             reader = self._reader or self._begin()
             gpus = reader.read()

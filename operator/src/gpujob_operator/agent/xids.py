@@ -1,8 +1,9 @@
 """XIDs, the driver's error numbers: which of them say that a GPU is broken, and what is remembered.
 
-NVIDIA's catalogue of XIDs names for each the action that it takes. Where that is to reset the GPU or to
-restart the node, the GPU is broken and takes no work until then. Where it is to restart the program or
-nothing at all, the GPU goes on working.
+NVIDIA's catalogue of XIDs names an action for each. Where that is to reset the GPU or to restart
+the node, the GPU is broken and takes no work until then. Where it is to restart the program or
+nothing at all, the GPU goes on working. 94 is between them: other programs go on, but a part of the
+memory is lost until a reset. It counts as broken, as any uncorrectable error of memory does.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -35,12 +36,11 @@ HARDWARE_XIDS: Mapping[int, str] = {
     171: "an uncorrectable memory error",
     172: "an uncorrectable memory error of a cache",
 }
-# Of these the driver's documentation says that the GPU is well, or that it mended itself. 43 and 45
-# follow whenever a program faults or is killed; 63 and 92 tell of memory that was mended in time; 154
-# sums up others.
+# Of these NVIDIA says that the GPU is well, or that it mended itself. 43 and 45 follow whenever a
+# program faults or is killed; 63 and 92 tell of memory that was mended in time; 154 sums up others.
 HARMLESS_XIDS = frozenset({14, 43, 45, 63, 92, 93, 106, 107, 121, 154, 157, 160, 161})
-# All others come of what a program does, or nothing is known of them: what one program met says
-# nothing of the GPU.
+# All others come of what a program does (13 and 31, say), or nothing is known of them. Of 109
+# NVIDIA says to reset the GPU, yet its device plugin takes it for a program's: kernels cause it.
 PROGRAM_XID_SECONDS = 3600.0
 
 # GPUs of which events are remembered, whether or not they are still there.
@@ -50,8 +50,8 @@ ENERGY_NOISE_JOULES = 1.0
 
 
 class XIDMemory:
-    """What each GPU's driver told. Hardware's errors are forgotten once the GPU's driver began anew,
-    programs' errors after an hour.
+    """What each GPU's driver told. Errors of hardware are forgotten once the driver began anew,
+    those of programs after an hour.
 
     `recalled` are GPUs as an earlier agent published them. Their errors count only if a counter of
     energy can tell whether the GPU was reset since.
@@ -67,11 +67,13 @@ class XIDMemory:
                 self._energy_joules[gpu.uuid] = gpu.energy_joules
 
     def note(self, uuid: str, xid: int, pod_uids: Iterable[str]) -> None:
-        """`pod_uids` are of the pods on the GPU: one that was alone there is the error's owner."""
+        """`pod_uids` are of the processes on the GPU, "" for an unmanaged one: a pod that was alone
+        there is the error's owner."""
         if xid in HARMLESS_XIDS:
             return
-        pods = tuple(sorted(set(pod_uids)))
-        owner = pods[0] if len(pods) == 1 and xid not in HARDWARE_XIDS else None
+        pods = set(pod_uids)
+        alone = len(pods) == 1 and xid not in HARDWARE_XIDS
+        owner = (pods.pop() or None) if alone else None
         event = XIDEvent(xid, self._clock(), owner)
         self._events[uuid] = _most_telling((*self._events.get(uuid, ()), event))
         while len(self._events) > GPUS_REMEMBERED_MAX:
