@@ -6,12 +6,12 @@ that was replaced under the library that this container has.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from gpujob_operator.act.kube import ApiError
 from gpujob_operator.agent.advice import needs_new_container, with_advice
-from gpujob_operator.agent.nvml import Nvml
+from gpujob_operator.agent.nvml import DevicesRefused, Nvml
 from gpujob_operator.agent.processes import Owner
 from gpujob_operator.agent.publish import Publisher, Readiness
 from gpujob_operator.agent.session import NvmlSession, Reading
@@ -29,11 +29,18 @@ class AgentMustEndError(Exception):
     """Nothing in this process or its container can read the GPUs any more."""
 
 
-def _nothing() -> None:
+async def nothing() -> None:
+    """What a reading of GPUs needs beforehand."""
+
+
+def _no_beat() -> None:
     return None
 
 
 class Agent:
+    """`prepare` is awaited before every reading; with an `ApiError` there is none that time. `beat`
+    is called after each step that came to its end."""
+
     def __init__(
         self,
         nvml: Nvml,
@@ -42,14 +49,15 @@ class Agent:
         *,
         interval_seconds: float,
         hang_seconds: float = HANG_SECONDS,
-        beat: Callable[[], None] = _nothing,
+        prepare: Callable[[], Awaitable[None]] = nothing,
+        beat: Callable[[], None] = _no_beat,
     ) -> None:
-        """`beat` is called after each step that came to its end."""
         self._nvml = nvml
         self._publisher = publisher
         self._owner = owner
         self._interval_seconds = interval_seconds
         self._hang_seconds = hang_seconds
+        self._prepare = prepare
         self._beat = beat
         self._stop = asyncio.Event()
         self._session: NvmlSession | None = None
@@ -76,6 +84,12 @@ class Agent:
         except ApiError as error:
             log.warning("earlier readings not known", error=str(error))
             return
+        try:
+            await self._prepare()
+        except ApiError as error:
+            # Readings that lack a process would be believed; old ones are known to be old.
+            log.warning("pods of this node not known", error=str(error))
+            return
         if self._session is None:
             known = self._publisher.last.gpus
             self._session = NvmlSession(self._nvml, self._owner, known)
@@ -87,6 +101,10 @@ class Agent:
             if needs_new_container(error):
                 await self._end("DriverReplaced", message)
             await self._publish(None, Readiness(False, "NVMLFailed", message))
+            return
+        except DevicesRefused as error:
+            log.error("devices refused", error=str(error))
+            await self._publish(None, Readiness(False, "DevicesRefused", str(error)))
             return
         await self._publish(reading, _readiness(reading))
 
