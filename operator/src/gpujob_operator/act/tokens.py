@@ -1,4 +1,4 @@
-"""Asks the API server whom a worker's token speaks for, and remembers the answer for a while."""
+"""Asks the API server which pod a worker's token belongs to, and caches the answer."""
 
 import hashlib
 from collections import OrderedDict
@@ -21,7 +21,7 @@ Identity = tuple[str, str, str]
 
 
 class TokenReviewer:
-    """TokenReview with a bounded memory. Keys are hashes: no token stays in memory."""
+    """TokenReview with a bounded cache. Its keys are hashes, so no token stays in memory."""
 
     def __init__(self, kube: Kube, monotonic: Callable[[], float]) -> None:
         self._kube = kube
@@ -29,10 +29,12 @@ class TokenReviewer:
         self._answers: OrderedDict[bytes, tuple[float, Identity | None]] = OrderedDict()
 
     async def review(self, token: str) -> Identity | None:
-        """Namespace, name and UID of the pod, or None. Raises `ApiError` if nobody can say."""
+        """Namespace, name and UID of the token's pod, or None. Raises `ApiError` if the API server
+        cannot say.
+        """
         if len(token) > TOKEN_CHARACTERS_MAX:
             return None
-        # Headers hold bytes that are no UTF-8 as halves of surrogate pairs.
+        # Bytes of a header that are not UTF-8 arrive as surrogates.
         key = hashlib.sha256(token.encode(errors="surrogatepass")).digest()
         known = self._answers.get(key)
         if known is not None and self._monotonic() < known[0]:

@@ -1,7 +1,7 @@
-"""Worker reports: an HTTP endpoint where a worker can speak only for itself.
+"""Worker reports: an HTTP endpoint where a worker can report only for itself.
 
-The bearer token names the pod (TokenReview); the pod names the job, the attempt and the rank.
-The newest report of each worker goes into the next snapshot.
+The bearer token identifies the pod (TokenReview), and the pod identifies the job, the attempt and
+the rank. The newest report of each worker goes into the next snapshot.
 """
 
 from collections import OrderedDict
@@ -32,7 +32,7 @@ RETRY_AFTER_SECONDS = 1
 
 @dataclass(frozen=True, slots=True)
 class PodIdentity:
-    """Whom a token speaks for, as the API server says."""
+    """The pod that a token belongs to, as the API server says."""
 
     namespace: str
     pod_name: str
@@ -40,24 +40,26 @@ class PodIdentity:
 
 
 class TokenCheckFailed(Exception):  # noqa: N818 - it is an answer, not a fault of the program
-    """The API server could not be asked; the worker may try again."""
+    """The API server could not be asked. The worker may try again."""
 
 
 class TokenChecker(Protocol):
     async def check(self, token: str) -> PodIdentity | None:
-        """Whom the token speaks for, or None if it is not valid for us."""
+        """The pod that the token belongs to, or None if the token is not valid for this
+        audience.
+        """
         ...
 
 
 class Workers(Protocol):
-    """The part of the cache that answers who a worker is."""
+    """The part of the cache that identifies workers."""
 
     def pod(self, uid: str) -> PodView | None: ...
 
     def job(self, uid: str) -> GPUJob | None: ...
 
     def job_of(self, pod: PodView) -> GPUJob | None:
-        """The job for which the pod speaks, or None."""
+        """The job whose worker the pod is, or None."""
         ...
 
 
@@ -69,7 +71,7 @@ class _Refused(Exception):  # noqa: N818 - it is an answer, not a fault of the p
 
 
 class _Bucket:
-    """How many reports a pod may still send: refilled with time, up to a burst."""
+    """A token bucket for the reports of one pod: refilled over time, up to a burst."""
 
     __slots__ = ("tokens", "updated")
 
@@ -88,7 +90,7 @@ class _Bucket:
 
 
 class ReportReceiver:
-    """Authenticates, checks, keeps and answers reports. Times come from the given clocks."""
+    """Authenticates, checks, stores and answers reports. Times come from the given clocks."""
 
     def __init__(
         self,
@@ -140,7 +142,7 @@ class ReportReceiver:
 
     async def _receive(self, request: web.Request) -> Reply:
         if not self._is_leader():
-            raise _Refused(503, "not_leader", "this replica does not lead; try again")
+            raise _Refused(503, "not_leader", "this replica is not the leader; try again")
         pod = await self._authenticate(request.headers.get("Authorization", ""))
         self._limit(pod.uid)
         job = self._workers.job_of(pod)
@@ -163,10 +165,10 @@ class ReportReceiver:
             raise _Refused(401, "bad_token", "the token is not valid for audience gpujob")
         pod = self._workers.pod(identity.pod_uid)
         if pod is None:
-            # Our watch may lag behind a pod that has just started.
-            raise _Refused(503, "no_pod", f"pod {identity.pod_name} is not a known worker")
+            # The watch may lag behind a pod that has just started.
+            raise _Refused(503, "no_pod", f"pod {identity.pod_name} is not a worker")
         if (pod.namespace, pod.name) != (identity.namespace, identity.pod_name):
-            raise _Refused(403, "wrong_pod", "the token names another pod")
+            raise _Refused(403, "wrong_pod", "the token belongs to another pod")
         return pod
 
     def _limit(self, pod_uid: str) -> None:
@@ -204,11 +206,13 @@ class ReportReceiver:
 
 
 def _refusal(error: Exception) -> _Refused:
-    """What the worker is told, whatever went wrong: a fault of ours is logged and no end."""
+    """The answer to a failed report. An internal error is logged and does not end the server."""
     if isinstance(error, _Refused):
         return error
-    log.error("report broke", problem=f"{type(error).__name__}: {error}", with_traceback=True)
-    return _Refused(500, "error", "the report cannot be read; the operator's log says why")
+    log.error(
+        "report handling failed", problem=f"{type(error).__name__}: {error}", with_traceback=True
+    )
+    return _Refused(500, "error", "the report cannot be read; see the operator's log")
 
 
 async def _body(request: web.Request) -> bytes:
@@ -243,7 +247,9 @@ def _order(report: Report) -> tuple[int, int]:
 
 
 def _is_news(before: Report, now: Report) -> bool:
-    """Steps go by all the time; a new phase, checkpoint, setting or failure is worth a cycle."""
+    """True for a new phase, checkpoint, setting or failure, which is worth a cycle. Steps alone are
+    not.
+    """
     return (before.attempt, before.phase, before.checkpoint, before.tuned, before.failure) != (
         now.attempt,
         now.phase,
