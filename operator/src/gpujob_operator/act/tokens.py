@@ -1,4 +1,4 @@
-"""Asks the API server whom a worker's token speaks for, and remembers the answer for a while.
+"""Asks the API server which pod a worker's token belongs to, and caches the answer.
 
 Questions are bounded: one for each token, a few at once, and few from an address whose tokens were
 refused, so that nobody can make the API server busy through the report port.
@@ -38,7 +38,7 @@ class TooManyReviews(Exception):  # noqa: N818 - it is an answer, not a fault of
 
 
 class TokenReviewer:
-    """TokenReview with a bounded memory. Keys are hashes: no token stays in memory."""
+    """TokenReview with a bounded cache. Its keys are hashes, so no token stays in memory."""
 
     def __init__(self, kube: Kube, monotonic: Callable[[], float]) -> None:
         self._kube = kube

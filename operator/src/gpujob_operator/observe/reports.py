@@ -1,4 +1,4 @@
-"""Worker reports: an HTTP endpoint where a worker can speak only for itself.
+"""Worker reports: an HTTP endpoint where a worker can report only for itself.
 
 The bearer token names the pod; the pod names the job, the attempt and the rank. What the token
 claims must be a worker that we know before the API server is asked whether the claim is true
@@ -45,14 +45,14 @@ class TokenChecker(Protocol):
 
 
 class Workers(Protocol):
-    """The part of the cache that answers who a worker is."""
+    """The part of the cache that identifies workers."""
 
     def pod(self, uid: str) -> PodView | None: ...
 
     def job(self, uid: str) -> GPUJob | None: ...
 
     def job_of(self, pod: PodView) -> GPUJob | None:
-        """The job for which the pod speaks, or None."""
+        """The job whose worker the pod is, or None."""
         ...
 
 
@@ -64,7 +64,7 @@ class _Refused(Exception):  # noqa: N818 - it is an answer, not a fault of the p
 
 
 class _Bucket:
-    """How many reports a pod may still send: refilled with time, up to a burst."""
+    """A token bucket for the reports of one pod: refilled over time, up to a burst."""
 
     __slots__ = ("tokens", "updated")
 
@@ -83,7 +83,7 @@ class _Bucket:
 
 
 class ReportReceiver:
-    """Authenticates, checks, keeps and answers reports. Times come from the given clocks."""
+    """Authenticates, checks, stores and answers reports. Times come from the given clocks."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class ReportReceiver:
 
     async def _receive(self, request: web.Request) -> Reply:
         if not self._is_leader():
-            raise _Refused(503, "not_leader", "this replica does not lead; try again")
+            raise _Refused(503, "not_leader", "this replica is not the leader; try again")
         token = _bearer_token(request.headers.get("Authorization", ""))
         claimed = claimed_identity(token, self._clock().timestamp())
         if claimed is None:
@@ -205,11 +205,13 @@ class ReportReceiver:
 
 
 def _refusal(error: Exception) -> _Refused:
-    """What the worker is told, whatever went wrong: a fault of ours is logged and no end."""
+    """The answer to a failed report. An internal error is logged and does not end the server."""
     if isinstance(error, _Refused):
         return error
-    log.error("report broke", problem=f"{type(error).__name__}: {error}", with_traceback=True)
-    return _Refused(500, "error", "the report cannot be read; the operator's log says why")
+    log.error(
+        "report handling failed", problem=f"{type(error).__name__}: {error}", with_traceback=True
+    )
+    return _Refused(500, "error", "the report cannot be read; see the operator's log")
 
 
 def _bearer_token(header: str) -> str:
@@ -255,7 +257,9 @@ def _order(report: Report) -> tuple[int, int]:
 
 
 def _is_news(before: Report, now: Report) -> bool:
-    """Steps go by all the time; a new phase, checkpoint, setting or failure is worth a cycle."""
+    """True for a new phase, checkpoint, setting or failure, which is worth a cycle. Steps alone are
+    not.
+    """
     return (before.attempt, before.phase, before.checkpoint, before.tuned, before.failure) != (
         now.attempt,
         now.phase,
