@@ -33,7 +33,7 @@ XIDS_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class GPUProcess:
-    """A process on a GPU. `pod_uid` is None for a stranger: nobody's pod."""
+    """A process on a GPU. `pod_uid` is None for an unmanaged process: nobody's pod."""
 
     pid: SmallCount
     memory_bytes: GPUMemoryBytes

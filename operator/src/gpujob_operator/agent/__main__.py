@@ -29,8 +29,9 @@ from gpujob_operator.agent.owners import (
     start_ticks,
 )
 from gpujob_operator.agent.publish import Publisher
-from gpujob_operator.listening import listen, site
 from gpujob_operator.logs import Log, configure_logs
+from gpujob_operator.observe.listener import listening
+from gpujob_operator.options import listen_address
 
 log = Log(__name__)
 
@@ -46,7 +47,11 @@ def _arguments() -> argparse.Namespace:
     add("--kubeconfig", help="without it: the pod's service account")
     add("--node", default=os.environ.get("NODE_NAME"), help="default: $NODE_NAME")
     add("--devices", choices=("nvml", "cpu"), default="nvml", help="cpu: stand-ins, see --cpu-...")
-    add("--nvml-module", default="pynvml", help="dotted name of a module with pynvml's functions")
+    add(
+        "--nvml-module",
+        default="pynvml",
+        help="dotted name of a module with the functions of pynvml",
+    )
     add("--cpu-count", type=int, default=1, help="CPU cards of this node")
     add("--cpu-memory", type=_memory, default="2Gi", help="memory of each, 64Mi at least")
     add("--cpu-beside-gpus", action="store_true", help="CPU cards on a node that has a GPU, too")
@@ -58,7 +63,9 @@ def _arguments() -> argparse.Namespace:
         default=HANG_SECONDS,
         help="the agent ends if the driver does not answer for so long",
     )
-    add("--health-listen", type=listen, metavar="HOST:PORT", help="where /healthz is served")
+    add(
+        "--health-listen", type=listen_address, metavar="HOST:PORT", help="where /healthz is served"
+    )
     add("--log-format", choices=("json", "text"), default="json")
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     arguments = parser.parse_args()
@@ -124,7 +131,8 @@ async def _run(arguments: argparse.Namespace) -> None:
         async with AsyncExitStack() as stack:
             if arguments.health_listen is not None:
                 address = arguments.health_listen
-                url = await stack.enter_async_context(site(liveness.application(), address))
+                serving = listening(liveness.application(), address.host, address.port)
+                url = await stack.enter_async_context(serving)
                 log.info("serving health", url=url)
             await agent.run()
     except AgentMustEndError as error:

@@ -1,7 +1,8 @@
-"""The agent's loop: read, publish, wait; whatever fails is said in a condition and tried again.
+"""The agent's loop: read, publish, wait. A failure is reported in a condition, and the next
+iteration tries again.
 
-Two failures end the process, for only a new container helps: a driver that does not answer, and one
-that was replaced under the library that this container has.
+Two failures end the process, because only a new container helps: a driver that does not answer,
+and a driver that was replaced and no longer fits the library in this container.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ log = Log(__name__)
 LAST_WORD_SECONDS = 5.0
 # A driver without persistence mode takes seconds to wake the GPUs of a large node.
 HANG_SECONDS = 60.0
-_STOPPED = Readiness(False, "AgentStopped", "the agent was stopped; its last readings grow old")
+_STOPPED = Readiness(False, "AgentStopped", "the agent was stopped; its last readings become stale")
 
 
 class AgentMustEndError(Exception):
@@ -66,8 +67,10 @@ class Agent:
         self._stop.set()
 
     async def run(self) -> None:
-        """Runs until `stop`; then says that the readings will grow old. Raises `AgentMustEndError`:
-        a thread may then still be in the driver, and the process must not wait for it."""
+        """Runs until `stop`. Then publishes that the readings will grow old. Raises
+        `AgentMustEndError`: a thread may still be in the driver, and the process must not wait for
+        it.
+        """
         while not self._stop.is_set():
             started = time.monotonic()
             await self.step()
@@ -78,11 +81,11 @@ class Agent:
         await self._say_last(_STOPPED)
 
     async def step(self) -> None:
-        """One reading and, if there is reason, one write. Raises only `AgentMustEndError`."""
+        """Takes one reading and, if needed, makes one write. Raises only `AgentMustEndError`."""
         try:
             await self._publisher.recall()
         except ApiError as error:
-            log.warning("earlier readings not known", error=str(error))
+            log.warning("earlier readings unavailable", error=str(error))
             return
         try:
             await self._prepare()
@@ -97,7 +100,7 @@ class Agent:
             reading = await self._read(self._session)
         except self._nvml.NVMLError as error:
             message = with_advice(error)
-            log.warning("nvml failed", error=str(error), advice=message)
+            log.warning("NVML failed", error=str(error), advice=message)
             if needs_new_container(error):
                 await self._end("DriverReplaced", message)
             await self._publish(None, Readiness(False, "NVMLFailed", message))
@@ -109,7 +112,7 @@ class Agent:
         await self._publish(reading, _readiness(reading))
 
     async def _read(self, session: NvmlSession) -> Reading:
-        """In a thread: NVML's calls block, and a broken driver never returns from one."""
+        """Reads in a thread: NVML calls block, and a broken driver may never return."""
         reading = asyncio.ensure_future(asyncio.to_thread(session.read))
         done, _ = await asyncio.wait({reading}, timeout=self._hang_seconds)
         if not done:

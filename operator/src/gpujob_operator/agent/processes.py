@@ -19,7 +19,7 @@ from gpujob_operator.agent.nvml import (
     is_lost,
 )
 
-# Finds the UID of the pod that a process belongs to, or None for an unmanaged one.
+# Returns the UID of the process's pod, or None for an unmanaged process.
 Owner = Callable[[int], str | None]
 
 # pynvml makes room for twice as many processes as it was told of: more can start meanwhile.
@@ -43,7 +43,7 @@ class ProcessReader:
         used = self._memory_by_process(handle)
         unknown = [pid for pid, amount in used.items() if amount is None]
         known_bytes = sum(amount for amount in used.values() if amount is not None)
-        # Where the driver does not tell processes apart, they share what is left, unknown to us.
+        # If the driver does not report memory by process, the processes share what remains.
         left = max(0, used_bytes - known_bytes) // max(1, len(unknown))
         busy = self._utilization_by_process(handle, uuid)
         processes = [
@@ -94,7 +94,7 @@ class ProcessReader:
     def _utilization_by_process(
         self, handle: object, uuid: str
     ) -> Mapping[int, float | None] | None:
-        """Mean SM utilization since the last reading by process; None where it is not told."""
+        """Mean SM utilization of each process since the last reading; None if unsupported."""
         nvml = self._nvml
         since = self._samples_seen_until.get(uuid, 0)
         try:

@@ -1,6 +1,7 @@
-"""One reading of all GPUs of a node: what NVML says now, as `GPU` values.
+"""One reading of all GPUs of a node, from NVML, as `GPU` values.
 
-A GPU that is lost or that `health` finds unfit is unhealthy: it keeps its UUID and says why.
+A GPU that is lost, or that `health` finds unfit, is unhealthy. An unhealthy GPU keeps its UUID and
+has a message.
 """
 
 import math
@@ -52,11 +53,11 @@ class GPUReader:
         return tuple(f"GPU {index}: {why}"[:256] for index, why in sorted(self._unread.items()))
 
     def read(self) -> tuple[GPU, ...]:
-        """All GPUs now. Raises the module's NVMLError when NVML itself does not work."""
+        """Reads all GPUs. Raises the module's NVMLError if NVML itself fails."""
         count = self._nvml.nvmlDeviceGetCount()
         self._unread = {}
         self._health.collect(self._pods_on)
-        # What is not there any more was taken out, if only an earlier agent saw it.
+        # A GPU that only an earlier agent saw has been removed from the node.
         self._recalled = {i: gpu for i, gpu in self._recalled.items() if i < count}
         results = [
             self._read_guarded(index)
@@ -70,13 +71,13 @@ class GPUReader:
         return self._with_links([gpu for gpu in gpus if gpu is not None])
 
     def _with_links(self, gpus: list[GPU]) -> tuple[GPU, ...]:
-        """Lost GPUs keep the group that they had."""
+        """Adds link groups. Lost GPUs keep their last group."""
         well = [(gpu.index, gpu.uuid) for gpu in gpus if gpu.healthy]
         try:
             groups = self._links.of(well)
         except self._nvml.NVMLError as error:
             # A GPU was lost since it was read; the next reading says so.
-            log.warning("links not readable", error=str(error))
+            log.warning("links unreadable", error=str(error))
             groups = {}
         gpus = [
             replace(gpu, link_group=groups.get(gpu.index, self._group_known(gpu.index)))
@@ -95,19 +96,19 @@ class GPUReader:
         except self._nvml.NVMLError as error:
             return error
         except (FieldError, ValueError, OverflowError) as error:
-            log.warning("absurd reading ignored", index=index, problem=str(error))
+            log.warning("implausible reading ignored", index=index, problem=str(error))
             return error
         self._known[index] = gpu
         return gpu
 
     def _lost(self, index: int, error: Exception, read: Set[str]) -> GPU | None:
-        """What was known of a GPU that does not answer; unhealthy, with nothing running on it.
+        """The last known state of a GPU that does not answer: unhealthy, without processes.
 
-        Unless it is among those that were read: GPUs may be counted anew.
+        A GPU that was read is left out, because indices may change.
         """
         known = self._known.get(index) or self._recalled.get(index)
         if known is None or known.uuid in read:
-            log.warning("GPU not readable", index=index, error=str(error))
+            log.warning("GPU unreadable", index=index, error=str(error))
             if known is None:
                 self._unread[index] = str(error)
             return None
@@ -162,7 +163,7 @@ class GPUReader:
         )
 
     def _memory(self, handle: object) -> _Memory:
-        """Version 2 tells what the driver keeps for itself; version 1 counts it as used."""
+        """Version 2 reports the driver's reservation separately; version 1 counts it as used."""
         nvml = self._nvml
         version = getattr(nvml, "nvmlMemory_v2", None)
         info = None
@@ -186,6 +187,6 @@ def _finite(value: object) -> float | None:
 
 
 def _scaled(milli: object) -> float | None:
-    """NVML counts power in milliwatts and energy in millijoules."""
+    """NVML reports power in milliwatts and energy in millijoules."""
     number = _finite(milli)
     return None if number is None else number / 1000

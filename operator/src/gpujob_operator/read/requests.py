@@ -1,4 +1,4 @@
-"""Kubernetes quantities and what a pod asks of its node."""
+"""Kubernetes quantities, and the resources that a pod requests from its node."""
 
 import math
 import re
@@ -19,12 +19,12 @@ _SCALES = {
     **{suffix: 1000.0 ** (n + 1) for n, suffix in enumerate("kMGTPE")},
     **{f"{suffix}i": 1024.0 ** (n + 1) for n, suffix in enumerate("KMGTPE")},
 }
-# More than any node has, and still a number that sums and differences stay exact with.
+# More than any node has, and still exact in sums and differences.
 AMOUNT_MAX = 2**60
 
 
 class Unreadable(ValueError):  # noqa: N818 - it is an answer, not a fault of the program
-    """A part of a pod's spec that says nothing about its requests."""
+    """A part of a pod's spec from which no request can be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +33,15 @@ class PodRequests:
     memory_bytes: int = 0
 
 
-# What a pod counts whose requests cannot be read: all that its node has. To guess less would make
-# the node look emptier than it may be; the harm ends at this one node, and when the pod ends.
+# The requests of a pod whose requests cannot be read: all that its node has. Less would make the
+# node look emptier than it may be. The effect is limited to this node and ends with the pod.
 WHOLE_NODE = PodRequests(AMOUNT_MAX, AMOUNT_MAX)
 
 
 def quantity(value: object) -> float | None:
-    """The number that a Kubernetes quantity means: 250m is 0.25, 1Ki is 1024. An absent one is 0;
-    None is one that cannot be read."""
+    """The number of a Kubernetes quantity: 250m is 0.25, 1Ki is 1024. 0 if absent; None if
+    unreadable.
+    """
     if value is None:
         return 0.0
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -55,7 +56,7 @@ def quantity(value: object) -> float | None:
 
 
 def cpu_milli(value: object) -> int | None:
-    """Rounded up, as Kubernetes does; None if unreadable."""
+    """CPU in thousandths of a core, rounded up as in Kubernetes; None if unreadable."""
     amount = quantity(value)
     return None if amount is None else min(AMOUNT_MAX, math.ceil(round(amount * 1000, 6)))
 
@@ -66,9 +67,9 @@ def memory_bytes(value: object) -> int | None:
 
 
 def pod_requests(spec: Mapping[str, Any]) -> PodRequests:
-    """What the scheduler counts: the containers together, or one init container if that is more.
+    """What kube-scheduler counts: the sum of the containers, or one init container if that is more.
 
-    A pod of which any part cannot be read counts `WHOLE_NODE`. Raises nothing.
+    A pod with an unreadable part counts as `WHOLE_NODE`. Never raises.
     """
     try:
         return _pod_requests(spec)
@@ -95,7 +96,7 @@ def _pod_requests(spec: Mapping[str, Any]) -> PodRequests:
 
 def _requests(container: Mapping[str, Any]) -> PodRequests:
     resources = _object(container.get("resources"))
-    # A limit without a request is a request of the same size.
+    # A limit without a request implies a request of the same size.
     return _amounts({**_object(resources.get("limits")), **_object(resources.get("requests"))})
 
 

@@ -1,4 +1,4 @@
-"""What a job's pod template asks for: its requests and tolerations."""
+"""The requests and tolerations of a job's pod template."""
 
 import re
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ _UNITS = {
 }
 # CPU in thousandths of a core and memory in bytes.
 HostRequests = tuple[int, int]
-# GPU nodes often carry this taint to keep other pods away.
+# GPU nodes often have this taint to keep other pods away.
 DEFAULT_TOLERATIONS: tuple[Mapping[str, str], ...] = (
     {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
 )
@@ -53,7 +53,7 @@ def memory_bytes(quantity: object) -> int:
 
 
 def host_requests(job: GPUJob) -> HostRequests:
-    """CPU (milli) and host memory (bytes) that one worker pod asks of its node."""
+    """CPU (milli) and host memory (bytes) that one worker pod requests."""
     cpu = memory = 0
     for container in pod_spec(job).get("containers") or ():
         resources = container.get("resources") or {}
