@@ -29,6 +29,7 @@ from gpujob_operator.decide.model.workers import job_name_of, speaks_for
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.dirty import Dirty
 from gpujob_operator.observe.freshness import Freshness
+from gpujob_operator.observe.program_faults import ProgramFaults
 from gpujob_operator.observe.spot import SpotHistory
 from gpujob_operator.observe.store import FOR_EVER, Store
 from gpujob_operator.observe.unreadable import Unreadable
@@ -80,6 +81,7 @@ class Cache:
         self._clock = clock
         self._freshness = Freshness()
         self._ledger = UsageLedger()
+        self._program_faults = ProgramFaults()
         self.spot = SpotHistory(clock)
         self._pruned_at: datetime | None = None
         self._gone: dict[str, GonePod] = {}
@@ -195,6 +197,7 @@ class Cache:
             usage=self._ledger.usage(),
             spot_pools=self.spot.pools(),
             gone_pods=self._gone_pods(),
+            program_faults=self._program_faults.all(),
             configuration=configuration,
         )
 
@@ -230,6 +233,7 @@ class Cache:
             manifest, lambda reason: self._metrics.readings_dropped.labels(reason).inc()
         )
         self._ledger.observe(node, self._worker)
+        self._program_faults.observe(node, self._worker)
         arrived = self._freshness.arrived(
             node.metadata.name, node.status.observed_at, self._clock()
         )
@@ -247,6 +251,7 @@ class Cache:
     def _gpu_node_changed(self, before: GPUNode | None, after: GPUNode | None) -> None:
         if after is None and before is not None:
             self._freshness.forget(before.metadata.name)
+            self._program_faults.forget(before.metadata.name)
 
     def _pod_changed(self, before: CachedPod | None, after: CachedPod | None) -> None:
         for pod, sign in ((before, -1), (after, 1)):
@@ -259,6 +264,7 @@ class Cache:
         if after is None and before is not None and before.view is not None:
             view = before.view
             self._gone[view.uid] = GonePod(view.uid, self._clock(), view.gpus)
+            self._program_faults.remember(view)
 
     def _gone_pods(self) -> tuple[GonePod, ...]:
         """Pods that ended since the agents' last readings, or shortly before."""

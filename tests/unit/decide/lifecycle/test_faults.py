@@ -14,7 +14,7 @@ from gpujob_operator.decide.capacity.cluster import Capacity
 from gpujob_operator.decide.capacity.sites import Sites, sites_of
 from gpujob_operator.decide.lifecycle import faults
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.model.snapshot import Snapshot, Taint
+from gpujob_operator.decide.model.snapshot import ProgramFault, Snapshot, Taint
 from tests.harness.builders import (
     T0,
     after,
@@ -83,6 +83,15 @@ def test_an_unhealthy_gpu_is_left() -> None:
         "GPUUnhealthy",
         "GPU GPU-0 on n0 is unhealthy: XID 79",
     )
+
+
+def test_a_gpu_that_programs_failed_on_is_kept_by_the_job_that_runs_there() -> None:
+    told = tuple(ProgramFault("GPU-0", 31, uid, "team") for uid in ("uid-x", "uid-y"))
+    assert found(A, program_faults=told) is None
+    seen = capacity(make_snapshot(A, program_faults=told)).gpu("n0", "GPU-0")
+    assert seen is not None
+    assert seen.blocked is not None
+    assert seen.blocked.reason is BlockedReason.SUSPECT
 
 
 def test_stale_or_missing_readings_never_stop_a_job() -> None:

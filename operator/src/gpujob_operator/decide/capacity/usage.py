@@ -28,6 +28,7 @@ from gpujob_operator.decide.capacity.prices import (
     rates,
 )
 from gpujob_operator.decide.capacity.slowdown_law import PUBLISHED_SLOWDOWNS, Law
+from gpujob_operator.decide.capacity.suspects import suspects
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.pod_template import HostRequests
 from gpujob_operator.decide.model.snapshot import GonePod, NodeView, PodPhase, PodView, Snapshot
@@ -141,10 +142,12 @@ class Learned:
 
     spot_rates: Mapping[str, float] = field(default_factory=dict[str, float])
     laws: Mapping[str, Law] = field(default_factory=dict[str, Law])
+    # By GPU, why it may be the GPU's fault that programs failed there.
+    suspects: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def learned_from(snapshot: Snapshot) -> Learned:
-    return Learned(rates(snapshot), laws(snapshot.profiles))
+    return Learned(rates(snapshot), laws(snapshot.profiles), suspects(snapshot.program_faults))
 
 
 @dataclass(slots=True)
@@ -242,7 +245,9 @@ class ClusterUsage:
             external_bytes=external_bytes,
             terminating_bytes=min(self._terminating_bytes(gpu, observed_at), external_bytes),
             tenants=tuple(_with_excess(one, used[one.job_uid]) for one in tenants),
-            blocked=why_blocked(gpu, stray_pod=stray_pod),
+            blocked=why_blocked(
+                gpu, stray_pod=stray_pod, suspect=learned.suspects.get(gpu.uuid, "")
+            ),
             link_group=gpu.link_group,
             law=learned.laws.get(gpu.model, PUBLISHED_SLOWDOWNS),
         )

@@ -9,7 +9,7 @@ from gpujob_api.report import Failure, FailureClass
 from gpujob_api.settings import EXIT_DONE, EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView
-from gpujob_operator.decide.model.stop_reasons import rule_of
+from gpujob_operator.decide.model.stop_reasons import GPU_UNHEALTHY, rule_of
 
 EXIT_KILLED = 137
 _INTERRUPTED = (EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED)
@@ -22,6 +22,10 @@ _NODE_REFUSALS = (
 )
 # More interruptions than this without a durable step count as errors.
 FRUITLESS_INTERRUPTIONS_MAX = 50
+# So many attempts in a row under which a GPU became unhealthy soon: a program can bring that about,
+# and would take one GPU after the other.
+UNHEALTHY_GPUS_MAX = 3
+SOON_SECONDS = 3600.0
 
 
 class AttemptEnd(Enum):
@@ -116,7 +120,14 @@ def interrupted(
         interruptions=before.interruptions + (not lost),
         node_lost=before.node_lost + lost,
         preemptions=before.preemptions + for_others,
+        unhealthy_gpus=_unhealthy_gpus(job, now),
     )
+    if counters.unhealthy_gpus >= UNHEALTHY_GPUS_MAX:
+        message = (
+            f"{counters.unhealthy_gpus} GPUs in a row became unhealthy under it, each within "
+            f"{SOON_SECONDS:.0f} s of the attempt's start: not tried again"
+        )
+        return RetryDecision(counters, False, None, message)
     all_in_all = counters.interruptions + counters.node_lost
     fruitless = 0 if job.status.checkpoint is not None else all_in_all
     if fruitless > FRUITLESS_INTERRUPTIONS_MAX:
@@ -126,6 +137,15 @@ def interrupted(
     ended_at_once = (now - (job.status.attempt_started_at or now)).total_seconds() < backoff
     delay = backoff if ended_at_once or fruitless > 3 else 0.0
     return RetryDecision(counters, True, now + timedelta(seconds=delay), "rescheduling")
+
+
+def _unhealthy_gpus(job: GPUJob, now: datetime) -> int:
+    """How many attempts in a row ended because a GPU became unhealthy soon after the start."""
+    stop, started = job.status.stop, job.status.attempt_started_at
+    if stop is None or stop.reason != GPU_UNHEALTHY:
+        return job.status.counters.unhealthy_gpus
+    soon = started is None or (now - started).total_seconds() <= SOON_SECONDS
+    return job.status.counters.unhealthy_gpus + 1 if soon else 0
 
 
 def _cause_first(pod: PodView) -> tuple[object, ...]:

@@ -144,6 +144,17 @@ class GonePod:
 
 
 @dataclass(frozen=True, slots=True)
+class ProgramFault:
+    """An error of a GPU's driver that a job's program met, of the last hour. See
+    `capacity.suspects`."""
+
+    gpu: str
+    xid: int
+    job_uid: str
+    namespace: str
+
+
+@dataclass(frozen=True, slots=True)
 class SpotPool:
     """Spot nodes of one kind, which are reclaimed together: for how many node-hours they were
     observed, and how many nodes were reclaimed. See `capacity.prices`.
@@ -166,6 +177,8 @@ class Snapshot:
     reports: tuple[ReceivedReport, ...] = ()
     spot_pools: tuple[SpotPool, ...] = ()
     gone_pods: tuple[GonePod, ...] = ()
+    # The same object until something changes.
+    program_faults: tuple[ProgramFault, ...] = ()
     # Since when this process receives reports; None: always.
     listening_since: datetime | None = None
     # Measured use by (job UID, attempt).
