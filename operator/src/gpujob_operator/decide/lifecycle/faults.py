@@ -12,7 +12,7 @@ from gpujob_api.quantities import format_count, format_memory
 from gpujob_operator.decide.capacity.availability import BlockedReason, ClosedReason
 from gpujob_operator.decide.capacity.cluster import GPUCapacity
 from gpujob_operator.decide.capacity.sites import NodeFacts, Sites, gpus_at
-from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
 from gpujob_operator.decide.model.grace import stop_seconds
 from gpujob_operator.decide.model.stop_reasons import GPU_OVERFULL, GPU_UNHEALTHY, NODE_RECLAIMED
 
@@ -37,6 +37,9 @@ def of(job: GPUJob, sites: Sites, configuration: Configuration, now: datetime) -
             if blocked is not None and blocked.reason is BlockedReason.UNHEALTHY:
                 message = f"GPU {gpu.uuid} on {site.node} is {blocked.text}"
                 return StopReason(GPU_UNHEALTHY, message, now + grace)
+    if configuration.device_access is DeviceAccess.DEVICE_PLUGIN:
+        # The kubelet gives each GPU once. Two jobs on one only means that a reading is yet to come.
+        return None
     return _outgrown(job, sites, now + grace)
 
 

@@ -121,6 +121,14 @@ class InvalidJob:
 
 
 @dataclass(frozen=True, slots=True)
+class SeenGPUs:
+    """The GPUs on which one worker's processes were seen in the newest reading of its node."""
+
+    rank: int
+    gpus: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class GPUUsage:
     """What a job's processes used on its GPUs over the attempt, worst GPU, from agents.
 
@@ -130,6 +138,8 @@ class GPUUsage:
     memory_peak_bytes: int
     utilization_percent: float
     samples: int
+    # By rank.
+    seen: tuple[SeenGPUs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
