@@ -11,7 +11,7 @@ import pytest
 
 from gpujob_api.gpunode import GPUNode
 from gpujob_api.manifest import gpunode_from_manifest
-from gpujob_operator.act.kube import GPU_NODES
+from gpujob_operator.act.kube import GPU_NODES, NODES
 from tests.harness.http_api import HttpApi
 from tests.harness.http_api_objects import Refusal
 from tests.harness.imitated_nvml import (
@@ -69,6 +69,7 @@ def stage(library: Path, tmp_path: Path) -> Generator[Stage]:
     driver = ImitatedDriver(tmp_path, library, [ImitatedGPU()])
     driver.write()
     with HttpApi().running() as api:
+        api.put(NODES, {"metadata": {"name": "n0"}})
         stage = Stage(api, driver, tmp_path)
         yield stage
         for process in stage.processes:
