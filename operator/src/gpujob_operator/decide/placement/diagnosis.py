@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from gpujob_api.quantities import format_memory
 from gpujob_operator.decide.capacity.cluster import Capacity, Card, NodeCapacity
+from gpujob_operator.decide.model.pod_requests import WHOLE_NODE
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.finding import (
     FARTHEST,
@@ -25,6 +26,9 @@ from gpujob_operator.decide.placement.requirements import JobRequirements, Worke
 
 # A card that would do, on a node that has too few of them.
 _FREE = UnfitReason("free, but too few on one node")
+_UNREADABLE_REQUESTS = UnfitReason(
+    "on nodes of any size: what the template's containers request cannot be read"
+)
 # With the figure in thousandths of a processor, and in bytes.
 _CPU_SHORT = "on nodes {} milli-CPU short"
 _MEMORY_SHORT = "on nodes {} host memory short"
@@ -186,6 +190,8 @@ def _node_unfit_reason(needs: JobRequirements, node: NodeCapacity) -> UnfitReaso
     refusal = node.closed.text if node.closed is not None else node_mismatch(needs, node.node)
     if refusal:
         return render_reason(refusal)
+    if (needs.cpu_milli, needs.memory_bytes) == WHOLE_NODE:
+        return _UNREADABLE_REQUESTS
     if node.cpu_milli_free < needs.cpu_milli:
         return UnfitReason(_CPU_SHORT, needs.cpu_milli - node.cpu_milli_free)
     if node.memory_bytes_free < needs.memory_bytes:
