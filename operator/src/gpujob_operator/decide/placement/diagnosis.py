@@ -119,7 +119,7 @@ def _explain(
         lambda node, nominated: _diagnose_node(request, node, nominated),
     )
     total = sum(counts.values())
-    asked = needs.job.spec.workers * needs.job.spec.gpus_per_worker
+    asked = needs.job.spec.gpus
     what = _request_text(request)
     gang = f" (room for {placed} of {needs.job.spec.workers} workers)" if placed else ""
     message = f"needs {asked} x {what}{gang}; of {total} cards: {_in_words(counts)}"

@@ -13,7 +13,7 @@ def interruption_gpu_seconds(
 
     `now_age` is how long the attempt has run, in seconds. Who is not `asked` cannot save.
     """
-    cards = job.spec.workers * job.spec.gpus_per_worker
+    cards = job.spec.gpus
     lost_seconds = _lost_seconds(job, configuration, now_age, asked=asked)
     return cards * (lost_seconds + configuration.restart_seconds)
 

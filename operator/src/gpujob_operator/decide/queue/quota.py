@@ -239,7 +239,7 @@ def _sum(nominal: int | None, extra: int | None, *, unlimited: bool) -> int | No
 
 def _with(use: QueueUse, job: GPUJob, memory_bytes: int) -> QueueUse:
     """The use with one more job of `memory_bytes` a card."""
-    cards = job.spec.workers * job.spec.gpus_per_worker
+    cards = job.spec.gpus
     return QueueUse(use.jobs + 1, use.gpus + cards, use.memory_bytes + cards * memory_bytes)
 
 
