@@ -11,7 +11,7 @@ from gpujob_operator.decide.model.plan import Plan
 from gpujob_operator.decide.planner import Planner, plan
 from tests.harness.builders import (
     after,
-    make_card,
+    make_gpu,
     make_job,
     make_snapshot,
     make_template,
@@ -50,8 +50,8 @@ def placed(decided: Plan) -> list[str]:
 
 def first_of(*jobs: GPUJob, configuration: Configuration = SHORTEST, gpus: int = 1) -> str:
     """The job that gets the GPUs of the only node; there is no room for two."""
-    cards = tuple(make_card(f"GPU-{number}") for number in range(gpus))
-    (name,) = placed(plan(make_snapshot(*jobs, cards=cards, configuration=configuration), NOW))
+    there = tuple(make_gpu(f"GPU-{number}") for number in range(gpus))
+    (name,) = placed(plan(make_snapshot(*jobs, gpus=there, configuration=configuration), NOW))
     return name
 
 
@@ -109,7 +109,7 @@ def test_a_run_that_ends_changes_the_order_of_those_that_wait() -> None:
     """Also for a planner that remembers the order of the cycle before."""
     planner = Planner()
     jobs = (pending("large", 0, "large"), pending("small", 10, "small"))
-    no_gpus = make_snapshot(*jobs, configuration=SHORTEST, cards=(make_card(healthy=False),))
+    no_gpus = make_snapshot(*jobs, configuration=SHORTEST, gpus=(make_gpu(healthy=False),))
     assert placed(planner(no_gpus, NOW)) == []
     later = make_snapshot(finished("past", 60.0, "small"), *jobs, configuration=SHORTEST)
     assert placed(planner(later, NOW)) == ["small"]

@@ -1,4 +1,4 @@
-"""When running jobs are expected to give their cards back, and how long waiting ones will take.
+"""When running jobs are expected to give their GPUs back, and how long waiting ones will take.
 
 From a job's own measured pace where it says how many steps it has, else from runs of the same
 workload that succeeded. Nothing known is infinite: nobody counts on it.
@@ -22,13 +22,13 @@ from gpujob_operator.decide.measurement.runtime import Run, RunHistory, remainin
 Workload = tuple[str, str]
 # Workloads of one program: its namespace, image and command without options.
 Family = tuple[str, tuple[str, ...]]
-# Runs of a workload or a family on so many cards.
+# Runs of a workload or a family on so many GPUs.
 RunClass = tuple[Workload | Family, int]
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseTime:
-    """When a job's cards are free, in seconds since 1970; or, with `run_class`, since when it runs,
+    """When a job's GPUs are free, in seconds since 1970; or, with `run_class`, since when it runs,
     for as long as those did."""
 
     at: float
@@ -125,7 +125,7 @@ class ReleaseTimes:
         ]
 
     def released_at(self, uid: str) -> float:
-        """When this job's cards are free, in seconds since 1970, perhaps past; infinite when
+        """When this job's GPUs are free, in seconds since 1970, perhaps past; infinite when
         nobody can tell."""
         end = self.end(uid)
         length = 0.0 if end.run_class is None else self.length(end.run_class)
