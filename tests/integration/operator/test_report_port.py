@@ -89,7 +89,7 @@ async def _beside_a_flood(world: HttpWorld, folder: Path) -> None:
             while (elapsed := time.monotonic() - started) < FLOOD_SECONDS:
                 await _report(session, url, honest, 2 + int(elapsed * 100))
                 waits.append(time.monotonic() - started - elapsed)
-                await eventually(lambda at=time.monotonic() + PAUSE_SECONDS: time.monotonic() > at)
+                await eventually(lambda: time.monotonic() > started + elapsed + PAUSE_SECONDS)
         finally:
             flood.kill()
         seconds = time.monotonic() - started
