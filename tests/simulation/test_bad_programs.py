@@ -1,5 +1,7 @@
 """Programs that bring GPUs down or fail on them take no more of the cluster than is theirs."""
 
+from typing import Any
+
 from gpujob_api.report import FailureClass
 from tests.simulation.api_server import Revision
 from tests.simulation.faults import Faults
@@ -16,7 +18,7 @@ from tests.simulation.workloads import (
 )
 
 NODES = tuple(NodePlan(f"n{number}", 2) for number in range(4))
-EXCLUSIVE = {"sharing": {"mode": "Exclusive"}}
+EXCLUSIVE: dict[str, Any] = {"sharing": {"mode": "Exclusive"}}
 
 
 def _others(count: int, at: float) -> list[Submission]:

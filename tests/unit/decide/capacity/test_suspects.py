@@ -16,9 +16,7 @@ def test_one_jobs_word_is_not_enough_however_often() -> None:
 
 
 def test_two_jobs_are_believed_with_the_numbers() -> None:
-    found = suspects(
-        [fault("GPU-0", "a"), fault("GPU-0", "b", xid=13), fault("GPU-1", "c", "n")]
-    )
+    found = suspects([fault("GPU-0", "a"), fault("GPU-0", "b", xid=13), fault("GPU-1", "c", "n")])
     message = "2 jobs within an hour, XID 13, 31"
     assert found == {"GPU-0": message}
 
