@@ -164,10 +164,8 @@ def test_a_driver_that_was_replaced_ends_the_agent(stage: Stage) -> None:
     stage.driver.write()
     assert agent.wait() == EXIT_RESTART
     reason, message = stage.condition()
-    assert (reason, "its container starts with the new library" in message) == (
-        "DriverReplaced",
-        True,
-    )
+    assert reason == "DriverReplaced"
+    assert "its next container gets the node's library" in message
 
 
 def _status(url: str) -> int:

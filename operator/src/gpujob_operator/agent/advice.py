@@ -20,8 +20,9 @@ _ADVICE: Mapping[int, str] = {
     "agent.runtimeClassName to the NVIDIA runtime class, and install the NVIDIA driver and "
     "container toolkit on the node",
     FUNCTION_NOT_FOUND: "the node's NVIDIA driver is too old: R470 or newer is needed",
-    VERSION_MISMATCH: "the node's driver was replaced while the agent ran; the agent ends, so "
-    "that its container starts with the new library",
+    VERSION_MISMATCH: "the NVML library in the agent's container does not fit the node's driver; "
+    "the agent ends, so that its next container gets the node's library; if it ends again, the "
+    "node still runs the driver of before an update: restart the node",
 }
 
 
