@@ -27,7 +27,7 @@ def build_capacity(
     for job in snapshot.jobs:
         uid = job.metadata.uid
         crew = crew_of(job, pods.namesakes(job))
-        holdings.add(usage_of(job, crew.pods, host_requests.get(uid, (0, 0))))
+        holdings.add(usage_of(job, crew, host_requests.get(uid, (0, 0))))
     for uid in sorted(owners - {job.metadata.uid for job in snapshot.jobs}):
         holdings.add(usage_of_orphans(pods.owned(uid)))
     for pod in snapshot.gone_pods:

@@ -17,7 +17,7 @@ from gpujob_operator.decide.cache.job_entry import JobEntry, ProfileKey
 from gpujob_operator.decide.cache.quiescence import is_steady, quiet_until, still_holds
 from gpujob_operator.decide.cache.scheduler_cache import SchedulerCache
 from gpujob_operator.decide.capacity.cluster import Capacity, holds_gpus
-from gpujob_operator.decide.capacity.sites import gpus_at, sites_of
+from gpujob_operator.decide.capacity.sites import gpus_at, is_same_place, sites_of
 from gpujob_operator.decide.lifecycle import attempt
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.status import finish_status, needs_write
@@ -149,7 +149,7 @@ class _Cycle:
         for uid in sorted(cache.to_step):
             known = cache.known[uid]
             job = known.job
-            if not known.held and not known.pods:
+            if not known.held and not known.crew.pods:
                 if job.status.phase is JobPhase.PENDING:
                     # Only the admission pass can change a pending job without pods.
                     cache.to_step.discard(uid)
@@ -179,7 +179,7 @@ class _Cycle:
     def inputs_after(self, uid: str, status: GPUJobStatus) -> JobInputs:
         """The inputs of a job that has this status after its step."""
         inputs = self._inputs.get(uid) or self.cache.inputs(uid)
-        if status.placement is self.cache.known[uid].job.status.placement:
+        if is_same_place(status.placement, self.cache.known[uid].job.status.placement):
             return inputs
         return replace(inputs, sites=sites_of(status.placement, self.capacity))
 
@@ -204,7 +204,7 @@ class _Cycle:
         cache.requeue(uid)
         job = known.job
         leaves = job.metadata.deletion_timestamp is not None
-        ended = job.finished and not known.held and not known.pods
+        ended = job.finished and not known.held and not known.crew.pods
         if not written and (leaves or ended):
             cache.to_step.discard(uid)
 
@@ -259,7 +259,7 @@ def _items(known: JobEntry, step: NextStep, cycle: _Cycle) -> list[PlanItem]:
         cycle.held_back.add(job.metadata.uid)
     items += step.deletes
     items += step.creates
-    after = job if status is job.status else replace(job, status=status)
+    after = job if status is job.status else changed(job, status=status)
     gpus = gpus_at(inputs.sites)
     alone = has_gpus_alone(status, gpus)
     pace = None if alone else observed_pace(status, known.profile, gpus)

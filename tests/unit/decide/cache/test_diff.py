@@ -84,7 +84,8 @@ def test_a_later_deadline_replaces_an_earlier_one() -> None:
 def test_no_deadline_is_no_moment() -> None:
     deadlines = Deadlines[str]()
     deadlines.put("a", after(10))
-    deadlines.drop(("a", "never there"))
+    deadlines.drop("a")
+    deadlines.drop("never there")
     assert deadlines.first is None
 
 
@@ -102,7 +103,7 @@ def test_deadlines_are_those_of_a_plain_table(steps: list[tuple[str, int, int]])
             deadlines.put(key, after(seconds))
             table[key] = after(seconds)
         elif action == "drop":
-            deadlines.drop((key,))
+            deadlines.drop(key)
             table.pop(key, None)
         else:
             found = deadlines.due(after(seconds))

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpujob_api.gpujob import JobPhase
+from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_operator.decide.capacity.usage import (
     ClusterUsage,
     JobUsage,
@@ -13,8 +13,14 @@ from gpujob_operator.decide.capacity.usage import (
     usage_of_gone,
     usage_of_orphans,
 )
-from gpujob_operator.decide.model.snapshot import GonePod
+from gpujob_operator.decide.model.pod_template import HostRequests
+from gpujob_operator.decide.model.snapshot import GonePod, PodView
+from gpujob_operator.decide.model.workers import crew_of
 from tests.harness.builders import T0, make_job, make_pod, placed, running
+
+
+def usage(job: GPUJob, *pods: PodView, requests: HostRequests = (0, 0)) -> JobUsage:
+    return usage_of(job, crew_of(job, pods), requests)
 
 
 def some_holdings() -> list[JobUsage]:
@@ -24,10 +30,10 @@ def some_holdings() -> list[JobUsage]:
     done = placed(make_job("done"), phase=JobPhase.SUCCEEDED)
     ended = make_pod(done, exit_code=0)
     return [
-        usage_of(one, (make_pod(one),), (1000, 5)),
-        usage_of(other, (make_pod(other), make_pod(other, attempt=0)), (1000, 5)),
-        usage_of(starting, (), (2000, 7)),
-        usage_of(done, (ended,), (0, 0)),
+        usage(one, make_pod(one), requests=(1000, 5)),
+        usage(other, make_pod(other), make_pod(other, attempt=0), requests=(1000, 5)),
+        usage(starting, requests=(2000, 7)),
+        usage(done, ended),
         usage_of_orphans((make_pod(one, attempt=9),)),
         usage_of_gone(GonePod(ended.uid, T0, ended.gpus)),
     ]

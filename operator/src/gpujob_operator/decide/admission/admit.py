@@ -102,7 +102,7 @@ class Admission:
         last_reason, refused = entry.last_reason, self._refused.get(entry.equivalence_class)
         if last_reason is None or refused is None or self.now >= last_reason.until:
             return False
-        if refused.reason.value != last_reason.reason or refused.state != state:
+        if refused.reason != last_reason.reason or refused.state != state:
             return False
         if self.now >= last_reason.starved_at and not self._starvation_is_idle(
             entry.job, refused.reason
@@ -191,10 +191,9 @@ class Admission:
         elif wait.reason is PendingReason.NO_ROOM:
             nomination = self._earliest_start(needs)
             making = self._room_on_gpus(needs, nomination) if nomination is not None else ""
-        told = (
-            replace(wait, reason=PendingReason.MAKING_ROOM, tell=lambda: making) if making else wait
-        )
-        return replace(told, position=self._position, nomination=nomination)
+        if making:
+            wait = replace(wait, reason=PendingReason.MAKING_ROOM, tell=lambda: making)
+        return changed(wait, position=self._position, nomination=nomination)
 
     def _room_in_quota(self, needs: JobRequirements, wait: Wait) -> str:
         """Interrupts jobs whose share of the quota this one may have; says so."""

@@ -55,6 +55,8 @@ class ReleaseTimes:
     # What each succeeded job adds to it.
     _runs: dict[str, Run] = field(default_factory=dict[str, Run])
     _ends: dict[str, ReleaseTime] = field(default_factory=dict[str, ReleaseTime])
+    # How long each of them will run: in seconds, or for as long as runs of this class take.
+    _remaining: dict[str, float | RunClass] = field(default_factory=dict[str, float | RunClass])
     # How long runs are expected to take, while the history is the same.
     _lengths: dict[RunClass, float] = field(default_factory=dict[RunClass, float])
 
@@ -85,6 +87,7 @@ class ReleaseTimes:
     def drop(self, uid: str) -> None:
         self.version += 1
         self._ends.pop(uid, None)
+        self._remaining.pop(uid, None)
         self.jobs.pop(uid, None)
         workload = self._workloads.pop(uid, None)
         run = self._runs.pop(uid, None)
@@ -109,12 +112,20 @@ class ReleaseTimes:
 
     def expected_run_seconds(self, job: GPUJob) -> float:
         """How long a waiting job will run, what it did in earlier attempts excluded."""
+        uid = job.metadata.uid
+        if self.jobs.get(uid) is not job:
+            left = self._remaining_of(job)
+        elif (left := self._remaining.get(uid)) is None:
+            left = self._remaining[uid] = self._remaining_of(job)
+        return self.length(left) if isinstance(left, tuple) else left
+
+    def _remaining_of(self, job: GPUJob) -> float | RunClass:
+        """By the job's own pace in seconds, else the class of runs that it is like."""
         left = _own_remaining(job)
         if left is not None:
             return left
         workload = self._workloads.get(job.metadata.uid)
-        workload = workload or (job.metadata.namespace, profile_name(job))
-        return self.length((workload, _gpus(job)))
+        return workload or (job.metadata.namespace, profile_name(job)), _gpus(job)
 
     def end(self, uid: str) -> ReleaseTime:
         """As far as the job alone tells it; see `released_at`."""
@@ -139,11 +150,13 @@ class ReleaseTimes:
 
     def length(self, run_class: RunClass) -> float:
         """How long such runs are expected to take, in seconds; infinite when nobody can tell."""
-        if run_class not in self._lengths:
+        length = self._lengths.get(run_class)
+        if length is None:
             expected = self._history.expected_seconds(*run_class)
             # Nobody knows it better than to two digits.
-            self._lengths[run_class] = inf if expected is None else float(f"{expected:.2g}")
-        return self._lengths[run_class]
+            length = inf if expected is None else float(f"{expected:.2g}")
+            self._lengths[run_class] = length
+        return length
 
 
 def _run_of(job: GPUJob) -> Run | None:

@@ -9,7 +9,7 @@ from gpujob_operator.decide.cache.diff import ListDiff
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.model.plan import NextStep
 from gpujob_operator.decide.model.pod_template import HostRequests
-from gpujob_operator.decide.model.snapshot import PodView, ReceivedReport
+from gpujob_operator.decide.model.snapshot import ReceivedReport
 from gpujob_operator.decide.model.workers import Crew
 from gpujob_operator.decide.packing.demand import Demand
 from gpujob_operator.decide.placement.requirements import JobRequirements
@@ -36,10 +36,6 @@ class JobEntry:
     inputs: JobInputs | None = None
     step: NextStep | None = None
     quiet_until: datetime | None = None
-
-    @property
-    def pods(self) -> tuple[PodView, ...]:
-        return self.crew.pods
 
     @property
     def waits(self) -> bool:

@@ -136,23 +136,19 @@ class SchedulerCache:
     def inputs(self, uid: str) -> JobInputs:
         """What the next step of the job is decided from."""
         known = self.known[uid]
-        job = known.job
+        status = known.job.status
+        sites = sites_of(status.placement, self.capacity)
+        without_facts = [site.node for site in sites if site.facts is None]
         return JobInputs(
-            pods=known.pods,
-            in_the_way=known.crew.in_the_way,
+            crew=known.crew,
             report=self.reports.get(uid),
-            usage=self.usage.get((uid, job.status.attempt)),
-            sites=sites_of(job.status.placement, self.capacity),
-            lost_nodes=self._lost_nodes(job),
+            usage=self.usage.get((uid, status.attempt)),
+            sites=sites,
+            # A node that is there may have no agent yet.
+            lost_nodes=frozenset([name for name in without_facts if not self._nodes.has(name)]),
             listening_since=self._listening_since,
             profile=known.profile,
         )
-
-    def _lost_nodes(self, job: GPUJob) -> frozenset[str]:
-        """Nodes that the job names and that are there no more."""
-        placement = job.status.placement
-        workers = placement.workers if placement is not None else ()
-        return frozenset(worker.node for worker in workers if not self._nodes.has(worker.node))
 
     def pods_of_gone(self) -> list[PodView]:
         """Pods whose controller owner is a GPUJob that is not there."""
@@ -169,15 +165,15 @@ class SchedulerCache:
         if next_at is not None:
             self.next_at.put(uid, next_at)
         else:
-            self.next_at.drop((uid,))
+            self.next_at.drop(uid)
 
     def requeue(self, uid: str) -> None:
         """The job's next step is decided anew, in this cycle and those to come."""
         known = self.known[uid]
         known.inputs = known.step = known.quiet_until = None
         self.to_step.add(uid)
-        self._quiet_until.drop((uid,))
-        self.next_at.drop((uid,))
+        self._quiet_until.drop(uid)
+        self.next_at.drop(uid)
 
     # -- what there is
 
@@ -236,8 +232,8 @@ class SchedulerCache:
         uid = known.job.metadata.uid
         self._uncount(known)
         self._put_on(known, frozenset())
-        self._quiet_until.drop((uid,))
-        self.next_at.drop((uid,))
+        self._quiet_until.drop(uid)
+        self.next_at.drop(uid)
         self.to_step.discard(uid)
         self._users.discard(known.profile_key, uid)
         self._named.discard(_name_of(known.job), uid)
@@ -337,18 +333,24 @@ class SchedulerCache:
         """What the changed jobs hold now."""
         for uid in sorted(self._changed):
             known = self.known.get(uid)
-            owned = self._pods.owned(uid) if known is None else ()
-            self.gone.discard(uid)
-            if owned:
-                self.gone.add(uid)
-            self._nodes.hold(f"owner {uid}", usage_of_orphans(owned))
+            self._hold_orphans(uid, self._pods.owned(uid) if known is None else ())
             if known is None:
                 self._nodes.hold(uid, NOTHING)
                 continue
             known.crew = crew_of(known.job, self._pods.namesakes(known.job))
             self.requeue(uid)
-            self._nodes.hold(uid, usage_of(known.job, known.pods, known.requests))
+            self._nodes.hold(uid, usage_of(known.job, known.crew, known.requests))
         self.to_step = {uid for uid in self.to_step if uid in self.known}
+
+    def _hold_orphans(self, uid: str, owned: tuple[PodView, ...]) -> None:
+        """What pods hold whose owner was a job of this UID and is gone."""
+        if owned:
+            self.gone.add(uid)
+        elif uid not in self.gone:
+            return
+        else:
+            self.gone.discard(uid)
+        self._nodes.hold(f"owner {uid}", usage_of_orphans(owned))
 
     def _renew_mix(self) -> None:
         if self._counts.start_again(self.capacity):
@@ -379,9 +381,9 @@ class SchedulerCache:
                 continue
             entry = Pending(
                 known.job,
-                known.pods,
+                known.crew.pods,
                 equivalence_class=self._equivalence_class(known),
-                last_reason=last_reason_of(known.job, known.pods, self._configuration),
+                last_reason=last_reason_of(known.job, known.crew.pods, self._configuration),
                 order_keys=order_keys_of(known.job, rules),
             )
             self.waiting.put(entry)

@@ -31,7 +31,7 @@ from gpujob_operator.decide.capacity.slowdown_law import PUBLISHED_SLOWDOWNS, La
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.pod_template import HostRequests
 from gpujob_operator.decide.model.snapshot import GonePod, NodeView, PodPhase, PodView, Snapshot
-from gpujob_operator.decide.model.workers import current_workers, place_of
+from gpujob_operator.decide.model.workers import Crew, place_of
 
 T = TypeVar("T")
 # A pod's end and a reading are told by different clocks, and a process takes a moment to go.
@@ -67,37 +67,32 @@ class TerminatedPod:
 NOTHING = JobUsage()
 
 
-def usage_of(job: GPUJob, pods: Sequence[PodView], requests: HostRequests) -> JobUsage:
-    """`requests` are one worker's. The pods are the job's own."""
-    live = [pod for pod in pods if not pod.finished]
-    current = current_workers(job, pods)
-    uids = {pod.uid for pod in current}
+def usage_of(job: GPUJob, crew: Crew, requests: HostRequests) -> JobUsage:
+    """`requests` are one worker's."""
+    if job.status.placement is None and not crew.pods:
+        return NOTHING
+    live = [pod for pod in crew.pods if not pod.finished]
+    uids = {pod.uid for pod in crew.current}
     leaves = job.metadata.deletion_timestamp is not None
     # A job that is being deleted is written to no more: its pods alone say when it has left.
     has_left = leaves and not any(pod.uid in uids for pod in live)
     placement = job.status.placement if not (job.finished or has_left) else None
     rest = live if placement is None else [pod for pod in live if pod.uid not in uids]
-    holding = JobUsage(
-        gpus_of_stale_pods=tuple(stray for pod in rest for stray in _gpus_of_stale_pod(pod, job)),
-        ended=_ended(pods),
-    )
+    strays = tuple([stray for pod in rest for stray in _gpus_of_stale_pod(pod, job)])
     if placement is None:
-        return holding
-    bound = {pod.rank for pod in current if _is_bound(pod)}
+        return JobUsage(gpus_of_stale_pods=strays, ended=_ended(crew.pods))
+    bound = {pod.rank for pod in crew.current if _is_bound(pod)}
     tenant = as_tenant(job)
-    return replace(
-        holding,
+    workers = placement.workers
+    unbound = [] if leaves else [worker for worker in workers if worker.rank not in bound]
+    return JobUsage(
         tenant=tenant,
-        gpus=tuple(uuid for worker in placement.workers for uuid in worker.gpus)
-        if tenant is not None
-        else (),
-        pods=tuple(pod.uid for pod in live if pod.uid in uids),
-        not_yet_bound=tuple(
-            (worker.node, *requests)
-            for worker in placement.workers
-            if worker.rank not in bound and not leaves
-        ),
+        gpus=() if tenant is None else tuple([uuid for w in workers for uuid in w.gpus]),
+        pods=tuple([pod.uid for pod in live if pod.uid in uids]),
+        gpus_of_stale_pods=strays,
+        not_yet_bound=tuple([(worker.node, *requests) for worker in unbound]),
         job_uid=job.metadata.uid,
+        ended=_ended(crew.pods),
     )
 
 
@@ -109,7 +104,8 @@ def usage_of_orphans(pods: Sequence[PodView]) -> JobUsage:
 
 
 def _ended(pods: Sequence[PodView]) -> tuple[TerminatedPod, ...]:
-    return tuple(TerminatedPod(pod.uid, pod.finished_at, pod.gpus) for pod in pods if pod.finished)
+    ended = [pod for pod in pods if pod.finished]
+    return tuple([TerminatedPod(pod.uid, pod.finished_at, pod.gpus) for pod in ended])
 
 
 def _gpus_of_stale_pod(pod: PodView, job: GPUJob | None) -> list[tuple[str, str]]:

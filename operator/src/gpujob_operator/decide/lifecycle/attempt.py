@@ -48,7 +48,7 @@ from gpujob_operator.decide.model.plan import CreatePod, DeletePod, EventNote, E
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView, ReceivedReport
 from gpujob_operator.decide.model.stop_reasons import NODE_RECLAIMED, rule_of
 from gpujob_operator.decide.model.workers import (
-    current_workers,
+    Crew,
     lost_ranks,
     perhaps_workers,
     with_pod_uids,
@@ -63,8 +63,8 @@ def advance(
 ) -> NextStep:
     """The next step of a job that is not waiting for a place."""
     if job.metadata.deletion_timestamp is not None:
-        return NextStep(job.status, deletes=_abandoned(job, inputs.pods, configuration))
-    strays = _strays(job, inputs.pods, configuration)
+        return NextStep(job.status, deletes=_abandoned(job, inputs.crew.pods, configuration))
+    strays = _strays(job, inputs.crew, configuration)
     if job.finished or job.status.placement is None:
         return NextStep(job.status, deletes=strays)
     step = _advance_placed(job, inputs, configuration, now)
@@ -95,17 +95,15 @@ def _abandoned(
     )
 
 
-def _strays(
-    job: GPUJob, pods: tuple[PodView, ...], configuration: Configuration
-) -> tuple[DeletePod, ...]:
+def _strays(job: GPUJob, crew: Crew, configuration: Configuration) -> tuple[DeletePod, ...]:
     """Live pods that no attempt of the job owns any more, and finished ones nobody will read."""
     waiting = job.status.placement is None or job.finished
-    current = {pod.uid for pod in current_workers(job, pods)}
-    # Pods of a later attempt than the status knows mean that our view of the job is old.
-    known = tuple(pod for pod in pods if pod.attempt <= job.status.attempt)
     found: list[DeletePod] = []
-    for pod in known:
-        stray = not pod.finished and (waiting or pod.uid not in current)
+    for pod in crew.pods:
+        if pod.attempt > job.status.attempt:
+            # Pods of a later attempt than the status knows mean that our view of the job is old.
+            continue
+        stray = not pod.finished and (waiting or pod not in crew.current)
         stale = pod.finished and pod.attempt <= job.status.attempt - ATTEMPTS_KEPT
         if (stray or stale) and pod.deletion_at is None:
             reason = "not part of the current attempt" if stray else "logs of an old attempt"
@@ -121,10 +119,10 @@ def _delete(job: GPUJob, pod: PodView, reason: str, configuration: Configuration
 def _advance_placed(
     job: GPUJob, inputs: JobInputs, configuration: Configuration, now: datetime
 ) -> NextStep:
-    pods = current_workers(job, inputs.pods)
+    pods = inputs.crew.current
     # A worker's end is what counts: other containers of its pod may go on until it is deleted.
     live = tuple(pod for pod in pods if not pod.ended)
-    maybe_ours = perhaps_workers(job, inputs.in_the_way)
+    maybe_ours = perhaps_workers(job, inputs.crew.in_the_way)
     if not live and not maybe_ours and not _missing_can_be_created(job, pods):
         return _end(job, inputs, pods, configuration, now)
     if job.status.phase is JobPhase.STOPPING:
@@ -160,7 +158,7 @@ def _starting(
     placed = sorted(worker.rank for worker in placement.workers) if placement is not None else []
     missing = [rank for rank in placed if rank not in present]
     settings = settings_for(job, inputs.profile)
-    taken = {pod.rank: pod for pod in inputs.in_the_way}
+    taken = {pod.rank: pod for pod in inputs.crew.in_the_way}
     creates = tuple(CreatePod(job, rank, settings) for rank in missing if rank not in taken)
     # Once all are there: one write, not one a pod.
     known = job.status if missing else with_pod_uids(job.status, pods)

@@ -1,9 +1,9 @@
 """Why a pending job waits: the reasons of its Scheduled condition. They are part of the API."""
 
-from enum import Enum
+from enum import StrEnum
 
 
-class PendingReason(Enum):
+class PendingReason(StrEnum):
     SUSPENDED = "Suspended"
     QUEUE_NOT_FOUND = "QueueNotFound"
     OLD_ATTEMPT_ENDING = "OldAttemptEnding"

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, Reservation, ReservationSource, SharingMode
 from gpujob_api.gpuprofile import GPUProfile, ProfileEntry
 from gpujob_api.quantities import MIB
@@ -198,4 +199,4 @@ def demand_of(needs: JobRequirements, capacity: Capacity, configuration: Configu
     else:
         model = next(iter(capacity.models(wanted_models)), "")
         demand = resolve(needs, model, capacity, configuration).demand
-    return replace(demand, models=frozenset(wanted_models))
+    return changed(demand, models=frozenset(wanted_models))
