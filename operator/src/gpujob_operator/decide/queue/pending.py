@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from operator import itemgetter
+from typing import NamedTuple
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_operator.decide.measurement.runtime import remaining_seconds
@@ -42,9 +42,13 @@ class Pending:
     order_keys: OrderKeys | None = None
 
 
-# With its key of this moment, which ends with the UID, so that none tie.
-Keyed = tuple[OrderKey, Pending]
-KEY_OF = itemgetter(0)
+class Keyed(NamedTuple):
+    """A pending job with its place in the order at this moment."""
+
+    key: OrderKey
+    pending: Pending
+
+
 # Of each queue, who is next comes first.
 OrderedQueues = Mapping[str, Sequence[Keyed]]
 
