@@ -4,14 +4,12 @@ Total and deterministic: the same snapshot and time always give the same plan, w
 of the snapshot's tuples; applying a plan and planning again gives an empty plan.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
-from gpujob_api.gpuqueue import GPUQueueStatus
 from gpujob_operator.decide.admission.admit import Admission
 from gpujob_operator.decide.cache.job_entry import JobEntry, ProfileKey
 from gpujob_operator.decide.cache.quiescence import is_steady, quiet_until, still_holds
@@ -20,34 +18,34 @@ from gpujob_operator.decide.capacity.cluster import Capacity, holds_gpus
 from gpujob_operator.decide.capacity.sites import gpus_at, is_same_place, sites_of
 from gpujob_operator.decide.lifecycle import attempt
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
+from gpujob_operator.decide.lifecycle.pod_cleanup import orphaned_pods
 from gpujob_operator.decide.lifecycle.status import finish_status, needs_write
 from gpujob_operator.decide.measurement.profile import new_entries, with_entries
 from gpujob_operator.decide.measurement.slowdown import has_gpus_alone, observed_pace
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.model.grace import pod_grace_seconds
 from gpujob_operator.decide.model.plan import (
-    DeletePod,
     NextStep,
     Plan,
     PlanItem,
     RejectJob,
     SaveProfile,
-    WriteQueueStatus,
     WriteStatus,
 )
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.requirements import CycleView
 from gpujob_operator.decide.preemption.migration import find_move
-from gpujob_operator.decide.queue.quota import QueueUse, QuotaState
+from gpujob_operator.decide.queue.queue_status import queue_statuses
+from gpujob_operator.decide.queue.quota import QuotaState
 
 
 def plan(snapshot: Snapshot, now: datetime, cache: SchedulerCache | None = None) -> Plan:
     """Decides what to write. `now` is timezone-aware; nothing else tells the time.
 
-    The `cache` of earlier cycles makes it fast and changes nothing in the plan.
+    The `cache` of earlier cycles makes it fast and changes nothing in the plan. Raises ValueError
+    for a cache that does not hold for the snapshot.
     """
-    cache = cache if cache is not None else SchedulerCache()
+    cache = cache if cache is not None else SchedulerCache.of(snapshot)
     cache.update(snapshot, now)
     cycle = _Cycle(snapshot, now, cache)
     steps = cycle.steps()
@@ -60,22 +58,26 @@ def plan(snapshot: Snapshot, now: datetime, cache: SchedulerCache | None = None)
         if job.observed_generation != job.metadata.generation
     ]
     for uid in sorted(uid for uid, step in steps.items() if cycle.matters(uid, step)):
-        written = _items(cache.known[uid], steps[uid], cycle)
+        written = _items(cache.entries[uid], steps[uid], cycle)
         cycle.remember(uid, steps[uid], written)
         items += written
-    items += _orphans(snapshot, cache)
-    items += _queue_items(snapshot, queues.use, cache)
+    invalid = {job.metadata.uid for job in snapshot.invalid_jobs}
+    items += orphaned_pods(cache.pods_of_gone(), invalid, snapshot.configuration)
+    items += queue_statuses(snapshot.queues, queues.use, cache.waiting.entries.values())
     return Plan(tuple(items), cycle.next_seconds(steps))
 
 
 class Planner:
-    """`plan` with a cache of its own, which a cycle that fails does not spoil."""
+    """`plan` with a cache of its own."""
 
     def __init__(self) -> None:
-        self._cache = SchedulerCache()
+        self._cache: SchedulerCache | None = None
 
     def __call__(self, snapshot: Snapshot, now: datetime) -> Plan:
-        cache, self._cache = self._cache, SchedulerCache()
+        # A cycle that raises leaves no cache behind: it may be half updated.
+        cache, self._cache = self._cache, None
+        if cache is None or not cache.holds_for(snapshot):
+            cache = SchedulerCache.of(snapshot)
         decided = plan(snapshot, now, cache)
         self._cache = cache
         return decided
@@ -99,7 +101,7 @@ def _admit(steps: dict[str, NextStep], queues: QuotaState, cycle: "_Cycle") -> N
         steps[uid] = replace(step, deletes=own.deletes) if own and own.deletes else step
     for uid, stop in admission.preemptor.stops.items():
         step = cycle.step(uid, steps)
-        steps[uid] = attempt.stopped_for(cache.known[uid].job, step, stop, cycle.now)
+        steps[uid] = attempt.stopped_for(cache.entries[uid].job, step, stop, cycle.now)
     if cache.holders.slowed and not admission.preemptor.stops:
         _separate(steps, admission.board, cycle)
 
@@ -113,7 +115,7 @@ def _separate(steps: dict[str, NextStep], board: AssumedCapacity, cycle: "_Cycle
         return
     uid = move.job.metadata.uid
     before = cycle.step(uid, steps)
-    step = attempt.stopped_for(cache.known[uid].job, before, move.stop, cycle.now)
+    step = attempt.stopped_for(cache.entries[uid].job, before, move.stop, cycle.now)
     floor = max(step.status.utilization_floor_percent, move.utilization_floor_percent)
     status = changed(step.status, utilization_floor_percent=floor)
     steps[uid] = replace(step, status=status)
@@ -146,25 +148,25 @@ class _Cycle:
         """The next step in their own life of jobs of which anything changed, by UID."""
         cache = self.cache
         found: dict[str, NextStep] = {}
-        for uid in sorted(cache.to_step):
-            known = cache.known[uid]
+        for uid in sorted(cache.steps.to_step):
+            known = cache.entries[uid]
             job = known.job
             if not known.held and not known.crew.pods:
                 if job.status.phase is JobPhase.PENDING:
                     # Only the admission pass can change a pending job without pods.
-                    cache.to_step.discard(uid)
+                    cache.steps.to_step.discard(uid)
                 found[uid] = NextStep(job.status)
                 continue
             step = self._next_step(uid, known)
             if step is None:
-                cache.to_step.discard(uid)
+                cache.steps.to_step.discard(uid)
             else:
                 found[uid] = step
         return found
 
     def step(self, uid: str, steps: Mapping[str, NextStep]) -> NextStep:
         """The job's step: this cycle's, or the last one that still holds."""
-        known = self.cache.known[uid]
+        known = self.cache.entries[uid]
         return steps.get(uid) or known.step or NextStep(known.job.status)
 
     def _next_step(self, uid: str, known: JobEntry) -> NextStep | None:
@@ -179,19 +181,19 @@ class _Cycle:
     def inputs_after(self, uid: str, status: GPUJobStatus) -> JobInputs:
         """The inputs of a job that has this status after its step."""
         inputs = self._inputs.get(uid) or self.cache.inputs(uid)
-        if is_same_place(status.placement, self.cache.known[uid].job.status.placement):
+        if is_same_place(status.placement, self.cache.entries[uid].job.status.placement):
             return inputs
         return replace(inputs, sites=sites_of(status.placement, self.capacity))
 
     def matters(self, uid: str, step: NextStep) -> bool:
         """Whether anything could have to be written for the job."""
-        job = self.cache.known[uid].job
+        job = self.cache.entries[uid].job
         waits = job.status.phase is JobPhase.PENDING and step.status is job.status
         return not waits or bool(step.deletes)
 
     def remember(self, uid: str, step: NextStep, written: list[PlanItem]) -> None:
         """Lets a job rest whose step led to nothing, as long as nothing else can follow."""
-        cache, known, inputs = self.cache, self.cache.known[uid], self._inputs.get(uid)
+        cache, known, inputs = self.cache, self.cache.entries[uid], self._inputs.get(uid)
         heard = not written and uid not in self.unheard
         if heard and inputs is not None and is_steady(known.job, inputs.sites):
             after = step.next_seconds
@@ -199,14 +201,14 @@ class _Cycle:
             until = quiet_until(
                 known.job, next_at, self.configuration, held_back=uid in self.held_back
             )
-            cache.settle(uid, step, inputs, until, next_at)
+            cache.steps.settle(known, step, inputs, until, next_at)
             return
-        cache.requeue(uid)
+        cache.steps.requeue(known)
         job = known.job
         leaves = job.metadata.deletion_timestamp is not None
         ended = job.finished and not known.held and not known.crew.pods
         if not written and (leaves or ended):
-            cache.to_step.discard(uid)
+            cache.steps.to_step.discard(uid)
 
     def view(self, steps: Mapping[str, NextStep]) -> CycleView:
         """All jobs after these steps."""
@@ -222,7 +224,7 @@ class _Cycle:
         """Jobs that hold GPUs, as they are after their step."""
         found: dict[str, GPUJob] = {}
         for uid in self.cache.holders.jobs:
-            job = self.cache.known[uid].job
+            job = self.cache.entries[uid].job
             if job.metadata.deletion_timestamp is not None:
                 continue
             status = self.step(uid, steps).status
@@ -234,7 +236,7 @@ class _Cycle:
     def next_seconds(self, steps: Mapping[str, NextStep]) -> float | None:
         """When the first deadline of any job is."""
         found = [step.next_seconds for step in steps.values() if step.next_seconds is not None]
-        first = self.cache.next_at.first
+        first = self.cache.steps.next_at.first
         if first is not None:
             found.append((first - self.now).total_seconds())
         return min(found, default=None)
@@ -271,42 +273,4 @@ def _items(known: JobEntry, step: NextStep, cycle: _Cycle) -> list[PlanItem]:
         return items
     cycle.saved.add(known.profile_key)
     items.append(SaveProfile(with_entries(job, known.profile, entries)))
-    return items
-
-
-def _orphans(snapshot: Snapshot, cache: SchedulerCache) -> list[PlanItem]:
-    """Pods that still name a job that is gone for their owner, should the garbage collector not
-    have seen them (I7). Who deletes a job and keeps its pods takes the reference away."""
-    invalid = {job.metadata.uid for job in snapshot.invalid_jobs}
-    grace = snapshot.configuration.termination_grace_seconds
-    orphans = [
-        pod
-        for pod in cache.pods_of_gone()
-        if pod.deletion_at is None and pod.job_uid not in invalid
-    ]
-    orphans.sort(key=lambda pod: pod.uid)
-    return [DeletePod(pod, pod_grace_seconds(pod, grace), "its GPUJob is gone") for pod in orphans]
-
-
-def _queue_items(
-    snapshot: Snapshot, use: Mapping[str, QueueUse], cache: SchedulerCache
-) -> list[PlanItem]:
-    """Written when counts of jobs or GPUs changed; reserved memory alone follows with them."""
-    items: list[PlanItem] = []
-    waiting = cache.waiting.entries.values() if snapshot.queues else ()
-    counts = Counter(entry.job.spec.queue for entry in waiting)
-    for queue in sorted(snapshot.queues, key=lambda q: q.metadata.name):
-        name = queue.metadata.name
-        held = use.get(name, QueueUse())
-        pending = counts.get(name, 0)
-        status = GPUQueueStatus(
-            observed_generation=queue.metadata.generation,
-            pending_jobs=pending,
-            running_jobs=held.jobs,
-            reserved_gpus=held.gpus,
-            reserved_memory_bytes=held.memory_bytes,
-            conditions=queue.status.conditions,
-        )
-        if status != queue.status:
-            items.append(WriteQueueStatus(queue, status))
     return items

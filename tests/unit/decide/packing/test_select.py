@@ -172,9 +172,9 @@ def test_of_equals_the_cheaper_node_wins_and_an_unknown_price_is_the_highest() -
 
 def test_nodes_that_are_not_allowed_are_not_used() -> None:
     fleet = NodeArrays.of([idle_node("a", 1), idle_node("b", 1), idle_node("c", 1, eligible=False)])
-    mask = NodeMask(fleet.cpu_milli_free < 0)
+    mask = NodeMask("none", fleet.cpu_milli_free < 0)
     assert not fits(fleet, shared(40), nodes=mask)
-    only_b = NodeMask(fleet.cpu_milli_free > 0)
+    only_b = NodeMask("only b", fleet.cpu_milli_free > 0)
     only_b.allowed[[0, 2]] = False
     assert chosen(fleet, shared(40), nodes=only_b).row == 1
 

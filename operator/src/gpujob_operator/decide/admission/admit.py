@@ -11,25 +11,23 @@ from datetime import datetime
 from math import inf
 
 from gpujob_api.copies import changed
-from gpujob_api.gpujob import GPUJob, JobPhase
+from gpujob_api.gpujob import GPUJob
 from gpujob_operator.decide.admission.equivalence import Refused
 from gpujob_operator.decide.admission.pending_status import (
-    LATER_SECONDS,
+    PendingStatusWriter,
     Wait,
     not_eligible,
     placed,
 )
 from gpujob_operator.decide.backfill.earliest_start import Candidates, candidates
-from gpujob_operator.decide.backfill.nomination import Nomination, describe_start, earliest_start
+from gpujob_operator.decide.backfill.nomination import Nomination, earliest_start
 from gpujob_operator.decide.backfill.release_times import ReleaseTimes
 from gpujob_operator.decide.backfill.tenancy import Tenancy
 from gpujob_operator.decide.capacity.cluster import Capacity
-from gpujob_operator.decide.model import conditions
-from gpujob_operator.decide.model.conditions import ConditionWriter
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import stop_seconds
 from gpujob_operator.decide.model.pending_reasons import PendingReason
-from gpujob_operator.decide.model.plan import EventNote, NextStep
+from gpujob_operator.decide.model.plan import NextStep
 from gpujob_operator.decide.placement.assign import Assignment, assign
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.diagnosis import Diagnosis
@@ -41,7 +39,6 @@ from gpujob_operator.decide.queue.pending import (
     OrderedQueues,
     Pending,
     waited_seconds,
-    written_recently,
 )
 from gpujob_operator.decide.queue.quota import QuotaState
 
@@ -49,8 +46,6 @@ from gpujob_operator.decide.queue.quota import QuotaState
 NOMINATIONS_MAX = 8
 # Looking for the soonest GPUs reads every GPU: for so many kinds of jobs a cycle.
 CANDIDATES_MAX = 2
-# So many kinds are told again a cycle why they wait; the others in the next, this much later.
-EXPLANATIONS_MAX = 16
 
 
 @dataclass(slots=True)
@@ -67,9 +62,9 @@ class Admission:
     view: CycleView
     steps: dict[str, NextStep] = field(default_factory=dict[str, NextStep])
     preemptor: Preemptor = field(init=False)
+    _status: PendingStatusWriter = field(init=False)
     _nominations: int = 0
     _refused: dict[int, "Refused"] = field(default_factory=dict[int, "Refused"])
-    _explained: set[Hashable] = field(default_factory=set[Hashable])
     _held: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
     _candidates: dict[Hashable, tuple[Candidates, ...]] = field(
         default_factory=dict[Hashable, tuple[Candidates, ...]]
@@ -83,6 +78,12 @@ class Admission:
             configuration=self.configuration,
             now=self.now,
             view=self.view,
+        )
+        self._status = PendingStatusWriter(
+            self.configuration,
+            self.now,
+            signature_of=lambda job: self._needs_of(job).scheduling_signature,
+            nominate=lambda job: self._nomination(self._needs_of(job)),
         )
 
     def admit(self, lines: OrderedQueues) -> None:
@@ -150,7 +151,7 @@ class Admission:
     def _step(self, entry: Pending) -> NextStep:
         wait = not_eligible(entry, self.queues, self.now)
         if wait is not None:
-            return self._wait(entry.job, wait)
+            return self._status.step(entry.job, wait)
         needs = self._needs_of(entry.job)
         found = self._place(needs)
         if isinstance(found, Assignment):
@@ -161,24 +162,20 @@ class Admission:
         self._position += 1
         wait = self._without_room(needs, found)
         self._remember_refusal(entry, needs, wait)
-        return self._wait(entry.job, wait)
+        return self._status.step(entry.job, wait)
 
     def _place(self, needs: JobRequirements) -> Assignment | Wait:
         length = self.releases.expected_run_seconds(needs.job) if self.board.nominated else inf
         found = assign(needs, self.board, self.configuration, length)
         if isinstance(found, Diagnosis) and not found.could_ever_fit:
-            return Wait(PendingReason.IMPOSSIBLE, lambda: found.message)
+            return Wait(PendingReason.IMPOSSIBLE, found)
         if self.queues.by_name:
             fits = isinstance(found, Assignment)
             held = found.reservation.memory_bytes if fits else self._least_reservation_bytes(needs)
             over = self.queues.quota_shortfall(needs.job, held)
             if over:
-                return Wait(PendingReason.OVER_QUOTA, lambda: over, memory_bytes=held, fits=fits)
-        return (
-            found
-            if isinstance(found, Assignment)
-            else Wait(PendingReason.NO_ROOM, lambda: found.message)
-        )
+                return Wait(PendingReason.OVER_QUOTA, over, memory_bytes=held, fits=fits)
+        return found if isinstance(found, Assignment) else Wait(PendingReason.NO_ROOM, found)
 
     # -- a job that does not fit now
 
@@ -192,7 +189,7 @@ class Admission:
             nomination = self._earliest_start(needs)
             making = self._room_on_gpus(needs, nomination) if nomination is not None else ""
         if making:
-            wait = replace(wait, reason=PendingReason.MAKING_ROOM, tell=lambda: making)
+            wait = replace(wait, reason=PendingReason.MAKING_ROOM, text=making)
         return changed(wait, position=self._position, nomination=nomination)
 
     def _room_in_quota(self, needs: JobRequirements, wait: Wait) -> str:
@@ -279,37 +276,3 @@ class Admission:
 
     def _is_starved(self, job: GPUJob) -> bool:
         return waited_seconds(job, self.now) >= self.configuration.claim_after_seconds
-
-    def _wait(self, job: GPUJob, wait: Wait) -> NextStep:
-        before = conditions.find(job.status, conditions.SCHEDULED)
-        news = before is None or before.reason != wait.reason.value
-        if not news and written_recently(job, self.configuration, self.now):
-            # Thousands of waiting jobs of which nothing new can be said cost next to nothing.
-            return NextStep(job.status, next_seconds=wait.next_seconds)
-        if not news and not self._may_explain(job):
-            return NextStep(job.status, next_seconds=LATER_SECONDS)
-        message = wait.tell()
-        if wait.position:
-            message += f"; position {wait.position} of those waiting for room"
-        message += self._estimate(job, wait)
-        status = changed(job.status, phase=JobPhase.PENDING)
-        status = ConditionWriter(job, self.now).set(
-            status, conditions.SCHEDULED, False, wait.reason.value, message
-        )
-        events = (EventNote(wait.reason.value, message),) if news else ()
-        return NextStep(status, events=events, next_seconds=wait.next_seconds)
-
-    def _may_explain(self, job: GPUJob) -> bool:
-        """Whether the job's kind is one of those that are told again in this cycle."""
-        signature = self._needs_of(job).scheduling_signature
-        if signature not in self._explained and len(self._explained) < EXPLANATIONS_MAX:
-            self._explained.add(signature)
-        return signature in self._explained
-
-    def _estimate(self, job: GPUJob, wait: Wait) -> str:
-        """When it could start, for a job that waits for GPUs."""
-        if wait.reason is not PendingReason.NO_ROOM:
-            return ""
-        nomination = wait.nomination or self._nomination(self._needs_of(job))
-        text = describe_start(nomination) if nomination is not None else ""
-        return f"; {text}" if text else ""

@@ -1,29 +1,35 @@
 """What a pending job is told: the Scheduled condition's reason, message, position and estimate."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.quantities import format_memory
-from gpujob_operator.decide.backfill.nomination import Nomination
+from gpujob_operator.decide.backfill.nomination import Nomination, describe_start
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionWriter
+from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.pending_reasons import PendingReason
 from gpujob_operator.decide.model.plan import EventNote, NextStep
 from gpujob_operator.decide.placement.assign import Assignment
-from gpujob_operator.decide.queue.pending import Pending
+from gpujob_operator.decide.placement.diagnosis import Diagnosis
+from gpujob_operator.decide.queue.pending import Pending, written_recently
 from gpujob_operator.decide.queue.quota import QuotaState
 
+# So many classes are told again in a cycle why they wait; the others in the next, this much later.
+EXPLANATIONS_MAX = 16
 LATER_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
+    """Why a job is not admitted now."""
+
     reason: PendingReason
-    # Found when it is asked for: most jobs were told already.
-    tell: Callable[[], str]
+    # A diagnosis is only put in words where the job has not been told lately.
+    text: str | Diagnosis
     next_seconds: float | None = None
     # Among those that wait for room; 0: it waits for something else.
     position: int = 0
@@ -34,25 +40,27 @@ class Wait:
     # Whether it fits on GPUs, where only the quota is in the way.
     fits: bool = False
 
+    @property
+    def message(self) -> str:
+        return self.text if isinstance(self.text, str) else self.text.message
+
 
 def not_eligible(entry: Pending, queues: QuotaState, now: datetime) -> Wait | None:
     job = entry.job
     if job.spec.suspend:
-        return Wait(PendingReason.SUSPENDED, lambda: "spec.suspend is true")
+        return Wait(PendingReason.SUSPENDED, "spec.suspend is true")
     missing = queues.unknown_queue(job)
     if missing:
-        return Wait(PendingReason.QUEUE_NOT_FOUND, lambda: missing)
+        return Wait(PendingReason.QUEUE_NOT_FOUND, missing)
     live = [pod.name for pod in entry.pods if not pod.finished]
     if live:
-        return Wait(
-            PendingReason.OLD_ATTEMPT_ENDING, lambda: f"waits for {', '.join(live[:3])} to end"
-        )
+        return Wait(PendingReason.OLD_ATTEMPT_ENDING, f"waits for {', '.join(live[:3])} to end")
     at = job.status.next_attempt_at
     if at is not None and at > now:
         left = (at - now).total_seconds()
         before = conditions.find(job.status, conditions.SCHEDULED)
         message = before.message if before is not None else f"tried again in {left:.0f} s"
-        return Wait(PendingReason.WAITING_FOR_RETRY, lambda: message, next_seconds=left)
+        return Wait(PendingReason.WAITING_FOR_RETRY, message, next_seconds=left)
     return None
 
 
@@ -83,3 +91,51 @@ def placed(job: GPUJob, found: Assignment, now: datetime) -> NextStep:
     # The same finding as while its pods are created: one write, not two.
     status = writer.set(status, conditions.RUNNING, False, "Starting", "its pods are to be created")
     return NextStep(status, events=(EventNote("Placed", text),), next_seconds=0.0)
+
+
+@dataclass(slots=True)
+class PendingStatusWriter:
+    """The steps of jobs that wait, in one cycle."""
+
+    configuration: Configuration
+    now: datetime
+    # Jobs of one signature wait for the same reason.
+    signature_of: Callable[[GPUJob], Hashable]
+    # Where a job could start first, if that is known or may still be looked for.
+    nominate: Callable[[GPUJob], Nomination | None]
+    _explained: set[Hashable] = field(default_factory=set[Hashable])
+
+    def step(self, job: GPUJob, wait: Wait) -> NextStep:
+        """The job's condition with why it waits, as often as that is written."""
+        before = conditions.find(job.status, conditions.SCHEDULED)
+        news = before is None or before.reason != wait.reason
+        if not news and written_recently(job, self.configuration, self.now):
+            # Thousands of pending jobs of which nothing new can be said cost next to nothing.
+            return NextStep(job.status, next_seconds=wait.next_seconds)
+        if not news and not self._may_explain(job):
+            return NextStep(job.status, next_seconds=LATER_SECONDS)
+        message = wait.message
+        if wait.position:
+            message += f"; position {wait.position} of those waiting for room"
+        message += self._estimate(job, wait)
+        status = changed(job.status, phase=JobPhase.PENDING)
+        status = ConditionWriter(job, self.now).set(
+            status, conditions.SCHEDULED, False, wait.reason.value, message
+        )
+        events = (EventNote(wait.reason.value, message),) if news else ()
+        return NextStep(status, events=events, next_seconds=wait.next_seconds)
+
+    def _may_explain(self, job: GPUJob) -> bool:
+        """Whether the job's class is one of those that are told again in this cycle."""
+        signature = self.signature_of(job)
+        if signature not in self._explained and len(self._explained) < EXPLANATIONS_MAX:
+            self._explained.add(signature)
+        return signature in self._explained
+
+    def _estimate(self, job: GPUJob, wait: Wait) -> str:
+        """When it could start, for a job that waits for GPUs."""
+        if wait.reason is not PendingReason.NO_ROOM:
+            return ""
+        nomination = wait.nomination or self.nominate(job)
+        text = describe_start(nomination) if nomination is not None else ""
+        return f"; {text}" if text else ""

@@ -127,7 +127,7 @@ class _ObservedCapacity(AssumedCapacity):
         row = self._rows[place.node]
         allowed = np.zeros(len(self._rows), dtype=np.bool_)
         allowed[row] = True
-        here = replace(request, nodes=NodeMask(allowed))
+        here = replace(request, nodes=NodeMask(("only", row), allowed))
         choice = select.choose(side.fleet, here, self.mix, side.ledger)
         return choice.score if choice is not None else None
 
@@ -210,7 +210,7 @@ class _Explainer:
 def _explain(
     snapshot: Snapshot, now: datetime, uid: str, held: _Held, count: int
 ) -> PlacementExplanation:
-    memory = SchedulerCache()
+    memory = SchedulerCache.of(snapshot)
     memory.update(snapshot, now)
     board = _ObservedCapacity.of(memory.capacity, memory.mix)
     assert isinstance(board, _ObservedCapacity), "made by its own class"
@@ -244,7 +244,7 @@ def _placed_before(
     snapshot: Snapshot, now: datetime, uid: str, placed: Mapping[str, GPUJobStatus]
 ) -> dict[str, GPUJobStatus]:
     """Of these, those before the job in the line, which is walked as the cycle walks it."""
-    memory = SchedulerCache()
+    memory = SchedulerCache.of(snapshot)
     memory.update(snapshot, now)
     queues = memory.queues(snapshot)
     board = AssumedCapacity.of(memory.capacity, memory.mix)

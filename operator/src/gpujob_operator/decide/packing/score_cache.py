@@ -60,15 +60,10 @@ class ScoreCache:
     scores: dict[Request, NodeScores] = field(default_factory=dict[Request, NodeScores])
 
     def reordered(self, order: Integers) -> "ScoreCache":
-        """The figures of the fleet with its rows in this order. A mask names rows, so that what
-        was kept for masks is dropped."""
+        """The figures of the fleet with its rows in this order."""
         return ScoreCache(
             self.valuation.reordered(order) if self.valuation is not None else None,
-            {
-                request: scores.reordered(order)
-                for request, scores in self.scores.items()
-                if request.nodes is None
-            },
+            {request: scores.reordered(order) for request, scores in self.scores.items()},
         )
 
     def of(self, fleet: NodeArrays, mix: WorkloadMix) -> FragmentationCost:

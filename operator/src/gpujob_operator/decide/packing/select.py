@@ -195,8 +195,7 @@ def _evaluate_gpus(
 ) -> None:
     """One shared GPU: every GPU of a row is tried that differs from those before it."""
     state = np.where(free, valuation.state[rows], -1)
-    same_before = np.tril(state[:, :, None] == state[:, None, :], -1).any(axis=2)
-    at, column = np.nonzero(free & ~same_before)
+    at, column = np.nonzero(free & _first_of_equal_states(state))
     parts = valuation.costs(fleet, rows[at], column[:, None], demand)
     table = np.full(free.shape, np.inf)
     table[at, column] = parts.total
@@ -205,6 +204,13 @@ def _evaluate_gpus(
     number[at, column] = np.arange(len(at))
     scores.gpu[rows] = best
     scores.put(rows, parts, number[np.arange(len(rows)), best])
+
+
+def _first_of_equal_states(state: Integers) -> Booleans:
+    """`x[row, column]`: no earlier column of the row has the same state."""
+    equal = state[:, :, None] == state[:, None, :]
+    # Below the diagonal, x[row, column, other] has other < column.
+    return ~np.tril(equal, -1).any(axis=2)
 
 
 def _gpus_of_worker(

@@ -187,12 +187,12 @@ class AssumedCapacity:
 
     def mask(self, key: Hashable, allows: Callable[[NodeView], bool]) -> NodeMask | None:
         """The nodes that are allowed; None: all. `key` stands for `allows`, which looks at labels,
-        taints and spot alone; the same key gives the same object: choices are kept by it."""
+        taints and spot alone."""
 
         def find() -> NodeMask | None:
             nodes = self.capacity.nodes
             allowed = np.array([allows(nodes[name].node) for name in self._rows], dtype=np.bool_)
-            return None if allowed.all() else NodeMask(allowed)
+            return None if allowed.all() else NodeMask(key, allowed)
 
         return self.memo.once(("mask", self._views.order, key), find)
 

@@ -27,6 +27,7 @@ from gpujob_operator.decide.placement.step_cost import step_of
 
 # What a job of which nothing is known must find free: a GPU that strangers have filled is none.
 UNKNOWN_BYTES = 256 * MIB
+_TOLERATION_FIELDS = ("key", "operator", "value", "effect")
 
 
 # Without slots: jobs that hold GPUs are never asked for their signature, which is found when
@@ -67,7 +68,8 @@ class JobRequirements:
     def node_constraints(self) -> Hashable:
         """What `node_mismatch` looks at."""
         selector = tuple(sorted(self.selector.items()))
-        return selector, str(self.tolerations), self.job.spec.spot.policy
+        tolerated = tuple([_toleration_key(one) for one in self.tolerations])
+        return selector, tolerated, self.job.spec.spot.policy
 
     def reservation(
         self, gpu_model: str, largest_bytes: int, configuration: Configuration
@@ -157,6 +159,11 @@ class CycleView:
     @cached_property
     def running(self) -> Mapping[str, GPUJob]:
         return self.find_running()
+
+
+def _toleration_key(toleration: Mapping[str, Any]) -> tuple[str, ...]:
+    """What tells tolerations apart. Values are whatever the template has there."""
+    return tuple([repr(toleration.get(name)) for name in _TOLERATION_FIELDS])
 
 
 def _known(entries: tuple[ProfileEntry, ...]) -> Hashable:
