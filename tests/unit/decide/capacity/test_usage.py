@@ -13,13 +13,13 @@ from gpujob_operator.decide.capacity.usage import (
     usage_of_gone,
     usage_of_orphans,
 )
-from gpujob_operator.decide.model.pod_template import HostRequests
+from gpujob_operator.decide.model.pod_requests import PodRequests
 from gpujob_operator.decide.model.snapshot import GonePod, PodView
 from gpujob_operator.decide.model.workers import crew_of
 from tests.harness.builders import T0, make_job, make_pod, placed, running
 
 
-def usage(job: GPUJob, *pods: PodView, requests: HostRequests = (0, 0)) -> JobUsage:
+def usage(job: GPUJob, requests: PodRequests, *pods: PodView) -> JobUsage:
     return usage_of(job, crew_of(job, pods), requests)
 
 
@@ -30,10 +30,10 @@ def some_holdings() -> list[JobUsage]:
     done = placed(make_job("done"), phase=JobPhase.SUCCEEDED)
     ended = make_pod(done, exit_code=0)
     return [
-        usage(one, make_pod(one), requests=(1000, 5)),
-        usage(other, make_pod(other), make_pod(other, attempt=0), requests=(1000, 5)),
-        usage(starting, requests=(2000, 7)),
-        usage(done, ended),
+        usage(one, PodRequests(1000, 5), make_pod(one)),
+        usage(other, PodRequests(1000, 5), make_pod(other), make_pod(other, attempt=0)),
+        usage(starting, PodRequests(2000, 7)),
+        usage(done, PodRequests(), ended),
         usage_of_orphans((make_pod(one, attempt=9),)),
         usage_of_gone(GonePod(ended.uid, T0, ended.gpus)),
     ]

@@ -1,4 +1,4 @@
-"""What a pending job is told: the Scheduled condition's reason, message, position and estimate."""
+"""The Scheduled condition of a pending job: reason, message, position and estimated start."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -18,7 +18,8 @@ from gpujob_operator.decide.placement.diagnosis import Diagnosis
 from gpujob_operator.decide.queue.pending import Pending, written_recently
 from gpujob_operator.decide.queue.quota import QuotaState
 
-# So many classes are told again in a cycle why they wait; the others in the next, this much later.
+# The reason of this many classes is renewed in one cycle; the next cycle, this much later,
+# continues.
 EXPLANATIONS_MAX = 16
 LATER_SECONDS = 1.0
 
@@ -28,16 +29,16 @@ class Wait:
     """Why a job is not admitted now."""
 
     reason: PendingReason
-    # A diagnosis is only put in words where the job has not been told lately.
+    # A diagnosis is only put in words where the job does not show its reason already.
     text: str | Diagnosis
     next_seconds: float | None = None
-    # Among those that wait for room; 0: it waits for something else.
+    # Position among the jobs that wait for GPUs; 0 if the job waits for something else.
     position: int = 0
-    # Where it could start first, if that was looked for.
+    # The earliest start, if it was computed.
     nomination: Nomination | None = None
-    # What it would hold on a GPU, where only the quota is in the way.
+    # What the job would reserve on each GPU, if only quota is missing.
     memory_bytes: int = 0
-    # Whether it fits on GPUs, where only the quota is in the way.
+    # Whether the job fits on GPUs, if only quota is missing.
     fits: bool = False
 
     @property
@@ -54,24 +55,24 @@ def not_eligible(entry: Pending, queues: QuotaState, now: datetime) -> Wait | No
         return Wait(PendingReason.QUEUE_NOT_FOUND, missing)
     live = [pod.name for pod in entry.pods if not pod.finished]
     if live:
-        return Wait(PendingReason.OLD_ATTEMPT_ENDING, f"waits for {', '.join(live[:3])} to end")
+        return Wait(PendingReason.OLD_ATTEMPT_ENDING, f"waiting for {', '.join(live[:3])} to end")
     at = job.status.next_attempt_at
     if at is not None and at > now:
         left = (at - now).total_seconds()
         before = conditions.find(job.status, conditions.SCHEDULED)
-        message = before.message if before is not None else f"tried again in {left:.0f} s"
+        message = before.message if before is not None else f"retry in {left:.0f} s"
         return Wait(PendingReason.WAITING_FOR_RETRY, message, next_seconds=left)
     return None
 
 
 def placed(job: GPUJob, found: Assignment, now: datetime) -> NextStep:
-    """The decision, made durable before any pod exists."""
+    """The status with the placement. It is durable before any pod exists."""
     placement, reservation = found.placement, found.reservation
     where = ", ".join(sorted({worker.node for worker in placement.workers}))
     gpus = ", ".join(uuid for worker in placement.workers for uuid in worker.gpus[:4])
     held = format_memory(reservation.memory_bytes)
     text = (
-        f"attempt {job.status.attempt + 1} on {where} ({gpus}), holds {held} a GPU "
+        f"attempt {job.status.attempt + 1} on {where} ({gpus}), reserves {held} on each GPU "
         f"({reservation.source.value}{', spot' if placement.spot else ''})"
     )
     status = changed(
@@ -88,35 +89,35 @@ def placed(job: GPUJob, found: Assignment, now: datetime) -> NextStep:
     )
     writer = ConditionWriter(job, now)
     status = writer.set(status, conditions.SCHEDULED, True, "Placed", text)
-    # The same finding as while its pods are created: one write, not two.
-    status = writer.set(status, conditions.RUNNING, False, "Starting", "its pods are to be created")
+    # The same condition as while the pods are being created, which saves a write.
+    status = writer.set(status, conditions.RUNNING, False, "Starting", "creating pods")
     return NextStep(status, events=(EventNote("Placed", text),), next_seconds=0.0)
 
 
 @dataclass(slots=True)
 class PendingStatusWriter:
-    """The steps of jobs that wait, in one cycle."""
+    """Writes the status of pending jobs, in one cycle."""
 
     configuration: Configuration
     now: datetime
     # Jobs of one signature wait for the same reason.
     signature_of: Callable[[GPUJob], Hashable]
-    # Where a job could start first, if that is known or may still be looked for.
+    # The earliest start of a job, if it is known or may still be computed.
     nominate: Callable[[GPUJob], Nomination | None]
     _explained: set[Hashable] = field(default_factory=set[Hashable])
 
     def step(self, job: GPUJob, wait: Wait) -> NextStep:
-        """The job's condition with why it waits, as often as that is written."""
+        """The job's step: its condition says why it waits, written at a bounded rate."""
         before = conditions.find(job.status, conditions.SCHEDULED)
         news = before is None or before.reason != wait.reason
         if not news and written_recently(job, self.configuration, self.now):
-            # Thousands of pending jobs of which nothing new can be said cost next to nothing.
+            # Thousands of pending jobs with an unchanged reason cost next to nothing.
             return NextStep(job.status, next_seconds=wait.next_seconds)
         if not news and not self._may_explain(job):
             return NextStep(job.status, next_seconds=LATER_SECONDS)
         message = wait.message
         if wait.position:
-            message += f"; position {wait.position} of those waiting for room"
+            message += f"; position {wait.position} of the jobs waiting for GPUs"
         message += self._estimate(job, wait)
         status = changed(job.status, phase=JobPhase.PENDING)
         status = ConditionWriter(job, self.now).set(
@@ -126,14 +127,14 @@ class PendingStatusWriter:
         return NextStep(status, events=events, next_seconds=wait.next_seconds)
 
     def _may_explain(self, job: GPUJob) -> bool:
-        """Whether the job's class is one of those that are told again in this cycle."""
+        """True if the reason of the job's class is renewed in this cycle."""
         signature = self.signature_of(job)
         if signature not in self._explained and len(self._explained) < EXPLANATIONS_MAX:
             self._explained.add(signature)
         return signature in self._explained
 
     def _estimate(self, job: GPUJob, wait: Wait) -> str:
-        """When it could start, for a job that waits for GPUs."""
+        """The estimated start of a job that waits for GPUs."""
         if wait.reason is not PendingReason.NO_ROOM:
             return ""
         nomination = wait.nomination or self.nominate(job)

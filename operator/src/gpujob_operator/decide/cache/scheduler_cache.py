@@ -32,7 +32,7 @@ from gpujob_operator.decide.packing.demand import Demand, WorkloadMix
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.node_views import in_order
 from gpujob_operator.decide.placement.requirements import JobRequirements, demand_of, needs_of
-from gpujob_operator.decide.queue.pending import Pending, last_reason_of, order_keys_of, order_rules
+from gpujob_operator.decide.queue.pending import Pending, last_reason_of, order_keys_of
 from gpujob_operator.decide.queue.quota import QuotaState
 
 
@@ -209,8 +209,8 @@ class SchedulerCache:
 
     def _renew_waiting(self, changed: set[str]) -> None:
         """The queues' entries of the changed jobs."""
-        rules = order_rules(self.configuration)
-        for uid in sorted(changed):
+        expected_anew = self.releases.take_changed(self.waiting.entries)
+        for uid in sorted(changed.union(expected_anew)):
             entry = self.entries.get(uid)
             if entry is None or not entry.waits:
                 self.waiting.drop(uid)
@@ -221,7 +221,11 @@ class SchedulerCache:
                 pods,
                 equivalence_class=self._equivalence_class(entry),
                 last_reason=last_reason_of(entry.job, pods, self.configuration),
-                order_keys=order_keys_of(entry.job, rules),
+                order_keys=order_keys_of(
+                    entry.job,
+                    self.configuration,
+                    self.releases.expected_first_run_seconds(entry.job),
+                ),
             )
             self.waiting.put(pending)
 

@@ -6,6 +6,7 @@ from datetime import datetime
 
 from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
+from gpujob_api.quantities import format_count
 from gpujob_api.report import FailureClass
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.outcome import (
@@ -16,6 +17,7 @@ from gpujob_operator.decide.lifecycle.outcome import (
     judge,
     retry_decision,
 )
+from gpujob_operator.decide.lifecycle.stops import age_seconds
 from gpujob_operator.decide.measurement.progress import joined_usage, with_measurement, with_report
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionWriter
@@ -32,9 +34,12 @@ def end_attempt(
     configuration: Configuration,
     now: datetime,
 ) -> NextStep:
-    """All workers have ended or are gone. The attempt holds its GPUs no more; a pod in which
-    other containers go on holds them until it is gone (see `capacity.usage`)."""
-    job = replace(job, status=_with_final_report(job, inputs, pods, now))
+    """Ends the attempt: all workers have ended or are gone. Its reservation ends, except on GPUs of
+    pods in which other containers still run (see `capacity.usage`).
+    """
+    held = (job.status.held_seconds or 0.0) + max(age_seconds(job, now), 0.0)
+    ended = changed(_with_final_report(job, inputs, pods, now), held_seconds=round(held, 1))
+    job = replace(job, status=ended)
     outcome = judge(job, pods, inputs.lost_nodes)
     if outcome.end is AttemptEnd.SUCCEEDED:
         return _succeeded(job, now)
@@ -46,7 +51,9 @@ def end_attempt(
 def _with_final_report(
     job: GPUJob, inputs: JobInputs, pods: tuple[PodView, ...], now: datetime
 ) -> GPUJobStatus:
-    """The termination message is the last report; nothing depends on the network at the end."""
+    """The status with the termination message as the last report, so that the end does not depend
+    on the network.
+    """
     words = [pod for pod in pods if pod.termination is not None and pod.rank == 0]
     received = inputs.report
     if words and words[0].termination is not None:
@@ -62,8 +69,8 @@ def _succeeded(job: GPUJob, now: datetime) -> NextStep:
     started = job.status.started_at or now
     seconds = (now - started).total_seconds()
     text = (
-        f"finished after {seconds:.0f} s, {job.status.attempt} attempts, "
-        f"{job.status.counters.interruptions} interruptions"
+        f"finished after {seconds:.0f} s, {format_count(job.status.attempt, 'attempt')}, "
+        f"{format_count(job.status.counters.interruptions, 'interruption')}"
     )
     status = changed(
         job.status, phase=JobPhase.SUCCEEDED, finished_at=now, stop=None, next_attempt_at=None
@@ -99,7 +106,8 @@ def _retry_or_fail(
     status = changed(
         status,
         phase=JobPhase.PENDING,
-        # Behind those that were there already: else it would take back what it gave.
+        # The job goes behind the jobs that were already pending; otherwise it would take back what
+        # it gave up.
         requeued_at=now if made_room else status.requeued_at,
         placement=None,
         reservation=None,
@@ -117,9 +125,9 @@ def _kind_of(interruption: Outcome) -> str:
 
 def _why_interrupted(job: GPUJob, outcome: Outcome) -> str:
     stop = job.status.stop
-    what = stop.message if stop else "its pods are gone"
+    what = stop.message if stop else "the pods are gone"
     if outcome.lost_node:
-        what = f"its node {outcome.lost_node} went away"
+        what = f"node {outcome.lost_node} was lost"
     saved = job.status.checkpoint
-    step = f", checkpoint of step {saved.step} is kept" if saved is not None else ", no checkpoint"
-    return f"interrupted ({what}){step}"
+    step = f"checkpoint at step {saved.step} saved" if saved is not None else "no checkpoint"
+    return f"interrupted ({what}); {step}"

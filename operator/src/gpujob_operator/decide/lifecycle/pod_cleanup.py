@@ -17,8 +17,9 @@ ATTEMPTS_KEPT = 3
 def abandoned_pods(
     job: GPUJob, pods: tuple[PodView, ...], configuration: Configuration
 ) -> tuple[DeletePod, ...]:
-    """What still runs of a job that is being deleted, whoever keeps its object; nothing where the
-    user wants its pods to outlive it."""
+    """The live pods of a job that is being deleted, even while a finalizer keeps the object. None
+    if the user orphans the pods.
+    """
     if FINALIZER_ORPHAN in job.metadata.finalizers:
         return ()
     return tuple(
@@ -29,12 +30,12 @@ def abandoned_pods(
 
 
 def stray_pods(job: GPUJob, crew: Crew, configuration: Configuration) -> tuple[DeletePod, ...]:
-    """Live pods that no attempt of the job owns any more, and finished ones nobody will read."""
+    """Live pods of ended attempts, and finished pods whose logs are no longer kept."""
     waiting = job.status.placement is None or job.finished
     found: list[DeletePod] = []
     for pod in crew.pods:
         if pod.attempt > job.status.attempt:
-            # Pods of a later attempt than the status knows mean that our view of the job is old.
+            # A later attempt than that of the status means that this view of the job is old.
             continue
         stray = not pod.finished and (waiting or pod not in crew.current)
         stale = pod.finished and pod.attempt <= job.status.attempt - ATTEMPTS_KEPT
@@ -53,9 +54,10 @@ def delete_pod(job: GPUJob, pod: PodView, reason: str, configuration: Configurat
 def orphaned_pods(
     pods: Iterable[PodView], invalid: Set[str], configuration: Configuration
 ) -> list[DeletePod]:
-    """Of pods whose job is gone those that still name it for their owner, should the garbage
-    collector not have seen them (I7). Whoever deletes a job and keeps its pods takes the reference
-    away. Jobs of the `invalid` UIDs are there and cannot be read."""
+    """Pods whose owner is a job that is gone, in case the garbage collector has missed them (I7). A
+    user who orphans the pods removes the owner reference. Jobs of the `invalid` UIDs exist, but
+    cannot be read.
+    """
     grace = configuration.termination_grace_seconds
     orphans = [pod for pod in pods if pod.deletion_at is None and pod.job_uid not in invalid]
     orphans.sort(key=lambda pod: pod.uid)

@@ -1,4 +1,4 @@
-"""What is asked of the packing, and what it answers."""
+"""The request to the packing, and its answer."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ class NodeMask:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One worker: its demand, and which nodes it may use."""
+    """One worker: its demand, and the nodes that it may use."""
 
     demand: Demand
     nodes: NodeMask | None = None
@@ -48,7 +48,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a placement costs, in GPUs, and what it is made of."""
+    """The cost of a placement, in GPUs, and its terms."""
 
     total: float
     worth: float
@@ -59,7 +59,9 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A node's row and GPU columns. `candidates` is how many nodes could take the request."""
+    """A node's row and GPU columns. `candidates` is the number of nodes that could take the
+    request.
+    """
 
     row: int
     gpus: tuple[int, ...]

@@ -1,9 +1,9 @@
-"""The heads of the queues one after the other: shares of queues grow while jobs are placed.
+"""Yields the pending jobs of all queues in order, one at a time, because shares grow as jobs are
+placed.
 
-Who is next, compared in this order: jobs within their queue's nominal quota before those that
-borrow; then as `order.order_key` says: priority, overdue waiting, the smaller share of the queue's
-parent and of the queue, work left, arrival, UID. Within a queue nobody passes who comes later by
-that key.
+The order: jobs within their queue's nominal quota before jobs that borrow; then by
+`order.order_key`: priority, overdue waiting, the smaller share of the cohort and of the queue,
+remaining work, arrival, UID. Within a queue no job overtakes an earlier one by that key.
 """
 
 import heapq
@@ -35,8 +35,9 @@ class _HeadKey(NamedTuple):
 
 @dataclass(slots=True)
 class QueueHeads:
-    """`memory_of` is what a job would hold of each GPU, in bytes, as far as known: it decides
-    whether the job's queue would borrow."""
+    """The heads of the queues. `memory_of` is what a job would reserve on each GPU, in bytes, if
+    known: it decides whether the job's queue would borrow.
+    """
 
     ordered: OrderedQueues
     queues: QuotaState
@@ -71,7 +72,7 @@ class QueueHeads:
             heapq.heapreplace(heap, (self._key(name, after), name, self.queues.version))
 
     def _key(self, name: str, head: Keyed) -> _HeadKey:
-        """The key of the queue's next job."""
+        """The key of the queue's head."""
         key, pending = head
         shares = self.queues.shares(name, self.size) if key.on_time else (0.0, 0.0)
         return _HeadKey(

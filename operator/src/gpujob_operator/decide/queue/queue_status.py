@@ -12,7 +12,7 @@ from gpujob_operator.decide.queue.quota import QueueUse
 def queue_statuses(
     queues: tuple[GPUQueue, ...], use: Mapping[str, QueueUse], waiting: Iterable[Pending]
 ) -> list[WriteQueueStatus]:
-    """The writes of those queues whose status is not what it was."""
+    """Queue statuses that changed."""
     items: list[WriteQueueStatus] = []
     if not queues:
         return items
