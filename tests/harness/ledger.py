@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from gpujob_operator.decide.cache.pods import Pods
+from gpujob_operator.decide.capacity.calibration import laws
 from gpujob_operator.decide.capacity.cluster import Capacity, capacity_of
+from gpujob_operator.decide.capacity.prices import rates
 from gpujob_operator.decide.capacity.usage import (
     ClusterUsage,
-    learned_from,
+    Learned,
     usage_of,
     usage_of_gone,
     usage_of_orphans,
@@ -33,7 +35,7 @@ def build_capacity(
     for pod in snapshot.gone_pods:
         holdings.add(usage_of_gone(pod))
     views = {view.name: view for view in snapshot.nodes}
-    learned = learned_from(snapshot)
+    learned = Learned(rates(snapshot), laws(snapshot.profiles))
     return capacity_of(
         {
             node.metadata.name: holdings.node(

@@ -87,7 +87,7 @@ def _admit(steps: dict[str, NextStep], queues: QuotaState, cycle: "_Cycle") -> N
     """Decides the steps of the pending jobs and of the jobs that are preempted for them."""
     cache = cycle.cache
     admission = Admission(
-        board=cache.assumed(),
+        assumed=cache.assumed(),
         queues=queues,
         releases=cache.releases,
         tenancy_of=cache.tenancy_of,
@@ -103,14 +103,14 @@ def _admit(steps: dict[str, NextStep], queues: QuotaState, cycle: "_Cycle") -> N
         step = cycle.step(uid, steps)
         steps[uid] = attempt.stopped_for(cache.entries[uid].job, step, stop, cycle.now)
     if cache.holders.slowed and not admission.preemptor.stops:
-        _separate(steps, admission.board, cycle)
+        _separate(steps, admission.assumed, cycle)
 
 
-def _separate(steps: dict[str, NextStep], board: AssumedCapacity, cycle: "_Cycle") -> None:
+def _separate(steps: dict[str, NextStep], assumed: AssumedCapacity, cycle: "_Cycle") -> None:
     """Migrates a job that slows a co-tenant too much, or is slowed by one."""
     cache, view = cycle.cache, cycle.view(steps)
     slowed = [view.running[uid] for uid in sorted(cache.holders.slowed) if uid in view.running]
-    move = find_move(slowed, view, board, cycle.configuration, cycle.now)
+    move = find_move(slowed, view, assumed, cycle.configuration, cycle.now)
     if move is None:
         return
     uid = move.job.metadata.uid
@@ -149,15 +149,15 @@ class _Cycle:
         cache = self.cache
         found: dict[str, NextStep] = {}
         for uid in sorted(cache.steps.to_step):
-            known = cache.entries[uid]
-            job = known.job
-            if not known.held and not known.crew.pods:
+            entry = cache.entries[uid]
+            job = entry.job
+            if not entry.held and not entry.crew.pods:
                 if job.status.phase is JobPhase.PENDING:
                     # Only the admission pass can change a pending job without pods.
                     cache.steps.to_step.discard(uid)
                 found[uid] = NextStep(job.status)
                 continue
-            step = self._next_step(uid, known)
+            step = self._next_step(uid, entry)
             if step is None:
                 cache.steps.to_step.discard(uid)
             else:
@@ -166,17 +166,17 @@ class _Cycle:
 
     def step(self, uid: str, steps: Mapping[str, NextStep]) -> NextStep:
         """The job's step: this cycle's, or the last one if it still holds."""
-        known = self.cache.entries[uid]
-        return steps.get(uid) or known.step or NextStep(known.job.status)
+        entry = self.cache.entries[uid]
+        return steps.get(uid) or entry.step or NextStep(entry.job.status)
 
-    def _next_step(self, uid: str, known: JobEntry) -> NextStep | None:
+    def _next_step(self, uid: str, entry: JobEntry) -> NextStep | None:
         """The step of a job that has pods or a reservation; None while the last one holds."""
         inputs = self.cache.inputs(uid)
-        if still_holds(known, inputs, self.now):
-            known.inputs = inputs
+        if still_holds(entry, inputs, self.now):
+            entry.inputs = inputs
             return None
         self._inputs[uid] = inputs
-        return attempt.advance(known.job, inputs, self.configuration, self.now)
+        return attempt.advance(entry.job, inputs, self.configuration, self.now)
 
     def inputs_after(self, uid: str, status: GPUJobStatus) -> JobInputs:
         """The inputs of a job that has this status after its step."""
@@ -193,20 +193,20 @@ class _Cycle:
 
     def remember(self, uid: str, step: NextStep, written: list[PlanItem]) -> None:
         """Settles a job whose step wrote nothing, until its inputs change or its deadline comes."""
-        cache, known, inputs = self.cache, self.cache.entries[uid], self._inputs.get(uid)
+        cache, entry, inputs = self.cache, self.cache.entries[uid], self._inputs.get(uid)
         heard = not written and uid not in self.unheard
-        if heard and inputs is not None and is_steady(known.job, inputs.sites):
+        if heard and inputs is not None and is_steady(entry.job, inputs.sites):
             after = step.next_seconds
             next_at = None if after is None else self.now + timedelta(seconds=after)
             until = quiet_until(
-                known.job, next_at, self.configuration, held_back=uid in self.held_back
+                entry.job, next_at, self.configuration, held_back=uid in self.held_back
             )
-            cache.steps.settle(known, step, inputs, until, next_at)
+            cache.steps.settle(entry, step, inputs, until, next_at)
             return
-        cache.steps.requeue(known)
-        job = known.job
+        cache.steps.requeue(entry)
+        job = entry.job
         leaves = job.metadata.deletion_timestamp is not None
-        ended = job.finished and not known.held and not known.crew.pods
+        ended = job.finished and not entry.held and not entry.crew.pods
         if not written and (leaves or ended):
             cache.steps.to_step.discard(uid)
 
@@ -214,7 +214,7 @@ class _Cycle:
         """All jobs after these steps."""
         cache, holders = self.cache, self.cache.holders
         return CycleView(
-            needs_of=cache.needs,
+            requirements_of=cache.requirements,
             find_running=lambda: self._running(steps),
             lowest_priority=holders.lowest_priority,
             preemption_in_flight=holders.preemption_in_flight,
@@ -242,9 +242,9 @@ class _Cycle:
         return min(found, default=None)
 
 
-def _items(known: JobEntry, step: NextStep, cycle: _Cycle) -> list[PlanItem]:
+def _items(entry: JobEntry, step: NextStep, cycle: _Cycle) -> list[PlanItem]:
     """The job's writes in order: its status, its pods, its profile."""
-    job = known.job
+    job = entry.job
     if job.metadata.deletion_timestamp is not None:
         return list(step.deletes)
     if step.status is job.status and job.status.phase is JobPhase.PENDING:
@@ -264,13 +264,13 @@ def _items(known: JobEntry, step: NextStep, cycle: _Cycle) -> list[PlanItem]:
     after = job if status is job.status else changed(job, status=status)
     gpus = gpus_at(inputs.sites)
     alone = has_gpus_alone(status, gpus)
-    pace = None if alone else observed_pace(status, known.profile, gpus)
-    entries = new_entries(after, known.profile, cycle.now, alone=alone, pace=pace)
+    pace = None if alone else observed_pace(status, entry.profile, gpus)
+    entries = new_entries(after, entry.profile, cycle.now, alone=alone, pace=pace)
     if entries is None:
         return items
-    if known.profile_key in cycle.saved:
+    if entry.profile_key in cycle.saved:
         cycle.unheard.add(job.metadata.uid)
         return items
-    cycle.saved.add(known.profile_key)
-    items.append(SaveProfile(with_entries(job, known.profile, entries)))
+    cycle.saved.add(entry.profile_key)
+    items.append(SaveProfile(with_entries(job, entry.profile, entries)))
     return items

@@ -31,7 +31,11 @@ from gpujob_operator.decide.model.snapshot import PodView, Snapshot
 from gpujob_operator.decide.packing.demand import Demand, WorkloadMix
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.node_views import in_order
-from gpujob_operator.decide.placement.requirements import JobRequirements, demand_of, needs_of
+from gpujob_operator.decide.placement.requirements import (
+    JobRequirements,
+    demand_of,
+    requirements_of,
+)
 from gpujob_operator.decide.queue.pending import Pending, last_reason_of, order_keys_of
 from gpujob_operator.decide.queue.quota import QuotaState
 
@@ -125,10 +129,10 @@ class SchedulerCache:
         by_name = {queue.metadata.name: queue for queue in snapshot.queues}
         return QuotaState.of(by_name, self.holders.use())
 
-    def needs(self, uid: str) -> JobRequirements:
+    def requirements(self, uid: str) -> JobRequirements:
         entry = self.entries[uid]
         if entry.requirements is None:
-            entry.requirements = needs_of(
+            entry.requirements = requirements_of(
                 entry.job, entry.profile, self.configuration, entry.requests
             )
         return entry.requirements
@@ -183,7 +187,7 @@ class SchedulerCache:
     def _request(self, uid: str) -> tuple[Demand, int]:
         """What each worker of the job asks for, and how many there are."""
         workers = self.entries[uid].job.spec.workers
-        return demand_of(self.needs(uid), self.capacity, self.configuration), workers
+        return demand_of(self.requirements(uid), self.capacity, self.configuration), workers
 
     def _renew_usage(self, changed: set[str]) -> None:
         """What the changed jobs hold now."""
@@ -230,5 +234,5 @@ class SchedulerCache:
             self.waiting.put(pending)
 
     def _equivalence_class(self, entry: JobEntry) -> int:
-        spec, needs = entry.job.spec, self.needs(entry.job.metadata.uid)
-        return self._classes.number((needs.scheduling_signature, spec.queue, spec.priority))
+        spec, requirements = entry.job.spec, self.requirements(entry.job.metadata.uid)
+        return self._classes.number((requirements.scheduling_signature, spec.queue, spec.priority))

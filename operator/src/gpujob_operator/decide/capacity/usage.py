@@ -14,7 +14,6 @@ from typing import TypeVar
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpunode import GPU, GPUNode
 from gpujob_operator.decide.capacity.availability import why_blocked, why_closed
-from gpujob_operator.decide.capacity.calibration import laws
 from gpujob_operator.decide.capacity.cluster import (
     GPUCapacity,
     NodeCapacity,
@@ -25,12 +24,11 @@ from gpujob_operator.decide.capacity.prices import (
     interruptions_per_hour,
     price_of,
     price_with_losses,
-    rates,
 )
 from gpujob_operator.decide.capacity.slowdown_law import PUBLISHED_SLOWDOWNS, Law
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.pod_requests import PodRequests
-from gpujob_operator.decide.model.snapshot import GonePod, NodeView, PodPhase, PodView, Snapshot
+from gpujob_operator.decide.model.snapshot import GonePod, NodeView, PodPhase, PodView
 from gpujob_operator.decide.model.workers import Crew, place_of
 
 T = TypeVar("T")
@@ -139,10 +137,6 @@ class Learned:
 
     spot_rates: Mapping[str, float] = field(default_factory=dict[str, float])
     laws: Mapping[str, Law] = field(default_factory=dict[str, Law])
-
-
-def learned_from(snapshot: Snapshot) -> Learned:
-    return Learned(rates(snapshot), laws(snapshot.profiles))
 
 
 @dataclass(slots=True)

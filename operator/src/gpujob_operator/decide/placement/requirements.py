@@ -115,7 +115,7 @@ class JobRequirements:
 class WorkerRequest:
     """What one worker of a job requests of GPUs of one model. Create it with `resolve`."""
 
-    needs: JobRequirements
+    requirements: JobRequirements
     model: str
     # The reservation; None: a whole GPU.
     wanted: Reservation | None
@@ -124,22 +124,22 @@ class WorkerRequest:
 
     @property
     def demand(self) -> Demand:
-        return self.needs.demand(self.model, self.wanted)
+        return self.requirements.demand(self.model, self.wanted)
 
     @property
     def exclusive(self) -> bool:
-        return self.needs.exclusive
+        return self.requirements.exclusive
 
     @property
     def max_slowdown_percent(self) -> int:
-        return self.needs.job.spec.sharing.max_slowdown_percent
+        return self.requirements.job.spec.sharing.max_slowdown_percent
 
 
 def resolve(
-    needs: JobRequirements, model: str, capacity: Capacity, configuration: Configuration
+    requirements: JobRequirements, model: str, capacity: Capacity, configuration: Configuration
 ) -> WorkerRequest:
-    wanted = needs.reservation(model, capacity.largest_bytes(model), configuration)
-    return WorkerRequest(needs, model, wanted, needs.least_bytes(model, wanted))
+    wanted = requirements.reservation(model, capacity.largest_bytes(model), configuration)
+    return WorkerRequest(requirements, model, wanted, requirements.least_bytes(model, wanted))
 
 
 # No slots: the running jobs are computed on demand.
@@ -148,7 +148,7 @@ class CycleView:
     """What the admission pass knows of all jobs, besides their GPUs."""
 
     # Requirements by job UID.
-    needs_of: Callable[[str], JobRequirements]
+    requirements_of: Callable[[str], JobRequirements]
     # Jobs with a reservation, by UID, as they are after this cycle's step.
     find_running: Callable[[], Mapping[str, GPUJob]]
     # The lowest priority of jobs with a reservation, and whether any of them is being preempted.
@@ -170,7 +170,7 @@ def _known(entries: tuple[ProfileEntry, ...]) -> Hashable:
     return tuple((e.gpu_model, e.memory_bytes, e.utilization_percent, *step_of(e)) for e in entries)
 
 
-def needs_of(
+def requirements_of(
     job: GPUJob,
     profile: GPUProfile | None,
     configuration: Configuration | None = None,
@@ -196,16 +196,18 @@ def needs_of(
     )
 
 
-def demand_of(needs: JobRequirements, capacity: Capacity, configuration: Configuration) -> Demand:
+def demand_of(
+    requirements: JobRequirements, capacity: Capacity, configuration: Configuration
+) -> Demand:
     """The request of one worker of the job: by its requirements while pending, by its reservation
     once placed.
     """
-    wanted_models = needs.job.spec.gpu.models
-    placement, held = needs.job.status.placement, needs.job.status.reservation
+    wanted_models = requirements.job.spec.gpu.models
+    placement, held = requirements.job.status.placement, requirements.job.status.reservation
     if placement is not None and held is not None:
         whole = held.source is ReservationSource.WHOLE_GPU
-        demand = needs.demand(placement.gpu_model, None if whole else held)
+        demand = requirements.demand(placement.gpu_model, None if whole else held)
     else:
         model = next(iter(capacity.models(wanted_models)), "")
-        demand = resolve(needs, model, capacity, configuration).demand
+        demand = resolve(requirements, model, capacity, configuration).demand
     return changed(demand, models=frozenset(wanted_models))
