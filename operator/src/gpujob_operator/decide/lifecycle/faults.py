@@ -13,20 +13,25 @@ from gpujob_operator.decide.capacity.availability import BlockedReason, ClosedRe
 from gpujob_operator.decide.capacity.cluster import GPUCapacity
 from gpujob_operator.decide.capacity.sites import NodeFacts, Sites, gpus_at
 from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
-from gpujob_operator.decide.model.grace import stop_seconds
 from gpujob_operator.decide.model.stop_reasons import GPU_OVERFULL, GPU_UNHEALTHY, NODE_RECLAIMED
 
 # A time in seconds since 1970; ten digits last until 2286.
 _SECONDS = re.compile(r"^[0-9]{1,10}$", re.ASCII)
 
 
-def of(job: GPUJob, sites: Sites, configuration: Configuration, now: datetime) -> StopReason | None:
-    """The first fault of any of the job's nodes and GPUs, in a fixed order."""
-    grace = timedelta(seconds=stop_seconds(job, configuration))
+def of(
+    job: GPUJob,
+    sites: Sites,
+    now: datetime,
+    deadline: datetime,
+    device_access: DeviceAccess,
+) -> StopReason | None:
+    """The first fault of any of the job's nodes and GPUs, in a fixed order. `deadline` is that of a
+    stop that begins now."""
     for site in sites:
         if site.facts is None:
             continue
-        found = _reclaimed(site.node, site.facts, now, grace)
+        found = _reclaimed(site.node, site.facts, now, deadline)
         if found is not None:
             return found
         closed = site.facts.closed
@@ -36,18 +41,17 @@ def of(job: GPUJob, sites: Sites, configuration: Configuration, now: datetime) -
             blocked = gpu.blocked
             if blocked is not None and blocked.reason is BlockedReason.UNHEALTHY:
                 message = f"GPU {gpu.uuid} on {site.node} is {blocked.text}"
-                return StopReason(GPU_UNHEALTHY, message, now + grace)
-    if configuration.device_access is DeviceAccess.DEVICE_PLUGIN:
+                return StopReason(GPU_UNHEALTHY, message, deadline)
+    if device_access is DeviceAccess.DEVICE_PLUGIN:
         # The kubelet gives each GPU once. Two jobs on one only means that a reading is yet to come.
         return None
-    return _outgrown(job, sites, now + grace)
+    return _outgrown(job, sites, deadline)
 
 
-def _reclaimed(node: str, facts: NodeFacts, now: datetime, grace: timedelta) -> StopReason | None:
+def _reclaimed(node: str, facts: NodeFacts, now: datetime, deadline: datetime) -> StopReason | None:
     taint = next((t for t in facts.taints if t.key == TAINT_RECLAIM), None)
     if taint is None:
         return None
-    deadline = now + grace
     if _SECONDS.match(taint.value):
         noticed = datetime.fromtimestamp(int(taint.value), UTC)
         deadline = min(deadline, max(noticed, now + timedelta(seconds=1)))

@@ -17,8 +17,14 @@ _INTERRUPTED = (EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED)
 _NODE_LOSSES = ("ContainerStatusUnknown", "NodeLost")
 # Pod reasons of the kubelet for "this node could not run the pod", which is not the job's fault.
 _NODE_REFUSALS = (
-    *("Evicted", "NodeAffinity", "NodeShutdown", "OutOf", "Preempting"),
-    *("Terminated", "UnexpectedAdmissionError", *_NODE_LOSSES),
+    "Evicted",
+    "NodeAffinity",
+    "NodeShutdown",
+    "OutOf",
+    "Preempting",
+    "Terminated",
+    "UnexpectedAdmissionError",
+    *_NODE_LOSSES,
 )
 # More interruptions than this without a durable step count as errors.
 FRUITLESS_INTERRUPTIONS_MAX = 50

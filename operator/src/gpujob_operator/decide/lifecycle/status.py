@@ -19,8 +19,14 @@ from gpujob_operator.decide.model.configuration import Configuration
 
 # Figures that change while a job runs, and conditions that change with them.
 _LIVE_FIGURES = (
-    *("measurement", "checkpoint", "tuning_seconds", "progressed_at", "observed_at"),
-    *("explain", "summary", "conditions"),
+    "measurement",
+    "checkpoint",
+    "tuning_seconds",
+    "progressed_at",
+    "observed_at",
+    "explain",
+    "summary",
+    "conditions",
 )
 _FIELDS = tuple(field.name for field in fields(GPUJobStatus))
 _UNCHANGED_FIELDS = attrgetter(*(name for name in _FIELDS if name not in _LIVE_FIGURES))
