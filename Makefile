@@ -80,6 +80,20 @@ setup: ## Make .venv with the locked packages (TORCH_BACKEND=cpu for the small t
 lock: setup ## Rewrite requirements/*.txt from pyproject.toml, with hashes
 	@requirements/lock.sh
 
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+ENGINE ?= docker
+BASE ?= python:3.12-slim
+TORCH ?= cuda
+# The time of the newest commit, so that two builds of it are equal.
+SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
+BUILD = $(ENGINE) build --build-arg BASE=$(BASE) --build-arg VERSION=$(VERSION) \
+  --build-arg SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH)
+
+.PHONY: images
+images: ## Build the images with Docker (TORCH=cpu, REGISTRY=host/, BASE=image@digest, ENGINE=podman)
+	@$(BUILD) --target operator --tag $(REGISTRY)gpujob-operator:$(VERSION) .
+	@$(BUILD) --target worker --build-arg TORCH=$(TORCH) --tag $(REGISTRY)gpujob-worker:$(VERSION) .
+
 .PHONY: generate
 generate: ## Copy the CRDs into the chart
 	@cp crds/*.yaml charts/gpujob/files/crds/

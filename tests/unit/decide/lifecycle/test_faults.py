@@ -64,8 +64,13 @@ def test_a_reclaimed_node_is_left_before_its_deadline() -> None:
     """I13: the grace ends when the node does, and not before a second from now."""
     noticed = found(A, **reclaimed(str(int(after(12).timestamp()))))
     assert noticed == StopReason(
-        "NodeReclaimed", "node n0 is being reclaimed, 12 s left", after(12)
+        "NodeReclaimed",
+        "node n0 is being reclaimed in 12 s; the workers have 12 s to end",
+        after(12),
     )
+    early = found(A, **reclaimed(str(int(after(60).timestamp()))))
+    assert early is not None
+    assert early.message == "node n0 is being reclaimed in 60 s; the workers have 30 s to end"
     late = found(A, **reclaimed(str(int(T0.timestamp()) - 99)))
     assert late is not None
     assert late.deadline == after(1)

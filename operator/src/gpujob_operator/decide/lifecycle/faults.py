@@ -52,11 +52,12 @@ def _reclaimed(node: str, facts: NodeFacts, now: datetime, deadline: datetime) -
     taint = next((t for t in facts.taints if t.key == TAINT_RECLAIM), None)
     if taint is None:
         return None
+    when = ""
     if _SECONDS.match(taint.value):
-        noticed = datetime.fromtimestamp(int(taint.value), UTC)
-        deadline = min(deadline, max(noticed, now + timedelta(seconds=1)))
+        noticed = max(datetime.fromtimestamp(int(taint.value), UTC), now + timedelta(seconds=1))
+        deadline, when = min(deadline, noticed), f" in {(noticed - now).total_seconds():.0f} s"
     left = (deadline - now).total_seconds()
-    message = f"node {node} is being reclaimed, {left:.0f} s left"
+    message = f"node {node} is being reclaimed{when}; the workers have {left:.0f} s to end"
     return StopReason(NODE_RECLAIMED, message, deadline)
 
 
@@ -93,6 +94,14 @@ def unreachable(sites: Sites, configuration: Configuration, now: datetime) -> st
                 "on another node once the Node object is removed, or here once the node is back"
             )
     return ""
+
+
+def gone(sites: Sites) -> str:
+    """Which node of the attempt is there no more; "" where all are."""
+    node = next((site.node for site in sites if site.facts is None), None)
+    if node is None:
+        return ""
+    return f"the Node object {node} is removed; the job goes on elsewhere once its pods are gone"
 
 
 def pressure_message(gpu: GPUCapacity) -> str:
