@@ -23,10 +23,6 @@ JUSTIFIED: Mapping[tuple[str, str], str] = {
     ("agent", "host process namespace"): (
         "NVML and /proc name processes by their number on the host, and only so are pods told apart"
     ),
-    ("agent", "no liveness probe"): (
-        "an agent that hangs in a broken driver would hang again; its readings grow old, nothing "
-        "is placed there, and GPUJobStaleNodes alerts"
-    ),
     ("agent", "no readiness probe"): "it serves nobody; its GPUNode says whether it reads",
     ("agent", "service account token"): "it writes its GPUNode",
     ("operator", "service account token"): "it reads and writes the API",

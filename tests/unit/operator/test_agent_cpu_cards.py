@@ -11,7 +11,7 @@ from gpujob_api.cpu_cards import cpu_card_uuids
 from gpujob_api.gpunode import GPUNodeStatus
 from gpujob_api.manifest import gpunode_from_manifest
 from gpujob_api.meta import Condition, ConditionStatus
-from gpujob_operator.act.kube import GPU_NODES, PODS, Forbidden
+from gpujob_operator.act.kube import GPU_NODES, NODES, PODS, Forbidden
 from gpujob_operator.agent.agent import Agent
 from gpujob_operator.agent.cpu.cards import make_cards
 from gpujob_operator.agent.cpu.environment import EnvironmentDevices
@@ -280,6 +280,7 @@ class _Bench:
 
 def bench(fake: FakeProc, kube: FakeKube) -> _Bench:
     clock = FakeClock()
+    kube.put(NODES, {"metadata": {"name": NODE}})
     owner = owner_by_cgroup(fake.proc)
     pods = PodDevices(kube, NODE, owner, fake.proc)
 
