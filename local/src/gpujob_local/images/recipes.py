@@ -5,7 +5,6 @@ has no compiler, and torch and its CUDA libraries are not in it but mounted into
 this machine (`SHARED_PACKAGES_MOUNT`).
 """
 
-import platform
 import shutil
 import tempfile
 import time
@@ -13,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpujob_local.control_plane.manifests import REPOSITORY
-from gpujob_local.images.archive import Image, Layer, write_archive
+from gpujob_local.images.archive import Image, Layer
 from gpujob_local.images.layers import (
     SITE_PACKAGES,
     SUITE,
@@ -44,7 +43,6 @@ _ENVIRONMENT = {
     "PYTHONDONTWRITEBYTECODE": "1",
 }
 _WORKER_ENVIRONMENT = {"HOME": "/workspace", "USER": "gpujob", "LOGNAME": "gpujob"}
-_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def shared_packages(say: Say) -> Path:
@@ -63,8 +61,8 @@ def shared_packages(say: Say) -> Path:
     return folder
 
 
-def build_images(binaries: Mapping[str, Path], target: Path, say: Say) -> Path:
-    """Writes one archive with all images that the cluster needs; what is cached is not made again."""
+def cluster_images(binaries: Mapping[str, Path], say: Say) -> tuple[Image, ...]:
+    """All images that a cluster needs; a layer that is cached is not made again."""
     began = time.monotonic()
     base = cached_layer("base", key_of(SUITE, "python3,ca-certificates"), fill_base)
     with tempfile.TemporaryDirectory() as folder:
@@ -72,7 +70,7 @@ def build_images(binaries: Mapping[str, Path], target: Path, say: Say) -> Path:
         product = cached_layer(
             "product", wheel_key(wheel), lambda root: fill_environment(root, wheel)
         )
-    images = [
+    images = (
         _single_binary(PAUSE_IMAGE, binaries["pause"]),
         _single_binary(DNS_IMAGE, binaries["coredns"]),
         Image(
@@ -90,11 +88,11 @@ def build_images(binaries: Mapping[str, Path], target: Path, say: Say) -> Path:
             user=USER,
             folder="/workspace",
         ),
-    ]
-    write_archive(images, _ARCHITECTURES[platform.machine()], target)
-    mebibytes = target.stat().st_size // 1024**2
-    say(f"images: {len(images)}, {mebibytes} MiB, after {time.monotonic() - began:.0f} s")
-    return target
+    )
+    layers = {layer.digest: layer.size_bytes for image in images for layer in image.layers}
+    mebibytes = sum(layers.values()) // 1024**2
+    say(f"layers: {len(layers)}, {mebibytes} MiB, after {time.monotonic() - began:.0f} s")
+    return images
 
 
 def _packages(image: str) -> Layer:

@@ -21,9 +21,10 @@ from gpujob_local.control_plane.api_client import ApiClient
 from gpujob_local.control_plane.control_plane import ClusterError, ControlPlane, Place
 from gpujob_local.control_plane.ports import free_port
 from gpujob_local.control_plane.tools import find_tools
-from gpujob_local.images.recipes import build_images, shared_packages
+from gpujob_local.images.recipes import cluster_images, shared_packages
 from gpujob_local.kubelets import door, namespaces
 from gpujob_local.kubelets.cleaning import clean
+from gpujob_local.kubelets.image_store import image_store
 from gpujob_local.kubelets.node import Ground, KubeletNode
 from gpujob_local.kubelets.options import API_SERVICE_ADDRESS, HUB_ADDRESS, KubeletOptions
 from gpujob_local.kubelets.record import Record, kernel_settings
@@ -150,7 +151,8 @@ class KubeletCluster:
             self._binaries |= find_tools(tools, self._say)
         packages = shared_packages(self._say)
         (self.directory / "logs").mkdir()
-        archive = build_images(self._binaries, self.directory / "images.tar", self._say)
+        images = cluster_images(self._binaries, self._say)
+        store = image_store(images, self._binaries, self._environment(), self._say)
         hub = self._start_control_plane()
         self._say(f"control plane ready after {time.monotonic() - began:.1f} s")
         ground = Ground(
@@ -158,6 +160,7 @@ class KubeletCluster:
             binaries=self._binaries,
             cni_folder=cni_folder,
             shared_packages=packages,
+            images=store,
             environment=self._environment(),
             control_plane=self.control_plane,
             hub=hub,
@@ -166,8 +169,7 @@ class KubeletCluster:
             folder = self.directory / "nodes" / plan.name
             self.nodes[plan.name] = KubeletNode(plan, folder, ground)
         with ThreadPoolExecutor(max_workers=2) as pool:
-            list(pool.map(lambda node: self._start_node(node, archive), self.nodes.values()))
-        archive.unlink()
+            list(pool.map(_start_node, self.nodes.values()))
         self._wait_for_nodes()
         self._say(f"cluster of {len(self.nodes)} kubelets ready after {time.monotonic() - began:.1f} s")
 
@@ -195,14 +197,6 @@ class KubeletCluster:
         )
         self.control_plane.start(_apply_addons)
         return hub
-
-    def _start_node(self, node: KubeletNode, archive: Path) -> None:
-        began = time.monotonic()
-        node.start_runtime()
-        node.write_kubelet_files()
-        node.import_images(archive)
-        node.start_kubelet()
-        self._say(f"{node.plan.name}: images imported after {time.monotonic() - began:.1f} s")
 
     def _wait_for_nodes(self) -> None:
         deadline = time.monotonic() + NODES_LIMIT_SECONDS
@@ -236,6 +230,12 @@ class KubeletCluster:
             "HOME": str(self.directory),
             "LANG": "C.UTF-8",
         }
+
+
+def _start_node(node: KubeletNode) -> None:
+    node.start_runtime()
+    node.write_kubelet_files()
+    node.start_kubelet()
 
 
 def _apply_addons(client: ApiClient) -> None:

@@ -15,12 +15,12 @@ import yaml
 from gpujob_local.control_plane.control_plane import ClusterError, ControlPlane
 from gpujob_local.gpus.cpu_cards import CpuCard, write_cards
 from gpujob_local.kubelets import cgroups, configuration, namespaces
+from gpujob_local.kubelets.image_store import link_store
 from gpujob_local.kubelets.namespaces import Namespaces
 from gpujob_local.kubelets.options import KubeletOptions, NodePlan
 from gpujob_local.processes.processes import Child, start_child, stop_child
 
 SOCKET_LIMIT_SECONDS = 30.0
-IMPORT_LIMIT_SECONDS = 300.0
 SPECIFICATION_LIMIT_SECONDS = 15.0
 POLL_SECONDS = 0.05
 CARD_RESERVED_BYTES = 64 * 1024**2
@@ -35,6 +35,7 @@ class Ground:
     binaries: Mapping[str, Path]
     cni_folder: Path
     shared_packages: Path
+    images: Path
     environment: Mapping[str, str]
     control_plane: ControlPlane
     hub: Namespaces
@@ -51,8 +52,11 @@ class KubeletNode:
         self._namespaces: Namespaces | None = None
 
     def start_runtime(self) -> None:
-        """Namespaces and containerd, ready for images; again after `switch_off`."""
+        """Namespaces and containerd with all images; again after `switch_off`."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        if not (self.folder / "containerd").is_dir():
+            (self.folder / "containerd").mkdir()
+            link_store(self._ground.images, self.folder / "containerd" / "root")
         cgroups.make(self.plan.cgroup)
         self._namespaces = namespaces.start_node(
             self.plan, self._ground.hub, self.folder, self._ground.environment
@@ -69,20 +73,6 @@ class KubeletNode:
             if not child.alive() or time.monotonic() > deadline:
                 raise ClusterError(f"{self.plan.name}: no containerd:\n{child.log_tail()}")
             time.sleep(POLL_SECONDS)
-
-    def import_images(self, archive: Path) -> None:
-        """Raises `ClusterError` with what ctr said."""
-        socket = str(configuration.containerd_socket(self.folder))
-        command = [str(self._ground.binaries["ctr"]), "--address", socket, "--namespace", "k8s.io"]
-        done = subprocess.run(
-            [*self._entered().enter, *command, "images", "import", str(archive)],
-            capture_output=True,
-            text=True,
-            timeout=IMPORT_LIMIT_SECONDS,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise ClusterError(f"{self.plan.name}: images were not imported: {done.stderr[-2000:]}")
 
     def start_kubelet(self) -> None:
         """Kubelet and, where it does not run, kube-proxy; again after `stop_kubelet`."""
