@@ -140,7 +140,9 @@ class Team:
     def said(self, name: str) -> str:
         """Every condition's reason and message, for finding words in and for failures."""
         conditions = self.status(name).get("conditions", [])
-        return "\n".join(f"{c['type']}={c['status']} {c['reason']}: {c['message']}" for c in conditions)
+        return "\n".join(
+            f"{c['type']}={c['status']} {c['reason']}: {c['message']}" for c in conditions
+        )
 
     def pods(self, name: str) -> list[Json]:
         found = self.client.get(

@@ -18,7 +18,9 @@ def hierarchies(root: Path = ROOT) -> list[Path]:
     if (root / "cgroup.controllers").is_file():
         return [root]
     folders = [entry for entry in sorted(root.iterdir()) if entry.is_dir()]
-    return [entry for entry in folders if (entry / "cgroup.procs").is_file() and not entry.is_symlink()]
+    return [
+        entry for entry in folders if (entry / "cgroup.procs").is_file() and not entry.is_symlink()
+    ]
 
 
 def make(name: str, root: Path = ROOT) -> None:

@@ -171,7 +171,9 @@ class KubeletCluster:
         with ThreadPoolExecutor(max_workers=2) as pool:
             list(pool.map(_start_node, self.nodes.values()))
         self._wait_for_nodes()
-        self._say(f"cluster of {len(self.nodes)} kubelets ready after {time.monotonic() - began:.1f} s")
+        self._say(
+            f"cluster of {len(self.nodes)} kubelets ready after {time.monotonic() - began:.1f} s"
+        )
 
     def _start_control_plane(self) -> namespaces.Namespaces:
         logs = self.directory / "logs"

@@ -49,12 +49,12 @@ def containerd_socket(folder: Path) -> Path:
 
 def to_toml(value: Mapping[str, Any], path: Sequence[str] = ()) -> str:
     """TOML of nested tables of strings, numbers, booleans and lists of strings."""
-    lines = [f"{key} = {_scalar(item)}" for key, item in value.items() if not isinstance(item, dict)]
+    lines = [
+        f"{key} = {_scalar(item)}" for key, item in value.items() if not isinstance(item, dict)
+    ]
     if path and lines:
         lines.insert(0, "[" + ".".join(f"'{part}'" for part in path) + "]")
-    tables = [
-        to_toml(item, (*path, key)) for key, item in value.items() if isinstance(item, dict)
-    ]
+    tables = [to_toml(item, (*path, key)) for key, item in value.items() if isinstance(item, dict)]
     return "\n".join([*lines, *tables])
 
 
