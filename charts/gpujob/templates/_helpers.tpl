@@ -52,6 +52,11 @@ app.kubernetes.io/component: {{ .component }}
 {{- default (printf "http://%s-operator.%s.svc:%d/report" (include "gpujob.fullname" .) .Release.Namespace (int .Values.reports.port)) $said -}}
 {{- end -}}
 
+{{/* The runtime class of agents, and of workers unless said otherwise: CPU cards need none. */}}
+{{- define "gpujob.runtimeClassName" -}}
+{{- if eq .Values.agent.devices "nvml" -}}{{ .Values.agent.runtimeClassName }}{{- end -}}
+{{- end -}}
+
 {{/* What Pod Security "restricted" asks of a container, and a read-only root on top. */}}
 {{- define "gpujob.containerSecurity" -}}
 allowPrivilegeEscalation: false
