@@ -9,6 +9,7 @@ import yaml
 from tests.harness.chart import (
     CHART,
     Manifest,
+    named,
     of_kind,
     pod_spec,
     render,
@@ -55,7 +56,7 @@ def test_nodes_with_gpus_need_nothing_of_it() -> None:
 def test_no_runtime_class_is_asked_for() -> None:
     for values in (CPU, {"agent": {"devices": "cpu", "runtimeClassName": "nvidia"}}):
         assert "runtimeClassName" not in agent(values)
-        (configuration,) = of_kind(render(values), "ConfigMap")
+        configuration = named(render(values), "ConfigMap", "configuration")
         assert "runtimeClassName" not in configuration["data"]["configuration.yaml"]
 
 
