@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.harness.ground import INSTALL_SECONDS_MAX, SYSTEM, Release, cards_ready
+from tests.harness.ground import INSTALL_SECONDS_MAX, SYSTEM, Release, gpus_ready
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -12,7 +12,7 @@ def test_it_is_ready_within_a_minute(release: Release) -> None:
     (operator,) = release.operators()
     assert operator["status"]["containerStatuses"][0]["ready"]
     assert release.leader()
-    assert cards_ready(release.cluster)
+    assert gpus_ready(release.cluster)
 
 
 def test_helm_test_passes(release: Release) -> None:

@@ -28,8 +28,8 @@ def test_a_job_is_measured_and_succeeds(team: Team, live: LiveAttempts) -> None:
     assert live.of(team.namespace, "first").attempts == {1}
 
 
-def test_two_jobs_share_a_card_by_measurement(team: Team) -> None:
-    """A whole card at first, for who was never measured; what was measured leaves room for another.
+def test_two_jobs_share_a_gpu_by_measurement(team: Team) -> None:
+    """A whole GPU at first, for who was never measured; what was measured leaves room for another.
 
     The other node takes nothing new meanwhile.
     """
@@ -45,7 +45,9 @@ def test_two_jobs_share_a_card_by_measurement(team: Team) -> None:
             team.wait_for_phase(name, "Running")
         both = [team.status(name) for name in ("left", "right")]
         assert [status["placement"]["workers"][0]["node"] for status in both] == [node, node]
-        assert {tuple(s["placement"]["workers"][0]["gpus"]) for s in both} == {(f"CPU-{node}-0",)}
+        assert {tuple(s["placement"]["workers"][0]["gpus"]) for s in both} == {
+            tuple(team.status("known")["placement"]["workers"][0]["gpus"])
+        }
         for name in ("left", "right"):
             team.wait_for_phase(name, "Succeeded")
     finally:

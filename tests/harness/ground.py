@@ -27,7 +27,7 @@ CONFIGURATION: Mapping[str, Any] = {"nodeLostSeconds": 10, "retryBackoffSeconds"
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The chart, installed as README says, with agents that read CPU cards."""
+    """The chart, installed as README says, with CPU cards."""
 
     cluster: KubeletCluster
     install_seconds: float
@@ -35,7 +35,8 @@ class Release:
     @classmethod
     def install(cls, cluster: KubeletCluster, *flags: str) -> "Release":
         began = time.monotonic()
-        values = {"configuration": CONFIGURATION}
+        agent = {"devices": "cpu", "cpu": {"memory": "3Gi", "besideGPUs": True}}
+        values = {"agent": agent, "configuration": CONFIGURATION}
         cluster.command(
             "helm",
             *("install", "gpujob", str(CHART), "--namespace", SYSTEM, "--create-namespace"),
@@ -43,8 +44,7 @@ class Release:
             stdin=json.dumps(values),
         )
         seconds = time.monotonic() - began
-        patch_agents(cluster)
-        wait_until(lambda: cards_ready(cluster), 60, "the agents' first measurements")
+        wait_until(lambda: gpus_ready(cluster), 60, "the agents' first measurements")
         return cls(cluster, seconds)
 
     def uninstall(self) -> None:
@@ -63,24 +63,7 @@ class Release:
         return self.cluster.client().get(path, labelSelector=selector)["items"]
 
 
-def patch_agents(cluster: KubeletCluster) -> None:
-    """CPU cards instead of NVML, until the chart has a value for it."""
-    container = "/spec/template/spec/containers/0"
-    module = "--nvml-module=gpujob_local.gpus.cpu_nvml"
-    variable = {"name": "GPUJOB_CPU_CARDS", "value": "/cards.json"}
-    group = "/spec/template/spec/securityContext/runAsGroup"
-    patch = [
-        {"op": "replace", "path": f"{container}/args/1", "value": module},
-        {"op": "add", "path": f"{container}/env/-", "value": variable},
-        {"op": "replace", "path": group, "value": 0},
-    ]
-    cluster.kubectl(
-        *("--namespace", SYSTEM, "patch", "daemonset", "gpujob-agent"),
-        *("--type=json", "--patch", json.dumps(patch)),
-    )
-
-
-def cards_ready(cluster: KubeletCluster) -> bool:
+def gpus_ready(cluster: KubeletCluster) -> bool:
     nodes = cluster.client().get("/apis/gpujob.dev/v1alpha1/gpunodes")["items"]
     ready = [
         node
@@ -238,7 +221,7 @@ def resumable_job(
     container: Json | None = None,
     template: Json | None = None,
 ) -> Json:
-    """A job of `resumable.py` with a checkpoint every 3 s; `spec`, ... are added to their levels."""
+    """A job of `resumable.py`, a checkpoint every 3 s; `spec`, ... are added to their levels."""
     script = ["gpujob-run", "--", "python", "/script/resumable.py", str(steps), str(pause_seconds)]
     worker: Json = {
         "name": "worker",

@@ -69,20 +69,19 @@ def up(
 ) -> None:
     """Start a cluster; it stays until `down`.
 
-    A cluster of kubelets takes --name, --card-memory and --audit alone; the chart is installed on
-    it as on any cluster.
+    A cluster of kubelets takes --name and --audit alone; the chart is installed on it as on any
+    cluster.
     """
-    card_bytes = _memory("--card-memory", card_memory)
     control_plane = ControlPlaneOptions(audit=audit)
     if (kubelets := kubelets_wanted(nodes)) is not None:
-        _up_kubelets(name, KubeletOptions(kubelets, card_bytes, control_plane=control_plane))
+        _up_kubelets(name, KubeletOptions(kubelets, control_plane=control_plane))
         return
     total = _number_of_nodes(nodes)
     if spot > total:
         raise typer.BadParameter(f"--spot {spot} is more than --nodes {total}")
     options = ClusterOptions(
         nodes=_nodes(total, spot, cards),
-        card_bytes=card_bytes,
+        card_bytes=_memory("--card-memory", card_memory),
         images=DEFAULT_IMAGES | _images(image or []),
         operator=operator,
         agents=agents,

@@ -1,7 +1,7 @@
 """A small job that resumes: `resumable.py STEPS PAUSE_SECONDS`, the pause after every step.
 
-It leaves its processor idle most of the time, so two share a card, and prints the digest of its final
-weights: whoever was interrupted must print the same as who was not.
+It leaves its processor idle most of the time, so two share a GPU, and prints the digest of its
+final weights: whoever was interrupted must print the same as who was not.
 """
 
 import hashlib

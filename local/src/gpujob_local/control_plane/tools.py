@@ -1,8 +1,9 @@
 """The binaries of a control plane: found, or built once from pinned Go modules.
 
-`python -m gpujob_local.control_plane.tools [kubernetes|helm|...]` prints where the binaries of those
-sets are; without a set, those of `DEFAULT_SETS` (`make tools`). A binary comes from, in this order: KUBEBUILDER_ASSETS, the cache, PATH, and a build from a
-go.mod in `tools/` into the cache. Those not built here must have the version that the go.mod pins.
+`python -m gpujob_local.control_plane.tools [kubernetes|helm|...]` prints where the binaries of
+those sets are; without a set, those of `DEFAULT_SETS` (`make tools`). A binary comes from, in this
+order: KUBEBUILDER_ASSETS, the cache, PATH, and a build from a go.mod in `tools/` into the cache.
+Those not built here must have the version that the go.mod pins.
 """
 
 import fcntl
@@ -267,7 +268,7 @@ def _print(text: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Finds or builds the sets that are named (`DEFAULT_SETS` without names), prints their paths."""
+    """Finds or builds the sets that are named, else `DEFAULT_SETS`, and prints their paths."""
     unknown = [name for name in arguments if name not in SETS]
     if unknown:
         _print(f"unknown: {', '.join(unknown)}; there are: {', '.join(SETS)}")

@@ -1,4 +1,4 @@
-"""OCI image archives: a configuration and layers, as `ctr images import` and `kind load` read them."""
+"""OCI image archives: a configuration and layers, as `ctr images import` reads them."""
 
 import hashlib
 import io
@@ -37,7 +37,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """`names` are full references (docker.io/library/NAME:TAG); the rest is what a Dockerfile says."""
+    """`names` are full references (docker.io/library/NAME:TAG), the rest a Dockerfile's words."""
 
     names: tuple[str, ...]
     layers: tuple[Layer, ...]

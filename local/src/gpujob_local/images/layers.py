@@ -123,7 +123,7 @@ def compile_bytecode(root: Path, mounted_at: str) -> None:
 
     By hash and unchecked: in a layer all files are of one date.
     """
-    if PYTHON_VERSION != f"{sys.version_info.major}.{sys.version_info.minor}":
+    if f"{sys.version_info.major}.{sys.version_info.minor}" != PYTHON_VERSION:
         return
     # Packages bring templates that are no Python; compileall says so with exit code 1.
     command = [sys.executable, "-m", "compileall", "-qq", "-j", "0", "-s", str(root)]

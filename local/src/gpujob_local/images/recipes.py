@@ -1,8 +1,8 @@
 """The images of a cluster of kubelets: what the Dockerfile describes, made without an engine.
 
-What differs from the Dockerfile: the base is Debian's smallest instead of python:3.12-slim; the worker
-has no compiler, and torch and its CUDA libraries are not in it but mounted into every container from
-this machine (`SHARED_PACKAGES_MOUNT`).
+What differs from the Dockerfile: the base is Debian's smallest instead of python:3.12-slim; the
+worker has no compiler, and torch and its CUDA libraries are not in it but mounted into every
+container from this machine (`SHARED_PACKAGES_MOUNT`).
 """
 
 import shutil

@@ -14,7 +14,7 @@ def is_shared(name: str) -> bool:
 
 
 def select(text: str, wanted: Callable[[str], bool]) -> str:
-    """The requirements, with their hashes, whose package's name is wanted; comments are left out."""
+    """The requirements, with their hashes, whose package is wanted; comments are left out."""
     rows: list[str] = []
     taken = False
     for line in text.splitlines():

@@ -1,1 +1,1 @@
-"""Real kubelets on this machine: a cluster of containerd, runc and kube-proxy, a namespace a node."""
+"""Real kubelets on this machine, with containerd, runc and kube-proxy, each in namespaces."""

@@ -89,7 +89,7 @@ class KubeletCluster:
         self.stop()
 
     def stop(self) -> None:
-        """Ends everything and removes all that was made. Raises `ClusterError` if something stays."""
+        """Ends everything, removes all that was made. Raises `ClusterError` if something stays."""
         for node in self.nodes.values():
             node.switch_off()
         if hasattr(self, "control_plane"):
@@ -247,7 +247,6 @@ def _apply_addons(client: ApiClient) -> None:
 
 
 _PLURALS = {
-    "RuntimeClass": "runtimeclasses",
     "ClusterRole": "clusterroles",
     "ClusterRoleBinding": "clusterrolebindings",
     "ServiceAccount": "serviceaccounts",

@@ -9,27 +9,20 @@ from gpujob_local.kubelets.options import DNS_ADDRESS, POD_NETWORK, NodePlan
 
 Json = dict[str, Any]
 
-# Pods of this runtime class see the node's CPU cards, as NVIDIA's runtime shows a pod the GPUs.
-GPU_RUNTIME = "nvidia"
-CARDS_MOUNT = "/cards.json"
-
 
 def containerd_configuration(folder: Path, cni_folder: Path) -> Json:
-    """Root, state and sockets of a node's own; both runtimes are runc with the node's base spec."""
-    runtimes = {
-        name: {
-            "runtime_type": "io.containerd.runc.v2",
-            "base_runtime_spec": str(folder / f"{name}-spec.json"),
-            "options": {"SystemdCgroup": False},
-        }
-        for name in ("runc", GPU_RUNTIME)
+    """Root, state and sockets of a node's own; its runtime is runc with the node's base spec."""
+    runc = {
+        "runtime_type": "io.containerd.runc.v2",
+        "base_runtime_spec": str(specification_file(folder)),
+        "options": {"SystemdCgroup": False},
     }
     runtime = {
         # Neither is to be had in every container that a build machine is itself.
         "restrict_oom_score_adj": True,
         "disable_apparmor": True,
         "netns_mounts_under_state_dir": True,
-        "containerd": {"default_runtime_name": "runc", "runtimes": runtimes},
+        "containerd": {"default_runtime_name": "runc", "runtimes": {"runc": runc}},
         "cni": {"bin_dirs": [str(cni_folder)], "conf_dir": str(folder / "cni")},
     }
     images = {"snapshotter": "overlayfs", "pinned_images": {"sandbox": PAUSE_IMAGE}}
@@ -45,6 +38,10 @@ def containerd_configuration(folder: Path, cni_folder: Path) -> Json:
 
 def containerd_socket(folder: Path) -> Path:
     return folder / "containerd.sock"
+
+
+def specification_file(folder: Path) -> Path:
+    return folder / "container.json"
 
 
 def to_toml(value: Mapping[str, Any], path: Sequence[str] = ()) -> str:
@@ -66,19 +63,18 @@ def _scalar(value: Any) -> str:
     return f"'{value}'" if isinstance(value, str) else str(value)
 
 
-def runtime_spec(default: Json, shared_packages: Path, cards: Path | None) -> Json:
+def container_specification(default: Json, shared_packages: Path) -> Json:
     """The base of every container's specification, with what is mounted into all of them.
 
     torch is shared with the machine instead of copied into an image and from there to every node.
     """
-    mounts = [_mount(SHARED_PACKAGES_MOUNT, shared_packages, "rbind")]
-    if cards is not None:
-        mounts.append(_mount(CARDS_MOUNT, cards, "bind"))
-    return default | {"mounts": [*default["mounts"], *mounts]}
-
-
-def _mount(where: str, source: Path, kind: str) -> Json:
-    return {"destination": where, "type": "bind", "source": str(source), "options": [kind, "ro"]}
+    mount = {
+        "destination": SHARED_PACKAGES_MOUNT,
+        "type": "bind",
+        "source": str(shared_packages),
+        "options": ["rbind", "ro"],
+    }
+    return default | {"mounts": [*default["mounts"], mount]}
 
 
 def network_configuration(plan: NodePlan, folder: Path) -> Json:

@@ -56,6 +56,8 @@ def image_store(
         archive = write_archive(images, architecture, folder / "images.tar")
         _import(archive, folder, binaries, environment)
         (folder / "root").rename(target)
+    # Its folder has the date of the one that it was linked from, and the oldest ones go.
+    os.utime(target)
     for old in _stores()[KEPT:]:
         shutil.rmtree(old, ignore_errors=True)
     say(f"images: {len(images)} unpacked after {time.monotonic() - began:.0f} s")

@@ -13,7 +13,6 @@ from pathlib import Path
 import yaml
 
 from gpujob_local.control_plane.control_plane import ClusterError, ControlPlane
-from gpujob_local.gpus.cpu_cards import CpuCard, write_cards
 from gpujob_local.kubelets import cgroups, configuration, namespaces
 from gpujob_local.kubelets.image_store import link_store
 from gpujob_local.kubelets.namespaces import Namespaces
@@ -23,7 +22,6 @@ from gpujob_local.processes.processes import Child, start_child, stop_child
 SOCKET_LIMIT_SECONDS = 30.0
 SPECIFICATION_LIMIT_SECONDS = 15.0
 POLL_SECONDS = 0.05
-CARD_RESERVED_BYTES = 64 * 1024**2
 MANAGED_LABEL = "gpujob.dev/managed=true"
 
 
@@ -185,12 +183,10 @@ class KubeletNode:
         (folder / "cni").mkdir(exist_ok=True)
         network = configuration.network_configuration(self.plan, folder)
         (folder / "cni" / "10-pods.conflist").write_text(json.dumps(network))
-        write_cards(folder / "cards.json", [self._card()])
-        default = self._default_specification()
-        for name in ("runc", configuration.GPU_RUNTIME):
-            cards = folder / "cards.json" if name == configuration.GPU_RUNTIME else None
-            spec = configuration.runtime_spec(default, ground.shared_packages, cards)
-            (folder / f"{name}-spec.json").write_text(json.dumps(spec))
+        spec = configuration.container_specification(
+            self._default_specification(), ground.shared_packages
+        )
+        configuration.specification_file(folder).write_text(json.dumps(spec))
         settings = configuration.containerd_configuration(folder, ground.cni_folder)
         (folder / "containerd.toml").write_text(configuration.to_toml(settings))
 
@@ -202,12 +198,3 @@ class KubeletNode:
             check=True,
         )
         return json.loads(done.stdout)
-
-    def _card(self) -> CpuCard:
-        cores = sorted(os.sched_getaffinity(0))
-        return CpuCard(
-            uuid=f"CPU-{self.plan.name}-0",
-            core=cores[(self.plan.number - 1) % len(cores)],
-            memory_bytes=self._ground.options.card_bytes,
-            reserved_bytes=CARD_RESERVED_BYTES,
-        )

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 
-from gpujob_api.quantities import GIB
 from gpujob_local.control_plane.control_plane import ControlPlaneOptions
 
 NODES_MAX = 8
@@ -46,14 +45,13 @@ class NodePlan:
 
 @dataclass(frozen=True, slots=True)
 class KubeletOptions:
-    """`card_bytes` is the memory of a node's one CPU card.
+    """How many nodes, and how they keep in touch.
 
     The heartbeat is quicker than a real cluster's (2 s and 12 s, not 10 s and 50 s), so that a lost
     node is noticed in a test's time.
     """
 
     nodes: int = 2
-    card_bytes: int = 3 * GIB
     lease_seconds: int = 8
     control_plane: ControlPlaneOptions = field(default_factory=ControlPlaneOptions)
 

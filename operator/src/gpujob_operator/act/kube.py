@@ -158,9 +158,11 @@ class Kube:
         *,
         label_selector: str = "",
         field_selector: str = "",
+        whole: bool = False,
     ) -> Listing:
         """All objects in pages, as of one resourceVersion; pages get smaller where objects are
-        large. The objects are as they came: any JSON."""
+        large. The objects are as they came: any JSON; unless `whole`, without what makes them large
+        and hardly anybody reads (`without_bulk`)."""
         query = _selectors(label_selector, field_selector)
         limit, items = LIST_PAGE_OBJECTS, list[Any]()
         while True:
@@ -177,7 +179,8 @@ class Kube:
             found, metadata = page.get("items") or [], page.get("metadata") or {}
             if not isinstance(found, list) or not isinstance(metadata, dict):
                 raise Unavailable(0, "BadAnswer", f"a list of {kind.plural} that is none")
-            items += (without_bulk(one) for one in cast("list[object]", found))
+            objects = cast("list[object]", found)
+            items += objects if whole else map(without_bulk, objects)
             facts = cast("Manifest", metadata)
             if not facts.get("continue"):
                 return Listing(items, str(facts.get("resourceVersion", "")))
