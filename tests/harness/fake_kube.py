@@ -148,8 +148,10 @@ class FakeKube(Kube):
         self._enter(Call("list", kind.plural, ""))
         items = [one for key, one in self._objects.items() if key[0] == kind.plural]
         chosen = copy.deepcopy([one for one in items if _has_fields(one, field_selector)])
-        kept = chosen if whole else [without_bulk(one) for one in chosen]
-        return Listing(kept, str(self.version))
+        if not whole:
+            for one in chosen:
+                without_bulk(one)
+        return Listing(chosen, str(self.version))
 
     async def create(self, kind: ResourceType, body: Manifest, namespace: str = "") -> Manifest:
         name = body.get("metadata", {}).get("name", "")

@@ -1,0 +1,162 @@
+"""A node goes, in every way that one can, under a job that resumes.
+
+Each scene shows three things: never two live attempts, by processes and not by objects; the next
+attempt goes on behind the durable step; the final weights are those of an undisturbed run.
+"""
+
+import pytest
+
+from gpujob_local.kubelets.cluster import KubeletCluster
+from gpujob_local.kubelets.node import KubeletNode
+from tests.harness.ground import STEPS, Release, Team
+from tests.harness.live_attempts import LiveAttempts
+from tests.harness.waiting import wait_until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+
+# A reconnected node may not be Ready at once.
+BACK_SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def undisturbed(release: Release) -> str:
+    """The weights of a run that nothing disturbed."""
+    team = Team(release.cluster, "undisturbed")
+    team.create()
+    team.submit("quiet", pause_seconds=0.0)
+    team.wait_for_phase("quiet", "Succeeded")
+    digest = team.final_digest("quiet")
+    team.remove()
+    return digest
+
+
+class Interrupted:
+    """A job that runs, with a durable step, on a node that is about to go."""
+
+    def __init__(self, team: Team, live: LiveAttempts) -> None:
+        self.team = team
+        self.live = live
+        team.submit("traveller")
+        team.wait_for_phase("traveller", "Running")
+        self.durable_step = team.wait_for_checkpoint("traveller")
+        self.node: KubeletNode = team.cluster.nodes[team.node_of("traveller")]
+
+    def wait_until_it_is_back(self, seconds: float = 120) -> None:
+        """Running in its second attempt."""
+        self.wait_for_attempt(2, seconds)
+        self.team.wait_for_phase("traveller", "Running", seconds)
+
+    def wait_for_attempt(self, attempt: int, seconds: float = 120) -> None:
+        team = self.team
+        wait_until(
+            lambda: team.status("traveller").get("attempt") == attempt,
+            seconds,
+            f"attempt {attempt}; the job said before: {team.said('traveller')}",
+        )
+
+    def check_the_end(self, digest: str, together_seconds_max: float = 0.0) -> None:
+        team, attempt = self.team, self.team.status("traveller")["attempt"]
+        team.wait_for_phase("traveller", "Succeeded")
+        seen = self.live.of(team.namespace, "traveller")
+        assert seen.together_seconds <= together_seconds_max
+        assert attempt in seen.attempts
+        assert team.final_digest("traveller") == digest
+        steps = team.steps_of("traveller", attempt)
+        assert steps == list(range(steps[0], STEPS + 1))
+        if attempt > 1:
+            assert steps[0] == team.status("traveller")["resumedFromStep"] + 1
+            assert steps[0] > self.durable_step
+
+
+@pytest.fixture
+def interrupted(team: Team, live: LiveAttempts, undisturbed: str) -> Interrupted:
+    assert undisturbed
+    return Interrupted(team, live)
+
+
+def wait_for_nodes(cluster: KubeletCluster) -> None:
+    """Every node takes pods again."""
+
+    def ready() -> bool:
+        nodes = cluster.client().get("/api/v1/nodes")["items"]
+        return sum(not node["spec"].get("taints") for node in nodes) == len(cluster.nodes)
+
+    wait_until(ready, BACK_SECONDS, "every node is ready and open")
+
+
+def test_an_evicted_pod_moves(interrupted: Interrupted, undisturbed: str) -> None:
+    """By the API's eviction, as a descheduler does: the pod has its grace and saves."""
+    team = interrupted.team
+    pod = f"/api/v1/namespaces/{team.namespace}/pods/traveller-1-0"
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "traveller-1-0"}}
+    team.client.create(f"{pod}/eviction", body)
+    interrupted.wait_until_it_is_back()
+    interrupted.check_the_end(undisturbed)
+
+
+def test_a_drained_node_is_left(interrupted: Interrupted, undisturbed: str) -> None:
+    team, node = interrupted.team, interrupted.node.plan.name
+    try:
+        team.cluster.kubectl(
+            "drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=90s"
+        )
+        interrupted.wait_until_it_is_back()
+        assert team.node_of("traveller") != node
+    finally:
+        team.cluster.kubectl("uncordon", node)
+    interrupted.check_the_end(undisturbed)
+
+
+def test_a_node_whose_containers_died_with_the_kubelet(
+    interrupted: Interrupted, undisturbed: str
+) -> None:
+    """Nobody reports the death: the job waits and says why, until the kubelet is back and knows."""
+    team, node = interrupted.team, interrupted.node
+    try:
+        node.kill_containers()
+        said = team.wait_for_words("traveller", "NodeUnreachable", 60)
+        assert node.plan.name in said
+        assert team.status("traveller")["attempt"] == 1
+    finally:
+        node.start_kubelet()
+        wait_for_nodes(team.cluster)
+    interrupted.wait_until_it_is_back()
+    interrupted.check_the_end(undisturbed)
+
+
+def test_a_node_that_is_cut_off_and_comes_back_keeps_its_job(
+    interrupted: Interrupted, undisturbed: str
+) -> None:
+    """The worker goes on meanwhile, and nothing is started beside it."""
+    team, node = interrupted.team, interrupted.node
+    node.cut_network()
+    try:
+        team.wait_for_words("traveller", "NodeUnreachable", 60)
+        assert interrupted.live.of(team.namespace, "traveller").alive == {1}
+    finally:
+        node.restore_network()
+        wait_for_nodes(team.cluster)
+    interrupted.check_the_end(undisturbed)
+    assert team.status("traveller")["attempt"] == 1
+
+
+def test_a_node_that_is_switched_off_and_given_up(
+    interrupted: Interrupted, undisturbed: str
+) -> None:
+    """As a cloud takes a machine without notice, and later its Node object."""
+    team, node = interrupted.team, interrupted.node
+    try:
+        node.switch_off()
+        team.wait_for_words("traveller", "NodeUnreachable", 60)
+        delete_node(team, node.plan.name)
+        interrupted.wait_until_it_is_back(180)
+        assert team.node_of("traveller") != node.plan.name
+    finally:
+        node.start_runtime()
+        node.start_kubelet()
+        wait_for_nodes(team.cluster)
+    interrupted.check_the_end(undisturbed)
+
+
+def delete_node(team: Team, name: str) -> None:
+    team.client.delete(f"/api/v1/nodes/{name}")
