@@ -33,10 +33,10 @@ def undisturbed(release: Release) -> str:
 class Interrupted:
     """A job that runs, with a durable step, on a node that is about to go."""
 
-    def __init__(self, team: Team, live: LiveAttempts) -> None:
+    def __init__(self, team: Team, live: LiveAttempts, pause_seconds: float) -> None:
         self.team = team
         self.live = live
-        team.submit("traveller")
+        team.submit("traveller", pause_seconds=pause_seconds)
         team.wait_for_phase("traveller", "Running")
         self.durable_step = team.wait_for_checkpoint("traveller")
         self.node: KubeletNode = team.cluster.nodes[team.node_of("traveller")]
@@ -69,9 +69,12 @@ class Interrupted:
 
 
 @pytest.fixture
-def interrupted(team: Team, live: LiveAttempts, undisturbed: str) -> Interrupted:
+def interrupted(
+    request: pytest.FixtureRequest, team: Team, live: LiveAttempts, undisturbed: str
+) -> Interrupted:
+    """Its parameter is how long the job rests after each of its steps."""
     assert undisturbed
-    return Interrupted(team, live)
+    return Interrupted(team, live, getattr(request, "param", 0.3))
 
 
 def wait_for_nodes(cluster: KubeletCluster) -> None:
@@ -124,6 +127,7 @@ def test_a_node_whose_containers_died_with_the_kubelet(
     interrupted.check_the_end(undisturbed)
 
 
+@pytest.mark.parametrize("interrupted", [1.5], indirect=True)
 def test_a_node_that_is_cut_off_and_comes_back_keeps_its_job(
     interrupted: Interrupted, undisturbed: str
 ) -> None:

@@ -19,7 +19,7 @@ CHART = ROOT / "charts" / "gpujob"
 SCRIPT = ROOT / "tests" / "e2e" / "workers" / "resumable.py"
 WORKER_IMAGE = "gpujob-worker:dev"
 STEPS = 40
-PAUSE_SECONDS = 0.5
+PAUSE_SECONDS = 0.3
 INSTALL_SECONDS_MAX = 60.0
 # Shorter than in a real cluster, so that scenes end; what they show does not depend on them.
 CONFIGURATION: Mapping[str, Any] = {"nodeLostSeconds": 10, "retryBackoffSeconds": 1}
