@@ -27,6 +27,10 @@ test: tools ## Run the tests with coverage (TESTS="tests/unit -k why" for a part
 	@$(VENV)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
 	  --cov --cov-report=term:skip-covered $(or $(TESTS),tests)
 
+.PHONY: e2e
+e2e: setup ## Play scenes with the chart on real kubelets (Linux, root; 15 min; TESTS=... for a part)
+	@$(VENV)/python -m pytest -n 0 -p no:randomly -m e2e $(or $(TESTS),tests/e2e)
+
 .PHONY: test-oldest
 test-oldest: setup ## Run the worker's tests with the oldest torch that we promise (TESTS=... for a part)
 	@scripts/setup_oldest.sh

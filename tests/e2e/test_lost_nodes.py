@@ -4,6 +4,9 @@ Each scene shows three things: never two live attempts, by processes and not by 
 attempt goes on behind the durable step; the final weights are those of an undisturbed run.
 """
 
+from collections.abc import Generator
+from contextlib import contextmanager
+
 import pytest
 
 from gpujob_local.kubelets.cluster import KubeletCluster
@@ -16,6 +19,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
 # A reconnected node may not be Ready at once.
 BACK_SECONDS = 60.0
+# A checkpoint every 3 s, the step under way, and the start of the attempt that sets the fence.
+FENCED_SECONDS = 20.0
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +38,16 @@ def undisturbed(release: Release) -> str:
 class Interrupted:
     """A job that runs, with a durable step, on a node that is about to go."""
 
-    def __init__(self, team: Team, live: LiveAttempts, pause_seconds: float) -> None:
+    def __init__(
+        self, release: Release, team: Team, live: LiveAttempts, pause_seconds: float
+    ) -> None:
         self.team = team
         self.live = live
-        team.submit("traveller", pause_seconds=pause_seconds)
-        team.wait_for_phase("traveller", "Running")
+        # The node that goes is not the operator's: its Deployment would replace it after 5 min.
+        (operator,) = release.operators()
+        with closed(team, operator["spec"]["nodeName"]):
+            team.submit("traveller", pause_seconds=pause_seconds)
+            team.wait_for_phase("traveller", "Running")
         self.durable_step = team.wait_for_checkpoint("traveller")
         self.node: KubeletNode = team.cluster.nodes[team.node_of("traveller")]
 
@@ -70,11 +80,26 @@ class Interrupted:
 
 @pytest.fixture
 def interrupted(
-    request: pytest.FixtureRequest, team: Team, live: LiveAttempts, undisturbed: str
+    request: pytest.FixtureRequest,
+    release: Release,
+    team: Team,
+    live: LiveAttempts,
+    undisturbed: str,
 ) -> Interrupted:
     """Its parameter is how long the job rests after each of its steps."""
     assert undisturbed
-    return Interrupted(team, live, getattr(request, "param", 0.3))
+    return Interrupted(release, team, live, getattr(request, "param", 0.3))
+
+
+@contextmanager
+def closed(team: Team, node: str) -> Generator[None]:
+    """The node takes no jobs for the time."""
+    path = f"/apis/gpujob.dev/v1alpha1/gpunodes/{node}"
+    team.client.merge(path, {"spec": {"unschedulable": True}})
+    try:
+        yield
+    finally:
+        team.client.merge(path, {"spec": {"unschedulable": False}})
 
 
 def wait_for_nodes(cluster: KubeletCluster) -> None:
@@ -142,6 +167,30 @@ def test_a_node_that_is_cut_off_and_comes_back_keeps_its_job(
         wait_for_nodes(team.cluster)
     interrupted.check_the_end(undisturbed)
     assert team.status("traveller")["attempt"] == 1
+
+
+@pytest.mark.parametrize("interrupted", [2.5], indirect=True)
+def test_a_node_that_is_cut_off_and_given_up(interrupted: Interrupted, undisturbed: str) -> None:
+    """Whoever removes the Node object says that nothing runs there, and here that is wrong.
+
+    The worker there cannot be reached. It ends by itself at its next checkpoint, which the new
+    attempt's fence refuses; until then both are alive.
+    """
+    team, node = interrupted.team, interrupted.node
+    node.cut_network()
+    try:
+        team.wait_for_words("traveller", "NodeUnreachable", 60)
+        delete_node(team, node.plan.name)
+        interrupted.wait_until_it_is_back(180)
+        alive = interrupted.live.of(team.namespace, "traveller")
+        wait_until(lambda: alive.alive == {2}, FENCED_SECONDS, "the old attempt is gone")
+    finally:
+        node.restore_network()
+        # A kubelet does not register again by itself.
+        node.stop_kubelet()
+        node.start_kubelet()
+        wait_for_nodes(team.cluster)
+    interrupted.check_the_end(undisturbed, together_seconds_max=FENCED_SECONDS)
 
 
 def test_a_node_that_is_switched_off_and_given_up(

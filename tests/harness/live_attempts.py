@@ -50,7 +50,7 @@ class LiveAttempts:
         self._thread.join()
 
     def of(self, namespace: str, name: str) -> Seen:
-        return self._seen.get((namespace, name), Seen())
+        return self._seen.setdefault((namespace, name), Seen())
 
     def _watch(self) -> None:
         before = time.monotonic()
@@ -66,7 +66,7 @@ class LiveAttempts:
             for process in cgroups.processes(group):
                 if found := _attempt(process):
                     alive.setdefault(found[:2], set()).add(found[2])
-        for key in self._seen.keys() | alive.keys():
+        for key in self._seen.copy().keys() | alive.keys():
             seen = self._seen.setdefault(key, Seen())
             attempts = alive.get(key, set())
             seen.attempts |= attempts

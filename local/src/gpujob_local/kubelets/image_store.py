@@ -65,9 +65,10 @@ def image_store(
 
 
 def link_store(source: Path, target: Path) -> None:
-    """A containerd root of its own with the source's files. Both must be on one file system."""
+    """A containerd root of its own with the source's files; copies across file systems."""
+    link = ["--link"] if source.stat().st_dev == target.parent.stat().st_dev else []
     done = subprocess.run(
-        ["cp", "--archive", "--link", str(source), str(target)], capture_output=True, check=False
+        ["cp", "--archive", *link, str(source), str(target)], capture_output=True, check=False
     )
     if done.returncode != 0:
         raise ToolError(f"cannot link {source} to {target}: {done.stderr.decode()[-500:]}")
