@@ -14,7 +14,7 @@ PYTHON_FOLDERS := $(wildcard api operator worker cli local bench examples tests)
 .PHONY: help
 help: ## List the targets
 	@echo 'GPUJob. Targets:'
-	@grep -hE '^[a-z][a-z-]*:.*## ' $(firstword $(MAKEFILE_LIST)) | \
+	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(firstword $(MAKEFILE_LIST)) | \
 	  awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 .PHONY: demo

@@ -183,7 +183,7 @@ def test_a_node_that_is_cut_off_and_given_up(interrupted: Interrupted, undisturb
         delete_node(team, node.plan.name)
         interrupted.wait_until_it_is_back(180)
         alive = interrupted.live.of(team.namespace, "traveller")
-        wait_until(lambda: alive.alive == {2}, FENCED_SECONDS, "the old attempt is gone")
+        wait_until(lambda: alive.alive == frozenset({2}), FENCED_SECONDS, "the old attempt is gone")
     finally:
         node.restore_network()
         # A kubelet does not register again by itself.

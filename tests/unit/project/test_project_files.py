@@ -15,7 +15,7 @@ from tests.harness.repository import ROOT, relative, tracked
 
 DOCUMENTS = tracked("*.md")
 TEST_NAME = re.compile(r"`(tests/[\w/.-]+\.py)(?:::(\w+))?(?:::(\w+))?`")
-MAKE_COMMAND = re.compile(r"(?:^|[`$ ])make ([a-z][a-z-]*)", re.MULTILINE)
+MAKE_COMMAND = re.compile(r"(?:^|[`$ ])make ([a-z][a-z0-9-]*)", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)")
 
 
@@ -25,7 +25,7 @@ def project() -> dict[str, Any]:
 
 def make_targets() -> set[str]:
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
-    return set(re.findall(r"^([a-z][a-z-]*):", text, re.MULTILINE))
+    return set(re.findall(r"^([a-z][a-z0-9-]*):", text, re.MULTILINE))
 
 
 def code_of(document: Path) -> str:

@@ -76,7 +76,10 @@ def test_cleaning_removes_the_folder_and_may_be_repeated(record: Record) -> None
 def test_a_cluster_whose_owner_lives_is_left_alone(
     record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commands, "in_use", lambda _directory: True)
+    def in_use(_directory: Path) -> bool:
+        return True
+
+    monkeypatch.setattr(commands, "in_use", in_use)
     with pytest.raises(StateError, match="is up, starting or ending"):
         commands.clean_leftovers(Path(record.directory))
     assert Path(record.directory).exists()

@@ -9,7 +9,7 @@ import yaml
 from gpujob_local.images.recipes import DNS_IMAGE
 from gpujob_local.kubelets import configuration, namespaces
 from gpujob_local.kubelets.cluster import ADDONS
-from gpujob_local.kubelets.options import NODES_MAX, KubeletOptions, NodePlan
+from gpujob_local.kubelets.options import DNS_ADDRESS, NODES_MAX, KubeletOptions, NodePlan
 
 FOLDER = Path("/clusters/one/nodes/node-1")
 CNI = Path("/usr/lib/cni")
@@ -70,4 +70,4 @@ def test_names_are_served_on_every_node_by_the_image_that_is_built() -> None:
     (workload,) = [item for item in objects if item["kind"] == "DaemonSet"]
     assert workload["spec"]["template"]["spec"]["containers"][0]["image"] == DNS_IMAGE
     (service,) = [item for item in objects if item["kind"] == "Service"]
-    assert service["spec"]["clusterIP"] == configuration.DNS_ADDRESS
+    assert service["spec"]["clusterIP"] == DNS_ADDRESS
