@@ -76,6 +76,7 @@ def test_of_two_replicas_the_other_takes_over(
         assert live.of(team.namespace, "witness").attempts == {1}
     finally:
         cluster.kubectl(*scale, "--replicas=1")
+        wait_until(lambda: len(release.operators()) == 1, 60, "one operator again")
 
 
 def test_a_release_that_is_installed_again_takes_over(

@@ -58,9 +58,11 @@ class Release:
         return str(lease["spec"].get("holderIdentity", ""))
 
     def operators(self) -> list[Json]:
+        """Its pods, without those that are being deleted."""
         path = f"/api/v1/namespaces/{SYSTEM}/pods"
         selector = "app.kubernetes.io/component=operator"
-        return self.cluster.client().get(path, labelSelector=selector)["items"]
+        found = self.cluster.client().get(path, labelSelector=selector)["items"]
+        return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
 
 def gpus_ready(cluster: KubeletCluster) -> bool:
