@@ -40,7 +40,7 @@ def test_two_jobs_share_a_gpu_by_measurement(team: Team) -> None:
     team.cluster.kubectl("cordon", other)
     try:
         for name in ("left", "right"):
-            team.submit(name, steps=60)
+            team.submit(name, steps=100)
         for name in ("left", "right"):
             team.wait_for_phase(name, "Running")
         both = [team.status(name) for name in ("left", "right")]
