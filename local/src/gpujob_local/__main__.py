@@ -39,6 +39,7 @@ from gpujob_local.processes.watchdog import kill_marked
 
 UP_LIMIT_SECONDS = 1800.0  # a first start builds the tools
 DOWN_LIMIT_SECONDS = 30.0
+OWNER_LIMIT_SECONDS = 90.0  # kubelets' files take a while to remove
 POLL_SECONDS = 0.1
 INSTALL_COMMAND = (
     "helm install gpujob charts/gpujob --namespace gpujob-system --create-namespace --wait "
@@ -174,7 +175,7 @@ def _start_owner(directory: Path, module: str, options: str) -> None:
             _retell(owner, text.read, directory / STATE_NAME)
         except BaseException:
             owner.terminate()
-            owner.wait(DOWN_LIMIT_SECONDS)
+            owner.wait(OWNER_LIMIT_SECONDS)
             clean_leftovers(directory)
             shutil.rmtree(directory, ignore_errors=True)
             raise

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpujob_local.control_plane.control_plane import ClusterError
 from gpujob_local.kubelets import cgroups
-from gpujob_local.kubelets.record import Record, restore_settings
+from gpujob_local.kubelets.record import Record, others, restore_settings
 from gpujob_local.processes.watchdog import kill_marked
 
 UNMOUNT_DETACH = 2
@@ -35,7 +35,8 @@ def clean(record: Record) -> None:
     # Never through a mount: what is behind it is somebody else's.
     if left := mounts_below(directory, MOUNTS.read_text()):
         raise ClusterError(f"still mounted: {', '.join(left)}")
-    restore_settings(record.settings)
+    if not others(directory):
+        restore_settings(record.settings)
     _remove(directory)
 
 

@@ -27,7 +27,7 @@ from gpujob_local.kubelets.cleaning import clean
 from gpujob_local.kubelets.image_store import image_store
 from gpujob_local.kubelets.node import Ground, KubeletNode
 from gpujob_local.kubelets.options import API_SERVICE_ADDRESS, HUB_ADDRESS, KubeletOptions
-from gpujob_local.kubelets.record import Record, kernel_settings
+from gpujob_local.kubelets.record import Record, settings_before
 from gpujob_local.kubelets.requirements import Machine, refusal
 from gpujob_local.processes.processes import MARKER, Child, start_child, stop_child
 
@@ -59,7 +59,7 @@ class KubeletCluster:
             directory=str(directory),
             marker=f"{MARKER}={self.marker_value}",
             cgroups=tuple(plan.cgroup for plan in options.plans(directory.name)),
-            settings=kernel_settings(),
+            settings=settings_before(directory),
         )
 
     @classmethod

@@ -54,6 +54,17 @@ class Record:
             raise ValueError(f"{path} is not a record of kubelets: {error!r}") from None
 
 
+def others(directory: Path) -> list[Record]:
+    """Records of the clusters beside this one."""
+    found = [Record.read(path.parent) for path in directory.parent.glob(f"*/{RECORD_NAME}")]
+    return [one for one in found if one is not None and one.directory != str(directory)]
+
+
+def settings_before(directory: Path, root: Path = Path("/proc/sys")) -> dict[str, str]:
+    """The machine's own values: those from before any cluster that is there."""
+    return next((dict(one.settings) for one in others(directory)), kernel_settings(root))
+
+
 def kernel_settings(root: Path = Path("/proc/sys")) -> dict[str, str]:
     """The present values of what a kubelet changes; a setting that is not there is left out."""
     return {name: (root / name).read_text().strip() for name in _present(root, KERNEL_SETTINGS)}

@@ -1,5 +1,6 @@
 """What is left of a cluster of kubelets is found by its record, and removed with nothing else."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,12 @@ import pytest
 from gpujob_local.cluster.state import StateError
 from gpujob_local.control_plane.control_plane import ClusterError
 from gpujob_local.kubelets import cgroups, cleaning, commands
-from gpujob_local.kubelets.record import Record, kernel_settings, restore_settings
+from gpujob_local.kubelets.record import (
+    Record,
+    kernel_settings,
+    restore_settings,
+    settings_before,
+)
 
 MOUNTINFO = """\
 22 1 254:0 / / rw - ext4 /dev/root rw
@@ -94,6 +100,28 @@ def test_kernel_settings_are_put_back_as_they_were(tmp_path: Path) -> None:
     (tmp_path / "vm/overcommit_memory").write_text("1\n")
     restore_settings(before | {"kernel/not-on-this-machine": "1"}, tmp_path)
     assert kernel_settings(tmp_path) == before
+
+
+def test_the_last_cluster_that_goes_puts_the_machines_own_settings_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restored: list[Mapping[str, str]] = []
+    monkeypatch.setattr(cleaning, "restore_settings", restored.append)
+    own = {"kernel/panic": "1"}
+    marker = "GPUJOB_LOCAL_CLUSTER=nobody-has-this"
+    made: list[Record] = []
+    for name in ("first", "second"):
+        directory = tmp_path / name
+        directory.mkdir()
+        # The second one finds what a kubelet of the first one has set.
+        settings = own if name == "first" else settings_before(directory, tmp_path)
+        made.append(Record(str(directory), marker, (), settings))
+        made[-1].write()
+    assert made[1].settings == own
+    cleaning.clean(made[0])
+    assert restored == []
+    cleaning.clean(made[1])
+    assert restored == [own]
 
 
 def version_1(root: Path) -> Path:
