@@ -40,11 +40,7 @@ def _arguments() -> argparse.Namespace:
     add("--kubeconfig", help="without it: the pod's service account")
     add("--node", default=os.environ.get("NODE_NAME"), help="default: $NODE_NAME")
     add("--devices", choices=("nvml", "cpu"), default="nvml", help="cpu: stand-ins, see --cpu-...")
-    add(
-        "--nvml-module",
-        default="pynvml",
-        help="dotted name of a module with the functions of pynvml",
-    )
+    add("--nvml-module", default="pynvml", help="dotted name of a module with pynvml's functions")
     add("--cpu-count", type=int, default=1, help="CPU cards of this node")
     add("--cpu-memory", type=_memory, default="2Gi", help="memory of each, 64Mi at least")
     add("--cpu-beside-gpus", action="store_true", help="CPU cards on a node that has a GPU, too")
