@@ -4,6 +4,7 @@ Each scene shows three things: never two live attempts, by processes and not by 
 attempt goes on behind the durable step; the final weights are those of an undisturbed run.
 """
 
+import json
 from collections.abc import Generator
 from contextlib import contextmanager
 
@@ -20,8 +21,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 # A reconnected node may not be Ready at once.
 BACK_SECONDS = 60.0
 # Two attempts are alive together while the new one starts, and until the old one's next checkpoint.
-START_SECONDS = 20.0
-FENCED_SECONDS = 8.0
+START_SECONDS = 90.0
+FENCED_SECONDS = 15.0
 
 
 @pytest.fixture(scope="module")
@@ -187,17 +188,25 @@ def test_a_pod_that_is_deleted_by_force_while_it_lives(
         team.cluster.kubectl(
             "--namespace", team.namespace, "delete", "pod", "traveller-1-0", *force
         )
-        interrupted.wait_until_it_is_back()
-        alive = interrupted.live.of(team.namespace, "traveller")
+        seen = interrupted.live.of(team.namespace, "traveller")
+        assert seen.alive == frozenset({1})
+        wait_until(lambda: fence(team) == 2, START_SECONDS, "the new attempt's fence")
         wait_until(
-            lambda: alive.alive == frozenset({2}) and alive.together_seconds > 0,
-            START_SECONDS + FENCED_SECONDS,
-            "the old attempt is gone",
+            lambda: seen.alive == frozenset({2}),
+            FENCED_SECONDS,
+            f"the old attempt is gone; {team.said('traveller')}",
         )
     finally:
         node.restore_network()
         wait_for_nodes(team.cluster)
     interrupted.check_the_end(undisturbed, together_seconds_max=START_SECONDS + FENCED_SECONDS)
+    assert interrupted.team.node_of("traveller") != node.plan.name
+
+
+def fence(team: Team) -> int:
+    """The attempt that the checkpoint directory belongs to."""
+    (path,) = team.folder.rglob("FENCE")
+    return json.loads(path.read_text())["attempt"]
 
 
 def test_a_node_that_is_switched_off_and_given_up(
