@@ -14,7 +14,7 @@ PYTHON_FOLDERS := $(wildcard api operator worker cli local bench examples tests)
 .PHONY: help
 help: ## List the targets
 	@echo 'GPUJob. Targets:'
-	@grep -hE '^[a-z][a-z-]*:.*## ' $(firstword $(MAKEFILE_LIST)) | \
+	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(firstword $(MAKEFILE_LIST)) | \
 	  awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 .PHONY: demo
@@ -26,6 +26,10 @@ demo: setup ## Run the story on a real Kubernetes on this machine, no GPU, root 
 test: tools ## Run the tests with coverage (TESTS="tests/unit -k why" for a part)
 	@$(VENV)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
 	  --cov --cov-report=term:skip-covered $(or $(TESTS),tests)
+
+.PHONY: e2e
+e2e: setup ## Play scenes with the chart on real kubelets (Linux, root; 15 min; TESTS=... for a part)
+	@$(VENV)/python -m pytest -n 0 -p no:randomly -m e2e $(or $(TESTS),tests/e2e)
 
 .PHONY: test-oldest
 test-oldest: setup ## Run the worker's tests with the oldest torch that we promise (TESTS=... for a part)
