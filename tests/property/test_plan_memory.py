@@ -81,15 +81,17 @@ def test_a_memory_of_another_picture_changes_nothing(
     one: Snapshot, other: Snapshot, seed: int
 ) -> None:
     random = Random(seed)
-    memory = SchedulerCache()
+    memory = SchedulerCache.of(one)
     pictures = (one, between(one, other, random), other, between(other, one, random), one, one)
     for number, snapshot in enumerate(pictures):
         now = NOW + timedelta(seconds=number * 7)
-        fresh = SchedulerCache()
+        if not memory.holds_for(snapshot):
+            memory = SchedulerCache.of(snapshot)
+        fresh = SchedulerCache.of(snapshot)
         assert_same(plan(snapshot, now, memory), plan(snapshot, now, fresh))
         assert memory.mix.equals(fresh.mix)
         assert memory.capacity == fresh.capacity
-        assert memory.known.keys() == fresh.known.keys()
+        assert memory.entries.keys() == fresh.entries.keys()
         assert set(memory.holders.jobs) == set(fresh.holders.jobs)
 
 
@@ -169,7 +171,7 @@ def test_a_cycle_that_fails_leaves_no_half_memory() -> None:
 class Thorough(SchedulerCache):
     """A memory that does not say which waiting jobs are of one kind: each is looked at."""
 
-    def _equivalence_class(self, known: JobEntry) -> int:
+    def _equivalence_class(self, entry: JobEntry) -> int:
         return 0
 
 
@@ -247,3 +249,14 @@ def test_a_profile_that_comes_later_changes_the_mix() -> None:
     assert_same(plan(known, NOW, memory), plan(known, NOW, fresh))
     assert memory.mix.demands
     assert memory.mix.equals(fresh.mix)
+
+
+def test_a_cache_of_another_configuration_is_refused_and_replaced() -> None:
+    snapshot = make_snapshot(make_job("a"))
+    other = replace(snapshot, configuration=Configuration(preemptions_max=9))
+    memory, planner = SchedulerCache.of(snapshot), Planner()
+    plan(snapshot, NOW, memory)
+    planner(snapshot, NOW)
+    with pytest.raises(ValueError, match="another configuration"):
+        plan(other, NOW, memory)
+    assert planner(other, NOW) == plan(other, NOW)

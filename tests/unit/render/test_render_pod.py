@@ -76,8 +76,8 @@ def test_only_who_shares_a_gpu_has_a_memory_limit(
 def test_other_containers_get_no_gpu() -> None:
     """I2: an image made for CUDA asks for all GPUs; only the worker gets any."""
     template = make_template()
-    side = {"name": "side", "image": "x", "env": [{"name": "A", "value": "1"}]}
-    template["spec"]["containers"].append(side)
+    packed = {"name": "side", "image": "x", "env": [{"name": "A", "value": "1"}]}
+    template["spec"]["containers"].append(packed)
     template["spec"]["initContainers"] = [{"name": "first", "image": "x"}]
     spec = pod_of(placed(make_job(template=template)))["spec"]
     void = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}

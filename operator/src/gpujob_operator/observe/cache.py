@@ -30,6 +30,7 @@ from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.dirty import Dirty
 from gpujob_operator.observe.freshness import Freshness
 from gpujob_operator.observe.program_faults import ProgramFaults
+from gpujob_operator.observe.scope import EVERYWHERE, Scope
 from gpujob_operator.observe.spot import SpotHistory
 from gpujob_operator.observe.store import FOR_EVER, Store
 from gpujob_operator.observe.unreadable import Unreadable
@@ -55,6 +56,9 @@ class Kind(Enum):
 _SOFT = frozenset({Kind.GPU_NODE, Kind.PROFILE})
 
 
+# The kinds of a user's namespace that only this operator writes.
+_SCOPED = frozenset({Kind.JOB, Kind.PROFILE})
+
 PRUNE_SECONDS = 10.0
 # How long deleted pods are remembered. By then an agent has read its GPUs again.
 GONE_SECONDS = 60.0
@@ -71,10 +75,18 @@ class Cache:
     """The observed cache. Not thread-safe: all calls come from the operator's event loop.
 
     Objects may have any content. An object that cannot be read is ignored and recorded
-    (`unreadable`); an unreadable pod still counts on its node.
+    (`unreadable`); an unreadable pod still counts on its node. Jobs, profiles and workers out of
+    `scope` are ignored.
     """
 
-    def __init__(self, dirty: Dirty, metrics: Metrics, clock: Callable[[], datetime]) -> None:
+    def __init__(
+        self,
+        dirty: Dirty,
+        metrics: Metrics,
+        clock: Callable[[], datetime],
+        scope: Scope = EVERYWHERE,
+    ) -> None:
+        self._scope = scope
         self.unreadable = Unreadable(metrics, clock)
         self._dirty = dirty
         self._metrics = metrics
@@ -102,7 +114,7 @@ class Cache:
             gpuprofile_from_manifest, _same_noun, ignored=self._ignored(Kind.PROFILE)
         )
         self.pods = Store(
-            cached_pod,
+            self._read_pod,
             changed=self._pod_changed,
             ignored=self._ignored(Kind.POD),
             opaque=opaque_pod,
@@ -129,6 +141,8 @@ class Cache:
 
     def apply(self, kind: Kind, event_type: str | None, manifest: object) -> bool:
         """Applies a watch event, or the answer to a write (`event_type` None). Never raises."""
+        if kind in _SCOPED and not self._scope.covers(manifest):
+            return False
         store = self._stores[kind]
         try:
             found = identity(manifest)
@@ -153,7 +167,7 @@ class Cache:
 
     def resync(self, kind: Kind, manifests: Iterable[object], resource_version: str) -> bool:
         """Applies a full list of a kind. Returns True if it changed anything. Never raises."""
-        changed = self._stores[kind].resync(manifests, resource_version)
+        changed = self._stores[kind].resync(self._in_scope(kind, manifests), resource_version)
         first = kind not in self.synced
         self.synced.add(kind)
         if changed or first:
@@ -162,7 +176,10 @@ class Cache:
 
     def lacks(self, kind: Kind, manifests: Iterable[object], resource_version: str) -> bool:
         """True if the list has a change that no event has brought."""
-        return self._stores[kind].lacks(manifests, resource_version)
+        return self._stores[kind].lacks(self._in_scope(kind, manifests), resource_version)
+
+    def _in_scope(self, kind: Kind, manifests: Iterable[object]) -> Iterable[object]:
+        return self._scope.only(manifests) if kind in _SCOPED else manifests
 
     def pod(self, uid: str) -> PodView | None:
         pod = self.pods.get(uid)
@@ -227,6 +244,11 @@ class Cache:
             use = self._node_use.get(name, _NodeUse())
             view = self._node_views[name] = with_pods(node, use.cpu_milli, use.memory_bytes)
         return view
+
+    def _read_pod(self, manifest: Mapping[str, Any]) -> CachedPod:
+        """A worker out of scope is a pod like any other: it uses its node, and is not touched."""
+        pod = cached_pod(manifest)
+        return pod if self._scope.covers(manifest) else replace(pod, view=None)
 
     def _read_gpu_node(self, manifest: Mapping[str, Any]) -> GPUNode:
         node = read_gpu_node(

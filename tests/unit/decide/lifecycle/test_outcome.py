@@ -292,3 +292,39 @@ def test_last_step_of_any_worker_counts() -> None:
         for rank, step in ((0, 3), (1, 8))
     )
     assert judge(job, pods).step == 8
+
+
+def with_resources(resources: object) -> GPUJob:
+    job = running(make_job())
+    container = {"name": "worker", "image": "i", "resources": resources}
+    template = {"spec": {"containers": [container]}}
+    return replace(job, spec=replace(job.spec, template=template))
+
+
+@pytest.mark.parametrize(
+    ("resources", "words"),
+    [
+        ({"limits": {"memory": "300Mi"}}, "its memory limit of 300Mi (resources.limits.memory)"),
+        ({"limits": {"cpu": 1}}, "the memory limit that a LimitRange of the namespace gives it"),
+        (None, "LimitRange"),
+        ("odd", "LimitRange"),
+    ],
+    ids=str,
+)
+def test_a_worker_that_is_killed_for_host_memory_is_told_which_limit(
+    resources: object, words: str
+) -> None:
+    outcome = ended(137, job=with_resources(resources), reason="OOMKilled")
+    assert outcome.failure.failure_class is FailureClass.OUT_OF_MEMORY
+    assert words in outcome.failure.message
+
+
+@pytest.mark.parametrize("reason", ["StartError", "ContainerCannotRun"])
+def test_a_command_that_is_not_in_the_image_is_not_repeated(reason: str) -> None:
+    """It was: four attempts of what can never start."""
+    words = 'exec: "train": executable file not found in $PATH'
+    job = running(make_job())
+    outcome = ended(128, job=job, reason=reason, message=words)
+    assert outcome.failure.failure_class is FailureClass.USER_ERROR
+    assert outcome.failure.message == f"worker 0 could not be started: {words}"
+    assert not retry_decision(job, outcome, CONFIGURATION, T0).retry

@@ -169,7 +169,7 @@ class Nodes:
             same = None if name in self._dirty else before
             after = self._node(name, same, configuration, now)
             self._old.discard(name)
-            self._old_at.drop((name,))
+            self._old_at.drop(name)
             if after is not None:
                 nodes[name] = after = _kept(before, after)
                 self._watch(name, after.closed, configuration)

@@ -1,9 +1,12 @@
 """Decides how an attempt ended, and whether the job is retried."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import Enum
+from typing import Any, cast
 
+from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import Counters, GPUJob, JobFailure
 from gpujob_api.report import Failure, FailureClass
 from gpujob_api.settings import EXIT_DONE, EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED
@@ -17,9 +20,17 @@ _INTERRUPTED = (EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED)
 _NODE_LOSSES = ("ContainerStatusUnknown", "NodeLost")
 # Pod reasons of the kubelet for "this node could not run the pod", which is not the job's fault.
 _NODE_REFUSALS = (
-    *("Evicted", "NodeAffinity", "NodeShutdown", "OutOf", "Preempting"),
-    *("Terminated", "UnexpectedAdmissionError", *_NODE_LOSSES),
+    "Evicted",
+    "NodeAffinity",
+    "NodeShutdown",
+    "OutOf",
+    "Preempting",
+    "Terminated",
+    "UnexpectedAdmissionError",
+    *_NODE_LOSSES,
 )
+# The words of the runtime for a command that is not in the image: the command will never start.
+_START_ERRORS = ("StartError", "ContainerCannotRun")
 # More interruptions than this without a durable step count as errors.
 FRUITLESS_INTERRUPTIONS_MAX = 50
 # So many attempts in a row under which a GPU became unhealthy soon: a program can bring that about,
@@ -69,7 +80,7 @@ def judge(
     complete = ranks.issuperset(range(job.spec.workers))
     if complete and all(pod.exit_code == EXIT_DONE for pod in pods):
         return Outcome(AttemptEnd.SUCCEEDED)
-    failures = [_pod_failure(pod) for pod in sorted(pods, key=_cause_first)]
+    failures = [_pod_failure(job, pod) for pod in sorted(pods, key=_cause_first)]
     real = [failure for failure in failures if failure is not None]
     stop = job.status.stop
     rule = rule_of(stop)
@@ -154,7 +165,7 @@ def _cause_first(pod: PodView) -> tuple[object, ...]:
     return _is_kill(pod), at, pod.rank
 
 
-def _pod_failure(pod: PodView) -> JobFailure | None:
+def _pod_failure(job: GPUJob, pod: PodView) -> JobFailure | None:
     if pod.exit_code in (EXIT_DONE, *_INTERRUPTED, None) and not _failed_start(pod):
         return None
     reported = pod.termination.failure if pod.termination is not None else None
@@ -163,12 +174,35 @@ def _pod_failure(pod: PodView) -> JobFailure | None:
     if pod.phase is PodPhase.FAILED and pod.reason.startswith(_NODE_REFUSALS):
         return None
     if pod.reason == "OOMKilled":
-        message = f"worker {pod.rank} was killed: out of host memory"
-        return JobFailure(FailureClass.OUT_OF_MEMORY, message)
+        return JobFailure(FailureClass.OUT_OF_MEMORY, _host_memory(job, pod))
     text = pod.termination_text or pod.message or pod.reason
     detail = f": {text[-400:]}" if text else ""
+    if pod.reason.startswith(_START_ERRORS):
+        message = f"worker {pod.rank} could not be started{detail}"
+        return JobFailure(FailureClass.USER_ERROR, message)
     message = f"worker {pod.rank} exited with code {pod.exit_code}{detail}"
     return JobFailure(FailureClass.UNKNOWN, message)
+
+
+def _host_memory(job: GPUJob, pod: PodView) -> str:
+    """A kubelet kills a container nearly always for its own limit, which a LimitRange may set too;
+    only without any for the node's memory."""
+    limit = _memory_limit(job)
+    if limit:
+        told = f"its memory limit of {limit} (resources.limits.memory)"
+    else:
+        told = "the memory limit that a LimitRange of the namespace gives it, or what the node has"
+    return f"worker {pod.rank} was killed for host memory above {told}; /dev/shm counts as well"
+
+
+def _memory_limit(job: GPUJob) -> str:
+    try:
+        found: Any = job.spec.worker_container()
+    except FieldError:
+        return ""
+    for name in ("resources", "limits", "memory"):
+        found = cast("Mapping[str, Any]", found).get(name) if isinstance(found, Mapping) else None
+    return str(found or "")[:32]
 
 
 def _lost_node(job: GPUJob, pods: tuple[PodView, ...], lost_nodes: frozenset[str]) -> str:

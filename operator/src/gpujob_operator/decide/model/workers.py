@@ -76,7 +76,10 @@ def place_of(pod: PodView, job: GPUJob) -> WorkerPlacement | None:
     placement = job.status.placement
     if placement is None or pod.attempt != job.status.attempt:
         return None
-    return next((worker for worker in placement.workers if worker.rank == pod.rank), None)
+    for worker in placement.workers:
+        if worker.rank == pod.rank:
+            return worker
+    return None
 
 
 def current_workers(job: GPUJob, pods: Iterable[PodView]) -> tuple[PodView, ...]:
@@ -112,7 +115,7 @@ def lost_ranks(job: GPUJob, current: Iterable[PodView]) -> list[int]:
 def with_pod_uids(status: GPUJobStatus, current: Iterable[PodView]) -> GPUJobStatus:
     """The status with the UIDs of these pods of its attempt; the same object if it had them."""
     placement = status.placement
-    if placement is None:
+    if placement is None or all([worker.pod_uid for worker in placement.workers]):
         return status
     # The first of two pods with one rank, whatever the order of their arrival.
     uids = {pod.rank: pod.uid for pod in sorted(current, key=lambda pod: pod.uid, reverse=True)}
@@ -156,11 +159,13 @@ def job_name_of(pod: PodView) -> JobName | None:
 
 @dataclass(frozen=True, slots=True)
 class Crew:
-    """The pods of one job in order, and other pods that have the name of a worker of its current
-    attempt.
-    """
+    """The pods of one job in order. Make it with `crew_of`, for the job as it is now."""
 
+    # Of all attempts.
     pods: tuple[PodView, ...] = ()
+    # Those of the current attempt.
+    current: tuple[PodView, ...] = ()
+    # Pods of others that have the name of a worker of the current attempt.
     in_the_way: tuple[PodView, ...] = ()
 
 
@@ -173,7 +178,7 @@ def crew_of(job: GPUJob, namesakes: Iterable[PodView]) -> Crew:
             ours.append(pod)
         elif place_of(pod, job) is not None:
             others.append(pod)
-    return Crew(tuple(ours), tuple(others))
+    return Crew(tuple(ours), current_workers(job, ours), tuple(others))
 
 
 def joined(jobs: Iterable[GPUJob], pods: Iterable[PodView]) -> tuple[PodView, ...]:
