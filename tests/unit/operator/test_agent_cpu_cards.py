@@ -53,7 +53,9 @@ def fake(tmp_path: Path) -> FakeProc:
 
 @pytest.fixture
 def kube() -> FakeKube:
-    return FakeKube()
+    kube = FakeKube()
+    kube.put(NODES, {"metadata": {"name": NODE}})
+    return kube
 
 
 @pytest.fixture
