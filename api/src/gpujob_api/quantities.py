@@ -114,10 +114,11 @@ class FleetMemory(Memory):
 
 
 def format_memory(amount_bytes: int) -> str:
-    """Memory for people, three digits: 1.23 GiB, 512 MiB, 0 B."""
+    """Memory for people, three digits: 1.23 GiB, 512 MiB, 0 B. Of 1000 to 1023, four: 1010 MiB."""
     for unit, size in (("TiB", 1024**4), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if abs(amount_bytes) >= size:
-            return f"{amount_bytes / size:.3g} {unit}"
+            amount = amount_bytes / size
+            return f"{amount:.0f} {unit}" if abs(amount) >= 999.5 else f"{amount:.3g} {unit}"
     return f"{amount_bytes} B"
 
 

@@ -133,6 +133,11 @@ def test_reading_agrees_with_exact_arithmetic(whole: int, millionths: int, suffi
         (512 * MIB, "512 MiB"),
         (1_320_702_444, "1.23 GiB"),
         (16 * 1024**4, "16 TiB"),
+        # No power of ten.
+        (1010 * MIB, "1010 MiB"),
+        (1023 * GIB + 512 * MIB, "1024 GiB"),
+        (2000 * 1024**4, "2000 TiB"),
+        (int(999.4 * MIB), "999 MiB"),
         (-2 * GIB, "-2 GiB"),
     ],
 )
