@@ -124,7 +124,11 @@ class Executor:
         return Submission(started, held_back, postponed, backing_off, min(waits, default=None))
 
     def assume(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot with what is being written, but nothing freed by it (`assumed_status`)."""
+        """The snapshot with what is being written, but nothing freed by it (`assumed_status`), and
+        with the pods that the API server refused."""
+        return self._runner.refusals.tell(self._with_assumed(snapshot))
+
+    def _with_assumed(self, snapshot: Snapshot) -> Snapshot:
         assumed = {
             lane.assumed.item.job.metadata.uid: lane.assumed
             for lane in self._lanes.values()

@@ -264,7 +264,7 @@ class Admission:
     # -- what is known of a job
 
     def _needs_of(self, job: GPUJob) -> JobRequirements:
-        return self.view.needs_of(job.metadata.uid)
+        return self.view.needs_of(job.metadata.uid).at(self.now)
 
     def _memory_bytes(self, entry: Pending) -> int:
         return (

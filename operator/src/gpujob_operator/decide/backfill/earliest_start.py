@@ -17,7 +17,7 @@ from gpujob_operator.decide.capacity.slowdown_law import Law, summed_utilization
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.packing.arrays import Booleans, Floats, Integers
 from gpujob_operator.decide.placement.memo import Memo
-from gpujob_operator.decide.placement.node_filter import node_mismatch
+from gpujob_operator.decide.placement.node_filter import why_not_on
 from gpujob_operator.decide.placement.requirements import JobRequirements, WorkerRequest, resolve
 
 # Before every moment: a GPU is ready, or will be once it was read again.
@@ -132,7 +132,7 @@ def _allowed_nodes(needs: JobRequirements, tenancy: Tenancy, memo: Memo) -> Bool
     """Nodes that will do as they are labelled and tainted."""
 
     def find() -> Booleans:
-        allowed = [not node_mismatch(needs, node.node) for node in tenancy.nodes]
+        allowed = [not why_not_on(needs, node.node) for node in tenancy.nodes]
         return np.array(allowed, dtype=np.bool_)
 
     return memo.once(("tenancy", tenancy.order_version, needs.node_constraints), find)

@@ -28,7 +28,7 @@ from gpujob_operator.decide.cache.tenancy import TenancyArrays
 from gpujob_operator.decide.capacity.cluster import Capacity, holds_gpus
 from gpujob_operator.decide.capacity.sites import sites_of
 from gpujob_operator.decide.capacity.usage import NOTHING, usage_of, usage_of_orphans
-from gpujob_operator.decide.lifecycle.inputs import JobInputs
+from gpujob_operator.decide.lifecycle.inputs import JobInputs, RefusedPods, refused_by_job
 from gpujob_operator.decide.measurement.profile import differ_in_paces, profile_name
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import NextStep
@@ -65,6 +65,7 @@ class SchedulerCache:
     _release_arrays: ReleaseArrays = field(init=False)
     _tenancy: TenancyArrays = field(default_factory=TenancyArrays)
     mix: WorkloadMix = field(default_factory=WorkloadMix)
+    _refused_pods: RefusedPods = field(default_factory=lambda: refused_by_job(()))
     usage: _Usage = field(default_factory=dict[tuple[str, int], GPUUsage])
     _configuration: Configuration = field(default_factory=Configuration)
     _listening_since: datetime | None = None
@@ -144,6 +145,7 @@ class SchedulerCache:
             usage=self.usage.get((uid, job.status.attempt)),
             sites=sites_of(job.status.placement, self.capacity),
             lost_nodes=self._lost_nodes(job),
+            refused_pods=self._refused_pods.get(uid, ()),
             listening_since=self._listening_since,
             profile=known.profile,
         )
@@ -323,6 +325,8 @@ class SchedulerCache:
             if one.rank == 0:
                 self.reports[one.job_uid] = one
                 self.to_step.add(one.job_uid)
+        # Of jobs that start: their steps are decided in every cycle.
+        self._refused_pods = refused_by_job(snapshot.refused_pods)
         before, after = self.usage, snapshot.usage
         if before is not after:
             self.to_step.update(
@@ -377,16 +381,13 @@ class SchedulerCache:
             if known is None or not known.waits:
                 self.waiting.drop(uid)
                 continue
+            expected = self.releases.expected_first_run_seconds(known.job)
             entry = Pending(
                 known.job,
                 known.pods,
                 equivalence_class=self._equivalence_class(known),
                 last_reason=last_reason_of(known.job, known.pods, self._configuration),
-                order_keys=order_keys_of(
-                    known.job,
-                    self._configuration,
-                    self.releases.expected_first_run_seconds(known.job),
-                ),
+                order_keys=order_keys_of(known.job, self._configuration, expected),
             )
             self.waiting.put(entry)
 

@@ -16,7 +16,6 @@ from datetime import datetime
 
 from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, StopReason
-from gpujob_api.meta import FINALIZER_ORPHAN
 from gpujob_api.report import FailureClass, Report
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.outcome import (
@@ -27,8 +26,10 @@ from gpujob_operator.decide.lifecycle.outcome import (
     judge,
     retry_decision,
 )
+from gpujob_operator.decide.lifecycle.pod_removal import abandoned, deletion, strays_of
 from gpujob_operator.decide.lifecycle.settings import settings_for
-from gpujob_operator.decide.lifecycle.stops import age_seconds, reason_to_stop
+from gpujob_operator.decide.lifecycle.start_refusals import once_it_runs, refusal_of, with_refusal
+from gpujob_operator.decide.lifecycle.stops import age_seconds, reason_to_stop, start_seconds_left
 from gpujob_operator.decide.measurement.progress import (
     joined_usage,
     with_measured_reservation,
@@ -42,9 +43,8 @@ from gpujob_operator.decide.model.grace import (
     GRACE_SECONDS_MIN,
     asked_seconds,
     grace_seconds,
-    pod_grace_seconds,
 )
-from gpujob_operator.decide.model.plan import CreatePod, DeletePod, EventNote, EventType, NextStep
+from gpujob_operator.decide.model.plan import CreatePod, EventNote, EventType, NextStep
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView, ReceivedReport
 from gpujob_operator.decide.model.stop_reasons import NODE_RECLAIMED, rule_of
 from gpujob_operator.decide.model.workers import (
@@ -54,17 +54,14 @@ from gpujob_operator.decide.model.workers import (
     with_pod_uids,
 )
 
-# Finished pods of this many attempts are kept for their logs.
-ATTEMPTS_KEPT = 3
-
 
 def advance(
     job: GPUJob, inputs: JobInputs, configuration: Configuration, now: datetime
 ) -> NextStep:
     """The next step of a job that is not waiting for a place."""
     if job.metadata.deletion_timestamp is not None:
-        return NextStep(job.status, deletes=_abandoned(job, inputs.pods, configuration))
-    strays = _strays(job, inputs.pods, configuration)
+        return NextStep(job.status, deletes=abandoned(job, inputs.pods, configuration))
+    strays = strays_of(job, inputs.pods, configuration)
     if job.finished or job.status.placement is None:
         return NextStep(job.status, deletes=strays)
     step = _advance_placed(job, inputs, configuration, now)
@@ -81,43 +78,6 @@ def stopped_for(job: GPUJob, step: NextStep, stop: StopReason, now: datetime) ->
     return replace(stopping, deletes=step.deletes, events=(*step.events, *stopping.events))
 
 
-def _abandoned(
-    job: GPUJob, pods: tuple[PodView, ...], configuration: Configuration
-) -> tuple[DeletePod, ...]:
-    """What still runs of a job that is being deleted, whoever keeps its object; nothing where the
-    user wants its pods to outlive it."""
-    if FINALIZER_ORPHAN in job.metadata.finalizers:
-        return ()
-    return tuple(
-        _delete(job, pod, "its GPUJob is being deleted", configuration)
-        for pod in pods
-        if not pod.finished and pod.deletion_at is None
-    )
-
-
-def _strays(
-    job: GPUJob, pods: tuple[PodView, ...], configuration: Configuration
-) -> tuple[DeletePod, ...]:
-    """Live pods that no attempt of the job owns any more, and finished ones nobody will read."""
-    waiting = job.status.placement is None or job.finished
-    current = {pod.uid for pod in current_workers(job, pods)}
-    # Pods of a later attempt than the status knows mean that our view of the job is old.
-    known = tuple(pod for pod in pods if pod.attempt <= job.status.attempt)
-    found: list[DeletePod] = []
-    for pod in known:
-        stray = not pod.finished and (waiting or pod.uid not in current)
-        stale = pod.finished and pod.attempt <= job.status.attempt - ATTEMPTS_KEPT
-        if (stray or stale) and pod.deletion_at is None:
-            reason = "not part of the current attempt" if stray else "logs of an old attempt"
-            found.append(_delete(job, pod, reason, configuration))
-    return tuple(found)
-
-
-def _delete(job: GPUJob, pod: PodView, reason: str, configuration: Configuration) -> DeletePod:
-    grace = pod_grace_seconds(pod, grace_seconds(job, configuration))
-    return DeletePod(pod, grace, reason)
-
-
 def _advance_placed(
     job: GPUJob, inputs: JobInputs, configuration: Configuration, now: datetime
 ) -> NextStep:
@@ -132,10 +92,24 @@ def _advance_placed(
         return _waits_for(job, step, maybe_ours, now) if maybe_ours and not live else step
     stop = reason_to_stop(job, pods, inputs, configuration, now)
     if stop is not None:
+        if rule_of(stop).is_refusal:
+            job = replace(job, status=_refused(job, inputs, pods, configuration, now))
         return _stop(job, stop, len(live), now)
     if job.status.phase is JobPhase.STARTING:
         return _starting(job, inputs, pods, configuration, now)
     return _running(job, inputs, pods, configuration, now)
+
+
+def _refused(
+    job: GPUJob,
+    inputs: JobInputs,
+    pods: tuple[PodView, ...],
+    configuration: Configuration,
+    now: datetime,
+) -> GPUJobStatus:
+    """The status that knows what refuses to start the attempt."""
+    refusal = refusal_of(job, pods, inputs, configuration, now)
+    return job.status if refusal is None else with_refusal(job.status, refusal, now)
 
 
 def _missing_can_be_created(job: GPUJob, pods: tuple[PodView, ...]) -> bool:
@@ -167,7 +141,7 @@ def _starting(
     writer = ConditionWriter(job, now)
     if not missing and all(pod.phase is not PodPhase.PENDING for pod in pods):
         status = changed(
-            known,
+            once_it_runs(known),
             phase=JobPhase.RUNNING,
             started_at=job.status.started_at or now,
             progressed_at=now,
@@ -178,7 +152,10 @@ def _starting(
     in_the_way = [taken[rank] for rank in missing if rank in taken]
     reason, message = _name_taken(in_the_way) if in_the_way else _waiting(pods, len(missing))
     status = writer.set(known, conditions.RUNNING, False, reason, message)
-    left = configuration.start_timeout_seconds - age_seconds(job, now)
+    left = start_seconds_left(job, pods, configuration, now)
+    refusal = refusal_of(job, pods, inputs, configuration, now)
+    if refusal is not None:
+        left = min(left, max(refusal.seconds_left, 0.0))
     # Past its time only somebody else's pod holds it up, of which we hear.
     next_seconds = max(left, 1.0) if left >= 0 else None
     return NextStep(status, creates=creates, next_seconds=next_seconds)
@@ -260,7 +237,7 @@ def _stopping(
     asked = job.spec.workers > 1 and inputs.report is not None and left > until
     reason = stop.reason if stop is not None else "Stopping"
     deletes = tuple(
-        _delete(job, pod, reason, configuration)
+        deletion(job, pod, reason, configuration)
         for pod in live
         if pod.deletion_at is None and not asked
     )
@@ -284,6 +261,8 @@ def _end(
     ended = changed(_with_final_report(job, inputs, pods, now), held_seconds=round(held, 1))
     job = replace(job, status=ended)
     outcome = judge(job, pods, inputs.lost_nodes)
+    if outcome.refusal is not None:
+        job = replace(job, status=with_refusal(job.status, outcome.refusal, now))
     if outcome.end is AttemptEnd.SUCCEEDED:
         return _succeeded(job, now)
     if outcome.end is AttemptEnd.INTERRUPTED:
@@ -327,7 +306,7 @@ def _retry_or_fail(
 ) -> NextStep:
     writer = ConditionWriter(job, now)
     cause = outcome.failure.message if outcome.failure else _why_interrupted(job, outcome)
-    kind = outcome.failure.failure_class.value if outcome.failure else _kind_of(outcome)
+    kind = outcome.failure.failure_class.value if outcome.failure else _kind_of(job, outcome)
     text = f"attempt {job.status.attempt}: {cause}; {decision.message}"
     status = changed(
         job.status,
@@ -359,8 +338,13 @@ def _retry_or_fail(
     return NextStep(status, events=(EventNote(f"Attempt{kind}", text, EventType.WARNING),))
 
 
-def _kind_of(interruption: Outcome) -> str:
-    return FailureClass.NODE_LOST.value if interruption.lost_node else "Interrupted"
+def _kind_of(job: GPUJob, interruption: Outcome) -> str:
+    if interruption.lost_node:
+        return FailureClass.NODE_LOST.value
+    if interruption.refusal is not None:
+        return interruption.refusal.reason
+    stop = job.status.stop
+    return stop.reason if stop is not None and rule_of(stop).is_refusal else "Interrupted"
 
 
 def _why_interrupted(job: GPUJob, outcome: Outcome) -> str:
@@ -368,6 +352,10 @@ def _why_interrupted(job: GPUJob, outcome: Outcome) -> str:
     what = stop.message if stop else "its pods are gone"
     if outcome.lost_node:
         what = f"its node {outcome.lost_node} went away"
+    elif outcome.refusal is not None:
+        return outcome.refusal.message
+    elif rule_of(stop).is_refusal:
+        return what
     saved = job.status.checkpoint
     step = f", checkpoint of step {saved.step} is kept" if saved is not None else ", no checkpoint"
     return f"interrupted ({what}){step}"

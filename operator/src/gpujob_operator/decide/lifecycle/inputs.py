@@ -1,11 +1,15 @@
 """What is seen of one job, for the decision on its next step and on what is written of it."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_operator.decide.capacity.sites import Sites
-from gpujob_operator.decide.model.snapshot import GPUUsage, PodView, ReceivedReport
+from gpujob_operator.decide.model.snapshot import GPUUsage, PodView, ReceivedReport, RefusedPod
+
+# By the job's UID.
+RefusedPods = Mapping[str, tuple[RefusedPod, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +29,16 @@ class JobInputs:
     sites: Sites = ()
     # Those of the attempt's nodes that are there no more.
     lost_nodes: frozenset[str] = frozenset()
+    # Pods of its workers that the API server refused to create.
+    refused_pods: tuple[RefusedPod, ...] = ()
     listening_since: datetime | None = None
     # Not compared: that others of the workload told a pace is nothing new to this job, and of any
     # other change of its profile the cache tells.
     profile: GPUProfile | None = field(default=None, compare=False)
+
+
+def refused_by_job(refused: Iterable[RefusedPod]) -> RefusedPods:
+    found: dict[str, tuple[RefusedPod, ...]] = {}
+    for one in refused:
+        found[one.job_uid] = (*found.get(one.job_uid, ()), one)
+    return found

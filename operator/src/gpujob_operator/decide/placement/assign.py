@@ -16,7 +16,7 @@ from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.packing.request import Request, SpotPreference
 from gpujob_operator.decide.placement.assumed import AssumedCapacity, WorkerPlace
 from gpujob_operator.decide.placement.diagnosis import Diagnosis, diagnose, no_model
-from gpujob_operator.decide.placement.node_filter import node_mismatch
+from gpujob_operator.decide.placement.node_filter import why_not_on
 from gpujob_operator.decide.placement.requirements import JobRequirements, WorkerRequest, resolve
 from gpujob_operator.decide.placement.step_cost import StepCost, step_cost
 
@@ -156,7 +156,7 @@ def _places(
 
 def _request(asked: WorkerRequest, board: AssumedCapacity) -> Request:
     needs = asked.needs
-    mask = board.mask(needs.node_constraints, lambda node: not node_mismatch(needs, node))
+    mask = board.mask(needs.node_constraints, lambda node: not why_not_on(needs, node))
     return Request(
         demand=asked.demand,
         nodes=mask,

@@ -21,7 +21,7 @@ from gpujob_operator.decide.placement.finding import (
 )
 from gpujob_operator.decide.placement.gpu_filter import EXTERNAL_USE, render_reason, why_not
 from gpujob_operator.decide.placement.memo import Memo
-from gpujob_operator.decide.placement.node_filter import node_mismatch
+from gpujob_operator.decide.placement.node_filter import node_mismatch, why_not_on
 from gpujob_operator.decide.placement.requirements import JobRequirements, WorkerRequest
 
 # A GPU that would do, on a node that has too few of them.
@@ -187,7 +187,7 @@ def _diagnose_node(
 
 def _node_unfit_reason(needs: JobRequirements, node: NodeCapacity) -> UnfitReason | None:
     """What keeps the job off all of the node's GPUs."""
-    refusal = node.closed.text if node.closed is not None else node_mismatch(needs, node.node)
+    refusal = node.closed.text if node.closed is not None else why_not_on(needs, node.node)
     if refusal:
         return render_reason(refusal)
     if (needs.cpu_milli, needs.memory_bytes) == WHOLE_NODE:

@@ -93,7 +93,7 @@ class Preemptor:
     ) -> PreemptionTargets | None:
         """Whom to interrupt so that the job fits on GPUs; None when nobody should be. Without that
         it could start in `start_seconds`."""
-        if self.exhausted:
+        if self.exhausted or not _is_let_in(needs.job):
             return None
         victims = self._victims(needs)
         if victims:
@@ -133,6 +133,8 @@ class Preemptor:
     def may_preempt(self, needs: JobRequirements) -> bool:
         """Whether anybody could have to make room for the job; asked of every waiting one."""
         job = needs.job
+        if not _is_let_in(job):
+            return False
         if job.spec.priority > self.view.lowest_priority:
             return True
         if not self.queues.by_name:
@@ -217,6 +219,11 @@ class Preemptor:
         stopped = (self.view.running[uid] for uid in self.stops)
         ending = (*self._stopping, *stopped)
         return [job for job in ending if self.queues.cohort(job.spec.queue) == cohort]
+
+
+def _is_let_in(job: GPUJob) -> bool:
+    """Nobody makes room for a job whose pods were refused when it was last tried."""
+    return all(one.node is not None for one in job.status.start_refusals)
 
 
 def waiting_message(jobs: Iterable[GPUJob]) -> str:
