@@ -35,11 +35,14 @@ from gpujob_operator.decide.model.plan import (
     WriteQueueStatus,
     WriteStatus,
 )
-from gpujob_operator.decide.model.snapshot import Snapshot
+from gpujob_operator.decide.model.snapshot import PodView, Snapshot
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.requirements import CycleView
 from gpujob_operator.decide.preemption.migration import find_move
 from gpujob_operator.decide.queue.quota import QueueUse, QuotaState
+
+# How old a pod is that is an orphan: by then its job would have been seen, if there were one.
+ORPHAN_SECONDS = 30.0
 
 
 def plan(snapshot: Snapshot, now: datetime, cache: SchedulerCache | None = None) -> Plan:
@@ -63,7 +66,7 @@ def plan(snapshot: Snapshot, now: datetime, cache: SchedulerCache | None = None)
         written = _items(cache.known[uid], steps[uid], cycle)
         cycle.remember(uid, steps[uid], written)
         items += written
-    items += _orphans(snapshot, cache)
+    items += _orphans(snapshot, cache, now)
     items += _queue_items(snapshot, queues.use, cache)
     return Plan(tuple(items), cycle.next_seconds(steps))
 
@@ -274,18 +277,24 @@ def _items(known: JobEntry, step: NextStep, cycle: _Cycle) -> list[PlanItem]:
     return items
 
 
-def _orphans(snapshot: Snapshot, cache: SchedulerCache) -> list[PlanItem]:
+def _orphans(snapshot: Snapshot, cache: SchedulerCache, now: datetime) -> list[PlanItem]:
     """Pods that still name a job that is gone for their owner, should the garbage collector not
-    have seen them (I7). Who deletes a job and keeps its pods takes the reference away."""
+    have seen them (I7). Who deletes a job and keeps its pods takes the reference away.
+
+    A young pod may name a job that was not seen yet: pods and jobs are watched apart."""
     invalid = {job.metadata.uid for job in snapshot.invalid_jobs}
     grace = snapshot.configuration.termination_grace_seconds
     orphans = [
         pod
         for pod in cache.pods_of_gone()
-        if pod.deletion_at is None and pod.job_uid not in invalid
+        if pod.deletion_at is None and pod.job_uid not in invalid and not _is_young(pod, now)
     ]
     orphans.sort(key=lambda pod: pod.uid)
     return [DeletePod(pod, pod_grace_seconds(pod, grace), "its GPUJob is gone") for pod in orphans]
+
+
+def _is_young(pod: PodView, now: datetime) -> bool:
+    return pod.created_at is not None and (now - pod.created_at).total_seconds() < ORPHAN_SECONDS
 
 
 def _queue_items(
