@@ -52,7 +52,7 @@ class _Reading:
     at: float
     total_bytes: int
     driver_bytes: int
-    stranger_bytes: int
+    unmanaged_bytes: int
 
 
 @dataclass(slots=True)
@@ -130,13 +130,15 @@ class Recorder:
         for gpu in gpus:
             if gpu["memoryUsedBytes"] > gpu["memoryTotalBytes"]:
                 continue
-            stranger = sum(
+            unmanaged = sum(
                 process["memoryBytes"]
                 for process in gpu.get("processes") or ()
                 if process.get("podUid") is None
             )
             self._readings[gpu["uuid"]].append(
-                _Reading(revision.at, gpu["memoryTotalBytes"], gpu["memoryReservedBytes"], stranger)
+                _Reading(
+                    revision.at, gpu["memoryTotalBytes"], gpu["memoryReservedBytes"], unmanaged
+                )
             )
 
     # -- jobs
@@ -242,7 +244,7 @@ class Recorder:
             if other.status.reservation is not None
         )
         recent = self._recent(uuid, revision.at)
-        used = [reserved + one.driver_bytes + one.stranger_bytes for one in recent]
+        used = [reserved + one.driver_bytes + one.unmanaged_bytes for one in recent]
         if recent and min(used) > recent[0].total_bytes:
             self._fail(
                 "I1", revision, f"{uuid}: {min(used)} of {recent[0].total_bytes} bytes after "

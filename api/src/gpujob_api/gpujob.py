@@ -185,11 +185,7 @@ class Spot:
 
     def __post_init__(self) -> None:
         if self.deadline is not None and self.policy is not SpotPolicy.PREFER:
-            raise FieldError(
-                "deadline",
-                "needs policy: Prefer; with policy: "
-                f"{self.policy.value} nothing could be moved to meet it",
-            )
+            raise FieldError("deadline", f"needs policy: Prefer; got {self.policy.value}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,3 +124,8 @@ def format_memory(amount_bytes: int) -> str:
 def is_gpu_uuid(text: str) -> bool:
     """True for the identity of a GPU: GPU-... and MIG-... from NVML, CPU-... for CPU cards."""
     return _GPU_UUID.fullmatch(text) is not None
+
+
+def format_count(count: int, noun: str) -> str:
+    """A number with its noun, in the plural if needed: 1 worker, 2 workers."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

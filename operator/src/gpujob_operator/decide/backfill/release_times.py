@@ -1,10 +1,9 @@
-"""When running jobs are expected to give their GPUs back, and how long waiting ones will take.
+"""Estimates when running jobs release their GPUs, and how long pending jobs will run.
 
-From a job's own measured pace where it says how many steps it has, else from runs of the same
-workload that succeeded. Nothing known is infinite: nobody counts on it.
+The estimate uses the job's own measured pace if it reports how many steps it has, else runs of the
+same workload that succeeded. Unknown is infinite, so that no decision relies on it.
 
-Kept from cycle to cycle: `put` jobs that are new or not the same any more, `drop` those that are
-gone, and set the time.
+Kept from cycle to cycle: `put` new and changed jobs, `drop` those that are gone, and set the time.
 """
 
 from collections.abc import Iterable
@@ -18,7 +17,7 @@ from gpujob_operator.decide.measurement.fingerprint import program_of
 from gpujob_operator.decide.measurement.profile import profile_name
 from gpujob_operator.decide.measurement.runtime import Run, RunHistory, remaining_of
 
-# A workload, by its profile's namespace and name.
+# A workload, as namespace and name of its profile.
 Workload = tuple[str, str]
 # Workloads of one program: its namespace, image and command without options.
 Family = tuple[str, tuple[str, ...]]
@@ -28,8 +27,9 @@ RunClass = tuple[Workload | Family, int]
 
 @dataclass(frozen=True, slots=True)
 class ReleaseTime:
-    """When a job's GPUs are free, in seconds since 1970; or, with `run_class`, since when it runs,
-    for as long as those did."""
+    """When a job releases its GPUs, in seconds since 1970. With `run_class`: when it started; its
+    expected run time is that of the class.
+    """
 
     at: float
     run_class: RunClass | None = None
@@ -53,7 +53,7 @@ class _KnownRun(NamedTuple):
 
 @dataclass(slots=True)
 class ReleaseTimes:
-    """Estimates are made when first asked for, and hold while the job is the same object."""
+    """Estimates, computed on first use. An estimate holds while the job is the same object."""
 
     # Seconds since 1970.
     now_seconds: float = 0.0
@@ -69,7 +69,7 @@ class ReleaseTimes:
     # Workloads and families with other runs than when `take_changed` was called last.
     _changed: set[Workload | Family] = field(default_factory=set[Workload | Family])
     _ends: dict[str, ReleaseTime] = field(default_factory=dict[str, ReleaseTime])
-    # How long runs are expected to take, while the history is the same.
+    # Expected run times, valid while the history is unchanged.
     _lengths: dict[RunClass, float] = field(default_factory=dict[RunClass, float])
 
     @classmethod
@@ -80,12 +80,12 @@ class ReleaseTimes:
         return releases
 
     def begin(self, now: datetime) -> None:
-        """Another cycle: from now on this is the time."""
+        """Starts another cycle at this time."""
         self.now_seconds = now.timestamp()
         self.version += 1
 
     def put(self, job: GPUJob, workload: Workload | None = None) -> None:
-        """This job as it is now. `workload` is its profile's namespace and name, if known."""
+        """Stores the job as it is now. `workload` is its profile's namespace and name, if known."""
         uid = job.metadata.uid
         self.drop(uid)
         workload = workload or (job.metadata.namespace, profile_name(job))
@@ -125,14 +125,15 @@ class ReleaseTimes:
         ]
 
     def released_at(self, uid: str) -> float:
-        """When this job's GPUs are free, in seconds since 1970, perhaps past; infinite when
-        nobody can tell."""
+        """When this job releases its GPUs, in seconds since 1970, possibly in the past; infinite if
+        unknown.
+        """
         end = self.end(uid)
         length = 0.0 if end.run_class is None else self.length(end.run_class)
         return end.released_at(length, self.now_seconds)
 
     def seconds(self, uid: str) -> float:
-        """The same from now."""
+        """The same, in seconds from now."""
         return max(self.released_at(uid) - self.now_seconds, 0.0)
 
     def stopping(self, uid: str) -> bool:
@@ -140,7 +141,7 @@ class ReleaseTimes:
         return job is not None and job.status.phase is JobPhase.STOPPING
 
     def expected_run_seconds(self, job: GPUJob) -> float:
-        """How long a waiting job will run, what it did in earlier attempts excluded."""
+        """How long a pending job will run, without the time of its earlier attempts."""
         left = remaining_of(job)
         if left is not None:
             return left
@@ -159,7 +160,7 @@ class ReleaseTimes:
         return found if found < inf else None
 
     def end(self, uid: str) -> ReleaseTime:
-        """As far as the job alone tells it; see `released_at`."""
+        """The release time as far as the job alone determines it; see `released_at`."""
         end, job = self._ends.get(uid), self.jobs.get(uid)
         if job is None:
             return UNKNOWN
@@ -180,16 +181,16 @@ class ReleaseTimes:
         return ReleaseTime(status.attempt_started_at.timestamp(), (workload, job.spec.gpus))
 
     def length(self, run_class: RunClass) -> float:
-        """How long such runs are expected to take, in seconds; infinite when nobody can tell."""
+        """Expected duration of such runs in seconds; infinite if unknown."""
         if run_class not in self._lengths:
             expected = self._history.expected_seconds(*run_class)
-            # Nobody knows it better than to two digits.
+            # The estimate is no more precise than two digits.
             self._lengths[run_class] = inf if expected is None else float(f"{expected:.2g}")
         return self._lengths[run_class]
 
 
 def _run_of(job: GPUJob) -> Run | None:
-    """What a succeeded run took."""
+    """The run of a succeeded job."""
     status = job.status
     if status.phase is not JobPhase.SUCCEEDED:
         return None

@@ -15,8 +15,9 @@ ATTEMPTS_KEPT = 3
 def abandoned(
     job: GPUJob, pods: tuple[PodView, ...], configuration: Configuration
 ) -> tuple[DeletePod, ...]:
-    """What still runs of a job that is being deleted, whoever keeps its object; nothing where the
-    user wants its pods to outlive it."""
+    """Deletes the live pods of a job that is being deleted, even while a finalizer keeps the
+    object. Does nothing if the user orphans the pods.
+    """
     if FINALIZER_ORPHAN in job.metadata.finalizers:
         return ()
     return tuple(
@@ -29,10 +30,10 @@ def abandoned(
 def strays_of(
     job: GPUJob, pods: tuple[PodView, ...], configuration: Configuration
 ) -> tuple[DeletePod, ...]:
-    """Live pods that no attempt of the job owns any more, and finished ones nobody will read."""
+    """Live pods of ended attempts, and finished pods whose logs are no longer kept."""
     waiting = job.status.placement is None or job.finished
     current = {pod.uid for pod in current_workers(job, pods)}
-    # Pods of a later attempt than the status knows mean that our view of the job is old.
+    # Pods of a later attempt than that of the status mean that this view of the job is old.
     known = tuple(pod for pod in pods if pod.attempt <= job.status.attempt)
     found: list[DeletePod] = []
     for pod in known:

@@ -1,4 +1,4 @@
-"""What a job's pod template asks for: its requests and tolerations."""
+"""The requests and tolerations of a job's pod template."""
 
 from collections.abc import Mapping
 from typing import Any

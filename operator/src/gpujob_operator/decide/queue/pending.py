@@ -1,4 +1,4 @@
-"""A pending job with its key in the order, how long it has waited, and what it was told last."""
+"""A pending job with its key in the order, its waiting time, and the last reason written to it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,34 +25,36 @@ class LastReason:
 
     reason: str
     until: datetime
-    # From when on the job may keep GPUs from later ones.
+    # When GPUs may be nominated for the job.
     starved_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A job without GPUs. Its pods, if any, are remains of an earlier attempt."""
+    """A job without a placement. Its pods, if any, are left over from an earlier attempt."""
 
     job: GPUJob
     pods: tuple[PodView, ...] = ()
-    # Jobs of one class fit, or do not, together and have the same rights; 0: nobody knows.
+    # Jobs of one equivalence class fit or do not fit together and have the same rights; 0: unknown.
     equivalence_class: int = 0
     last_reason: LastReason | None = None
-    # None: nobody knows when it arrived, and it counts as having arrived now.
+    # None: the arrival is unknown and counts as now.
     order_keys: OrderKeys | None = None
 
 
-# With its key of this moment, which ends with the UID, so that none tie.
+# The key at this time. It ends with the UID, so that no two are equal.
 Keyed = tuple[OrderKey, Pending]
 KEY_OF = itemgetter(0)
-# Of each queue, who is next comes first.
+# The head of each queue comes first.
 OrderedQueues = Mapping[str, Sequence[Keyed]]
 
 
 def last_reason_of(
     job: GPUJob, pods: tuple[PodView, ...], configuration: Configuration
 ) -> LastReason | None:
-    """None where the job was told nothing yet, or may wait for something of its own."""
+    """The last reason; None if none was written yet, or the job may wait for something
+    of its own.
+    """
     status, since = job.status, _since(job)
     finding = conditions.find(status, conditions.SCHEDULED)
     told = status.observed_at
