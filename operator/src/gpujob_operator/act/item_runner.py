@@ -113,7 +113,7 @@ class ItemRunner:
                 error=str(error),
                 with_traceback=True,
             )
-            self._refused(item, f"no pod can be made of spec.template: {error!r}")
+            self._refused(item, f"no pod can be made of spec.template: {error}")
         finally:
             self._metrics.write_seconds.labels(kind).observe(self._monotonic() - started)
             self._metrics.writes.labels(kind, result.value).inc()
