@@ -22,7 +22,7 @@ from gpujob_operator.decide.packing import select
 from gpujob_operator.decide.packing.request import NodeMask, Request, Score
 from gpujob_operator.decide.placement.assign import Assignment, assign
 from gpujob_operator.decide.placement.assumed import AssumedCapacity, WorkerPlace
-from gpujob_operator.decide.placement.diagnosis import Diagnosis, node_lacks
+from gpujob_operator.decide.placement.diagnosis import Diagnosis, NodeLack, node_lacks
 from gpujob_operator.decide.placement.gpu_filter import least_reservation_bytes
 from gpujob_operator.decide.placement.requirements import JobRequirements, WorkerRequest, resolve
 from gpujob_operator.decide.placement.step_cost import StepCost, step_cost
@@ -63,7 +63,7 @@ class PlacementExplanation:
     requirements: JobRequirements
     chosen: Candidate | None
     best: tuple[Candidate, ...]
-    lacks: Mapping[str, str]
+    lacks: Mapping[str, NodeLack]
     refusal: str = ""
     before: int = 0
     # Whether the decision was made on this snapshot, not on an earlier one.
@@ -178,19 +178,22 @@ class _Explainer:
             step = step_cost(self.requirements.profile, where, self.capacity.nodes)
         return Candidate(where, held, scores, prices, rates, step)
 
-    def lacks(self) -> dict[str, str]:
+    def lacks(self) -> dict[str, NodeLack]:
         """What is missing on every node that could not take one worker on any model."""
-        found: dict[str, str] = {}
+        found: dict[str, NodeLack] = {}
         accepted = self.capacity.models(self.requirements.job.spec.gpu.models)
         for name, node in self.capacity.nodes.items():
             here = [model for model in accepted if any(c.model == model for c in node.gpus)]
             if not here:
                 models = ", ".join(sorted({gpu.model for gpu in node.gpus})) or "no GPUs"
-                found[name] = f"no GPU of a model that the job accepts, only {models}"
+                text = f"no GPU of a model that the job accepts, only {models}"
+                found[name] = NodeLack(text)
                 continue
-            texts = [node_lacks(self._asked(model), node) for model in here]
-            if all(texts):
-                found[name] = "; ".join(dict.fromkeys(texts))
+            lacks = [node_lacks(self._asked(model), node) for model in here]
+            known = list(dict.fromkeys(one for one in lacks if one is not None))
+            if None not in lacks:
+                reasons = "; ".join(one.reasons for one in known)
+                found[name] = NodeLack(reasons, "".join(one.closest for one in known))
         return found
 
     def _asked(self, model: str) -> WorkerRequest:
