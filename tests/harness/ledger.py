@@ -7,6 +7,7 @@ from gpujob_operator.decide.cache.pods import Pods
 from gpujob_operator.decide.capacity.calibration import laws
 from gpujob_operator.decide.capacity.cluster import Capacity, capacity_of
 from gpujob_operator.decide.capacity.prices import rates
+from gpujob_operator.decide.capacity.suspects import suspects
 from gpujob_operator.decide.capacity.usage import (
     ClusterUsage,
     Learned,
@@ -35,7 +36,7 @@ def build_capacity(
     for pod in snapshot.gone_pods:
         holdings.add(usage_of_gone(pod))
     views = {view.name: view for view in snapshot.nodes}
-    learned = Learned(rates(snapshot), laws(snapshot.profiles))
+    learned = Learned(rates(snapshot), laws(snapshot.profiles), suspects(snapshot.program_faults))
     return capacity_of(
         {
             node.metadata.name: holdings.node(

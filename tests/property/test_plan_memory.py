@@ -18,7 +18,7 @@ from gpujob_operator.decide.cache.scheduler_cache import SchedulerCache
 from gpujob_operator.decide.measurement.profile import profile_name
 from gpujob_operator.decide.model.configuration import Configuration, OrderPolicy
 from gpujob_operator.decide.model.plan import Plan
-from gpujob_operator.decide.model.snapshot import GonePod, Snapshot
+from gpujob_operator.decide.model.snapshot import GonePod, ProgramFault, Snapshot
 from gpujob_operator.decide.planner import Planner, plan
 from tests.harness.builders import (
     MODEL,
@@ -219,6 +219,19 @@ def test_pods_that_went_are_remembered_as_long_as_they_are_told() -> None:
         assert memory.capacity == fresh.capacity
         (node,) = memory.capacity.nodes.values()
         assert node.gpus[0].terminating_bytes == (3 * GIB if told else 0)
+
+
+def test_gpus_that_programs_failed_on_are_closed_as_long_as_it_is_told() -> None:
+    memory, job = SchedulerCache(), make_job("a")
+    two = tuple(ProgramFault("GPU-0", 31, uid, "team") for uid in ("x", "y"))
+    gpus = [make_gpu(), make_gpu("GPU-1", index=1)]
+    for told in ((), two, two[:1], two, (*two, ProgramFault("GPU-1", 31, "z", "team"))):
+        snapshot = make_snapshot(job, gpus=gpus, program_faults=told)
+        fresh = SchedulerCache()
+        assert_same(plan(snapshot, T0, memory), plan(snapshot, T0, fresh))
+        assert memory.capacity == fresh.capacity
+        blocked = [gpu.blocked is not None for gpu in memory.capacity.nodes["n0"].gpus]
+        assert blocked == [told == two, False]
 
 
 def test_a_profile_that_comes_later_changes_the_mix() -> None:

@@ -137,6 +137,8 @@ class Learned:
 
     spot_rates: Mapping[str, float] = field(default_factory=dict[str, float])
     laws: Mapping[str, Law] = field(default_factory=dict[str, Law])
+    # By GPU, why it may be the GPU's fault that programs failed there.
+    suspects: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(slots=True)
@@ -235,7 +237,9 @@ class ClusterUsage:
             external_bytes=external_bytes,
             terminating_bytes=min(self._terminating_bytes(gpu, observed_at), external_bytes),
             tenants=tuple(_with_excess(one, used[one.job_uid]) for one in tenants),
-            blocked=why_blocked(gpu, stray_pod=stray_pod),
+            blocked=why_blocked(
+                gpu, stray_pod=stray_pod, suspect=learned.suspects.get(gpu.uuid, "")
+            ),
             link_group=gpu.link_group,
             law=learned.laws.get(gpu.model, PUBLISHED_SLOWDOWNS),
         )

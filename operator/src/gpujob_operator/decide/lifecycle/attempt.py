@@ -31,7 +31,7 @@ from gpujob_operator.decide.measurement.progress import (
 )
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionWriter
-from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
 from gpujob_operator.decide.model.grace import (
     GRACE_SECONDS_MIN,
     asked_seconds,
@@ -44,6 +44,7 @@ from gpujob_operator.decide.model.workers import (
     lost_ranks,
     perhaps_workers,
     with_pod_uids,
+    with_seen_gpus,
 )
 
 
@@ -175,6 +176,8 @@ def _running(
 ) -> NextStep:
     report: Report | None = inputs.report.report if inputs.report is not None else None
     status = with_report(with_pod_uids(job.status, pods), inputs.report)
+    if configuration.device_access is DeviceAccess.DEVICE_PLUGIN and inputs.usage is not None:
+        status = with_seen_gpus(status, inputs.usage.seen)
     usage = joined_usage(inputs.usage, report)
     status = with_measurement(status, report, usage)
     status, events = with_measured_reservation(job, status, report, usage, configuration)

@@ -45,7 +45,7 @@ def reason_to_stop(
     if is_short or lost_ranks(job, pods):
         message = f"{present} of {job.spec.workers} workers are left"
         return StopReason(WORKER_LOST, message, deadline)
-    trouble = faults.of(job, inputs.sites, now, deadline)
+    trouble = faults.of(job, inputs.sites, now, deadline, configuration.device_access)
     if trouble is not None:
         return trouble
     return _timed_out(job, inputs, configuration, now, deadline)

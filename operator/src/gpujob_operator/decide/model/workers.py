@@ -14,7 +14,7 @@ from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, WorkerPlacement
 from gpujob_api.manifest import GPUJOB
 from gpujob_api.meta import API_VERSION
-from gpujob_operator.decide.model.snapshot import PodView
+from gpujob_operator.decide.model.snapshot import PodView, SeenGPUs
 
 # A job's namespace and name.
 JobName = tuple[str, str]
@@ -122,6 +122,25 @@ def with_pod_uids(status: GPUJobStatus, current: Iterable[PodView]) -> GPUJobSta
     workers = tuple(
         replace(worker, pod_uid=uids[worker.rank])
         if worker.pod_uid is None and worker.rank in uids
+        else worker
+        for worker in placement.workers
+    )
+    if workers == placement.workers:
+        return status
+    return changed(status, placement=replace(placement, workers=workers))
+
+
+def with_seen_gpus(status: GPUJobStatus, seen: Iterable[SeenGPUs]) -> GPUJobStatus:
+    """The status with the GPUs on which its workers were seen, where that is as many as they asked
+    for; the same object if it had them. For GPUs that the kubelet picks."""
+    placement = status.placement
+    if placement is None:
+        return status
+    gpus = {one.rank: one.gpus for one in seen}
+    workers = tuple(
+        replace(worker, gpus=gpus[worker.rank])
+        if set(gpus.get(worker.rank, ())) != set(worker.gpus)
+        and len(gpus.get(worker.rank, ())) == len(worker.gpus)
         else worker
         for worker in placement.workers
     )
