@@ -36,7 +36,8 @@ from gpujob_operator.decide.placement.requirements import (
     demand_of,
     requirements_of,
 )
-from gpujob_operator.decide.queue.pending import Pending, last_reason_of, order_keys_of
+from gpujob_operator.decide.queue.order import length_relevant_from_seconds
+from gpujob_operator.decide.queue.pending import Pending, last_reason_of, order_keys_of, order_rules
 from gpujob_operator.decide.queue.quota import QuotaState
 
 
@@ -217,7 +218,8 @@ class SchedulerCache:
 
     def _renew_waiting(self, changed: set[str]) -> None:
         """The queues' entries of the changed jobs."""
-        expected_anew = self.releases.take_changed(self.waiting.entries)
+        relevant_from_seconds = length_relevant_from_seconds(order_rules(self.configuration))
+        expected_anew = self.releases.take_changed(self.waiting.entries, relevant_from_seconds)
         for uid in sorted(changed.union(expected_anew)):
             entry = self.entries.get(uid)
             if entry is None or not entry.waits:

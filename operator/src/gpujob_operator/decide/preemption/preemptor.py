@@ -215,9 +215,7 @@ class Preemptor:
     def _cost(self, job: GPUJob) -> float:
         uid = job.metadata.uid
         if uid not in self._costs:
-            started = job.status.attempt_started_at or self.now
-            age = max((self.now - started).total_seconds(), 0.0)
-            self._costs[uid] = interruption_gpu_seconds(job, self.configuration, age)
+            self._costs[uid] = interruption_gpu_seconds(job, self.configuration, self.now)
         return self._costs[uid]
 
     def being_preempted(self, cohort: str) -> list[GPUJob]:
