@@ -39,6 +39,7 @@ from gpujob_api.report import (
     WaitPercent,
 )
 from gpujob_api.settings import OptimizeMode, Precision, Toggle, TunedSettings
+from gpujob_api.start_refusal import START_REFUSALS_MAX, StartRefusal
 
 WORKERS_MAX = 1024
 GPUS_PER_WORKER_MAX = 16
@@ -357,6 +358,8 @@ class GPUJobStatus:
     failure: JobFailure | None = None
     profile: Annotated[str, Text(253)] | None = None
     next_attempt_at: datetime | None = None
+    # The newest ones.
+    start_refusals: Annotated[tuple[StartRefusal, ...], Items(START_REFUSALS_MAX)] = ()
     # A job that made room for another one waits as if it had come then.
     requeued_at: datetime | None = None
     # For how long attempts that have ended held GPUs, all together.

@@ -40,7 +40,7 @@ def as_json(told: PlacementExplanation) -> dict[str, Any]:
         "placedBefore": told.before,
         "chosen": None if told.chosen is None else _candidate(told.chosen),
         "best": [_candidate(one) for one in told.best],
-        "lacks": dict(told.lacks),
+        "lacks": {node: lack.text for node, lack in told.lacks.items()},
         "refusal": told.refusal,
     }
 

@@ -62,7 +62,7 @@ def plan(snapshot: Snapshot, now: datetime, cache: SchedulerCache | None = None)
         cycle.remember(uid, steps[uid], written)
         items += written
     invalid = {job.metadata.uid for job in snapshot.invalid_jobs}
-    items += orphaned_pods(cache.pods_of_gone(), invalid, snapshot.configuration)
+    items += orphaned_pods(cache.pods_of_gone(), invalid, snapshot.configuration, now)
     items += queue_statuses(snapshot.queues, queues.use, cache.waiting.entries.values())
     return Plan(tuple(items), cycle.next_seconds(steps))
 

@@ -144,13 +144,13 @@ def test_suspend_and_a_hang_stop_the_attempt() -> None:
 
 def test_what_does_not_start_in_time_is_stopped() -> None:
     job = placed(make_job())
-    pod = make_pod(job, phase=PodPhase.PENDING, reason="ImagePullBackOff", message="no such image")
+    pod = make_pod(job, phase=PodPhase.PENDING, reason="PodInitializing", message="still fetching")
     early = step(job, pod, at=600)
     assert early.status.phase is JobPhase.STARTING
     late = step(replace(job, status=early.status), pod, at=601).status
     assert late.stop is not None
     assert late.stop.reason == "StartTimeout"
-    assert "no such image" in late.stop.message
+    assert "still fetching" in late.stop.message
 
 
 @pytest.mark.parametrize("phase", [JobPhase.SUCCEEDED, JobPhase.FAILED])

@@ -276,7 +276,7 @@ class Admission:
     # -- the job's status
 
     def _requirements_of(self, job: GPUJob) -> JobRequirements:
-        return self.view.requirements_of(job.metadata.uid)
+        return self.view.requirements_of(job.metadata.uid).at(self.now)
 
     def _memory_bytes(self, entry: Pending) -> int:
         return (

@@ -17,7 +17,7 @@ from gpujob_operator.decide.capacity.slowdown_law import Law, summed_utilization
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.packing.arrays import Booleans, Floats, Integers
 from gpujob_operator.decide.placement.memo import Memo
-from gpujob_operator.decide.placement.node_filter import node_mismatch
+from gpujob_operator.decide.placement.node_filter import why_not_on
 from gpujob_operator.decide.placement.requirements import JobRequirements, WorkerRequest, resolve
 
 # Earlier than any time: the GPU is ready, or will be after its next reading.
@@ -138,7 +138,7 @@ def _allowed_nodes(requirements: JobRequirements, tenancy: Tenancy, memo: Memo) 
     """Nodes whose labels and taints allow the job."""
 
     def find() -> Booleans:
-        allowed = [not node_mismatch(requirements, node.node) for node in tenancy.nodes]
+        allowed = [not why_not_on(requirements, node.node) for node in tenancy.nodes]
         return np.array(allowed, dtype=np.bool_)
 
     return memo.once(("tenancy", tenancy.order_version, requirements.node_constraints), find)
