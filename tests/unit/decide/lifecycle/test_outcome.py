@@ -324,7 +324,7 @@ def test_a_command_that_is_not_in_the_image_is_not_repeated(reason: str) -> None
     """It was: four attempts of what can never start."""
     words = 'exec: "train": executable file not found in $PATH'
     job = running(make_job())
-    outcome = ended(128, job=job, reason=reason, message=words)
+    outcome = ended(128, job=job, reason=reason, termination_text=words)
     assert outcome.failure.failure_class is FailureClass.USER_ERROR
     assert outcome.failure.message == f"worker 0 could not be started: {words}"
     assert not retry_decision(job, outcome, CONFIGURATION, T0).retry

@@ -36,8 +36,6 @@ _NODE_REFUSALS = (
     "UnexpectedAdmissionError",
     *_NODE_LOSSES,
 )
-# The words of the runtime for a command that is not in the image: the command will never start.
-_START_ERRORS = ("StartError", "ContainerCannotRun")
 # More interruptions than this without a durable step count as errors.
 FRUITLESS_INTERRUPTIONS_MAX = 50
 # So many attempts in a row under which a GPU became unhealthy soon: a program can bring that about,
@@ -197,9 +195,6 @@ def _pod_failure(job: GPUJob, pod: PodView) -> JobFailure | None:
         return JobFailure(FailureClass.OUT_OF_MEMORY, _host_memory(job, pod))
     text = pod.termination_text or pod.message or pod.reason
     detail = f": {text[-400:]}" if text else ""
-    if pod.reason.startswith(_START_ERRORS):
-        message = f"worker {pod.rank} could not be started{detail}"
-        return JobFailure(FailureClass.USER_ERROR, message)
     message = f"worker {pod.rank} exited with code {pod.exit_code}{detail}"
     return JobFailure(FailureClass.UNKNOWN, message)
 
