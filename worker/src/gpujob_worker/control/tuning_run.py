@@ -1,4 +1,4 @@
-"""The one tuning of a run, between two of its steps: memory first, then the items for speed."""
+"""The tuning of a run, between two of its steps: memory first, then settings for speed."""
 
 import time
 
@@ -17,7 +17,7 @@ COMPILE_AFTER_SECONDS = 120.0
 
 
 class TuningRun:
-    """Tries every item once. What is chosen is in the tuner afterwards, not yet in force."""
+    """Tries every setting once. The choices are in the tuner afterwards and not applied yet."""
 
     def __init__(
         self, session: Session, in_force: AppliedSettings, optimizer: torch.optim.Optimizer
@@ -30,7 +30,7 @@ class TuningRun:
         self._explain = session.explanation
 
     def without_root(self, reason: str, *, judged: bool = False) -> None:
-        """`judged`: whether the memory limit is kept was said already."""
+        """`judged`: the check of the memory limit was logged already."""
         keeps_limit = False
         for setting in SETTINGS:
             if not setting.SAID_WITHOUT_ROOT:
@@ -45,7 +45,7 @@ class TuningRun:
             self._in_force.fit.judge(self._session.state.baseline_peak_bytes)
 
     def among_others(self, root: Root, others: str, reason: str) -> None:
-        """Several modules train. The limit's models are of each; what they take is measured."""
+        """For several modules in training. Each has a memory model; their total is measured."""
         fit, recorded = self._in_force.fit, root.recorded
         if fit is None or recorded is None:
             self.without_root(reason)
@@ -59,7 +59,7 @@ class TuningRun:
         self.without_root(reason, judged=True)
 
     def _correct_all(self, fit: MemoryFit, root: Root, recorded: RecordedCall) -> None:
-        """As many are made to take less as are needed; where none can be, the run may end."""
+        """Makes as many modules as needed take less; if none can, the run may end."""
         observed, beside = self._session.state.baseline_peak_bytes, self._in_force.beside
         settled = fit.correct(root, recorded, observed, ends=not beside)
         enough = settled and fit.chose_finer
@@ -73,9 +73,9 @@ class TuningRun:
             fit.judge(observed)
 
     def run(self, root: Root) -> float | None:
-        """When compilation is due, on the monotonic clock; None when it is not.
+        """Returns when compilation is due, on the monotonic clock; None if it is not.
 
-        Raises `MemoryLimitError` where the memory limit cannot be kept.
+        Raises `MemoryLimitError` if the memory limit cannot be kept.
         """
         recorded = root.recorded
         assert recorded is not None
@@ -114,7 +114,7 @@ class TuningRun:
             self._explain.refused("offload", not_asked)
 
     def _activation(self, root: Root, recorded: RecordedCall, not_asked: str | None) -> None:
-        """`not_asked` says why memory does not ask for it; None where it does."""
+        """`not_asked` says why memory does not require it; None if it does."""
         wanted = self._session.environment.settings.activation_checkpointing
         if self._tuner.applied.activation_checkpointing:
             return
