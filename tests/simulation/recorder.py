@@ -154,7 +154,7 @@ class Recorder:
             self._deleted_at.setdefault(uid, revision.at)
         job = gpujob_from_manifest(revision.object)
         self._jobs[uid] = job
-        key = f"{job.metadata.namespace}/{job.metadata.name}"
+        key = job.metadata.key
         self.attempts[key] = job.status.attempt
         if before is None:
             self.stories[key] = Story(revision.at)
@@ -326,7 +326,7 @@ class Recorder:
             self._fail("I3", revision, f"{name}: live pods of attempts {sorted(set(of_job))}")
         if job is None:
             return
-        story = self.stories[f"{job.metadata.namespace}/{job.metadata.name}"]
+        story = self.stories[job.metadata.key]
         story.first_pod_at = revision.at if story.first_pod_at is None else story.first_pod_at
         if job.finished:
             self._fail("I5", revision, f"{name}: a pod of a {job.status.phase.value} job")

@@ -60,7 +60,7 @@ def build(connect: Connect, now: Callable[[], datetime]) -> typer.Typer:
         if output is Output.JSON:
             screen.print_json(report.as_json(job))
         else:
-            name = f"{job.metadata.namespace}/{job.metadata.name}"
+            name = job.metadata.key
             screen.print_rows(name, report.rows(job, now()))
             screen.print_comparison(report.comparison(job))
 

@@ -40,7 +40,7 @@ def headline(job: GPUJob, now: datetime) -> str:
     since = _since(job)
     lasting = f" for {text.age(since, now)}" if since is not None and not job.finished else ""
     attempt = f", attempt {job.status.attempt}" if job.status.attempt else ""
-    name = f"{job.metadata.namespace}/{job.metadata.name}"
+    name = job.metadata.key
     return f"{name} is {job.status.phase.value}{lasting}{attempt}"
 
 

@@ -10,11 +10,9 @@ import signal
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
-
-from aiohttp import web
 
 from gpujob_api.meta import ANNOTATION_SPOT_POOLS, Metadata
 from gpujob_operator.act.connection import load_configuration
@@ -36,7 +34,7 @@ from gpujob_operator.act.kube import (
 )
 from gpujob_operator.act.lease import Leadership, LeaseSettings, Legacy
 from gpujob_operator.act.retry import Retry
-from gpujob_operator.act.tokens import TokenReviewer
+from gpujob_operator.act.tokens import TokenReviewer, TooManyReviews
 from gpujob_operator.act.writer import Feedback, Writer
 from gpujob_operator.cycle import CycleDumps, PlanFunction
 from gpujob_operator.decide.model.configuration import Configuration
@@ -51,13 +49,10 @@ from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.cache import Cache, Kind
 from gpujob_operator.observe.dirty import Dirty
 from gpujob_operator.observe.health import HealthServer
-from gpujob_operator.observe.reports import (
-    REPORT_PATH,
-    PodIdentity,
-    ReportReceiver,
-    TokenCheckFailed,
-)
-from gpujob_operator.options import Listen, RunOptions, with_report_url
+from gpujob_operator.observe.listener import listening
+from gpujob_operator.observe.pod_tokens import PodIdentity
+from gpujob_operator.observe.reports import REPORT_PATH, ReportReceiver, TokenCheckFailed
+from gpujob_operator.options import RunOptions, with_report_url
 from gpujob_operator.render.event import event
 from gpujob_operator.supervision import Supervisor
 
@@ -88,12 +83,25 @@ class _Tokens:
     def __init__(self, reviewer: TokenReviewer) -> None:
         self._reviewer = reviewer
 
-    async def check(self, token: str) -> PodIdentity | None:
+    async def check(self, token: str, source: str) -> PodIdentity | None:
         try:
-            identity = await self._reviewer.review(token)
-        except ApiError as error:
+            identity = await self._reviewer.review(token, source)
+        except (ApiError, TooManyReviews) as error:
             raise TokenCheckFailed(str(error)) from error
         return None if identity is None else PodIdentity(*identity)
+
+
+@dataclass(frozen=True, slots=True)
+class _Clients:
+    """The API server's clients, by what they are for."""
+
+    objects: Kube
+    lease: Kube
+    reviews: Kube
+
+    async def close(self) -> None:
+        for one in (self.objects, self.lease, self.reviews):
+            await one.close()
 
 
 def collect_seldom() -> None:
@@ -139,26 +147,30 @@ class Operator:
             asyncio.get_running_loop().add_signal_handler(number, self.stop)
         connection = await load_configuration(self._options.kubeconfig)
         crash = self._options.crash_after_writes
-        kube = Kube(connection, after_write=CrashAfterWrites(crash) if crash else None)
+        after_write = CrashAfterWrites(crash) if crash else None
+        # Each has connections of its own: neither many writes nor many reviews hold up the Lease.
+        clients = _Clients(Kube(connection, after_write), Kube(connection), Kube(connection))
         front = FrontEnd(connection, self._deliver(), self._metrics, self._refused())
         try:
-            await self._run_with(kube, front)
+            await self._run_with(clients, front)
         finally:
             await asyncio.to_thread(front.stop)
-            await kube.close()
+            await clients.close()
 
-    async def _run_with(self, kube: Kube, front: FrontEnd) -> None:
-        leadership = self._leadership(kube)
-        receiver = self._receiver(kube, leadership)
+    async def _run_with(self, clients: "_Clients", front: FrontEnd) -> None:
+        kube = clients.objects
+        reports, metrics = self._options.report_listen, self._options.metrics_listen
+        leadership = self._leadership(clients.lease)
+        receiver = self._receiver(clients.reviews, leadership)
         poster = EventPoster(kube, time.monotonic)
-        async with site(receiver.application(), self._options.report_listen) as address:
+        async with listening(receiver.application(), reports.host, reports.port) as address:
             url = self._options.report_url or f"{address}{REPORT_PATH}"
             self._configuration = with_report_url(self._options.configuration, url)
             executor = self._executor(kube, leadership, poster)
             loop = self._scheduling_loop(executor, leadership, receiver)
             watches = [Watch(kube, self._cache, self._metrics, one) for one in WATCHED]
             health = self._health(loop, watches, front, leadership)
-            async with site(health.application(), self._options.metrics_listen) as metrics_url:
+            async with listening(health.application(), metrics.host, metrics.port) as metrics_url:
                 log.info("started", reports=self._configuration.report_url, metrics=metrics_url)
                 front.start()
                 asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, loop.dump_next)
@@ -358,16 +370,3 @@ async def background(*parts: Coroutine[Any, Any, Any]) -> AsyncGenerator[list[as
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-@asynccontextmanager
-async def site(application: web.Application, listen: Listen) -> AsyncGenerator[str]:
-    """Serves an application; yields its URL with the port that was taken."""
-    runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, listen.host, listen.port).start()
-        host, port = runner.addresses[0][:2]
-        yield f"http://{host}:{port}"
-    finally:
-        await runner.cleanup()

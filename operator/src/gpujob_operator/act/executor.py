@@ -227,6 +227,6 @@ def _lane(item: PlanItem) -> str:
         case DeletePod():
             return item.pod.job_uid
         case SaveProfile():
-            return f"profile {item.profile.metadata.namespace}/{item.profile.metadata.name}"
+            return f"profile {item.profile.metadata.key}"
         case WriteQueueStatus():
             return f"queue {item.queue.metadata.name}"

@@ -6,8 +6,8 @@ from datetime import datetime
 from typing import Any, cast
 
 from gpujob_api.meta import LABEL_SPOT
+from gpujob_api.quantities import quantity
 from gpujob_operator.decide.model.snapshot import NodeView, Taint
-from gpujob_operator.read.requests import cpu_milli, memory_bytes
 from gpujob_operator.read.shapes import mapping, mappings, moment, readable_metadata, text
 
 
@@ -29,8 +29,8 @@ def cached_node(manifest: Mapping[str, Any]) -> CachedNode:
     status = mapping(manifest.get("status"))
     labels: Mapping[str, str] = metadata["labels"]
     allocatable = mapping(status.get("allocatable"))
-    cpu = cpu_milli(allocatable.get("cpu")) or 0
-    memory = memory_bytes(allocatable.get("memory")) or 0
+    cpu = quantity(allocatable.get("cpu"), 1000) or 0
+    memory = quantity(allocatable.get("memory")) or 0
     ready, since = _readiness(status)
     taints = _taints(spec.get("taints"))
     view = NodeView(

@@ -13,9 +13,9 @@ from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import ATTEMPT_MAX, WORKER_CONTAINER, WORKERS_MAX
 from gpujob_api.meta import ANNOTATION_GPUS
 from gpujob_api.report import Report
+from gpujob_operator.decide.model.pod_requests import WHOLE_NODE, PodRequests, pod_requests
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView
 from gpujob_operator.decide.model.workers import controller_uid
-from gpujob_operator.read.requests import WHOLE_NODE, PodRequests, pod_requests
 from gpujob_operator.read.shapes import (
     identity,
     mapping,

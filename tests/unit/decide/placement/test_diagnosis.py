@@ -51,3 +51,18 @@ def test_words_with_braces_are_told_as_they_are() -> None:
     """A driver's or a label's words are nobody's template."""
     node = make_node(taints=(Taint("{x}", "NoSchedule", ""),))
     assert "taint {x} is not tolerated" in message_of(make_job(), make_snapshot(nodes=[node]))
+
+
+def test_requests_that_cannot_be_read_are_told() -> None:
+    job = make_job(template=make_template(cpu="four"))
+    assert "1 on nodes of any size: what the template's containers request" in message_of(
+        job, make_snapshot()
+    )
+
+
+def test_an_init_container_counts() -> None:
+    template = make_template(cpu="1")
+    first = {"name": "fetch", "resources": {"requests": {"cpu": "65"}}}
+    template["spec"]["initContainers"] = [first]
+    message = message_of(make_job(template=template), make_snapshot())
+    assert "1 on nodes 1000 milli-CPU short" in message

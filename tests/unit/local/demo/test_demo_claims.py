@@ -81,7 +81,7 @@ def test_the_unmanaged_process_claim_needs_numbers_and_one_attempt(
 TUNING = with_status(
     placed(make_job()),
     tuned=TUNED,
-    explain=("precision applied: 2.00x", "compile refused: tried once training has lasted 120 s"),
+    explain=("precision applied: 2.00x", "compile skipped: tried once training has lasted 120 s"),
 )
 
 

@@ -13,7 +13,7 @@ LINE_CHARACTERS_MAX = 300
 
 class Verdict(Enum):
     APPLIED = "applied"
-    REFUSED = "refused"
+    SKIPPED = "skipped"
     RECOMMENDED = "recommended"
     # Neither: information about the setting.
     NOTED = ""
@@ -51,8 +51,8 @@ class DecisionLog:
     def applied(self, item: str, what: str) -> None:
         self._record(Decision(item, Verdict.APPLIED, what))
 
-    def refused(self, item: str, why: str, *, aloud: bool = True) -> None:
-        self._record(Decision(item, Verdict.REFUSED, why), aloud=aloud)
+    def skipped(self, item: str, why: str, *, aloud: bool = True) -> None:
+        self._record(Decision(item, Verdict.SKIPPED, why), aloud=aloud)
 
     def recommended(self, item: str, what: str) -> None:
         self._record(Decision(item, Verdict.RECOMMENDED, what))
@@ -83,8 +83,8 @@ class DecisionLog:
         return DecisionLog(within=self, addition=f" of {whose}")
 
     @property
-    def refusals(self) -> tuple[Decision, ...]:
-        return tuple(d for d in self._decisions.values() if d.verdict is Verdict.REFUSED)
+    def skips(self) -> tuple[Decision, ...]:
+        return tuple(d for d in self._decisions.values() if d.verdict is Verdict.SKIPPED)
 
     @property
     def lines(self) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ class CompileItems:
         if self._context.settings.compile is Toggle.OFF:
             reason = "not asked for (compile: Off)"
         if reason is not None:
-            self._decision.refuse(WHOLE, reason)
+            self._decision.skip(WHOLE, reason)
             return
         if not self._decision.measures(WHOLE, self._forced):
             return
@@ -60,7 +60,7 @@ class CompileItems:
     def _blocks(self) -> bool:
         reason = self._blocks_refusal()
         if reason is not None:
-            self._decision.refuse(BLOCKS, reason)
+            self._decision.skip(BLOCKS, reason)
             return False
 
         def plan(same_draws: bool) -> RootPlan:
@@ -75,11 +75,11 @@ class CompileItems:
     def _graphs(self) -> None:
         """CUDA graphs, only if requested: replayed steps have not been measured on a GPU yet."""
         if not self._context.features.cuda_graphs:
-            self._decision.refuse(GRAPHS, "not asked for (--cuda-graphs)")
+            self._decision.skip(GRAPHS, "not asked for (--cuda-graphs)")
             return
         reason = self._graphs_refusal()
         if reason is not None:
-            self._decision.refuse(GRAPHS, reason)
+            self._decision.skip(GRAPHS, reason)
             return
         # Compiled code draws the same random numbers with graphs and without.
         graphs = self._graphs_plan()
@@ -120,11 +120,11 @@ class CompileItems:
             outputs, gradients = trial.same_draws_closeness(present, alike)
             numbers = agreement(outputs, gradients)
             if not tolerance_of(plan).holds(outputs, gradients):
-                self._decision.refuse(item, f"numbers disagree: {numbers}")
+                self._decision.skip(item, f"numbers disagree: {numbers}")
                 return False
             found = trial.speedup_of_compiled(item, present, plan, compiled)
         except Exception as error:
-            self._decision.refuse(item, f"failed: {short(error)}")
+            self._decision.skip(item, f"failed: {short(error)}")
             return False
         numbers = f"after {took[0]:.1f} s, {numbers}"
         kept = self._decision.decide(item, found, numbers, True, forced)
@@ -143,7 +143,7 @@ class CompileItems:
         if reason is None and tuned.regional_compile:
             reason = self._blocks_refusal()
         if reason is not None:
-            self._decision.refuse(item, reason)
+            self._decision.skip(item, reason)
             return
         if tuned.regional_compile:
             plan = replace(plan, compiled_blocks=CompiledBlocks(self._root.module))

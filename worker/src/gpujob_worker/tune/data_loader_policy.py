@@ -74,11 +74,11 @@ class LoaderPolicy:
             return
         self._seen[id(loader)] = loader
         if self._workers < 1:
-            session.explanation.refused(_ITEM, "no core to spare for worker processes")
+            session.explanation.skipped(_ITEM, "no core to spare for worker processes")
             return
         reason = loader_refusal(loader)
         if reason is not None:
-            session.explanation.refused(_ITEM, reason)
+            session.explanation.skipped(_ITEM, reason)
             return
         add_workers(loader, self._workers)
         self._given[id(loader)] = loader
@@ -123,7 +123,7 @@ class LoaderPolicy:
         self._given.clear()
         self._passes.clear()
         self._workers = None
-        session.explanation.refused(_ITEM, f"no gain: {why}")
+        session.explanation.skipped(_ITEM, f"no gain: {why}")
         if self._applied is not None:
             self._applied.loader_workers = None
         if session.state.tuned is not None:
@@ -136,12 +136,12 @@ class LoaderPolicy:
         self._pinned.tuned()
         wait = session.state.baseline_wait_percent
         if not session.features.allows("data_loader") or settings.data_loading is Toggle.OFF:
-            session.explanation.refused(_ITEM, "switched off")
+            session.explanation.skipped(_ITEM, "switched off")
         elif self._workers is not None:
             applied.loader_workers = self._workers if self._workers > 0 else None
         elif wait is None or wait < WAIT_PERCENT_NEEDED:
             share = 0.0 if wait is None else wait
-            session.explanation.refused(
+            session.explanation.skipped(
                 _ITEM,
                 f"{share:.1f} % of the step is spent waiting, below {WAIT_PERCENT_NEEDED:.0f}",
             )
@@ -151,7 +151,7 @@ class LoaderPolicy:
     def _try(self, applied: Applied, wait_percent: float) -> None:
         session, workers, busy = self._session, workers_wanted(), loaded()
         if workers < 1 or busy is not None:
-            session.explanation.refused(_ITEM, busy or "no core to spare for worker processes")
+            session.explanation.skipped(_ITEM, busy or "no core to spare for worker processes")
             return
         if self._recommends:
             text = f"{workers} worker processes: waiting takes {wait_percent:.0f} % of a step"

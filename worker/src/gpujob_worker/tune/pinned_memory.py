@@ -71,7 +71,7 @@ class PinnedMemory:
             return batch
         reason = pin_refusal(batch)
         if reason is not None:
-            self._refuse(reason)
+            self._skip(reason)
             return batch
         self._go_on()
         if self._phase not in _PINS:
@@ -79,7 +79,7 @@ class PinnedMemory:
         try:
             return pinned(batch)
         except Exception as error:
-            self._refuse(f"failed: {type(error).__name__}: {error}"[:160])
+            self._skip(f"failed: {type(error).__name__}: {error}"[:160])
             return batch
 
     def _go_on(self) -> None:
@@ -98,13 +98,13 @@ class PinnedMemory:
     def _judge(self, seconds: float) -> None:
         numbers = f"steps take {seconds:.4f} s with it after {self._without:.4f} s"
         if seconds * SHORTER_NEEDED > self._without:
-            self._refuse(f"no gain: {numbers}")
+            self._skip(f"no gain: {numbers}")
             return
         self._session.explanation.applied(_ITEM, numbers)
         self._enter(_Phase.KEPT)
 
-    def _refuse(self, why: str) -> None:
-        self._session.explanation.refused(_ITEM, why)
+    def _skip(self, why: str) -> None:
+        self._session.explanation.skipped(_ITEM, why)
         self._enter(_Phase.OVER)
 
     def _enter(self, phase: _Phase) -> None:

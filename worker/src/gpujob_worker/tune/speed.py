@@ -30,7 +30,7 @@ class SpeedItems:
         for found in setting.tried(context):
             item = found.item or setting.ITEM
             if isinstance(found, Refused):
-                context.decision.refuse(item, found.why)
+                context.decision.skip(item, found.why)
             elif self._accepts(item, found):
                 context.applied.plan = found.plan
 
@@ -54,7 +54,7 @@ class SpeedItems:
     def _adopt(self, item: str, found: Candidate | Refused) -> None:
         context = self._context
         if isinstance(found, Refused):
-            context.decision.refuse(item, found.why)
+            context.decision.skip(item, found.why)
         elif self._trial.safe(item, context.plan, found.plan, tolerance_of(found.plan)):
             context.applied.plan = found.plan
             context.decision.accept(item, f"{found.what}{context.decision.source}")

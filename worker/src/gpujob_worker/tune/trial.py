@@ -84,11 +84,11 @@ class AcceptanceRule:
     def measures(self, item: str, forced: bool) -> bool:
         """True if a measurement may decide here; logs the reason if not."""
         if self._processes > 1 and not forced:
-            self.refuse(item, f"{self._processes} processes could measure and decide differently")
+            self.skip(item, f"{self._processes} processes could measure and decide differently")
             return False
         if torch.are_deterministic_algorithms_enabled() and not forced:
             why = "a measurement could decide otherwise in the next run"
-            self.refuse(item, f"the script asks for deterministic algorithms; {why}")
+            self.skip(item, f"the script asks for deterministic algorithms; {why}")
             return False
         return True
 
@@ -96,7 +96,7 @@ class AcceptanceRule:
         """True if there is time to measure; logs it if there is none."""
         if forced or time.monotonic() < self._ends:
             return True
-        self.refuse(item, f"not tried: the {self.budget_seconds:g} s for tuning are over")
+        self.skip(item, f"not tried: the {self.budget_seconds:g} s for tuning are over")
         return False
 
     def share(self, item: str) -> Callable[[], bool]:
@@ -114,10 +114,10 @@ class AcceptanceRule:
 
     def decide(self, item: str, found: Speedup, numbers: str, close: bool, forced: bool) -> bool:
         if not close:
-            self.refuse(item, f"numbers disagree: {numbers}")
+            self.skip(item, f"numbers disagree: {numbers}")
             return False
         if found.low <= SPEEDUP_NEEDED and not forced:
-            self.refuse(item, f"not faster beyond noise: {self.factor(found)}; {numbers}")
+            self.skip(item, f"not faster beyond noise: {self.factor(found)}; {numbers}")
             return False
         told = self.factor(found)
         if forced:
@@ -131,10 +131,10 @@ class AcceptanceRule:
         """The measurement as text. Without applied settings a run has no speed-up."""
         return f"{found.pairs} pairs of runs" if self._recommend else str(found)
 
-    def refuse_slower(self, item: str, what: str, times: float, device: str) -> None:
+    def skip_slower(self, item: str, what: str, times: float, device: str) -> None:
         """Logs that a first look at a few samples found the candidate hopeless."""
         told = "far slower" if self._recommend else f"{times:.1f} times slower"
-        self.refuse(item, f"{what} is {told} on {device}")
+        self.skip(item, f"{what} is {told} on {device}")
 
     def accept(self, item: str, what: str) -> None:
         self._pending.discard(item)
@@ -143,9 +143,9 @@ class AcceptanceRule:
         else:
             self._explain.applied(item, what)
 
-    def refuse(self, item: str, why: str) -> None:
+    def skip(self, item: str, why: str) -> None:
         self._pending.discard(item)
-        self._explain.refused(item, why)
+        self._explain.skipped(item, why)
 
 
 class Trial:
@@ -175,13 +175,13 @@ class Trial:
             slower = self._times_slower(present, plan)
             if slower > HOPELESS and not forced:
                 device = self.root.device.type
-                self.decision.refuse_slower(item, what or item, slower, device)
+                self.decision.skip_slower(item, what or item, slower, device)
                 return False
             with no_trace(self.root.module):
                 outputs, gradients = self._probe.compare(present, plan)
                 found = self.speedup(item, present, plan)
         except Exception as error:
-            self.decision.refuse(item, f"{what} failed: {short(error)}".lstrip())
+            self.decision.skip(item, f"{what} failed: {short(error)}".lstrip())
             return False
         numbers = f"{lead}{agreement(outputs, gradients)}"
         close = tolerance.holds(outputs, gradients)
@@ -196,10 +196,10 @@ class Trial:
             with no_trace(self.root.module):
                 outputs, gradients = probe.compare(present, plan)
         except Exception as error:
-            self.decision.refuse(item, f"failed: {short(error)}")
+            self.decision.skip(item, f"failed: {short(error)}")
             return False
         if not tolerance.holds(outputs, gradients):
-            self.decision.refuse(item, f"numbers disagree: {agreement(outputs, gradients)}")
+            self.decision.skip(item, f"numbers disagree: {agreement(outputs, gradients)}")
             return False
         return True
 
@@ -287,7 +287,7 @@ def measuring(item: str, explanation: DecisionLog) -> Generator[None]:
     except MemoryLimitError:
         raise
     except Exception as error:
-        explanation.refused(item, f"measuring failed: {short(error)}")
+        explanation.skipped(item, f"measuring failed: {short(error)}")
 
 
 def short(error: Exception) -> str:

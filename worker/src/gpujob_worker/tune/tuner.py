@@ -118,7 +118,7 @@ class Tuner:
             reason = f"the batch of {total} goes through at once"
         reason = reason or setting.refusal(context)
         if reason is not None:
-            self._explain.refused(setting.ITEM, reason)
+            self._explain.skipped(setting.ITEM, reason)
             return False
         self._decision.accept(setting.ITEM, f"{total} samples in steps of {rows}, {why}")
         plan = self.applied.plan
@@ -129,7 +129,7 @@ class Tuner:
         setting = setting_called("activation_checkpointing")
         reason = setting.refusal(self._context(root, recorded))
         if reason is not None:
-            self._explain.refused(setting.ITEM, reason)
+            self._explain.skipped(setting.ITEM, reason)
             return False
         blocks = len(ActivationCheckpointing(root).blocks)
         self._decision.accept(setting.ITEM, f"{blocks} blocks, {why}")
@@ -146,7 +146,7 @@ class Tuner:
         plan = replace(present, activations_on_host=True)
         reason = self._offload_refusal(root, recorded)
         if reason is not None:
-            self._explain.refused(item, reason)
+            self._explain.skipped(item, reason)
             return False
         if not Trial(self._decision, root, recorded).safe(item, present, plan, tolerance_of(plan)):
             return False
@@ -157,7 +157,7 @@ class Tuner:
     def _optimizer_offload(self, root: Root, recorded: RecordedCall, why: str) -> bool:
         item, reason = "optimizer offload", self._offload_refusal(root, recorded)
         if reason is not None:
-            self._explain.refused(item, reason)
+            self._explain.skipped(item, reason)
             return False
         self._decision.accept(item, why)
         self.applied.optimizer_offload = True
@@ -212,7 +212,7 @@ class Tuner:
         if reason is None and not self._decision.in_time(_FUSED, forced=False):
             return
         if reason is not None:
-            self._explain.refused(_FUSED, reason)
+            self._explain.skipped(_FUSED, reason)
             return
         try:
             plain, fused = OptimizerCopy(optimizer), OptimizerCopy(optimizer)
@@ -227,7 +227,7 @@ class Tuner:
                 needed=SPEEDUP_NEEDED,
             )
         except Exception as error:
-            self._explain.refused(_FUSED, f"failed: {short(error)}")
+            self._explain.skipped(_FUSED, f"failed: {short(error)}")
             return
         numbers = f"parameters differ by {close:.1e} after a step"
         if self._decision.decide(_FUSED, found, numbers, close <= FUSED_ERROR_MAX, False):
@@ -250,7 +250,7 @@ class Tuner:
             with no_trace(root.module):
                 return measure_gain(root, recorded, optimizer, (plain, chosen), seconds)
         except Exception as error:
-            self._explain.refused("speed-up", f"measuring failed: {short(error)}")
+            self._explain.skipped("speed-up", f"measuring failed: {short(error)}")
             return None
 
     def adopt(
@@ -281,7 +281,7 @@ class Tuner:
             reason = "gradients are computed inside the optimizer's step, too late to skip it"
         if reason is not None:
             self.applied.plan = replace(self.applied.plan, autocast=None, loss_scale=None)
-            self._explain.refused("precision", reason)
+            self._explain.skipped("precision", reason)
 
     def adopt_fused(self, optimizer: torch.optim.Optimizer, tuned: TunedSettings) -> None:
         """Before the first step of a run with known settings: applies the optimizer kernel of the
@@ -294,11 +294,11 @@ class Tuner:
         if not self._features.allows("optimizer"):
             if fused_in_force(optimizer):
                 use_fused(optimizer, False)
-            self._explain.refused(_FUSED, "switched off")
+            self._explain.skipped(_FUSED, "switched off")
             return
         reason = None if fused_in_force(optimizer) else fused_refusal(optimizer)
         self.applied.fused = reason is None
         if reason is not None:
-            self._explain.refused(_FUSED, reason)
+            self._explain.skipped(_FUSED, reason)
             return
         self._decision.accept(_FUSED, self._decision.source)

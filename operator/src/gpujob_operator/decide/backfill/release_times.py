@@ -10,15 +10,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from math import inf
+from typing import NamedTuple
 
 from gpujob_api.gpujob import GPUJob, JobPhase
+from gpujob_operator.decide.measurement.fingerprint import program_of
 from gpujob_operator.decide.measurement.profile import profile_name
-from gpujob_operator.decide.measurement.runtime import Run, RunHistory, remaining_seconds
+from gpujob_operator.decide.measurement.runtime import Run, RunHistory, remaining_of
 
 # A workload, as namespace and name of its profile.
 Workload = tuple[str, str]
-# Runs of a workload on this many GPUs.
-RunClass = tuple[Workload, int]
+# Workloads of one program: its namespace, image and command without options.
+Family = tuple[str, tuple[str, ...]]
+# Runs of a workload or a family on so many GPUs.
+RunClass = tuple[Workload | Family, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,12 @@ class ReleaseTime:
 UNKNOWN = ReleaseTime(inf)
 
 
+class _KnownRun(NamedTuple):
+    run: Run
+    workload: Workload
+    family: Family
+
+
 @dataclass(slots=True)
 class ReleaseTimes:
     """Estimates, computed on first use. An estimate holds while the job is the same object."""
@@ -52,8 +62,12 @@ class ReleaseTimes:
     jobs: dict[str, GPUJob] = field(default_factory=dict[str, GPUJob])
     _workloads: dict[str, Workload] = field(default_factory=dict[str, Workload])
     _history: RunHistory = field(default_factory=RunHistory)
-    # The run that each succeeded job contributes.
-    _runs: dict[str, Run] = field(default_factory=dict[str, Run])
+    # What each succeeded job adds to it, and to which workload and family.
+    _runs: dict[str, _KnownRun] = field(default_factory=dict[str, _KnownRun])
+    # Families of jobs that were asked for, by UID.
+    _families: dict[str, Family] = field(default_factory=dict[str, Family])
+    # Workloads and families with other runs than when `take_changed` was called last.
+    _changed: set[Workload | Family] = field(default_factory=set[Workload | Family])
     _ends: dict[str, ReleaseTime] = field(default_factory=dict[str, ReleaseTime])
     # Expected run times, valid while the history is unchanged.
     _lengths: dict[RunClass, float] = field(default_factory=dict[RunClass, float])
@@ -78,19 +92,37 @@ class ReleaseTimes:
         self.jobs[uid], self._workloads[uid] = job, workload
         run = _run_of(job)
         if run is not None:
-            self._runs[uid] = run
+            known = self._runs[uid] = _KnownRun(run, workload, _family_of(job))
             self._history.add(workload, run)
-            self._lengths.clear()
+            self._history.add(known.family, run)
+            self._runs_changed(known)
 
     def drop(self, uid: str) -> None:
         self.version += 1
         self._ends.pop(uid, None)
         self.jobs.pop(uid, None)
-        workload = self._workloads.pop(uid, None)
-        run = self._runs.pop(uid, None)
-        if run is not None and workload is not None:
-            self._history.remove(workload, run)
-            self._lengths.clear()
+        self._families.pop(uid, None)
+        self._workloads.pop(uid, None)
+        known = self._runs.pop(uid, None)
+        if known is not None:
+            self._history.remove(known.workload, known.run)
+            self._history.remove(known.family, known.run)
+            self._runs_changed(known)
+
+    def _runs_changed(self, known: _KnownRun) -> None:
+        self._lengths.clear()
+        self._changed |= {known.workload, known.family}
+
+    def take_changed(self, uids: Iterable[str]) -> list[str]:
+        """Those of the jobs whose `expected_first_run_seconds` may have changed since the last
+        call. Every job that anybody keeps an expectation of is asked for each time."""
+        changed, self._changed = self._changed, set()
+        if not changed:
+            return []
+        workloads, families = self._workloads, self._families
+        return [
+            uid for uid in uids if workloads.get(uid) in changed or families.get(uid) in changed
+        ]
 
     def released_at(self, uid: str) -> float:
         """When this job releases its GPUs, in seconds since 1970, possibly in the past; infinite if
@@ -110,12 +142,22 @@ class ReleaseTimes:
 
     def expected_run_seconds(self, job: GPUJob) -> float:
         """How long a pending job will run, without the time of its earlier attempts."""
-        left = _own_remaining(job)
+        left = remaining_of(job)
         if left is not None:
             return left
         workload = self._workloads.get(job.metadata.uid)
         workload = workload or (job.metadata.namespace, profile_name(job))
-        return self.length((workload, _gpus(job)))
+        return self.length((workload, job.spec.gpus))
+
+    def expected_first_run_seconds(self, job: GPUJob) -> float | None:
+        """How long a job will run that has not run yet: as runs of its workload did, else those of
+        its family; None when nobody can tell."""
+        uid = job.metadata.uid
+        found = self.length((self._workloads[uid], job.spec.gpus))
+        if found == inf:
+            family = self._families[uid] = _family_of(job)
+            found = self.length((family, job.spec.gpus))
+        return found if found < inf else None
 
     def end(self, uid: str) -> ReleaseTime:
         """The release time as far as the job alone determines it; see `released_at`."""
@@ -130,13 +172,13 @@ class ReleaseTimes:
         status, stop = job.status, job.status.stop
         if status.phase is JobPhase.STOPPING and stop is not None:
             return ReleaseTime(stop.deadline.timestamp())
-        left = _own_remaining(job)
+        left = remaining_of(job)
         if left is not None and status.observed_at is not None:
             return ReleaseTime(status.observed_at.timestamp() + left)
         if status.attempt_started_at is None:
             return UNKNOWN
         workload = self._workloads[job.metadata.uid]
-        return ReleaseTime(status.attempt_started_at.timestamp(), (workload, _gpus(job)))
+        return ReleaseTime(status.attempt_started_at.timestamp(), (workload, job.spec.gpus))
 
     def length(self, run_class: RunClass) -> float:
         """Expected duration of such runs in seconds; infinite if unknown."""
@@ -154,16 +196,11 @@ def _run_of(job: GPUJob) -> Run | None:
         return None
     if status.finished_at is None or status.started_at is None:
         return None
-    seconds = max((status.finished_at - status.started_at).total_seconds(), 0.0)
-    return Run(status.finished_at.timestamp(), job.metadata.uid, seconds * _gpus(job))
+    seconds = status.held_seconds
+    if seconds is None:
+        seconds = max((status.finished_at - status.started_at).total_seconds(), 0.0)
+    return Run(status.finished_at.timestamp(), job.metadata.uid, seconds * job.spec.gpus)
 
 
-def _gpus(job: GPUJob) -> int:
-    return job.spec.workers * job.spec.gpus_per_worker
-
-
-def _own_remaining(job: GPUJob) -> float | None:
-    measured = job.status.measurement
-    if measured is None or measured.current is None:
-        return None
-    return remaining_seconds(measured.step, measured.steps_total, measured.current.step_seconds)
+def _family_of(job: GPUJob) -> Family:
+    return job.metadata.namespace, program_of(job.spec)

@@ -29,7 +29,7 @@ from gpujob_operator.decide.capacity.prices import (
 )
 from gpujob_operator.decide.capacity.slowdown_law import PUBLISHED_SLOWDOWNS, Law
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.model.pod_template import HostRequests
+from gpujob_operator.decide.model.pod_requests import PodRequests
 from gpujob_operator.decide.model.snapshot import GonePod, NodeView, PodPhase, PodView, Snapshot
 from gpujob_operator.decide.model.workers import current_workers, place_of
 
@@ -67,7 +67,7 @@ class TerminatedPod:
 NOTHING = JobUsage()
 
 
-def usage_of(job: GPUJob, pods: Sequence[PodView], requests: HostRequests) -> JobUsage:
+def usage_of(job: GPUJob, pods: Sequence[PodView], requests: PodRequests) -> JobUsage:
     """The usage of a job. `requests` are those of one worker. The pods must be the job's own."""
     live = [pod for pod in pods if not pod.finished]
     current = current_workers(job, pods)
@@ -159,7 +159,7 @@ class ClusterUsage:
     gpus_of_stale_pods: dict[tuple[str, str], int] = field(
         default_factory=dict[tuple[str, str], int]
     )
-    not_yet_bound: dict[str, HostRequests] = field(default_factory=dict[str, HostRequests])
+    not_yet_bound: dict[str, PodRequests] = field(default_factory=dict[str, PodRequests])
     # Pods whose processes are gone, by UID; twice for one that finished and was deleted.
     ended: dict[str, tuple[TerminatedPod, ...]] = field(
         default_factory=dict[str, tuple[TerminatedPod, ...]]
@@ -192,9 +192,10 @@ class ClusterUsage:
             if not self.gpus_of_stale_pods[stray]:
                 del self.gpus_of_stale_pods[stray]
         for node, cpu, memory in holding.not_yet_bound:
-            had_cpu, had_memory = self.not_yet_bound.get(node, (0, 0))
-            self.not_yet_bound[node] = (had_cpu + sign * cpu, had_memory + sign * memory)
-            if self.not_yet_bound[node] == (0, 0):
+            had_cpu, had_memory = self.not_yet_bound.get(node, PodRequests())
+            left = PodRequests(had_cpu + sign * cpu, had_memory + sign * memory)
+            self.not_yet_bound[node] = left
+            if left == PodRequests():
                 # Names of nodes change over time.
                 del self.not_yet_bound[node]
 
@@ -209,7 +210,7 @@ class ClusterUsage:
     ) -> NodeCapacity:
         """The capacity of one node. `known` has those of its GPUs whose usage is unchanged."""
         known = known or {}
-        cpu, memory = self.not_yet_bound.get(view.name, (0, 0))
+        cpu, memory = self.not_yet_bound.get(view.name, PodRequests())
         price = price_of(gpu_node, view, configuration)
         rate = interruptions_per_hour(view, learned.spot_rates)
         gpus = sorted(gpu_node.status.gpus, key=lambda gpu: (gpu.index, gpu.uuid))

@@ -290,7 +290,9 @@ def _end(
     """Ends the attempt: all workers have ended or are gone. Its reservation ends, except on GPUs of
     pods in which other containers still run (see `capacity.usage`).
     """
-    job = replace(job, status=_with_final_report(job, inputs, pods, now))
+    held = (job.status.held_seconds or 0.0) + max(age_seconds(job, now), 0.0)
+    ended = changed(_with_final_report(job, inputs, pods, now), held_seconds=round(held, 1))
+    job = replace(job, status=ended)
     outcome = judge(job, pods, inputs.lost_nodes)
     if outcome.end is AttemptEnd.SUCCEEDED:
         return _succeeded(job, now)

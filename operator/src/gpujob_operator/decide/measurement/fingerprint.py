@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable
+from itertools import takewhile
 
 from gpujob_api.gpujob import GPUJobSpec
 
@@ -53,3 +54,12 @@ def fingerprint(spec: GPUJobSpec) -> str:
     }
     text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def program_of(spec: GPUJobSpec) -> tuple[str, ...]:
+    """What runs of one program have in common, whatever its options: the image, and the words of
+    the command before the first option."""
+    worker = spec.worker_container()
+    words = [str(word) for key in ("command", "args") for word in worker.get(key) or ()]
+    image = str(worker.get("image", ""))
+    return image, *takewhile(lambda word: not word.startswith("-"), words)

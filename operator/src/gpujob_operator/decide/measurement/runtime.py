@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
+from gpujob_api.gpujob import GPUJob
+
 # The newest runs of a workload that count.
 RUNS_MAX = 16
 
@@ -22,6 +24,14 @@ def remaining_seconds(done: float, total: float | None, seconds_per_unit: float)
     if total is None or not 0 < seconds_per_unit < float("inf"):
         return None
     return max(total - done, 0.0) * seconds_per_unit
+
+
+def remaining_of(job: GPUJob) -> float | None:
+    """What is left of a job that has told its pace and how many steps it has."""
+    measured = job.status.measurement
+    if measured is None or measured.current is None:
+        return None
+    return remaining_seconds(measured.step, measured.steps_total, measured.current.step_seconds)
 
 
 class Run(NamedTuple):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from gpujob_api.quantities import format_memory
 from gpujob_operator.decide.capacity.cluster import Capacity, GPUCapacity, NodeCapacity
+from gpujob_operator.decide.model.pod_requests import WHOLE_NODE
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.finding import (
     FARTHEST,
@@ -26,6 +27,9 @@ from gpujob_operator.decide.placement.requirements import JobRequirements, Worke
 
 # A GPU that fits, on a node that has too few of them.
 _FREE = UnfitReason("free, but too few on one node")
+_UNREADABLE_REQUESTS = UnfitReason(
+    "on nodes of any size: what the template's containers request cannot be read"
+)
 # The figure is in thousandths of a CPU core, or in bytes.
 _CPU_SHORT = "on nodes short of {} milli-CPU"
 _MEMORY_SHORT = "on nodes short of {} host memory"
@@ -118,7 +122,7 @@ def _explain(
         lambda node, nominated: _diagnose_node(request, node, nominated),
     )
     total = sum(counts.values())
-    asked = needs.job.spec.workers * needs.job.spec.gpus_per_worker
+    asked = needs.job.spec.gpus
     what = _request_text(request)
     gang = f" (capacity for {placed} of {needs.job.spec.workers} workers)" if placed else ""
     message = f"needs {asked} x {what}{gang}; of {total} GPUs: {_in_words(counts)}"
@@ -189,6 +193,8 @@ def _node_unfit_reason(needs: JobRequirements, node: NodeCapacity) -> UnfitReaso
     refusal = node.closed.text if node.closed is not None else node_mismatch(needs, node.node)
     if refusal:
         return render_reason(refusal)
+    if (needs.cpu_milli, needs.memory_bytes) == WHOLE_NODE:
+        return _UNREADABLE_REQUESTS
     if node.cpu_milli_free < needs.cpu_milli:
         return UnfitReason(_CPU_SHORT, needs.cpu_milli - node.cpu_milli_free)
     if node.memory_bytes_free < needs.memory_bytes:

@@ -15,12 +15,8 @@ from gpujob_operator.decide.measurement.reservation import (
     wanted_reservation,
 )
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.model.pod_template import (
-    HostRequests,
-    host_requests,
-    pod_spec,
-    tolerations,
-)
+from gpujob_operator.decide.model.pod_requests import PodRequests
+from gpujob_operator.decide.model.pod_template import host_requests, pod_spec, tolerations
 from gpujob_operator.decide.packing.demand import Demand
 from gpujob_operator.decide.placement.step_cost import step_of
 
@@ -170,7 +166,7 @@ def needs_of(
     job: GPUJob,
     profile: GPUProfile | None,
     configuration: Configuration | None = None,
-    requests: HostRequests | None = None,
+    requests: PodRequests | None = None,
 ) -> JobRequirements:
     """The job's requirements, with the default configuration if none is given. `requests` are those
     of its worker, if already read.

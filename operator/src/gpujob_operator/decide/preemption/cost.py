@@ -13,7 +13,7 @@ def interruption_gpu_seconds(
 
     `now_age` is how long the attempt has run, in seconds. A job that is not `asked` cannot save.
     """
-    gpus = job.spec.workers * job.spec.gpus_per_worker
+    gpus = job.spec.gpus
     lost_seconds = _lost_seconds(job, configuration, now_age, asked=asked)
     return gpus * (lost_seconds + configuration.restart_seconds)
 

@@ -74,7 +74,7 @@ def _off_gpu(
             grace = timedelta(seconds=stop_seconds(job, configuration))
             found = conditions.find(slowed.status, conditions.SLOWED)
             text = found.message if found is not None else ""
-            name = f"{slowed.metadata.namespace}/{slowed.metadata.name}"
+            name = slowed.metadata.key
             message = f"migrated to another GPU because {name} is slowed: {text}"
             return Move(job, StopReason(SLOWED, message, now + grace), floor)
     return None

@@ -126,7 +126,7 @@ class Preemptor:
             return None
         # A job that has waited this long is expected to wait as long again.
         saved = min(start_seconds, waited)
-        gpus = needs.job.spec.workers * needs.job.spec.gpus_per_worker
+        gpus = needs.job.spec.gpus
         if not pays_off(targets, gpus, saved):
             return None
         fits = all_reschedulable(targets, self.board, self.view, self.configuration)
@@ -193,7 +193,7 @@ class Preemptor:
         chosen = list(victims)
         for victim in chosen:
             text = (
-                f"stopped for {needs.job.metadata.namespace}/{needs.job.metadata.name} "
+                f"stopped for {needs.job.metadata.key} "
                 f"({_preemption_reason(victim, needs.job)}); "
                 f"loses {victim.cost_gpu_seconds:.0f} GPU-seconds"
             )
@@ -224,7 +224,7 @@ class Preemptor:
 
 
 def waiting_message(jobs: Iterable[GPUJob]) -> str:
-    names = sorted(f"{job.metadata.namespace}/{job.metadata.name}" for job in jobs)
+    names = sorted(job.metadata.key for job in jobs)
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"waiting for {', '.join(names[:3])}{more} to stop (preempted for this job)"
 

@@ -246,7 +246,7 @@ def _sum(nominal: int | None, extra: int | None, *, unlimited: bool) -> int | No
 
 def _with(use: QueueUse, job: GPUJob, memory_bytes: int) -> QueueUse:
     """The use with one more job of `memory_bytes` for each GPU."""
-    gpus = job.spec.workers * job.spec.gpus_per_worker
+    gpus = job.spec.gpus
     return QueueUse(use.jobs + 1, use.gpus + gpus, use.memory_bytes + gpus * memory_bytes)
 
 

@@ -62,7 +62,7 @@ class JobTimeline:
 
     @property
     def name(self) -> str:
-        return f"{self.job.metadata.namespace}/{self.job.metadata.name}"
+        return self.job.metadata.key
 
     @property
     def starts_seconds(self) -> float | None:
