@@ -127,7 +127,7 @@ class Cluster:
     requests: list[Request]
     weights: np.ndarray[Any, np.dtype[np.float64]]
     random: np.random.Generator
-    ledger: ScoreCache
+    score_cache: ScoreCache
     on_row: list[list[Held]]
     held: list[Held] = field(default_factory=list[Held])
 
@@ -161,7 +161,7 @@ class Cluster:
         return measured_job(f"late-{number}", self.requests.index(request), request.demand)
 
     def place(self, request: Request) -> bool:
-        choice = choose(self.fleet, request, self.mix, self.ledger)
+        choice = choose(self.fleet, request, self.mix, self.score_cache)
         if choice is None:
             return False
         self.fleet.place(choice.row, choice.gpus, request.allocation)

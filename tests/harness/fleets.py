@@ -69,11 +69,11 @@ def place_all(
     fleet: NodeArrays, demands: list[Demand], mix: WorkloadMix
 ) -> list[tuple[str, tuple[int, ...]]]:
     """Places one after the other; where each went, ("", ()) for the refused."""
-    ledger = ScoreCache()
+    score_cache = ScoreCache()
     where: list[tuple[str, tuple[int, ...]]] = []
     for demand in demands:
         request = Request(demand)
-        choice = choose(fleet, request, mix, ledger)
+        choice = choose(fleet, request, mix, score_cache)
         if choice is not None:
             fleet.place(choice.row, choice.gpus, request.allocation)
             where.append((fleet.names[choice.row], choice.gpus))

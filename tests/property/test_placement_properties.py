@@ -111,10 +111,10 @@ def fits_somewhere(fleet: NodeArrays, demand: Demand) -> bool:
 def test_only_room_that_is_there_is_given_and_room_that_is_there_is_found(
     states: list[NodeState], queue: list[Demand]
 ) -> None:
-    fleet, mix, ledger = NodeArrays.of(states), WorkloadMix.of_demands(queue), ScoreCache()
+    fleet, mix, score_cache = NodeArrays.of(states), WorkloadMix.of_demands(queue), ScoreCache()
     for demand in queue:
         request = Request(demand)
-        found = choose(fleet, request, mix, ledger)
+        found = choose(fleet, request, mix, score_cache)
         assert (found is not None) is fits_somewhere(fleet, demand)
         if found is not None:
             check_row(fleet, found.row, found.gpus, demand)
@@ -127,10 +127,10 @@ def test_kept_figures_change_no_choice(
     states: list[NodeState], queue: list[Demand], data: st.DataObject
 ) -> None:
     """Placements, closed GPUs and renewed nodes between choices."""
-    fleet, mix, ledger = NodeArrays.of(states), WorkloadMix.of_demands(queue), ScoreCache()
+    fleet, mix, score_cache = NodeArrays.of(states), WorkloadMix.of_demands(queue), ScoreCache()
     for demand in [*queue, *queue]:
         request = Request(demand)
-        kept = choose(fleet, request, mix, ledger)
+        kept = choose(fleet, request, mix, score_cache)
         fresh = choose(fleet.copy(), request, mix, ScoreCache())
         if kept is not None and fresh is not None:
             assert (kept.row, kept.gpus, kept.candidates) == (
@@ -157,9 +157,9 @@ def test_the_same_input_gives_the_same_choices(
     states: list[NodeState], queue: list[Demand]
 ) -> None:
     def run(mix: WorkloadMix) -> list[object]:
-        fleet, ledger, found = NodeArrays.of(states), ScoreCache(), list[object]()
+        fleet, score_cache, found = NodeArrays.of(states), ScoreCache(), list[object]()
         for demand in queue:
-            choice = choose(fleet, Request(demand), mix, ledger)
+            choice = choose(fleet, Request(demand), mix, score_cache)
             found.append(choice)
             if choice is not None:
                 fleet.place(choice.row, choice.gpus, Request(demand).allocation)

@@ -76,7 +76,7 @@ class Agent:
     async def _publish(self, gpus: tuple[GPU, ...] | None, readiness: Readiness) -> None:
         try:
             if gpus is None:
-                await self._publisher.publish_trouble(readiness)
+                await self._publisher.publish_failure(readiness)
             else:
                 await self._publisher.publish(gpus, self._driver_version, readiness)
         except ApiError as error:

@@ -79,7 +79,7 @@ def test_figures_that_were_kept_change_no_choice(random: Random) -> None:
     main, follower = main_side(), DerivedView()
     for _ in range(12):
         side, _ = follower.follow(main)
-        kept = choose(side.fleet, REQUEST, MIX, side.ledger)
+        kept = choose(side.fleet, REQUEST, MIX, side.score_cache)
         assert kept == choose(main.fleet.copy(), REQUEST, MIX, ScoreCache())
         if kept is not None:
             one = random.choice((main, side))

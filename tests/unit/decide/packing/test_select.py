@@ -208,32 +208,32 @@ def test_an_empty_mix_packs_onto_used_gpus() -> None:
 
 def test_what_was_taken_and_renewed_is_free_again() -> None:
     fleet = NodeArrays.of([idle_node("a", 1)])
-    ledger = ScoreCache()
+    score_cache = ScoreCache()
     request = Request(whole())
-    choice = choose(fleet, request, HALVES, ledger)
+    choice = choose(fleet, request, HALVES, score_cache)
     assert choice is not None
     fleet.place(choice.row, choice.gpus, request.allocation)
-    assert choose(fleet, request, HALVES, ledger) is None
+    assert choose(fleet, request, HALVES, score_cache) is None
     fleet.renew(choice.row, idle_node("a", 1))
-    assert choose(fleet, request, HALVES, ledger) == choice
+    assert choose(fleet, request, HALVES, score_cache) == choice
 
 
 def test_another_mix_with_the_same_ledger() -> None:
     fleet = NodeArrays.of([idle_node("a", 1), node("b", gpu("b-0", held=40 * GIB))])
-    ledger = ScoreCache()
+    score_cache = ScoreCache()
     other = WorkloadMix.of({shared(30): 1.0, whole(): 5.0})
     for mix in (HALVES, other, HALVES):
-        assert choose(fleet, Request(shared(30)), mix, ledger) == choose(
+        assert choose(fleet, Request(shared(30)), mix, score_cache) == choose(
             fleet, Request(shared(30)), mix, ScoreCache()
         )
 
 
 def test_a_new_kind_of_gpu_joins_between_choices() -> None:
     fleet = NodeArrays.of([idle_node("a", 1), idle_node("b", 1)])
-    ledger = ScoreCache()
-    choose(fleet, Request(whole()), HALVES, ledger)
+    score_cache = ScoreCache()
+    choose(fleet, Request(whole()), HALVES, score_cache)
     fleet.renew(1, node("b", gpu("b-0", total=CARD_BYTES // 2, model="T4")))
-    found = choose(fleet, Request(whole()), HALVES, ledger)
+    found = choose(fleet, Request(whole()), HALVES, score_cache)
     assert found == choose(fleet, Request(whole()), HALVES, ScoreCache())
     # The smaller GPU is the smaller loss.
     assert isinstance(found, Selection)
@@ -242,12 +242,12 @@ def test_a_new_kind_of_gpu_joins_between_choices() -> None:
 
 def test_requests_beyond_the_limit_are_evaluated_again() -> None:
     fleet = NodeArrays.of([idle_node("a", 4)])
-    ledger = ScoreCache()
+    score_cache = ScoreCache()
     demands = [shared(10 + n / 100) for n in range(600)]
     for demand in demands:
-        choose(fleet, Request(demand), HALVES, ledger)
-    assert len(ledger.scores) <= 512
-    again = choose(fleet, Request(demands[0]), HALVES, ledger)
+        choose(fleet, Request(demand), HALVES, score_cache)
+    assert len(score_cache.scores) <= 512
+    again = choose(fleet, Request(demands[0]), HALVES, score_cache)
     assert again == choose(fleet, Request(demands[0]), HALVES, ScoreCache())
 
 

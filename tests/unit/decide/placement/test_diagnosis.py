@@ -19,7 +19,7 @@ from tests.harness.builders import (
     make_template,
     running,
 )
-from tests.harness.ledger import build_capacity
+from tests.harness.capacity import build_capacity
 
 
 def message_of(job: GPUJob, snapshot: Snapshot) -> str:
@@ -65,4 +65,4 @@ def test_an_init_container_counts() -> None:
     first = {"name": "fetch", "resources": {"requests": {"cpu": "65"}}}
     template["spec"]["initContainers"] = [first]
     message = message_of(make_job(template=template), make_snapshot())
-    assert "1 on nodes 1000 milli-CPU short" in message
+    assert "1 on nodes short of 1000 milli-CPU" in message

@@ -16,7 +16,7 @@ from gpujob_worker.memory_limit.limit_fit import MemoryFit
 from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.applied import Applied
-from gpujob_worker.tune.registry import keep_only, put_in_force, tuned
+from gpujob_worker.tune.registry import apply_settings, keep_only, tuned
 from gpujob_worker.tune.trial import AN_EARLIER_RUN
 from gpujob_worker.tune.tuner import Tuner
 
@@ -116,7 +116,7 @@ class AppliedSettings:
     def drop(self, root: Root) -> None:
         """Drops this module after the script is done with it, so that its memory can be freed."""
         was_first = root is self.roots[0]
-        put_in_force(root, None, Applied())
+        apply_settings(root, None, Applied())
         root.remove()
         self.roots.remove(root)
         self.beside = [other for other in self.beside if other.root is not root]
@@ -184,7 +184,7 @@ class AppliedSettings:
         if optimizer is not None:
             self.tunes(optimizer)
         optimizer = self.optimizer
-        put_in_force(self._first_root, optimizer, self.applied)
+        apply_settings(self._first_root, optimizer, self.applied)
         if self.applied.optimizer_offload and optimizer is not None:
             self.optimizer_offload = self.optimizer_offload or OptimizerOffload(optimizer)
 
@@ -223,7 +223,7 @@ class AppliedSettings:
         self.rolled_back = True
         if self.tuner is not None:
             self.tuner.settle_for(self.applied)
-        put_in_force(self._first_root, self.optimizer, self.applied)
+        apply_settings(self._first_root, self.optimizer, self.applied)
         self.session.explanation.note("roll-back", f"to plain settings{self.whose}: {why}")
         if self.first_shape:
             self.session.settings_are(tuned(self.applied))

@@ -54,10 +54,10 @@ class LeadingTuner(SharedTuner):
             super().compile(root, recorded)
 
     def fused_optimizer(
-        self, optimizer: torch.optim.Optimizer, room_bytes: int | None = None
+        self, optimizer: torch.optim.Optimizer, free_bytes: int | None = None
     ) -> None:
         if self._all_here():
-            super().fused_optimizer(optimizer, room_bytes)
+            super().fused_optimizer(optimizer, free_bytes)
 
     def _all_here(self) -> bool:
         if self._waited is None:
@@ -81,13 +81,13 @@ class FollowingTuner(SharedTuner):
         if not self._asked:
             self._asked = True
             self._decision.source = "as the first process measured"
-            self._proposed = self.agreement.proposal(self._patience_seconds)
+            self._proposed = self.agreement.proposal(self._wait_seconds)
             if self._proposed is None:
                 self._decision.skip("tuning", "the first process proposed nothing")
         return self._proposed or TunedSettings()
 
     @property
-    def _patience_seconds(self) -> float:
+    def _wait_seconds(self) -> float:
         compiles = self._settings.compile is Toggle.ON
         # Settings under way are finished when the tuning budget is spent.
         budget = 2 * self._decision.budget_seconds
@@ -105,9 +105,9 @@ class FollowingTuner(SharedTuner):
         """The first process measures and reports."""
 
     def fused_optimizer(
-        self, optimizer: torch.optim.Optimizer, room_bytes: int | None = None
+        self, optimizer: torch.optim.Optimizer, free_bytes: int | None = None
     ) -> None:
-        del room_bytes
+        del free_bytes
         self.adopt_fused(optimizer, self.proposed)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from gpujob_worker.inject.wrapped_module import Root
 from gpujob_worker.memory_limit.limit_fit import MemoryFit
 from gpujob_worker.run.decision_log import DecisionLog
-from gpujob_worker.tune.registry import put_in_force
+from gpujob_worker.tune.registry import apply_settings
 from gpujob_worker.tune.tuner import Tuner
 
 
@@ -29,7 +29,7 @@ class SecondaryModule:
     def put(self) -> None:
         """Applies the choice from the next call on."""
         if not self.tuner.recommends:
-            put_in_force(self.root, None, self.tuner.applied)
+            apply_settings(self.root, None, self.tuner.applied)
 
     def correct(self, observed_bytes: int) -> bool:
         """Like `MemoryFit.correct`, on the call that was recorded last."""

@@ -10,7 +10,7 @@ from gpujob_worker.inject.wrapped_module import RecordedCall, Root, names_of
 from gpujob_worker.memory_limit.limit_fit import MemoryFit
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.flop import forced_float32, step_flop
-from gpujob_worker.tune.registry import SETTINGS, put_in_force
+from gpujob_worker.tune.registry import SETTINGS, apply_settings
 from gpujob_worker.tune.tuner import Tuner
 
 COMPILE_AFTER_SECONDS = 120.0
@@ -83,7 +83,7 @@ class TuningRun:
         self._session.state.computes_in_float32(forced_float32(root))
         self._session.state.counted(step_flop(root, recorded))
         self._memory(root, recorded)
-        put_in_force(root, None, self._tuner.applied)
+        apply_settings(root, None, self._tuner.applied)
         try:
             # On copies of parameters: it depends on nothing and takes little time.
             self._tuner.expects_speed(root, recorded)
@@ -94,7 +94,7 @@ class TuningRun:
             self._session.state.gained(self._tuner.tuned(), gain)
             return due
         finally:
-            put_in_force(root, None, self._in_force.applied)
+            apply_settings(root, None, self._in_force.applied)
             root.recorded = None
 
     def _memory(self, root: Root, recorded: RecordedCall) -> None:
@@ -131,10 +131,10 @@ class TuningRun:
             self._explain.skipped("fused optimizer", f"{number} optimizers step; one is needed")
             return
         limit = self._session.environment.memory_limit_bytes
-        room: int | None = None
+        free_bytes: int | None = None
         if limit is not None:
-            room = max(0, limit - self._session.meter.memory.current_bytes())
-        self._tuner.fused_optimizer(self._optimizer, room)
+            free_bytes = max(0, limit - self._session.meter.memory.current_bytes())
+        self._tuner.fused_optimizer(self._optimizer, free_bytes)
 
     def _compile(self, root: Root, recorded: RecordedCall) -> float | None:
         wanted = self._session.environment.settings.compile

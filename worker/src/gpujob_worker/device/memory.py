@@ -158,8 +158,8 @@ class CudaMemory:
 class Growth:
     """Memory taken since a moment, in bytes. Blocks that are only cached are given back first.
 
-    On a GPU it is the larger of what was reserved and what was allocated: an allocation that finds
-    room in what is reserved would not show, and one that is rounded up takes more than it asks for.
+    On a GPU it is the larger of what was reserved and what was allocated: an allocation that fits
+    into what is reserved would not show, and one that is rounded up takes more than it asks for.
     Resets the peak that `memory` counts.
     """
 

@@ -55,7 +55,7 @@ def use_fused(optimizer: torch.optim.Optimizer, fused: bool) -> None:
             state["step"] = step.to(parameter.device, torch.float32) if fused else step.cpu()
 
 
-def take_back_fused(optimizer: torch.optim.Optimizer) -> None:
+def restore_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """Restores the script's own kernel, if `use_fused` replaced it."""
     if optimizer in _ours:
         use_fused(optimizer, False)

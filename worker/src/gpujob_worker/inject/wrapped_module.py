@@ -134,7 +134,7 @@ class Root:
         self.user_autocast = False
         self._before_call = before_call
         self.asks = True  # before the next call; at first before the very first
-        # Is told of a call that failed under the plan and not without it.
+        # Called after a call that failed under the plan and not without it.
         self.failed: Callable[[Exception], None] = lambda _: None
         self.seen: Callable[[Any], None] | None = None  # is shown what the next calls return
         self.inside = False

@@ -83,7 +83,7 @@ class MemoryFit:
             root.seen = watch.returned
 
     def look_again(self, root: Root, recorded: RecordedCall) -> None:
-        """Before another call of the first steps: what is held by then may leave less room.
+        """Before another call of the first steps: what is held by then may leave less memory.
 
         Other modules' graphs, or that of a call before. Raises `MemoryLimitError`, as `fit`.
         """

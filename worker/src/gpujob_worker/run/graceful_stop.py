@@ -29,10 +29,10 @@ class Interrupted(SystemExit):
 class Stop:
     """One request to stop. The first deadline may be moved earlier, never later."""
 
-    def __init__(self, grace_seconds: float, last_words: Callable[[], None]) -> None:
+    def __init__(self, grace_seconds: float, final_report: Callable[[], None]) -> None:
         self.reason = ""
         self._grace_seconds = grace_seconds
-        self._last_words = last_words
+        self._final_report = final_report
         self._deadline = float("inf")
         self._wake = threading.Event()
         self._watcher: threading.Thread | None = None
@@ -105,5 +105,5 @@ class Stop:
             time.sleep(min(remaining, 0.2))
         if self._over:
             return
-        self._last_words()
+        self._final_report()
         os._exit(EXIT_INTERRUPTED_UNSAVED)

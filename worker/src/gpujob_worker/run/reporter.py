@@ -101,7 +101,8 @@ class Reporter:
         self._on_reply(reply)
 
 
-# A proxy that the image or the job is told of would get the token, and seldom reaches a Service.
+# A proxy from the environment of the image or the job would get the token, and seldom reaches a
+# Service.
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 

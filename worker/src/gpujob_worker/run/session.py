@@ -61,7 +61,7 @@ class Session:
         self._ending: Callable[[], None] = lambda: None
         self._report_directory = report_directory
         self._owns_safe_points = True
-        self.stop = Stop(environment.grace_seconds, self._last_words)
+        self.stop = Stop(environment.grace_seconds, self._final_report)
         self.stop.interrupt_at_once = self._nothing_to_save
         self._sequence = 0
         self._lock = threading.Lock()
@@ -178,7 +178,7 @@ class Session:
             self.state.enter(WorkerPhase.DRAINING)
             raise Interrupted(saved=False)
 
-    def _last_words(self) -> None:
+    def _final_report(self) -> None:
         self.state.enter(WorkerPhase.DRAINING)
         self.explanation.note("stop", f"no safe point before the deadline ({self.stop.reason})")
         with contextlib.suppress(Exception):

@@ -164,7 +164,7 @@ class Admission:
             self.queues.add(entry.job, step.status)
             return step
         self._position += 1
-        wait = self._without_room(needs, found)
+        wait = self._without_capacity(needs, found)
         self._remember_refusal(entry, needs, wait)
         return self._wait(entry.job, wait)
 
@@ -187,21 +187,21 @@ class Admission:
 
     # -- a job that does not fit now
 
-    def _without_room(self, needs: JobRequirements, wait: Wait) -> Wait:
+    def _without_capacity(self, needs: JobRequirements, wait: Wait) -> Wait:
         """Handles a job that does not fit: preempts, nominates, or gives the reason."""
         nomination = None
         making = ""
         if wait.reason is PendingReason.OVER_QUOTA:
-            making = self._room_in_quota(needs, wait)
+            making = self._capacity_in_quota(needs, wait)
         elif wait.reason is PendingReason.NO_ROOM:
             nomination = self._earliest_start(needs)
-            making = self._room_on_gpus(needs, nomination) if nomination is not None else ""
-        told = (
+            making = self._capacity_on_gpus(needs, nomination) if nomination is not None else ""
+        answer = (
             replace(wait, reason=PendingReason.MAKING_ROOM, tell=lambda: making) if making else wait
         )
-        return replace(told, position=self._position, nomination=nomination)
+        return replace(answer, position=self._position, nomination=nomination)
 
-    def _room_in_quota(self, needs: JobRequirements, wait: Wait) -> str:
+    def _capacity_in_quota(self, needs: JobRequirements, wait: Wait) -> str:
         """Preempts jobs whose quota this job may reclaim. Returns the waiting message."""
         leaving = self.preemptor.being_preempted(self.queues.cohort(needs.job.spec.queue))
         with self.queues.simulate_removal(leaving):
@@ -217,9 +217,9 @@ class Admission:
             self.queues.hold_quota(needs.job, wait.memory_bytes)
         return ""
 
-    def _room_on_gpus(self, needs: JobRequirements, nomination: Nomination) -> str:
+    def _capacity_on_gpus(self, needs: JobRequirements, nomination: Nomination) -> str:
         """Preempts for the job where it may, or nominates GPUs. Returns the waiting message."""
-        jobs = [self.releases.jobs[uid] for uid in nomination.making_room]
+        jobs = [self.releases.jobs[uid] for uid in nomination.being_preempted]
         if jobs and nomination.start_seconds <= self._stop_seconds(jobs):
             self._hold_gpus(nomination)
             return waiting_message(jobs)
@@ -290,11 +290,11 @@ class Admission:
 
     def _wait(self, job: GPUJob, wait: Wait) -> NextStep:
         before = conditions.find(job.status, conditions.SCHEDULED)
-        news = before is None or before.reason != wait.reason.value
-        if not news and written_recently(job, self.configuration, self.now):
+        is_new = before is None or before.reason != wait.reason.value
+        if not is_new and written_recently(job, self.configuration, self.now):
             # Thousands of pending jobs with an unchanged reason cost next to nothing.
             return NextStep(job.status, next_seconds=wait.next_seconds)
-        if not news and not self._may_explain(job):
+        if not is_new and not self._may_explain(job):
             return NextStep(job.status, next_seconds=LATER_SECONDS)
         message = wait.tell()
         if wait.position:
@@ -304,7 +304,7 @@ class Admission:
         status = ConditionWriter(job, self.now).set(
             status, conditions.SCHEDULED, False, wait.reason.value, message
         )
-        events = (EventNote(wait.reason.value, message),) if news else ()
+        events = (EventNote(wait.reason.value, message),) if is_new else ()
         return NextStep(status, events=events, next_seconds=wait.next_seconds)
 
     def _may_explain(self, job: GPUJob) -> bool:

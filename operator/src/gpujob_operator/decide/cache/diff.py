@@ -1,7 +1,7 @@
-"""What differs between two pictures, found without looking into what stayed the same.
+"""What differs between two snapshots, found without looking into what stayed the same.
 
 Observed objects are immutable and replaced only when they changed, so that the identity of an
-object tells whether to look at it. A picture of twenty thousand objects costs milliseconds.
+object tells whether to look at it. A snapshot of twenty thousand objects costs milliseconds.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ class ListDiff(Generic[T]):
     _items: tuple[T, ...] = ()
 
     def take(self, items: tuple[T, ...]) -> tuple[list[T], list[T]]:
-        """(new, gone) since the last time, each in its picture's order."""
+        """(new, gone) since the last time, each in its snapshot's order."""
         before, self._items = self._items, items
         if items is before:
             return [], []
@@ -38,12 +38,12 @@ class ListDiff(Generic[T]):
 
 def _compare(before: tuple[T, ...], after: tuple[T, ...]) -> tuple[list[T], list[T]]:
     """What is not the same in the same place, in one pass without a look into any object: from one
-    picture to the next, objects are replaced where they are, go away, or come, mostly at the end.
+    snapshot to the next, objects are replaced where they are, go away, or come, mostly at the end.
     In any other order there is more of it, with some in both lists."""
     new: list[T] = []
     gone: list[T] = []
     old, now = iter(before), iter(after)
-    # Objects that the other picture passed over.
+    # Objects that the other snapshot passed over.
     left = came = 0
     for pair in compress(count(), map(is_not, old, now)):
         first, second = pair + left, pair + came

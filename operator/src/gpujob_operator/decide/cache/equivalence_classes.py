@@ -3,7 +3,7 @@
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-# Classes that are told apart at a time.
+# Maximum number of classes at a time.
 CLASSES_MAX = 10_000
 
 

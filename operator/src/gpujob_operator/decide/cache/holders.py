@@ -15,7 +15,7 @@ class Holders:
 
     # By UID, in the order in which they were added.
     jobs: dict[str, None] = field(default_factory=dict[str, None])
-    # Those that run and are slowed by their neighbours.
+    # Those that run and are slowed by co-tenants.
     slowed: set[str] = field(default_factory=set[str])
     # Those whose attempt ends for another job's sake.
     _being_preempted: set[str] = field(default_factory=set[str])

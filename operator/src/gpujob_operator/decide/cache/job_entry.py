@@ -10,7 +10,7 @@ from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.model.plan import NextStep
 from gpujob_operator.decide.model.pod_requests import PodRequests
 from gpujob_operator.decide.model.snapshot import PodView, ReceivedReport
-from gpujob_operator.decide.model.workers import Crew
+from gpujob_operator.decide.model.workers import JobPods
 from gpujob_operator.decide.packing.demand import Demand
 from gpujob_operator.decide.placement.requirements import JobRequirements
 
@@ -28,7 +28,7 @@ class JobEntry:
     held: bool
     # The nodes that its placement names, and the nodes where its GPUs are.
     nodes: frozenset[str]
-    crew: Crew = field(default_factory=Crew)
+    job_pods: JobPods = field(default_factory=JobPods)
     profile: GPUProfile | None = None
     needs: JobRequirements | None = None
     demand: Demand | None = None
@@ -39,7 +39,7 @@ class JobEntry:
 
     @property
     def pods(self) -> tuple[PodView, ...]:
-        return self.crew.pods
+        return self.job_pods.pods
 
     @property
     def waits(self) -> bool:

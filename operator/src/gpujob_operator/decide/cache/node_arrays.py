@@ -29,7 +29,7 @@ class NodeArrayCache:
     _nodes: list[NodeCapacity] = field(default_factory=list[NodeCapacity])
     # The fleet's clock when it was last true to the nodes; what changed later was only planned.
     _clock: int = 0
-    # The rows' GPUs as they were made from the ledger's, by UUID.
+    # The rows' GPUs as they were made from the capacity's, by UUID.
     _states: dict[str, tuple[GPUCapacity, GPUState]] = field(
         default_factory=dict[str, tuple[GPUCapacity, GPUState]]
     )
@@ -83,7 +83,9 @@ class NodeArrayCache:
         if rows.keys() != set(names):
             return False
         order = np.array([rows[name] for name in names], dtype=np.int64)
-        self._views.main = PackedNodes(main.fleet.reordered(order), main.ledger.reordered(order))
+        self._views.main = PackedNodes(
+            main.fleet.reordered(order), main.score_cache.reordered(order)
+        )
         self._views.order += 1
         self._nodes = [self._nodes[row] for row in order.tolist()]
         return True

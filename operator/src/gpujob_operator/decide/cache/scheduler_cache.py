@@ -34,7 +34,7 @@ from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import NextStep
 from gpujob_operator.decide.model.pod_template import host_requests
 from gpujob_operator.decide.model.snapshot import GPUUsage, PodView, ReceivedReport, Snapshot
-from gpujob_operator.decide.model.workers import JobName, crew_of
+from gpujob_operator.decide.model.workers import JobName, job_pods_of
 from gpujob_operator.decide.packing.demand import WorkloadMix
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.node_views import in_order
@@ -139,7 +139,7 @@ class SchedulerCache:
         job = known.job
         return JobInputs(
             pods=known.pods,
-            in_the_way=known.crew.in_the_way,
+            in_the_way=known.job_pods.in_the_way,
             report=self.reports.get(uid),
             usage=self.usage.get((uid, job.status.attempt)),
             sites=sites_of(job.status.placement, self.capacity),
@@ -345,7 +345,7 @@ class SchedulerCache:
             if known is None:
                 self._nodes.hold(uid, NOTHING)
                 continue
-            known.crew = crew_of(known.job, self._pods.namesakes(known.job))
+            known.job_pods = job_pods_of(known.job, self._pods.namesakes(known.job))
             self.requeue(uid)
             self._nodes.hold(uid, usage_of(known.job, known.pods, known.requests))
         self.to_step = {uid for uid in self.to_step if uid in self.known}

@@ -137,7 +137,7 @@ def _is_bound(pod: PodView) -> bool:
 @dataclass(frozen=True, slots=True)
 class Learned:
     """What was observed of kinds of nodes and GPUs: how often spot nodes are taken away, by pool,
-    and how much neighbours slow each other, by GPU model."""
+    and how much co-tenants slow each other, by GPU model."""
 
     spot_rates: Mapping[str, float] = field(default_factory=dict[str, float])
     laws: Mapping[str, Law] = field(default_factory=dict[str, Law])

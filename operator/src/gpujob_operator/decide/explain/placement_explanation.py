@@ -130,7 +130,7 @@ class _ObservedCapacity(AssumedCapacity):
         allowed = np.zeros(len(self._rows), dtype=np.bool_)
         allowed[row] = True
         here = replace(request, nodes=NodeMask(allowed))
-        choice = select.choose(side.fleet, here, self.mix, side.ledger)
+        choice = select.choose(side.fleet, here, self.mix, side.score_cache)
         return choice.score if choice is not None else None
 
 
@@ -139,7 +139,7 @@ _Held = tuple[Placement | None, Reservation | None]
 
 @dataclass(slots=True)
 class _Explainer:
-    """One question on one picture."""
+    """One question about one snapshot."""
 
     needs: JobRequirements
     capacity: Capacity

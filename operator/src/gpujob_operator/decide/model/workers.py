@@ -136,7 +136,7 @@ def job_name_of(pod: PodView) -> JobName | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Crew:
+class JobPods:
     """The pods of one job in order, and other pods that have the name of a worker of its current
     attempt.
     """
@@ -145,7 +145,7 @@ class Crew:
     in_the_way: tuple[PodView, ...] = ()
 
 
-def crew_of(job: GPUJob, namesakes: Iterable[PodView]) -> Crew:
+def job_pods_of(job: GPUJob, namesakes: Iterable[PodView]) -> JobPods:
     """The job's pods. `namesakes` are pods named like the job's workers."""
     ours: list[PodView] = []
     others: list[PodView] = []
@@ -154,7 +154,7 @@ def crew_of(job: GPUJob, namesakes: Iterable[PodView]) -> Crew:
             ours.append(pod)
         elif place_of(pod, job) is not None:
             others.append(pod)
-    return Crew(tuple(ours), tuple(others))
+    return JobPods(tuple(ours), tuple(others))
 
 
 def joined(jobs: Iterable[GPUJob], pods: Iterable[PodView]) -> tuple[PodView, ...]:

@@ -27,15 +27,15 @@ STEP_GPUS = 0.02
 
 
 def choose(
-    fleet: NodeArrays, request: Request, mix: WorkloadMix, ledger: ScoreCache
+    fleet: NodeArrays, request: Request, mix: WorkloadMix, score_cache: ScoreCache
 ) -> Selection | None:
     """The best place for one worker; None where there is none.
 
-    `ledger` belongs to this fleet, not to a copy of it.
+    `score_cache` belongs to this fleet, not to a copy of it.
     """
-    valuation = ledger.of(fleet, mix)
-    scores = _renewed(fleet, request, valuation, ledger)
-    scarcity = valuation.scarcity()
+    fragmentation = score_cache.of(fleet, mix)
+    scores = _renewed(fleet, request, fragmentation, score_cache)
+    scarcity = fragmentation.scarcity()
     cost = scores.cost
     if scarcity is not None:
         cost = cost + scarcity * _gpus_on(fleet, request.demand)
@@ -49,7 +49,7 @@ def choose(
     else:
         rows = np.array([row])
         free = free_gpus(fleet, rows, request.demand, request.utilization_limit_percent)
-        gpus = tuple(_gpus_of_worker(fleet, valuation, rows, free, demand)[0].tolist())
+        gpus = tuple(_gpus_of_worker(fleet, fragmentation, rows, free, demand)[0].tolist())
         gpus = _linked(fleet, row, free[0], gpus, demand)
     candidates = int(np.isfinite(cost).sum())
     price = 0.0 if scarcity is None else float(cost[row] - scores.cost[row])
@@ -60,7 +60,7 @@ def choose_gang(
     fleet: NodeArrays,
     request: Request,
     workers: int,
-    ledger: ScoreCache,
+    score_cache: ScoreCache,
     mix: WorkloadMix,
     levels: Sequence[Integers] = (),
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
@@ -84,13 +84,13 @@ def choose_gang(
     ]
     total = min(workers, sum(nodes.values()))
     parts = place_gang(nodes, total, domains) or ()
-    valuation = ledger.of(fleet, mix)
+    fragmentation = score_cache.of(fleet, mix)
     found: list[tuple[int, tuple[int, ...]]] = []
     for (_, _, row), count in parts:
         at = np.array([row])
         free = free_gpus(fleet, at, demand, request.utilization_limit_percent)
         all_gpus = replace(demand, gpus=demand.gpus * count)
-        chosen = _gpus_of_worker(fleet, valuation, at, free, all_gpus)[0]
+        chosen = _gpus_of_worker(fleet, fragmentation, at, free, all_gpus)[0]
         # GPUs that are linked come to one worker.
         order = np.argsort(fleet.link_group[row, chosen], kind="stable")
         gpus: list[int] = chosen[order].tolist()
@@ -146,29 +146,29 @@ def _gpus_on(fleet: NodeArrays, demand: Demand) -> Floats:
 
 
 def _renewed(
-    fleet: NodeArrays, request: Request, valuation: FragmentationCost, ledger: ScoreCache
+    fleet: NodeArrays, request: Request, fragmentation: FragmentationCost, score_cache: ScoreCache
 ) -> NodeScores:
-    scores = ledger.scores.get(request)
+    scores = score_cache.scores.get(request)
     if scores is None:
         rows = len(fleet.names)
         scores = NodeScores.none_fits(rows)
-        while len(ledger.scores) >= REQUESTS_MAX:
-            del ledger.scores[next(iter(ledger.scores))]
-        ledger.scores[request] = scores
+        while len(score_cache.scores) >= REQUESTS_MAX:
+            del score_cache.scores[next(iter(score_cache.scores))]
+        score_cache.scores[request] = scores
     stale = np.flatnonzero(fleet.changed_at_clock > scores.seen)
     scores.seen = fleet.clock
     if len(stale):
         scores.cost[stale] = np.inf
         rows = stale[host_fits(fleet, stale, request.demand, _allowed(fleet, request))]
         if len(rows):
-            _evaluate(fleet, request, valuation, rows, scores)
+            _evaluate(fleet, request, fragmentation, rows, scores)
     return scores
 
 
 def _evaluate(
     fleet: NodeArrays,
     request: Request,
-    valuation: FragmentationCost,
+    fragmentation: FragmentationCost,
     rows: Integers,
     scores: NodeScores,
 ) -> None:
@@ -179,25 +179,25 @@ def _evaluate(
     if not len(rows):
         return
     if demand.gpus == 1 and not demand.exclusive:
-        _evaluate_gpus(fleet, valuation, rows, free, demand, scores)
+        _evaluate_gpus(fleet, fragmentation, rows, free, demand, scores)
         return
-    gpus = _gpus_of_worker(fleet, valuation, rows, free, demand)
-    scores.put(rows, valuation.costs(fleet, rows, gpus, demand), slice(None))
+    gpus = _gpus_of_worker(fleet, fragmentation, rows, free, demand)
+    scores.put(rows, fragmentation.costs(fleet, rows, gpus, demand), slice(None))
 
 
 def _evaluate_gpus(
     fleet: NodeArrays,
-    valuation: FragmentationCost,
+    fragmentation: FragmentationCost,
     rows: Integers,
     free: Booleans,
     demand: Demand,
     scores: NodeScores,
 ) -> None:
     """One shared GPU: every GPU of a row is tried that differs from those before it."""
-    state = np.where(free, valuation.state[rows], -1)
+    state = np.where(free, fragmentation.state[rows], -1)
     same_before = np.tril(state[:, :, None] == state[:, None, :], -1).any(axis=2)
     at, column = np.nonzero(free & ~same_before)
-    parts = valuation.costs(fleet, rows[at], column[:, None], demand)
+    parts = fragmentation.costs(fleet, rows[at], column[:, None], demand)
     table = np.full(free.shape, np.inf)
     table[at, column] = parts.total
     best = np.argmin(table, axis=1)
@@ -208,13 +208,17 @@ def _evaluate_gpus(
 
 
 def _gpus_of_worker(
-    fleet: NodeArrays, valuation: FragmentationCost, rows: Integers, free: Booleans, demand: Demand
+    fleet: NodeArrays,
+    fragmentation: FragmentationCost,
+    rows: Integers,
+    free: Booleans,
+    demand: Demand,
 ) -> Integers:
     """The demand's number of GPUs on each row: those that lose the least, the first on ties."""
     if demand.exclusive:
         order = np.argsort(~free, axis=1, kind="stable")
     else:
-        loss = np.where(free, valuation.gpu_costs(fleet, rows, demand), np.inf)
+        loss = np.where(free, fragmentation.gpu_costs(fleet, rows, demand), np.inf)
         order = np.argsort(loss, axis=1, kind="stable")
     return np.sort(order[:, : demand.gpus], axis=1)
 

@@ -89,7 +89,7 @@ class AssumedCapacity:
         `backfill` may use nominated ones.
         """
         side = self._side(no_external_use=no_external_use, backfill=backfill)
-        choice = select.choose(side.fleet, request, self.mix, side.ledger)
+        choice = select.choose(side.fleet, request, self.mix, side.score_cache)
         if choice is None:
             return None
         return self._place(side, choice.row, choice.gpus)
@@ -115,7 +115,7 @@ class AssumedCapacity:
         """Places close together, each on its own GPUs, for as many workers as fit."""
         side = self._side(no_external_use=no_external_use, backfill=backfill)
         levels = self._levels(tuple(topology_labels))
-        found = select.choose_gang(side.fleet, request, workers, side.ledger, self.mix, levels)
+        found = select.choose_gang(side.fleet, request, workers, side.score_cache, self.mix, levels)
         return [self._place(side, row, columns) for row, columns in found]
 
     def _levels(self, labels: tuple[str, ...]) -> list[Integers]:

@@ -18,7 +18,7 @@ class PackedNodes:
     """Arrays of nodes with the scores that are cached for them."""
 
     fleet: NodeArrays
-    ledger: ScoreCache = field(default_factory=ScoreCache)
+    score_cache: ScoreCache = field(default_factory=ScoreCache)
 
 
 @dataclass(slots=True)

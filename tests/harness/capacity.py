@@ -14,7 +14,7 @@ from gpujob_operator.decide.capacity.usage import (
 )
 from gpujob_operator.decide.model.pod_requests import PodRequests
 from gpujob_operator.decide.model.snapshot import Snapshot
-from gpujob_operator.decide.model.workers import crew_of
+from gpujob_operator.decide.model.workers import job_pods_of
 
 
 def build_capacity(
@@ -26,7 +26,7 @@ def build_capacity(
     holdings = ClusterUsage()
     for job in snapshot.jobs:
         uid = job.metadata.uid
-        crew = crew_of(job, pods.namesakes(job))
+        crew = job_pods_of(job, pods.namesakes(job))
         holdings.add(usage_of(job, crew.pods, host_requests.get(uid, PodRequests())))
     for uid in sorted(owners - {job.metadata.uid for job in snapshot.jobs}):
         holdings.add(usage_of_orphans(pods.owned(uid)))
