@@ -78,6 +78,7 @@ NAMES = re.compile(
 )
 PLACES = {
     ("card", "README.md"): "output of the demo, which speaks of its CPU cards",
+    ("card", "operator/src/gpujob_operator/agent/cpu/"): "the CPU cards themselves",
 }
 
 
