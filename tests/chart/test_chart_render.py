@@ -112,17 +112,28 @@ def test_the_roles_are_the_files_that_the_local_cluster_uses(
     assert sorted(granted, key=str) == sorted(rules, key=str)
 
 
-def test_leases_are_granted_in_the_releases_namespace_alone(objects: list[Manifest]) -> None:
+def test_what_is_the_operators_own_is_granted_in_its_namespace_alone(
+    objects: list[Manifest],
+) -> None:
+    own = ["leases", "endpointslices"]
     role = named(objects, "Role", "operator")
-    assert [rule["resources"] for rule in role["rules"]] == [["leases"]]
+    assert [name for rule in role["rules"] for name in rule["resources"]] == own
     cluster = [rule for role in of_kind(objects, "ClusterRole") for rule in role["rules"]]
-    assert all("leases" not in rule["resources"] for rule in cluster)
+    assert all(set(own).isdisjoint(rule["resources"]) for rule in cluster)
+
+
+def test_reports_go_to_the_leader_alone(objects: list[Manifest]) -> None:
+    """The operator is told the name of a Service without a selector, and writes its endpoints."""
+    arguments = pod_spec(one(objects, "Deployment"))["containers"][0]["args"]
+    service = named(objects, "Service", "reports")
+    assert f"--report-service={service['metadata']['name']}" in arguments
+    assert "selector" not in service["spec"]
 
 
 def test_services_and_policies_select_the_operator_alone(objects: list[Manifest]) -> None:
     operator = one(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]
     agent = one(objects, "DaemonSet")["spec"]["template"]["metadata"]["labels"]
-    selectors = [found["spec"]["selector"] for found in of_kind(objects, "Service")]
+    selectors = [named(objects, "Service", "operator")["spec"]["selector"]]
     policy = named(objects, "NetworkPolicy", "operator")
     selectors.append(policy["spec"]["podSelector"]["matchLabels"])
     selectors += [
@@ -210,7 +221,7 @@ def test_the_test_pod_checks_the_address_that_workers_are_told(objects: list[Man
     ]
     environment = pod_spec(named(objects, "Pod", "test"))["containers"][0]["env"]
     assert {"name": "REPORT_URL", "value": argument} in environment
-    assert argument == "http://gpujob-operator.gpujob-system.svc:8080/report"
+    assert argument == "http://gpujob-reports.gpujob-system.svc:8080/report"
 
 
 def test_a_pod_of_the_operator_is_ready_when_events_of_every_kind_arrive(

@@ -49,7 +49,7 @@ app.kubernetes.io/component: {{ .component }}
 
 {{- define "gpujob.reportURL" -}}
 {{- $said := default .Values.reports.url .Values.configuration.reportUrl -}}
-{{- default (printf "http://%s-operator.%s.svc:%d/report" (include "gpujob.fullname" .) .Release.Namespace (int .Values.reports.port)) $said -}}
+{{- default (printf "http://%s-reports.%s.svc:%d/report" (include "gpujob.fullname" .) .Release.Namespace (int .Values.reports.port)) $said -}}
 {{- end -}}
 
 {{/* The runtime class of agents, and of workers unless said otherwise: CPU cards need none. */}}
