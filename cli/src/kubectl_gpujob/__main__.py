@@ -68,7 +68,9 @@ def build(connect: Connect, now: Callable[[], datetime]) -> typer.Typer:
 
     @app.command("list")
     def list_command(
-        all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A")] = False,
+        all_namespaces: Annotated[
+            bool, typer.Option("--all-namespaces", "-A", help="List the jobs of all namespaces.")
+        ] = False,
         namespace: Namespace = None,
         context: Context = None,
         kubeconfig: Kubeconfig = None,
@@ -166,10 +168,11 @@ def _simulate_command(connect: Connect) -> Callable[..., None]:
     ) -> None:
         """Simulate scheduling with extra jobs, nodes or quota. Read-only.
 
-        Shows where and when jobs would start and which jobs they would preempt, or why they stay
-        pending, and what changes for other jobs. Without files and names, it shows all pending
-        jobs. Running jobs continue at their measured pace; nothing is measured, and no job fails.
-        It lists nodes, pods of all namespaces and the kinds of gpujob.dev, or reads a dump.
+        Shows where and when jobs would start and which jobs they would preempt,
+        or why they stay pending, and what changes for other jobs. Without files
+        and names, it shows all pending jobs. Running jobs continue at their
+        measured pace; nothing is measured, and no job fails. It lists nodes, pods
+        of all namespaces and the kinds of gpujob.dev, or reads a dump.
         """
         from kubectl_gpujob import question, simulate
         from kubectl_gpujob.observations import observation_from_cluster, observation_from_dump
