@@ -24,7 +24,7 @@ def found(observation: Observation, name: str) -> PlacementExplanation:
 
 
 def headline(explanation: PlacementExplanation, observation: Observation) -> str:
-    job = explanation.needs.job.metadata
+    job = explanation.requirements.job.metadata
     how = "as this cycle decides it" if explanation.decided_here else "as if it were placed now"
     when = f"{observation.now:%Y-%m-%d %H:%M:%S} UTC"
     return f"{job.namespace}/{job.name}, {how}, from {observation.source} of {when}"
@@ -32,7 +32,7 @@ def headline(explanation: PlacementExplanation, observation: Observation) -> str
 
 def as_json(explanation: PlacementExplanation) -> dict[str, Any]:
     """The same for programs. Costs are in GPUs."""
-    job = explanation.needs.job.metadata
+    job = explanation.requirements.job.metadata
     return {
         "namespace": job.namespace,
         "name": job.name,

@@ -9,7 +9,7 @@ import pytest
 
 from gpujob_api.gpunode import GPU, GPUNode
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.model.snapshot import GPUUsage, InvalidJob, PodView
+from gpujob_operator.decide.model.snapshot import GPUUsage, InvalidJob, PodView, SeenGPUs
 from gpujob_operator.observe.freshness import DELAYS_MAX, Freshness
 from gpujob_operator.observe.usage import READINGS_PER_STATUS_MAX, MeasuredUsage
 from gpujob_operator.read.nouns import read_gpu_node, read_job
@@ -49,6 +49,15 @@ def test_peak_is_the_worst_moment_of_the_worst_gpu() -> None:
     usage.observe(_node(_ours(2 * GIB), at=4), _find)
     assert _use(usage).memory_peak_bytes == 5 * GIB
     assert _use(usage).samples == 3
+
+
+def test_where_a_worker_was_seen_is_that_of_the_newest_reading() -> None:
+    usage = MeasuredUsage()
+    other = replace(_ours(5 * GIB), uuid="GPU-1", index=1)
+    usage.observe(_node(_ours(1 * GIB), other, at=0), _find)
+    assert _use(usage).seen == (SeenGPUs(0, ("GPU-0", "GPU-1")),)
+    usage.observe(_node(make_gpu(), other, at=2), _find)
+    assert _use(usage).seen == (SeenGPUs(0, ("GPU-1",)),)
 
 
 def test_processes_of_one_pod_on_a_gpu_add_up() -> None:

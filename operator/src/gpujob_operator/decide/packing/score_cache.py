@@ -60,24 +60,18 @@ class ScoreCache:
     scores: dict[Request, NodeScores] = field(default_factory=dict[Request, NodeScores])
 
     def reordered(self, order: Integers) -> "ScoreCache":
-        """The scores of the arrays with its rows in this order. Scores for masks are dropped,
-        because a mask names rows.
-        """
+        """The scores of the arrays with its rows in this order."""
         return ScoreCache(
             self.fragmentation.reordered(order) if self.fragmentation is not None else None,
-            {
-                request: scores.reordered(order)
-                for request, scores in self.scores.items()
-                if request.nodes is None
-            },
+            {request: scores.reordered(order) for request, scores in self.scores.items()},
         )
 
-    def of(self, fleet: NodeArrays, mix: WorkloadMix) -> FragmentationCost:
+    def of(self, arrays: NodeArrays, mix: WorkloadMix) -> FragmentationCost:
         if self.fragmentation is None or self.fragmentation.tables.mix is not mix:
-            self.fragmentation = FragmentationCost(fleet, mix)
+            self.fragmentation = FragmentationCost(arrays, mix)
             self.scores.clear()
         kinds = len(self.fragmentation.tables.kinds)
-        self.fragmentation.renew(fleet)
+        self.fragmentation.renew(arrays)
         if kinds != len(self.fragmentation.tables.kinds):
             self.scores.clear()
         return self.fragmentation
