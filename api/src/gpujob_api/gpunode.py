@@ -43,7 +43,7 @@ class GPUProcess:
 
 @dataclass(frozen=True, slots=True)
 class XIDEvent:
-    """An error that the driver told of. `pod_uid` is of the pod whose program met it, where that is
+    """An error that the driver reported. `pod_uid` is of the pod whose program met it, where that is
     known: it was alone on the GPU."""
 
     xid: SmallCount

@@ -1,7 +1,7 @@
 """What planning keeps from one cycle to the next: figures derived from what did not change.
 
 A large cluster changes little from cycle to cycle. Nouns are immutable, and an observed object is
-replaced only when it changed: objects are told apart by identity, and only what rests on a new one
+replaced only when it changed: objects are compared by identity, and only what rests on a new one
 is derived again. Dropping the cache changes no plan; a test holds it to that.
 """
 

@@ -45,9 +45,9 @@ def reason_to_stop(
     if is_short or lost_ranks(job, pods):
         message = f"{present} of {job.spec.workers} workers are left"
         return StopReason(WORKER_LOST, message, deadline)
-    trouble = faults.of(job, inputs.sites, now, deadline, configuration.device_access)
-    if trouble is not None:
-        return trouble
+    fault = faults.of(job, inputs.sites, now, deadline, configuration.device_access)
+    if fault is not None:
+        return fault
     return _timed_out(job, inputs, configuration, now, deadline)
 
 
