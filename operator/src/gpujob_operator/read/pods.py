@@ -93,8 +93,8 @@ def pod_view(manifest: Mapping[str, Any]) -> PodView:
     attempt, rank = _attempt_and_rank(metadata["name"])
     state = _worker_state(status)
     ended = mapping(state.get("terminated"))
-    last_words = text(ended.get("message"))
-    termination = _termination_report(last_words)
+    final_text = text(ended.get("message"))
+    termination = _termination_report(final_text)
     reason, message = _reason(status, state)
     sandbox = _condition(status, "PodReadyToStartContainers")
     return PodView(
@@ -109,7 +109,7 @@ def pod_view(manifest: Mapping[str, Any]) -> PodView:
         gpus=_gpus(metadata["annotations"]),
         exit_code=_exit_code(ended),
         termination=termination,
-        termination_text="" if termination else last_words[-_TEXT_CHARACTERS_MAX:],
+        termination_text="" if termination else final_text[-_TEXT_CHARACTERS_MAX:],
         reason=reason[:_TEXT_CHARACTERS_MAX],
         message=message[:_TEXT_CHARACTERS_MAX],
         created_at=moment(metadata.get("creationTimestamp")),
@@ -161,12 +161,12 @@ def _exit_code(ended: Mapping[str, Any]) -> int | None:
     return code if is_code else None
 
 
-def _termination_report(last_words: str) -> Report | None:
+def _termination_report(final_text: str) -> Report | None:
     """The worker's final report, or None: any program may write any text there."""
-    if not last_words.startswith("{"):
+    if not final_text.startswith("{"):
         return None
     try:
-        return Report.from_text(last_words)
+        return Report.from_text(final_text)
     except FieldError:
         return None
 

@@ -13,7 +13,7 @@ from gpujob_operator.decide.explain.placement_explanation import (
     PlacementExplanation,
     explain_placement,
 )
-from gpujob_operator.decide.explain.words import LACKS_TOLD, rows
+from gpujob_operator.decide.explain.words import LACKS_SHOWN, rows
 from gpujob_operator.decide.model.plan import WriteStatus
 from gpujob_operator.decide.model.snapshot import Snapshot, SpotPool
 from gpujob_operator.decide.packing import select
@@ -256,8 +256,8 @@ def test_many_nodes_without_room_are_counted() -> None:
     full = [make_gpu_node(f"n{n:02}", make_gpu(f"GPU-{n}", total=GIB)) for n in range(30)]
     found = rows(explain_placement(make_snapshot(small(), gpu_nodes=full), NOW, "uid-new"))
     without = [value for label, value in found if label == "Lacks"]
-    assert len(without) == LACKS_TOLD + 1
-    assert without[-1].startswith(f"{30 - LACKS_TOLD} more nodes: {30 - LACKS_TOLD} x ")
+    assert len(without) == LACKS_SHOWN + 1
+    assert without[-1].startswith(f"{30 - LACKS_SHOWN} more nodes: {30 - LACKS_SHOWN} x ")
 
 
 @pytest.mark.parametrize(

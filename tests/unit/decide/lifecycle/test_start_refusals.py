@@ -14,7 +14,7 @@ from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import NextStep
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView, RefusedPod
-from gpujob_operator.decide.model.workers import crew_of
+from gpujob_operator.decide.model.workers import job_pods_of
 from gpujob_operator.decide.planner import plan
 from tests.harness.builders import (
     T0,
@@ -34,7 +34,9 @@ CONFIGURATION = Configuration(retry_backoff_seconds=10, retry_backoff_max_second
 
 
 def step(job: GPUJob, *pods: PodView, at: float = 10.0, **seen: Any) -> NextStep:
-    return advance(job, JobInputs(crew=crew_of(job, pods), **seen), CONFIGURATION, after(at))
+    return advance(
+        job, JobInputs(job_pods=job_pods_of(job, pods), **seen), CONFIGURATION, after(at)
+    )
 
 
 def waiting(job: GPUJob, rank: int = 0, **fields: Any) -> PodView:

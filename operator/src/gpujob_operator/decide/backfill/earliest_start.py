@@ -125,11 +125,11 @@ def _departures_needed(
         # Rows are updated while candidates are still being read.
         return tenancy.count.copy(), np.ones(len(tenancy.gpus), dtype=np.bool_)
     stay = tenancy.stay
-    room_bytes = tenancy.usable_after_release_bytes[:, None] - wanted.memory_bytes
+    usable_bytes = tenancy.usable_after_release_bytes[:, None] - wanted.memory_bytes
     limits = _limits_percent(request.max_slowdown_percent, law)
     total_percent = stay.utilization_percent + wanted.utilization_percent
     nobody = np.arange(stay.memory_bytes.shape[1]) >= tenancy.count[:, None]
-    enough = (stay.memory_bytes <= room_bytes) & ~stay.whole_gpu
+    enough = (stay.memory_bytes <= usable_bytes) & ~stay.whole_gpu
     enough &= nobody | (total_percent <= limits[stay.slowdown_percent])
     return enough.argmax(axis=1), enough.any(axis=1)
 

@@ -1,7 +1,7 @@
 """What planning keeps from one cycle to the next: figures derived from what did not change.
 
 A large cluster changes little from cycle to cycle. Nouns are immutable, and an observed object is
-replaced only when it changed: objects are told apart by identity, and only what rests on a new one
+replaced only when it changed: objects are compared by identity, and only what rests on a new one
 is derived again. Dropping the cache changes no plan; a test holds it to that.
 """
 
@@ -148,7 +148,7 @@ class SchedulerCache:
         sites = sites_of(status.placement, self._nodes.capacity)
         without_facts = [site.node for site in sites if site.facts is None]
         return JobInputs(
-            crew=entry.crew,
+            job_pods=entry.job_pods,
             report=self._jobs.reports.get(uid),
             usage=self._jobs.usage.get((uid, status.attempt)),
             sites=sites,
@@ -203,7 +203,7 @@ class SchedulerCache:
                 self._nodes.hold(uid, NOTHING)
                 continue
             self.steps.requeue(entry)
-            self._nodes.hold(uid, usage_of(entry.job, entry.crew, entry.requests))
+            self._nodes.hold(uid, usage_of(entry.job, entry.job_pods, entry.requests))
 
     def _hold_orphans(self, uid: str) -> None:
         """What pods hold whose owner was a job of this UID and is gone."""
@@ -225,7 +225,7 @@ class SchedulerCache:
             if entry is None or not entry.waits:
                 self.waiting.drop(uid)
                 continue
-            pods = entry.crew.pods
+            pods = entry.job_pods.pods
             pending = Pending(
                 entry.job,
                 pods,

@@ -110,7 +110,7 @@ _Held = tuple[Placement | None, Reservation | None]
 
 @dataclass(slots=True)
 class _Explainer:
-    """One question on one picture."""
+    """One question about one snapshot."""
 
     requirements: JobRequirements
     capacity: Capacity

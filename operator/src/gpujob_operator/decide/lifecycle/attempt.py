@@ -54,8 +54,10 @@ def advance(
 ) -> NextStep:
     """The next step of a job that is not pending."""
     if job.metadata.deletion_timestamp is not None:
-        return NextStep(job.status, deletes=abandoned_pods(job, inputs.crew.pods, configuration))
-    strays = stray_pods(job, inputs.crew, configuration)
+        return NextStep(
+            job.status, deletes=abandoned_pods(job, inputs.job_pods.pods, configuration)
+        )
+    strays = stray_pods(job, inputs.job_pods, configuration)
     if job.finished or job.status.placement is None:
         return NextStep(job.status, deletes=strays)
     step = _advance_placed(job, inputs, configuration, now)
@@ -75,10 +77,10 @@ def stopped_for(job: GPUJob, step: NextStep, stop: StopReason, now: datetime) ->
 def _advance_placed(
     job: GPUJob, inputs: JobInputs, configuration: Configuration, now: datetime
 ) -> NextStep:
-    pods = inputs.crew.current
+    pods = inputs.job_pods.current
     # The end of the worker counts: other containers of its pod may run until the pod is deleted.
     live = tuple(pod for pod in pods if not pod.ended)
-    maybe_ours = perhaps_workers(job, inputs.crew.in_the_way)
+    maybe_ours = perhaps_workers(job, inputs.job_pods.in_the_way)
     if not live and not maybe_ours and not _missing_can_be_created(job, pods):
         return end_attempt(job, inputs, pods, configuration, now)
     if job.status.phase is JobPhase.STOPPING:
@@ -129,7 +131,7 @@ def _starting(
     placed = sorted(worker.rank for worker in placement.workers) if placement is not None else []
     missing = [rank for rank in placed if rank not in present]
     settings = settings_for(job, inputs.profile)
-    taken = {pod.rank: pod for pod in inputs.crew.in_the_way}
+    taken = {pod.rank: pod for pod in inputs.job_pods.in_the_way}
     creates = tuple(CreatePod(job, rank, settings) for rank in missing if rank not in taken)
     # Written once all pods exist: one write instead of one for each pod.
     known = job.status if missing else with_pod_uids(job.status, pods)

@@ -105,13 +105,13 @@ def _retry_or_fail(
         status = writer.set(status, conditions.FAILED, True, kind, text)
         status = writer.set(status, conditions.FINISHED, True, "Failed", text)
         return NextStep(status, events=(EventNote("Failed", text, EventType.WARNING),))
-    made_room = rule_of(job.status.stop).for_others
+    was_preempted = rule_of(job.status.stop).for_others
     status = changed(
         status,
         phase=JobPhase.PENDING,
-        # The job goes behind the jobs that were already pending; otherwise it would take back what
+        # The job goes behind the jobs that were already pending; otherwise it would regain what
         # it gave up.
-        requeued_at=now if made_room else status.requeued_at,
+        requeued_at=now if was_preempted else status.requeued_at,
         placement=None,
         reservation=None,
         attempt_started_at=None,

@@ -7,9 +7,9 @@ from datetime import datetime
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_operator.decide.capacity.sites import Sites
 from gpujob_operator.decide.model.snapshot import GPUUsage, ReceivedReport, RefusedPod
-from gpujob_operator.decide.model.workers import Crew
+from gpujob_operator.decide.model.workers import JobPods
 
-_NOBODY = Crew()
+_NOBODY = JobPods()
 # By the job's UID.
 RefusedPods = Mapping[str, tuple[RefusedPod, ...]]
 
@@ -21,7 +21,7 @@ class JobInputs:
     While the inputs are equal, nothing new can be decided before the step's deadline.
     """
 
-    crew: Crew = _NOBODY
+    job_pods: JobPods = _NOBODY
     report: ReceivedReport | None = None
     usage: GPUUsage | None = None
     # The nodes and GPUs of the job's workers.

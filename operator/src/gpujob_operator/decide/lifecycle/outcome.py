@@ -204,10 +204,14 @@ def _host_memory(job: GPUJob, pod: PodView) -> str:
     only without any for the node's memory."""
     limit = _memory_limit(job)
     if limit:
-        told = f"its memory limit of {limit} (resources.limits.memory)"
+        limit_text = f"its memory limit of {limit} (resources.limits.memory)"
     else:
-        told = "the memory limit that a LimitRange of the namespace gives it, or what the node has"
-    return f"worker {pod.rank} was killed for host memory above {told}; /dev/shm counts as well"
+        limit_text = (
+            "the memory limit that a LimitRange of the namespace gives it, or what the node has"
+        )
+    return (
+        f"worker {pod.rank} was killed for host memory above {limit_text}; /dev/shm counts as well"
+    )
 
 
 def _memory_limit(job: GPUJob) -> str:

@@ -9,7 +9,7 @@ from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import grace_seconds, pod_grace_seconds
 from gpujob_operator.decide.model.plan import DeletePod
 from gpujob_operator.decide.model.snapshot import PodView
-from gpujob_operator.decide.model.workers import Crew
+from gpujob_operator.decide.model.workers import JobPods
 
 # Finished pods of this many attempts are kept for their logs.
 ATTEMPTS_KEPT = 3
@@ -32,15 +32,17 @@ def abandoned_pods(
     )
 
 
-def stray_pods(job: GPUJob, crew: Crew, configuration: Configuration) -> tuple[DeletePod, ...]:
+def stray_pods(
+    job: GPUJob, job_pods: JobPods, configuration: Configuration
+) -> tuple[DeletePod, ...]:
     """Live pods of ended attempts, and finished pods whose logs are no longer kept."""
     waiting = job.status.placement is None or job.finished
     found: list[DeletePod] = []
-    for pod in crew.pods:
+    for pod in job_pods.pods:
         if pod.attempt > job.status.attempt:
             # A later attempt than that of the status means that this view of the job is old.
             continue
-        stray = not pod.finished and (waiting or pod not in crew.current)
+        stray = not pod.finished and (waiting or pod not in job_pods.current)
         stale = pod.finished and pod.attempt <= job.status.attempt - ATTEMPTS_KEPT
         if (stray or stale) and pod.deletion_at is None:
             reason = "not part of the current attempt" if stray else "logs of an old attempt"

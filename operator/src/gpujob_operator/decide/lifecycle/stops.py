@@ -47,9 +47,9 @@ def reason_to_stop(
     if is_short or lost_ranks(job, pods):
         message = f"{present} of {job.spec.workers} workers are left"
         return StopReason(WORKER_LOST, message, deadline)
-    trouble = faults.of(job, inputs.sites, now, deadline, configuration.device_access)
-    if trouble is not None:
-        return trouble
+    fault = faults.of(job, inputs.sites, now, deadline, configuration.device_access)
+    if fault is not None:
+        return fault
     if job.status.phase is JobPhase.STARTING:
         return _cannot_start(job, pods, inputs, configuration, now, deadline)
     return _hung(job, inputs, configuration, now, deadline)
@@ -73,7 +73,7 @@ def _cannot_start(
     if inputs.lost_nodes:
         names = ", ".join(sorted(inputs.lost_nodes))
         return StopReason(NODE_GONE, f"node {names} went away before its pods ran", deadline)
-    if perhaps_workers(job, inputs.crew.in_the_way):
+    if perhaps_workers(job, inputs.job_pods.in_the_way):
         # The attempt could not end.
         return None
     refusal = refusal_of(job, pods, inputs, configuration, now)

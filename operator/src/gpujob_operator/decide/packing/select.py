@@ -31,7 +31,7 @@ def choose(
 ) -> Selection | None:
     """The best place for one worker; None where there is none.
 
-    `ledger` belongs to this fleet, not to a copy of it.
+    `score_cache` belongs to this fleet, not to a copy of it.
     """
     fragmentation = score_cache.of(arrays, mix)
     scores = _renewed(arrays, request, fragmentation, score_cache)

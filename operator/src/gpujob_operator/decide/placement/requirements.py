@@ -97,8 +97,8 @@ class JobRequirements:
         return None if known <= largest_bytes < wanted.memory_bytes else wanted
 
     def known_bytes(self, gpu_model: str) -> int:
-        """The minimum memory that a GPU must have according to what is known of the job; 0 if
-        nothing is.
+        """The minimum memory that a GPU must have by hint or measurement; 0 if
+        there is neither.
         """
         known = self.job.status.measurement or profile_entry(self.profile, gpu_model)
         return max(self.hint_bytes, known.memory_bytes if known is not None else 0)

@@ -112,8 +112,8 @@ class Preemptor:
     ) -> PreemptionTargets | None:
         """Migrates other jobs closer together for this job, when its reason is renewed."""
         waited = waited_seconds(requirements.job, self.now)
-        told = written_recently(requirements.job, self.configuration, self.now)
-        if told or waited < self.configuration.consolidate_after_seconds:
+        recent = written_recently(requirements.job, self.configuration, self.now)
+        if recent or waited < self.configuration.consolidate_after_seconds:
             return None
         movable = {
             uid: Victim(job, MOVED, self._cost(job))

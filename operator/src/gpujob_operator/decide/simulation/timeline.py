@@ -106,12 +106,12 @@ class TimelineRecorder:
 
     def note(self, plan: Plan, jobs: dict[str, GPUJob], now: datetime) -> bool:
         """Records what the plan changes. Returns True if any job changes its phase."""
-        news = False
+        changed = False
         for item in plan.items:
             if isinstance(item, WriteStatus):
                 uid = item.job.metadata.uid
-                news |= self._note(self.jobs[uid], jobs[uid], item, now)
-        return news
+                changed |= self._note(self.jobs[uid], jobs[uid], item, now)
+        return changed
 
     def _note(
         self, timeline: JobTimeline, before: GPUJob, item: WriteStatus, now: datetime
