@@ -43,10 +43,12 @@ def rank_name(rank: int) -> str:
     return f"rank-{rank}"
 
 
-def write_rank_manifest(directory: Path, rank: int) -> None:
-    """Lists and hashes what lies in `rank-<n>/`."""
+def write_rank_manifest(directory: Path, rank: int, known: dict[str, Any]) -> None:
+    """Lists what lies in `rank-<n>/`, hashed unless the size and hash are `known` by the name."""
     folder = directory / rank_name(rank)
-    files = {path.name: _describe(path) for path in sorted(folder.iterdir())}
+    files = {
+        path.name: known.get(path.name) or _describe(path) for path in sorted(folder.iterdir())
+    }
     text = json.dumps({"files": files}, sort_keys=True)
     write_durably(directory / f"{rank_name(rank)}.manifest.json", text.encode())
 
