@@ -3,7 +3,7 @@
     python -m bench.gangs --data DIR [--workloads workload-1,workload-2,...]
 
 DIR holds `workloads/<name>.csv` and `throughput_traces.tar.gz` (or it unpacked, as `traces/`).
-Simulation and scheduling interval 60 s; every change of a job's cards costs 30 s of no progress.
+Simulation and scheduling interval 60 s; every change of a job's GPUs costs 30 s of no progress.
 """
 
 import argparse
@@ -29,7 +29,7 @@ COLUMNS = ("trace", "policy", "source", "average_jct_seconds", "average_jct_hour
 MEAN = "mean"
 
 # Average completion time in seconds, from the summaries published with the simulator. Pollux and
-# Optimus change the number of cards of running jobs, Pollux also their batch size.
+# Optimus change the number of GPUs of running jobs, Pollux also their batch size.
 PUBLISHED: Mapping[str, Mapping[str, float]] = {
     "Pollux (elastic)": {
         "workload-1": 2089,

@@ -6,7 +6,7 @@ Fitted on the pairs of one half of the job types, reported on the pairs of the o
 only single-job figures are used: iterations a second alone on the three GPU models, and the
 workload's name. Splits: job types at random, and whole families of workloads (so that nothing of
 the same name was ever seen). Pairs that do not fit into memory together are known from memory
-alone: they are not predicted, never share, and take turns (1.0 of a card's work).
+alone: they are not predicted, never share, and take turns (1.0 of a GPU's work).
 """
 
 import argparse
@@ -22,9 +22,9 @@ from typing import Any
 from bench.gavel.pairing import (
     TURNS,
     best_pairing,
-    random_throughput_per_card,
+    random_throughput_per_gpu,
     rank_correlation,
-    throughput_per_card,
+    throughput_per_gpu,
 )
 from bench.gavel.pairs import PairTable, Profiles, family, observations, read_pairs
 from bench.machine import print_result
@@ -41,7 +41,7 @@ COLUMNS = (
     "speed_rank_correlation",
     "gain_mean_absolute_error",
     "gain_rank_correlation",
-    "throughput_per_card",
+    "throughput_per_gpu",
 )
 
 
@@ -111,13 +111,13 @@ def _report(table: PairTable, gpu: str, split: Split) -> dict[str, dict[str, flo
     def ideal(a: str, b: str) -> float:
         return max(achieved(a, b), TURNS)
 
-    ours = throughput_per_card(best_pairing(jobs, expected), when_expected)
-    best = throughput_per_card(best_pairing(jobs, ideal), ideal)
+    ours = throughput_per_gpu(best_pairing(jobs, expected), when_expected)
+    best = throughput_per_gpu(best_pairing(jobs, ideal), ideal)
     return {
-        "gpujob": {**_errors(table, gpu, predicted), "throughput_per_card": ours},
+        "gpujob": {**_errors(table, gpu, predicted), "throughput_per_gpu": ours},
         "mean of the fitted half": _errors(table, gpu, flat),
-        "random pairing": {"throughput_per_card": random_throughput_per_card(jobs, achieved)},
-        "best pairing": {"throughput_per_card": best},
+        "random pairing": {"throughput_per_gpu": random_throughput_per_gpu(jobs, achieved)},
+        "best pairing": {"throughput_per_gpu": best},
     }
 
 

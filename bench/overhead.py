@@ -12,7 +12,7 @@ Four processes of one script take turns in blocks of steps (see bench/turns):
 Two processes of one program differ by a percent from where their memory lies alone, so all are
 started afresh several times. `ratio` compares the quietest quarter of blocks and is the geometric
 mean over these heats, `lowest` and `highest` are of single heats; `median` is over all pairs of
-blocks with a 95 % interval. On a card they are of the clock's seconds, on the CPU of the
+blocks with a 95 % interval. On a GPU they are of the clock's seconds, on the CPU of the
 processor's at one thread, in which every thread of ours is contained: others use the cores.
 """
 

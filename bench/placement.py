@@ -12,7 +12,7 @@ given its typical pods), without any knowledge of the order of arrivals.
 `gpujob random ties` and `FGD random ties` are these rules with ties drawn by lot; nobody has
 published the latter. The two queues are another protocol: a pod that fits nowhere waits and is
 tried again. In `gpujob look-ahead` running pods may move for it, in `gpujob look-ahead with
-exchange` they may also go back to the queue for one that asks for more of the same cards;
+exchange` they may also go back to the queue for one that asks for more of the same GPUs;
 `bench/openb/look_ahead.py` has their bounds. They are no gain over FGD.
 """
 

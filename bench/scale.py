@@ -1,8 +1,8 @@
-"""How placement and the whole cycle scale: 2,500, 5,000 and 10,000 cards.
+"""How placement and the whole cycle scale: 2,500, 5,000 and 10,000 GPUs.
 
     python -m bench.scale [--nodes 312,625,1250] [--pending 5000]
 
-Simulated: nodes of 8 cards of 80 GiB and mixed jobs, drawn with a fixed seed; no API server. What
+Simulated: nodes of 8 GPUs of 80 GiB and mixed jobs, drawn with a fixed seed; no API server. What
 is timed is the product's own code, by the clock and by the processor time it took (the two part on
 a machine that does other things as well). Three figures per size:
 
@@ -13,8 +13,8 @@ a machine that does other things as well). Three figures per size:
 - plan: the whole of `plan` with the pending jobs and all that run: the first time, when every
   object is new; in cycles with 100 changes (50 jobs end, 50 nodes are read again; for each job that
   started another arrives) in which all decisions are carried out and remembered; and in such cycles
-  once jobs have waited for over a minute and may keep cards from later ones, for which the soonest
-  start is looked for on every card. The yardstick beside it is a loop of plain Python, timed
+  once jobs have waited for over a minute and may keep GPUs from later ones, for which the soonest
+  start is looked for on every GPU. The yardstick beside it is a loop of plain Python, timed
   before each cycle: it tells how fast the machine was meanwhile.
 """
 
@@ -35,7 +35,7 @@ from bench.scale_nouns import gpu_node, measured_job, running_job, running_pod
 from bench.table import format_table
 from gpujob_api.gpujob import GPUJob
 from gpujob_operator.decide.model.snapshot import NodeView, Snapshot
-from gpujob_operator.decide.packing.arrays import CardState, NodeArrays, NodeState
+from gpujob_operator.decide.packing.arrays import GPUState, NodeArrays, NodeState
 from gpujob_operator.decide.packing.demand import Demand, WorkloadMix
 from gpujob_operator.decide.packing.request import Request
 from gpujob_operator.decide.packing.score_cache import ScoreCache
@@ -43,8 +43,8 @@ from gpujob_operator.decide.packing.select import choose
 from gpujob_operator.run import collect_seldom
 
 GIB = 1024**3
-CARDS_PER_NODE = 8
-CARD_MEMORY_BYTES = 80 * GIB
+GPUS_PER_NODE = 8
+GPU_MEMORY_BYTES = 80 * GIB
 NODE_CPU_MILLI = 128_000
 NODE_MEMORY_BYTES = 1024 * GIB
 CHANGES = 100
@@ -53,7 +53,7 @@ LIMIT_PERCENT = 95.0
 FILLED_SHARE = 0.9
 REPEATS = 3
 CYCLES = 12
-# From then on a job may keep cards from later ones.
+# From then on a job may keep GPUs from later ones.
 PATIENCE_SECONDS = 60.0
 SEED = 1
 
@@ -63,12 +63,12 @@ class Held:
     """A job that runs: where, and what it takes."""
 
     row: int
-    cards: tuple[int, ...]
+    gpus: tuple[int, ...]
     request: Request
 
 
 def request_classes() -> list[tuple[Request, float]]:
-    """Mixed jobs with weights: shares of a card by measured memory and utilization, whole cards."""
+    """Mixed jobs with weights: shares of a GPU by measured memory and utilization, whole GPUs."""
     shared = [
         (4, 10, 2, 12),
         (8, 15, 4, 12),
@@ -85,32 +85,32 @@ def request_classes() -> list[tuple[Request, float]]:
         (Demand(cpu * 1000, memory * GIB, 1, memory * GIB, float(utilization)), float(weight))
         for memory, utilization, cpu, weight in shared
     ]
-    for cards, weight in ((1, 14.0), (2, 3.0), (4, 2.0), (8, 1.0)):
-        whole = Demand(12_000 * cards, 96 * GIB * cards, cards, 1, exclusive=True)
+    for gpus, weight in ((1, 14.0), (2, 3.0), (4, 2.0), (8, 1.0)):
+        whole = Demand(12_000 * gpus, 96 * GIB * gpus, gpus, 1, exclusive=True)
         classes.append((whole, weight))
     return [(Request(demand, utilization_limit_percent=95.0), weight) for demand, weight in classes]
 
 
 def node_state(number: int, held: Sequence[Held] = ()) -> NodeState:
-    """A node with the jobs on it, as the ledger of cards would say."""
-    demands = [(one.cards, one.request.demand) for one in held]
+    """A node with the jobs on it, as the ledger of GPUs would say."""
+    demands = [(one.gpus, one.request.demand) for one in held]
     return NodeState(
         name=f"node-{number:05d}",
         cpu_milli_free=NODE_CPU_MILLI - sum(demand.cpu_milli for _, demand in demands),
         memory_bytes_free=NODE_MEMORY_BYTES - sum(demand.memory_bytes for _, demand in demands),
-        cards=tuple(_card_state(number, card, demands) for card in range(CARDS_PER_NODE)),
+        gpus=tuple(_gpu_state(number, gpu, demands) for gpu in range(GPUS_PER_NODE)),
     )
 
 
-def _card_state(
-    number: int, card: int, demands: Sequence[tuple[tuple[int, ...], Demand]]
-) -> CardState:
-    here = [demand for cards, demand in demands if card in cards]
-    return CardState(
-        uuid=f"GPU-{number:05d}-{card}",
+def _gpu_state(
+    number: int, gpu: int, demands: Sequence[tuple[tuple[int, ...], Demand]]
+) -> GPUState:
+    here = [demand for gpus, demand in demands if gpu in gpus]
+    return GPUState(
+        uuid=f"GPU-{number:05d}-{gpu}",
         model=MODEL,
-        memory_total_bytes=CARD_MEMORY_BYTES,
-        memory_free_bytes=CARD_MEMORY_BYTES - sum(demand.card_memory_bytes for demand in here),
+        memory_total_bytes=GPU_MEMORY_BYTES,
+        memory_free_bytes=GPU_MEMORY_BYTES - sum(demand.gpu_memory_bytes for demand in here),
         utilization_used_percent=sum(demand.utilization_percent for demand in here),
         utilization_limit_percent=LIMIT_PERCENT,
         idle=not here,
@@ -164,8 +164,8 @@ class Cluster:
         choice = choose(self.fleet, request, self.mix, self.ledger)
         if choice is None:
             return False
-        self.fleet.place(choice.row, choice.cards, request.allocation)
-        held = Held(choice.row, choice.cards, request)
+        self.fleet.place(choice.row, choice.gpus, request.allocation)
+        held = Held(choice.row, choice.gpus, request)
         self.held.append(held)
         self.on_row[held.row].append(held)
         return True
@@ -184,10 +184,10 @@ class Cluster:
 
 
 def time_placements(cluster: Cluster) -> dict[str, float]:
-    """Fills the cluster with jobs for 0.9 of its cards; milliseconds of each placement."""
-    capacity = cluster.fleet.card_count
+    """Fills the cluster with jobs for 0.9 of its GPUs; milliseconds of each placement."""
+    capacity = cluster.fleet.gpu_count
     share = sum(
-        weight * request.demand.cards * request.demand.card_share(CARD_MEMORY_BYTES)
+        weight * request.demand.gpus * request.demand.gpu_share(GPU_MEMORY_BYTES)
         for request, weight in zip(cluster.requests, cluster.weights, strict=True)
     )
     requests = cluster.draw(int(FILLED_SHARE * capacity / share))
@@ -294,7 +294,7 @@ def _time_cycles(cycles: Cycles, name: str) -> dict[str, float]:
 
 def measure(nodes: int, pending: int) -> dict[str, Any]:
     cluster = Cluster.of(nodes)
-    row: dict[str, Any] = {"nodes": nodes, "cards": cluster.fleet.card_count}
+    row: dict[str, Any] = {"nodes": nodes, "gpus": cluster.fleet.gpu_count}
     row |= time_placements(cluster)
     row["fleet_megabytes"] = cluster.fleet.size_bytes / 1e6
     row |= time_cycle(cluster, pending)
@@ -312,7 +312,7 @@ def snapshot_of(cluster: Cluster, queue: Sequence[Request]) -> Snapshot:
             classes[held.request],
             held.request.demand,
             fleet.names[held.row],
-            [fleet.uuids[held.row][card] for card in held.cards],
+            [fleet.uuids[held.row][gpu] for gpu in held.gpus],
         )
         for number, held in enumerate(cluster.held)
     ]
@@ -334,7 +334,7 @@ def snapshot_of(cluster: Cluster, queue: Sequence[Request]) -> Snapshot:
             for row, name in enumerate(fleet.names)
         ),
         gpu_nodes=tuple(
-            gpu_node(name, fleet.uuids[row], MODEL, CARD_MEMORY_BYTES)
+            gpu_node(name, fleet.uuids[row], MODEL, GPU_MEMORY_BYTES)
             for row, name in enumerate(fleet.names)
         ),
     )
@@ -349,7 +349,7 @@ def _plan_columns(name: str) -> tuple[str, ...]:
 
 COLUMNS = (
     "nodes",
-    "cards",
+    "gpus",
     "placements",
     "placement_milliseconds_mean",
     "placement_processor_milliseconds_mean",
@@ -377,9 +377,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for nodes in (int(part) for part in asked.nodes.split(",")):
         print(f"{nodes} nodes ...", file=sys.stderr)
         rows.append(measure(nodes, asked.pending))
-    shown = [{"": name, **{f"{row['cards']} cards": row[name] for row in rows}} for name in COLUMNS]
+    shown = [{"": name, **{f"{row['gpus']} GPUs": row[name] for row in rows}} for name in COLUMNS]
     print(f"Simulated cluster, {asked.pending} pending jobs of {len(request_classes())} classes")
-    print(format_table(shown, ["", *(f"{row['cards']} cards" for row in rows)]))
+    print(format_table(shown, ["", *(f"{row['gpus']} GPUs" for row in rows)]))
     print_result(rows, benchmark="scale")
 
 

@@ -28,7 +28,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def measured_job(name: str, class_number: int, demand: Demand) -> GPUJob:
-    """A waiting job that was measured in an earlier attempt (or asks for whole cards)."""
+    """A waiting job that was measured in an earlier attempt (or asks for whole GPUs)."""
     requests = {"cpu": f"{demand.cpu_milli}m", "memory": str(demand.memory_bytes)}
     worker = {
         "name": "worker",
@@ -40,7 +40,7 @@ def measured_job(name: str, class_number: int, demand: Demand) -> GPUJob:
     status = GPUJobStatus()
     if not demand.exclusive:
         measurement = Measurement(
-            memory_bytes=int(demand.card_memory_bytes / 1.1),
+            memory_bytes=int(demand.gpu_memory_bytes / 1.1),
             utilization_percent=demand.utilization_percent,
             samples=100,
             current=Timing(0.1, 0),
@@ -57,7 +57,7 @@ def measured_job(name: str, class_number: int, demand: Demand) -> GPUJob:
         ),
         spec=GPUJobSpec(
             template={"spec": {"containers": [worker]}},
-            gpus_per_worker=demand.cards,
+            gpus_per_worker=demand.gpus,
             sharing=Sharing(sharing),
             checkpoint=Checkpoint(volume_claim_name="checkpoints"),
         ),
@@ -66,22 +66,22 @@ def measured_job(name: str, class_number: int, demand: Demand) -> GPUJob:
 
 
 def running_job(
-    name: str, class_number: int, demand: Demand, node: str, cards: Sequence[str]
+    name: str, class_number: int, demand: Demand, node: str, gpus: Sequence[str]
 ) -> GPUJob:
-    """A job whose first attempt runs on these cards."""
+    """A job whose first attempt runs on these GPUs."""
     job = measured_job(name, class_number, demand)
     whole = demand.exclusive
     held = Reservation(
-        memory_bytes=demand.card_memory_bytes,
+        memory_bytes=demand.gpu_memory_bytes,
         utilization_percent=100.0 if whole else demand.utilization_percent,
-        source=ReservationSource.WHOLE_CARD if whole else ReservationSource.MEASURED,
+        source=ReservationSource.WHOLE_GPU if whole else ReservationSource.MEASURED,
         exclusive=whole,
     )
     status = replace(
         job.status,
         phase=JobPhase.RUNNING,
         attempt=1,
-        placement=Placement((WorkerPlacement(0, node, tuple(cards)),), gpu_model="A100"),
+        placement=Placement((WorkerPlacement(0, node, tuple(gpus)),), gpu_model="A100"),
         reservation=held,
         attempt_started_at=NOW,
         started_at=NOW,
@@ -109,7 +109,7 @@ def running_pod(job: GPUJob) -> PodView:
 
 
 def gpu_node(name: str, uuids: Sequence[str], model: str, memory_bytes: int) -> GPUNode:
-    """A node's cards as its agent measured them now; processes are left out."""
+    """A node's GPUs as its agent measured them now; processes are left out."""
     gpus = tuple(
         GPU(uuid, index, model, memory_total_bytes=memory_bytes, memory_used_bytes=0)
         for index, uuid in enumerate(uuids)

@@ -97,7 +97,7 @@ def _row(trace: str, policy: str, source: str, found: Outcome) -> dict[str, Any]
 
 
 def _print_table(trace: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    print(f"\n{trace}: 8 nodes x 8 cards; seconds; sorted by average completion time")
+    print(f"\n{trace}: 8 nodes x 8 GPUs; seconds; sorted by average completion time")
     ordered = sorted(rows, key=lambda row: row["average_jct_seconds"])
     print(format_table(ordered, COLUMNS), flush=True)
 

@@ -5,7 +5,7 @@
 Each way of training is a process of its own, started as a user starts it; they take turns in blocks
 of steps, and speed is the median ratio of a round's blocks with a 95 % interval (bench/turns). On
 the CPU that is of processor seconds at one thread, because others use the cores; `by_clock` is the
-other. On a card it is the clock's.
+other. On a GPU it is the clock's.
 
 - plain: the script, nothing else; `plain again`: a second one, which shows the noise;
 - auto: `gpujob-run --` with default settings, without compilation, which a job of its own accord
@@ -108,7 +108,7 @@ def _progress(rows: Sequence[dict[str, Any]], name: str) -> None:
 
 
 def print_tables(rows: Sequence[dict[str, Any]], tight: Sequence[dict[str, Any]]) -> None:
-    print("Side by side, whole card; speedup in samples a second against the script as written")
+    print("Side by side, whole GPU; speedup in samples a second against the script as written")
     print(format_table(rows, COLUMNS))
     if tight:
         print("\nMemory limited to 60 % of what the script as written takes")

@@ -64,7 +64,7 @@ class Sentences(Dataset):
 
     def __init__(self, count, length):
         rng = random.Random(1)
-        subjects = ["the cat", "a dog", "my friend", "the model", "this card"]
+        subjects = ["the cat", "a dog", "my friend", "the model", "this GPU"]
         verbs = ["sees", "likes", "trains", "moves", "packs"]
         objects = ["a tree", "the data", "two jobs", "its tail", "the node"]
         words = []

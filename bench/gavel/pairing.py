@@ -1,11 +1,11 @@
-"""Which job goes with which: two jobs a card, for the most work done by all cards together."""
+"""Which job goes with which: two jobs a GPU, for the most work done by all GPUs together."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import networkx
 
-# Two jobs that take turns do the work of one card.
+# Two jobs that take turns do the work of one GPU.
 TURNS = 1.0
 
 Gain = Callable[[str, str], float]
@@ -22,12 +22,12 @@ def best_pairing(jobs: Sequence[str], gain: Gain) -> list[tuple[str, str]]:
     return [(jobs[a], jobs[b]) for a, b in sorted((min(p), max(p)) for p in pairs)]
 
 
-def throughput_per_card(pairs: Sequence[tuple[str, str]], achieved: Gain) -> float:
-    """Mean over cards of what its two jobs really do together."""
+def throughput_per_gpu(pairs: Sequence[tuple[str, str]], achieved: Gain) -> float:
+    """Mean over GPUs of what its two jobs really do together."""
     return sum(achieved(first, second) for first, second in pairs) / len(pairs)
 
 
-def random_throughput_per_card(jobs: Sequence[str], achieved: Gain) -> float:
+def random_throughput_per_gpu(jobs: Sequence[str], achieved: Gain) -> float:
     """Expected value of a random perfect matching: every pair is equally likely."""
     gains = [
         achieved(jobs[first], jobs[second])

@@ -18,7 +18,7 @@ class PairTable:
     """Iterations a second alone by (GPU model, job type), and relative speeds in pairs.
 
     `speeds[gpu][first, second]` is the first one's speed beside the second, relative to alone; None
-    where the two do not fit into the card's memory together.
+    where the two do not fit into the GPU's memory together.
     """
 
     alone: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
@@ -42,7 +42,7 @@ class PairTable:
 
 
 def read_pairs(folder: Path) -> PairTable:
-    """Pairs of two jobs of one card each. Raises ValueError when there are none."""
+    """Pairs of two jobs of one GPU each. Raises ValueError when there are none."""
     path = folder / FILE
     if not path.exists():
         path = path.with_suffix("")
@@ -53,7 +53,7 @@ def read_pairs(folder: Path) -> PairTable:
             if float(row["gpus1"]) == 1 == float(row["gpus2"]):
                 _add(table, row)
     if not table.alone:
-        raise ValueError(f"{path}: no pairs of two jobs of one card")
+        raise ValueError(f"{path}: no pairs of two jobs of one GPU")
     return table
 
 

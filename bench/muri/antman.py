@@ -1,7 +1,7 @@
-"""AntMan as published there: guaranteed jobs hold cards, opportunistic ones use what they leave.
+"""AntMan as published there: guaranteed jobs hold GPUs, opportunistic ones use what they leave.
 
-Never preempts. A guaranteed job (priority 0) that finds too few free cards keeps the ones it found
-and waits for the rest. An opportunistic job (priority 1) takes the least loaded cards below 80 %,
+Never preempts. A guaranteed job (priority 0) that finds too few free GPUs keeps the ones it found
+and waits for the rest. An opportunistic job (priority 1) takes the least loaded GPUs below 80 %,
 where a guaranteed job counts 0.1 and an opportunistic one 0.9, and is slowed by what it meets.
 """
 
@@ -9,16 +9,16 @@ import math
 from dataclasses import dataclass, field
 
 from bench.muri.shortest import next_end, same_time
-from bench.muri.trace import CARDS_PER_NODE, NODES, TraceJob
+from bench.muri.trace import GPUS_PER_NODE, NODES, TraceJob
 
 _LOAD_LIMIT = 0.8
 _LOAD = (0.1, 0.9)
-# A guaranteed job's load is added in two parts: while it gathers cards and when it starts.
+# A guaranteed job's load is added in two parts: while it gathers GPUs and when it starts.
 _START_LOAD = 0.01
 
 
 @dataclass(slots=True)
-class _Card:
+class _GPU:
     node: int
     guaranteed: "_Held | None" = None
     opportunistic: list["_Held"] = field(default_factory=list["_Held"])
@@ -27,22 +27,22 @@ class _Card:
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """A job and the cards which it has got so far."""
+    """A job and the GPUs which it has got so far."""
 
     job: TraceJob
-    cards: list[_Card] = field(default_factory=list[_Card])
+    gpus: list[_GPU] = field(default_factory=list[_GPU])
     iteration_seconds: float = 0.0
 
     @property
     def missing(self) -> int:
-        return self.job.gpus - len(self.cards)
+        return self.job.gpus - len(self.gpus)
 
 
 class AntMan:
     """The policy and its cluster; `simulate` runs a trace to its end."""
 
     def __init__(self) -> None:
-        self.nodes = [[_Card(node) for _ in range(CARDS_PER_NODE)] for node in range(NODES)]
+        self.nodes = [[_GPU(node) for _ in range(GPUS_PER_NODE)] for node in range(NODES)]
         self.held: list[_Held] = []
 
     def simulate(self, jobs: list[TraceJob]) -> None:
@@ -53,7 +53,7 @@ class AntMan:
             start_time = arrivals[0].submit_seconds if arrivals else math.inf
             now = min(start_time, end_time)
             if now == math.inf:
-                raise ValueError("a job needs more cards than the cluster has")
+                raise ValueError("a job needs more GPUs than the cluster has")
             if end_time <= start_time:
                 self._finish(ending, now)
             while arrivals and now == start_time and same_time(arrivals[0].submit_seconds, now):
@@ -73,12 +73,12 @@ class AntMan:
         self.held = [held for held in self.held if held.job.end_seconds is None]
 
     def _release(self, held: _Held) -> None:
-        for card in held.cards:
-            card.load -= _LOAD[held.job.priority]
+        for gpu in held.gpus:
+            gpu.load -= _LOAD[held.job.priority]
             if held.job.priority:
-                card.opportunistic.remove(held)
+                gpu.opportunistic.remove(held)
             else:
-                card.guaranteed = None
+                gpu.guaranteed = None
 
     def _advance(self, now: float) -> None:
         for held in self.held:
@@ -97,39 +97,39 @@ class AntMan:
     def _place(self, held: _Held) -> bool:
         if held.job.priority:
             return self._place_opportunistic(held)
-        if held.job.gpus > CARDS_PER_NODE:
+        if held.job.gpus > GPUS_PER_NODE:
             self._gather_nodes(held)
         else:
-            self._gather_cards(held)
+            self._gather_gpus(held)
         if held.missing:
             return False
-        for card in held.cards:
-            card.load += _START_LOAD
+        for gpu in held.gpus:
+            gpu.load += _START_LOAD
         return True
 
     def _place_opportunistic(self, held: _Held) -> bool:
-        cards = [card for node in self.nodes for card in node if card.load < _LOAD_LIMIT]
-        if len(cards) < held.job.gpus:
+        gpus = [gpu for node in self.nodes for gpu in node if gpu.load < _LOAD_LIMIT]
+        if len(gpus) < held.job.gpus:
             return False
-        held.cards = sorted(cards, key=lambda card: card.load)[: held.job.gpus]
-        for card in held.cards:
-            card.load += _LOAD[1]
-            card.opportunistic.append(held)
+        held.gpus = sorted(gpus, key=lambda gpu: gpu.load)[: held.job.gpus]
+        for gpu in held.gpus:
+            gpu.load += _LOAD[1]
+            gpu.opportunistic.append(held)
         return True
 
     def _gather_nodes(self, held: _Held) -> None:
         """Takes whole free nodes, as many as there are and are still missing."""
-        free = [node for node in self.nodes if all(card.guaranteed is None for card in node)]
-        for node in free[: held.missing // CARDS_PER_NODE]:
+        free = [node for node in self.nodes if all(gpu.guaranteed is None for gpu in node)]
+        for node in free[: held.missing // GPUS_PER_NODE]:
             _take(held, node)
 
-    def _gather_cards(self, held: _Held) -> None:
+    def _gather_gpus(self, held: _Held) -> None:
         """On one node: the first that has them all, else what the freest has; it stays there."""
-        if held.cards:
-            _take(held, _free(self.nodes[held.cards[0].node])[: held.missing])
+        if held.gpus:
+            _take(held, _free(self.nodes[held.gpus[0].node])[: held.missing])
             return
         choices = [_free(node) for node in self.nodes]
-        enough = (cards for cards in choices if len(cards) >= held.missing)
+        enough = (gpus for gpus in choices if len(gpus) >= held.missing)
         chosen = next(enough, None) or max(choices, key=len)
         _take(held, chosen[: held.missing])
 
@@ -148,25 +148,25 @@ def _order(held: _Held) -> tuple[int, float, int]:
     return held.job.priority, held.job.submit_seconds, held.job.index
 
 
-def _free(node: list[_Card]) -> list[_Card]:
-    return [card for card in node if card.guaranteed is None]
+def _free(node: list[_GPU]) -> list[_GPU]:
+    return [gpu for gpu in node if gpu.guaranteed is None]
 
 
-def _take(held: _Held, cards: list[_Card]) -> None:
-    for card in cards:
-        card.guaranteed = held
-        card.load += _LOAD[0] - _START_LOAD
-        held.cards.append(card)
+def _take(held: _Held, gpus: list[_GPU]) -> None:
+    for gpu in gpus:
+        gpu.guaranteed = held
+        gpu.load += _LOAD[0] - _START_LOAD
+        held.gpus.append(gpu)
 
 
 def _shared_iteration_seconds(held: _Held) -> float:
-    """The slowest card decides: the opportunistic job runs in its neighbours' gaps."""
+    """The slowest GPU decides: the opportunistic job runs in its neighbours' gaps."""
     seconds = held.job.iteration_seconds
-    for card in held.cards:
-        guaranteed = card.guaranteed
+    for gpu in held.gpus:
+        guaranteed = gpu.guaranteed
         if guaranteed is not None and guaranteed.missing == 0:
             seconds = max(seconds, _gap_seconds(held.job, guaranteed.job))
-        if any(other is not held for other in card.opportunistic):
+        if any(other is not held for other in gpu.opportunistic):
             seconds = max(seconds, held.job.iteration_seconds * 2.0)
     return seconds
 

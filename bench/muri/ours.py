@@ -4,7 +4,7 @@ What is ours comes from `gpujob_operator.decide` (order_key, choose_group, the s
 is simulated here is the cluster: who runs how fast until the next arrival or completion. As in the
 published simulations everything is placed anew at each event, first fit, and every running job pays
 its restart time then. Iterations of different jobs are never interleaved by design: jobs on one
-card run at the relative speeds that the slowdown rule states.
+GPU run at the relative speeds that the slowdown rule states.
 """
 
 import math
@@ -66,7 +66,7 @@ class Sharing:
             start_time = arrivals[0].submit_seconds if arrivals else math.inf
             now = min(start_time, end_time)
             if now == math.inf:
-                raise ValueError("a job needs more cards than the cluster has")
+                raise ValueError("a job needs more GPUs than the cluster has")
             self._advance(now)
             while arrivals and same_time(arrivals[0].submit_seconds, now):
                 job = arrivals.pop(0)
@@ -93,7 +93,7 @@ class Sharing:
         self.active = [job for job in self.active if job.end_seconds is None]
 
     def _place(self, now: float) -> None:
-        """Cards in the product's order; who finds none free joins the best group, if any."""
+        """GPUs in the product's order; who finds none free joins the best group, if any."""
         self.active.sort(key=lambda job: self._key(job, now))
         groups = _Round(self._judge, self.setup.tenants_max).fill(self.active, self._tenant)
         self.speeds = {}
@@ -123,7 +123,7 @@ class Sharing:
             self.speeds[job.index] = speed * factor
 
     def _tenant(self, job: TraceJob) -> Tenant:
-        """Jobs of one model on equally many cards were measured alike: one tenant for all."""
+        """Jobs of one model on equally many GPUs were measured alike: one tenant for all."""
         key = job.model, job.gpus
         if key not in self._tenants:
             self._tenants[key] = Tenant(use_of(job), self.setup.max_slowdown_percent)

@@ -7,18 +7,18 @@ does not fit is passed over. Every job that was running pays its restart time.
 import math
 from collections.abc import Mapping
 
-from bench.muri.trace import CARDS_PER_NODE, NODES, TraceJob
+from bench.muri.trace import GPUS_PER_NODE, NODES, TraceJob
 
 
 class Nodes:
-    """Free cards by node, first fit: up to a node's cards on one node, more on idle nodes."""
+    """Free GPUs by node, first fit: up to a node's GPUs on one node, more on idle nodes."""
 
     def __init__(self) -> None:
-        self.free = [CARDS_PER_NODE] * NODES
+        self.free = [GPUS_PER_NODE] * NODES
 
     def place(self, gpus: int) -> bool:
-        """Takes the cards where they fit."""
-        if gpus > CARDS_PER_NODE:
+        """Takes the GPUs where they fit."""
+        if gpus > GPUS_PER_NODE:
             return self._place_whole_nodes(gpus)
         for node, free in enumerate(self.free):
             if free >= gpus:
@@ -27,8 +27,8 @@ class Nodes:
         return False
 
     def _place_whole_nodes(self, gpus: int) -> bool:
-        idle = [node for node, free in enumerate(self.free) if free == CARDS_PER_NODE]
-        needed = gpus // CARDS_PER_NODE
+        idle = [node for node, free in enumerate(self.free) if free == GPUS_PER_NODE]
+        needed = gpus // GPUS_PER_NODE
         if len(idle) < needed:
             return False
         for node in idle[:needed]:
@@ -46,7 +46,7 @@ def simulate_shortest(jobs: list[TraceJob], by_gpu_time: bool) -> None:
         start_time = arrivals[0].submit_seconds if arrivals else math.inf
         now = min(start_time, end_time)
         if now == math.inf:
-            raise ValueError("a job needs more cards than the cluster has")
+            raise ValueError("a job needs more GPUs than the cluster has")
         if end_time <= start_time:
             for job in ending:
                 job.end_seconds = now

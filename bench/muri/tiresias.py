@@ -1,13 +1,13 @@
-"""Tiresias as published there: queues by attained GPU time, first in first out, cards only counted.
+"""Tiresias as published there: queues by attained GPU time, first in first out, GPUs only counted.
 
-A job sinks a queue when cards x seconds held pass 3,250, then 7,200. Events are arrivals, the next
-completion and the next sinking; each costs every running job its restart time. Where the cards lie
-plays no part, so that gangs of 16 and 32 always fit when enough cards are free.
+A job sinks a queue when GPUs x seconds held pass 3,250, then 7,200. Events are arrivals, the next
+completion and the next sinking; each costs every running job its restart time. Where the GPUs lie
+plays no part, so that gangs of 16 and 32 always fit when enough GPUs are free.
 """
 
 import math
 
-from bench.muri.trace import CARDS_PER_NODE, NODES, TraceJob
+from bench.muri.trace import GPUS_PER_NODE, NODES, TraceJob
 
 _QUEUE_LIMIT_GPU_SECONDS = (3250, 7200)
 _EVENTS_PER_JOB_MAX = 100
@@ -26,7 +26,7 @@ def simulate_tiresias(jobs: list[TraceJob]) -> None:
         event_time = min(start_time, end_time)
         now = min(event_time, jump_time)
         if now == math.inf:
-            raise ValueError("a job needs more cards than the cluster has")
+            raise ValueError("a job needs more GPUs than the cluster has")
         if event_time <= jump_time:
             if end_time == now:
                 _finish(active, queues, now)
@@ -86,8 +86,8 @@ def _advance(job: TraceJob, queues: list[list[TraceJob]], now: float) -> None:
 
 
 def _choose(queues: list[list[TraceJob]]) -> None:
-    """Gives cards down the queues; what does not fit is passed over and waits at the back."""
-    free = NODES * CARDS_PER_NODE
+    """Gives GPUs down the queues; what does not fit is passed over and waits at the back."""
+    free = NODES * GPUS_PER_NODE
     for queue in queues:
         for job in queue:
             runs = job.gpus <= free

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 NODES = 8
-CARDS_PER_NODE = 8
+GPUS_PER_NODE = 8
 # The published simulator lengthens every measured iteration time by this factor.
 ALONE_FACTOR = 1.015
 
@@ -50,12 +50,12 @@ class TraceJob:
 
     @property
     def remaining_seconds(self) -> float:
-        """Time left when alone on its cards."""
+        """Time left when alone on its GPUs."""
         return self.remaining_iterations * self.iteration_seconds
 
 
 def restart_seconds(model: str, gpus: int) -> float:
-    """What a restart of `model` on `gpus` cards costs; between two sizes, the larger one's."""
+    """What a restart of `model` on `gpus` GPUs costs; between two sizes, the larger one's."""
     row = _RESTART_SECONDS.get(model)
     if row is None:
         return _RESTART_SECONDS_DEFAULT
@@ -75,7 +75,7 @@ def read_trace(path: Path) -> list[TraceJob]:
 
 def _job(index: int, row: dict[str, str]) -> TraceJob:
     gpus = int(row["num_gpu"])
-    if gpus > CARDS_PER_NODE and gpus % CARDS_PER_NODE:
+    if gpus > GPUS_PER_NODE and gpus % GPUS_PER_NODE:
         raise ValueError(f"num_gpu of job {index}: {gpus} is not a number of whole nodes")
     iterations = float(row["iterations"])
     return TraceJob(

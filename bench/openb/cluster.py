@@ -11,10 +11,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.openb.trace import CARDS_PER_NODE_MAX, GPU_MILLI, Arrivals, Integers, Nodes, PodClass
+from bench.openb.trace import GPU_MILLI, GPUS_PER_NODE_MAX, Arrivals, Integers, Nodes, PodClass
 
 PODS_PER_NODE_MAX = 1001
-# A card that is not there; below any request, and above it in no sum (see `gpu_total`).
+# A GPU that is not there; below any request, and above it in no sum (see `gpu_total`).
 ABSENT = -1
 ARRIVED_PERCENT_MAX = 130
 
@@ -34,47 +34,47 @@ class Cluster:
 
     @classmethod
     def empty(cls, nodes: Nodes) -> "Cluster":
-        present = np.arange(CARDS_PER_NODE_MAX) < nodes.cards[:, None]
+        present = np.arange(GPUS_PER_NODE_MAX) < nodes.gpus[:, None]
         return cls(
             nodes=nodes,
             cpu_free=nodes.cpu_milli.copy(),
             memory_free=nodes.memory_mib.copy(),
             gpu_free=np.where(present, GPU_MILLI, ABSENT),
-            gpu_total=nodes.cards * GPU_MILLI,
-            pods=np.zeros_like(nodes.cards),
-            changed_at=np.zeros_like(nodes.cards),
+            gpu_total=nodes.gpus * GPU_MILLI,
+            pods=np.zeros_like(nodes.gpus),
+            changed_at=np.zeros_like(nodes.gpus),
         )
 
-    def take(self, row: int, cards: Sequence[int], pod: PodClass) -> None:
+    def take(self, row: int, gpus: Sequence[int], pod: PodClass) -> None:
         """Gives a pod its resources. The policy has checked that they are free."""
         self.step += 1
         self.cpu_free[row] -= pod.cpu_milli
         self.memory_free[row] -= pod.memory_mib
-        for card in cards:
-            self.gpu_free[row, card] -= pod.gpu_milli
+        for gpu in gpus:
+            self.gpu_free[row, gpu] -= pod.gpu_milli
         self.gpu_total[row] -= pod.demand_milli
         self.pods[row] += 1
         self.changed_at[row] = self.step
         assert self.cpu_free[row] >= 0
         assert self.memory_free[row] >= 0
-        assert all(self.gpu_free[row, card] >= 0 for card in cards)
+        assert all(self.gpu_free[row, gpu] >= 0 for gpu in gpus)
 
-    def give(self, row: int, cards: Sequence[int], pod: PodClass) -> None:
+    def give(self, row: int, gpus: Sequence[int], pod: PodClass) -> None:
         """Takes a pod's resources back."""
         self.step += 1
         self.cpu_free[row] += pod.cpu_milli
         self.memory_free[row] += pod.memory_mib
-        for card in cards:
-            self.gpu_free[row, card] += pod.gpu_milli
+        for gpu in gpus:
+            self.gpu_free[row, gpu] += pod.gpu_milli
         self.gpu_total[row] += pod.demand_milli
         self.pods[row] -= 1
         self.changed_at[row] = self.step
         assert self.cpu_free[row] <= self.nodes.cpu_milli[row]
         assert self.memory_free[row] <= self.nodes.memory_mib[row]
-        assert all(self.gpu_free[row, card] <= GPU_MILLI for card in cards)
+        assert all(self.gpu_free[row, gpu] <= GPU_MILLI for gpu in gpus)
 
     def fits(self, rows: Integers, pod: PodClass) -> NDArray[np.bool_]:
-        """Which of the rows can take the pod, card models aside."""
+        """Which of the rows can take the pod, GPU models aside."""
         fits = (
             (self.cpu_free[rows] >= pod.cpu_milli)
             & (self.memory_free[rows] >= pod.memory_mib)
@@ -87,7 +87,7 @@ class Cluster:
 
 
 class Policy(Protocol):
-    """Chooses a node's row and its cards, or None where the pod fits nowhere."""
+    """Chooses a node's row and its GPUs, or None where the pod fits nowhere."""
 
     def place(self, cluster: Cluster, class_number: int) -> tuple[int, Sequence[int]] | None: ...
 

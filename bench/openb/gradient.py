@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.openb.cluster import Cluster
-from bench.openb.peers import first_idle_cards
+from bench.openb.peers import first_idle_gpus
 from bench.openb.trace import Integers, PodClass, Trace
 
 TYPICAL_SHARE = 0.95
@@ -41,7 +41,7 @@ def typical_pods(trace: Trace) -> list[tuple[PodClass, float]]:
 
 
 class FragmentationGradientDescent:
-    """Scores of FGD. A share pod tries every card and keeps the best, the first on ties."""
+    """Scores of FGD. A share pod tries every GPU and keeps the best, the first on ties."""
 
     def __init__(self, trace: Trace, nodes_models: Sequence[str]) -> None:
         typical = typical_pods(trace)
@@ -58,7 +58,7 @@ class FragmentationGradientDescent:
         )
 
     def _fragmented(self, rows: Integers, cpu: Integers, gpus: Integers) -> NDArray[np.float64]:
-        """F of node states: `cpu` [row], `gpus` [row, card]; milli of cards.
+        """F of node states: `cpu` [row], `gpus` [row, GPU]; milli of GPUs.
 
         Sums run class by class within each reason, and over reasons at the end, as in the
         artifact: scores lie on floor boundaries often enough for rounding to decide ties.
@@ -93,7 +93,7 @@ class FragmentationGradientDescent:
         pod = self._classes[class_number]
         before = self._fragmented(rows, cluster.cpu_free[rows], cluster.gpu_free[rows])
         if pod.shares:
-            return self._card_scores(cluster, rows, pod, before).max(axis=0)
+            return self._gpu_scores(cluster, rows, pod, before).max(axis=0)
         gpus = cluster.gpu_free[rows].copy()
         if pod.num_gpu:
             usable = gpus >= pod.gpu_milli
@@ -101,27 +101,27 @@ class FragmentationGradientDescent:
         after = self._fragmented(rows, cluster.cpu_free[rows] - pod.cpu_milli, gpus)
         return _score(before, after)
 
-    def _card_scores(
+    def _gpu_scores(
         self, cluster: Cluster, rows: Integers, pod: PodClass, before: NDArray[np.float64]
     ) -> Integers:
-        """Scores [card, row] of a share pod; -1 where the card is too full or like one before."""
+        """Scores [GPU, row] of a share pod; -1 where the GPU is too full or like one before."""
         free = cluster.gpu_free[rows]
         like_before = np.tril(free[:, :, None] == free[:, None, :], -1).any(axis=2)
-        at, card = np.nonzero((free >= pod.gpu_milli) & ~like_before)
+        at, gpu = np.nonzero((free >= pod.gpu_milli) & ~like_before)
         tried = free[at]
-        tried[np.arange(len(at)), card] -= pod.gpu_milli
+        tried[np.arange(len(at)), gpu] -= pod.gpu_milli
         cpu = cluster.cpu_free[rows[at]] - pod.cpu_milli
         scores = np.full(free.T.shape, -1, dtype=np.int64)
-        scores[card, at] = _score(before[at], self._fragmented(rows[at], cpu, tried))
+        scores[gpu, at] = _score(before[at], self._fragmented(rows[at], cpu, tried))
         return scores
 
-    def cards(self, cluster: Cluster, row: int, class_number: int) -> Sequence[int]:
+    def gpus(self, cluster: Cluster, row: int, class_number: int) -> Sequence[int]:
         pod = self._classes[class_number]
         if not pod.shares:
-            return first_idle_cards(cluster, row, pod)
+            return first_idle_gpus(cluster, row, pod)
         rows = np.array([row])
         before = self._fragmented(rows, cluster.cpu_free[rows], cluster.gpu_free[rows])
-        return [int(np.argmax(self._card_scores(cluster, rows, pod, before)[:, 0]))]
+        return [int(np.argmax(self._gpu_scores(cluster, rows, pod, before)[:, 0]))]
 
 
 def _score(before: NDArray[np.float64], after: NDArray[np.float64]) -> Integers:

@@ -6,7 +6,7 @@ percent of capacity that arrives it is tried again, the largest first:
 * **moves**: others move elsewhere at once for it; nobody waits who ran. At most `VICTIMS_MAX` move
   for one pod, and each at most `MOVES_MAX` times, which is the operator's `preemptionsMax`.
 * **exchange**, only with `exchange=True`: a running pod goes back to the queue for a waiting one
-  that asks for more of the same cards; within the same bounds.
+  that asks for more of the same GPUs; within the same bounds.
 
 Where a pod goes, new or moved, is `select.choose`. Whom to move is this file's own search: the
 operator weighs lost work, of which these traces know nothing. Nobody knows what will arrive later.
@@ -27,10 +27,10 @@ VICTIMS_MAX = 8
 MOVES_MAX = 3
 # Nodes on which a way is looked for, for one pod, those with the least in the way first.
 NODES_TRIED = 16
-# A card's worth of processor where the two are weighed: what the traces' nodes have of it per card.
-CPU_MILLI_PER_CARD = 12_000
+# A GPU's worth of processor where the two are weighed: what the traces' nodes have of it per GPU.
+CPU_MILLI_PER_GPU = 12_000
 Order = Callable[[PodClass], NDArray[np.float64]]
-# An exchange gains at least this much of a card.
+# An exchange gains at least this much of a GPU.
 GAIN_MILLI_MIN = 20
 
 
@@ -165,19 +165,19 @@ class LookAhead:
                 yield row, gone
 
     def _in_the_way(self, asked: PodClass) -> NDArray[np.float64]:
-        """By row: what is missing on its best cards, and of processor, in thousandths of a card."""
+        """By row: what is missing on its best GPUs, and of processor, in thousandths of a GPU."""
         cluster = self.residents.cluster
         free = np.sort(self.residents.free_milli(), axis=1)[:, ::-1][:, : asked.num_gpu]
         missing = np.maximum(asked.gpu_milli - free, 0).sum(axis=1)
         cpu = np.maximum(asked.cpu_milli - cluster.cpu_free, 0)
-        return missing + cpu * 1000 / CPU_MILLI_PER_CARD
+        return missing + cpu * 1000 / CPU_MILLI_PER_GPU
 
     def _largest_holes(self, asked: PodClass) -> NDArray[np.float64]:
-        """By row: what is free on its best cards that are in use, the most first; the processor has
+        """By row: what is free on its best GPUs that are in use, the most first; the processor has
         to suffice without those who would go, so that the list is short."""
         cluster = self.residents.cluster
         free = np.sort(self.residents.free_milli(), axis=1)[:, ::-1][:, : asked.num_gpu]
-        short = cluster.cpu_free + asked.num_gpu * CPU_MILLI_PER_CARD < asked.cpu_milli
+        short = cluster.cpu_free + asked.num_gpu * CPU_MILLI_PER_GPU < asked.cpu_milli
         return np.where(short, np.inf, -np.maximum(free, 0).sum(axis=1).astype(np.float64))
 
     def _gone(self, row: int, asked: PodClass) -> frozenset[Pod] | None:
@@ -185,9 +185,9 @@ class LookAhead:
         residents, cluster = self.residents, self.residents.cluster
         movable = [one for one in residents.on[row] if self.moved[one] < MOVES_MAX]
         ways = sorted(
-            (sum(residents.asks(one).demand_milli for one in who), len(who), card, who)
-            for card in range(int(residents.nodes.cards[row]))
-            if (who := self._gone_from_card(row, card, asked, movable)) is not None
+            (sum(residents.asks(one).demand_milli for one in who), len(who), gpu, who)
+            for gpu in range(int(residents.nodes.gpus[row]))
+            if (who := self._gone_from_gpu(row, gpu, asked, movable)) is not None
         )
         if len(ways) < asked.num_gpu:
             return None
@@ -196,7 +196,7 @@ class LookAhead:
         memory = int(cluster.memory_free[row]) - asked.memory_mib
         cpu += sum(residents.asks(one).cpu_milli for one in gone)
         memory += sum(residents.asks(one).memory_mib for one in gone)
-        for one in sorted(movable, key=self._least_card_for_its_processor):
+        for one in sorted(movable, key=self._least_gpu_for_its_processor):
             if cpu >= 0 and memory >= 0:
                 break
             if one not in gone:
@@ -205,20 +205,20 @@ class LookAhead:
                 memory += residents.asks(one).memory_mib
         return frozenset(gone) if cpu >= 0 and memory >= 0 else None
 
-    def _least_card_for_its_processor(self, pod: Pod) -> tuple[float, int]:
+    def _least_gpu_for_its_processor(self, pod: Pod) -> tuple[float, int]:
         asked = self.residents.asks(pod)
         return asked.demand_milli / max(asked.cpu_milli, 1), pod.number
 
-    def _gone_from_card(
-        self, row: int, card: int, asked: PodClass, movable: Sequence[Pod]
+    def _gone_from_gpu(
+        self, row: int, gpu: int, asked: PodClass, movable: Sequence[Pod]
     ) -> tuple[Pod, ...] | None:
         """The one smallest pod that makes the room, else the largest until they do."""
         residents = self.residents
-        missing = asked.gpu_milli - int(residents.cluster.gpu_free[row, card])
+        missing = asked.gpu_milli - int(residents.cluster.gpu_free[row, gpu])
         if missing <= 0:
             return ()
         here = sorted(
-            (one for one in movable if card in residents.on[row][one]),
+            (one for one in movable if gpu in residents.on[row][one]),
             key=lambda one: (residents.asks(one).gpu_milli, one.number),
         )
         for one in here:

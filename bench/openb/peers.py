@@ -20,33 +20,33 @@ INFEASIBLE = -1
 
 
 class Scorer(Protocol):
-    """Integer scores of feasible rows, and the cards used on the row that won."""
+    """Integer scores of feasible rows, and the GPUs used on the row that won."""
 
     def scores(self, cluster: Cluster, rows: Integers, class_number: int) -> Integers: ...
 
-    def cards(self, cluster: Cluster, row: int, class_number: int) -> Sequence[int]: ...
+    def gpus(self, cluster: Cluster, row: int, class_number: int) -> Sequence[int]: ...
 
 
-def first_idle_cards(cluster: Cluster, row: int, pod: PodClass) -> list[int]:
-    """Exclusive pods take the first idle cards."""
+def first_idle_gpus(cluster: Cluster, row: int, pod: PodClass) -> list[int]:
+    """Exclusive pods take the first idle GPUs."""
     return np.flatnonzero(cluster.gpu_free[row] >= pod.gpu_milli)[: pod.num_gpu].tolist()
 
 
-def tightest_card(cluster: Cluster, row: int, pod: PodClass) -> list[int]:
-    """The card with the least remainder that holds a share pod; the first on ties."""
+def tightest_gpu(cluster: Cluster, row: int, pod: PodClass) -> list[int]:
+    """The GPU with the least remainder that holds a share pod; the first on ties."""
     free = cluster.gpu_free[row]
     return [int(np.argmin(np.where(free >= pod.gpu_milli, free, 10 * GPU_MILLI)))]
 
 
 class _Packer:
-    """Cards as all policies but FGD and Random choose them."""
+    """GPUs as all policies but FGD and Random choose them."""
 
     def __init__(self, classes: Sequence[PodClass]) -> None:
         self.classes = classes
 
-    def cards(self, cluster: Cluster, row: int, class_number: int) -> Sequence[int]:
+    def gpus(self, cluster: Cluster, row: int, class_number: int) -> Sequence[int]:
         pod = self.classes[class_number]
-        choose = tightest_card if pod.shares else first_idle_cards
+        choose = tightest_gpu if pod.shares else first_idle_gpus
         return choose(cluster, row, pod)
 
 
@@ -67,7 +67,7 @@ class DotProduct(_Packer):
 
 
 class GpuPacking(_Packer):
-    """Prefers cards already shared, then nodes already used, then small idle nodes."""
+    """Prefers GPUs already shared, then nodes already used, then small idle nodes."""
 
     def scores(self, cluster: Cluster, rows: Integers, class_number: int) -> Integers:
         pod = self.classes[class_number]
@@ -76,7 +76,7 @@ class GpuPacking(_Packer):
         free = cluster.gpu_free[rows]
         shared = (free > 0) & (free < GPU_MILLI)
         idle = (free == GPU_MILLI).sum(axis=1)
-        total = cluster.nodes.cards[rows]
+        total = cluster.nodes.gpus[rows]
         opened = np.full(len(rows), pod.num_gpu, dtype=np.int64)
         in_use = np.zeros(len(rows), dtype=np.int64)
         if pod.shares:
@@ -90,7 +90,7 @@ class GpuPacking(_Packer):
 
 
 class GpuClustering(_Packer):
-    """Keeps pods of one kind (a share, or a number of cards) together."""
+    """Keeps pods of one kind (a share, or a number of GPUs) together."""
 
     def __init__(self, classes: Sequence[PodClass]) -> None:
         super().__init__(classes)
@@ -108,10 +108,10 @@ class GpuClustering(_Packer):
         used = (GPU_MILLI_SCALE - cluster.gpu_total[rows]) / GPU_MILLI_SCALE
         return np.floor(25 * used).astype(np.int64) + base
 
-    def cards(self, cluster: Cluster, row: int, class_number: int) -> Sequence[int]:
+    def gpus(self, cluster: Cluster, row: int, class_number: int) -> Sequence[int]:
         if self.classes[class_number].num_gpu:
             self._kinds_held(cluster)[row, self._kind[class_number]] = True
-        return super().cards(cluster, row, class_number)
+        return super().gpus(cluster, row, class_number)
 
     def _kinds_held(self, cluster: Cluster) -> NDArray[np.bool_]:
         if self._held is None:
@@ -141,7 +141,7 @@ class Ranked:
             return None
         if self._random is not None:
             row = int(self._random.choice(np.flatnonzero(scores == scores[row])))
-        return row, self._scorer.cards(cluster, row, class_number)
+        return row, self._scorer.gpus(cluster, row, class_number)
 
     def _renewed(self, cluster: Cluster, class_number: int) -> Integers:
         scores = self._scores.get(class_number)
@@ -171,7 +171,7 @@ def _rows_of_models(cluster: Cluster, pod: PodClass) -> Integers:
 
 
 class Random:
-    """A random feasible node and a random feasible card. Draws are ours, not the artifact's."""
+    """A random feasible node and a random feasible GPU. Draws are ours, not the artifact's."""
 
     def __init__(self, classes: Sequence[PodClass], seed: int) -> None:
         self._classes = classes
@@ -184,7 +184,7 @@ class Random:
         if not len(rows):
             return None
         row = int(self._random.choice(rows))
-        cards = np.flatnonzero(cluster.gpu_free[row] >= pod.gpu_milli)
+        gpus = np.flatnonzero(cluster.gpu_free[row] >= pod.gpu_milli)
         if pod.shares:
-            cards = self._random.permutation(cards)
-        return row, cards[: pod.num_gpu].tolist()
+            gpus = self._random.permutation(gpus)
+        return row, gpus[: pod.num_gpu].tolist()

@@ -1,7 +1,7 @@
 """The product's own placement rule in the protocol's loop: the function itself, not a copy.
 
-A card has a memory of 1,000 units and `gpu_milli` is what a pod asks of it; utilization stays 0. A
-pod that asks for whole cards is an exclusive request. The mix is the requests of the whole pod
+A GPU has a memory of 1,000 units and `gpu_milli` is what a pod asks of it; utilization stays 0. A
+pod that asks for whole GPUs is an exclusive request. The mix is the requests of the whole pod
 list, as FGD is given its typical pods; nothing is known of the order in which pods arrive.
 """
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from bench.openb.cluster import PODS_PER_NODE_MAX, Cluster
 from bench.openb.trace import GPU_MILLI, Nodes, PodClass, Trace
-from gpujob_operator.decide.packing.arrays import CardState, NodeArrays, NodeState
+from gpujob_operator.decide.packing.arrays import GPUState, NodeArrays, NodeState
 from gpujob_operator.decide.packing.demand import Demand, WorkloadMix
 from gpujob_operator.decide.packing.request import Request
 from gpujob_operator.decide.packing.score_cache import ScoreCache
@@ -22,8 +22,8 @@ def demand_of(pod: PodClass) -> Demand:
     return Demand(
         cpu_milli=pod.cpu_milli,
         memory_bytes=pod.memory_mib,
-        cards=pod.num_gpu,
-        card_memory_bytes=pod.gpu_milli,
+        gpus=pod.num_gpu,
+        gpu_memory_bytes=pod.gpu_milli,
         exclusive=pod.num_gpu > 0 and pod.gpu_milli == GPU_MILLI,
         models=pod.models,
     )
@@ -36,9 +36,9 @@ def fleet_of(nodes: Nodes) -> NodeArrays:
             name=name,
             cpu_milli_free=int(nodes.cpu_milli[row]),
             memory_bytes_free=int(nodes.memory_mib[row]),
-            cards=tuple(
-                CardState(f"{name}-{card}", nodes.models[row], GPU_MILLI, GPU_MILLI)
-                for card in range(int(nodes.cards[row]))
+            gpus=tuple(
+                GPUState(f"{name}-{gpu}", nodes.models[row], GPU_MILLI, GPU_MILLI)
+                for gpu in range(int(nodes.gpus[row]))
             ),
         )
         for row, name in enumerate(nodes.names)
@@ -74,8 +74,8 @@ class Product:
             self._full.add(class_number)
             return None
         assert cluster.pods[choice.row] < PODS_PER_NODE_MAX
-        self._fleet.place(choice.row, choice.cards, request.allocation)
-        return choice.row, choice.cards
+        self._fleet.place(choice.row, choice.gpus, request.allocation)
+        return choice.row, choice.gpus
 
     def _before_choosing(self) -> None:
         """What another order among ties changes."""

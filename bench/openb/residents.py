@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from bench.openb.cluster import PODS_PER_NODE_MAX, Cluster
 from bench.openb.product import demand_of, fleet_of, mix_of
-from bench.openb.trace import CARDS_PER_NODE_MAX, GPU_MILLI, Nodes, PodClass, Trace
-from gpujob_operator.decide.packing.arrays import CardState, NodeState
+from bench.openb.trace import GPU_MILLI, GPUS_PER_NODE_MAX, Nodes, PodClass, Trace
+from gpujob_operator.decide.packing.arrays import GPUState, NodeState
 from gpujob_operator.decide.packing.request import Request, Selection
 from gpujob_operator.decide.packing.score_cache import ScoreCache
 from gpujob_operator.decide.packing.select import choose
@@ -29,7 +29,7 @@ class Pod(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Place:
     row: int
-    cards: tuple[int, ...]
+    gpus: tuple[int, ...]
 
 
 class Residents:
@@ -41,7 +41,7 @@ class Residents:
         self.cluster = Cluster.empty(nodes)
         self.on: list[dict[Pod, tuple[int, ...]]] = [{} for _ in nodes.names]
         self.used_milli = 0
-        self.present = np.arange(CARDS_PER_NODE_MAX) < nodes.cards[:, None]
+        self.present = np.arange(GPUS_PER_NODE_MAX) < nodes.gpus[:, None]
         self._fleet = fleet_of(nodes)
         self._requests = [Request(demand_of(pod)) for pod in trace.classes]
         self._mix = mix_of(trace)
@@ -53,7 +53,7 @@ class Residents:
         return self.classes[pod.class_number]
 
     def allowed(self, asked: PodClass) -> NDArray[np.bool_]:
-        """Rows whose cards are of a model that will do, and that could take it were they empty."""
+        """Rows whose GPUs are of a model that will do, and that could take it were they empty."""
         known = self._allowed.get(asked)
         if known is None:
             known = self._allowed[asked] = self._could_ever(asked)
@@ -63,7 +63,7 @@ class Residents:
         of_model = [not asked.models or model in asked.models for model in self.nodes.models]
         return (
             np.array(of_model, dtype=np.bool_)
-            & (self.nodes.cards >= asked.num_gpu)
+            & (self.nodes.gpus >= asked.num_gpu)
             & (self.nodes.cpu_milli >= asked.cpu_milli)
             & (self.nodes.memory_mib >= asked.memory_mib)
         )
@@ -74,7 +74,7 @@ class Residents:
             return None
         found = choose(self._fleet, self._requests[class_number], self._mix, self._ledger)
         assert isinstance(found, Selection), "it fits somewhere"
-        return Place(found.row, found.cards)
+        return Place(found.row, found.gpus)
 
     def rows_for(self, class_number: int) -> NDArray[np.int64]:
         """Rows that could take it now: the rule refuses exactly where there are none, and says why,
@@ -84,46 +84,46 @@ class Residents:
 
     def put(self, pod: Pod, place: Place) -> None:
         assert self.cluster.pods[place.row] < PODS_PER_NODE_MAX
-        self.cluster.take(place.row, place.cards, self.asks(pod))
-        self._fleet.place(place.row, place.cards, self._requests[pod.class_number].allocation)
-        self.on[place.row][pod] = place.cards
+        self.cluster.take(place.row, place.gpus, self.asks(pod))
+        self._fleet.place(place.row, place.gpus, self._requests[pod.class_number].allocation)
+        self.on[place.row][pod] = place.gpus
         self.used_milli += self.asks(pod).demand_milli
 
     def remove(self, pod: Pod, row: int) -> Place:
         """Takes a pod off its node; where it was."""
-        cards = self.on[row].pop(pod)
-        self.cluster.give(row, cards, self.asks(pod))
+        gpus = self.on[row].pop(pod)
+        self.cluster.give(row, gpus, self.asks(pod))
         self._fleet.renew(row, self._state(row))
         self.used_milli -= self.asks(pod).demand_milli
-        return Place(row, cards)
+        return Place(row, gpus)
 
     def free_milli(self) -> NDArray[np.int64]:
-        """By row and card; far below zero where there is no card."""
+        """By row and GPU; far below zero where there is no GPU."""
         return np.where(self.present, self.cluster.gpu_free, -(10**9))
 
     def _state(self, row: int) -> NodeState:
         """The node as the product's rule sees it."""
         name, cluster = self.nodes.names[row], self.cluster
-        held = {card for cards in self.on[row].values() for card in cards}
+        held = {gpu for gpus in self.on[row].values() for gpu in gpus}
         whole = {
-            card
-            for pod, cards in self.on[row].items()
-            for card in cards
+            gpu
+            for pod, gpus in self.on[row].items()
+            for gpu in gpus
             if self.asks(pod).gpu_milli == GPU_MILLI
         }
         return NodeState(
             name=name,
             cpu_milli_free=int(cluster.cpu_free[row]),
             memory_bytes_free=int(cluster.memory_free[row]),
-            cards=tuple(
-                CardState(
-                    uuid=f"{name}-{card}",
+            gpus=tuple(
+                GPUState(
+                    uuid=f"{name}-{gpu}",
                     model=self.nodes.models[row],
                     memory_total_bytes=GPU_MILLI,
-                    memory_free_bytes=int(cluster.gpu_free[row, card]),
-                    idle=card not in held,
-                    held_whole=card in whole,
+                    memory_free_bytes=int(cluster.gpu_free[row, gpu]),
+                    idle=gpu not in held,
+                    held_whole=gpu in whole,
                 )
-                for card in range(int(self.nodes.cards[row]))
+                for gpu in range(int(self.nodes.gpus[row]))
             ),
         )

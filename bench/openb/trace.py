@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 GPU_MILLI = 1000
-CARDS_PER_NODE_MAX = 8
+GPUS_PER_NODE_MAX = 8
 NODE_LIST = "openb_node_list_gpu_node.csv.gz"
 
 Integers = NDArray[np.int64]
@@ -24,7 +24,7 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, order=True)
 class PodClass:
-    """What a pod asks for. `gpu_milli` is thousandths of one card, for each of `num_gpu` cards."""
+    """What a pod asks for. `gpu_milli` is thousandths of one GPU, for each of `num_gpu` GPUs."""
 
     cpu_milli: int
     memory_mib: int
@@ -34,12 +34,12 @@ class PodClass:
 
     @property
     def models(self) -> frozenset[str]:
-        """Card models that will do; empty: any."""
+        """GPU models that will do; empty: any."""
         return frozenset(self.gpu_spec.split("|")) if self.gpu_spec else frozenset()
 
     @property
     def shares(self) -> bool:
-        """Asks for a part of one card."""
+        """Asks for a part of one GPU."""
         return self.num_gpu == 1 and self.gpu_milli < GPU_MILLI
 
     @property
@@ -54,12 +54,12 @@ class Nodes:
     names: tuple[str, ...]
     cpu_milli: Integers
     memory_mib: Integers
-    cards: Integers
+    gpus: Integers
     models: tuple[str, ...]
 
     @property
     def capacity_milli(self) -> int:
-        return int(self.cards.sum()) * GPU_MILLI
+        return int(self.gpus.sum()) * GPU_MILLI
 
     def ranked(self, rank: Integers) -> "Nodes":
         """The same nodes with the smallest rank first."""
@@ -68,7 +68,7 @@ class Nodes:
             names=tuple(self.names[row] for row in order),
             cpu_milli=self.cpu_milli[order],
             memory_mib=self.memory_mib[order],
-            cards=self.cards[order],
+            gpus=self.gpus[order],
             models=tuple(self.models[row] for row in order),
         )
 
@@ -114,7 +114,7 @@ def read_nodes(directory: Path) -> Nodes:
         names=tuple(row["sn"] for row in rows),
         cpu_milli=_integers(row["cpu_milli"] for row in rows),
         memory_mib=_integers(row["memory_mib"] for row in rows),
-        cards=_integers(row["gpu"] for row in rows),
+        gpus=_integers(row["gpu"] for row in rows),
         models=tuple(row["model"] for row in rows),
     )
 

@@ -12,10 +12,10 @@ from bench.pollux.interpolation import Array, interpolate
 
 Placement = tuple[int, ...]
 
-# Passes over the data that make a job, and the largest batch of a card where a trace goes further
+# Passes over the data that make a job, and the largest batch of a GPU where a trace goes further
 # than was used: constants of the published simulator.
 EPOCHS = {"bert": 2, "cifar10": 100, "ncf": 10, "imagenet": 90, "deepspeech2": 80, "yolov3": 50}
-_CARD_BATCH_MAX = {"yolov3": 8}
+_GPU_BATCH_MAX = {"yolov3": 8}
 _NODES_MEASURED_MAX = 16
 
 
@@ -30,9 +30,9 @@ class Epochs:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """How a batch is spread: `card_batch` samples a card and pass, `accumulated` further passes."""
+    """How a batch is spread: `gpu_batch` samples a GPU and pass, `accumulated` further passes."""
 
-    card_batch: int
+    gpu_batch: int
     accumulated: int
 
 
@@ -43,12 +43,12 @@ class Application:
     name: str
     epochs: int
     runs: Mapping[int, Epochs]
-    # placement as its digits -> (card batches ascending, (step, sync) seconds)
+    # placement as its digits -> (GPU batches ascending, (step, sync) seconds)
     recorded: Mapping[str, tuple[Array, Array]]
-    # (nodes, cards, card batch) and (step, sync) seconds of everything measured
+    # (nodes, GPUs, GPU batch) and (step, sync) seconds of everything measured
     points: Array
     point_seconds: Array
-    card_batch_max: int
+    gpu_batch_max: int
     _step: dict[tuple[Placement, int], tuple[float, float]] = field(
         default_factory=dict[tuple[Placement, int], tuple[float, float]]
     )
@@ -61,38 +61,38 @@ class Application:
     def batch_max(self) -> int:
         return max(self.runs)
 
-    def batch_plan(self, batch: int, cards: int) -> BatchPlan:
-        """Even parts, rounded up; a single card with more than the smallest batch accumulates."""
-        per_card = math.ceil(batch / cards - 1e-8)
-        accumulated = math.ceil(per_card / self.card_batch_max - 1e-8) - 1
-        if cards == 1 and batch > self.batch_min:
+    def batch_plan(self, batch: int, gpus: int) -> BatchPlan:
+        """Even parts, rounded up; a single GPU with more than the smallest batch accumulates."""
+        per_gpu = math.ceil(batch / gpus - 1e-8)
+        accumulated = math.ceil(per_gpu / self.gpu_batch_max - 1e-8) - 1
+        if gpus == 1 and batch > self.batch_min:
             accumulated = max(1, accumulated)
-        card_batch = math.ceil(per_card / (accumulated + 1) - 1e-8)
-        most = int(self.batch_max / (cards * (accumulated + 1)))
-        return BatchPlan(min(card_batch, most), accumulated)
+        gpu_batch = math.ceil(per_gpu / (accumulated + 1) - 1e-8)
+        most = int(self.batch_max / (gpus * (accumulated + 1)))
+        return BatchPlan(min(gpu_batch, most), accumulated)
 
     def iteration_seconds(self, placement: Placement, plan: BatchPlan) -> float:
         """One optimizer step: the passes before the last one need no synchronisation."""
-        step, sync = self.step_seconds(placement, plan.card_batch)
+        step, sync = self.step_seconds(placement, plan.gpu_batch)
         return step + (step - sync) * plan.accumulated
 
-    def step_seconds(self, placement: Placement, card_batch: int) -> tuple[float, float]:
-        """(step, synchronisation) of one pass on cards spread over nodes as `placement` says."""
-        key = canonical(placement), card_batch
+    def step_seconds(self, placement: Placement, gpu_batch: int) -> tuple[float, float]:
+        """(step, synchronisation) of one pass on GPUs spread over nodes as `placement` says."""
+        key = canonical(placement), gpu_batch
         if key not in self._step:
             self._step[key] = self._interpolate(*key)
         return self._step[key]
 
-    def _interpolate(self, placement: Placement, card_batch: int) -> tuple[float, float]:
+    def _interpolate(self, placement: Placement, gpu_batch: int) -> tuple[float, float]:
         known = self.recorded.get("".join(map(str, placement)))
         if known is not None:
             batches, seconds = known
-            if not batches[0] <= card_batch <= batches[-1]:
-                raise ValueError(f"{self.name}: no step time for {card_batch} samples a card")
-            step, sync = (np.interp(card_batch, batches, seconds[:, n]) for n in (0, 1))
+            if not batches[0] <= gpu_batch <= batches[-1]:
+                raise ValueError(f"{self.name}: no step time for {gpu_batch} samples a GPU")
+            step, sync = (np.interp(gpu_batch, batches, seconds[:, n]) for n in (0, 1))
         else:
             nodes = min(len(placement), _NODES_MEASURED_MAX)
-            at = np.array([nodes, sum(placement), card_batch], dtype=float)
+            at = np.array([nodes, sum(placement), gpu_batch], dtype=float)
             step, sync = interpolate(self.points, self.point_seconds, at)
         return float(step), float(sync)
 
@@ -143,7 +143,7 @@ def _read(folder: Path) -> Application:
         recorded={placement: _sorted(timings) for placement, timings in recorded.items()},
         points=points,
         point_seconds=seconds,
-        card_batch_max=_CARD_BATCH_MAX.get(folder.name, max(batches)),
+        gpu_batch_max=_GPU_BATCH_MAX.get(folder.name, max(batches)),
     )
 
 
@@ -159,7 +159,7 @@ def _sorted(timings: list[tuple[int, float, float]]) -> tuple[Array, Array]:
 def _all_points(
     recorded: Mapping[str, list[tuple[int, float, float]]], scalability: Iterable[Mapping[str, str]]
 ) -> tuple[Array, Array]:
-    """Placements of equally many nodes and cards count as one point, their mean."""
+    """Placements of equally many nodes and GPUs count as one point, their mean."""
     found: dict[tuple[int, int, int], list[tuple[float, float]]] = {}
     for placement, timings in recorded.items():
         for batch, step, sync in timings:

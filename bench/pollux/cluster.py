@@ -1,6 +1,6 @@
-"""The published simulation: every 60 s the jobs advance, then the policy allocates cards.
+"""The published simulation: every 60 s the jobs advance, then the policy allocates GPUs.
 
-A job whose cards change makes no progress for 30 s. Time goes in whole seconds; the end of an epoch
+A job whose GPUs change makes no progress for 30 s. Time goes in whole seconds; the end of an epoch
 is rounded to one, as published.
 """
 
@@ -14,7 +14,7 @@ from typing import Protocol
 from bench.pollux.application import Application, BatchPlan, Placement
 
 NODES = 16
-CARDS_PER_NODE = 4
+GPUS_PER_NODE = 4
 INTERVAL_SECONDS = 60
 RESTART_SECONDS = 30
 _HOURS_MAX = 24 * 60
@@ -22,14 +22,14 @@ _HOURS_MAX = 24 * 60
 
 @dataclass(eq=False, slots=True)
 class GangJob:
-    """A gang of `cards` fixed cards with a fixed batch."""
+    """A gang of `gpus` fixed GPUs with a fixed batch."""
 
     name: str
     application: Application
     submit_seconds: int
-    cards: int
+    gpus: int
     batch: int
-    # What the simulation writes: one node index a card.
+    # What the simulation writes: one node index a GPU.
     allocation: tuple[int, ...] = ()
     placement: Placement = ()
     restart_left_seconds: int = 0
@@ -66,7 +66,7 @@ class GangJob:
         return self.rate_at(self.placement)
 
     def rate_at(self, placement: Placement) -> float:
-        total = self.cards * self.plan.card_batch * (self.plan.accumulated + 1)
+        total = self.gpus * self.plan.gpu_batch * (self.plan.accumulated + 1)
         gain = self.application.gain(total, self.epoch)
         return gain / self.application.iteration_seconds(placement, self.plan)
 
@@ -81,7 +81,7 @@ class GangJob:
 
 
 def placement_of(allocation: Sequence[int]) -> Placement:
-    """Cards of one node that follow each other are one part."""
+    """GPUs of one node that follow each other are one part."""
     parts: list[int] = []
     for index, node in enumerate(allocation):
         if index and node == allocation[index - 1]:
@@ -100,7 +100,7 @@ class Policy(Protocol):
 def simulate(jobs: Sequence[GangJob], policy: Policy) -> None:
     """Runs all jobs to their end and writes `end_seconds`. Raises ValueError after 60 days."""
     for job in jobs:
-        job.plan = job.application.batch_plan(job.batch, job.cards)
+        job.plan = job.application.batch_plan(job.batch, job.gpus)
     for now in _times():
         active = [job for job in jobs if job.submit_seconds <= now and job.end_seconds is None]
         if active:
@@ -121,8 +121,8 @@ def _apply(active: Sequence[GangJob], allocations: Mapping[str, tuple[int, ...]]
     for allocation in allocations.values():
         for node in allocation:
             used[node] += 1
-    if max(used) > CARDS_PER_NODE:
-        raise ValueError(f"a policy put {max(used)} jobs' cards on a node of {CARDS_PER_NODE}")
+    if max(used) > GPUS_PER_NODE:
+        raise ValueError(f"a policy put {max(used)} jobs' GPUs on a node of {GPUS_PER_NODE}")
     for job in active:
         job.allocate(allocations.get(job.name, ()))
 
@@ -135,7 +135,7 @@ def read_workload(path: Path, applications: Mapping[str, Application]) -> list[G
                 name=row["name"],
                 application=applications[row["application"]],
                 submit_seconds=int(row["time"]),
-                cards=int(row["num_replicas"]),
+                gpus=int(row["num_replicas"]),
                 batch=int(row["batch_size"]),
             )
             for row in csv.DictReader(file)

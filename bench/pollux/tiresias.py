@@ -1,14 +1,14 @@
 """Tiresias with tuned gangs, as published there: two queues by attained service, first come first.
 
-A job sinks when seconds held x cards pass 16 card-hours. What fits by number of cards runs; running
-jobs stay where they are; new ones take the nodes with most free cards.
+A job sinks when seconds held x GPUs pass 16 GPU-hours. What fits by number of GPUs runs; running
+jobs stay where they are; new ones take the nodes with most free GPUs.
 """
 
 from collections.abc import Mapping, Sequence
 
-from bench.pollux.cluster import CARDS_PER_NODE, NODES, GangJob
+from bench.pollux.cluster import GPUS_PER_NODE, NODES, GangJob
 
-_SINK_CARD_SECONDS = 3600 * 16
+_SINK_GPU_SECONDS = 3600 * 16
 
 
 class Tiresias:
@@ -26,10 +26,10 @@ class Tiresias:
         self._checked = now
         order = [known[name] for queue in self._queues for name in queue]
         chosen: list[GangJob] = []
-        left = NODES * CARDS_PER_NODE
+        left = NODES * GPUS_PER_NODE
         for job in order:
-            if job.cards <= left:
-                left -= job.cards
+            if job.gpus <= left:
+                left -= job.gpus
                 chosen.append(job)
         self._running = {job.name for job in chosen}
         return _spread(chosen)
@@ -44,27 +44,27 @@ class Tiresias:
             if name not in self._running:
                 continue
             self._held[name] += elapsed
-            if name in first and self._held[name] * job.cards >= _SINK_CARD_SECONDS:
+            if name in first and self._held[name] * job.gpus >= _SINK_GPU_SECONDS:
                 first.remove(name)
                 second.append(name)
 
 
 def _spread(chosen: Sequence[GangJob]) -> dict[str, tuple[int, ...]]:
-    free = dict.fromkeys(range(NODES), CARDS_PER_NODE)
+    free = dict.fromkeys(range(NODES), GPUS_PER_NODE)
     for job in chosen:
         for node in job.allocation:
             free[node] -= 1
     allocations: dict[str, tuple[int, ...]] = {}
     for job in chosen:
-        allocations[job.name] = job.allocation or _take_freest(free, job.cards)
+        allocations[job.name] = job.allocation or _take_freest(free, job.gpus)
     return allocations
 
 
-def _take_freest(free: dict[int, int], cards: int) -> tuple[int, ...]:
+def _take_freest(free: dict[int, int], gpus: int) -> tuple[int, ...]:
     taken: list[int] = []
-    while len(taken) < cards:
+    while len(taken) < gpus:
         node = max(free, key=lambda index: (free[index], -index))
-        count = min(free[node], cards - len(taken))
+        count = min(free[node], gpus - len(taken))
         taken += [node] * count
         free[node] -= count
     return tuple(taken)

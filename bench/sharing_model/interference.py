@@ -27,10 +27,10 @@ OBSERVATIONS_MAX = 4096
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What one job does alone on a card.
+    """What one job does alone on a GPU.
 
     `utilization_percent` is the share of time in which the GPU computes; `other_percent` the same
-    for other things that come with the card (its memory bandwidth, its share of the data loading
+    for other things that come with the GPU (its memory bandwidth, its share of the data loading
     cores, of the network). `traits` are further figures measured alone, scaled so that 1 is a usual
     difference between two jobs (the logarithm of the step time, say); `kind` is what the workload
     is called, such as its image and command.
@@ -86,7 +86,7 @@ def calibrate(observations: Iterable[Observation]) -> Calibration:
 
 
 def predicted_speeds(uses: Sequence[Use], calibration: Calibration) -> tuple[float, ...]:
-    """Each job's speed relative to running alone, if all of `uses` share one card.
+    """Each job's speed relative to running alone, if all of `uses` share one GPU.
 
     Several neighbours count one after the other; and never is more of anything used than there is.
     """
@@ -104,7 +104,7 @@ def may_share(
     calibration: Calibration,
     min_gain: float = 1.0,
 ) -> SharingVerdict:
-    """Whether `uses` may share a card; the same order as each one's `max_slowdown_percent`.
+    """Whether `uses` may share a GPU; the same order as each one's `max_slowdown_percent`.
 
     No job may be slowed over its limit, and together they must do more work than `min_gain` jobs
     that take turns.
@@ -117,7 +117,7 @@ def may_share(
             return SharingVerdict(False, speeds, f"{reason}; its limit is {limit:g} %")
     gain = sum(speeds)
     if len(uses) > 1 and gain <= min_gain:
-        reason = f"together {gain:.2f} of a card's work; more than {min_gain:.2f} is needed"
+        reason = f"together {gain:.2f} of a GPU's work; more than {min_gain:.2f} is needed"
         return SharingVerdict(False, speeds, reason)
     worst = max((slowdown_percent(speed) for speed in speeds), default=0.0)
     return SharingVerdict(True, speeds, f"together {gain:.2f}, at most {worst:.1f} % slower")

@@ -1,6 +1,6 @@
-"""Beside whom a job may go: among groups that share cards, the one which gains most work.
+"""Beside whom a job may go: among groups that share GPUs, the one which gains most work.
 
-Sits between `order` (who is next) and placement (which cards): a job that finds no free cards of
+Sits between `order` (who is next) and placement (which GPUs): a job that finds no free GPUs of
 its own joins others only where `interference.may_share` allows it for everybody.
 """
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from bench.sharing_model.interference import Calibration, SharingVerdict, Use, may_share
 
-# More than this many on one card is never tried, whatever the prediction says.
+# More than this many on one GPU is never tried, whatever the prediction says.
 TENANTS_MAX = 4
 
 
@@ -27,7 +27,7 @@ Judge = Callable[[Sequence[Tenant]], SharingVerdict]
 @dataclass(frozen=True, slots=True)
 class Choice:
     """Which group to join, what is then predicted for all of it, and the work gained by joining
-    (1 = as much as one card does for one job)."""
+    (1 = as much as one GPU does for one job)."""
 
     index: int
     verdict: SharingVerdict
@@ -35,7 +35,7 @@ class Choice:
 
 
 def judge_by(calibration: Calibration) -> Judge:
-    """The verdict on tenants of one card, by the calibration of its GPU model."""
+    """The verdict on tenants of one GPU, by the calibration of its GPU model."""
 
     def judge(tenants: Sequence[Tenant]) -> SharingVerdict:
         limits = [tenant.max_slowdown_percent for tenant in tenants]
@@ -52,7 +52,7 @@ def choose_group(
 ) -> Choice | None:
     """The group where the candidate adds most work, the first of equals; None where it adds none.
 
-    The caller offers only groups whose memory and number of cards fit.
+    The caller offers only groups whose memory and number of GPUs fit.
     """
     best: Choice | None = None
     for index, group in enumerate(groups):

@@ -36,7 +36,7 @@ def describe_device(scale: Scale) -> dict[str, Any]:
         },
     }
     if scale.device == "cuda":
-        found |= _card()
+        found |= _gpu()
     return found
 
 
@@ -47,7 +47,7 @@ def _version(name: str) -> str:
         return "not installed"
 
 
-def _card() -> dict[str, Any]:
+def _gpu() -> dict[str, Any]:
     import torch
 
     properties: Any = torch.cuda.get_device_properties(0)

@@ -95,7 +95,7 @@ class Bench:
 
     def seconds(self, point: Point, steps: int) -> float:
         """Time of `steps` steps from a fresh pass over the data on."""
-        # On a busy machine the processor's time says more; on a card it would say nothing.
+        # On a busy machine the processor's time says more; on a GPU it would say nothing.
         clock = time.perf_counter if self.device == "cuda" else time.process_time
         self._synchronize()
         start = clock()

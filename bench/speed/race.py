@@ -21,7 +21,7 @@ from bench.speed.ways import (
 )
 from bench.turns.conductor import Conductor, Entry, Program
 
-# What a way needs from its turn to be ready, at most as a rule; on a card, where time is lent.
+# What a way needs from its turn to be ready, at most as a rule; on a GPU, where time is lent.
 _NEEDED_SECONDS = {COMPILED: 35.0, BY_HAND: 35.0}
 _NEEDED_SECONDS_OTHERS = 12.0
 READY_SECONDS_MAX = 600.0
@@ -68,7 +68,7 @@ def race(
             entries.append(plain(AGAIN, workload, scale))
         conductor.start(entries, has_time)
         _run_rounds(conductor, scale, deadline)
-        conductor.end_all_but(PLAIN)  # a second heat, so that all fit into the card's memory
+        conductor.end_all_but(PLAIN)  # a second heat, so that all fit into the GPU's memory
         applied = applied_items(receiver.reports.get(f"{workload}/{AUTO}"))
         singles = _singles(workload, scale, receiver, list(applied))
         if singles and has_time(singles[0]):

@@ -1,4 +1,4 @@
-"""One workload on a card that is too small for its batch: who finds out, how, and at what price."""
+"""One workload on a GPU that is too small for its batch: who finds out, how, and at what price."""
 
 import re
 from dataclasses import replace

@@ -33,7 +33,7 @@ class Assignment:
     # None: the program itself calls `begin` when it is ready.
     free_steps: int | None
     block_steps: int
-    # Allocations beyond it fail, as they would on a card of that size. Host memory only.
+    # Allocations beyond it fail, as they would on a GPU of that size. Host memory only.
     fence_bytes: int | None = None
 
     def to_text(self) -> str:
@@ -111,16 +111,14 @@ class Participant:
             self._torch.cuda.synchronize()
 
     def _out_of_memory(self) -> int | None:
-        """As the card's allocator counts them; the host's does not."""
+        """As the GPU's allocator counts them; the host's does not."""
         if not self._torch.cuda.is_initialized():
             return None
         return int(self._torch.cuda.memory_stats().get("num_ooms", 0))
 
     def _peak_bytes(self) -> int:
         if self._torch.cuda.is_initialized():
-            return int(self._torch.cuda.max_memory_reserved()) + card_context_bytes(
-                self._torch.cuda
-            )
+            return int(self._torch.cuda.max_memory_reserved()) + gpu_context_bytes(self._torch.cuda)
         return _host_peak_bytes()
 
     def _tell(self, event: str, **facts: Any) -> None:
@@ -130,13 +128,13 @@ class Participant:
             raise SystemExit(0)
 
 
-def card_context_bytes(cuda: Any) -> int:
-    """What the card counts of this process beside torch's memory; 0 where it does not tell."""
+def gpu_context_bytes(cuda: Any) -> int:
+    """What the GPU counts of this process beside torch's memory; 0 where it does not tell."""
     try:
-        from gpujob_worker.device.cuda_context import card_context
+        from gpujob_worker.device.cuda_context import gpu_context
 
         uuid = str(cuda.get_device_properties(cuda.current_device()).uuid)
-        context = card_context(uuid)
+        context = gpu_context(uuid)
         beside = context.beside_bytes(int(cuda.memory_reserved())) if context is not None else 0
     except Exception:
         return 0
@@ -216,7 +214,7 @@ def _host_memory_bytes() -> int:
 
 
 def _host_peak_bytes() -> int:
-    """Pages of files count as little as on a card."""
+    """Pages of files count as little as on a GPU."""
     return max(_status_bytes("VmHWM") - _status_bytes("RssFile"), _host_memory_bytes())
 
 

@@ -19,7 +19,7 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("5 GiB", "1.94 GiB"),
     ),
     "unknown-model": ({"gpu": {"models": ["H9000"]}}, ("H9000", "CPU card")),
-    "nowhere": ({"pod": {"nodeSelector": {"zone": "moon"}}}, ("2 cards", "nodeSelector zone=moon")),
+    "nowhere": ({"pod": {"nodeSelector": {"zone": "moon"}}}, ("2 GPUs", "nodeSelector zone=moon")),
     "too-many": ({"gpusPerWorker": 16}, ("16", "2")),
 }
 

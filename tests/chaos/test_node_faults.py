@@ -1,6 +1,6 @@
-"""Nodes that die, are reclaimed, go unmeasured, or whose cards fail; one cluster for all.
+"""Nodes that die, are reclaimed, go unmeasured, or whose GPUs fail; one cluster for all.
 
-What NVML says of failing cards is scripted; nodes, pods and processes are real ones.
+What NVML says of failing GPUs is scripted; nodes, pods and processes are real ones.
 """
 
 import json
@@ -53,8 +53,8 @@ def scene(shared_scene: Scene) -> Generator[Scene]:
 def all_measured(scene: Scene) -> bool:
     nodes = scene.client.get("/api/v1/nodes")["items"]
     ready = [node["metadata"]["name"] for node in nodes if is_ready(node)]
-    cards = [card for name in NODES for card in gpus(scene, name)]
-    return sorted(ready) == list(NODES) and len(cards) == 4 and all(map(is_healthy, cards))
+    found = [gpu for name in NODES for gpu in gpus(scene, name)]
+    return sorted(ready) == list(NODES) and len(found) == 4 and all(map(is_healthy, found))
 
 
 def is_ready(node: Json) -> bool:
@@ -63,8 +63,8 @@ def is_ready(node: Json) -> bool:
     return not tainted and any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
 
-def is_healthy(card: Json) -> bool:
-    return card.get("healthy", True)
+def is_healthy(gpu: Json) -> bool:
+    return gpu.get("healthy", True)
 
 
 def gpus(scene: Scene, node: str) -> list[Json]:
@@ -85,7 +85,7 @@ def test_a_dead_node_is_not_believed_dead_until_it_is_proven(scene: Scene) -> No
     """I3: its pods may run on behind a broken network; the end of the Node object proves it."""
     scene.submit("survivor", checkpoint={"volumeClaimName": "checkpoints"})
     scene.wait_steps("survivor", above=20)
-    node, _card = scene.place("survivor")
+    node, _gpu = scene.place("survivor")
     scene.cluster.kill_node(node)
     path = f"/api/v1/nodes/{node}"
     scene.wait(lambda: not is_ready(scene.client.get(path)), f"{node} is not ready")
@@ -108,7 +108,7 @@ def test_a_node_that_restarts_has_lost_its_jobs_attempt(scene: Scene) -> None:
     claim = {"volumeClaimName": "checkpoints"}
     scene.submit("rebooted", checkpoint=claim, retry={"limit": 0})
     scene.wait_steps("rebooted", above=20)
-    node, _card = scene.place("rebooted")
+    node, _gpu = scene.place("rebooted")
     scene.cluster.kill_node(node)
     scene.cluster.start_node(node)
     scene.wait(lambda: scene.status("rebooted").get("resumedFromStep", 0) > 0, "it resumes")
@@ -124,7 +124,7 @@ def test_a_node_reclaimed_while_a_job_starts_is_left(scene: Scene) -> None:
         lambda: scene.condition("starting", "Running")["reason"] == "ErrImagePull", "it starts"
     )
     assert scene.phase("starting") == "Starting"
-    node, _card = scene.place("starting")
+    node, _gpu = scene.place("starting")
     scene.cluster.reclaim(node, notice_seconds=1, grace_seconds=2)
     scene.wait(lambda: scene.place("starting")[0] == other(node), "it is placed elsewhere")
     assert scene.status("starting")["attempt"] == 2
@@ -134,7 +134,7 @@ def test_a_node_reclaimed_while_a_job_starts_is_left(scene: Scene) -> None:
 def test_a_reclaimed_nodes_running_job_keeps_its_last_step(scene: Scene) -> None:
     scene.submit("mover", checkpoint={"volumeClaimName": "checkpoints"})
     scene.wait_steps("mover")
-    node, _card = scene.place("mover")
+    node, _gpu = scene.place("mover")
     scene.cluster.reclaim(node, notice_seconds=3, grace_seconds=2)
     scene.wait(lambda: scene.place("mover")[0] == other(node), "it is placed elsewhere")
     scene.wait(lambda: scene.status("mover").get("resumedFromStep") is not None, "it resumes")
@@ -185,16 +185,16 @@ def age(scene: Scene, node: str) -> float:
     return (datetime.now(UTC) - parse_time(observed)).total_seconds()
 
 
-# Cards
+# GPUs
 
 
 def scripted(scene: Scene, node: str, **broken: Json) -> list[Json]:
-    """The node's cards as they are, with one of them changed."""
-    cards: list[Json] = [
+    """The node's GPUs as they are, with one of them changed."""
+    found: list[Json] = [
         {"uuid": uuid, "model": "CPU card", "memoryTotalBytes": 2 * GIB, "memoryUsedBytes": MIB}
         for uuid in scene.cluster.cards(node)
     ]
-    return [card | broken.get(card["uuid"], {}) for card in cards]
+    return [gpu | broken.get(gpu["uuid"], {}) for gpu in found]
 
 
 def is_scripted(scene: Scene, node: str) -> bool:
@@ -212,30 +212,30 @@ def script(tmp_path: Path) -> Path:
     [{"xids": [79]}, {"errors": {"*": 15}}],
     ids=["XID 79", "GPU is lost"],
 )
-def test_a_job_leaves_a_card_that_fails(scene: Scene, script: Path, fault: Json) -> None:
+def test_a_job_leaves_a_gpu_that_fails(scene: Scene, script: Path, fault: Json) -> None:
     scene.submit("patient", checkpoint={"volumeClaimName": "checkpoints"})
     scene.wait_steps("patient")
-    node, card = scene.place("patient")
+    node, gpu = scene.place("patient")
     script.write_text(json.dumps({"cards": scripted(scene, node)}))
     with scripted_agent(scene.cluster, node, script):
-        scene.wait(lambda: is_scripted(scene, node), "the agent has seen the card alive")
-        broken = {"cards": scripted(scene, node, **{card: fault})}
+        scene.wait(lambda: is_scripted(scene, node), "the agent has seen the GPU alive")
+        broken = {"cards": scripted(scene, node, **{gpu: fault})}
         script.write_text(json.dumps(broken))
-        scene.wait(lambda: scene.place("patient")[1] not in ("", card), "it has another card")
+        scene.wait(lambda: scene.place("patient")[1] not in ("", gpu), "it has another GPU")
         scene.finish_and_wait("patient")
     assert scene.counters("patient") == {"interruptions": 1}
 
 
-def test_an_agent_that_starts_while_a_card_is_lost_still_lists_it(
+def test_an_agent_that_starts_while_a_gpu_is_lost_still_lists_it(
     scene: Scene, script: Path
 ) -> None:
-    """The one before it knew the card; whoever is on it must not seem to be nowhere."""
+    """The one before it knew the GPU; whoever is on it must not seem to be nowhere."""
     node = NODES[0]
     lost, well = scene.cluster.cards(node)
     script.write_text(json.dumps({"cards": scripted(scene, node, **{lost: {"errors": {"*": 15}}})}))
     with scripted_agent(scene.cluster, node, script):
         scene.wait(lambda: is_scripted(scene, node), "the new agent publishes")
-        found = {card["uuid"]: is_healthy(card) for card in gpus(scene, node)}
+        found = {gpu["uuid"]: is_healthy(gpu) for gpu in gpus(scene, node)}
         assert found == {lost: False, well: True}
 
 
@@ -253,8 +253,8 @@ def test_readings_of_no_sense_break_nothing(scene: Scene, script: Path, reading:
     """The agent lives, the operator lives, the running job goes on, another one finds a place."""
     scene.submit("runs-on")
     scene.wait_steps("runs-on")
-    node, card = scene.place("runs-on")
-    script.write_text(json.dumps({"cards": scripted(scene, node, **{card: reading})}))
+    node, gpu = scene.place("runs-on")
+    script.write_text(json.dumps({"cards": scripted(scene, node, **{gpu: reading})}))
     with scripted_agent(scene.cluster, node, script) as agent:
         scene.wait(lambda: is_scripted(scene, node) or not agent.alive(), "the agent publishes")
         scene.submit("beside")

@@ -46,7 +46,7 @@ def test_no_foreign_pod_speaks_for_a_job(scene: Scene) -> None:
     ]
     for pod, code in zip(pods, (0, 1, 1, None), strict=True):
         scene.say(pod, code, BEYOND_FLOAT)
-    # Whatever they say of cards, there is room on the other one.
+    # Whatever they say of GPUs, there is room on the other one.
     scene.submit("next", sharing={"mode": "Exclusive"})
     scene.wait_steps("next")
     steps = scene.step("victim")
@@ -83,7 +83,7 @@ def is_over(pod: dict[str, object]) -> bool:
 
 
 def test_a_job_that_is_deleted_and_kept_holds_nothing(scene: Scene) -> None:
-    """I7, I15: its pods end, and its cards are free for others, while the object stays."""
+    """I7, I15: its pods end, and its GPUs are free for others, while the object stays."""
     for name in ("kept-0", "kept-1"):
         scene.submit(name, sharing={"mode": "Exclusive"})
         scene.client.merge(f"{JOBS}/{name}", {"metadata": {"finalizers": [FINALIZER]}})

@@ -35,7 +35,7 @@ def scene(shared_scene: Scene) -> Generator[Scene]:
     shared_scene.recorder.verify()
 
 
-def cards_of(scene: Scene, name: str) -> list[str]:
+def gpus_of(scene: Scene, name: str) -> list[str]:
     placement = scene.status(name).get("placement") or {"workers": []}
     return [uuid for worker in placement["workers"] for uuid in worker["gpus"]]
 
@@ -46,7 +46,7 @@ def test_a_gang_ends_and_begins_again_together(scene: Scene, rank: int) -> None:
     scene.submit("gang", workers=2, sharing={"mode": "Exclusive"}, checkpoint=CLAIM)
     scene.wait_steps("gang", above=20)
     assert scene.pod_names("gang") == ["gang-1-0", "gang-1-1"]
-    assert len(set(cards_of(scene, "gang"))) == 2
+    assert len(set(gpus_of(scene, "gang"))) == 2
     scene.signal_worker("gang", signal.SIGKILL, rank)
     scene.wait(lambda: scene.status("gang").get("attempt") == 2, "a second attempt")
     first = [pod for pod in scene.pods("gang") if pod["metadata"]["name"].startswith("gang-1-")]
@@ -58,7 +58,7 @@ def test_a_gang_ends_and_begins_again_together(scene: Scene, rank: int) -> None:
 
 
 def test_of_two_gangs_that_each_half_fit_one_runs_at_a_time(scene: Scene) -> None:
-    """Three cards, twice two workers: neither holds a card that it cannot use."""
+    """Three GPUs, twice two workers: neither holds a GPU that it cannot use."""
     for name in ("one", "other"):
         scene.submit(name, workers=2, sharing={"mode": "Exclusive"})
     scene.wait(lambda: "Running" in map(scene.phase, ("one", "other")), "one of them runs")
@@ -69,13 +69,13 @@ def test_of_two_gangs_that_each_half_fit_one_runs_at_a_time(scene: Scene) -> Non
     waiting = scene.condition(second, "Scheduled")
     assert (waiting["status"], waiting["reason"]) == ("False", "NoRoom")
     assert "room for 1 of 2 workers" in waiting["message"]
-    assert (cards_of(scene, second), scene.pod_names(second)) == ([], [])
-    # The card that is left is nobody's: a small job behind them gets it.
+    assert (gpus_of(scene, second), scene.pod_names(second)) == ([], [])
+    # The GPU that is left is nobody's: a small job behind them gets it.
     scene.submit("small")
     scene.finish_and_wait("small")
     scene.finish_and_wait(first)
     scene.wait_steps(second)
-    assert len(set(cards_of(scene, second))) == 2
+    assert len(set(gpus_of(scene, second))) == 2
     scene.finish_and_wait(second)
     assert scene.counters(second) == {}
 
@@ -97,7 +97,7 @@ def test_two_workers_of_torch_find_each_other(scene: Scene) -> None:
 
 
 def test_a_namespace_that_goes_takes_all_with_it(scene: Scene) -> None:
-    """I7: its jobs run while it goes; their processes end, and their cards are free again."""
+    """I7: its jobs run while it goes; their processes end, and their GPUs are free again."""
     scene.submit("elsewhere")
     scene.wait_steps("elsewhere")
     scene.client.create("/api/v1/namespaces", {"metadata": {"name": "doomed"}})

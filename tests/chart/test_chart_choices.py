@@ -49,7 +49,7 @@ def configuration_of(objects: list[Manifest]) -> Configuration:
 def test_workers_get_the_runtime_class_of_the_agent_unless_told(
     values: Mapping[str, Any], agents: str | None, workers: str | None
 ) -> None:
-    """With another one than the agent's, a worker would run and see no card."""
+    """With another one than the agent's, a worker would run and see no GPU."""
     objects = render(values)
     for agent in of_kind(objects, "DaemonSet"):
         assert pod_spec(agent).get("runtimeClassName") == agents
@@ -60,7 +60,7 @@ def test_workers_get_the_runtime_class_of_the_agent_unless_told(
     ("interval", "stale", "is_taken"),
     [
         *((15, None, True), (16, None, False), (60, 120, True), (60.5, 1000, False)),
-        # Cards on which nothing happens are told again after 10 s, or after five shorter intervals.
+        # GPUs on which nothing happens are told again after 10 s, or after five shorter intervals.
         *((2, 11, False), (2, 12, True), (1, 5, False), (1, 6, True)),
     ],
 )

@@ -19,7 +19,7 @@ from gpujob_operator.decide.model.snapshot import InvalidJob, Snapshot
 from gpujob_operator.decide.planner import Planner
 from tests.golden.cycles import Seen
 from tests.harness import builders
-from tests.harness.builders import make_card, make_gpu_node, make_job, make_node, make_queue
+from tests.harness.builders import make_gpu, make_gpu_node, make_job, make_node, make_queue
 from tests.harness.world import World
 from tests.property import test_plan_memory, test_plan_memory_events
 from tests.property.plan_snapshots import NOW, fresh_clusters, odd_snapshots
@@ -39,9 +39,9 @@ settings.register_profile(
 class _Story(World):
     """A world that keeps what each cycle sees."""
 
-    def __init__(self, count: int, cards: int, **snapshot: Any) -> None:
+    def __init__(self, count: int, gpus: int, **snapshot: Any) -> None:
         gpu_nodes = [
-            make_gpu_node(f"n{n}", *(_card(n, k) for k in range(cards)), price=1.0)
+            make_gpu_node(f"n{n}", *(_gpu(n, k) for k in range(gpus)), price=1.0)
             for n in range(count)
         ]
         super().__init__(gpu_nodes=gpu_nodes, **snapshot)
@@ -158,7 +158,7 @@ def life(seed: int) -> list[Seen]:
         configuration=configuration,
     )
     gpu_nodes = [
-        make_gpu_node(f"n{n}", *(_card(n, k, model=model) for k in range(2)))
+        make_gpu_node(f"n{n}", *(_gpu(n, k, model=model) for k in range(2)))
         for n, model in enumerate(models)
     ]
     world.snapshot = replace(world.snapshot, gpu_nodes=tuple(gpu_nodes))
@@ -183,8 +183,8 @@ def _measure(world: World, random: Random) -> None:
     world.snapshot = replace(world.snapshot, reports=tuple(reports), usage=usage)
 
 
-def _card(node: int, index: int, **fields: Any) -> Any:
-    return make_card(f"GPU-{node}{index}", index=index, **fields)
+def _gpu(node: int, index: int, **fields: Any) -> Any:
+    return make_gpu(f"GPU-{node}{index}", index=index, **fields)
 
 
 def _jobs(
@@ -245,7 +245,7 @@ def made() -> Iterator[tuple[str, list[Seen]]]:
     broken = InvalidJob(make_job("broken").metadata, "spec.gpu", "is bad")
     sick.snapshot = replace(sick.snapshot, invalid_jobs=(broken,))
     sick.play(*_jobs("w", 4, 9), make_job("other", models=("none-such",)))
-    ill = make_gpu_node("n0", _card(0, 0, healthy=False), _card(0, 1, stranger=20 * GIB))
+    ill = make_gpu_node("n0", _gpu(0, 0, healthy=False), _gpu(0, 1, stranger=20 * GIB))
     sick.snapshot = replace(sick.snapshot, gpu_nodes=(ill, sick.snapshot.gpu_nodes[1]))
     sick.play(make_job("late"), ends="w3")
     yield "unhealthy", sick.seen

@@ -37,7 +37,7 @@ from gpujob_api.report import (
 )
 from gpujob_operator.decide.model.plan import WriteStatus
 from gpujob_operator.decide.model.snapshot import (
-    CardUsage,
+    GPUUsage,
     NodeView,
     PodPhase,
     PodView,
@@ -132,7 +132,7 @@ def placed(
     at: float = 0.0,
     **status: Any,
 ) -> GPUJob:
-    """The job on these cards: one (node, card UUIDs) for each rank. Default: card GPU-0 of n0."""
+    """The job on these GPUs: one (node, GPU UUIDs) for each rank. Default: GPU GPU-0 of n0."""
     workers = workers or (("n0", ("GPU-0",)),)
     places = tuple(WorkerPlacement(rank, node, gpus) for rank, (node, gpus) in enumerate(workers))
     return with_status(
@@ -140,7 +140,7 @@ def placed(
         phase=phase,
         attempt=attempt,
         placement=Placement(places, gpu_model=MODEL),
-        reservation=held or reserve(CARD_BYTES, ReservationSource.WHOLE_CARD, 100.0),
+        reservation=held or reserve(CARD_BYTES, ReservationSource.WHOLE_GPU, 100.0),
         attempt_started_at=after(at),
         **status,
     )
@@ -166,7 +166,7 @@ def make_pod(
     attempt: int | None = None,
     **fields: Any,
 ) -> PodView:
-    """The pod of the job's current attempt, on its cards. With an exit code it is finished."""
+    """The pod of the job's current attempt, on its GPUs. With an exit code it is finished."""
     attempt = job.status.attempt if attempt is None else attempt
     if exit_code is not None:
         phase = PodPhase.SUCCEEDED if exit_code == 0 else PodPhase.FAILED
@@ -214,11 +214,11 @@ def received(job: GPUJob, report: Report, at: float = 0.0) -> ReceivedReport:
     return ReceivedReport(job.metadata.uid, report.rank, after(at), report)
 
 
-def used(memory_bytes: int, utilization_percent: float = 20.0, samples: int = 10) -> CardUsage:
-    return CardUsage(memory_bytes, utilization_percent, samples)
+def used(memory_bytes: int, utilization_percent: float = 20.0, samples: int = 10) -> GPUUsage:
+    return GPUUsage(memory_bytes, utilization_percent, samples)
 
 
-def make_card(
+def make_gpu(
     uuid: str = "GPU-0",
     *,
     total: int = CARD_BYTES,
@@ -229,7 +229,7 @@ def make_card(
     healthy: bool = True,
     index: int = 0,
 ) -> GPU:
-    """A card with `stranger` bytes of nobody's job and (pod UID, bytes) of ours on it."""
+    """A GPU with `stranger` bytes of nobody's job and (pod UID, bytes) of ours on it."""
     processes = [GPUProcess(100 + n, size, uid) for n, (uid, size) in enumerate(ours)]
     if stranger:
         processes.append(GPUProcess(99, stranger))
@@ -247,12 +247,12 @@ def make_card(
 
 
 def make_gpu_node(
-    name: str = "n0", *cards: GPU, at: float = 0.0, price: float | None = None, **spec: Any
+    name: str = "n0", *gpus: GPU, at: float = 0.0, price: float | None = None, **spec: Any
 ) -> GPUNode:
     return GPUNode(
         metadata=Metadata(name, uid=f"gpunode-{name}"),
         spec=GPUNodeSpec(price_per_gpu_hour=price, **spec),
-        status=GPUNodeStatus(observed_at=after(at), gpus=cards or (make_card(),)),
+        status=GPUNodeStatus(observed_at=after(at), gpus=gpus or (make_gpu(),)),
     )
 
 
@@ -274,7 +274,7 @@ def make_queue(
     weight: int = 1,
     **quota: Any,
 ) -> GPUQueue:
-    """A queue with this nominal quota that may borrow so many cards."""
+    """A queue with this nominal quota that may borrow so many GPUs."""
     spec = GPUQueueSpec(
         weight=weight,
         parent=parent or None,
@@ -287,13 +287,13 @@ def make_queue(
 def make_snapshot(
     *jobs: GPUJob,
     pods: Iterable[PodView] = (),
-    cards: Iterable[GPU] | None = None,
+    gpus: Iterable[GPU] | None = None,
     gpu_nodes: Iterable[GPUNode] = (),
     nodes: Iterable[NodeView] = (),
     **fields: Any,
 ) -> Snapshot:
-    """The jobs on one node n0 with `cards`, or on the nodes given."""
-    gpu_nodes = tuple(gpu_nodes) or (make_gpu_node("n0", *(cards or (make_card(),))),)
+    """The jobs on one node n0 with `gpus`, or on the nodes given."""
+    gpu_nodes = tuple(gpu_nodes) or (make_gpu_node("n0", *(gpus or (make_gpu(),))),)
     nodes = tuple(nodes) or tuple(make_node(one.metadata.name) for one in gpu_nodes)
     return Snapshot(jobs=jobs, pods=tuple(pods), gpu_nodes=gpu_nodes, nodes=nodes, **fields)
 

@@ -1,4 +1,4 @@
-"""pynvml's functions over cards that a test scripts: what NVML says, refuses and gets wrong."""
+"""pynvml's functions over GPUs that a test scripts: what NVML says, refuses and gets wrong."""
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ GPU_IS_LOST = 15
 
 
 @dataclass(slots=True)
-class FakeCard:
+class FakeGPU:
     uuid: Any = "GPU-0"
     model: Any = b"NVIDIA A10"
     total: int = 24 * GIB
@@ -53,11 +53,11 @@ class FakeNvml:
     NVML_P2P_STATUS_OK = 0
     NVML_TOPOLOGY_NODE = 40
 
-    def __init__(self, *cards: FakeCard) -> None:
-        self.cards = list(cards)
+    def __init__(self, *gpus: FakeGPU) -> None:
+        self.gpus = list(gpus)
         self.broken = False
         self.inits = 0
-        self.xids: list[tuple[FakeCard, int]] = []
+        self.xids: list[tuple[FakeGPU, int]] = []
         # Pairs of positions that NVLink joins; NUMA node by position, absent: cannot tell.
         self.nvlinks: set[tuple[int, int]] = set()
         self.numa: dict[int, int] = {}
@@ -72,84 +72,84 @@ class FakeNvml:
 
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802
         self._check(None, "nvmlDeviceGetCount")
-        return len(self.cards)
+        return len(self.gpus)
 
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeCard:  # noqa: N802
-        if index >= len(self.cards):
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeGPU:  # noqa: N802
+        if index >= len(self.gpus):
             raise NVMLError(2)
-        card = self.cards[index]
-        self._check(card, "nvmlDeviceGetHandleByIndex")
-        return card
+        gpu = self.gpus[index]
+        self._check(gpu, "nvmlDeviceGetHandleByIndex")
+        return gpu
 
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> FakeCard:  # noqa: N802
-        card = next((card for card in self.cards if card.uuid == uuid), None)
-        if card is None:
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> FakeGPU:  # noqa: N802
+        gpu = next((gpu for gpu in self.gpus if gpu.uuid == uuid), None)
+        if gpu is None:
             raise NVMLError(NOT_FOUND)
-        return card
+        return gpu
 
-    def nvmlDeviceGetUUID(self, card: FakeCard) -> Any:  # noqa: N802
-        self._check(card, "nvmlDeviceGetUUID")
-        return card.uuid
+    def nvmlDeviceGetUUID(self, gpu: FakeGPU) -> Any:  # noqa: N802
+        self._check(gpu, "nvmlDeviceGetUUID")
+        return gpu.uuid
 
-    def nvmlDeviceGetName(self, card: FakeCard) -> Any:  # noqa: N802
-        return card.model
+    def nvmlDeviceGetName(self, gpu: FakeGPU) -> Any:  # noqa: N802
+        return gpu.model
 
-    def nvmlDeviceGetMemoryInfo(self, card: FakeCard, version: int | None = None) -> Any:  # noqa: N802
+    def nvmlDeviceGetMemoryInfo(self, gpu: FakeGPU, version: int | None = None) -> Any:  # noqa: N802
         name = "nvmlDeviceGetMemoryInfo" + ("_v2" if version else "")
-        self._check(card, name)
-        memory = SimpleNamespace(total=card.total, used=card.used)
+        self._check(gpu, name)
+        memory = SimpleNamespace(total=gpu.total, used=gpu.used)
         if version:
-            memory.reserved = card.reserved
+            memory.reserved = gpu.reserved
         return memory
 
-    def nvmlDeviceGetUtilizationRates(self, card: FakeCard) -> Any:  # noqa: N802
-        self._check(card, "nvmlDeviceGetUtilizationRates")
-        return SimpleNamespace(gpu=card.utilization)
+    def nvmlDeviceGetUtilizationRates(self, gpu: FakeGPU) -> Any:  # noqa: N802
+        self._check(gpu, "nvmlDeviceGetUtilizationRates")
+        return SimpleNamespace(gpu=gpu.utilization)
 
-    def nvmlDeviceGetPowerUsage(self, card: FakeCard) -> Any:  # noqa: N802
-        self._check(card, "nvmlDeviceGetPowerUsage")
-        return card.power
+    def nvmlDeviceGetPowerUsage(self, gpu: FakeGPU) -> Any:  # noqa: N802
+        self._check(gpu, "nvmlDeviceGetPowerUsage")
+        return gpu.power
 
-    def nvmlDeviceGetTotalEnergyConsumption(self, card: FakeCard) -> Any:  # noqa: N802
-        self._check(card, "nvmlDeviceGetTotalEnergyConsumption")
-        return card.energy
+    def nvmlDeviceGetTotalEnergyConsumption(self, gpu: FakeGPU) -> Any:  # noqa: N802
+        self._check(gpu, "nvmlDeviceGetTotalEnergyConsumption")
+        return gpu.energy
 
-    def nvmlDeviceGetTemperature(self, card: FakeCard, sensor: int) -> Any:  # noqa: N802
-        self._check(card, "nvmlDeviceGetTemperature")
-        return card.temperature
+    def nvmlDeviceGetTemperature(self, gpu: FakeGPU, sensor: int) -> Any:  # noqa: N802
+        self._check(gpu, "nvmlDeviceGetTemperature")
+        return gpu.temperature
 
-    def nvmlDeviceGetComputeRunningProcesses(self, card: FakeCard) -> Any:  # noqa: N802
-        self._check(card, "nvmlDeviceGetComputeRunningProcesses")
-        return [SimpleNamespace(pid=p, usedGpuMemory=m) for p, m in card.compute.items()]
+    def nvmlDeviceGetComputeRunningProcesses(self, gpu: FakeGPU) -> Any:  # noqa: N802
+        self._check(gpu, "nvmlDeviceGetComputeRunningProcesses")
+        return [SimpleNamespace(pid=p, usedGpuMemory=m) for p, m in gpu.compute.items()]
 
-    def nvmlDeviceGetGraphicsRunningProcesses(self, card: FakeCard) -> Any:  # noqa: N802
-        self._check(card, "nvmlDeviceGetGraphicsRunningProcesses")
-        return [SimpleNamespace(pid=p, usedGpuMemory=m) for p, m in card.graphics.items()]
+    def nvmlDeviceGetGraphicsRunningProcesses(self, gpu: FakeGPU) -> Any:  # noqa: N802
+        self._check(gpu, "nvmlDeviceGetGraphicsRunningProcesses")
+        return [SimpleNamespace(pid=p, usedGpuMemory=m) for p, m in gpu.graphics.items()]
 
-    def nvmlDeviceGetProcessUtilization(self, card: FakeCard, since: int) -> Any:  # noqa: N802
-        self._check(card, "nvmlDeviceGetProcessUtilization")
-        newer = [one for one in card.samples if one[1] > since]
+    def nvmlDeviceGetProcessUtilization(self, gpu: FakeGPU, since: int) -> Any:  # noqa: N802
+        self._check(gpu, "nvmlDeviceGetProcessUtilization")
+        newer = [one for one in gpu.samples if one[1] > since]
         if not newer:
             raise NVMLError(NOT_FOUND)
         return [SimpleNamespace(pid=p, timeStamp=t, smUtil=u) for p, t, u in newer]
 
-    def nvmlDeviceGetTotalEccErrors(self, card: FakeCard, kind: int, counter: int) -> int:  # noqa: N802
-        self._check(card, "nvmlDeviceGetTotalEccErrors")
-        return card.ecc_errors
+    def nvmlDeviceGetTotalEccErrors(self, gpu: FakeGPU, kind: int, counter: int) -> int:  # noqa: N802
+        self._check(gpu, "nvmlDeviceGetTotalEccErrors")
+        return gpu.ecc_errors
 
-    def nvmlDeviceGetRemappedRows(self, card: FakeCard) -> tuple[int, int, int, int]:  # noqa: N802
-        self._check(card, "nvmlDeviceGetRemappedRows")
-        return 0, 0, 0, int(card.remap_failed)
+    def nvmlDeviceGetRemappedRows(self, gpu: FakeGPU) -> tuple[int, int, int, int]:  # noqa: N802
+        self._check(gpu, "nvmlDeviceGetRemappedRows")
+        return 0, 0, 0, int(gpu.remap_failed)
 
-    def nvmlDeviceGetP2PStatus(self, one: FakeCard, other: FakeCard, kind: int) -> int:  # noqa: N802
+    def nvmlDeviceGetP2PStatus(self, one: FakeGPU, other: FakeGPU, kind: int) -> int:  # noqa: N802
         self.link_questions += 1
         self._check(one, "nvmlDeviceGetP2PStatus")
-        pair = sorted((self.cards.index(one), self.cards.index(other)))
+        pair = sorted((self.gpus.index(one), self.gpus.index(other)))
         return 0 if tuple(pair) in self.nvlinks else 1
 
-    def nvmlDeviceGetTopologyCommonAncestor(self, one: FakeCard, other: FakeCard) -> int:  # noqa: N802
+    def nvmlDeviceGetTopologyCommonAncestor(self, one: FakeGPU, other: FakeGPU) -> int:  # noqa: N802
         self._check(one, "nvmlDeviceGetTopologyCommonAncestor")
-        nodes = [self.numa.get(self.cards.index(card)) for card in (one, other)]
+        nodes = [self.numa.get(self.gpus.index(gpu)) for gpu in (one, other)]
         if None in nodes:
             raise NVMLError(NOT_SUPPORTED)
         return 20 if nodes[0] == nodes[1] else 50
@@ -157,19 +157,19 @@ class FakeNvml:
     def nvmlEventSetCreate(self) -> object:  # noqa: N802
         return object()
 
-    def nvmlDeviceRegisterEvents(self, card: FakeCard, kind: int, events: object) -> None:  # noqa: N802
-        self._check(card, "nvmlDeviceRegisterEvents")
+    def nvmlDeviceRegisterEvents(self, gpu: FakeGPU, kind: int, events: object) -> None:  # noqa: N802
+        self._check(gpu, "nvmlDeviceRegisterEvents")
 
     def nvmlEventSetWait(self, events: object, milliseconds: int) -> Any:  # noqa: N802
         if not self.xids:
             raise NVMLError(10)
-        card, xid = self.xids.pop(0)
-        return SimpleNamespace(device=card, eventData=xid)
+        gpu, xid = self.xids.pop(0)
+        return SimpleNamespace(device=gpu, eventData=xid)
 
-    def _check(self, card: FakeCard | None, name: str) -> None:
+    def _check(self, gpu: FakeGPU | None, name: str) -> None:
         if self.broken:
             raise NVMLError(1)
-        if card is not None and "*" in card.errors:
-            raise NVMLError(card.errors["*"])
-        if card is not None and name in card.errors:
-            raise NVMLError(card.errors[name])
+        if gpu is not None and "*" in gpu.errors:
+            raise NVMLError(gpu.errors["*"])
+        if gpu is not None and name in gpu.errors:
+            raise NVMLError(gpu.errors[name])

@@ -1,9 +1,9 @@
-"""Small fleets for tests of placement: cards of 80 GiB unless a test says otherwise."""
+"""Small fleets for tests of placement: GPUs of 80 GiB unless a test says otherwise."""
 
 from typing import Any
 
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.packing.arrays import CardState, NodeArrays, NodeState
+from gpujob_operator.decide.packing.arrays import GPUState, NodeArrays, NodeState
 from gpujob_operator.decide.packing.demand import Demand, WorkloadMix
 from gpujob_operator.decide.packing.request import Request
 from gpujob_operator.decide.packing.score_cache import ScoreCache
@@ -12,7 +12,7 @@ from gpujob_operator.decide.packing.select import choose
 CARD_BYTES = 80 * GIB
 
 
-def card(
+def gpu(
     uuid: str,
     *,
     total: int = CARD_BYTES,
@@ -20,10 +20,10 @@ def card(
     used_percent: float = 0.0,
     model: str = "A100",
     **fields: Any,
-) -> CardState:
-    """A card of which `held` bytes are reserved; idle when nothing is."""
+) -> GPUState:
+    """A GPU of which `held` bytes are reserved; idle when nothing is."""
     defaults: dict[str, Any] = {"idle": held == 0, "utilization_limit_percent": 100.0}
-    return CardState(
+    return GPUState(
         uuid=uuid,
         model=model,
         memory_total_bytes=total,
@@ -33,35 +33,33 @@ def card(
     )
 
 
-def node(
-    name: str, *cards: CardState, cpu: int = 64, memory: int = 512, **fields: Any
-) -> NodeState:
-    """A node with these cards; `cpu` in cores, `memory` in GiB."""
-    return NodeState(name, cpu * 1000, memory * GIB, cards, **fields)
+def node(name: str, *gpus: GPUState, cpu: int = 64, memory: int = 512, **fields: Any) -> NodeState:
+    """A node with these GPUs; `cpu` in cores, `memory` in GiB."""
+    return NodeState(name, cpu * 1000, memory * GIB, gpus, **fields)
 
 
-def idle_node(name: str, cards: int = 8, *, cpu: int = 64, **fields: Any) -> NodeState:
-    return node(name, *(card(f"{name}-{n}") for n in range(cards)), cpu=cpu, **fields)
+def idle_node(name: str, gpus: int = 8, *, cpu: int = 64, **fields: Any) -> NodeState:
+    return node(name, *(gpu(f"{name}-{n}") for n in range(gpus)), cpu=cpu, **fields)
 
 
 def shared(memory_gib: float, utilization: float = 0.0, *, cpu: float = 1, **fields: Any) -> Demand:
-    """A request for part of one card."""
+    """A request for part of one GPU."""
     return Demand(
         cpu_milli=int(cpu * 1000),
         memory_bytes=GIB,
-        card_memory_bytes=int(memory_gib * GIB),
+        gpu_memory_bytes=int(memory_gib * GIB),
         utilization_percent=utilization,
         **fields,
     )
 
 
-def whole(cards: int = 1, *, cpu: float = 1, **fields: Any) -> Demand:
-    """A request for whole cards."""
+def whole(gpus: int = 1, *, cpu: float = 1, **fields: Any) -> Demand:
+    """A request for whole GPUs."""
     return Demand(
         cpu_milli=int(cpu * 1000),
         memory_bytes=GIB,
-        cards=cards,
-        card_memory_bytes=1,
+        gpus=gpus,
+        gpu_memory_bytes=1,
         exclusive=True,
         **fields,
     )
@@ -77,8 +75,8 @@ def place_all(
         request = Request(demand)
         choice = choose(fleet, request, mix, ledger)
         if choice is not None:
-            fleet.place(choice.row, choice.cards, request.allocation)
-            where.append((fleet.names[choice.row], choice.cards))
+            fleet.place(choice.row, choice.gpus, request.allocation)
+            where.append((fleet.names[choice.row], choice.gpus))
         else:
             where.append(("", ()))
     return where

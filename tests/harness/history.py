@@ -97,7 +97,7 @@ class History:
     def _fail(self, promise: str, revision: Revision, message: str) -> None:
         self.violations.append(Violation(promise, revision.version, message))
 
-    # Cards
+    # GPUs
 
     def _fold_node(self, revision: Revision) -> None:
         node = gpunode_from_manifest(revision.object)
@@ -130,7 +130,7 @@ class History:
         if before is not None:
             self._check_life(revision, before, job)
         if _holds(job) and (before is None or _held(job) != _held(before)):
-            self._check_cards(revision, before, job)
+            self._check_gpus(revision, before, job)
 
     def _check_said(self, revision: Revision, job: GPUJob) -> None:
         """I4: finished, placed, or waiting with a reason."""
@@ -168,7 +168,7 @@ class History:
         if new.attempt > old.attempt and done >= job.spec.workers:
             self._fail("I5", revision, f"{name}: attempt {new.attempt}, the one before was done")
 
-    def _check_cards(self, revision: Revision, before: GPUJob | None, job: GPUJob) -> None:
+    def _check_gpus(self, revision: Revision, before: GPUJob | None, job: GPUJob) -> None:
         placement = job.status.placement
         assert placement is not None
         is_new = before is None or not _holds(before) or _attempt(before) != _attempt(job)
@@ -204,7 +204,7 @@ class History:
     def _check_telemetry(
         self, revision: Revision, job: GPUJob, node_name: str, gpus: tuple[str, ...]
     ) -> None:
-        """I14: whatever is placed rests on a recent reading of that very card."""
+        """I14: whatever is placed rests on a recent reading of that very GPU."""
         node, started = self._nodes.get(node_name), job.status.attempt_started_at
         observed = node.status.observed_at if node is not None else None
         known = {gpu.uuid for gpu in node.status.gpus} if node is not None else set[str]()
@@ -222,7 +222,7 @@ class History:
         return [
             job
             for job in self.jobs.values()
-            if uuid in _cards(job)
+            if uuid in _gpus(job)
             and (job.metadata.deletion_timestamp is None or job.metadata.uid in live)
         ]
 
@@ -323,7 +323,7 @@ def _held(job: GPUJob) -> tuple[object, ...]:
     return _holds(job), job.status.attempt, places, job.status.reservation
 
 
-def _cards(job: GPUJob) -> set[str]:
+def _gpus(job: GPUJob) -> set[str]:
     placement = job.status.placement
     if placement is None or job.finished:
         return set()
@@ -332,7 +332,7 @@ def _cards(job: GPUJob) -> set[str]:
 
 def _wants_all(job: GPUJob) -> bool:
     held = job.status.reservation
-    whole = held is not None and (held.exclusive or held.source.value == "WholeCard")
+    whole = held is not None and (held.exclusive or held.source.value == "WholeGPU")
     return whole or job.spec.sharing.mode is SharingMode.EXCLUSIVE
 
 

@@ -6,7 +6,7 @@ from gpujob_api.codec import encode
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpunode import GPU
 from gpujob_api.manifest import to_manifest
-from tests.harness.builders import make_card
+from tests.harness.builders import make_gpu
 
 Manifest = dict[str, Any]
 
@@ -106,7 +106,7 @@ def node_manifest(
 
 def gpu_node_manifest(
     name: str = "n0",
-    *cards: GPU,
+    *gpus: GPU,
     version: int = 1,
     observed_at: str = "2026-01-01T12:00:00Z",
 ) -> Manifest:
@@ -116,6 +116,6 @@ def gpu_node_manifest(
         "status": {
             "observedAt": observed_at,
             "sampleIntervalSeconds": 2,
-            "gpus": [encode(card) for card in (cards or (make_card(),))],
+            "gpus": [encode(gpu) for gpu in (gpus or (make_gpu(),))],
         },
     }

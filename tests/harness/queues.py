@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpuqueue import GPUQueue
-from gpujob_operator.decide.capacity.cluster import holds_cards
+from gpujob_operator.decide.capacity.cluster import holds_gpus
 from gpujob_operator.decide.queue.order import OrderEntry, OrderRules, order_key
 from gpujob_operator.decide.queue.quota import QuotaState
 
@@ -12,7 +12,7 @@ from gpujob_operator.decide.queue.quota import QuotaState
 def queues_of(queues: Iterable[GPUQueue], jobs: Iterable[GPUJob]) -> QuotaState:
     found = QuotaState({queue.metadata.name: queue for queue in queues})
     for job in jobs:
-        if holds_cards(job):
+        if holds_gpus(job):
             found.add(job, job.status)
     return found
 

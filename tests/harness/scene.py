@@ -87,12 +87,12 @@ class Scene:
         return self.in_namespace(name)
 
     def pretend(self, victim: str, name: str, namespace: str, *, labels: bool = True) -> Json:
-        """A pod that says of itself that it is a worker of the job, on every card there is."""
+        """A pod that says of itself that it is a worker of the job, on every GPU there is."""
         job = self.job(victim) or {}
-        cards = [
-            card["uuid"]
+        gpus = [
+            gpu["uuid"]
             for node in self.client.get(GPU_NODES)["items"]
-            for card in (node.get("status") or {}).get("gpus") or ()
+            for gpu in (node.get("status") or {}).get("gpus") or ()
         ]
         worker_labels = {
             "gpujob.dev/job": victim, "gpujob.dev/job-uid": job["metadata"]["uid"],
@@ -102,7 +102,7 @@ class Scene:
             "metadata": {
                 "name": name,
                 "labels": {IMPOSTOR: "yes", **(worker_labels if labels else {})},
-                "annotations": {"gpujob.dev/gpus": ",".join(cards)},
+                "annotations": {"gpujob.dev/gpus": ",".join(gpus)},
             },
             # Bound by its author: nobody checks that, and no process runs for it.
             "spec": {
@@ -196,7 +196,7 @@ class Scene:
         return {key: n for key, n in self.status(name).get("counters", {}).items() if n}
 
     def place(self, name: str) -> tuple[str, str]:
-        """Node and card of a job's only worker; empty while it has none."""
+        """Node and GPU of a job's only worker; empty while it has none."""
         placement = self.status(name).get("placement")
         if not placement:
             return "", ""
@@ -216,7 +216,7 @@ class Scene:
         self.client.delete(f"{self._jobs_path}/{name}")
 
     def clear(self) -> None:
-        """Takes away all jobs of a test, so that the next one finds the cards free."""
+        """Takes away all jobs of a test, so that the next one finds the GPUs free."""
         for name in sorted(self._jobs):
             self.gate(name).unlink(missing_ok=True)
             self.gate(name).with_suffix(".take").unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""An agent of a local cluster whose cards say what a file says."""
+"""An agent of a local cluster whose GPUs say what a file says."""
 
 from collections.abc import Generator
 from contextlib import contextmanager

@@ -29,7 +29,7 @@ class Stage:
         self.node = f"node-{name}"
         self.namespace = f"stage-{name}"
         self.processes: list[Process] = []
-        self._processes_on_card: list[Json] = []
+        self._processes_on_gpu: list[Json] = []
         self._measured_at = 0.0
 
     def set_up(self) -> None:
@@ -95,7 +95,7 @@ class Stage:
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() - self._measured_at > AGENT_SECONDS:
-                self.measure(self._processes_on_card)
+                self.measure(self._processes_on_gpu)
             if time.monotonic() > deadline:
                 jobs = self.client.get(self.jobs_path)["items"]
                 what = f"{what}: {[job.get('status', {}).get('summary') for job in jobs]}"
@@ -139,13 +139,13 @@ class Stage:
 
     def measure(self, processes: list[Json] | None = None) -> None:
         """What an agent would publish now; `wait` goes on publishing it."""
-        self._processes_on_card = processes or []
+        self._processes_on_gpu = processes or []
         self._measured_at = time.monotonic()
         used = sum(process["memoryBytes"] for process in processes or ())
-        card = {
+        gpu = {
             "uuid": f"GPU-{self.node}",
             "index": 0,
-            "model": "Test card",
+            "model": "Test GPU",
             "memoryTotalBytes": 8 * GIB,
             "memoryUsedBytes": used,
             "processes": processes or [],
@@ -154,7 +154,7 @@ class Stage:
         status = {
             "observedAt": format_time(datetime.now(UTC)),
             "sampleIntervalSeconds": 2,
-            "gpus": [card],
+            "gpus": [gpu],
         }
         self.client.merge(f"{OURS}/gpunodes/{self.node}/status", {"status": status})
 

@@ -52,7 +52,7 @@ class World:
     def running(self) -> set[str]:
         return {j.metadata.name for j in self.snapshot.jobs if j.status.phase is JobPhase.RUNNING}
 
-    def cards(self, name: str) -> set[str]:
+    def gpus(self, name: str) -> set[str]:
         placement = self.status(name).placement
         return (
             {uuid for worker in placement.workers for uuid in worker.gpus} if placement else set()

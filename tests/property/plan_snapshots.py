@@ -24,7 +24,7 @@ from gpujob_api.meta import TAINT_RECLAIM
 from gpujob_api.quantities import GIB, MIB
 from gpujob_api.report import CheckpointReport, FailureClass, WorkerPhase
 from gpujob_operator.decide.model.snapshot import (
-    CardUsage,
+    GPUUsage,
     InvalidJob,
     NodeView,
     PodPhase,
@@ -36,7 +36,7 @@ from gpujob_operator.decide.model.snapshot import (
 from tests.harness.builders import (
     MODEL,
     after,
-    make_card,
+    make_gpu,
     make_gpu_node,
     make_job,
     make_node,
@@ -67,7 +67,7 @@ def mostly(usual: Any, *others: Any) -> st.SearchStrategy[Any]:
 
 @st.composite
 def gpus(draw: st.DrawFn, uuid: str, index: int) -> GPU:
-    return make_card(
+    return make_gpu(
         uuid,
         index=index,
         total=draw(st.sampled_from([24 * GIB, 24 * GIB - 1])),
@@ -80,13 +80,13 @@ def gpus(draw: st.DrawFn, uuid: str, index: int) -> GPU:
 
 @st.composite
 def gpu_nodes(draw: st.DrawFn, nodes_max: int = 3) -> tuple[GPUNode, ...]:
-    """Cards of two models and sizes, spread over one to three nodes."""
+    """GPUs of two models and sizes, spread over one to three nodes."""
     nodes: list[GPUNode] = []
     uuids = list(UUIDS)
     for name in NODES[: draw(st.integers(1, nodes_max))]:
-        cards = [draw(gpus(uuids.pop(0), index)) for index in range(draw(st.integers(0, 2)))]
+        drawn = [draw(gpus(uuids.pop(0), index)) for index in range(draw(st.integers(0, 2)))]
         at = draw(mostly(1000.0, 990.0, 900.0))
-        node = make_gpu_node(name, *(cards or [make_card(uuids.pop(0))]), at=at)
+        node = make_gpu_node(name, *(drawn or [make_gpu(uuids.pop(0))]), at=at)
         nodes.append(node)
     return tuple(nodes)
 
@@ -246,7 +246,7 @@ def odd_snapshots(draw: st.DrawFn) -> Snapshot:
         for rank in range(draw(st.integers(0, 2)))
     )
     usage = {
-        (job.metadata.uid, draw(st.integers(0, 3))): CardUsage(draw(memories), 50.0, n)
+        (job.metadata.uid, draw(st.integers(0, 3))): GPUUsage(draw(memories), 50.0, n)
         for n, job in enumerate(jobs)
     }
     broken = (InvalidJob(make_job("broken").metadata, "spec.gpu", "is bad"),)

@@ -8,7 +8,7 @@ from gpujob_api.quantities import GIB
 from gpujob_operator.decide.cache.scheduler_cache import SchedulerCache
 from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limit_percent
 from gpujob_operator.decide.model.snapshot import Snapshot
-from gpujob_operator.decide.packing.filter import free_cards
+from gpujob_operator.decide.packing.filter import free_gpus
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.gpu_filter import why_not
 from gpujob_operator.decide.placement.requirements import WorkerRequest, needs_of, resolve
@@ -37,14 +37,14 @@ def by_the_arrays(request: WorkerRequest, board: AssumedCapacity) -> set[str]:
     side = board._side(no_external_use=request.exclusive, backfill=False)
     fleet, law = side.fleet, board.capacity.law(request.model)
     limit = summed_utilization_limit_percent(request.max_slowdown_percent, law)
-    free = free_cards(fleet, np.arange(len(fleet.names)), request.demand, limit)
+    free = free_gpus(fleet, np.arange(len(fleet.names)), request.demand, limit)
     return {fleet.uuids[row][column] for row, column in np.argwhere(free).tolist()}
 
 
 def by_the_rule(request: WorkerRequest, board: AssumedCapacity) -> set[str]:
-    cards = [card for node in board.capacity.nodes.values() for card in node.cards]
-    ours = [card for card in cards if card.model == request.model]
-    return {card.uuid for card in ours if why_not(request, card, board.nominated) is None}
+    gpus = [gpu for node in board.capacity.nodes.values() for gpu in node.gpus]
+    ours = [gpu for gpu in gpus if gpu.model == request.model]
+    return {gpu.uuid for gpu in ours if why_not(request, gpu, board.nominated) is None}
 
 
 @given(pictures())

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.packing.arrays import CardState, NodeArrays, NodeState
+from gpujob_operator.decide.packing.arrays import GPUState, NodeArrays, NodeState
 from gpujob_operator.decide.packing.demand import Demand, WorkloadMix
 from gpujob_operator.decide.packing.request import Request
 from gpujob_operator.decide.packing.score_cache import ScoreCache
@@ -18,11 +18,11 @@ SIZES = {"A100": 80 * GIB, "T4": 16 * GIB}
 
 
 @st.composite
-def cards(draw: st.DrawFn, uuid: str) -> CardState:
+def gpus(draw: st.DrawFn, uuid: str) -> GPUState:
     model = draw(st.sampled_from(MODELS))
     total = SIZES[model]
     held = draw(st.sampled_from((0, 0, 1, total // 3, total // 2, total - 1, total)))
-    return CardState(
+    return GPUState(
         uuid=uuid,
         model=model,
         memory_total_bytes=total,
@@ -43,7 +43,7 @@ def nodes(draw: st.DrawFn, number: int) -> NodeState:
         name=f"n{number}",
         cpu_milli_free=draw(st.integers(0, 16)) * 1000,
         memory_bytes_free=draw(st.integers(0, 64)) * GIB,
-        cards=tuple(draw(cards(f"n{number}-{column}")) for column in range(count)),
+        gpus=tuple(draw(gpus(f"n{number}-{column}")) for column in range(count)),
         spot=draw(st.booleans()),
         price_per_gpu_hour=draw(st.sampled_from((None, 1.0, 2.0))),
         eligible=draw(st.integers(0, 9)) > 0,
@@ -61,8 +61,8 @@ def demands(draw: st.DrawFn) -> Demand:
     return Demand(
         cpu_milli=draw(st.integers(0, 8)) * 1000,
         memory_bytes=draw(st.integers(0, 16)) * GIB,
-        cards=draw(st.sampled_from((1, 1, 1, 2, 4))),
-        card_memory_bytes=draw(st.sampled_from((1, GIB, 5 * GIB, 16 * GIB, 33 * GIB, 80 * GIB))),
+        gpus=draw(st.sampled_from((1, 1, 1, 2, 4))),
+        gpu_memory_bytes=draw(st.sampled_from((1, GIB, 5 * GIB, 16 * GIB, 33 * GIB, 80 * GIB))),
         utilization_percent=0.0 if exclusive else float(draw(st.integers(0, 100))),
         exclusive=exclusive,
         models=draw(st.sampled_from((frozenset[str](), frozenset({"T4"}), frozenset({"A100"})))),
@@ -73,8 +73,8 @@ QUEUES = st.lists(demands(), min_size=1, max_size=12)
 
 
 def check_row(fleet: NodeArrays, row: int, columns: tuple[int, ...], demand: Demand) -> None:
-    """I1 and I2: nothing below zero, and cards that could take it."""
-    assert len(set(columns)) == demand.cards
+    """I1 and I2: nothing below zero, and GPUs that could take it."""
+    assert len(set(columns)) == demand.gpus
     assert fleet.eligible[row]
     assert fleet.cpu_milli_free[row] >= demand.cpu_milli
     assert fleet.memory_bytes_free[row] >= demand.memory_bytes
@@ -83,7 +83,7 @@ def check_row(fleet: NodeArrays, row: int, columns: tuple[int, ...], demand: Dem
         assert fleet.usable[row, column]
         assert not fleet.held_whole[row, column]
         assert not demand.models or model in demand.models
-        assert fleet.memory_free[row, column] >= demand.card_memory_bytes
+        assert fleet.memory_free[row, column] >= demand.gpu_memory_bytes
         if demand.exclusive:
             assert fleet.idle[row, column]
         elif not fleet.idle[row, column]:
@@ -92,16 +92,16 @@ def check_row(fleet: NodeArrays, row: int, columns: tuple[int, ...], demand: Dem
 
 
 def fits_somewhere(fleet: NodeArrays, demand: Demand) -> bool:
-    """The same question asked card by card."""
+    """The same question asked GPU by GPU."""
     for row in range(len(fleet.names)):
         fitting = 0
         for column in range(len(fleet.uuids[row])):
             try:
-                check_row(fleet, row, (column,), replace(demand, cards=1))
+                check_row(fleet, row, (column,), replace(demand, gpus=1))
             except AssertionError:
                 continue
             fitting += 1
-        if fitting >= demand.cards:
+        if fitting >= demand.gpus:
             return True
     return False
 
@@ -117,8 +117,8 @@ def test_only_room_that_is_there_is_given_and_room_that_is_there_is_found(
         found = choose(fleet, request, mix, ledger)
         assert (found is not None) is fits_somewhere(fleet, demand)
         if found is not None:
-            check_row(fleet, found.row, found.cards, demand)
-            fleet.place(found.row, found.cards, request.allocation)
+            check_row(fleet, found.row, found.gpus, demand)
+            fleet.place(found.row, found.gpus, request.allocation)
 
 
 @given(node_lists(), QUEUES, st.data())
@@ -126,16 +126,16 @@ def test_only_room_that_is_there_is_given_and_room_that_is_there_is_found(
 def test_kept_figures_change_no_choice(
     states: list[NodeState], queue: list[Demand], data: st.DataObject
 ) -> None:
-    """Placements, closed cards and renewed nodes between choices."""
+    """Placements, closed GPUs and renewed nodes between choices."""
     fleet, mix, ledger = NodeArrays.of(states), WorkloadMix.of_demands(queue), ScoreCache()
     for demand in [*queue, *queue]:
         request = Request(demand)
         kept = choose(fleet, request, mix, ledger)
         fresh = choose(fleet.copy(), request, mix, ScoreCache())
         if kept is not None and fresh is not None:
-            assert (kept.row, kept.cards, kept.candidates) == (
+            assert (kept.row, kept.gpus, kept.candidates) == (
                 fresh.row,
-                fresh.cards,
+                fresh.gpus,
                 fresh.candidates,
             )
             assert np.isclose(kept.score.total, fresh.score.total)
@@ -143,9 +143,9 @@ def test_kept_figures_change_no_choice(
             assert kept == fresh
         action = data.draw(st.sampled_from(("place", "place", "close", "renew")))
         if action == "place" and kept is not None:
-            fleet.place(kept.row, kept.cards, request.allocation)
-        elif action == "close" and kept is not None and kept.cards:
-            fleet.close(kept.row, kept.cards[:1])
+            fleet.place(kept.row, kept.gpus, request.allocation)
+        elif action == "close" and kept is not None and kept.gpus:
+            fleet.close(kept.row, kept.gpus[:1])
         elif action == "renew":
             row = data.draw(st.integers(0, len(states) - 1))
             fleet.renew(row, states[row])
@@ -162,7 +162,7 @@ def test_the_same_input_gives_the_same_choices(
             choice = choose(fleet, Request(demand), mix, ledger)
             found.append(choice)
             if choice is not None:
-                fleet.place(choice.row, choice.cards, Request(demand).allocation)
+                fleet.place(choice.row, choice.gpus, Request(demand).allocation)
         return found
 
     assert run(WorkloadMix.of_demands(queue)) == run(WorkloadMix.of_demands(queue[::-1]))

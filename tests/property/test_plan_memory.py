@@ -23,7 +23,7 @@ from tests.harness.builders import (
     MODEL,
     NAMESPACE,
     T0,
-    make_card,
+    make_gpu,
     make_gpu_node,
     make_job,
     make_queue,
@@ -131,7 +131,7 @@ class Living(World):
 def test_a_life_with_a_memory_is_the_life_without(seed: int) -> None:
     random = Random(seed)
     nodes = [
-        make_gpu_node(f"n{n}", *(make_card(f"GPU-{n}{k}", index=k) for k in range(2)))
+        make_gpu_node(f"n{n}", *(make_gpu(f"GPU-{n}{k}", index=k) for k in range(2)))
         for n in range(3)
     ]
     queues = [make_queue("a", gpus=2, borrow=3), make_queue("b", gpus=3)]
@@ -190,9 +190,9 @@ class LongLine(World):
 @pytest.mark.parametrize("seed", range(4))
 def test_a_kind_is_refused_once_and_none_is_told_otherwise(seed: int) -> None:
     random = Random(seed)
-    cards = [make_card(f"GPU-{k}", index=k) for k in range(3)]
+    gpus = [make_gpu(f"GPU-{k}", index=k) for k in range(3)]
     queues = [make_queue("a", gpus=1, borrow=1), make_queue("b", gpus=2)][: seed % 3]
-    world = LongLine(gpu_nodes=[make_gpu_node("n", *cards)], queues=queues)
+    world = LongLine(gpu_nodes=[make_gpu_node("n", *gpus)], queues=queues)
     names = ["default", *(queue.metadata.name for queue in queues)]
     for number in range(60):
         job = any_job(random, number, world.seconds)
@@ -206,15 +206,15 @@ def test_a_kind_is_refused_once_and_none_is_told_otherwise(seed: int) -> None:
 
 def test_pods_that_went_are_remembered_as_long_as_they_are_told() -> None:
     memory, job = SchedulerCache(), make_job("a")
-    card = make_card(ours=[("old", 3 * GIB)])
+    gpu = make_gpu(ours=[("old", 3 * GIB)])
     gone = (GonePod("old", T0, ("GPU-0",)),)
     for told in ((), gone, (), gone):
-        snapshot = make_snapshot(job, cards=[card], gone_pods=told)
+        snapshot = make_snapshot(job, gpus=[gpu], gone_pods=told)
         fresh = SchedulerCache()
         assert_same(plan(snapshot, T0, memory), plan(snapshot, T0, fresh))
         assert memory.capacity == fresh.capacity
         (node,) = memory.capacity.nodes.values()
-        assert node.cards[0].terminating_bytes == (3 * GIB if told else 0)
+        assert node.gpus[0].terminating_bytes == (3 * GIB if told else 0)
 
 
 def test_a_profile_that_comes_later_changes_the_mix() -> None:

@@ -23,7 +23,7 @@ from gpujob_operator.decide.model.plan import Plan
 from gpujob_operator.decide.model.snapshot import NodeView, Snapshot, Taint
 from gpujob_operator.decide.planner import plan
 from tests.harness.builders import (
-    make_card,
+    make_gpu,
     make_gpu_node,
     make_job,
     make_report,
@@ -34,7 +34,7 @@ from tests.harness.builders import (
 )
 from tests.harness.world import SETTLE_MAX, World
 
-NODES, CARDS = 3, 2
+NODES, GPUS = 3, 2
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class Still(World):
         nodes = [
             make_gpu_node(
                 f"n{n}",
-                *(make_card(f"GPU-{n}{k}", index=k) for k in range(CARDS)),
+                *(make_gpu(f"GPU-{n}{k}", index=k) for k in range(GPUS)),
                 price=1.0 if n else None,
             )
             for n in range(NODES)
@@ -80,7 +80,7 @@ class Still(World):
         self.snapshot = replace(self.snapshot, nodes=tuple(nodes))
 
     def read(self, name: str, change: Callable[[GPU], GPU] = lambda gpu: gpu) -> None:
-        """The node's cards are read again."""
+        """The node's GPUs are read again."""
         nodes = tuple(
             _read(one, self.now, change) if one.metadata.name == name else one
             for one in self.snapshot.gpu_nodes
@@ -133,8 +133,8 @@ def is_read(world: Still, random: Random) -> None:
 
 
 def fills(world: Still, random: Random) -> None:
-    """Strangers and pods of ours on the node, also beside their own cards, use more or less."""
-    uuid = any_card(random)
+    """Strangers and pods of ours on the node, also beside their own GPUs, use more or less."""
+    uuid = any_gpu(random)
     node = f"n{uuid[4]}"
     pods = [pod.uid for pod in world.snapshot.pods if pod.node == node]
     owners = [None, *random.sample(pods, min(2, len(pods)))]
@@ -154,7 +154,7 @@ def fills(world: Still, random: Random) -> None:
 
 
 def sickens(world: Still, random: Random) -> None:
-    uuid, healthy = any_card(random), random.random() < 0.6
+    uuid, healthy = any_gpu(random), random.random() < 0.6
     text = "" if healthy else "XID 79"
 
     def change(gpu: GPU) -> GPU:
@@ -215,8 +215,8 @@ def any_node(random: Random) -> str:
     return f"n{random.randrange(NODES)}"
 
 
-def any_card(random: Random) -> str:
-    return f"GPU-{random.randrange(NODES)}{random.randrange(CARDS)}"
+def any_gpu(random: Random) -> str:
+    return f"GPU-{random.randrange(NODES)}{random.randrange(GPUS)}"
 
 
 EVENTS = (

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpujob_api.gpujob import GPUJob, JobPhase, SharingMode
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.capacity.cluster import as_tenant, holds_cards
+from gpujob_operator.decide.capacity.cluster import as_tenant, holds_gpus
 from gpujob_operator.decide.model.conditions import ACCEPTED, SCHEDULED, find
 from gpujob_operator.decide.model.plan import CreatePod, Plan, WriteStatus
 from gpujob_operator.decide.model.pod_template import host_requests
@@ -20,7 +20,7 @@ from gpujob_operator.decide.planner import plan
 from tests.harness.applied import applied
 from tests.harness.builders import (
     after,
-    make_card,
+    make_gpu,
     make_gpu_node,
     make_job,
     make_node,
@@ -91,7 +91,7 @@ def test_a_hundred_orders_of_one_crowd() -> None:
         jobs=jobs,
         nodes=tuple(make_node(name) for name in names),
         gpu_nodes=tuple(
-            make_gpu_node(name, make_card(f"GPU-{name}0"), make_card(f"GPU-{name}1"))
+            make_gpu_node(name, make_gpu(f"GPU-{name}0"), make_gpu(f"GPU-{name}1"))
             for name in names
         ),
     )
@@ -103,21 +103,21 @@ def test_a_hundred_orders_of_one_crowd() -> None:
 
 @many
 @given(fresh_clusters())
-def test_no_card_is_given_away_twice(snapshot: Snapshot) -> None:
-    """I1: reserved + strangers + driver never exceed a card, cycle after cycle."""
+def test_no_gpu_is_given_away_twice(snapshot: Snapshot) -> None:
+    """I1: reserved + strangers + driver never exceed a GPU, cycle after cycle."""
     for cycle in range(3):
         decided = plan(snapshot, later(cycle))
         snapshot = applied(snapshot, decided, later(cycle))
         requests = {job.metadata.uid: host_requests(job) for job in snapshot.jobs}
         for node in build_capacity(snapshot, later(cycle), requests).nodes.values():
-            for card in node.cards:
-                assert card.free_bytes >= 0 or not card.tenants, card
+            for gpu in node.gpus:
+                assert gpu.free_bytes >= 0 or not gpu.tenants, gpu
             assert node.cpu_milli_free >= 0
 
 
 @many
 @given(fresh_clusters(nodes_max=1))
-def test_who_wants_a_card_alone_has_it_alone(snapshot: Snapshot) -> None:
+def test_who_wants_a_gpu_alone_has_it_alone(snapshot: Snapshot) -> None:
     """I2."""
     after_plan = applied(snapshot, plan(snapshot, NOW), NOW)
     after_plan = applied(after_plan, plan(after_plan, NOW), NOW)
@@ -138,21 +138,21 @@ def test_who_wants_a_card_alone_has_it_alone(snapshot: Snapshot) -> None:
 def _whole(job: GPUJob) -> bool:
     tenant = as_tenant(job)
     exclusive = job.spec.sharing.mode is SharingMode.EXCLUSIVE
-    return exclusive or (tenant is not None and tenant.whole_card)
+    return exclusive or (tenant is not None and tenant.whole_gpu)
 
 
 @many
 @given(fresh_clusters())
-def test_a_gang_gets_all_of_its_cards_or_none(snapshot: Snapshot) -> None:
-    """I1: and each of them on a different card of one model where it asked for whole ones."""
+def test_a_gang_gets_all_of_its_gpus_or_none(snapshot: Snapshot) -> None:
+    """I1: and each of them on a different GPU of one model where it asked for whole ones."""
     for job in applied(snapshot, plan(snapshot, NOW), NOW).jobs:
         placement = job.status.placement
         if placement is None:
             continue
         assert len(placement.workers) == job.spec.workers
         assert all(len(set(w.gpus)) == job.spec.gpus_per_worker for w in placement.workers)
-        cards = [uuid for worker in placement.workers for uuid in worker.gpus]
-        assert not _whole(job) or len(set(cards)) == len(cards)
+        gpus = [uuid for worker in placement.workers for uuid in worker.gpus]
+        assert not _whole(job) or len(set(gpus)) == len(gpus)
 
 
 @few
@@ -202,7 +202,7 @@ def test_attempts_only_grow_and_start_when_the_last_one_is_over(snapshot: Snapsh
             continue
         assert item.status.attempt >= item.job.status.attempt
         if item.status.attempt > item.job.status.attempt:
-            assert not holds_cards(item.job)
+            assert not holds_gpus(item.job)
             workers = [pod for pod in snapshot.pods if is_worker_of(pod, item.job)]
             assert all(pod.finished for pod in workers)
 
@@ -231,7 +231,7 @@ def test_more_room_never_keeps_a_job_out(snapshot: Snapshot) -> None:
     """I11: what fits on a cluster fits on it with an empty node more."""
     if not _placed(snapshot):
         return
-    more = make_gpu_node("n9", make_card("GPU-9"), at=1000.0)
+    more = make_gpu_node("n9", make_gpu("GPU-9"), at=1000.0)
     larger = replace(
         snapshot, nodes=(*snapshot.nodes, make_node("n9")), gpu_nodes=(*snapshot.gpu_nodes, more)
     )

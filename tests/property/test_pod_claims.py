@@ -15,7 +15,7 @@ from gpujob_operator.decide.planner import plan
 from gpujob_operator.read.snapshot import Objects, snapshot_of
 from tests.harness.builders import (
     after,
-    make_card,
+    make_gpu,
     make_gpu_node,
     make_job,
     make_pod,
@@ -47,7 +47,7 @@ labels = st.fixed_dictionaries(
         "gpujob.dev/rank": numbers,
     },
 )
-cards = st.sampled_from(["GPU-0", "GPU-1", "GPU-0,GPU-1,GPU-2", ",,", "x" * 80])
+gpus = st.sampled_from(["GPU-0", "GPU-1", "GPU-0,GPU-1,GPU-2", ",,", "x" * 80])
 states = st.sampled_from(
     [{"running": {}}, {"terminated": {"exitCode": 0}}, {"terminated": {"exitCode": 1}}, {}]
 )
@@ -62,7 +62,7 @@ def claims(draw: st.DrawFn, number: int) -> Manifest:
     metadata: Manifest = {
         "namespace": draw(st.sampled_from(["team", "attacker"])),
         "labels": draw(labels),
-        "annotations": {"gpujob.dev/gpus": draw(cards)},
+        "annotations": {"gpujob.dev/gpus": draw(gpus)},
         "ownerReferences": draw(st.lists(owners, max_size=2)),
     }
     if draw(st.booleans()):
@@ -89,8 +89,8 @@ def picture(jobs: tuple[GPUJob, ...], pods: tuple[Manifest, ...]) -> Snapshot:
         ),
         Snapshot().configuration,
     )
-    at = [make_card(f"GPU-{n}", index=n) for n in range(2)]
-    nodes = make_gpu_node("n0", *at, at=5), make_gpu_node("n1", make_card("GPU-2"), at=5)
+    at = [make_gpu(f"GPU-{n}", index=n) for n in range(2)]
+    nodes = make_gpu_node("n0", *at, at=5), make_gpu_node("n1", make_gpu("GPU-2"), at=5)
     return replace(found, gpu_nodes=nodes)
 
 

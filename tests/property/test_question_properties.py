@@ -19,7 +19,7 @@ LIMITS = Limits(horizon_seconds=3600, cycles=80)
 
 
 def held_bytes(snapshot: Snapshot) -> dict[str, int]:
-    """By card UUID, what jobs with a placement hold of it."""
+    """By GPU UUID, what jobs with a placement hold of it."""
     found: dict[str, int] = {}
     for job in snapshot.jobs:
         placement, reservation = job.status.placement, job.status.reservation
@@ -45,7 +45,7 @@ def test_every_picture_has_a_future_and_it_is_bounded(snapshot: Snapshot) -> Non
 
 @few
 @given(fresh_clusters())
-def test_no_card_is_ever_given_away_twice(snapshot: Snapshot) -> None:
+def test_no_gpu_is_ever_given_away_twice(snapshot: Snapshot) -> None:
     """I1 and I3 in every picture of the run, as time passes and jobs come and go."""
     room = {
         gpu.uuid: gpu.memory_total_bytes - gpu.memory_reserved_bytes

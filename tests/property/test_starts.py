@@ -19,7 +19,7 @@ from gpujob_operator.decide.backfill.release_times import ReleaseTimes
 from gpujob_operator.decide.cache.release_arrays import ReleaseArrays
 from gpujob_operator.decide.cache.scheduler_cache import SchedulerCache
 from gpujob_operator.decide.cache.tenancy import TenancyArrays
-from gpujob_operator.decide.capacity.cluster import Capacity, Card
+from gpujob_operator.decide.capacity.cluster import Capacity, GPUCapacity
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import NodeView, Snapshot, Taint
 from gpujob_operator.decide.placement.gpu_filter import after_departures, why_not
@@ -34,7 +34,7 @@ from gpujob_operator.decide.placement.requirements import (
 from tests.harness.builders import (
     T0,
     after,
-    make_card,
+    make_gpu,
     make_gpu_node,
     make_job,
     make_node,
@@ -60,17 +60,17 @@ MODELS = ("NVIDIA A10", "NVIDIA L4")
 
 @st.composite
 def tenants(draw: st.DrawFn) -> GPUJob:
-    """A job on one of the cards, with or without a known end."""
+    """A job on one of the GPUs, with or without a known end."""
     name = f"j{draw(st.integers(0, 11))}"
-    node, card = draw(st.integers(0, 2)), draw(st.integers(0, 1))
+    node, gpu = draw(st.integers(0, 2)), draw(st.integers(0, 1))
     held = reserve(
         draw(st.integers(1, 12)) * GIB,
-        draw(st.sampled_from((ReservationSource.MEASURED,) * 3 + (ReservationSource.WHOLE_CARD,))),
+        draw(st.sampled_from((ReservationSource.MEASURED,) * 3 + (ReservationSource.WHOLE_GPU,))),
         utilization_percent=draw(st.integers(0, 90)),
     )
     job = running(
         make_job(name),
-        (f"n{node}", (f"GPU-{node}{card}",)),
+        (f"n{node}", (f"GPU-{node}{gpu}",)),
         held=held,
         at=-draw(st.integers(0, 200)),
     )
@@ -114,13 +114,13 @@ def pictures(draw: st.DrawFn) -> Snapshot:
         make_gpu_node(
             f"n{n}",
             *(
-                make_card(
-                    f"GPU-{n}{card}",
-                    index=card,
+                make_gpu(
+                    f"GPU-{n}{gpu}",
+                    index=gpu,
                     model=draw(st.sampled_from(MODELS)),
                     stranger=draw(st.sampled_from((0, 0, 4 * GIB))),
                 )
-                for card in range(2)
+                for gpu in range(2)
             ),
         )
         for n in sorted(names)
@@ -157,7 +157,7 @@ def answers(found: list[Found], releases: ReleaseTimes) -> list[object]:
 @st.composite
 def stories(draw: st.DrawFn) -> list[Snapshot]:
     """Pictures one after the other; in some only the ends of those that run have moved, so that
-    nodes and cards stay the same objects."""
+    nodes and GPUs stay the same objects."""
     found = [draw(pictures())]
     for _ in range(draw(st.integers(1, 4))):
         if draw(st.booleans()):
@@ -191,7 +191,7 @@ def test_places_that_were_kept_are_those_found_anew(story: list[Snapshot], secon
 
 
 @given(pictures())
-def test_places_are_those_that_asking_every_card_finds(picture: Snapshot) -> None:
+def test_places_are_those_that_asking_every_gpu_finds(picture: Snapshot) -> None:
     memory = SchedulerCache()
     memory.update(picture, T0)
     capacity, releases = memory.capacity, memory.releases
@@ -210,35 +210,37 @@ def asked_one_by_one(
     size = needs.job.spec.gpus_per_worker
     places: list[CandidateGpus] = []
     for node in nodes_for(needs, capacity):
-        cards = [card for card in node.cards if card.model == model]
+        gpus = [gpu for gpu in node.gpus if gpu.model == model]
         ready = sorted(
-            place for card in cards if (place := on_card(request, card, releases)) is not None
+            place for gpu in gpus if (place := on_gpu(request, gpu, releases)) is not None
         )
         groups = zip(*[iter(ready)] * size, strict=False)
         places += [together(group) for group in groups]
     return sorted(places)
 
 
-def together(cards: tuple[CandidateGpus, ...]) -> CandidateGpus:
+def together(gpus: tuple[CandidateGpus, ...]) -> CandidateGpus:
     return CandidateGpus(
-        cards[-1].soon,
-        tuple(uuid for one in cards for uuid in one.uuids),
-        tuple(card for one in cards for card in one.cards),
-        tuple(tenant for one in cards for tenant in one.tenants),
+        gpus[-1].soon,
+        tuple(uuid for one in gpus for uuid in one.uuids),
+        tuple(gpu for one in gpus for gpu in one.gpus),
+        tuple(tenant for one in gpus for tenant in one.tenants),
     )
 
 
-def on_card(request: WorkerRequest, card: Card, releases: ReleaseTimes) -> CandidateGpus | None:
+def on_gpu(
+    request: WorkerRequest, gpu: GPUCapacity, releases: ReleaseTimes
+) -> CandidateGpus | None:
     """As soon as enough tenants have left, in the order of their ends."""
-    leaving = sorted(card.tenants, key=lambda t: (releases.released_at(t.job_uid), t.job_uid))
+    leaving = sorted(gpu.tenants, key=lambda t: (releases.released_at(t.job_uid), t.job_uid))
     for count in range(len(leaving) + 1):
         gone = leaving[:count]
-        left = after_departures(card, {tenant.job_uid for tenant in gone})
+        left = after_departures(gpu, {tenant.job_uid for tenant in gone})
         if why_not(request, left) is None:
             moments = [releases.released_at(tenant.job_uid) for tenant in gone]
-            at = max([1.0 if card.terminating_bytes else 0.0, *moments])
-            soon = ReadyTime(at, count, -card.free_bytes, card.uuid)
-            return CandidateGpus(soon, (card.uuid,), (card,), tuple(gone))
+            at = max([1.0 if gpu.terminating_bytes else 0.0, *moments])
+            soon = ReadyTime(at, count, -gpu.free_bytes, gpu.uuid)
+            return CandidateGpus(soon, (gpu.uuid,), (gpu,), tuple(gone))
     return None
 
 
@@ -256,7 +258,7 @@ def test_places_found_before_stay_as_they_were(picture: Snapshot, later: Snapsho
     assert [list(of_model) for of_model in unseen] == expected
 
 
-def test_who_leaves_first_can_change_while_the_card_stays_the_same() -> None:
+def test_who_leaves_first_can_change_while_the_gpu_stays_the_same() -> None:
     def tenant(name: str, memory_bytes: int, steps: int) -> GPUJob:
         job = running(make_job(name), held=reserve(memory_bytes, utilization_percent=5))
         known = replace(measured(GIB, step=0), steps_total=steps)

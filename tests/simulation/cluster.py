@@ -12,10 +12,10 @@ from gpujob_operator.act.kube import Conflict, NotFound
 from gpujob_operator.observe.cache import Kind
 from tests.harness.builders import MODEL
 from tests.simulation.api_server import AnyKind, ApiServer, Manifest, OtherKind
-from tests.simulation.machines import ABSURD_CARD, MISSING_CARD, Machine, PhysicalCard
+from tests.simulation.machines import ABSURD_GPU, MISSING_GPU, Machine, PhysicalGPU
 from tests.simulation.pods import (
     SIDECAR,
-    cards_of,
+    gpus_of,
     has_sidecar,
     is_foreign,
     wanted_node,
@@ -49,17 +49,17 @@ class Cluster:
         api.watchers.append(self._watch)
 
     def join(self, plan: NodePlan) -> Machine:
-        """A node with its agent. A node of the same name that comes later has other cards."""
+        """A node with its agent. A node of the same name that comes later has other GPUs."""
         count = sum(1 for m in self.machines if m.split("~")[0] == plan.name)
         if plan.name in self.machines:
             self.machines[f"{plan.name}~{count}"] = self.machines.pop(plan.name)
-        cards = {
-            f"GPU-{plan.name}-{count}-{n}": PhysicalCard(
+        gpus = {
+            f"GPU-{plan.name}-{count}-{n}": PhysicalGPU(
                 f"GPU-{plan.name}-{count}-{n}", plan.card_bytes, plan.driver_bytes
             )
-            for n in range(plan.cards)
+            for n in range(plan.gpus)
         }
-        machine = Machine(plan.name, plan, cards)
+        machine = Machine(plan.name, plan, gpus)
         self.machines[plan.name] = machine
         labels = {"gpujob.dev/managed": "true", LABEL_SPOT: "true" if plan.spot else "false"}
         node = {
@@ -168,7 +168,7 @@ class Cluster:
         if "deletionTimestamp" in pod["metadata"]:
             self.api.remove(Kind.POD, uid, "kubelet")
             return
-        if not set(cards_of(pod)) <= machine.cards.keys():
+        if not set(gpus_of(pod)) <= machine.gpus.keys():
             waiting = {"waiting": {"reason": "CreateContainerError", "message": "unknown device"}}
             self._pod_status(pod, {"containerStatuses": [worker_status(waiting)]})
             return
@@ -342,9 +342,9 @@ class Cluster:
 
     def _publish(self, machine: Machine) -> None:
         gpus = [
-            self._reading(machine, card, index)
-            for index, card in enumerate(machine.cards.values())
-            if card.misread != MISSING_CARD
+            self._reading(machine, gpu, index)
+            for index, gpu in enumerate(machine.gpus.values())
+            if gpu.misread != MISSING_GPU
         ]
         at, before = machine.published
         if gpus == before and self.clock.now - at < UNCHANGED_SECONDS:
@@ -357,30 +357,30 @@ class Cluster:
         }
         self.api.patch(Kind.GPU_NODE, "", machine.name, {"status": status}, "agent")
 
-    def _reading(self, machine: Machine, card: PhysicalCard, index: int) -> dict[str, Any]:
+    def _reading(self, machine: Machine, gpu: PhysicalGPU, index: int) -> dict[str, Any]:
         """As the agent writes it (`GPU` in JSON)."""
-        bound = [worker for worker in machine.workers.values() if card.uuid in worker.gpus]
+        bound = [worker for worker in machine.workers.values() if gpu.uuid in worker.gpus]
         processes: list[dict[str, Any]] = [
             {
                 "pid": 1000 + number,
-                "memoryBytes": worker.memory_on(card.uuid),
+                "memoryBytes": worker.memory_on(gpu.uuid),
                 "podUid": worker.pod_uid,
                 "utilizationPercent": worker.utilization,
             }
             for number, worker in enumerate(bound)
         ]
-        if card.stranger_bytes:
-            processes.append({"pid": 99, "memoryBytes": card.stranger_bytes})
-        used = min(sum(p["memoryBytes"] for p in processes), card.total_bytes)
+        if gpu.stranger_bytes:
+            processes.append({"pid": 99, "memoryBytes": gpu.stranger_bytes})
+        used = min(sum(p["memoryBytes"] for p in processes), gpu.total_bytes)
         return {
-            "uuid": card.uuid,
+            "uuid": gpu.uuid,
             "index": index,
             "model": MODEL,
-            "memoryTotalBytes": card.total_bytes,
-            "memoryUsedBytes": 900 * GIB if card.misread == ABSURD_CARD else used,
-            "memoryReservedBytes": card.driver_bytes,
+            "memoryTotalBytes": gpu.total_bytes,
+            "memoryUsedBytes": 900 * GIB if gpu.misread == ABSURD_GPU else used,
+            "memoryReservedBytes": gpu.driver_bytes,
             "utilizationPercent": min(100.0, sum(worker.utilization for worker in bound)),
-            "healthy": card.healthy,
-            "healthMessage": "" if card.healthy else "XID 79",
+            "healthy": gpu.healthy,
+            "healthMessage": "" if gpu.healthy else "XID 79",
             "processes": processes,
         }

@@ -110,7 +110,7 @@ class HostileAuthor:
                 LABEL_ATTEMPT: str(attempt),
                 LABEL_RANK: "0",
             },
-            "annotations": {ANNOTATION_GPUS: ",".join(self._all_cards())},
+            "annotations": {ANNOTATION_GPUS: ",".join(self._all_gpus())},
         }
         if owned or impostor.disguise is Disguise.NAME_ELSEWHERE:
             owner = {"apiVersion": API_VERSION, "kind": "GPUJob", "controller": True}
@@ -122,8 +122,8 @@ class HostileAuthor:
         spec = {"nodeName": node, "containers": [worker], "schedulerName": "none"}
         return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
-    def _all_cards(self) -> list[str]:
-        return [uuid for one in self._cluster.machines.values() for uuid in one.cards][:16]
+    def _all_gpus(self) -> list[str]:
+        return [uuid for one in self._cluster.machines.values() for uuid in one.gpus][:16]
 
     def _move_label(self, pod: Manifest, jobs: list[Manifest]) -> None:
         """From one job's UID to another's and back, again and again."""

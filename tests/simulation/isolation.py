@@ -33,7 +33,7 @@ CYCLES_FACTOR_MAX = 3
 
 
 def make_peaceful_scenario(seed: int) -> Scenario:
-    """Room for every job at once: whoever waits does not wait for a card."""
+    """Room for every job at once: whoever waits does not wait for a GPU."""
     random = Random(seed * 32_452_843 + 5)
     shared: dict[str, Any] = {
         "gpu": {"memory": "2Gi"},

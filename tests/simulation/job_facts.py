@@ -19,7 +19,7 @@ def held(job: GPUJob) -> tuple[object, ...]:
 
 def wants_all(job: GPUJob) -> bool:
     held = job.status.reservation
-    whole = held is not None and (held.exclusive or held.source.value == "WholeCard")
+    whole = held is not None and (held.exclusive or held.source.value == "WholeGPU")
     return whole or job.spec.sharing.mode.value == "Exclusive"
 
 

@@ -9,19 +9,19 @@ if TYPE_CHECKING:
     from tests.simulation.worker import Worker
     from tests.simulation.workloads import NodePlan
 
-# How an agent's readings of a card are wrong.
-MISSING_CARD = "missing"
-ABSURD_CARD = "absurd"
+# How an agent's readings of a GPU are wrong.
+MISSING_GPU = "missing"
+ABSURD_GPU = "absurd"
 
 
 @dataclass(slots=True)
-class PhysicalCard:
+class PhysicalGPU:
     uuid: str
     total_bytes: int
     driver_bytes: int
     stranger_bytes: int = 0
     healthy: bool = True
-    # "", MISSING_CARD or ABSURD_CARD: how the agent's readings of it are wrong.
+    # "", MISSING_GPU or ABSURD_GPU: how the agent's readings of it are wrong.
     misread: str = ""
 
 
@@ -31,7 +31,7 @@ class Machine:
 
     name: str
     plan: NodePlan
-    cards: dict[str, PhysicalCard]
+    gpus: dict[str, PhysicalGPU]
     powered: bool = True
     connected: bool = True
     agent_runs: bool = True
@@ -43,8 +43,8 @@ class Machine:
 
     def used_bytes(self, uuid: str) -> int:
         ours = sum(w.memory_on(uuid) for w in self.workers.values())
-        return self.cards[uuid].stranger_bytes + ours
+        return self.gpus[uuid].stranger_bytes + ours
 
     def room_bytes(self, uuid: str) -> int:
-        card = self.cards[uuid]
-        return card.total_bytes - card.driver_bytes - self.used_bytes(uuid)
+        gpu = self.gpus[uuid]
+        return gpu.total_bytes - gpu.driver_bytes - self.used_bytes(uuid)

@@ -12,7 +12,7 @@ from gpujob_api.gpujob import (
 )
 from gpujob_api.gpunode import GPUNode
 from gpujob_api.report import CheckpointReport
-from gpujob_operator.decide.capacity.cluster import holds_cards
+from gpujob_operator.decide.capacity.cluster import holds_gpus
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.plan import DeletePod, Plan, PlanItem, WriteStatus
 from gpujob_operator.decide.model.snapshot import Snapshot
@@ -35,8 +35,8 @@ def _changed(
     return replace(decided, items=tuple(items))
 
 
-def places_all_on_one_card(snapshot: Snapshot, now: datetime) -> Plan:
-    """I1: every single worker goes to the same card."""
+def places_all_on_one_gpu(snapshot: Snapshot, now: datetime) -> Plan:
+    """I1: every single worker goes to the same GPU."""
 
     def change(job: GPUJob, status: GPUJobStatus) -> GPUJobStatus:
         if status.placement is None or job.status.placement is not None:
@@ -53,7 +53,7 @@ def places_all_on_one_card(snapshot: Snapshot, now: datetime) -> Plan:
 
 
 def _unused(snapshot: Snapshot) -> Snapshot:
-    """Every card as if nothing ran on it."""
+    """Every GPU as if nothing ran on it."""
 
     def blind(node: GPUNode) -> GPUNode:
         gpus = tuple(replace(gpu, processes=(), memory_used_bytes=0) for gpu in node.status.gpus)
@@ -78,7 +78,7 @@ def ignores_the_driver(snapshot: Snapshot, now: datetime) -> Plan:
 
 
 def forgets_jobs_that_are_stopping(snapshot: Snapshot, now: datetime) -> Plan:
-    """I1: their cards are given away while their pods still end."""
+    """I1: their GPUs are given away while their pods still end."""
     gone = {job.metadata.uid for job in snapshot.jobs if job.status.phase is JobPhase.STOPPING}
     jobs = tuple(job for job in snapshot.jobs if job.metadata.uid not in gone)
     pods = tuple(pod for pod in snapshot.pods if pod.job_uid not in gone)
@@ -97,7 +97,7 @@ def forgets_jobs_that_are_stopping(snapshot: Snapshot, now: datetime) -> Plan:
     return replace(decided, items=(*others, *given.values()))
 
 
-def shares_exclusive_cards(snapshot: Snapshot, now: datetime) -> Plan:
+def shares_exclusive_gpus(snapshot: Snapshot, now: datetime) -> Plan:
     """I2: exclusive jobs look like any other."""
 
     def open_to_all(job: GPUJob) -> GPUJob:
@@ -199,7 +199,7 @@ def never_places_the_first_job(snapshot: Snapshot, now: datetime) -> Plan:
         if not (
             isinstance(item, WriteStatus)
             and item.job.metadata.name == "job0"
-            and not holds_cards(item.job)
+            and not holds_gpus(item.job)
         )
     )
     return replace(decided, items=items, next_seconds=None)
@@ -226,11 +226,11 @@ def trusts_old_readings(snapshot: Snapshot, now: datetime) -> Plan:
 
 
 MUTANTS: tuple[tuple[str, PlanFunction], ...] = (
-    ("I1", places_all_on_one_card),
+    ("I1", places_all_on_one_gpu),
     ("I1", ignores_strangers),
     ("I1", ignores_the_driver),
     ("I1", forgets_jobs_that_are_stopping),
-    ("I2", shares_exclusive_cards),
+    ("I2", shares_exclusive_gpus),
     ("I3", does_not_see_running_pods),
     ("I3", counts_attempts_from_one_again),
     ("I4", gives_no_reasons),

@@ -23,7 +23,7 @@ def wanted_node(pod: Mapping[str, Any]) -> str:
     return required["nodeSelectorTerms"][0]["matchFields"][0]["values"][0]
 
 
-def cards_of(pod: Mapping[str, Any]) -> list[str]:
+def gpus_of(pod: Mapping[str, Any]) -> list[str]:
     return pod["metadata"]["annotations"][ANNOTATION_GPUS].split(",")
 
 

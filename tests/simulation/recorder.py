@@ -12,7 +12,7 @@ from gpujob_api.codec import parse_time
 from gpujob_api.gpujob import GPUJob, StopReason
 from gpujob_api.manifest import gpujob_from_manifest
 from gpujob_api.settings import ENV_GRACE_SECONDS
-from gpujob_operator.decide.capacity.cluster import holds_cards
+from gpujob_operator.decide.capacity.cluster import holds_gpus
 from gpujob_operator.observe.cache import Kind
 from tests.simulation.api_server import ApiServer, Manifest, OtherKind, Revision
 from tests.simulation.job_facts import (
@@ -96,7 +96,7 @@ class Recorder:
             self.operator_writes += 1
             self.last_operator_write = revision.at
         if revision.kind is Kind.GPU_NODE:
-            self._read_cards(revision)
+            self._read_gpus(revision)
         elif revision.kind is Kind.JOB:
             self._job(revision, ours=ours)
         elif revision.kind is Kind.POD:
@@ -121,9 +121,9 @@ class Recorder:
     def _fail(self, invariant: str, revision: Revision, message: str) -> None:
         self.violations.append(Violation(invariant, revision.at, message))
 
-    # -- cards
+    # -- GPUs
 
-    def _read_cards(self, revision: Revision) -> None:
+    def _read_gpus(self, revision: Revision) -> None:
         gpus: list[Manifest] = (revision.object.get("status") or {}).get("gpus") or []
         if revision.type == "DELETED":
             return
@@ -162,12 +162,12 @@ class Recorder:
         if before is None or not ours:
             return
         self._check_life(revision, before, job)
-        if held(job) != held(before) and holds_cards(job):
-            self._check_cards(revision, before, job)
+        if held(job) != held(before) and holds_gpus(job):
+            self._check_gpus(revision, before, job)
 
     def _check_life(self, revision: Revision, before: GPUJob, job: GPUJob) -> None:
         name = job.metadata.name
-        is_new = holds_cards(job) and not holds_cards(before)
+        is_new = holds_gpus(job) and not holds_gpus(before)
         if job.status.attempt < before.status.attempt + is_new:
             attempts = f"{before.status.attempt} to {job.status.attempt}"
             self._fail("I3", revision, f"{name}: attempt went from {attempts}")
@@ -221,10 +221,10 @@ class Recorder:
         if stop.reason == "WorkerEnded" and not ended:
             self._fail("I15", revision, f"{name}: {stop.message}; no worker of it ended")
 
-    def _check_cards(self, revision: Revision, before: GPUJob, job: GPUJob) -> None:
+    def _check_gpus(self, revision: Revision, before: GPUJob, job: GPUJob) -> None:
         placement = job.status.placement
         assert placement is not None
-        is_new = not holds_cards(before) or before.status.attempt != job.status.attempt
+        is_new = not holds_gpus(before) or before.status.attempt != job.status.attempt
         for worker in placement.workers:
             for uuid in worker.gpus:
                 self._check_room(revision, before, job, uuid)
@@ -267,7 +267,7 @@ class Recorder:
         return [
             job
             for job in self._jobs.values()
-            if holds_cards(job) and job.status.placement is not None
+            if holds_gpus(job) and job.status.placement is not None
             and any(uuid in worker.gpus for worker in job.status.placement.workers)
         ]  # fmt: skip
 
@@ -336,7 +336,7 @@ class Recorder:
         grace that its worker was told of."""
         pod = revision.object
         live = is_live(revision.before or pod)
-        current = attempt == job.status.attempt and holds_cards(job)
+        current = attempt == job.status.attempt and holds_gpus(job)
         if live and current and job.status.stop is None and not deleted(job):
             self._fail("I13", revision, f"{_name(revision)} stopped without a reason")
         given = pod["metadata"].get("deletionGracePeriodSeconds")

@@ -60,7 +60,7 @@ def sidecars() -> Scenario:
 
 
 def finalizers() -> Scenario:
-    """Jobs that are deleted and stay, running and waiting; others want their cards."""
+    """Jobs that are deleted and stay, running and waiting; others want their GPUs."""
     endless = Workload(steps=100_000, expected=ANY_END)
     kept: dict[str, Any] = {"finalizer": FOREIGN_FINALIZER}
     return Scenario(

@@ -104,8 +104,8 @@ class BreaksOnMovedLabels(_ReadsPodsWrong):
         return pod
 
 
-class BlocksAnnotatedCards(_ReadsPodsWrong):
-    """I15: cards that any live pod names are closed, whoever made it."""
+class BlocksAnnotatedGPUs(_ReadsPodsWrong):
+    """I15: GPUs that any live pod names are closed, whoever made it."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -260,7 +260,7 @@ def _undeleted(manifest: Any) -> Manifest:
 
 BELIEVES_LABELS = Parts(cache=BelievesLabels)
 BREAKS_ON_MOVED_LABELS = Parts(cache=BreaksOnMovedLabels)
-BLOCKS_ANNOTATED_CARDS = Parts(cache=BlocksAnnotatedCards)
+BLOCKS_ANNOTATED_GPUS = Parts(cache=BlocksAnnotatedGPUs)
 WAITS_FOR_EVERY_CONTAINER = Parts(cache=WaitsForEveryContainer)
 BREAKS_ON_ODD_WORDS = Parts(cache=BreaksOnOddWords)
 DELETES_WHAT_CARRIES_LABELS = Parts(executor=DeletesWhatCarriesLabels)

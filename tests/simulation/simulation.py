@@ -27,7 +27,7 @@ from tests.simulation.faults import (
 )
 from tests.simulation.hostile import HostileAuthor
 from tests.simulation.job_facts import end_of, key_of
-from tests.simulation.machines import ABSURD_CARD, MISSING_CARD, Machine
+from tests.simulation.machines import ABSURD_GPU, MISSING_GPU, Machine
 from tests.simulation.operator_shell import OperatorShell, Parts, World
 from tests.simulation.pods import is_foreign, worker_ended
 from tests.simulation.recorder import FINAL, Recorder, Violation, is_live
@@ -277,24 +277,24 @@ class Simulation:
                 machine.agent_runs = False
                 self.clock.after(seconds, lambda: setattr(machine, "agent_runs", True))
             case _:
-                self._happen_to_card(machine, incident)
+                self._happen_to_gpu(machine, incident)
 
     def _replace(self, machine: Machine) -> None:
-        """Another machine of that name, with other cards."""
+        """Another machine of that name, with other GPUs."""
         if self.cluster.machines[machine.name] is machine and machine.gone:
             self.cluster.join(machine.plan)
 
-    def _happen_to_card(self, machine: Machine, incident: Incident) -> None:
-        card = self.clock.random.choice(list(machine.cards.values()))
+    def _happen_to_gpu(self, machine: Machine, incident: Incident) -> None:
+        gpu = self.clock.random.choice(list(machine.gpus.values()))
         if incident.what == "stranger":
-            card.stranger_bytes = min(8 * 1024**3, max(0, machine.room_bytes(card.uuid)))
+            gpu.stranger_bytes = min(8 * 1024**3, max(0, machine.room_bytes(gpu.uuid)))
         elif incident.what == "unhealthy":
-            card.healthy = False
+            gpu.healthy = False
         else:
-            card.misread = MISSING_CARD if incident.what == "missing" else ABSURD_CARD
+            gpu.misread = MISSING_GPU if incident.what == "missing" else ABSURD_GPU
 
         def mend() -> None:
-            card.stranger_bytes, card.healthy, card.misread = 0, True, ""
+            gpu.stranger_bytes, gpu.healthy, gpu.misread = 0, True, ""
 
         self.clock.after(incident.seconds, mend)
 

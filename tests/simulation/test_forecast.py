@@ -31,7 +31,7 @@ Picture = tuple[Snapshot, datetime]
 
 
 def job(name: str, at: float, *, steps: int = 300, **spec: Any) -> Submission:
-    """Alone on a card, a second a step; all jobs are of one workload."""
+    """Alone on a GPU, a second a step; all jobs are of one workload."""
     fields = make_spec("same", sharing={"mode": "Exclusive"}, **spec)
     return Submission(name, at, fields, Workload(memory_bytes=4 * GIB, steps=steps))
 

@@ -126,7 +126,7 @@ class Worker:
         self._clock.after(TICK_SECONDS, self._tick)
 
     def _take_memory(self) -> bool:
-        """False when neither the limit nor the card has room for what the job needs now."""
+        """False when neither the limit nor the GPU has room for what the job needs now."""
         leak = self._workload.leak_bytes_per_second * (self._clock.now - self._started)
         wanted = int(self._workload.memory_bytes + leak)
         more = wanted - self._used_bytes

@@ -81,7 +81,7 @@ class Scenario:
 @dataclass(frozen=True, slots=True)
 class NodePlan:
     name: str
-    cards: int
+    gpus: int
     spot: bool = False
     card_bytes: int = 24 * GIB
     driver_bytes: int = 300 * MIB
@@ -234,7 +234,7 @@ def make_trouble(
 
 
 def make_crowded_scenario(seed: int) -> Scenario:
-    """Many jobs for two cards, stopped and started again all the time."""
+    """Many jobs for two GPUs, stopped and started again all the time."""
     random = Random(seed * 6_700_417 + 4)
     submissions: list[Submission] = []
     for number in range(9):

@@ -19,7 +19,7 @@ INT32_MAX = 2**31 - 1
 FRACTION_MAX = 10**18
 # Times outside these years overflow in some zone or reader.
 YEAR_MIN, YEAR_MAX = 1000, 8999
-CARD_MEMORY_BYTES_MAX = 16 * 1024**4
+GPU_MEMORY_BYTES_MAX = 16 * 1024**4
 
 LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 SUBDOMAIN_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
@@ -132,7 +132,7 @@ def _compiled(pattern: str) -> "re.Pattern[str]":
     return re.compile(pattern)
 
 
-CardMemoryBytes = Annotated[int, Range(0, CARD_MEMORY_BYTES_MAX)]
+GPUMemoryBytes = Annotated[int, Range(0, GPU_MEMORY_BYTES_MAX)]
 Count = Annotated[int, Range(0, INTEGER_MAX)]
 SmallCount = Annotated[int, Range(0, INT32_MAX)]
 Percent = Annotated[float, Range(0, 100)]

@@ -11,8 +11,8 @@ from gpujob_api.bounds import (
     GPUUUID,
     INT32_MAX,
     LABEL_PATTERN,
-    CardMemoryBytes,
     Count,
+    GPUMemoryBytes,
     Items,
     Label,
     Message,
@@ -80,7 +80,7 @@ class JobPhase(Enum):
 class ReservationSource(Enum):
     """What a reservation rests on, from least to best known."""
 
-    WHOLE_CARD = "WholeCard"
+    WHOLE_GPU = "WholeGPU"
     HINT = "Hint"
     PROFILE = "Profile"
     MEASURED = "Measured"
@@ -88,7 +88,7 @@ class ReservationSource(Enum):
 
 @dataclass(frozen=True, slots=True)
 class GPURequest:
-    """Which card a worker needs. `memory` is a hint until a measurement exists."""
+    """Which GPU a worker needs. `memory` is a hint until a measurement exists."""
 
     memory: Memory | None = None
     models: Annotated[
@@ -117,7 +117,7 @@ class Sharing:
 class BatchSize:
     """`total` is what one optimizer step learns from and never changes by itself.
 
-    `per_step` is how much of it goes through the card at once: a number that divides `total`, or
+    `per_step` is how much of it goes through the GPU at once: a number that divides `total`, or
     None for Auto.
     """
 
@@ -247,7 +247,7 @@ def _containers(template: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlacement:
-    """Where one worker runs: its rank in the gang, the node, and the cards by UUID."""
+    """Where one worker runs: its rank in the gang, the node, and the GPUs by UUID."""
 
     rank: Annotated[int, Range(0, WORKERS_MAX - 1)]
     node: Subdomain
@@ -267,9 +267,9 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What an attempt holds on each of its cards until it is proven finished."""
+    """What an attempt holds on each of its GPUs until it is proven finished."""
 
-    memory_bytes: CardMemoryBytes
+    memory_bytes: GPUMemoryBytes
     utilization_percent: Percent
     source: ReservationSource
     exclusive: bool = False
@@ -277,9 +277,9 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What the job was seen to use per card, and how fast it goes."""
+    """What the job was seen to use per GPU, and how fast it goes."""
 
-    memory_bytes: CardMemoryBytes
+    memory_bytes: GPUMemoryBytes
     utilization_percent: Percent
     samples: Count
     step: Count = 0
@@ -291,7 +291,7 @@ class Measurement:
     # different times, beside different neighbours, and is no such factor.
     speedup: Speedup | None = None
     data_wait_percent: WaitPercent | None = None
-    # Of the card, whoever else runs on it.
+    # Of the GPU, whoever else runs on it.
     joules_per_step: Joules | None = None
     device: Model = ""
     torch_version: Version = ""
@@ -355,7 +355,7 @@ class GPUJobStatus:
     next_attempt_at: datetime | None = None
     # A job that made room for another one waits as if it had come then.
     requeued_at: datetime | None = None
-    # Its least utilization when cards are shared: raised when it slowed a neighbour too much.
+    # Its least utilization when GPUs are shared: raised when it slowed a neighbour too much.
     utilization_floor_percent: Percent = 0.0
     attempt_started_at: datetime | None = None
     progressed_at: datetime | None = None

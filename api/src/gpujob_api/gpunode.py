@@ -1,4 +1,4 @@
-"""GPUNode: what an agent measures on the cards of one node. Cluster-scoped, named as the node."""
+"""GPUNode: what an agent measures on the GPUs of one node. Cluster-scoped, named as the node."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -7,11 +7,11 @@ from datetime import datetime
 from typing import Annotated
 
 from gpujob_api.bounds import (
-    CARD_MEMORY_BYTES_MAX,
     FRACTION_MAX,
+    GPU_MEMORY_BYTES_MAX,
     GPUUUID,
-    CardMemoryBytes,
     Count,
+    GPUMemoryBytes,
     Items,
     Message,
     Percent,
@@ -24,7 +24,7 @@ from gpujob_api.codec import FieldError, check
 from gpujob_api.meta import Conditions, Metadata
 from gpujob_api.quantities import format_memory, is_gpu_uuid
 
-# How the health message of a card begins whose state is not known, as opposed to one that is sick.
+# How the health message of a GPU begins whose state is not known, as opposed to one that is sick.
 UNREADABLE = "not readable"
 GPUS_MAX = 64
 PROCESSES_MAX = 256
@@ -32,31 +32,31 @@ PROCESSES_MAX = 256
 
 @dataclass(frozen=True, slots=True)
 class GPUProcess:
-    """A process on a card. `pod_uid` is None for a stranger: nobody's pod."""
+    """A process on a GPU. `pod_uid` is None for a stranger: nobody's pod."""
 
     pid: SmallCount
-    memory_bytes: CardMemoryBytes
+    memory_bytes: GPUMemoryBytes
     pod_uid: Annotated[str, Text(64)] | None = None
     utilization_percent: Percent | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GPU:
-    """One card as measured. `memory_reserved_bytes` is what the driver keeps for itself."""
+    """One GPU as measured. `memory_reserved_bytes` is what the driver keeps for itself."""
 
     uuid: GPUUUID
     index: Annotated[int, Range(0, 1023)]
     model: Annotated[str, Text(128, characters_min=1)]
-    memory_total_bytes: Annotated[int, Range(1, CARD_MEMORY_BYTES_MAX)]
-    memory_used_bytes: CardMemoryBytes
-    memory_reserved_bytes: CardMemoryBytes = 0
+    memory_total_bytes: Annotated[int, Range(1, GPU_MEMORY_BYTES_MAX)]
+    memory_used_bytes: GPUMemoryBytes
+    memory_reserved_bytes: GPUMemoryBytes = 0
     utilization_percent: Percent = 0.0
     power_watts: Annotated[float, Range(0, 100_000)] | None = None
     energy_joules: Annotated[float, Range(0, FRACTION_MAX)] | None = None
     temperature_celsius: Annotated[float, Range(-273, 1000)] | None = None
     healthy: bool = True
     health_message: Message = ""
-    # Cards with the same number are close together: NVLink, or one NUMA node.
+    # GPUs with the same number are close together: NVLink, or one NUMA node.
     link_group: Annotated[int, Range(0, 1023)] = 0
     processes: Annotated[tuple[GPUProcess, ...], Items(PROCESSES_MAX, clip=True)] = ()
 
@@ -76,7 +76,7 @@ class GPU:
 
 @dataclass(frozen=True, slots=True)
 class GPUNodeSpec:
-    """What people set: a price per card, or no new jobs here."""
+    """What people set: a price per GPU, or no new jobs here."""
 
     price_per_gpu_hour: Annotated[float, Range(0, 1_000_000)] | None = None
     unschedulable: bool = False
@@ -89,25 +89,25 @@ class GPUNodeSpec:
 class GPUNodeSummary:
     """The printer columns, ready to read."""
 
-    cards: Annotated[str, Text(128, clip=True)] = ""
+    gpus: Annotated[str, Text(128, clip=True)] = ""
     memory: Annotated[str, Text(64, clip=True)] = ""
     utilization: Annotated[str, Text(128, clip=True)] = ""
 
 
 def summarize(gpus: Iterable[GPU]) -> GPUNodeSummary:
-    """What a node's cards have and do, for people: `2 x H100`, `3.1 GiB of 160 GiB`, `5-90 %`."""
-    cards = tuple(gpus)
-    if not cards:
-        return GPUNodeSummary(cards="0")
-    models = Counter(card.model for card in cards)
-    used = sum(card.memory_used_bytes for card in cards)
-    total = sum(card.memory_total_bytes for card in cards)
-    utilizations = [card.utilization_percent for card in cards]
+    """What a node's GPUs have and do, for people: `2 x H100`, `3.1 GiB of 160 GiB`, `5-90 %`."""
+    gpus = tuple(gpus)
+    if not gpus:
+        return GPUNodeSummary(gpus="0")
+    models = Counter(gpu.model for gpu in gpus)
+    used = sum(gpu.memory_used_bytes for gpu in gpus)
+    total = sum(gpu.memory_total_bytes for gpu in gpus)
+    utilizations = [gpu.utilization_percent for gpu in gpus]
     low, high = min(utilizations), max(utilizations)
     return GPUNodeSummary(
-        cards=", ".join(f"{count} x {model}" for model, count in models.items()),
+        gpus=", ".join(f"{count} x {model}" for model, count in models.items()),
         memory=f"{format_memory(used)} of {format_memory(total)}",
-        utilization=f"{low:.0f} %" if len(cards) == 1 else f"{low:.0f}-{high:.0f} %",
+        utilization=f"{low:.0f} %" if len(gpus) == 1 else f"{low:.0f}-{high:.0f} %",
     )
 
 

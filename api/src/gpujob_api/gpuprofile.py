@@ -1,12 +1,12 @@
-"""GPUProfile: what is known about a workload from earlier runs, one entry a card model."""
+"""GPUProfile: what is known about a workload from earlier runs, one entry a GPU model."""
 
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Annotated
 
 from gpujob_api.bounds import (
-    CardMemoryBytes,
     Count,
+    GPUMemoryBytes,
     Items,
     Model,
     Percent,
@@ -23,7 +23,7 @@ from gpujob_api.settings import TunedSettings
 
 @dataclass(frozen=True, slots=True)
 class SharedPace:
-    """How much longer a step took beside others than alone, on cards whose tenants' utilizations
+    """How much longer a step took beside others than alone, on GPUs whose tenants' utilizations
     summed up to less than `up_to_percent`."""
 
     up_to_percent: Annotated[int, Range(1, 10_000)]
@@ -32,11 +32,11 @@ class SharedPace:
 
 @dataclass(frozen=True, slots=True)
 class ProfileEntry:
-    """Measured on one card model with one torch version."""
+    """Measured on one GPU model with one torch version."""
 
     gpu_model: Model
     torch_version: Version
-    memory_bytes: CardMemoryBytes
+    memory_bytes: GPUMemoryBytes
     utilization_percent: Percent
     samples: Count
     updated_at: datetime
@@ -44,7 +44,7 @@ class ProfileEntry:
     current: Timing | None = None
     tuned: TunedSettings | None = None
     tuning_seconds: Seconds | None = None
-    # With cards to itself: the fastest step, and what one of its cards drew for it.
+    # With GPUs to itself: the fastest step, and what one of its GPUs drew for it.
     alone_step_seconds: Seconds | None = None
     alone_joules_per_step: Joules | None = None
     shared: Annotated[tuple[SharedPace, ...], Items(8, keys=("up_to_percent",))] = ()

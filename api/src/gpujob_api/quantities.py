@@ -4,13 +4,13 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from gpujob_api.bounds import CARD_MEMORY_BYTES_MAX, GPU_UUID_PATTERN, shown
+from gpujob_api.bounds import GPU_MEMORY_BYTES_MAX, GPU_UUID_PATTERN, shown
 from gpujob_api.codec import FieldError
 
 KIB = 1024
 MIB = 1024**2
 GIB = 1024**3
-MEMORY_BYTES_MAX = CARD_MEMORY_BYTES_MAX
+MEMORY_BYTES_MAX = GPU_MEMORY_BYTES_MAX
 FLEET_MEMORY_BYTES_MAX = 16 * 1024**5
 QUANTITY_PATTERN = r"^([0-9]{1,17})(\.[0-9]{1,6})?(Ki|Mi|Gi|Ti|k|M|G|T)?$"
 
@@ -62,7 +62,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, order=True)
 class FleetMemory(Memory):
-    """GPU memory over many cards: 0 to 16 Pi."""
+    """GPU memory over many GPUs: 0 to 16 Pi."""
 
     bytes_min: ClassVar[int] = 0
     bytes_max: ClassVar[int] = FLEET_MEMORY_BYTES_MAX
@@ -77,5 +77,5 @@ def format_memory(amount_bytes: int) -> str:
 
 
 def is_gpu_uuid(text: str) -> bool:
-    """True for the identity of a card: GPU-... and MIG-... from NVML, CPU-... for CPU cards."""
+    """True for the identity of a GPU: GPU-... and MIG-... from NVML, CPU-... for CPU cards."""
     return _GPU_UUID.fullmatch(text) is not None

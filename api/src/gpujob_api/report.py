@@ -13,8 +13,8 @@ from gpujob_api.bounds import (
     FRACTION_MAX,
     INT32_MAX,
     INTEGER_MAX,
-    CardMemoryBytes,
     Count,
+    GPUMemoryBytes,
     Items,
     Message,
     Model,
@@ -74,7 +74,7 @@ class Timing:
     """One measured way to run a step: plain (baseline) or with the settings in force."""
 
     step_seconds: Annotated[float, Range(0, 1_000_000)]
-    peak_memory_bytes: CardMemoryBytes
+    peak_memory_bytes: GPUMemoryBytes
     samples_per_second: Annotated[float, Range(0, 10**12)] | None = None
 
 
@@ -97,24 +97,24 @@ class Speedup:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPeaks:
-    """Peaks of what was allocated, apart: each of them can be the one that a card must hold."""
+    """Peaks of what was allocated, apart: each of them can be the one that a GPU must hold."""
 
-    forward_backward_bytes: CardMemoryBytes
-    optimizer_bytes: CardMemoryBytes
+    forward_backward_bytes: GPUMemoryBytes
+    optimizer_bytes: GPUMemoryBytes
 
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """What a step makes of its card, with the settings in force.
+    """What a step makes of its GPU, with the settings in force.
 
     FLOP are those of the model's products, forward and backward, without what is computed twice.
-    Utilization and joules are the card's, whoever else runs on it.
+    Utilization and joules are the GPU's, whoever else runs on it.
     """
 
     step_flop: Flop | None = None
     flop_per_second: Flop | None = None
-    card_flop_per_second: Flop | None = None
-    card_utilization_percent: Percent | None = None
+    gpu_flop_per_second: Flop | None = None
+    gpu_utilization_percent: Percent | None = None
     joules_per_step: Joules | None = None
 
 

@@ -31,7 +31,7 @@ def headline(told: PlacementExplanation, picture: Picture) -> str:
 
 
 def as_json(told: PlacementExplanation) -> dict[str, Any]:
-    """The same for programs. Costs are in cards."""
+    """The same for programs. Costs are in GPUs."""
     job = told.needs.job.metadata
     return {
         "namespace": job.namespace,

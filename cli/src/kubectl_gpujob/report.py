@@ -77,7 +77,7 @@ def rows(job: GPUJob, now: datetime) -> list[Row]:
         found += _measurement(status.measurement)
     if status.reservation is not None:
         held = status.reservation
-        share = "a whole card" if held.exclusive else format_memory(held.memory_bytes)
+        share = "a whole GPU" if held.exclusive else format_memory(held.memory_bytes)
         found.append(("Reserved", f"{share}, from {held.source.value}"))
     if status.checkpoint is not None:
         saved = status.checkpoint
@@ -131,14 +131,14 @@ def _measurement(measured: Measurement) -> list[Row]:
     of = f" of {measured.steps_total}" if measured.steps_total is not None else ""
     loss = f", loss {measured.loss:.6g}" if measured.loss is not None else ""
     progress = f"step {measured.step}{of}{loss}"
-    card = (
-        f"{format_memory(measured.memory_bytes)} of card memory, "
+    gpu = (
+        f"{format_memory(measured.memory_bytes)} of GPU memory, "
         f"utilization {measured.utilization_percent:.0f} %, {measured.samples} samples"
     )
     if measured.data_wait_percent is not None:
-        card += f"; waits {measured.data_wait_percent:.0f} % of the time for data"
+        gpu += f"; waits {measured.data_wait_percent:.0f} % of the time for data"
     device = " ".join(part for part in (measured.device, measured.torch_version) if part)
-    found = [("Progress", progress), ("Measured", card)]
+    found = [("Progress", progress), ("Measured", gpu)]
     return [*found, ("Device", device)] if device else found
 
 

@@ -125,7 +125,7 @@ def rows(job: JobTimeline, found: Answer) -> list[Row]:
 
 def _stopped(one: Stopped) -> str:
     """The operator's words; where they are for another job's sake, they say what is lost."""
-    lost = f"; loses {one.lost_gpu_seconds:.0f} card-seconds"
+    lost = f"; loses {one.lost_gpu_seconds:.0f} GPU-seconds"
     return f"{one.reason}: {one.message}{'' if rule_for(one.reason).for_others else lost}"
 
 
@@ -172,7 +172,7 @@ def _stop_changes(one: Difference) -> list[str]:
 
 def _placed(one: Placed) -> Row:
     held = one.reservation
-    whole = "a whole card" if held.exclusive else format_memory(held.memory_bytes)
+    whole = "a whole GPU" if held.exclusive else format_memory(held.memory_bytes)
     return (
         "Placed",
         f"{_in(one.seconds)} on {_where(one.placement)}, holds {whole} ({held.source.value})",
@@ -183,7 +183,7 @@ def _where(placement: Placement) -> str:
     nodes: dict[str, list[str]] = {}
     for worker in placement.workers:
         nodes.setdefault(worker.node, []).extend(worker.gpus)
-    parts = [f"{node} ({', '.join(cards)})" for node, cards in nodes.items()]
+    parts = [f"{node} ({', '.join(gpus)})" for node, gpus in nodes.items()]
     more = f" and {len(parts) - NODES_TOLD} more nodes" if len(parts) > NODES_TOLD else ""
     spot = ", spot" if placement.spot else ""
     return f"{', '.join(parts[:NODES_TOLD])}{more}{spot}"

@@ -45,7 +45,7 @@ def ordinal(number: int) -> str:
 
 
 def placement(where: Placement) -> list[str]:
-    """One line a worker: its node and its cards."""
+    """One line a worker: its node and its GPUs."""
     spot = " (spot)" if where.spot else ""
     model = f", {where.gpu_model}" if where.gpu_model else ""
     return [

@@ -14,7 +14,7 @@ from typing import Any, cast
 from gpujob_api.codec import FieldError, decode, encode, format_time, parse_time
 from gpujob_api.gpujob import GPUJob
 from gpujob_operator.decide.model.plan import Plan
-from gpujob_operator.decide.model.snapshot import CardUsage, Snapshot
+from gpujob_operator.decide.model.snapshot import GPUUsage, Snapshot
 
 PlanFunction = Callable[[Snapshot, datetime], Plan]
 Json = dict[str, Any]
@@ -49,7 +49,7 @@ def snapshot_from_json(data: object) -> Snapshot:
     fields = cast("Mapping[str, Any]", data)
     bare = {name: value for name, value in fields.items() if name != "usage"}
     usage = {
-        (str(entry["jobUid"]), int(entry["attempt"])): decode(CardUsage, entry, f"usage[{n}]")
+        (str(entry["jobUid"]), int(entry["attempt"])): decode(GPUUsage, entry, f"usage[{n}]")
         for n, entry in enumerate(fields.get("usage") or ())
     }
     return replace(decode(Snapshot, bare, "snapshot"), usage=usage)

@@ -83,7 +83,7 @@ class Metrics:
         )
         self.readings_dropped = Counter(
             "gpujob_readings_dropped",
-            "Absurd card or process readings that were ignored.",
+            "Absurd GPU or process readings that were ignored.",
             ["reason"],
             registry=registry,
         )
@@ -113,13 +113,13 @@ class Metrics:
 
     def _add_gauges(self, registry: CollectorRegistry) -> None:
         self.jobs = Gauge("gpujob_jobs", "Jobs by phase.", ["phase"], registry=registry)
-        self.card_reserved = Gauge(
+        self.gpu_reserved = Gauge(
             "gpujob_gpu_memory_reserved_bytes",
             "Memory reserved for attempts that are not proven finished.",
             ["node", "gpu"],
             registry=registry,
         )
-        self.card_used = Gauge(
+        self.gpu_used = Gauge(
             "gpujob_gpu_memory_used_bytes",
             "Memory in use as the agent measured it.",
             ["node", "gpu"],

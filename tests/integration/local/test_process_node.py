@@ -252,7 +252,7 @@ def test_pods_of_a_headless_service_are_found_by_name(cluster: LocalCluster, pod
     cluster.client().delete(f"{path}/gang")
 
 
-def test_cards_pin_the_process_to_their_core(cluster: LocalCluster, pods: Pods) -> None:
+def test_gpus_pin_the_process_to_their_core(cluster: LocalCluster, pods: Pods) -> None:
     card = cluster.cards("node-1")[0]
     script = "import os; print(len(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS'])"
     env = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": card}]

@@ -21,7 +21,7 @@ def operator_plane() -> Generator[RunningControlPlane]:
 
 @pytest.fixture
 def stage(operator_plane: RunningControlPlane, tmp_path: Path) -> Generator[Stage]:
-    """A node with one card, a namespace for jobs, and the operator's kubeconfig."""
+    """A node with one GPU, a namespace for jobs, and the operator's kubeconfig."""
     kubeconfig = account_kubeconfig(operator_plane, "operator", tmp_path)
     stage = Stage(operator_plane, kubeconfig, tmp_path)
     stage.set_up()

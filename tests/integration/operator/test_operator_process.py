@@ -198,7 +198,7 @@ def test_a_worker_reports_with_its_own_token_and_nobody_elses(stage: Stage) -> N
 
 def test_bad_input_harms_nobody(stage: Stage) -> None:
     """I10, I15: pods that say they are workers, of this and of another namespace, one of them with
-    the very name of the worker; they close no card, end no attempt and are not deleted."""
+    the very name of the worker; they close no GPU, end no attempt and are not deleted."""
     operator = stage.operator()
     metrics = operator.wait_for("started")["metrics"]
     other = f"{stage.namespace}-other"
@@ -207,7 +207,7 @@ def test_bad_input_harms_nobody(stage: Stage) -> None:
     elsewhere = f"/api/v1/namespaces/{other}/pods"
     stage.client.create(elsewhere, _impostor("job-1-0", stage, "x"))
     stage.apply_job()
-    stage.wait(lambda: stage.pod_names() == ["job-1-0"], "the card is not closed")
+    stage.wait(lambda: stage.pod_names() == ["job-1-0"], "the GPU is not closed")
     uid = stage.job()["metadata"]["uid"]
     labels = {"metadata": {"labels": {"gpujob.dev/job-uid": uid}}}
     stage.client.merge(f"{elsewhere}/job-1-0", labels)
@@ -232,7 +232,7 @@ def test_bad_input_harms_nobody(stage: Stage) -> None:
 
 
 def _impostor(name: str, stage: Stage, job_uid: str) -> dict[str, Any]:
-    cards = stage.client.get(f"{OURS}/gpunodes/{stage.node}")["status"]["gpus"]
+    gpus = stage.client.get(f"{OURS}/gpunodes/{stage.node}")["status"]["gpus"]
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -243,7 +243,7 @@ def _impostor(name: str, stage: Stage, job_uid: str) -> dict[str, Any]:
                 "gpujob.dev/attempt": "1",
                 "gpujob.dev/rank": "0",
             },
-            "annotations": {"gpujob.dev/gpus": ",".join(card["uuid"] for card in cards)},
+            "annotations": {"gpujob.dev/gpus": ",".join(gpu["uuid"] for gpu in gpus)},
         },
         "spec": {"nodeName": stage.node, "containers": [{"name": "worker", "image": "image:1"}]},
     }

@@ -58,7 +58,7 @@ def versions(stage: Stage) -> list[tuple[str, str]]:
 
 
 def test_what_is_simulated_is_what_the_operator_then_does(stage: Stage) -> None:
-    """A job that fits: the same node, card and words. One that does not: the same reason."""
+    """A job that fits: the same node, GPU and words. One that does not: the same reason."""
     operator = stage.operator()
     operator.wait_for("leadership changed", leads=True)
     whole = {"sharing": {"mode": "Exclusive"}}

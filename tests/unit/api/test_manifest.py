@@ -133,7 +133,7 @@ def test_a_queue_is_not_its_own_parent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("card", "field"),
+    ("gpu", "field"),
     [
         ({"uuid": "0"}, "uuid"),
         ({"memoryUsedBytes": 11}, "memoryUsedBytes"),
@@ -143,17 +143,17 @@ def test_a_queue_is_not_its_own_parent() -> None:
         ({"processes": [{"pid": -1, "memoryBytes": 0}]}, "processes[0].pid"),
     ],
 )
-def test_absurd_cards_are_refused(card: dict[str, Any], field: str) -> None:
+def test_absurd_gpus_are_refused(gpu: dict[str, Any], field: str) -> None:
     sane = {"uuid": "GPU-a", "index": 0, "model": "H100"}
     sane |= {"memoryTotalBytes": 10, "memoryUsedBytes": 1}
-    node = {"metadata": {"name": "node-a"}, "status": {"gpus": [sane | card]}}
+    node = {"metadata": {"name": "node-a"}, "status": {"gpus": [sane | gpu]}}
     with pytest.raises(FieldError) as caught:
         gpunode_from_manifest(node)
     assert caught.value.field == f"status.gpus[0].{field}"
 
 
-def test_two_cards_with_one_identity_are_refused() -> None:
-    card = {"uuid": "GPU-a", "index": 0, "model": "H100"}
-    card |= {"memoryTotalBytes": 10, "memoryUsedBytes": 1}
+def test_two_gpus_with_one_identity_are_refused() -> None:
+    gpu = {"uuid": "GPU-a", "index": 0, "model": "H100"}
+    gpu |= {"memoryTotalBytes": 10, "memoryUsedBytes": 1}
     with pytest.raises(FieldError, match=r"status\.gpus: has two entries with the same uuid"):
-        gpunode_from_manifest({"metadata": {"name": "a"}, "status": {"gpus": [card, card]}})
+        gpunode_from_manifest({"metadata": {"name": "a"}, "status": {"gpus": [gpu, gpu]}})

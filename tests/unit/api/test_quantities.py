@@ -1,4 +1,4 @@
-"""Memory as people write it, and the identity of cards."""
+"""Memory as people write it, and the identity of GPUs."""
 
 import pytest
 from hypothesis import given
@@ -54,7 +54,7 @@ def test_absurd_amounts_are_refused(text: object) -> None:
         Memory.from_json(text, "memory")
 
 
-def test_a_queue_may_have_none_and_more_than_one_card_has() -> None:
+def test_a_queue_may_have_none_and_more_than_one_gpu_has() -> None:
     assert FleetMemory.from_json("0", "gpuMemory").bytes == 0
     assert FleetMemory.from_json("16384Ti", "gpuMemory").bytes == FLEET_MEMORY_BYTES_MAX
     assert FleetMemory.from_json(FLEET_MEMORY_BYTES_MAX, "gpuMemory").bytes == 16 * 1024**5
@@ -103,7 +103,7 @@ def test_memory_for_people(amount_bytes: int, text: str) -> None:
 @pytest.mark.parametrize(
     "uuid", ["GPU-5f1ce0a1-6c5b-0f6a-8b0a-0d8a5a3d1c2b", "MIG-a", "CPU-node-a-0", "GPU-" + "f" * 63]
 )
-def test_cards_are_known_by_their_uuid(uuid: str) -> None:
+def test_gpus_are_known_by_their_uuid(uuid: str) -> None:
     assert is_gpu_uuid(uuid)
 
 
@@ -111,5 +111,5 @@ def test_cards_are_known_by_their_uuid(uuid: str) -> None:
     "uuid",
     ["", "GPU-", "GPU--a", "0", "TPU-a", "GPU-a b", "GPU-a\n", "GPU-" + "f" * 64, "GPU-a,GPU-b"],
 )
-def test_what_is_no_card_is_none(uuid: str) -> None:
+def test_what_is_no_gpu_is_none(uuid: str) -> None:
     assert not is_gpu_uuid(uuid)

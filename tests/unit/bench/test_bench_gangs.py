@@ -20,14 +20,14 @@ from bench.pollux.tiresias import Tiresias
 
 
 def write_traces(folder: Path) -> None:
-    """ncf: two cards a node or one, 1 s a step however it is placed; gradients without noise."""
+    """ncf: two GPUs a node or one, 1 s a step however it is placed; gradients without noise."""
     folder.mkdir(parents=True)
     placements = ["placement,local_bsz,step_time,sync_time"]
     placements += [f"{digits},{size},1.0,0.25" for digits in (1, 2, 3, 4, 44) for size in (8, 64)]
     (folder / "placements.csv").write_text("\n".join(placements))
     scalability = ["num_nodes,num_replicas,local_bsz,step_time,sync_time"]
-    corners = [(nodes, cards, size) for nodes in (1, 16) for cards in (1, 64) for size in (8, 64)]
-    scalability += [f"{nodes},{cards},{size},2.0,1.0" for nodes, cards, size in corners]
+    corners = [(nodes, gpus, size) for nodes in (1, 16) for gpus in (1, 64) for size in (8, 64)]
+    scalability += [f"{nodes},{gpus},{size},2.0,1.0" for nodes, gpus, size in corners]
     (folder / "scalability.csv").write_text("\n".join(scalability))
     for batch in (8, 4096):
         rows = [f"{60 * (epoch + 1)},{epoch},0,1,0" for epoch in range(10)]
@@ -41,8 +41,8 @@ def application(tmp_path: Path) -> Application:
     return read_applications(tmp_path / "traces")["ncf"]
 
 
-def gang(application: Application, name: str, submit: int, cards: int, batch: int) -> GangJob:
-    return GangJob(name, application, submit, cards, batch)
+def gang(application: Application, name: str, submit: int, gpus: int, batch: int) -> GangJob:
+    return GangJob(name, application, submit, gpus, batch)
 
 
 def test_interpolates_between_scattered_points() -> None:
@@ -65,10 +65,10 @@ def test_a_ring_of_nodes_starts_where_it_reads_smallest() -> None:
 
 
 def test_batches_are_spread_and_accumulated(application: Application) -> None:
-    assert application.batch_plan(64, 4).card_batch == 16
-    # One card with more than the smallest batch accumulates at least once.
+    assert application.batch_plan(64, 4).gpu_batch == 16
+    # One GPU with more than the smallest batch accumulates at least once.
     single = application.batch_plan(64, 1)
-    assert (single.card_batch, single.accumulated) == (32, 1)
+    assert (single.gpu_batch, single.accumulated) == (32, 1)
     assert application.iteration_seconds((1,), single) == 1.75
 
 
@@ -90,10 +90,10 @@ def test_a_job_alone_by_hand(application: Application) -> None:
     assert (job.restarts, job.held_seconds) == (1, 660)
 
 
-def test_a_gang_waits_for_all_its_cards(application: Application) -> None:
+def test_a_gang_waits_for_all_its_gpus(application: Application) -> None:
     first, second = gang(application, "a", 0, 64, 1024), gang(application, "b", 0, 64, 1024)
     simulate([first, second], Tiresias())
-    # 2 s a step on 16 nodes: each needs all cards for 1,200 s, however they take turns.
+    # 2 s a step on 16 nodes: each needs all GPUs for 1,200 s, however they take turns.
     ends = [first.end_seconds or 0, second.end_seconds or 0]
     assert max(ends) >= 60 + 2 * 1200
 

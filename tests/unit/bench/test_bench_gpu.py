@@ -1,4 +1,4 @@
-"""The benchmarks' commands: no card is said, time is shared, figures are kept."""
+"""The benchmarks' commands: no GPU is said, time is shared, figures are kept."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ CPU = scale_of("cpu", quick=True)
 
 
 @pytest.mark.parametrize("command", [worker, overhead, gpu])
-def test_without_a_card_that_is_said_and_nothing_is_measured(
+def test_without_a_gpu_that_is_said_and_nothing_is_measured(
     command: Any,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -101,7 +101,7 @@ def test_figures_are_kept_with_the_device_and_its_versions(
     assert torch.__version__ in text
 
 
-def test_a_cards_name_names_its_files(tmp_path: Path) -> None:
+def test_a_gpus_name_names_its_files(tmp_path: Path) -> None:
     result = {"device": "cuda", "device_name": "NVIDIA H100 80GB HBM3"}
     assert gpu.write(result, "text", tmp_path).name == "nvidia-h100-80gb-hbm3.json"
     part = gpu.write(result, "text", tmp_path, ["vit", "bert"])
@@ -120,7 +120,7 @@ def test_devices_are_described() -> None:
     assert "accelerate" in found["versions"]
 
 
-def test_a_card_is_described_by_name_memory_driver_and_versions(
+def test_a_gpu_is_described_by_name_memory_driver_and_versions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Properties:

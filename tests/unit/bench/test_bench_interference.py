@@ -7,9 +7,9 @@ import pytest
 from bench import interference
 from bench.gavel.pairing import (
     best_pairing,
-    random_throughput_per_card,
+    random_throughput_per_gpu,
     rank_correlation,
-    throughput_per_card,
+    throughput_per_gpu,
 )
 from bench.gavel.pairs import PairTable, Profiles, family, observations, read_pairs
 
@@ -18,7 +18,7 @@ NAMES = [f"{kind} (batch size {size})" for kind in ("A", "B", "C") for size in (
 
 
 def write_table(folder: Path) -> None:
-    """Jobs of kind A barely use the card; B and C do; A beside anything is free."""
+    """Jobs of kind A barely use the GPU; B and C do; A beside anything is free."""
     lines = [COLUMNS]
     for gpu, power in (("slow", 1.0), ("fast", 4.0)):
         for index, first in enumerate(NAMES):
@@ -40,7 +40,7 @@ def table(tmp_path: Path) -> PairTable:
     return read_pairs(tmp_path)
 
 
-def test_reads_pairs_of_single_cards_both_ways(table: PairTable) -> None:
+def test_reads_pairs_of_single_gpus_both_ways(table: PairTable) -> None:
     assert table.gpus == ["fast", "slow"]
     assert table.types == sorted(NAMES)
     assert table.speeds["fast"][NAMES[0], NAMES[3]] == pytest.approx(0.9)
@@ -84,8 +84,8 @@ def test_the_best_pairing_is_not_the_greedy_one() -> None:
 
     pairs = best_pairing(["a", "b", "c", "d"], gain)
     assert pairs == [("a", "c"), ("b", "d")]
-    assert throughput_per_card(pairs, gain) == 1.6
-    assert random_throughput_per_card(["a", "b", "c", "d"], gain) == pytest.approx(8.1 / 6)
+    assert throughput_per_gpu(pairs, gain) == 1.6
+    assert random_throughput_per_gpu(["a", "b", "c", "d"], gain) == pytest.approx(8.1 / 6)
 
 
 def test_rank_correlation_shares_ranks_of_equals() -> None:
@@ -111,7 +111,7 @@ def test_command_learns_what_the_made_table_hides(
     ours, mean = (rows["fast", "types", name] for name in ("gpujob", "mean of the fitted half"))
     assert ours["speed_mean_absolute_error"] < mean["speed_mean_absolute_error"]
     spread = [
-        rows["fast", "types", name]["throughput_per_card"]
+        rows["fast", "types", name]["throughput_per_gpu"]
         for name in ("random pairing", "gpujob", "best pairing")
     ]
     assert spread == sorted(spread)

@@ -1,4 +1,4 @@
-"""The queues that move pods: by hand on a few cards, and within their bounds on a small trace."""
+"""The queues that move pods: by hand on a few GPUs, and within their bounds on a small trace."""
 
 import json
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ HUNGRY = PodClass(8000, 1024, 0, 0, "")
 ALL_CPU = PodClass(9000, 1024, 1, 1000, "")
 
 
-def one_card_nodes(count: int, cpu_milli: int = 16_000) -> Nodes:
+def one_gpu_nodes(count: int, cpu_milli: int = 16_000) -> Nodes:
     names = tuple(f"n{number}" for number in range(count))
     ones = np.ones(count, dtype=np.int64)
     return Nodes(names, cpu_milli * ones, 65_536 * ones, ones, ("G2",) * count)
@@ -65,7 +65,7 @@ def with_arrival(nodes: Nodes, before: Sequence[PodClass], last: PodClass, *rows
 
 
 def test_a_pod_that_fits_nowhere_waits_and_others_move_together_for_it() -> None:
-    queue = with_arrival(one_card_nodes(2), [HALF, HALF], WHOLE, 0, 1)
+    queue = with_arrival(one_gpu_nodes(2), [HALF, HALF], WHOLE, 0, 1)
     assert (queue.residents.used_milli, queue.waiting) == (1000, 1)
     queue.look()
     assert (queue.residents.used_milli, queue.waiting) == (2000, 0)
@@ -73,23 +73,23 @@ def test_a_pod_that_fits_nowhere_waits_and_others_move_together_for_it() -> None
 
 
 def test_nobody_goes_back_to_the_queue_for_a_move() -> None:
-    queue = queue_of(one_card_nodes(1), [MOST, WHOLE])
+    queue = queue_of(one_gpu_nodes(1), [MOST, WHOLE])
     queue.look()
     assert (queue.residents.used_milli, queue.waiting) == (810, 1)
     assert queue.effort.moves == queue.effort.returned == 0
 
 
 def test_an_exchange_sends_the_smaller_one_back_and_counts_it() -> None:
-    queue = queue_of(one_card_nodes(1), [MOST, WHOLE], exchange=True)
+    queue = queue_of(one_gpu_nodes(1), [MOST, WHOLE], exchange=True)
     queue.look()
     assert (queue.residents.used_milli, queue.waiting, queue.effort.returned) == (1000, 1, 1)
     queue.look()
     assert (queue.residents.used_milli, queue.waiting, queue.effort.returned) == (1000, 1, 1)
 
 
-def test_work_without_cards_moves_off_the_processor_of_an_idle_card() -> None:
-    """Processor is short where the card is idle, and in plenty where the card is in use."""
-    queue = with_arrival(one_card_nodes(2), [HUNGRY, WHOLE], ALL_CPU, 0, 1)
+def test_work_without_gpus_moves_off_the_processor_of_an_idle_gpu() -> None:
+    """Processor is short where the GPU is idle, and in plenty where the GPU is in use."""
+    queue = with_arrival(one_gpu_nodes(2), [HUNGRY, WHOLE], ALL_CPU, 0, 1)
     assert (queue.residents.used_milli, queue.waiting) == (1000, 1)
     queue.look()
     assert (queue.residents.used_milli, queue.waiting) == (2000, 0)
@@ -97,7 +97,7 @@ def test_work_without_cards_moves_off_the_processor_of_an_idle_card() -> None:
 
 
 def test_who_has_moved_often_enough_stays() -> None:
-    queue = queue_of(one_card_nodes(1), [MOST, WHOLE], exchange=True)
+    queue = queue_of(one_gpu_nodes(1), [MOST, WHOLE], exchange=True)
     for pods in queue.residents.on:
         for pod in pods:
             queue.moved[pod] = MOVES_MAX
@@ -133,7 +133,7 @@ def test_a_queue_reaches_at_least_what_the_rule_does_alone(
 
 
 def test_ties_by_lot_differ_by_seed_and_only_among_ties(trace: Trace) -> None:
-    nodes = one_card_nodes(8)
+    nodes = one_gpu_nodes(8)
     wanted = trace_of(nodes, [WHOLE] * 8)
     rows: list[list[int]] = []
     for seed in (1, 2, 1):

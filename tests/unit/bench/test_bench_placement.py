@@ -82,7 +82,7 @@ def test_curve_takes_the_mean_of_a_bin_and_fills_empty_ones() -> None:
 
 def test_best_fit_by_hand(trace: Trace) -> None:
     cluster = Cluster.empty(trace.nodes)
-    # 4 cards, 32 cores: 1 - (0.5 * 28/128 + 0.5 * 3.53/8) = 0.67; 2 cards, 16 cores: 0.857.
+    # 4 GPUs, 32 cores: 1 - (0.5 * 28/128 + 0.5 * 3.53/8) = 0.67; 2 GPUs, 16 cores: 0.857.
     assert scores(trace, peers.BestFit(trace.classes), cluster, SHARE) == [67, 67, 85]
 
 
@@ -91,7 +91,7 @@ def test_dot_product_by_hand(trace: Trace) -> None:
     assert scores(trace, peers.DotProduct(trace.classes), cluster, ONE) == [96, 96, 98]
 
 
-def test_packing_prefers_a_shared_card_then_a_used_node(trace: Trace) -> None:
+def test_packing_prefers_a_shared_gpu_then_a_used_node(trace: Trace) -> None:
     cluster = Cluster.empty(trace.nodes)
     packing = peers.GpuPacking(trace.classes)
     assert scores(trace, packing, cluster, SHARE) == [29, 29, 31]
@@ -105,16 +105,16 @@ def test_clustering_prefers_nodes_of_its_kind(trace: Trace) -> None:
     cluster = Cluster.empty(trace.nodes)
     clustering = peers.GpuClustering(trace.classes)
     share = trace.classes.index(SHARE)
-    cluster.take(0, clustering.cards(cluster, 0, share), SHARE)
+    cluster.take(0, clustering.gpus(cluster, 0, share), SHARE)
     assert scores(trace, clustering, cluster, SHARE) == [88, 37, 43]
     assert scores(trace, clustering, cluster, ONE) == [13, 37, 43]
 
 
-def test_share_pods_go_on_the_tightest_card(trace: Trace) -> None:
+def test_share_pods_go_on_the_tightest_gpu(trace: Trace) -> None:
     cluster = Cluster.empty(trace.nodes)
     cluster.take(0, (2,), SHARE)
-    assert peers.tightest_card(cluster, 0, SHARE) == [2]
-    assert peers.first_idle_cards(cluster, 0, ONE) == [0]
+    assert peers.tightest_gpu(cluster, 0, SHARE) == [2]
+    assert peers.first_idle_gpus(cluster, 0, ONE) == [0]
 
 
 def test_typical_pods_cover_95_percent_most_frequent_first(trace: Trace) -> None:
@@ -124,7 +124,7 @@ def test_typical_pods_cover_95_percent_most_frequent_first(trace: Trace) -> None
     assert [pod.num_gpu for pod, _ in typical].count(0) == 1
 
 
-def test_fgd_fills_the_open_card(trace: Trace) -> None:
+def test_fgd_fills_the_open_gpu(trace: Trace) -> None:
     arrivals = trace.arrivals(42)
     policy = peers.Ranked(trace.classes, FragmentationGradientDescent(trace, arrivals.nodes.models))
     cluster = Cluster.empty(arrivals.nodes)
@@ -149,9 +149,9 @@ def test_scores_kept_equal_scores_made_anew(trace: Trace) -> None:
 
 def test_the_products_demand_is_the_pods(trace: Trace) -> None:
     demand = demand_of(PodClass(8000, 8192, 2, 1000, "G2|G3"))
-    assert (demand.cards, demand.exclusive, demand.models) == (2, True, {"G2", "G3"})
+    assert (demand.gpus, demand.exclusive, demand.models) == (2, True, {"G2", "G3"})
     share = demand_of(SHARE)
-    assert (share.card_memory_bytes, share.exclusive, share.utilization_percent) == (470, False, 0)
+    assert (share.gpu_memory_bytes, share.exclusive, share.utilization_percent) == (470, False, 0)
     assert sum(mix_of(trace).weights) == pytest.approx(1.0)
 
 

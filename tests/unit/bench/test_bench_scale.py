@@ -16,7 +16,7 @@ def test_the_table_and_the_last_line(capsys: pytest.CaptureFixture[str]) -> None
     scale.main(["--nodes", "3", "--pending", "20"])
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     (row,) = last["results"]
-    assert (row["nodes"], row["cards"], row["pending"]) == (3, 24, 20)
+    assert (row["nodes"], row["gpus"], row["pending"]) == (3, 24, 20)
     assert row["placements"] > 10
     assert row["placement_milliseconds_mean"] > 0
     assert row["plan_yardstick_milliseconds_median"] > 0
@@ -30,7 +30,7 @@ def test_filling_and_ending_keep_the_books() -> None:
     while cluster.held:
         cluster.end_one()
     assert cluster.fleet.idle.all()
-    assert (cluster.fleet.memory_free == scale.CARD_MEMORY_BYTES).all()
+    assert (cluster.fleet.memory_free == scale.GPU_MEMORY_BYTES).all()
     assert (cluster.fleet.cpu_milli_free == scale.NODE_CPU_MILLI).all()
 
 
@@ -50,8 +50,8 @@ def test_the_snapshot_is_the_same_cluster() -> None:
     assert len(snapshot.jobs) == len(cluster.held) + 5
     assert len(snapshot.pods) == len(cluster.held)
     placements = [job.status.placement for job in snapshot.jobs if job.status.placement]
-    cards = [uuid for placed in placements for worker in placed.workers for uuid in worker.gpus]
-    assert len(cards) == sum(len(held.cards) for held in cluster.held)
+    gpus = [uuid for placed in placements for worker in placed.workers for uuid in worker.gpus]
+    assert len(gpus) == sum(len(held.gpus) for held in cluster.held)
     assert plan(snapshot, NOW).items
 
 

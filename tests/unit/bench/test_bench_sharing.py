@@ -86,7 +86,7 @@ def test_first_fit_and_whole_nodes() -> None:
 
 
 def test_shortest_first_by_hand() -> None:
-    # 64 cards each: the one of 10 s preempts the one of 100 s, which pays 5 s for its restart.
+    # 64 GPUs each: the one of 10 s preempts the one of 100 s, which pays 5 s for its restart.
     long = job(0, 64, 0, 100, restart_seconds=5.0)
     short = job(1, 64, 20, 10)
     simulate_shortest([long, short], by_gpu_time=False)
@@ -95,14 +95,14 @@ def test_shortest_first_by_hand() -> None:
     assert long.end_seconds == 30 + 85
 
 
-def test_shortest_gpu_time_weighs_cards() -> None:
+def test_shortest_gpu_time_weighs_gpus() -> None:
     wide, narrow = job(0, 64, 0, 10), job(1, 1, 0, 100)
     simulate_shortest([wide, narrow], by_gpu_time=True)
     assert (narrow.end_seconds, wide.end_seconds) == (100, 110)
 
 
 def test_tiresias_sinks_a_job_that_has_had_much() -> None:
-    # 64 cards sink after ceil(3250 / 64) = 51 s; the newcomer then runs first.
+    # 64 GPUs sink after ceil(3250 / 64) = 51 s; the newcomer then runs first.
     old, new = job(0, 64, 0, 100), job(1, 64, 10, 20)
     simulate_tiresias([old, new])
     assert new.end_seconds == 51 + 20
@@ -129,11 +129,11 @@ def test_antman_never_preempts() -> None:
     "policy", [simulate_tiresias, AntMan().simulate, Sharing(Setup()).simulate]
 )
 def test_too_large_a_gang_is_refused(policy: object) -> None:
-    with pytest.raises(ValueError, match="more cards than the cluster has"):
+    with pytest.raises(ValueError, match="more GPUs than the cluster has"):
         policy([job(0, 128, 0, 1)])  # pyright: ignore[reportCallIssue]
 
 
-def test_ours_shares_when_no_card_is_free() -> None:
+def test_ours_shares_when_no_gpu_is_free() -> None:
     # 40 + 40 % of the GPU: 1.79 together, 0.895 each; then the longer one is alone.
     first, second = job(0, 64, 0, 89.5), job(1, 64, 0, 179)
     Sharing(Setup()).simulate([first, second])

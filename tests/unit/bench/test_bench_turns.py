@@ -19,8 +19,8 @@ from bench.turns.conductor import (
     Entry,
     pairs,
 )
-from bench.turns.participant import card_context_bytes
-from tests.harness.fake_nvml import FakeCard, FakeNvml
+from bench.turns.participant import gpu_context_bytes
+from tests.harness.fake_nvml import FakeGPU, FakeNvml
 from tests.harness.repository import ROOT
 
 TORCH = {
@@ -36,7 +36,7 @@ TORCH = {
         register_optimizer_step_post_hook = hooks.append
     """,
 }
-CARD = """
+GPU = """
     from types import SimpleNamespace
     from torch import optim
     waits = []
@@ -174,10 +174,10 @@ def test_allocations_beyond_the_fence_fail(script: Path) -> None:
         assert conductor.programs["b"].blocks[-1].peak_bytes > limit
 
 
-def test_on_a_card_blocks_wait_for_it_and_its_allocator_is_asked(script: Path) -> None:
-    (script.parent / "torch" / "__init__.py").write_text(textwrap.dedent(CARD))
+def test_on_a_gpu_blocks_wait_for_it_and_its_allocator_is_asked(script: Path) -> None:
+    (script.parent / "torch" / "__init__.py").write_text(textwrap.dedent(GPU))
     with Conductor(block_steps=2) as conductor:
-        # The card's memory is not the host's: no fence is put around the latter.
+        # The GPU's memory is not the host's: no fence is put around the latter.
         conductor.start([entry(script, "a", fence_bytes=1)])
         for _ in range(3):
             conductor.round()
@@ -186,8 +186,8 @@ def test_on_a_card_blocks_wait_for_it_and_its_allocator_is_asked(script: Path) -
         assert [block.peak_bytes for block in program.blocks] == [1, 2, 3]
 
 
-def test_torch_has_what_is_asked_of_it_on_a_card() -> None:
-    for line in CARD.splitlines():
+def test_torch_has_what_is_asked_of_it_on_a_gpu() -> None:
+    for line in GPU.splitlines():
         name = line.strip().partition("=lambda")[0]
         if "=lambda" in line and "autograd" not in line:
             assert hasattr(torch.cuda, name)
@@ -232,10 +232,10 @@ def _state(process_id: int) -> str:
         return "Z"
 
 
-def test_a_cards_peak_has_what_the_card_counts_beside_torchs_memory(
+def test_a_gpus_peak_has_what_the_gpu_counts_beside_torchs_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    card = FakeCard(uuid="GPU-7", compute={os.getpid(): 900, 1: 50})
+    gpu = FakeGPU(uuid="GPU-7", compute={os.getpid(): 900, 1: 50})
 
     class Cuda:
         def current_device(self) -> int:
@@ -248,7 +248,7 @@ def test_a_cards_peak_has_what_the_card_counts_beside_torchs_memory(
             return 600
 
     cuda = Cuda()
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(card))  # pyright: ignore[reportArgumentType]
-    assert card_context_bytes(cuda) == 300
-    card.uuid = "GPU-8"
-    assert card_context_bytes(cuda) == 0, "no such card"
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(gpu))  # pyright: ignore[reportArgumentType]
+    assert gpu_context_bytes(cuda) == 300
+    gpu.uuid = "GPU-8"
+    assert gpu_context_bytes(cuda) == 0, "no such GPU"

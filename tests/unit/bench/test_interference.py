@@ -36,7 +36,7 @@ def test_a_pair_by_hand() -> None:
 
 
 def test_never_more_is_used_than_there_is() -> None:
-    # 90 + 90 = 180 %: the law alone would say 0.79 each, which is 142 % of the card.
+    # 90 + 90 = 180 %: the law alone would say 0.79 each, which is 142 % of the GPU.
     assert predicted_speeds([Use(90), Use(90)], LAW) == pytest.approx((100 / 180,) * 2)
 
 
@@ -64,7 +64,7 @@ def test_the_limit_of_either_job_forbids_sharing() -> None:
 def test_sharing_must_gain_work() -> None:
     verdict = may_share([Use(100), Use(100)], [500, 500], LAW)
     assert not verdict.allowed
-    assert verdict.reason == "together 1.00 of a card's work; more than 1.00 is needed"
+    assert verdict.reason == "together 1.00 of a GPU's work; more than 1.00 is needed"
 
 
 def test_one_limit_a_job() -> None:

@@ -8,7 +8,7 @@ uses = st.builds(Use, percents, st.fixed_dictionaries({"network": percents}))
 
 
 @given(st.lists(uses, min_size=1, max_size=4), percents)
-def test_a_busier_card_is_never_faster(group: list[Use], more: float) -> None:
+def test_a_busier_gpu_is_never_faster(group: list[Use], more: float) -> None:
     before = predicted_speeds(group, Calibration())
     after = predicted_speeds([*group, Use(more)], Calibration())
     assert all(late <= early for early, late in zip(before, after, strict=False))

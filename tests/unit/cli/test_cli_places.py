@@ -17,7 +17,7 @@ from gpujob_operator.read.snapshot import Objects
 from kubectl_gpujob.errors import UserError
 from tests.harness.builders import (
     after,
-    make_card,
+    make_gpu,
     make_gpu_node,
     make_job,
     make_snapshot,
@@ -46,7 +46,7 @@ def invoke(*arguments: str, cluster: MemoryCluster | None = None) -> Result:
 @pytest.fixture
 def dump(tmp_path: Path) -> Path:
     """The cycle that places `new` on one of two nodes; a third is closed."""
-    nodes = [make_gpu_node(f"n{n}", make_card(f"GPU-{n}"), unschedulable=n == 2) for n in range(3)]
+    nodes = [make_gpu_node(f"n{n}", make_gpu(f"GPU-{n}"), unschedulable=n == 2) for n in range(3)]
     snapshot: Snapshot = make_snapshot(
         make_job("new", sharing=SharingMode.EXCLUSIVE), gpu_nodes=nodes
     )
@@ -61,12 +61,12 @@ def test_a_dump_says_why_there_and_not_elsewhere(dump: Path) -> None:
     assert lines[0] == (
         f"team/new, as this cycle decides it, from {dump} of 2026-01-01 00:00:10 UTC"
     )
-    assert lines[1].startswith("Needs 1 x a whole card at 100 % (WholeCard)")
+    assert lines[1].startswith("Needs 1 x a whole GPU at 100 % (WholeGPU)")
     assert lines[2].startswith("Placed n0 (GPU-0), costs ")
     assert lines[3] == "Because it costs the jobs to come the least"
     assert lines[4].startswith("Next best 1 n1 (GPU-1), costs ")
     assert lines[4].endswith("then the order of nodes decides")
-    assert lines[5] == "No room n2: of 1 cards: 1 the node is cordoned"
+    assert lines[5] == "No room n2: of 1 GPUs: 1 the node is cordoned"
 
 
 def test_json_holds_the_terms_of_every_cost(dump: Path) -> None:
@@ -80,7 +80,7 @@ def test_json_holds_the_terms_of_every_cost(dump: Path) -> None:
         "stranded",
         "scarcity",
     }
-    assert found["lacks"] == {"n2": "of 1 cards: 1 the node is cordoned"}
+    assert found["lacks"] == {"n2": "of 1 GPUs: 1 the node is cordoned"}
 
 
 def test_the_cluster_is_asked_for_a_placed_job() -> None:

@@ -56,7 +56,7 @@ def test_the_page_says_what_was_done() -> None:
     )
     assert rows["Progress"] == "step 400 of 400, loss 1.25"
     assert rows["Measured"] == (
-        "5.4 GiB of card memory, utilization 63 %, 120 samples; waits 4 % of the time for data"
+        "5.4 GiB of GPU memory, utilization 63 %, 120 samples; waits 4 % of the time for data"
     )
     assert rows["Reserved"] == "5.9 GiB, from Measured"
     assert rows["Checkpoint"] == "step 400, 1.2 GiB in 1.3 s"
@@ -77,11 +77,11 @@ def test_a_job_that_never_started_has_a_page_too() -> None:
     ]
 
 
-def test_a_whole_card_is_called_so() -> None:
+def test_a_whole_gpu_is_called_so() -> None:
     status = succeeded_status()
-    status["reservation"] |= {"exclusive": True, "source": "WholeCard"}
+    status["reservation"] |= {"exclusive": True, "source": "WholeGPU"}
     rows = dict(report.rows(job(status=status), NOW))
-    assert rows["Reserved"] == "a whole card, from WholeCard"
+    assert rows["Reserved"] == "a whole GPU, from WholeGPU"
 
 
 def test_json_carries_the_measured_figures() -> None:

@@ -24,7 +24,7 @@ from kubectl_gpujob.errors import UserError
 from kubectl_gpujob.question import changes_of, horizon_seconds, more_nodes, nouns_of, with_quota
 from tests.harness.builders import (
     after,
-    make_card,
+    make_gpu,
     make_gpu_node,
     make_job,
     make_pods,
@@ -41,7 +41,7 @@ NOW = after(10)
 
 
 def busy(**fields: Any) -> GPUJob:
-    """Runs alone on the only card; 100 s are left, by 1,000 steps of 0.1 s."""
+    """Runs alone on the only GPU; 100 s are left, by 1,000 steps of 0.1 s."""
     known = replace(measured(4 * GIB, step=500), steps_total=1500)
     job = running(make_job("busy", sharing=SharingMode.EXCLUSIVE, **fields), measurement=known)
     saved = CheckpointReport(450, write_seconds=2.0)
@@ -79,13 +79,13 @@ def invoke(*arguments: str, cluster: MemoryCluster | None = None) -> Result:
     return CliRunner().invoke(app, ["simulate", *arguments])
 
 
-def one_busy_card() -> Snapshot:
+def one_busy_gpu() -> Snapshot:
     job = busy()
     return make_snapshot(job, pods=make_pods(job))
 
 
 def test_a_job_that_would_wait_is_told_why_and_when(tmp_path: Path) -> None:
-    source = dump(tmp_path, one_busy_card())
+    source = dump(tmp_path, one_busy_gpu())
     path = job_file(tmp_path, manifest("new"))
     result = invoke("-f", str(path), "--from", str(source), "-n", "team")
     assert result.exit_code == 0, result.output
@@ -94,7 +94,7 @@ def test_a_job_that_would_wait_is_told_why_and_when(tmp_path: Path) -> None:
     assert lines[0].endswith("until nobody waits. Nothing was written.")
     assert lines[1] == "team/new"
     assert lines[2].split()[0] == "Waits"
-    assert "NoRoom: needs 1 x a whole card" in lines[2]
+    assert "NoRoom: needs 1 x a whole GPU" in lines[2]
     assert "could start in about 100 s" in lines[2]
     assert "Placed" in lines[3]
     assert "in 1m 41s on n0 (GPU-0)" in lines[3]
@@ -102,18 +102,18 @@ def test_a_job_that_would_wait_is_told_why_and_when(tmp_path: Path) -> None:
 
 
 def test_who_would_be_interrupted_is_told_with_the_lost_work(tmp_path: Path) -> None:
-    source = dump(tmp_path, one_busy_card())
+    source = dump(tmp_path, one_busy_gpu())
     path = job_file(tmp_path, manifest("new", priority=5))
     result = invoke("-f", str(path), "--from", str(source), "-n", "team")
     assert "MakingRoom: waiting for team/busy to stop" in result.stdout
     others = result.stdout[result.stdout.index("Others") :]
     assert "team/busy" in others
     assert "is interrupted at once (Preempted: makes room for team/new" in others
-    assert "loses 32 card-seconds" in others
+    assert "loses 32 GPU-seconds" in others
 
 
 def test_more_nodes_answer_when_a_waiting_job_would_start(tmp_path: Path) -> None:
-    snapshot = one_busy_card()
+    snapshot = one_busy_gpu()
     waiting = make_job("next", sharing=SharingMode.EXCLUSIVE, created=5)
     source = dump(tmp_path, replace(snapshot, jobs=(*snapshot.jobs, waiting)))
     result = invoke("next", "--add-nodes", "n0=1", "--from", str(source), "-n", "team")
@@ -124,7 +124,7 @@ def test_more_nodes_answer_when_a_waiting_job_would_start(tmp_path: Path) -> Non
 
 
 def test_json_holds_the_same(tmp_path: Path) -> None:
-    source = dump(tmp_path, one_busy_card())
+    source = dump(tmp_path, one_busy_gpu())
     path = job_file(tmp_path, manifest("new", priority=5))
     result = invoke("-f", str(path), "--from", str(source), "-n", "team", "-o", "json")
     found = json.loads(result.stdout)
@@ -140,7 +140,7 @@ def test_json_holds_the_same(tmp_path: Path) -> None:
 
 
 def test_what_never_fits_is_not_placed_and_the_horizon_is_told(tmp_path: Path) -> None:
-    source = dump(tmp_path, one_busy_card())
+    source = dump(tmp_path, one_busy_gpu())
     path = job_file(tmp_path, manifest("huge", workers=2))
     result = invoke("-f", str(path), "--from", str(source), "-n", "team", "--horizon", "2h")
     assert "up to the horizon of 2h 00m" in result.stdout
@@ -150,7 +150,7 @@ def test_what_never_fits_is_not_placed_and_the_horizon_is_told(tmp_path: Path) -
 
 def test_a_lost_node_is_told_for_those_on_it(tmp_path: Path) -> None:
     job = busy()
-    spare = make_gpu_node("n1", make_card("GPU-1"))
+    spare = make_gpu_node("n1", make_gpu("GPU-1"))
     snapshot = make_snapshot(job, pods=make_pods(job), gpu_nodes=[make_gpu_node(), spare])
     source = dump(tmp_path, snapshot)
     result = invoke("busy", "--without-node", "n0", "--from", str(source), "-n", "team")
@@ -213,7 +213,7 @@ def test_the_operators_configuration_counts_unless_there_is_another(tmp_path: Pa
             {"a/gpujob": "", "b/gpujob": ""},
             "there are 2 operators (a/gpujob, b/gpujob): give one's",
         ),
-        ({"a/gpujob": "cards: 1"}, "configmap a/gpujob: configuration.cards: is not a known field"),
+        ({"a/gpujob": "rows: 1"}, "configmap a/gpujob: configuration.rows: is not a known field"),
         ({"a/gpujob": "{"}, "configmap a/gpujob: "),
     ],
 )
@@ -235,7 +235,7 @@ def test_nobody_waits_is_an_answer(tmp_path: Path) -> None:
 
 
 def failing(tmp_path: Path, *arguments: str, snapshot: Snapshot | None = None) -> str:
-    source = dump(tmp_path, snapshot or one_busy_card())
+    source = dump(tmp_path, snapshot or one_busy_gpu())
     result = invoke(*arguments, "--from", str(source), "-n", "team")
     assert isinstance(result.exception, UserError), result.output
     return str(result.exception)
@@ -249,7 +249,7 @@ def failing(tmp_path: Path, *arguments: str, snapshot: Snapshot | None = None) -
         (["--add-nodes", "n0"], "--add-nodes: must be NODE=COUNT"),
         (["--add-nodes", "n0=0"], "--add-nodes: must be 1 to 1000; got 0"),
         (["--quota", "vision"], "--quota: must be QUEUE.FIELD=VALUE"),
-        (["--quota", "vision.cards=1"], "--quota: must be QUEUE.FIELD=VALUE"),
+        (["--quota", "vision.rows=1"], "--quota: must be QUEUE.FIELD=VALUE"),
         (["--quota", "vision.gpus=-1"], "--quota vision.gpus: "),
         (["--quota", "vision.weight=0"], "--quota vision.weight: "),
         (["--horizon", "soon"], "--horizon: must be such as 90s"),

@@ -6,7 +6,7 @@ from kubectl_gpujob import why
 from kubectl_gpujob.why import Position
 from tests.harness.cli_jobs import NOW, condition, job, succeeded_status
 
-NO_ROOM = "needs 20 GiB on one card; the most free is 11.2 GiB on node-b GPU-2c"
+NO_ROOM = "needs 20 GiB on one GPU; the most free is 11.2 GiB on node-b GPU-2c"
 
 
 def test_what_hinders_stands_before_what_holds() -> None:

@@ -13,7 +13,7 @@ from gpujob_api.quantities import GIB
 from gpujob_api.report import CheckpointReport
 from tests.harness.builders import (
     T0,
-    make_card,
+    make_gpu,
     make_gpu_node,
     make_job,
     measured,
@@ -39,8 +39,8 @@ def job(value: GPUJob, type_: str = "MODIFIED") -> Entry:
     return "GPUJob", type_, to_manifest(value)
 
 
-def node(*cards: Any, at: float = 0.0) -> Entry:
-    return "GPUNode", "MODIFIED", to_manifest(make_gpu_node("n0", *cards, at=at))
+def node(*gpus: Any, at: float = 0.0) -> Entry:
+    return "GPUNode", "MODIFIED", to_manifest(make_gpu_node("n0", *gpus, at=at))
 
 
 def pod(
@@ -100,7 +100,7 @@ def test_a_whole_life_breaks_nothing() -> None:
     assert history.job_revisions["uid-job"] == 6
 
 
-def test_two_jobs_may_fill_a_card_exactly() -> None:
+def test_two_jobs_may_fill_a_gpu_exactly() -> None:
     assert broken(node(), job(hold("a", 12)), job(hold("b", 12))) == []
 
 
@@ -108,17 +108,17 @@ def test_two_jobs_may_fill_a_card_exactly() -> None:
     "entries",
     [
         (node(), job(hold("a", 12)), job(hold("b", 13))),
-        (node(make_card(driver=1)), job(hold("a", 24))),
-        (node(make_card(stranger=GIB)), job(hold("a", 24))),
+        (node(make_gpu(driver=1)), job(hold("a", 24))),
+        (node(make_gpu(stranger=GIB)), job(hold("a", 24))),
     ],
     ids=["two jobs", "the driver", "a stranger"],
 )
-def test_an_over_reserved_card_is_seen(entries: Sequence[Entry]) -> None:
+def test_an_over_reserved_gpu_is_seen(entries: Sequence[Entry]) -> None:
     assert broken(*entries) == ["I1"]
 
 
 def test_a_decision_may_rest_on_the_reading_before() -> None:
-    grown = node(make_card(stranger=GIB))
+    grown = node(make_gpu(stranger=GIB))
     assert broken(node(), grown, job(hold("a", 24))) == []
 
 
@@ -139,7 +139,7 @@ def test_a_finished_job_holds_nothing() -> None:
 def test_sharing_with_an_exclusive_job_is_seen() -> None:
     exclusive = hold("a", 2, sharing=SharingMode.EXCLUSIVE)
     assert broken(node(), job(exclusive), job(hold("b", 2))) == ["I2"]
-    whole = placed(make_job("a"), held=reserve(2 * GIB, ReservationSource.WHOLE_CARD))
+    whole = placed(make_job("a"), held=reserve(2 * GIB, ReservationSource.WHOLE_GPU))
     assert broken(node(), job(hold("b", 2)), job(whole)) == ["I2"]
 
 

@@ -14,14 +14,14 @@ from gpujob_operator.act.kube import GPU_NODES, Unavailable
 from gpujob_operator.agent.agent import Agent
 from gpujob_operator.agent.publish import Publisher, Readiness
 from gpujob_operator.decide.model.configuration import Configuration
-from tests.harness.builders import make_card
+from tests.harness.builders import make_gpu
 from tests.harness.clocks import FakeClock
 from tests.harness.fake_kube import FakeKube
-from tests.harness.fake_nvml import FakeCard, FakeNvml
+from tests.harness.fake_nvml import FakeGPU, FakeNvml
 from tests.harness.waiting import eventually
 
 READY = Readiness(True, "Measuring", "all is well")
-CARD = make_card(ours=[("pod-a", 2 * GIB)])
+A_GPU = make_gpu(ours=[("pod-a", 2 * GIB)])
 
 
 class _Bench:
@@ -37,8 +37,8 @@ class _Bench:
             monotonic=self.clock.monotonic,
         )
 
-    async def publish(self, *cards: GPU) -> bool:
-        return await self.publisher.publish(cards, "580", READY)
+    async def publish(self, *gpus: GPU) -> bool:
+        return await self.publisher.publish(gpus, "580", READY)
 
     @property
     def node(self):
@@ -52,9 +52,9 @@ def bench() -> _Bench:
 
 
 async def test_the_first_reading_creates_the_node(bench: _Bench) -> None:
-    assert await bench.publish(CARD)
+    assert await bench.publish(A_GPU)
     status = bench.node.status
-    assert status.gpus == (CARD,)
+    assert status.gpus == (A_GPU,)
     assert (status.observed_at, status.sample_interval_seconds) == (bench.clock.now(), 2.0)
     assert status.conditions[0].status is ConditionStatus.TRUE
     verbs = [(call.verb, call.subresource) for call in bench.kube.writes()]
@@ -63,19 +63,19 @@ async def test_the_first_reading_creates_the_node(bench: _Bench) -> None:
 
 async def test_an_existing_node_keeps_its_spec(bench: _Bench) -> None:
     bench.kube.put(GPU_NODES, {"metadata": {"name": "n0"}, "spec": {"pricePerGpuHour": 2.5}})
-    await bench.publish(CARD)
+    await bench.publish(A_GPU)
     assert bench.node.spec.price_per_gpu_hour == 2.5
 
 
 async def test_noise_waits_for_the_heartbeat(bench: _Bench) -> None:
-    await bench.publish(CARD)
+    await bench.publish(A_GPU)
     written: list[int] = []
     for reading in range(1, 12):
         bench.clock.advance(2.0)
         noisy = replace(
-            CARD,
+            A_GPU,
             utilization_percent=float(reading),
-            memory_used_bytes=CARD.memory_used_bytes + reading * MIB,
+            memory_used_bytes=A_GPU.memory_used_bytes + reading * MIB,
         )
         if await bench.publish(noisy):
             written.append(reading)
@@ -83,25 +83,25 @@ async def test_noise_waits_for_the_heartbeat(bench: _Bench) -> None:
 
 
 @pytest.mark.parametrize("interval_seconds", [0.5, 2.0, 5.0, 10.0, 15.0])
-async def test_a_card_on_which_nothing_happens_does_not_grow_stale(interval_seconds: float) -> None:
+async def test_a_gpu_on_which_nothing_happens_does_not_grow_stale(interval_seconds: float) -> None:
     """I14: what is written less often than the operator believes it would place nothing here."""
     bench = _Bench(interval_seconds)
-    await bench.publish(CARD)
+    await bench.publish(A_GPU)
     oldest = 0.0
     for _ in range(round(120 / interval_seconds)):
         bench.clock.advance(interval_seconds)
         observed_at = bench.node.status.observed_at
         assert observed_at is not None
         oldest = max(oldest, (bench.clock.now() - observed_at).total_seconds())
-        await bench.publish(CARD)
+        await bench.publish(A_GPU)
     assert oldest <= Configuration().telemetry_stale_seconds / 2
 
 
-def _more(card: GPU, amount: int) -> GPU:
-    (process,) = card.processes
+def _more(gpu: GPU, amount: int) -> GPU:
+    (process,) = gpu.processes
     return replace(
-        card,
-        memory_used_bytes=card.memory_used_bytes + amount,
+        gpu,
+        memory_used_bytes=gpu.memory_used_bytes + amount,
         processes=(replace(process, memory_bytes=process.memory_bytes + amount),),
     )
 
@@ -109,67 +109,67 @@ def _more(card: GPU, amount: int) -> GPU:
 @pytest.mark.parametrize(
     "changed",
     [
-        (_more(CARD, 300 * MIB),),
-        (replace(CARD, memory_used_bytes=CARD.memory_used_bytes + 300 * MIB),),
-        (replace(CARD, processes=()),),
-        (replace(CARD, processes=(*CARD.processes, GPUProcess(5, 0))),),
-        (replace(CARD, processes=(replace(CARD.processes[0], pod_uid="pod-b"),)),),
-        (replace(CARD, healthy=False, health_message="XID 79"),),
-        (replace(CARD, memory_reserved_bytes=GIB),),
-        (CARD, make_card("GPU-1")),
+        (_more(A_GPU, 300 * MIB),),
+        (replace(A_GPU, memory_used_bytes=A_GPU.memory_used_bytes + 300 * MIB),),
+        (replace(A_GPU, processes=()),),
+        (replace(A_GPU, processes=(*A_GPU.processes, GPUProcess(5, 0))),),
+        (replace(A_GPU, processes=(replace(A_GPU.processes[0], pod_uid="pod-b"),)),),
+        (replace(A_GPU, healthy=False, health_message="XID 79"),),
+        (replace(A_GPU, memory_reserved_bytes=GIB),),
+        (A_GPU, make_gpu("GPU-1")),
         (),
     ],
 )
 async def test_what_matters_is_written_at_once(bench: _Bench, changed: tuple[GPU, ...]) -> None:
-    await bench.publish(CARD)
+    await bench.publish(A_GPU)
     bench.clock.advance(2.0)
     assert await bench.publish(*changed)
     assert bench.node.status.gpus == changed
 
 
-async def test_small_cards_have_a_floor_for_noise(bench: _Bench) -> None:
-    """1 % of a small card is less than any allocator's chunk."""
-    small = make_card(total=GIB, ours=[("pod-a", 100 * MIB)])
+async def test_small_gpus_have_a_floor_for_noise(bench: _Bench) -> None:
+    """1 % of a small GPU is less than any allocator's chunk."""
+    small = make_gpu(total=GIB, ours=[("pod-a", 100 * MIB)])
     await bench.publish(small)
     assert not await bench.publish(_more(small, 31 * MIB))
     assert await bench.publish(_more(small, 33 * MIB))
 
 
 async def test_creeping_memory_is_seen_against_what_was_written(bench: _Bench) -> None:
-    await bench.publish(CARD)
-    published = [await bench.publish(_more(CARD, step * 100 * MIB)) for step in range(1, 6)]
+    await bench.publish(A_GPU)
+    published = [await bench.publish(_more(A_GPU, step * 100 * MIB)) for step in range(1, 6)]
     assert published == [False, False, True, False, False]
 
 
 async def test_a_write_that_failed_is_made_up_for(bench: _Bench) -> None:
-    await bench.publish(CARD)
+    await bench.publish(A_GPU)
     bench.clock.advance(2.0)
     bench.kube.fail("patch", "gpunodes")
     with pytest.raises(Unavailable):
-        await bench.publish(replace(CARD, processes=()))
-    assert await bench.publish(replace(CARD, processes=()))
+        await bench.publish(replace(A_GPU, processes=()))
+    assert await bench.publish(replace(A_GPU, processes=()))
 
 
 async def test_a_race_to_create_the_node(bench: _Bench) -> None:
     bench.kube.fail("create", "gpunodes", after_effect=True)
     with pytest.raises(Unavailable):
-        await bench.publish(CARD)
-    assert await bench.publish(CARD)
+        await bench.publish(A_GPU)
+    assert await bench.publish(A_GPU)
 
 
 async def test_a_condition_keeps_its_time_until_it_turns(bench: _Bench) -> None:
-    await bench.publish(CARD)
+    await bench.publish(A_GPU)
     since = bench.node.status.conditions[0].last_transition_time
     bench.clock.advance(20.0)
-    await bench.publish(CARD)
+    await bench.publish(A_GPU)
     assert bench.node.status.conditions[0].last_transition_time == since
     await bench.publisher.publish_trouble(Readiness(False, "NVMLFailed", "gone"))
     assert bench.node.status.conditions[0].last_transition_time > since
 
 
-async def test_trouble_leaves_cards_and_their_time(bench: _Bench) -> None:
-    """I14: a card without a reading does not vanish under a job, and takes no new one."""
-    await bench.publish(CARD)
+async def test_trouble_leaves_gpus_and_their_time(bench: _Bench) -> None:
+    """I14: a GPU without a reading does not vanish under a job, and takes no new one."""
+    await bench.publish(A_GPU)
     measured_at = bench.node.status.observed_at
     bench.clock.advance(60.0)
     await bench.publisher.publish_trouble(Readiness(False, "NVMLFailed", "driver is restarting"))
@@ -177,13 +177,13 @@ async def test_trouble_leaves_cards_and_their_time(bench: _Bench) -> None:
     assert status.observed_at == measured_at
     assert [(gpu.uuid, gpu.healthy) for gpu in status.gpus] == [("GPU-0", False)]
     assert status.gpus[0].health_message == "not readable: driver is restarting"
-    assert status.gpus[0].processes == CARD.processes
+    assert status.gpus[0].processes == A_GPU.processes
     assert status.conditions[0].reason == "NVMLFailed"
 
 
-async def test_a_restarted_agent_knows_the_cards_of_the_one_before(bench: _Bench) -> None:
+async def test_a_restarted_agent_knows_the_gpus_of_the_one_before(bench: _Bench) -> None:
     """Their jobs run on, whether or not NVML answers the new agent."""
-    await bench.publish(CARD)
+    await bench.publish(A_GPU)
     again = Publisher(
         bench.kube,
         "n0",
@@ -193,10 +193,10 @@ async def test_a_restarted_agent_knows_the_cards_of_the_one_before(bench: _Bench
         monotonic=bench.clock.monotonic,
     )
     await again.recall()
-    assert again.last.gpus == (CARD,)
+    assert again.last.gpus == (A_GPU,)
     await again.publish_trouble(Readiness(False, "NVMLFailed", "no driver"))
-    (card,) = bench.node.status.gpus
-    assert (card.uuid, card.healthy) == (CARD.uuid, False)
+    (gpu,) = bench.node.status.gpus
+    assert (gpu.uuid, gpu.healthy) == (A_GPU.uuid, False)
 
 
 async def test_there_may_have_been_no_agent_before(bench: _Bench) -> None:
@@ -212,7 +212,7 @@ class _Running:
 
     def __init__(self) -> None:
         self.bench = _Bench()
-        self.nvml = FakeNvml(FakeCard(compute={11: GIB}))
+        self.nvml = FakeNvml(FakeGPU(compute={11: GIB}))
         self.agent = Agent(
             self.nvml, self.bench.publisher, lambda pid: "pod-a", interval_seconds=0.001
         )
@@ -258,5 +258,5 @@ async def test_nvml_may_fail_and_come_back(running: _Running) -> None:
 
 async def test_the_api_server_may_be_away(running: _Running) -> None:
     running.bench.kube.fail("patch", "gpunodes", times=5)
-    running.nvml.cards[0].compute = {}
+    running.nvml.gpus[0].compute = {}
     await eventually(lambda: running.bench.node.status.gpus[0].processes == ())

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpujob_api.gpunode import GPU
-from gpujob_operator.agent.health import CardHealth
+from gpujob_operator.agent.health import GPUHealth
 from gpujob_operator.agent.nvml import load_nvml
 from gpujob_operator.agent.owners import (
     owner_by_cgroup,
@@ -15,30 +15,30 @@ from gpujob_operator.agent.owners import (
     remembered,
     start_ticks,
 )
-from gpujob_operator.agent.readings import CardReader
-from tests.harness.fake_nvml import GIB, GPU_IS_LOST, NOT_SUPPORTED, FakeCard, FakeNvml, NVMLError
+from gpujob_operator.agent.readings import GPUReader
+from tests.harness.fake_nvml import GIB, GPU_IS_LOST, NOT_SUPPORTED, FakeGPU, FakeNvml, NVMLError
 
 OWNERS = {11: "pod-a", 12: "pod-b"}
 
 
-def _reader(*cards: FakeCard) -> tuple[CardReader, FakeNvml]:
-    nvml = FakeNvml(*cards)
-    return CardReader(nvml, OWNERS.get, CardHealth(nvml)), nvml
+def _reader(*gpus: FakeGPU) -> tuple[GPUReader, FakeNvml]:
+    nvml = FakeNvml(*gpus)
+    return GPUReader(nvml, OWNERS.get, GPUHealth(nvml)), nvml
 
 
-def _read(card: FakeCard) -> GPU:
-    (gpu,) = _reader(card)[0].read()
+def _read(device: FakeGPU) -> GPU:
+    (gpu,) = _reader(device)[0].read()
     return gpu
 
 
 def test_a_whole_reading() -> None:
-    card = FakeCard(
+    device = FakeGPU(
         compute={11: 3 * GIB, 99: GIB},
         graphics={12: GIB // 4},
         samples=[(11, 5, 60), (11, 6, 80), (99, 6, 10)],
         used=5 * GIB,
     )
-    gpu = _read(card)
+    gpu = _read(device)
     assert (gpu.uuid, gpu.model, gpu.index) == ("GPU-0", "NVIDIA A10", 0)
     assert (gpu.memory_total_bytes, gpu.memory_used_bytes) == (24 * GIB, 5 * GIB)
     assert gpu.memory_reserved_bytes == GIB // 2
@@ -68,13 +68,13 @@ def test_a_whole_reading() -> None:
     ],
 )
 def test_every_optional_figure_may_be_missing(name: str) -> None:
-    gpu = _read(FakeCard(errors={name: NOT_SUPPORTED}, compute={11: GIB}))
+    gpu = _read(FakeGPU(errors={name: NOT_SUPPORTED}, compute={11: GIB}))
     assert gpu.healthy
     assert gpu.memory_total_bytes == 24 * GIB
 
 
 def test_a_module_without_the_newer_functions() -> None:
-    reader, nvml = _reader(FakeCard())
+    reader, nvml = _reader(FakeGPU())
     plain = SimpleNamespace(
         **{
             name: getattr(nvml, name)
@@ -88,91 +88,91 @@ def test_a_module_without_the_newer_functions() -> None:
         },
         NVMLError=NVMLError,
     )
-    (gpu,) = CardReader(plain, OWNERS.get, CardHealth(plain)).read()
+    (gpu,) = GPUReader(plain, OWNERS.get, GPUHealth(plain)).read()
     assert (gpu.memory_reserved_bytes, gpu.power_watts, gpu.processes) == (0, None, ())
     assert reader.driver_version() == "580.1"
 
 
 def test_utilization_of_processes_is_since_the_last_reading() -> None:
-    card = FakeCard(compute={11: GIB}, samples=[(11, 5, 100)])
-    reader, _ = _reader(card)
+    device = FakeGPU(compute={11: GIB}, samples=[(11, 5, 100)])
+    reader, _ = _reader(device)
     assert reader.read()[0].processes[0].utilization_percent == 100
     assert reader.read()[0].processes[0].utilization_percent == 0, "nothing ran since then"
-    card.samples.append((11, 9, 30))
+    device.samples.append((11, 9, 30))
     assert reader.read()[0].processes[0].utilization_percent == 30
 
 
 def test_where_processes_cannot_be_told_apart_utilization_is_unknown() -> None:
-    card = FakeCard(compute={11: GIB}, errors={"nvmlDeviceGetProcessUtilization": NOT_SUPPORTED})
-    assert _read(card).processes[0].utilization_percent is None
+    device = FakeGPU(compute={11: GIB}, errors={"nvmlDeviceGetProcessUtilization": NOT_SUPPORTED})
+    assert _read(device).processes[0].utilization_percent is None
 
 
 def test_unknown_memory_of_processes_is_what_is_left() -> None:
-    card = FakeCard(used=7 * GIB, reserved=GIB, compute={11: 2 * GIB, 12: None, 99: None})
-    assert [one.memory_bytes for one in _read(card).processes] == [2 * GIB, 2 * GIB, 2 * GIB]
+    device = FakeGPU(used=7 * GIB, reserved=GIB, compute={11: 2 * GIB, 12: None, 99: None})
+    assert [one.memory_bytes for one in _read(device).processes] == [2 * GIB, 2 * GIB, 2 * GIB]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), None, "hot"])
 def test_nonsense_in_optional_figures_is_left_out(value: object) -> None:
-    gpu = _read(FakeCard(power=value, temperature=value, utilization=value))
+    gpu = _read(FakeGPU(power=value, temperature=value, utilization=value))
     assert (gpu.power_watts, gpu.temperature_celsius, gpu.utilization_percent) == (None, None, 0.0)
 
 
 def test_utilization_is_cut_to_percent() -> None:
-    assert _read(FakeCard(utilization=250)).utilization_percent == 100
-    assert _read(FakeCard(utilization=-3)).utilization_percent == 0
+    assert _read(FakeGPU(utilization=250)).utilization_percent == 100
+    assert _read(FakeGPU(utilization=-3)).utilization_percent == 0
 
 
-def test_a_lost_card_keeps_its_place_and_says_so() -> None:
-    card, other = FakeCard(), FakeCard("GPU-1")
-    reader, _ = _reader(card, other)
+def test_a_lost_gpu_keeps_its_place_and_says_so() -> None:
+    device, other = FakeGPU(), FakeGPU("GPU-1")
+    reader, _ = _reader(device, other)
     reader.read()
-    card.errors["*"] = GPU_IS_LOST
+    device.errors["*"] = GPU_IS_LOST
     lost, well = reader.read()
     assert (lost.uuid, lost.healthy, lost.memory_total_bytes) == ("GPU-0", False, 24 * GIB)
     assert lost.health_message.startswith("lost")
     assert (well.uuid, well.healthy) == ("GPU-1", True)
 
 
-def test_a_card_that_was_lost_before_the_agent_restarted_keeps_its_place() -> None:
-    card, other = FakeCard(), FakeCard("GPU-1")
-    earlier = _reader(card, other)[0].read()
-    card.errors["*"] = GPU_IS_LOST
-    nvml = FakeNvml(card, other)
-    reader = CardReader(nvml, OWNERS.get, CardHealth(nvml), earlier)
+def test_a_gpu_that_was_lost_before_the_agent_restarted_keeps_its_place() -> None:
+    device, other = FakeGPU(), FakeGPU("GPU-1")
+    earlier = _reader(device, other)[0].read()
+    device.errors["*"] = GPU_IS_LOST
+    nvml = FakeNvml(device, other)
+    reader = GPUReader(nvml, OWNERS.get, GPUHealth(nvml), earlier)
     lost, well = reader.read()
     assert (lost.uuid, lost.healthy, lost.memory_total_bytes) == ("GPU-0", False, 24 * GIB)
     assert well == earlier[1]
-    card.errors.clear()
+    device.errors.clear()
     assert reader.read() == earlier
 
 
-def test_a_card_is_not_recalled_that_was_taken_out_or_has_another_place() -> None:
-    earlier = _reader(FakeCard(), FakeCard("GPU-1"))[0].read()
-    broken = FakeCard("GPU-2", errors={"*": GPU_IS_LOST})
-    for cards in ((FakeCard("GPU-1"),), (broken, FakeCard())):
-        nvml = FakeNvml(*cards)
-        found = CardReader(nvml, OWNERS.get, CardHealth(nvml), earlier).read()
-        assert [gpu.uuid for gpu in found] == [cards[-1].uuid]
+def test_a_gpu_is_not_recalled_that_was_taken_out_or_has_another_place() -> None:
+    earlier = _reader(FakeGPU(), FakeGPU("GPU-1"))[0].read()
+    broken = FakeGPU("GPU-2", errors={"*": GPU_IS_LOST})
+    for gpus in ((FakeGPU("GPU-1"),), (broken, FakeGPU())):
+        nvml = FakeNvml(*gpus)
+        found = GPUReader(nvml, OWNERS.get, GPUHealth(nvml), earlier).read()
+        assert [gpu.uuid for gpu in found] == [gpus[-1].uuid]
 
 
-def test_a_card_lost_amid_optional_readings_is_lost() -> None:
-    card = FakeCard()
-    reader, _ = _reader(card)
+def test_a_gpu_lost_amid_optional_readings_is_lost() -> None:
+    device = FakeGPU()
+    reader, _ = _reader(device)
     reader.read()
-    card.errors["nvmlDeviceGetPowerUsage"] = GPU_IS_LOST
+    device.errors["nvmlDeviceGetPowerUsage"] = GPU_IS_LOST
     assert not reader.read()[0].healthy
 
 
-def test_a_card_that_fell_off_the_count_keeps_its_place() -> None:
-    reader, nvml = _reader(FakeCard(), FakeCard("GPU-1"))
+def test_a_gpu_that_fell_off_the_count_keeps_its_place() -> None:
+    reader, nvml = _reader(FakeGPU(), FakeGPU("GPU-1"))
     reader.read()
-    nvml.cards.pop()
+    nvml.gpus.pop()
     assert [(gpu.uuid, gpu.healthy) for gpu in reader.read()] == [("GPU-0", True), ("GPU-1", False)]
 
 
-def test_a_card_that_never_answered_is_not_there() -> None:
-    reader, _ = _reader(FakeCard(errors={"*": 999}), FakeCard("GPU-1"))
+def test_a_gpu_that_never_answered_is_not_there() -> None:
+    reader, _ = _reader(FakeGPU(errors={"*": 999}), FakeGPU("GPU-1"))
     assert [gpu.uuid for gpu in reader.read()] == ["GPU-1"]
 
 
@@ -181,11 +181,11 @@ def test_a_card_that_never_answered_is_not_there() -> None:
     [{"used": 10**15}, {"total": 0}, {"used": -1}, {"used": float("nan")}, {"total": float("inf")}],
 )
 def test_an_absurd_reading_is_not_believed(change: dict[str, float]) -> None:
-    card = FakeCard()
-    reader, _ = _reader(card)
+    device = FakeGPU()
+    reader, _ = _reader(device)
     reader.read()
     for name, value in change.items():
-        setattr(card, name, value)
+        setattr(device, name, value)
     (gpu,) = reader.read()
     assert not gpu.healthy
     assert gpu.health_message.startswith("not readable: ")
@@ -193,30 +193,30 @@ def test_an_absurd_reading_is_not_believed(change: dict[str, float]) -> None:
 
 
 def test_nvml_that_does_not_work_at_all() -> None:
-    reader, nvml = _reader(FakeCard())
+    reader, nvml = _reader(FakeGPU())
     nvml.broken = True
     with pytest.raises(NVMLError):
         reader.read()
 
 
 @pytest.mark.parametrize(
-    ("card", "words"),
+    ("device", "words"),
     [
-        (FakeCard(ecc_errors=2), "2 uncorrectable"),
-        (FakeCard(remap_failed=True), "remapping failed"),
+        (FakeGPU(ecc_errors=2), "2 uncorrectable"),
+        (FakeGPU(remap_failed=True), "remapping failed"),
     ],
 )
-def test_worn_out_memory(card: FakeCard, words: str) -> None:
-    gpu = _read(card)
+def test_worn_out_memory(device: FakeGPU, words: str) -> None:
+    gpu = _read(device)
     assert not gpu.healthy
     assert words in gpu.health_message
 
 
 @pytest.mark.parametrize(("xid", "healthy"), [(79, False), (48, False), (31, True), (43, True)])
-def test_xids_of_the_card_and_of_programs(xid: int, healthy: bool) -> None:
-    card, other = FakeCard(), FakeCard("GPU-1")
-    reader, nvml = _reader(card, other)
-    nvml.xids = [(card, xid)]
+def test_xids_of_the_gpu_and_of_programs(xid: int, healthy: bool) -> None:
+    device, other = FakeGPU(), FakeGPU("GPU-1")
+    reader, nvml = _reader(device, other)
+    nvml.xids = [(device, xid)]
     first, second = reader.read()
     assert (first.healthy, second.healthy) == (healthy, True)
     assert reader.read()[0].healthy is healthy, "it stays so"

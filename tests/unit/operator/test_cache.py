@@ -11,7 +11,7 @@ from gpujob_operator.decide.model.snapshot import PodPhase, Snapshot
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.cache import GONE_SECONDS, PRUNE_SECONDS, Cache, Kind
 from gpujob_operator.observe.dirty import Dirty
-from tests.harness.builders import make_card, make_job, make_queue, placed, with_status
+from tests.harness.builders import make_gpu, make_job, make_queue, placed, with_status
 from tests.harness.clocks import FakeClock
 from tests.harness.manifests import (
     gpu_node_manifest,
@@ -122,8 +122,8 @@ def test_usage_follows_from_readings_and_ends_soon_after_the_attempt(
     job = placed(JOB)
     cache.apply(Kind.JOB, "ADDED", job_manifest(job, 1))
     cache.apply(Kind.POD, "ADDED", pod_manifest(job, version=2))
-    card = make_card(ours=[("pod-job-1-0", 3 * GIB)])
-    cache.apply(Kind.GPU_NODE, "ADDED", gpu_node_manifest("n0", card, version=3))
+    gpu = make_gpu(ours=[("pod-job-1-0", 3 * GIB)])
+    cache.apply(Kind.GPU_NODE, "ADDED", gpu_node_manifest("n0", gpu, version=3))
     assert _snapshot(cache).usage["uid-job", 1].memory_peak_bytes == 3 * GIB
     cache.apply(Kind.POD, "DELETED", pod_manifest(job, version=4))
     cache.apply(Kind.JOB, "DELETED", job_manifest(job, 5))
@@ -131,7 +131,7 @@ def test_usage_follows_from_readings_and_ends_soon_after_the_attempt(
     assert _snapshot(cache).usage == {}
 
 
-def test_pods_that_went_are_told_until_the_cards_were_read_again(
+def test_pods_that_went_are_told_until_the_gpus_were_read_again(
     cache: Cache, clock: FakeClock
 ) -> None:
     job = placed(JOB)

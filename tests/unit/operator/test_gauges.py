@@ -7,7 +7,7 @@ from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.gauges import PERIOD_SECONDS, Gauges
 from tests.harness.builders import (
     after,
-    make_card,
+    make_gpu,
     make_gpu_node,
     make_job,
     make_snapshot,
@@ -16,29 +16,29 @@ from tests.harness.builders import (
 )
 from tests.harness.clocks import FakeClock
 
-CARD = {"node": "n0", "gpu": "GPU-0"}
+GPU = {"node": "n0", "gpu": "GPU-0"}
 
 
-def test_cards_jobs_and_stale_nodes() -> None:
+def test_gpus_jobs_and_stale_nodes() -> None:
     metrics, clock = Metrics(), FakeClock()
     gauges = Gauges(metrics, clock.monotonic)
     value = metrics.registry.get_sample_value
     jobs = [running(make_job(name), held=reserve(3 * GIB)) for name in ("a", "b")]
-    node = make_gpu_node("n0", make_card(stranger=GIB), at=0)
+    node = make_gpu_node("n0", make_gpu(stranger=GIB), at=0)
     snapshot = make_snapshot(*jobs, make_job("waiting"), gpu_nodes=[node])
     gauges.update(snapshot, after(5))
-    assert value("gpujob_gpu_memory_reserved_bytes", CARD) == 6 * GIB
-    assert value("gpujob_gpu_memory_used_bytes", CARD) == GIB
+    assert value("gpujob_gpu_memory_reserved_bytes", GPU) == 6 * GIB
+    assert value("gpujob_gpu_memory_used_bytes", GPU) == GIB
     assert value("gpujob_jobs", {"phase": "Running"}) == 2
     assert value("gpujob_jobs", {"phase": "Pending"}) == 1
     assert value("gpujob_stale_nodes") == 0
     other = make_snapshot(gpu_nodes=[make_gpu_node("n1", at=0)])
     gauges.update(other, after(100))
     assert value("gpujob_jobs", {"phase": "Running"}) == 0
-    assert value("gpujob_gpu_memory_used_bytes", CARD) == GIB, "cards wait for their turn"
+    assert value("gpujob_gpu_memory_used_bytes", GPU) == GIB, "GPUs wait for their turn"
     clock.advance(PERIOD_SECONDS)
     gauges.update(other, after(100))
-    assert value("gpujob_gpu_memory_used_bytes", CARD) is None
+    assert value("gpujob_gpu_memory_used_bytes", GPU) is None
     assert value("gpujob_stale_nodes") == 1
 
 
@@ -46,11 +46,11 @@ def test_a_node_that_is_gone_is_not_stale() -> None:
     """Its GPUNode stays until somebody deletes it; an alert would never end."""
     metrics, clock = Metrics(), FakeClock()
     value = metrics.registry.get_sample_value
-    snapshot = make_snapshot(gpu_nodes=[make_gpu_node("n0", make_card(stranger=GIB), at=0)])
+    snapshot = make_snapshot(gpu_nodes=[make_gpu_node("n0", make_gpu(stranger=GIB), at=0)])
     gauges = Gauges(metrics, clock.monotonic)
     gauges.update(snapshot, after(100))
     assert value("gpujob_stale_nodes") == 1
     clock.advance(PERIOD_SECONDS)
     gauges.update(replace(snapshot, nodes=()), after(100))
     assert value("gpujob_stale_nodes") == 0
-    assert value("gpujob_gpu_memory_used_bytes", CARD) is None
+    assert value("gpujob_gpu_memory_used_bytes", GPU) is None

@@ -150,7 +150,7 @@ def test_the_grace_that_a_pod_was_made_with() -> None:
 
 
 def test_a_worker_that_ended_beside_another_container() -> None:
-    """The pod runs on: its worker has ended, and its cards are not proven free."""
+    """The pod runs on: its worker has ended, and its GPUs are not proven free."""
     ended = {"exitCode": 0, "finishedAt": "2026-01-01T00:01:00Z"}
     manifest = pod_manifest(JOB, phase="Running", state={"terminated": ended})
     beside = {"name": "istio-proxy", "state": {"running": {}}}

@@ -32,8 +32,8 @@ def cluster() -> dict[Kind, list[Manifest]]:
     job = placed(make_job())
     broken = job_manifest(make_job("broken"))
     broken["spec"]["workers"] = 0
-    card_of_nobody = gpu_node_manifest("n1")
-    card_of_nobody["status"]["gpus"][0]["memoryUsedBytes"] = -1
+    gpu_of_nobody = gpu_node_manifest("n1")
+    gpu_of_nobody["status"]["gpus"][0]["memoryUsedBytes"] = -1
     queue = {"metadata": {"name": "vision", "uid": "q"}, "spec": {"nominal": {"gpus": 2}}}
     bad_queue = {"metadata": {"name": "bad", "uid": "b"}, "spec": {"weight": 0}}
     return {
@@ -45,7 +45,7 @@ def cluster() -> dict[Kind, list[Manifest]]:
             pod_manifest(name="unbound", cpu="4", node=None),
         ],
         Kind.NODE: [node_manifest("n0"), node_manifest("n1", ready="False")],
-        Kind.GPU_NODE: [gpu_node_manifest("n0"), card_of_nobody],
+        Kind.GPU_NODE: [gpu_node_manifest("n0"), gpu_of_nobody],
         Kind.QUEUE: [queue, bad_queue],
         Kind.PROFILE: [{"metadata": {"name": "p", "namespace": "team", "uid": "p"}, "spec": {}}],
     }

@@ -9,11 +9,11 @@ import pytest
 
 from gpujob_api.gpunode import GPU, GPUNode
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.model.snapshot import CardUsage, InvalidJob, PodView
+from gpujob_operator.decide.model.snapshot import GPUUsage, InvalidJob, PodView
 from gpujob_operator.observe.freshness import DELAYS_MAX, Freshness
 from gpujob_operator.observe.usage import READINGS_PER_STATUS_MAX, UsageLedger
 from gpujob_operator.read.nouns import read_gpu_node, read_job
-from tests.harness.builders import T0, make_card, make_gpu_node, make_job, make_pod, placed
+from tests.harness.builders import T0, make_gpu, make_gpu_node, make_job, make_pod, placed
 from tests.harness.clocks import START
 from tests.harness.manifests import gpu_node_manifest, job_manifest
 
@@ -27,21 +27,21 @@ def _find(uid: str) -> PodView | None:
     return PODS.get(uid)
 
 
-def _node(*cards: GPU, at: float) -> GPUNode:
-    return make_gpu_node("n0", *cards, at=at)
+def _node(*gpus: GPU, at: float) -> GPUNode:
+    return make_gpu_node("n0", *gpus, at=at)
 
 
 def _ours(memory: int, utilization: float | None = None, *, busy: float = 0.0) -> GPU:
-    card = make_card(ours=[(POD.uid, memory)])
-    process = replace(card.processes[0], utilization_percent=utilization)
-    return replace(card, processes=(process,), utilization_percent=busy)
+    gpu = make_gpu(ours=[(POD.uid, memory)])
+    process = replace(gpu.processes[0], utilization_percent=utilization)
+    return replace(gpu, processes=(process,), utilization_percent=busy)
 
 
-def _use(ledger: UsageLedger) -> CardUsage:
+def _use(ledger: UsageLedger) -> GPUUsage:
     return ledger.usage()[KEY]
 
 
-def test_peak_is_the_worst_moment_of_the_worst_card() -> None:
+def test_peak_is_the_worst_moment_of_the_worst_gpu() -> None:
     ledger = UsageLedger()
     other = replace(_ours(5 * GIB), uuid="GPU-1", index=1)
     assert ledger.observe(_node(_ours(1 * GIB), other, at=0), _find)
@@ -51,10 +51,10 @@ def test_peak_is_the_worst_moment_of_the_worst_card() -> None:
     assert _use(ledger).samples == 3
 
 
-def test_processes_of_one_pod_on_a_card_add_up() -> None:
+def test_processes_of_one_pod_on_a_gpu_add_up() -> None:
     ledger = UsageLedger()
-    card = make_card(ours=[(POD.uid, GIB), (POD.uid, 2 * GIB)], stranger=4 * GIB)
-    ledger.observe(_node(card, at=0), _find)
+    gpu = make_gpu(ours=[(POD.uid, GIB), (POD.uid, 2 * GIB)], stranger=4 * GIB)
+    ledger.observe(_node(gpu, at=0), _find)
     assert _use(ledger).memory_peak_bytes == 3 * GIB
 
 
@@ -87,23 +87,23 @@ def test_utilization_forgets_how_it_started() -> None:
 
 def test_beside_others_only_the_own_utilization_counts() -> None:
     ledger = UsageLedger()
-    card = replace(make_card(ours=[(POD.uid, GIB)], stranger=GIB), utilization_percent=95.0)
-    mine, stranger = card.processes
-    card = replace(card, processes=(replace(mine, utilization_percent=20.0), stranger))
-    ledger.observe(_node(card, at=0), _find)
+    gpu = replace(make_gpu(ours=[(POD.uid, GIB)], stranger=GIB), utilization_percent=95.0)
+    mine, stranger = gpu.processes
+    gpu = replace(gpu, processes=(replace(mine, utilization_percent=20.0), stranger))
+    ledger.observe(_node(gpu, at=0), _find)
     assert _use(ledger).utilization_percent == 20
 
 
-def test_where_the_driver_cannot_tell_the_cards_figure_is_the_bound() -> None:
+def test_where_the_driver_cannot_tell_the_gpus_figure_is_the_bound() -> None:
     ledger = UsageLedger()
-    card = make_card(ours=[(POD.uid, GIB)], stranger=GIB)
-    ledger.observe(_node(replace(card, utilization_percent=95.0), at=0), _find)
+    gpu = make_gpu(ours=[(POD.uid, GIB)], stranger=GIB)
+    ledger.observe(_node(replace(gpu, utilization_percent=95.0), at=0), _find)
     assert _use(ledger).utilization_percent == 95
 
 
 def test_strangers_are_nobodys_use() -> None:
     ledger = UsageLedger()
-    assert not ledger.observe(_node(make_card(ours=[("unknown", GIB)]), at=0), _find)
+    assert not ledger.observe(_node(make_gpu(ours=[("unknown", GIB)]), at=0), _find)
     assert ledger.usage() == {}
 
 
@@ -129,13 +129,13 @@ def _drop(manifest: dict[str, Any]) -> tuple[GPUNode, Sequence[str]]:
         {"utilizationPercent": float("nan")},
         {"utilizationPercent": float("inf")},
         {"utilizationPercent": "high"},
-        {"uuid": "card one"},
+        {"uuid": "GPU one"},
         {"uuid": None},
         {"index": []},
     ],
 )
-def test_an_absurd_card_is_left_out_and_counted(change: dict[str, Any]) -> None:
-    good, bad = make_card("GPU-good"), make_card("GPU-bad")
+def test_an_absurd_gpu_is_left_out_and_counted(change: dict[str, Any]) -> None:
+    good, bad = make_gpu("GPU-good"), make_gpu("GPU-bad")
     manifest = gpu_node_manifest("n0", good, bad)
     manifest["status"]["gpus"][1] |= change
     node, dropped = _drop(manifest)
@@ -153,15 +153,15 @@ def test_an_absurd_card_is_left_out_and_counted(change: dict[str, Any]) -> None:
     ],
 )
 def test_an_absurd_process_is_left_out_and_counted(process: dict[str, Any]) -> None:
-    manifest = gpu_node_manifest("n0", make_card(ours=[(POD.uid, GIB)]))
+    manifest = gpu_node_manifest("n0", make_gpu(ours=[(POD.uid, GIB)]))
     manifest["status"]["gpus"][0]["processes"].append(process)
     node, dropped = _drop(manifest)
     assert [one.pod_uid for one in node.status.gpus[0].processes] == [POD.uid]
     assert dropped == ["process"]
 
 
-def test_one_uuid_twice_is_one_card() -> None:
-    node, dropped = _drop(gpu_node_manifest("n0", make_card(), make_card()))
+def test_one_uuid_twice_is_one_gpu() -> None:
+    node, dropped = _drop(gpu_node_manifest("n0", make_gpu(), make_gpu()))
     assert len(node.status.gpus) == 1
     assert dropped == ["duplicate_uuid"]
 
@@ -223,7 +223,7 @@ def test_until_something_changes_all_is_the_same_object() -> None:
     ledger.observe(_node(_ours(GIB), at=0), _find)
     first = ledger.usage()
     assert ledger.usage() is first
-    ledger.observe(_node(make_card(ours=[("unknown", GIB)]), at=2), _find)
+    ledger.observe(_node(make_gpu(ours=[("unknown", GIB)]), at=2), _find)
     assert ledger.usage() is first
     ledger.observe(_node(_ours(2 * GIB), at=4), _find)
     assert ledger.usage() != first

@@ -43,7 +43,7 @@ def test_name_labels_and_owner_follow_from_job_attempt_and_rank() -> None:
     assert owner["blockOwnerDeletion"] is False
 
 
-def test_the_worker_is_told_its_card_and_all_of_the_contract() -> None:
+def test_the_worker_is_told_its_gpu_and_all_of_the_contract() -> None:
     known = environment(pod_of(placed(make_job("train"))))
     assert known["NVIDIA_VISIBLE_DEVICES"] == "GPU-0"
     assert known["GPUJOB_ATTEMPT"] == "1"
@@ -57,24 +57,24 @@ def test_the_worker_is_told_its_card_and_all_of_the_contract() -> None:
 @pytest.mark.parametrize(
     ("source", "exclusive", "limited"),
     [
-        (ReservationSource.WHOLE_CARD, False, False),
-        (ReservationSource.WHOLE_CARD, True, False),
+        (ReservationSource.WHOLE_GPU, False, False),
+        (ReservationSource.WHOLE_GPU, True, False),
         (ReservationSource.HINT, False, True),
         (ReservationSource.PROFILE, False, True),
         (ReservationSource.MEASURED, False, True),
     ],
 )
-def test_only_who_shares_a_card_has_a_memory_limit(
+def test_only_who_shares_a_gpu_has_a_memory_limit(
     source: ReservationSource, exclusive: bool, limited: bool
 ) -> None:
-    """I1: a worker that shares stays within what it holds; alone it may use all of the card."""
+    """I1: a worker that shares stays within what it holds; alone it may use all of the GPU."""
     job = placed(make_job(), held=reserve(GIB, source, exclusive=exclusive))
     limit = environment(pod_of(job)).get("GPUJOB_MEMORY_LIMIT_BYTES")
     assert limit == (str(GIB) if limited else None)
 
 
-def test_other_containers_get_no_card() -> None:
-    """I2: an image made for CUDA asks for all cards; only the worker gets any."""
+def test_other_containers_get_no_gpu() -> None:
+    """I2: an image made for CUDA asks for all GPUs; only the worker gets any."""
     template = make_template()
     side = {"name": "side", "image": "x", "env": [{"name": "A", "value": "1"}]}
     template["spec"]["containers"].append(side)
@@ -197,7 +197,7 @@ def test_without_a_claim_checkpoints_stay_with_the_pod() -> None:
         assert volume == {"name": "gpujob-checkpoints", **source}
 
 
-def test_with_the_device_plugin_the_kubelet_picks_the_card() -> None:
+def test_with_the_device_plugin_the_kubelet_picks_the_gpu() -> None:
     configuration = Configuration(device_access=DeviceAccess.DEVICE_PLUGIN)
     pod = pod_of(placed(make_job()), configuration=configuration)
     assert "NVIDIA_VISIBLE_DEVICES" not in environment(pod)

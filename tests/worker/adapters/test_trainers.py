@@ -193,7 +193,7 @@ def test_other_frameworks_get_variables_and_are_measured_from_outside(tmp_path: 
     names = ["JAX_DEFAULT_MATMUL_PRECISION", "TF_FORCE_GPU_ALLOW_GROWTH"]
     assert done.output == f"{[*names, 'XLA_PYTHON_CLIENT_PREALLOCATE']} false\n"
     said = done.report["explain"]
-    assert all(line.endswith("the card is measured from outside") for line in said), said
+    assert all(line.endswith("the GPU is measured from outside") for line in said), said
     _, off = run_worker(tmp_path / "off", command, settings={"mode": "Off"})
     assert "KeyError: 'XLA_PYTHON_CLIENT_PREALLOCATE'" in off.errors
 

@@ -29,7 +29,7 @@ def test_every_point_by_hand_makes_sense(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["resnet50", "gpt2"])
-def test_on_a_card_each_workload_is_compiled_once(name: str) -> None:
+def test_on_a_gpu_each_workload_is_compiled_once(name: str) -> None:
     bench = Bench(name, "tiny")
     bench.device = "cuda"
     points = bench.points(compiled=True)

@@ -1,4 +1,4 @@
-"""What a process takes of a card: growth, the context beside torch's own, the allocator's fence."""
+"""What a process takes of a GPU: growth, the context beside torch's own, the allocator's fence."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -7,12 +7,12 @@ import pytest
 
 from gpujob_worker.device.cuda_context import (
     CONTEXT_BYTES_ASSUMED,
-    CardContext,
-    card_context,
+    GPUContext,
+    gpu_context,
     limit_allocator,
 )
 from gpujob_worker.device.memory import CudaMemory, Growth
-from tests.harness.fake_nvml import NOT_SUPPORTED, FakeCard, FakeNvml
+from tests.harness.fake_nvml import NOT_SUPPORTED, FakeGPU, FakeNvml
 
 MIB = 2**20
 
@@ -41,7 +41,7 @@ class Reserving:
     def empty_cache(self) -> None: ...
 
 
-def test_growth_on_a_card_is_the_larger_of_reserved_and_allocated() -> None:
+def test_growth_on_a_gpu_is_the_larger_of_reserved_and_allocated() -> None:
     cuda = Reserving()
     growth = Growth(CudaMemory(cuda))
     cuda.allocated = cuda.top_allocated = 90
@@ -50,43 +50,43 @@ def test_growth_on_a_card_is_the_larger_of_reserved_and_allocated() -> None:
     assert (growth.held_bytes(), growth.peak_bytes()) == (100, 100)
 
 
-def test_the_context_is_what_the_card_counts_beside_torchs_own() -> None:
-    cuda, card = Reserving(), FakeCard(compute={41: 9 * MIB, 77: 400 * MIB})
+def test_the_context_is_what_the_gpu_counts_beside_torchs_own() -> None:
+    cuda, gpu = Reserving(), FakeGPU(compute={41: 9 * MIB, 77: 400 * MIB})
     cuda.reserved = cuda.top_reserved = 100 * MIB
-    memory = CudaMemory(cuda, CardContext(FakeNvml(card), card, pid=77))
+    memory = CudaMemory(cuda, GPUContext(FakeNvml(gpu), gpu, pid=77))
     assert memory.context_bytes == 300 * MIB
     assert memory.current_bytes() == memory.peak_bytes() == 400 * MIB
-    card.compute[77] = 650 * MIB
+    gpu.compute[77] = 650 * MIB
     cuda.reserved = 200 * MIB
     assert memory.current_bytes() == 500 * MIB, "as measured before"
     assert memory.measure_context() == 450 * MIB, "more kernels were loaded"
-    card.compute[77] = 210 * MIB
+    gpu.compute[77] = 210 * MIB
     assert memory.measure_context() == 450 * MIB, "what was needed once is kept free"
 
 
 def test_in_a_container_the_process_is_known_by_what_it_holds() -> None:
-    card = FakeCard(compute={41: 9 * MIB, 9001: 400 * MIB, 9002: 20_000 * MIB})
-    context = CardContext(FakeNvml(card), card, pid=7)
+    gpu = FakeGPU(compute={41: 9 * MIB, 9001: 400 * MIB, 9002: 20_000 * MIB})
+    context = GPUContext(FakeNvml(gpu), gpu, pid=7)
     assert context.beside_bytes(100 * MIB) == 300 * MIB
-    card.compute[9003] = 500 * MIB
+    gpu.compute[9003] = 500 * MIB
     assert context.beside_bytes(100 * MIB) is None, "two could be ours"
 
 
 @pytest.mark.parametrize(
-    "card",
+    "gpu",
     [
-        FakeCard(compute={77: None}),
-        FakeCard(),
-        FakeCard(
+        FakeGPU(compute={77: None}),
+        FakeGPU(),
+        FakeGPU(
             compute={77: 400 * MIB}, errors={"nvmlDeviceGetComputeRunningProcesses": NOT_SUPPORTED}
         ),
     ],
 )
-def test_a_card_that_does_not_tell_leaves_an_assumption(card: FakeCard) -> None:
-    memory = CudaMemory(Reserving(), CardContext(FakeNvml(card), card, pid=77))
+def test_a_gpu_that_does_not_tell_leaves_an_assumption(gpu: FakeGPU) -> None:
+    memory = CudaMemory(Reserving(), GPUContext(FakeNvml(gpu), gpu, pid=77))
     assert memory.context_bytes == CONTEXT_BYTES_ASSUMED
     assert CudaMemory(Reserving()).current_bytes() == 100 + CONTEXT_BYTES_ASSUMED
-    assert card_context("no such card") is None
+    assert gpu_context("no such GPU") is None
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_card_that_does_not_tell_leaves_an_assumption(card: FakeCard) -> None:
 def test_the_allocator_fails_before_the_whole_process_oversteps(
     limit: int, context: int, fraction: float
 ) -> None:
-    class SecondCard:
+    class SecondGPU:
         def __init__(self) -> None:
             self.fractions: list[tuple[float, int]] = []
 
@@ -109,6 +109,6 @@ def test_the_allocator_fails_before_the_whole_process_oversteps(
         def set_per_process_memory_fraction(self, share: float, device: int) -> None:
             self.fractions.append((share, device))
 
-    cuda = SecondCard()
+    cuda = SecondGPU()
     limit_allocator(cuda, limit, lambda: context)
     assert cuda.fractions == [(pytest.approx(fraction), 1)]

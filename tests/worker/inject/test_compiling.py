@@ -199,12 +199,12 @@ def test_blocks_that_are_taken_are_left_alone() -> None:
 
 
 def test_graphs_are_refused_where_they_are_not_safe(graphs: list[int]) -> None:
-    card = torch.device("cuda")
-    assert graphs_refusal(card, None, False) is None
-    assert "split batch" in (graphs_refusal(card, 4, False) or "")
-    assert "memory limit" in (graphs_refusal(card, None, True) or "")
+    gpu = torch.device("cuda")
+    assert graphs_refusal(gpu, None, False) is None
+    assert "split batch" in (graphs_refusal(gpu, 4, False) or "")
+    assert "memory limit" in (graphs_refusal(gpu, None, True) or "")
     _, explanation = tuned(model(), graphs=True)
-    assert explanation.lines[-1] == "CUDA graphs refused: they exist on CUDA cards; this is cpu"
+    assert explanation.lines[-1] == "CUDA graphs refused: they exist on CUDA GPUs; this is cpu"
 
 
 def test_outputs_of_graphs_are_copied() -> None:

@@ -193,7 +193,7 @@ def test_refusals(module: nn.Module, facts: ScriptFacts, reason: str) -> None:
 
 def test_only_asked_for_on_a_processor() -> None:
     _, line = tuned_by(model(), ScriptFacts(), Precision.AUTO)
-    assert line == "precision float16 refused: tried on cards where bfloat16 is missing or slow"
+    assert line == "precision float16 refused: tried on GPUs where bfloat16 is missing or slow"
 
 
 def test_own_optimizers_are_not_trusted_to_skip() -> None:

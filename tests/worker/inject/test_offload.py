@@ -96,14 +96,14 @@ def test_the_optimizers_state_comes_back_bit_for_bit() -> None:
 
 
 def test_refusals() -> None:
-    card = torch.device("cuda")
-    assert offload_refusal(card) is None
-    assert "compiled graph" in (offload_refusal(card, compiled=True) or "")
+    gpu = torch.device("cuda")
+    assert offload_refusal(gpu) is None
+    assert "compiled graph" in (offload_refusal(gpu, compiled=True) or "")
     assert offload_refusal(torch.device("cpu")) == "it is in host memory already"
 
 
 def known(monkeypatch: pytest.MonkeyPatch, **off: bool) -> tuple[Tuner, DecisionLog]:
-    """Adopts both as on a card."""
+    """Adopts both as on a GPU."""
 
     def never(device: torch.device, *, compiled: bool = False) -> None:
         del device, compiled

@@ -1,4 +1,4 @@
-"""What is measured of a run: peaks apart, FLOP, the card's energy; profiles and the page."""
+"""What is measured of a run: peaks apart, FLOP, the GPU's energy; profiles and the page."""
 
 import json
 from contextlib import AbstractContextManager, nullcontext
@@ -14,7 +14,7 @@ from torch import nn
 from gpujob_api.report import Efficiency, MemoryPeaks, Report, Speedup, Timing, WorkerPhase
 from gpujob_api.settings import Precision
 from gpujob_worker.__main__ import main
-from gpujob_worker.device.gpu import CardMeter, card_meter, peak_flop_per_second
+from gpujob_worker.device.gpu import GPUMeter, gpu_meter, peak_flop_per_second
 from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root
 from gpujob_worker.run.efficiency import efficiency
@@ -54,7 +54,7 @@ class Memory:
 
 
 class Nvml:
-    """A card with an energy counter in mJ and a utilization."""
+    """A GPU with an energy counter in mJ and a utilization."""
 
     def __init__(self) -> None:
         self.millijoules, self.busy = 5000.0, [20, 60]
@@ -85,36 +85,36 @@ class Nvml:
         ("cpu", Precision.FLOAT32, None),
     ],
 )
-def test_peaks_of_known_cards(device: str, precision: Precision, tera: float | None) -> None:
+def test_peaks_of_known_gpus(device: str, precision: Precision, tera: float | None) -> None:
     assert peak_flop_per_second(device, precision) == (None if tera is None else tera * 1e12)
 
 
-def test_energy_and_utilization_are_the_cards_since_the_window_began() -> None:
+def test_energy_and_utilization_are_the_gpus_since_the_window_began() -> None:
     nvml = Nvml()
     meter = Meter(Memory())
-    meter.card = card = CardMeter(nvml, "GPU-1")
+    meter.gpu = gpu = GPUMeter(nvml, "GPU-1")
     nvml.millijoules = 9000.0
     meter.read_memory()
     meter.read_memory()
-    assert (card.joules, card.utilization_percent) == (4.0, 40.0)
+    assert (gpu.joules, gpu.utilization_percent) == (4.0, 40.0)
     meter.read_memory()
-    assert card.utilization_percent == 40.0, "a card that does not answer leaves the mean alone"
-    card.restart()
-    assert (card.joules, card.utilization_percent) == (0.0, None)
+    assert gpu.utilization_percent == 40.0, "a GPU that does not answer leaves the mean alone"
+    gpu.restart()
+    assert (gpu.joules, gpu.utilization_percent) == (0.0, None)
     nvml.millijoules = 10.0
-    assert card.joules is None, "the driver was started again"
+    assert gpu.joules is None, "the driver was started again"
     nvml.millijoules = -1.0
-    assert card.joules is None
+    assert gpu.joules is None
 
 
-def test_without_nvml_there_is_no_card() -> None:
-    assert card_meter("no such card") is None
+def test_without_nvml_there_is_no_gpu() -> None:
+    assert gpu_meter("no such GPU") is None
 
 
-def test_a_step_is_set_against_the_cards_peak() -> None:
+def test_a_step_is_set_against_the_gpus_peak() -> None:
     nvml, meter = Nvml(), Meter(Memory())
     assert efficiency(meter, None, "cpu", Precision.FLOAT32) is None
-    meter.card = CardMeter(nvml, "GPU-1")
+    meter.gpu = GPUMeter(nvml, "GPU-1")
     meter.window.seconds.extend([0.5, 0.5])
     nvml.millijoules = 6000.0
     found = efficiency(meter, 1e12, "NVIDIA H200", Precision.FLOAT32)
@@ -178,8 +178,8 @@ def test_the_page_gives_reasons_in_numbers() -> None:
     facts = Facts(baseline_wait_percent=38.4, plain_float32=True)
     assert findings(REPORT, facts) == [
         "38 % of a step as written was waiting for data",
-        "the card is busy 30 % of the time: too little work at once",
-        "fp32 matmuls: the script's matrix products run in float32, of which this card's peak is "
+        "the GPU is busy 30 % of the time: too little work at once",
+        "fp32 matmuls: the script's matrix products run in float32, of which this GPU's peak is "
         "67 TFLOP/s, of bfloat16 989.5",
         "the optimizer's step holds the memory peak (2 MiB; forward and backward 1 MiB)",
         "2 steps were skipped: float16 gradients overflowed",
@@ -192,7 +192,7 @@ def test_the_page_gives_reasons_in_numbers() -> None:
         "| step | 200.0 ms | 100.0 ms |",
         "| waiting for data | 38 % | 3 % |",
         "| FLOP/s | 50 TFLOP/s | 100 TFLOP/s |",
-        "| of the card's peak |  | 10 % |",
+        "| of the GPU's peak |  | 10 % |",
         "| energy of a step |  | 41.5 J |",
         "- precision applied: 2.00x",
     ):

@@ -62,7 +62,7 @@ def test_the_interval_is_that_of_students_t(pairs: int) -> None:
     )
 
 
-class Card:
+class GPU:
     """Seconds of a run by its plan, and which plans ran."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, plain: float, chosen: float) -> None:
@@ -92,23 +92,23 @@ def test_as_many_pairs_as_there_is_time_for(
     plain: float, pairs: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """None of them, where so few fit that they would say nothing."""
-    card = Card(monkeypatch, plain, plain / 3)
+    gpu = GPU(monkeypatch, plain, plain / 3)
     found = tuner().gain(*root_and_call(Model()), None)
     assert (found.pairs if found is not None else None) == pairs
     if found is not None:
         assert (found.ratio, found.low, found.high) == pytest.approx((3.0, 3.0, 3.0))
-        assert card.ran.count(True) == card.ran.count(False)
+        assert gpu.ran.count(True) == gpu.ran.count(False)
 
 
 def test_where_nothing_is_applied_nothing_is_gained(monkeypatch: pytest.MonkeyPatch) -> None:
-    card = Card(monkeypatch, 0.2, 0.1)
+    gpu = GPU(monkeypatch, 0.2, 0.1)
     nothing = tuner()
     nothing.applied = Applied(loader_workers=2)
     memory = tuner(limited=True)
     memory.applied = Applied(RootPlan(rows_per_step=4), activation_checkpointing=True)
     for made in (nothing, tuner(OptimizeMode.RECOMMEND), memory):
         assert made.gain(*root_and_call(Model()), None) is None
-    assert card.ran == []
+    assert gpu.ran == []
 
 
 def test_a_memory_limit_is_kept_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:

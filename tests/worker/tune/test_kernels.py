@@ -154,7 +154,7 @@ def test_attention_refusals(module: nn.Module, reason: str, fast: None) -> None:
 
 
 def test_kernels_that_drop_are_refused() -> None:
-    """Those of cards, which do not run here; their schemas say where the number stands."""
+    """Those of GPUs, which do not run here; their schemas say where the number stands."""
     aten, x = torch.ops.aten, torch.zeros(1)
     flash = aten._scaled_dot_product_flash_attention.default
     efficient = aten._scaled_dot_product_efficient_attention.default
@@ -182,7 +182,7 @@ def test_a_kernel_chosen_around_the_whole_loop_stays() -> None:
         assert "itself" in (watch.refusal() or "")
 
 
-def test_the_kernel_of_a_card_leaves_the_others_allowed() -> None:
+def test_the_kernel_of_a_gpu_leaves_the_others_allowed() -> None:
     for kernel in candidates("cuda"):
         with attention_kernel(kernel):
             assert torch.backends.cuda.math_sdp_enabled()
@@ -262,21 +262,21 @@ def test_slow_and_switched_off_candidates_are_refused(
 
 def test_autotuning_of_convolutions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     module = Images()
-    assert "cuDNN runs on CUDA cards" in (convolution_autotuning_refusal(module, 1) or "")
-    on_card = Images()
-    monkeypatch.setattr(on_card, "parameters", lambda: iter([_OnCard()]))
-    assert convolution_autotuning_refusal(on_card, 1) is None
-    assert "2 input shapes" in (convolution_autotuning_refusal(on_card, 2) or "")
+    assert "cuDNN runs on CUDA GPUs" in (convolution_autotuning_refusal(module, 1) or "")
+    on_gpu = Images()
+    monkeypatch.setattr(on_gpu, "parameters", lambda: iter([_OnGPU()]))
+    assert convolution_autotuning_refusal(on_gpu, 1) is None
+    assert "2 input shapes" in (convolution_autotuning_refusal(on_gpu, 2) or "")
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
-    assert "deterministic" in (convolution_autotuning_refusal(on_card, 1) or "")
+    assert "deterministic" in (convolution_autotuning_refusal(on_gpu, 1) or "")
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    assert "itself" in (convolution_autotuning_refusal(on_card, 1) or "")
+    assert "itself" in (convolution_autotuning_refusal(on_gpu, 1) or "")
     linear = nn.Linear(2, 2)
-    monkeypatch.setattr(linear, "parameters", lambda: iter([_OnCard()]))
+    monkeypatch.setattr(linear, "parameters", lambda: iter([_OnGPU()]))
     assert "no convolution" in (convolution_autotuning_refusal(linear, 1) or "")
 
 
-class _OnCard:
+class _OnGPU:
     device = torch.device("cuda")
 
 

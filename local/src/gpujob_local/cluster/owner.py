@@ -48,7 +48,7 @@ class Owner:
         self._cluster = cluster
         self._stop = stop
         self._changing = threading.Lock()
-        self._cards = {
+        self._gpus = {
             node: CpuCardSource(read_cards(cluster.directory / "nodes" / node / "cards.json"))
             for node in cluster.node_names()
         }
@@ -86,7 +86,7 @@ class Owner:
                 "utilizationPercent": card.utilization_percent,
                 "processes": len(card.processes),
             }
-            for node, source in self._cards.items()
+            for node, source in self._gpus.items()
             for index, card in enumerate(source.read())
         ]
         parts = {name: child.pid if child.alive() else None for name, child in children.items()}

@@ -23,9 +23,9 @@ def packed(
 
     `others` are the remaining jobs as they were when `joined` was placed.
     """
-    alone = _with_source(first, ReservationSource.WHOLE_CARD)
+    alone = _with_source(first, ReservationSource.WHOLE_GPU)
     measured = _with_source(first, ReservationSource.MEASURED)
-    neighbours = [job for job in others if _cards(job) & _cards(joined)]
+    neighbours = [job for job in others if _gpus(job) & _gpus(joined)]
     title = "Packed by measurement: declared figures alone would have needed a second card"
     if alone is None or measured is None or not neighbours:
         return Claim(title, False, ("the reservations were not seen to shrink and to be joined",))
@@ -35,7 +35,7 @@ def packed(
         f"{measured.metadata.name} held {format_memory(_held(alone))}, was measured at "
         f"{format_memory(_used(measured))} and then held {format_memory(_held(measured))}",
         f"{joined.metadata.name} joined {', '.join(job.metadata.name for job in neighbours)} on "
-        f"{', '.join(sorted(_cards(joined)))} with {format_memory(_held(joined))} from the profile",
+        f"{', '.join(sorted(_gpus(joined)))} with {format_memory(_held(joined))} from the profile",
         f"declared together {format_memory(hints)}, held together {format_memory(held)}, "
         f"the card has {format_memory(card_bytes)}",
     )
@@ -157,6 +157,6 @@ def _used(job: GPUJob) -> int:
     return job.status.measurement.memory_bytes if job.status.measurement is not None else 0
 
 
-def _cards(job: GPUJob) -> set[str]:
+def _gpus(job: GPUJob) -> set[str]:
     placement = job.status.placement
     return set() if placement is None else {uuid for w in placement.workers for uuid in w.gpus}

@@ -17,22 +17,22 @@ class _Source:
     """Opens the file at nvmlInit, so that importing this module needs no cards."""
 
     def __init__(self) -> None:
-        self._cards = CpuCardSource(())
+        self._gpus = CpuCardSource(())
 
     def open(self) -> None:
         path = os.environ.get(CARDS_VARIABLE)
         if not path:
             raise ValueError(f"{CARDS_VARIABLE} is not set: it names the file with the CPU cards")
-        self._cards = CpuCardSource(read_cards(Path(path)))
+        self._gpus = CpuCardSource(read_cards(Path(path)))
 
     def driver_version(self) -> str:
         return f"cpu-cards-{os.uname().release}"
 
     def read(self) -> list[CardReading]:
-        return self._cards.read()
+        return self._gpus.read()
 
     def time_microseconds(self) -> int:
-        return self._cards.time_microseconds()
+        return self._gpus.time_microseconds()
 
 
 _surface = NvmlSurface(_Source())

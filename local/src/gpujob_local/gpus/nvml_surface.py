@@ -73,7 +73,7 @@ class NvmlSurface:
             "nvmlInit": self._initialize,
             "nvmlShutdown": self._shutdown,
             "nvmlSystemGetDriverVersion": self._driver_version,
-            "nvmlDeviceGetCount": lambda: len(self._cards()),
+            "nvmlDeviceGetCount": lambda: len(self._gpus()),
             "nvmlDeviceGetHandleByIndex": self._by_index,
             "nvmlDeviceGetHandleByUUID": self._by_uuid,
             "nvmlEventSetCreate": SimpleNamespace,
@@ -82,7 +82,7 @@ class NvmlSurface:
             "nvmlEventSetWait": self._wait_event,
             "nvmlEventSetWait_v2": self._wait_event,
         }
-        per_card: dict[str, Callable[..., Any]] = {
+        per_gpu: dict[str, Callable[..., Any]] = {
             "nvmlDeviceGetIndex": self._index,
             "nvmlDeviceGetUUID": _field("uuid"),
             "nvmlDeviceGetName": _field("model"),
@@ -95,7 +95,7 @@ class NvmlSurface:
             "nvmlDeviceGetTemperature": _field("temperature_celsius"),
             "nvmlDeviceGetTotalEccErrors": _field("ecc_errors"),
         }
-        for name, function in per_card.items():
+        for name, function in per_gpu.items():
             self._functions[name] = self._on_card(name, function)
 
     def lookup(self, name: str) -> Any:
@@ -115,20 +115,20 @@ class NvmlSurface:
         self._open = True
 
     def _shutdown(self) -> None:
-        self._cards()
+        self._gpus()
         self._open = False
 
     def _driver_version(self) -> str:
-        self._cards()
+        self._gpus()
         return self._source.driver_version()
 
-    def _cards(self) -> list[CardReading]:
+    def _gpus(self) -> list[CardReading]:
         if not self._open:
             raise error(pynvml.NVML_ERROR_UNINITIALIZED)
         return self._source.read()
 
     def _by_index(self, index: int) -> Device:
-        cards = self._cards()
+        cards = self._gpus()
         if not 0 <= index < len(cards):
             raise error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         _raise_scripted(cards[index], "nvmlDeviceGetHandleByIndex")
@@ -136,7 +136,7 @@ class NvmlSurface:
 
     def _by_uuid(self, uuid: str | bytes) -> Device:
         text = uuid.decode() if isinstance(uuid, bytes) else uuid
-        for index, card in enumerate(self._cards()):
+        for index, card in enumerate(self._gpus()):
             if card.uuid == text:
                 return Device(index, text)
         raise error(pynvml.NVML_ERROR_NOT_FOUND)
@@ -146,7 +146,7 @@ class NvmlSurface:
 
     def _on_card(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(device: Device, *arguments: Any, **named: Any) -> Any:
-            for card in self._cards():
+            for card in self._gpus():
                 if card.uuid == device.uuid:
                     _raise_scripted(card, name)
                     return function(card, *arguments, **named)
@@ -172,7 +172,7 @@ class NvmlSurface:
 
     def _wait_event(self, _events: object, _limit_milliseconds: int) -> SimpleNamespace:
         """The next critical error that was not told yet; raises Timeout at once without one."""
-        for index, card in enumerate(self._cards()):
+        for index, card in enumerate(self._gpus()):
             seen = self._xids_seen.get(card.uuid, 0)
             if seen < len(card.xids):
                 self._xids_seen[card.uuid] = seen + 1

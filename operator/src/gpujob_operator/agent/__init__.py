@@ -1,1 +1,1 @@
-"""The node agent: reads the cards through NVML and publishes them as GPUNode status."""
+"""The node agent: reads the GPUs through NVML and publishes them as GPUNode status."""

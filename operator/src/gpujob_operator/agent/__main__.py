@@ -1,4 +1,4 @@
-"""`gpujob-agent`: measures the cards of one node and publishes them as its GPUNode."""
+"""`gpujob-agent`: measures the GPUs of one node and publishes them as its GPUNode."""
 
 import argparse
 import asyncio

@@ -6,16 +6,16 @@ from contextlib import suppress
 
 from gpujob_api.gpunode import GPU
 from gpujob_operator.act.kube import ApiError
-from gpujob_operator.agent.health import CardHealth
+from gpujob_operator.agent.health import GPUHealth
 from gpujob_operator.agent.nvml import Nvml
 from gpujob_operator.agent.publish import Publisher, Readiness
-from gpujob_operator.agent.readings import CardReader, Owner
+from gpujob_operator.agent.readings import GPUReader, Owner
 from gpujob_operator.logs import Log
 
 log = Log(__name__)
 
 LAST_WORD_SECONDS = 5.0
-_READY = Readiness(True, "Measuring", "the agent reads all cards")
+_READY = Readiness(True, "Measuring", "the agent reads all GPUs")
 _STOPPED = Readiness(False, "AgentStopped", "the agent was stopped; its last readings grow old")
 
 
@@ -28,7 +28,7 @@ class Agent:
         self._owner = owner
         self._interval_seconds = interval_seconds
         self._stop = asyncio.Event()
-        self._reader: CardReader | None = None
+        self._reader: GPUReader | None = None
         self._driver_version = ""
 
     def stop(self) -> None:
@@ -67,7 +67,7 @@ class Agent:
         if self._reader is None:
             self._nvml.nvmlInit()
             known = self._publisher.last.gpus
-            self._reader = CardReader(self._nvml, self._owner, CardHealth(self._nvml), known)
+            self._reader = GPUReader(self._nvml, self._owner, GPUHealth(self._nvml), known)
             self._driver_version = self._reader.driver_version()
         return self._reader.read()
 

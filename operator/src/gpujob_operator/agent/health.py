@@ -1,18 +1,18 @@
-"""Is a card fit for work? Uncorrectable errors, failed remapping and critical XIDs say no."""
+"""Is a GPU fit for work? Uncorrectable errors, failed remapping and critical XIDs say no."""
 
 from gpujob_operator.agent.nvml import Nvml, optional
 from gpujob_operator.logs import Log
 
 log = Log(__name__)
 
-# Faults of a program on the card, not of the card (NVIDIA's XID catalogue): 13 graphics engine
+# Faults of a program on the GPU, not of the GPU (NVIDIA's XID catalogue): 13 graphics engine
 # exception, 31 memory page fault, 43 reset channel, 45 preemptive cleanup, 68 video processor.
 XIDS_OF_PROGRAMS = frozenset({13, 31, 43, 45, 68})
 EVENTS_PER_READING_MAX = 64
 
 
-class CardHealth:
-    """Remembers critical XIDs: a card that had one stays unhealthy until the agent restarts."""
+class GPUHealth:
+    """Remembers critical XIDs: a GPU that had one stays unhealthy until the agent restarts."""
 
     def __init__(self, nvml: Nvml) -> None:
         self._nvml = nvml
@@ -21,7 +21,7 @@ class CardHealth:
         self._events = self._event_set()
 
     def problem(self, handle: object, uuid: str) -> str:
-        """Why the card is unhealthy; empty if it is not."""
+        """Why the GPU is unhealthy; empty if it is not."""
         self._register(handle, uuid)
         self._collect()
         if uuid in self._critical:

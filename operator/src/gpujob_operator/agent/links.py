@@ -1,5 +1,5 @@
-"""Which cards of a node are close together: those with NVLink between them or, on a node without,
-those on one NUMA node. Asked once for the same cards: wiring does not change while they run."""
+"""Which GPUs of a node are close together: those with NVLink between them or, on a node without,
+those on one NUMA node. Asked once for the same GPUs: wiring does not change while they run."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,18 +7,18 @@ from gpujob_operator.agent.nvml import Nvml, optional
 
 
 class LinkGroups:
-    """Group numbers of cards, by index: the least index of the cards that are close together."""
+    """Group numbers of GPUs, by index: the least index of the GPUs that are close together."""
 
     def __init__(self, nvml: Nvml) -> None:
         self._nvml = nvml
         self._uuids: tuple[str, ...] = ()
         self._groups: dict[int, int] = {}
 
-    def of(self, cards: Sequence[tuple[int, str]]) -> dict[int, int]:
-        """`cards` are index and UUID. Raises the module's NVMLError for a card that is lost."""
-        uuids = tuple(uuid for _, uuid in cards)
+    def of(self, gpus: Sequence[tuple[int, str]]) -> dict[int, int]:
+        """`gpus` are index and UUID. Raises the module's NVMLError for a GPU that is lost."""
+        uuids = tuple(uuid for _, uuid in gpus)
         if uuids != self._uuids:
-            self._groups = self._find([index for index, _ in cards])
+            self._groups = self._find([index for index, _ in gpus])
             self._uuids = uuids
         return self._groups
 
@@ -31,7 +31,7 @@ class LinkGroups:
             return linked
         near = _components(indexes, lambda one, other: self._near(handles[one], handles[other]))
         told = len(set(near.values())) < len(indexes)
-        # Nobody can tell: no card is closer to one than to another.
+        # Nobody can tell: no GPU is closer to one than to another.
         return near if told else dict.fromkeys(indexes, 0)
 
     def _linked(self, one: object, other: object) -> bool:

@@ -1,6 +1,6 @@
 """NVML as a module: pynvml, or another with the same functions, given by its dotted name.
 
-Every optional reading is asked through `optional`: a card that does not support it is no error.
+Every optional reading is asked through `optional`: a GPU that does not support it is no error.
 """
 
 import importlib
@@ -17,9 +17,9 @@ def load_nvml(name: str) -> Nvml:
 
 
 def optional(nvml: Nvml, call: Callable[[], Any], default: Any = None) -> Any:
-    """The call's result, or the default where the driver or the card cannot tell.
+    """The call's result, or the default where the driver or the GPU cannot tell.
 
-    A lost card (NVML_ERROR_GPU_IS_LOST) is not "cannot tell": that error goes through.
+    A lost GPU (NVML_ERROR_GPU_IS_LOST) is not "cannot tell": that error goes through.
     """
     try:
         return call()

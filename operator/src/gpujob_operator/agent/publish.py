@@ -14,7 +14,7 @@ from gpujob_operator.act.kube import GPU_NODES, AlreadyExists, Kube, Manifest, N
 READY = "Ready"
 HEARTBEAT_INTERVALS = 5
 # A third of the age at which the operator stops to believe a reading: with a longer interval every
-# reading is written, rather than cards taken for stale that nothing happens on.
+# reading is written, rather than GPUs taken for stale that nothing happens on.
 HEARTBEAT_SECONDS_MAX = 10.0
 MEMORY_CHANGE_FRACTION = 0.01
 MEMORY_CHANGE_BYTES = 32 * 1024**2
@@ -55,7 +55,7 @@ class Publisher:
         return self._published or self._recalled or GPUNodeStatus()
 
     async def recall(self) -> None:
-        """Learns what an earlier agent of this node wrote: its jobs may run on cards that do not
+        """Learns what an earlier agent of this node wrote: its jobs may run on GPUs that do not
         answer now. Raises `ApiError`.
         """
         if self._published is not None or self._recalled is not None:
@@ -75,14 +75,14 @@ class Publisher:
         return await self._publish(gpus, driver_version, readiness, now, now)
 
     async def publish_trouble(self, readiness: Readiness) -> bool:
-        """No new reading: the last cards stay as they were seen, fit for nothing new.
+        """No new reading: the last GPUs stay as they were seen, fit for nothing new.
 
         They do not vanish, because their jobs run on; their time stays, because it tells how old
         the figures are.
         """
         last = self.last
         message = f"{UNREADABLE}: {readiness.message}"[:256]
-        # Of a card that was sick before, that is still the last that is known.
+        # Of a GPU that was sick before, that is still the last that is known.
         gpus = tuple(
             replace(gpu, healthy=False, health_message=message) if gpu.healthy else gpu
             for gpu in last.gpus
@@ -160,17 +160,17 @@ class Publisher:
 
 
 def materially_different(before: GPUNodeStatus, now: GPUNodeStatus) -> bool:
-    """True if a decision may depend on it: cards, processes, health, memory beyond noise."""
+    """True if a decision may depend on it: GPUs, processes, health, memory beyond noise."""
     if len(before.gpus) != len(now.gpus):
         return True
     if [(one.status, one.reason) for one in before.conditions] != [
         (one.status, one.reason) for one in now.conditions
     ]:
         return True
-    return any(_card_differs(one, other) for one, other in zip(before.gpus, now.gpus, strict=True))
+    return any(_gpu_differs(one, other) for one, other in zip(before.gpus, now.gpus, strict=True))
 
 
-def _card_differs(before: GPU, now: GPU) -> bool:
+def _gpu_differs(before: GPU, now: GPU) -> bool:
     if _identity(before) != _identity(now):
         return True
     limit = max(MEMORY_CHANGE_BYTES, MEMORY_CHANGE_FRACTION * now.memory_total_bytes)

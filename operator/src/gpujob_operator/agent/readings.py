@@ -1,7 +1,7 @@
-"""One reading of all cards of a node: what NVML says now, as `GPU` values.
+"""One reading of all GPUs of a node: what NVML says now, as `GPU` values.
 
-Health is judged here: a lost card, uncorrectable memory errors of this boot, failed row remapping
-and critical XIDs make a card unhealthy. An unhealthy card keeps its UUID and says why.
+Health is judged here: a lost GPU, uncorrectable memory errors of this boot, failed row remapping
+and critical XIDs make a GPU unhealthy. An unhealthy GPU keeps its UUID and says why.
 """
 
 import math
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from gpujob_api.codec import FieldError
 from gpujob_api.gpunode import GPU, GPUS_MAX, PROCESSES_MAX, UNREADABLE, GPUProcess
-from gpujob_operator.agent.health import CardHealth
+from gpujob_operator.agent.health import GPUHealth
 from gpujob_operator.agent.links import LinkGroups
 from gpujob_operator.agent.nvml import Nvml, is_lost, optional, text
 from gpujob_operator.logs import Log
@@ -28,14 +28,14 @@ class _Memory:
     reserved: int
 
 
-class CardReader:
-    """Reads every card; remembers identities, so that a card that is lost keeps its place.
+class GPUReader:
+    """Reads every GPU; remembers identities, so that a GPU that is lost keeps its place.
 
-    `recalled` are cards as an earlier reader, or an earlier agent, knew them.
+    `recalled` are GPUs as an earlier reader, or an earlier agent, knew them.
     """
 
     def __init__(
-        self, nvml: Nvml, owner: Owner, health: CardHealth, recalled: Iterable[GPU] = ()
+        self, nvml: Nvml, owner: Owner, health: GPUHealth, recalled: Iterable[GPU] = ()
     ) -> None:
         self._nvml = nvml
         self._owner = owner
@@ -49,7 +49,7 @@ class CardReader:
         return text(optional(self._nvml, self._nvml.nvmlSystemGetDriverVersion, ""))
 
     def read(self) -> tuple[GPU, ...]:
-        """All cards now. Raises the module's NVMLError when NVML itself does not work."""
+        """All GPUs now. Raises the module's NVMLError when NVML itself does not work."""
         count = self._nvml.nvmlDeviceGetCount()
         # What is not there any more was taken out, if only an earlier agent saw it.
         self._recalled = {i: gpu for i, gpu in self._recalled.items() if i < count}
@@ -57,28 +57,28 @@ class CardReader:
             self._read_guarded(index)
             for index in range(min(GPUS_MAX, max(count, len(self._known))))
         ]
-        read = {card.uuid for card in results if isinstance(card, GPU)}
-        cards = [
+        read = {gpu.uuid for gpu in results if isinstance(gpu, GPU)}
+        gpus = [
             result if isinstance(result, GPU) else self._lost(index, result, read)
             for index, result in enumerate(results)
         ]
-        return self._with_links([card for card in cards if card is not None])
+        return self._with_links([gpu for gpu in gpus if gpu is not None])
 
-    def _with_links(self, cards: list[GPU]) -> tuple[GPU, ...]:
-        """Lost cards keep the group that they had."""
-        well = [(card.index, card.uuid) for card in cards if card.healthy]
+    def _with_links(self, gpus: list[GPU]) -> tuple[GPU, ...]:
+        """Lost GPUs keep the group that they had."""
+        well = [(gpu.index, gpu.uuid) for gpu in gpus if gpu.healthy]
         try:
             groups = self._links.of(well)
         except self._nvml.NVMLError as error:
-            # A card was lost since it was read; the next reading says so.
+            # A GPU was lost since it was read; the next reading says so.
             log.warning("links not readable", error=str(error))
             groups = {}
-        cards = [
-            replace(card, link_group=groups.get(card.index, self._group_known(card.index)))
-            for card in cards
+        gpus = [
+            replace(gpu, link_group=groups.get(gpu.index, self._group_known(gpu.index)))
+            for gpu in gpus
         ]
-        self._known |= {card.index: card for card in cards if card.index in self._known}
-        return tuple(cards)
+        self._known |= {gpu.index: gpu for gpu in gpus if gpu.index in self._known}
+        return tuple(gpus)
 
     def _group_known(self, index: int) -> int:
         known = self._known.get(index) or self._recalled.get(index)
@@ -86,23 +86,23 @@ class CardReader:
 
     def _read_guarded(self, index: int) -> GPU | Exception:
         try:
-            card = self._read_card(index)
+            gpu = self._read_gpu(index)
         except self._nvml.NVMLError as error:
             return error
         except (FieldError, ValueError, OverflowError) as error:
             log.warning("absurd reading ignored", index=index, problem=str(error))
             return error
-        self._known[index] = card
-        return card
+        self._known[index] = gpu
+        return gpu
 
     def _lost(self, index: int, error: Exception, read: Set[str]) -> GPU | None:
-        """What was known of a card that does not answer; unhealthy, with nothing running on it.
+        """What was known of a GPU that does not answer; unhealthy, with nothing running on it.
 
-        Unless it is among those that were read: cards may be counted anew.
+        Unless it is among those that were read: GPUs may be counted anew.
         """
         known = self._known.get(index) or self._recalled.get(index)
         if known is None or known.uuid in read:
-            log.warning("card not readable", index=index, error=str(error))
+            log.warning("GPU not readable", index=index, error=str(error))
             return None
         word = "lost" if is_lost(self._nvml, error) else UNREADABLE
         return GPU(
@@ -116,7 +116,7 @@ class CardReader:
             health_message=f"{word}: {error}"[:256],
         )
 
-    def _read_card(self, index: int) -> GPU:
+    def _read_gpu(self, index: int) -> GPU:
         nvml = self._nvml
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         uuid = text(nvml.nvmlDeviceGetUUID(handle))

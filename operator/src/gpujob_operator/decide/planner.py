@@ -16,13 +16,13 @@ from gpujob_operator.decide.admission.admit import Admission
 from gpujob_operator.decide.cache.job_entry import JobEntry, ProfileKey
 from gpujob_operator.decide.cache.quiescence import is_steady, quiet_until, still_holds
 from gpujob_operator.decide.cache.scheduler_cache import SchedulerCache
-from gpujob_operator.decide.capacity.cluster import Capacity, holds_cards
-from gpujob_operator.decide.capacity.sites import cards_at, sites_of
+from gpujob_operator.decide.capacity.cluster import Capacity, holds_gpus
+from gpujob_operator.decide.capacity.sites import gpus_at, sites_of
 from gpujob_operator.decide.lifecycle import attempt
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.status import finish_status, needs_write
 from gpujob_operator.decide.measurement.profile import new_entries, with_entries
-from gpujob_operator.decide.measurement.slowdown import has_cards_alone, observed_pace
+from gpujob_operator.decide.measurement.slowdown import has_gpus_alone, observed_pace
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import pod_grace_seconds
 from gpujob_operator.decide.model.plan import (
@@ -168,7 +168,7 @@ class _Cycle:
         return steps.get(uid) or known.step or NextStep(known.job.status)
 
     def _next_step(self, uid: str, known: JobEntry) -> NextStep | None:
-        """The step of a job that has pods or holds cards; None while the last one holds."""
+        """The step of a job that has pods or holds GPUs; None while the last one holds."""
         inputs = self.cache.inputs(uid)
         if still_holds(known, inputs, self.now):
             known.inputs = inputs
@@ -219,7 +219,7 @@ class _Cycle:
         )
 
     def _running(self, steps: Mapping[str, NextStep]) -> dict[str, GPUJob]:
-        """Jobs that hold cards, as they are after their step."""
+        """Jobs that hold GPUs, as they are after their step."""
         found: dict[str, GPUJob] = {}
         for uid in self.cache.holders.jobs:
             job = self.cache.known[uid].job
@@ -227,7 +227,7 @@ class _Cycle:
                 continue
             status = self.step(uid, steps).status
             job = job if status is job.status else replace(job, status=status)
-            if holds_cards(job):
+            if holds_gpus(job):
                 found[uid] = job
         return found
 
@@ -260,9 +260,9 @@ def _items(known: JobEntry, step: NextStep, cycle: _Cycle) -> list[PlanItem]:
     items += step.deletes
     items += step.creates
     after = job if status is job.status else replace(job, status=status)
-    cards = cards_at(inputs.sites)
-    alone = has_cards_alone(status, cards)
-    pace = None if alone else observed_pace(status, known.profile, cards)
+    gpus = gpus_at(inputs.sites)
+    alone = has_gpus_alone(status, gpus)
+    pace = None if alone else observed_pace(status, known.profile, gpus)
     entries = new_entries(after, known.profile, cycle.now, alone=alone, pace=pace)
     if entries is None:
         return items
@@ -291,7 +291,7 @@ def _orphans(snapshot: Snapshot, cache: SchedulerCache) -> list[PlanItem]:
 def _queue_items(
     snapshot: Snapshot, use: Mapping[str, QueueUse], cache: SchedulerCache
 ) -> list[PlanItem]:
-    """Written when counts of jobs or cards changed; reserved memory alone follows with them."""
+    """Written when counts of jobs or GPUs changed; reserved memory alone follows with them."""
     items: list[PlanItem] = []
     waiting = cache.waiting.entries.values() if snapshot.queues else ()
     counts = Counter(entry.job.spec.queue for entry in waiting)

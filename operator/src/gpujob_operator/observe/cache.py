@@ -54,7 +54,7 @@ _SOFT = frozenset({Kind.GPU_NODE, Kind.PROFILE})
 
 
 PRUNE_SECONDS = 10.0
-# For so long deleted pods are remembered: an agent has read its cards again by then.
+# For so long deleted pods are remembered: an agent has read its GPUs again by then.
 GONE_SECONDS = 60.0
 GONE_MAX = 4096
 

@@ -1,4 +1,4 @@
-"""What the snapshot says, as gauges: jobs by phase, memory reserved and measured by card."""
+"""What the snapshot says, as gauges: jobs by phase, memory reserved and measured by GPU."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -9,7 +9,7 @@ from gpujob_api.gpunode import GPUNode
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.metrics import Metrics
 
-# Thousands of cards are not worth setting anew in every cycle; scrapes are slower anyway.
+# Thousands of GPUs are not worth setting anew in every cycle; scrapes are slower anyway.
 PERIOD_SECONDS = 10.0
 
 
@@ -20,7 +20,7 @@ class Gauges:
         self._updated_at = float("-inf")
 
     def update(self, snapshot: Snapshot, now: datetime) -> None:
-        """Jobs at once, cards at most every ten seconds. Cards that are gone leave no series, and a
+        """Jobs at once, GPUs at most every ten seconds. GPUs that are gone leave no series, and a
         GPUNode whose node is gone has none."""
         phases = Counter(job.status.phase for job in snapshot.jobs)
         for phase in JobPhase:
@@ -31,7 +31,7 @@ class Gauges:
         self._updated_at = moment
         there = {node.name for node in snapshot.nodes}
         gpu_nodes = [node for node in snapshot.gpu_nodes if node.metadata.name in there]
-        self._update_cards(gpu_nodes, reserved_by_card(snapshot.jobs))
+        self._update_gpus(gpu_nodes, reserved_by_gpu(snapshot.jobs))
         for pool in snapshot.spot_pools:
             self._metrics.spot_node_hours.labels(pool.name).set(pool.node_hours)
             self._metrics.spot_interruptions.labels(pool.name).set(pool.interruptions)
@@ -40,22 +40,22 @@ class Gauges:
         stale = [at for at in seen if at is None or (now - at).total_seconds() > limit]
         self._metrics.stale_nodes.set(len(stale))
 
-    def _update_cards(
+    def _update_gpus(
         self, gpu_nodes: Iterable[GPUNode], reserved: Mapping[tuple[str, str], int]
     ) -> None:
-        self._metrics.card_reserved.clear()
-        self._metrics.card_used.clear()
+        self._metrics.gpu_reserved.clear()
+        self._metrics.gpu_used.clear()
         for node in gpu_nodes:
             name = node.metadata.name
             for gpu in node.status.gpus:
-                self._metrics.card_reserved.labels(name, gpu.uuid).set(
+                self._metrics.gpu_reserved.labels(name, gpu.uuid).set(
                     reserved.get((name, gpu.uuid), 0)
                 )
-                self._metrics.card_used.labels(name, gpu.uuid).set(gpu.memory_used_bytes)
+                self._metrics.gpu_used.labels(name, gpu.uuid).set(gpu.memory_used_bytes)
 
 
-def reserved_by_card(jobs: tuple[GPUJob, ...]) -> defaultdict[tuple[str, str], int]:
-    """Bytes that the attempts hold, by node and card UUID; 0 for any other card."""
+def reserved_by_gpu(jobs: tuple[GPUJob, ...]) -> defaultdict[tuple[str, str], int]:
+    """Bytes that the attempts hold, by node and GPU UUID; 0 for any other GPU."""
     reserved: defaultdict[tuple[str, str], int] = defaultdict(int)
     for job in jobs:
         placement, reservation = job.status.placement, job.status.reservation

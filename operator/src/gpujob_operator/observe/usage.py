@@ -1,4 +1,4 @@
-"""What every attempt really used on its cards, accumulated from the agents' readings.
+"""What every attempt really used on its GPUs, accumulated from the agents' readings.
 
 Only what was seen counts: after a restart of the operator it starts from the next readings, and
 the job's status keeps what was known before.
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from gpujob_api.gpunode import GPU, GPUNode, GPUProcess
-from gpujob_operator.decide.model.snapshot import CardUsage, PodView
+from gpujob_operator.decide.model.snapshot import GPUUsage, PodView
 
 AttemptKey = tuple[str, int]
 # The worker pod with a UID, or None: a stranger's.
@@ -22,7 +22,7 @@ READINGS_PER_STATUS_MAX = 5
 
 
 @dataclass(slots=True)
-class _Card:
+class _GPU:
     memory_peak_bytes: int = 0
     utilization_percent: float = 0.0
     samples: int = 0
@@ -36,22 +36,22 @@ class _Card:
 
 @dataclass(slots=True)
 class _Attempt:
-    cards: dict[str, _Card] = field(default_factory=dict[str, _Card])
+    gpus: dict[str, _GPU] = field(default_factory=dict[str, _GPU])
     # Until the next reading the same object: who plans sees by that that nothing changed.
-    _usage: CardUsage | None = None
+    _usage: GPUUsage | None = None
 
     def add(self, uuid: str, memory_bytes: int, utilization_percent: float, samples: int) -> None:
-        card = self.cards.setdefault(uuid, _Card())
-        card.add(memory_bytes, utilization_percent, samples)
+        gpu = self.gpus.setdefault(uuid, _GPU())
+        gpu.add(memory_bytes, utilization_percent, samples)
         self._usage = None
 
-    def usage(self) -> CardUsage:
+    def usage(self) -> GPUUsage:
         if self._usage is None:
-            cards = self.cards.values()
-            self._usage = CardUsage(
-                memory_peak_bytes=max(card.memory_peak_bytes for card in cards),
-                utilization_percent=round(max(card.utilization_percent for card in cards), 1),
-                samples=max(card.samples for card in cards),
+            gpus = self.gpus.values()
+            self._usage = GPUUsage(
+                memory_peak_bytes=max(gpu.memory_peak_bytes for gpu in gpus),
+                utilization_percent=round(max(gpu.utilization_percent for gpu in gpus), 1),
+                samples=max(gpu.samples for gpu in gpus),
             )
         return self._usage
 
@@ -62,7 +62,7 @@ class UsageLedger:
     def __init__(self) -> None:
         self._attempts: dict[AttemptKey, _Attempt] = {}
         self._seen_at: dict[str, datetime] = {}
-        self._picture: Mapping[AttemptKey, CardUsage] | None = None
+        self._picture: Mapping[AttemptKey, GPUUsage] | None = None
 
     def observe(self, node: GPUNode, pod_of: PodOf) -> bool:
         """Adds one published status; True if it was news about a pod of ours."""
@@ -75,10 +75,10 @@ class UsageLedger:
         samples = _readings(before, observed_at, interval)
         news = False
         for gpu in node.status.gpus:
-            news |= self._observe_card(gpu, pod_of, samples)
+            news |= self._observe_gpu(gpu, pod_of, samples)
         return news
 
-    def usage(self) -> Mapping[AttemptKey, CardUsage]:
+    def usage(self) -> Mapping[AttemptKey, GPUUsage]:
         """Of all attempts; the same object until something changes."""
         if self._picture is None:
             self._picture = {key: attempt.usage() for key, attempt in self._attempts.items()}
@@ -92,7 +92,7 @@ class UsageLedger:
         for name in self._seen_at.keys() - nodes:
             del self._seen_at[name]
 
-    def _observe_card(self, gpu: GPU, pod_of: PodOf, samples: int) -> bool:
+    def _observe_gpu(self, gpu: GPU, pod_of: PodOf, samples: int) -> bool:
         groups: dict[AttemptKey, list[GPUProcess]] = {}
         for process in gpu.processes:
             pod = pod_of(process.pod_uid or "")
@@ -117,7 +117,7 @@ def _readings(before: datetime | None, now: datetime, interval_seconds: float) -
 
 
 def _utilization(gpu: GPU, processes: list[GPUProcess], *, alone: bool) -> float:
-    """The processes' own sum, or the card's where the driver does not tell processes apart."""
+    """The processes' own sum, or the GPU's where the driver does not tell processes apart."""
     known = [one.utilization_percent for one in processes if one.utilization_percent is not None]
     if alone or not known:
         return gpu.utilization_percent

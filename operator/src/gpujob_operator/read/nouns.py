@@ -35,7 +35,7 @@ def _generation(value: object) -> int:
 
 
 def read_gpu_node(manifest: Mapping[str, Any], dropped: Dropped) -> GPUNode:
-    """A GPU node with its absurd cards and processes left out. Raises `FieldError` for the rest."""
+    """A GPU node with its absurd GPUs and processes left out. Raises `FieldError` for the rest."""
     status = mapping(manifest.get("status"))
     node = gpunode_from_manifest({**manifest, "status": {**status, "gpus": []}})
     entries = status.get("gpus")
@@ -48,7 +48,7 @@ def read_gpu_node(manifest: Mapping[str, Any], dropped: Dropped) -> GPUNode:
 
 
 def _read_gpu(entry: object, dropped: Dropped) -> GPU | None:
-    """A card without those of its processes that make no sense; None if the card makes none."""
+    """A GPU without those of its processes that make no sense; None if the GPU makes none."""
     if not isinstance(entry, Mapping):
         dropped("gpu")
         return None

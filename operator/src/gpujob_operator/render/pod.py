@@ -54,10 +54,10 @@ def worker_pod(create: CreatePod, configuration: Configuration) -> dict[str, Any
             grace = str(spec["terminationGracePeriodSeconds"])
             container["env"].append({"name": names.ENV_GRACE_SECONDS, "value": grace})
         else:
-            _without_cards(container)
+            _without_gpus(container)
     for container in spec.get("initContainers") or ():
         _restrict(container)
-        _without_cards(container)
+        _without_gpus(container)
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -168,8 +168,8 @@ def _restrict(container: dict[str, Any]) -> None:
     security.setdefault("capabilities", {"drop": ["ALL"]})
 
 
-def _without_cards(container: dict[str, Any]) -> None:
-    """Images made for CUDA ask for all cards; only the worker container gets any (I2)."""
+def _without_gpus(container: dict[str, Any]) -> None:
+    """Images made for CUDA ask for all GPUs; only the worker container gets any (I2)."""
     entries = [e for e in container.get("env") or () if e["name"] != VISIBLE_DEVICES]
     container["env"] = [*entries, {"name": VISIBLE_DEVICES, "value": "void"}]
 
@@ -226,9 +226,9 @@ def _environment(
 
 
 def _limits(job: GPUJob) -> dict[str, str]:
-    """A memory limit only where the card is shared; alone, a worker may use all of it."""
+    """A memory limit only where the GPU is shared; alone, a worker may use all of it."""
     held = job.status.reservation
-    if held is None or held.exclusive or held.source is ReservationSource.WHOLE_CARD:
+    if held is None or held.exclusive or held.source is ReservationSource.WHOLE_GPU:
         return {}
     return {names.ENV_MEMORY_LIMIT_BYTES: str(held.memory_bytes)}
 

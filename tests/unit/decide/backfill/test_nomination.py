@@ -17,7 +17,7 @@ from gpujob_operator.decide.placement.requirements import needs_of
 from tests.harness.builders import (
     T0,
     after,
-    make_card,
+    make_gpu,
     make_gpu_node,
     make_job,
     make_node,
@@ -47,7 +47,7 @@ def claimed(job: GPUJob, *jobs: GPUJob, **snapshot: Any) -> frozenset[str]:
 
 def nodes_of_two(count: int) -> list[Any]:
     return [
-        make_gpu_node(f"n{n}", make_card(f"GPU-{n}a"), make_card(f"GPU-{n}b", index=1))
+        make_gpu_node(f"n{n}", make_gpu(f"GPU-{n}a"), make_gpu(f"GPU-{n}b", index=1))
         for n in range(count)
     ]
 
@@ -58,20 +58,20 @@ def left(job: GPUJob, steps: int) -> GPUJob:
     return with_status(job, measurement=known, observed_at=T0)
 
 
-def test_a_claim_is_on_the_cards_that_are_free_soonest() -> None:
-    cards = [make_card(f"GPU-{n}", index=n) for n in range(3)]
+def test_a_claim_is_on_the_gpus_that_are_free_soonest() -> None:
+    gpus = [make_gpu(f"GPU-{n}", index=n) for n in range(3)]
     busy = [
         running(make_job("a"), ("n0", ("GPU-0",)), held=reserve(8 * GIB)),
         running(make_job("b"), ("n0", ("GPU-0",)), held=reserve(8 * GIB)),
         running(make_job("c"), ("n0", ("GPU-1",)), held=reserve(12 * GIB)),
         running(make_job("d"), ("n0", ("GPU-2",)), held=reserve(4 * GIB)),
     ]
-    assert claimed(make_job(), *busy, cards=cards) == {"GPU-2"}
-    assert claimed(make_job(gpus_per_worker=2), *busy, cards=cards) == {"GPU-2", "GPU-1"}
+    assert claimed(make_job(), *busy, gpus=gpus) == {"GPU-2"}
+    assert claimed(make_job(gpus_per_worker=2), *busy, gpus=gpus) == {"GPU-2", "GPU-1"}
 
 
-def test_a_claim_of_a_worker_with_several_cards_is_on_one_node() -> None:
-    """I11: cards on two nodes would be kept free and never be enough."""
+def test_a_claim_of_a_worker_with_several_gpus_is_on_one_node() -> None:
+    """I11: GPUs on two nodes would be kept free and never be enough."""
     one_busy_on_each = [
         running(make_job(f"j{n}"), (f"n{n}", (f"GPU-{n}b",)), held=reserve(8 * GIB))
         for n in range(2)
@@ -80,11 +80,11 @@ def test_a_claim_of_a_worker_with_several_cards_is_on_one_node() -> None:
     assert found == {"GPU-0a", "GPU-0b"}
 
 
-def test_a_claim_is_on_cards_of_one_model() -> None:
-    cards = [make_card("GPU-0"), make_card("GPU-1", model="NVIDIA L4", index=1)]
-    assert claimed(make_job(workers=2), cards=cards) == frozenset()
-    cards.append(make_card("GPU-2", model="NVIDIA L4", index=2))
-    assert claimed(make_job(workers=2), cards=cards) == {"GPU-1", "GPU-2"}
+def test_a_claim_is_on_gpus_of_one_model() -> None:
+    gpus = [make_gpu("GPU-0"), make_gpu("GPU-1", model="NVIDIA L4", index=1)]
+    assert claimed(make_job(workers=2), gpus=gpus) == frozenset()
+    gpus.append(make_gpu("GPU-2", model="NVIDIA L4", index=2))
+    assert claimed(make_job(workers=2), gpus=gpus) == {"GPU-1", "GPU-2"}
 
 
 def test_what_can_never_fit_claims_nothing() -> None:
@@ -94,38 +94,38 @@ def test_what_can_never_fit_claims_nothing() -> None:
     assert claimed(make_job(memory_bytes=40 * GIB)) == frozenset()
     assert claimed(make_job(models=("other",))) == frozenset()
     assert claimed(make_job(), nodes=[make_node(ready=False)]) == frozenset()
-    assert claimed(make_job(), cards=[make_card(healthy=False)]) == frozenset()
+    assert claimed(make_job(), gpus=[make_gpu(healthy=False)]) == frozenset()
 
 
-def test_a_card_full_of_strangers_is_not_claimed() -> None:
+def test_a_gpu_full_of_strangers_is_not_claimed() -> None:
     """I11: they go when they like; until then others may use what is left."""
-    cards = [make_card(stranger=10 * GIB)]
-    assert claimed(make_job(memory_bytes=20 * GIB), cards=cards) == frozenset()
-    assert claimed(make_job(memory_bytes=14 * GIB), cards=cards) == {"GPU-0"}
+    gpus = [make_gpu(stranger=10 * GIB)]
+    assert claimed(make_job(memory_bytes=20 * GIB), gpus=gpus) == frozenset()
+    assert claimed(make_job(memory_bytes=14 * GIB), gpus=gpus) == {"GPU-0"}
 
 
 def test_a_claim_is_where_jobs_end_first() -> None:
     """EASY backfill: the reservation of the head of the queue is at the earliest estimated time."""
-    cards = [make_card(f"GPU-{n}", index=n) for n in range(3)]
+    gpus = [make_gpu(f"GPU-{n}", index=n) for n in range(3)]
     busy = [
         left(running(make_job("a"), ("n0", ("GPU-0",)), held=reserve(4 * GIB)), 3000),
         left(running(make_job("b"), ("n0", ("GPU-1",)), held=reserve(20 * GIB)), 1000),
         running(make_job("c"), ("n0", ("GPU-2",)), held=reserve(GIB)),
     ]
-    assert claim_of(make_job(), *busy, cards=cards) == Nomination(frozenset({"GPU-1"}), 100.0)
-    both = claim_of(make_job(gpus_per_worker=2), *busy, cards=cards)
+    assert claim_of(make_job(), *busy, gpus=gpus) == Nomination(frozenset({"GPU-1"}), 100.0)
+    both = claim_of(make_job(gpus_per_worker=2), *busy, gpus=gpus)
     assert both == Nomination(frozenset({"GPU-0", "GPU-1"}), 300.0)
-    everything = claim_of(make_job(gpus_per_worker=3), *busy, cards=cards)
+    everything = claim_of(make_job(gpus_per_worker=3), *busy, gpus=gpus)
     assert everything is not None
     assert everything.start_seconds == inf
     assert describe_start(everything) == ""
     assert describe_start(Nomination(frozenset(), 300.0)) == "could start in about 300 s"
 
 
-def test_a_card_that_is_free_already_is_ready_now() -> None:
-    cards = [make_card("GPU-0"), make_card("GPU-1", index=1)]
+def test_a_gpu_that_is_free_already_is_ready_now() -> None:
+    gpus = [make_gpu("GPU-0"), make_gpu("GPU-1", index=1)]
     busy = running(make_job("a"), ("n0", ("GPU-0",)))
-    assert claim_of(make_job(), busy, cards=cards) == Nomination(frozenset({"GPU-1"}), 0.0)
+    assert claim_of(make_job(), busy, gpus=gpus) == Nomination(frozenset({"GPU-1"}), 0.0)
 
 
 def test_only_as_many_must_go_as_are_in_the_way() -> None:

@@ -1,4 +1,4 @@
-"""What keeps jobs off the cards: kept from one time to the next, it says what a fresh look says."""
+"""What keeps jobs off the GPUs: kept from one time to the next, it says what a fresh look says."""
 
 from dataclasses import replace
 from random import Random
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpujob_operator.decide.cache.diagnosis_counts import DiagnosisCounts
 from gpujob_operator.decide.capacity.cluster import NodeCapacity
-from gpujob_operator.decide.placement.finding import FARTHEST, NO_CARDS, NodeDiagnosis, UnfitReason
+from gpujob_operator.decide.placement.finding import FARTHEST, NO_GPUS, NodeDiagnosis, UnfitReason
 from tests.harness.builders import make_node
 
 FULL, KEPT = UnfitReason("full"), UnfitReason("kept")
@@ -19,7 +19,7 @@ def node(name: str, free: int = 0) -> NodeCapacity:
 
 
 def look(one: NodeCapacity, claimed: frozenset[str]) -> NodeDiagnosis:
-    """Stands for a look at cards: as many are full as the node has processor free."""
+    """Stands for a look at GPUs: as many are full as the node has processor free."""
     if not one.cpu_milli_free:
         return NodeDiagnosis()
     counts = {FULL: one.cpu_milli_free, KEPT: len(claimed)}
@@ -70,7 +70,7 @@ def test_kept_is_as_fresh(random: Random) -> None:
             nodes.pop(random.choice(sorted(nodes)))
         nodes = {key: nodes[key] for key in sorted(nodes)}
         claimed = {
-            key: frozenset({f"GPU-{key}"}) if random.random() < 0.5 else NO_CARDS
+            key: frozenset({f"GPU-{key}"}) if random.random() < 0.5 else NO_GPUS
             for key in random.sample("abcdef", 2)
         }
         survey.renew(nodes, claimed, look)

@@ -14,16 +14,14 @@ from gpujob_operator.decide.packing.request import Request
 from gpujob_operator.decide.packing.score_cache import ScoreCache
 from gpujob_operator.decide.packing.select import choose
 from gpujob_operator.decide.placement.node_views import DerivedView, PackedNodes
-from tests.harness.fleets import card, idle_node, node, shared
+from tests.harness.fleets import gpu, idle_node, node, shared
 
 REQUEST = Request(shared(30, 20.0))
 MIX = WorkloadMix.of({shared(30, 20.0): 1.0})
 
 
 def main_side() -> PackedNodes:
-    return PackedNodes(
-        NodeArrays.of([idle_node("a", 2), idle_node("b", 3), node("c", card("c-0"))])
-    )
+    return PackedNodes(NodeArrays.of([idle_node("a", 2), idle_node("b", 3), node("c", gpu("c-0"))]))
 
 
 def assert_same(one: NodeArrays, other: NodeArrays) -> None:
@@ -85,7 +83,7 @@ def test_figures_that_were_kept_change_no_choice(random: Random) -> None:
         assert kept == choose(main.fleet.copy(), REQUEST, MIX, ScoreCache())
         if kept is not None:
             one = random.choice((main, side))
-            one.fleet.place(kept.row, kept.cards, REQUEST.allocation)
+            one.fleet.place(kept.row, kept.gpus, REQUEST.allocation)
         if random.random() < 0.3:
             held = random.randrange(80) * GIB
-            main.fleet.renew(2, node("c", card("c-0", held=held)))
+            main.fleet.renew(2, node("c", gpu("c-0", held=held)))

@@ -1,4 +1,4 @@
-"""Who else is on a running job's cards: what of that shows, and what is nothing to it."""
+"""Who else is on a running job's GPUs: what of that shows, and what is nothing to it."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ from gpujob_operator.decide.model.conditions import ConditionWriter
 from tests.harness.builders import (
     MODEL,
     T0,
-    make_card,
+    make_gpu,
     make_gpu_node,
     make_job,
     make_snapshot,
@@ -31,7 +31,7 @@ from tests.harness.builders import (
 from tests.harness.ledger import build_capacity
 
 ALONE_SECONDS = 0.1
-# Two jobs of 20 % each on the card: nothing new to say of that.
+# Two jobs of 20 % each on the GPU: nothing new to say of that.
 SAID = SharedPace(up_to_percent=50, slowdown_percent=5.0)
 
 
@@ -60,13 +60,13 @@ def nothing(
     job: GPUJob,
     *others: GPUJob,
     said: tuple[SharedPace, ...] = (SAID,),
-    card: GPU | None = None,
+    gpu: GPU | None = None,
     price: float | None = None,
     cost: str | None = None,
 ) -> bool:
     """Whether these neighbours change nothing; `cost` is the one that was told, else the true
     one."""
-    node = make_gpu_node("n0", card or make_card("GPU-0"), price=price)
+    node = make_gpu_node("n0", gpu or make_gpu("GPU-0"), price=price)
     capacity = build_capacity(make_snapshot(job, *others, gpu_nodes=[node]), T0, {})
     sites = sites_of(job.status.placement, capacity)
     told = cost_text(job, job.status, sites) if cost is None else cost
@@ -96,9 +96,9 @@ def test_alone_again_its_profile_may_learn() -> None:
     assert not nothing(tenant("a"))
 
 
-def test_a_card_that_is_sick_or_over_full() -> None:
-    assert not nothing(tenant("a"), tenant("b"), card=make_card(healthy=False))
-    assert not nothing(tenant("a"), tenant("b"), card=make_card(stranger=20 * GIB))
+def test_a_gpu_that_is_sick_or_over_full() -> None:
+    assert not nothing(tenant("a"), tenant("b"), gpu=make_gpu(healthy=False))
+    assert not nothing(tenant("a"), tenant("b"), gpu=make_gpu(stranger=20 * GIB))
 
 
 @pytest.mark.parametrize("seconds", [0.105, 0.13])
@@ -111,7 +111,7 @@ def test_slowed_too_much_is_said_and_taken_back(seconds: float, *, was: bool) ->
 
 
 def test_another_share_of_the_price() -> None:
-    """Half of a card at $2 an hour."""
+    """Half of a GPU at $2 an hour."""
     assert nothing(tenant("a"), tenant("b"), price=2.0, cost="$1.00/h")
     assert not nothing(tenant("a"), tenant("b"), price=2.0, cost="$2.00/h")
     assert not nothing(

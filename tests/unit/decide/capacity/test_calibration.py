@@ -1,4 +1,4 @@
-"""What jobs measured beside each other becomes the law of their card model."""
+"""What jobs measured beside each other becomes the law of their GPU model."""
 
 from dataclasses import replace
 from typing import Any
@@ -40,7 +40,7 @@ from tests.harness.builders import (
     MODEL,
     NAMESPACE,
     T0,
-    make_card,
+    make_gpu,
     make_gpu_node,
     make_job,
     make_pods,
@@ -83,7 +83,7 @@ def test_every_workload_counts_as_one_beside_those_that_the_published_law_stands
     law = laws(profiles)[MODEL]
     assert law[0] == 0
     assert law[1] == 13.5, "between 3.63 and 23.63, in halves"
-    assert law[2] == 13.5, "a fuller card slows no less"
+    assert law[2] == 13.5, "a fuller GPU slows no less"
     assert law[3] == PUBLISHED_SLOWDOWNS[3]
 
 
@@ -98,7 +98,7 @@ paces = st.tuples(st.sampled_from(BANDS_PERCENT), st.floats(0, 500))
 
 
 @given(st.lists(paces, max_size=12), st.integers(0, 300), st.randoms(use_true_random=False))
-def test_a_law_grows_with_the_card_and_limits_with_the_allowance(
+def test_a_law_grows_with_the_gpu_and_limits_with_the_allowance(
     seen: list[tuple[int, float]], allowed: int, random: Any
 ) -> None:
     profiles = [told(pace, name=f"w{n}") for n, pace in enumerate(seen)]
@@ -126,7 +126,7 @@ def test_small_changes_are_not_worth_a_write() -> None:
 
 
 def pair(step_seconds: float) -> Snapshot:
-    """Two jobs of 20 % each on one card; of the first it is known how fast it is alone."""
+    """Two jobs of 20 % each on one GPU; of the first it is known how fast it is alone."""
     jobs: list[GPUJob] = []
     for name in ("a", "b"):
         known = replace(measured(4 * GIB, step=100), current=Timing(step_seconds, 4 * GIB))
@@ -194,17 +194,17 @@ def test_who_was_not_heard_is_heard_later_also_with_a_memory() -> None:
 
 
 def test_settings_that_lost_do_not_say_how_fast_a_workload_is_alone() -> None:
-    """One run is tuned, one is not yet: both are alone on a card, and neither writes for ever."""
+    """One run is tuned, one is not yet: both are alone on a GPU, and neither writes for ever."""
     tuned = TunedSettings(fused_optimizer=True)
     jobs: list[GPUJob] = []
-    for name, card, step, settings in (("a", "GPU-0", 0.1, tuned), ("b", "GPU-1", 0.2, None)):
+    for name, gpu, step, settings in (("a", "GPU-0", 0.1, tuned), ("b", "GPU-1", 0.2, None)):
         known = replace(measured(4 * GIB, step=100), current=Timing(step, 4 * GIB))
-        job = running(make_job(name), ("n0", (card,)), held=reserve(5 * GIB))
+        job = running(make_job(name), ("n0", (gpu,)), held=reserve(5 * GIB))
         job = replace(job, spec=replace(job.spec, template=make_job("same").spec.template))
         jobs.append(with_status(job, measurement=known, tuned=settings))
     pods = [pod for job in jobs for pod in make_pods(job)]
-    cards = [make_card("GPU-0"), make_card("GPU-1", index=1)]
-    seen = make_snapshot(*jobs, pods=pods, cards=cards)
+    gpus = [make_gpu("GPU-0"), make_gpu("GPU-1", index=1)]
+    seen = make_snapshot(*jobs, pods=pods, gpus=gpus)
     for _ in range(4):
         seen = applied(seen, plan(seen, T0), T0)
     assert plan(seen, T0).items == ()
@@ -223,7 +223,7 @@ def test_alone_a_job_tells_how_fast_it_is_alone() -> None:
 def test_beside_a_stranger_nothing_is_learned() -> None:
     """What a stranger does is in nobody's sum of utilizations."""
     seen = pair(0.12)
-    busy = make_gpu_node("n0", make_card(stranger=GIB))
+    busy = make_gpu_node("n0", make_gpu(stranger=GIB))
     beside = saved(replace(seen, gpu_nodes=(busy,)))
     assert all(entry.shared == () for entry in beside.values())
     lonely = replace(seen, jobs=seen.jobs[1:], pods=seen.pods[1:], gpu_nodes=(busy,))
@@ -231,13 +231,13 @@ def test_beside_a_stranger_nothing_is_learned() -> None:
 
 
 def newcomer(*profiles: GPUProfile) -> Snapshot:
-    """A job of 30 % that allows 10 %, and a card with one of 40 % on it."""
+    """A job of 30 % that allows 10 %, and a GPU with one of 40 % on it."""
     held = reserve(5 * GIB, utilization_percent=40.0)
     there = running(make_job("there"), held=held)
     known = measured(4 * GIB, utilization_percent=30.0)
     new = with_status(make_job("new", created=1), measurement=known)
     return make_snapshot(
-        there, new, pods=make_pods(there), cards=[make_card()], profiles=tuple(profiles)
+        there, new, pods=make_pods(there), gpus=[make_gpu()], profiles=tuple(profiles)
     )
 
 

@@ -1,4 +1,4 @@
-"""The ledger of cards: nothing that is in use, reserved or unknown counts as free."""
+"""The ledger of GPUs: nothing that is in use, reserved or unknown counts as free."""
 
 from dataclasses import replace
 from typing import Any
@@ -14,14 +14,14 @@ from gpujob_operator.decide.capacity.availability import (
     GPUBlocked,
     NodeClosed,
 )
-from gpujob_operator.decide.capacity.cluster import Capacity, Card, holds_cards
+from gpujob_operator.decide.capacity.cluster import Capacity, GPUCapacity, holds_gpus
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.pod_template import host_requests
 from gpujob_operator.decide.model.snapshot import PodPhase, Snapshot, Taint
 from tests.harness.builders import (
     CARD_BYTES,
     after,
-    make_card,
+    make_gpu,
     make_gpu_node,
     make_job,
     make_node,
@@ -39,58 +39,58 @@ def ledger(snapshot: Snapshot, seconds: float = 0.0) -> Capacity:
     return build_capacity(snapshot, after(seconds), requests)
 
 
-def only_card(*jobs: GPUJob, seconds: float = 0.0, **fields: Any) -> Card:
-    card = ledger(make_snapshot(*jobs, **fields), seconds).card("n0", "GPU-0")
-    assert card is not None
-    return card
+def only_gpu(*jobs: GPUJob, seconds: float = 0.0, **fields: Any) -> GPUCapacity:
+    gpu = ledger(make_snapshot(*jobs, **fields), seconds).gpu("n0", "GPU-0")
+    assert gpu is not None
+    return gpu
 
 
 def free(*jobs: GPUJob, **fields: Any) -> int:
-    return only_card(*jobs, **fields).free_bytes
+    return only_gpu(*jobs, **fields).free_bytes
 
 
-def test_an_empty_card_is_free_less_what_the_driver_keeps() -> None:
+def test_an_empty_gpu_is_free_less_what_the_driver_keeps() -> None:
     """I1: the driver's own reserve is not ours to give."""
     assert free() == CARD_BYTES
-    assert free(cards=[make_card(driver=450 << 20)]) == CARD_BYTES - (450 << 20)
+    assert free(gpus=[make_gpu(driver=450 << 20)]) == CARD_BYTES - (450 << 20)
 
 
 def test_strangers_are_respected() -> None:
     """I1: memory of nobody's job is not free, whoever uses it."""
-    assert free(cards=[make_card(stranger=5 * GIB)]) == CARD_BYTES - 5 * GIB
-    assert free(cards=[make_card(ours=[("some-pod", 5 * GIB)])]) == CARD_BYTES - 5 * GIB
+    assert free(gpus=[make_gpu(stranger=5 * GIB)]) == CARD_BYTES - 5 * GIB
+    assert free(gpus=[make_gpu(ours=[("some-pod", 5 * GIB)])]) == CARD_BYTES - 5 * GIB
 
 
 def test_reservations_count_instead_of_measured_use() -> None:
     """I1: the job's own memory is not counted twice."""
     job = running(make_job(), held=reserve(10 * GIB))
     pod = make_pod(job)
-    card = make_card(stranger=2 * GIB, ours=[(pod.uid, 6 * GIB)])
-    assert free(job, pods=[pod], cards=[card]) == CARD_BYTES - 12 * GIB
+    gpu = make_gpu(stranger=2 * GIB, ours=[(pod.uid, 6 * GIB)])
+    assert free(job, pods=[pod], gpus=[gpu]) == CARD_BYTES - 12 * GIB
 
 
 def test_use_above_the_reservation_is_not_free() -> None:
-    """I1: a leak fills the card although the reservation stays."""
+    """I1: a leak fills the GPU although the reservation stays."""
     job = running(make_job(), held=reserve(10 * GIB, ReservationSource.HINT))
     pod = make_pod(job)
-    card = make_card(ours=[(pod.uid, 13 * GIB)])
-    found = only_card(job, pods=[pod], cards=[card])
+    gpu = make_gpu(ours=[(pod.uid, 13 * GIB)])
+    found = only_gpu(job, pods=[pod], gpus=[gpu])
     assert (found.external_bytes, found.excess_bytes) == (0, 3 * GIB)
     assert found.free_bytes == CARD_BYTES - 13 * GIB
 
 
 @pytest.mark.parametrize("phase", [JobPhase.STARTING, JobPhase.RUNNING, JobPhase.STOPPING])
-def test_an_attempt_holds_its_cards_until_it_is_proven_finished(phase: JobPhase) -> None:
+def test_an_attempt_holds_its_gpus_until_it_is_proven_finished(phase: JobPhase) -> None:
     """I1: also before its pods exist and while they are being stopped."""
     job = placed(make_job(), phase=phase, held=reserve(10 * GIB))
-    assert holds_cards(job)
+    assert holds_gpus(job)
     assert free(job) == CARD_BYTES - 10 * GIB
 
 
 @pytest.mark.parametrize("phase", [JobPhase.SUCCEEDED, JobPhase.FAILED])
 def test_a_finished_job_holds_nothing(phase: JobPhase) -> None:
     job = placed(make_job(), phase=phase, held=reserve(10 * GIB))
-    assert not holds_cards(job)
+    assert not holds_gpus(job)
     assert free(job) == CARD_BYTES
 
 
@@ -98,8 +98,8 @@ def test_memory_of_a_job_that_finished_counts_until_it_is_seen_to_be_gone() -> N
     """I1: the last reading still shows the process."""
     job = placed(make_job(), phase=JobPhase.SUCCEEDED)
     pod = make_pod(job, exit_code=0)
-    card = make_card(ours=[(pod.uid, 6 * GIB)])
-    assert free(job, pods=[pod], cards=[card]) == CARD_BYTES - 6 * GIB
+    gpu = make_gpu(ours=[(pod.uid, 6 * GIB)])
+    assert free(job, pods=[pod], gpus=[gpu]) == CARD_BYTES - 6 * GIB
 
 
 def live_pods_without_a_claim() -> list[Any]:
@@ -114,40 +114,40 @@ def live_pods_without_a_claim() -> list[Any]:
 
 
 @pytest.mark.parametrize(("jobs", "pod"), live_pods_without_a_claim())
-def test_a_live_pod_that_no_attempt_owns_blocks_its_card(jobs: Any, pod: Any) -> None:
+def test_a_live_pod_that_no_attempt_owns_blocks_its_gpu(jobs: Any, pod: Any) -> None:
     """I1, I7: how much it will use is unknown until it is gone."""
-    cards = [make_card(), make_card("GPU-1", index=1)]
-    blocked = only_card(*jobs, pods=[pod], cards=cards).blocked
+    gpus = [make_gpu(), make_gpu("GPU-1", index=1)]
+    blocked = only_gpu(*jobs, pods=[pod], gpus=gpus).blocked
     assert blocked == GPUBlocked(BlockedReason.STRAY_POD)
     done = replace(pod, phase=PodPhase.FAILED, exit_code=143)
-    assert not only_card(*jobs, pods=[done], cards=cards).blocked
+    assert not only_gpu(*jobs, pods=[done], gpus=gpus).blocked
 
 
 def test_memory_of_an_earlier_attempt_is_a_strangers() -> None:
-    """I1: the new attempt holds other cards, so nothing else accounts for it."""
+    """I1: the new attempt holds other GPUs, so nothing else accounts for it."""
     job = running(make_job(), ("n0", ("GPU-1",)), attempt=2)
     old = make_pod(job, attempt=1, gpus=("GPU-0",))
-    cards = [make_card(ours=[(old.uid, 6 * GIB)]), make_card("GPU-1", index=1)]
-    assert only_card(job, pods=[old], cards=cards).external_bytes == 6 * GIB
+    gpus = [make_gpu(ours=[(old.uid, 6 * GIB)]), make_gpu("GPU-1", index=1)]
+    assert only_gpu(job, pods=[old], gpus=gpus).external_bytes == 6 * GIB
 
 
-def test_unhealthy_cards_are_blocked_with_their_reason() -> None:
-    blocked = only_card(cards=[make_card(healthy=False)]).blocked
+def test_unhealthy_gpus_are_blocked_with_their_reason() -> None:
+    blocked = only_gpu(gpus=[make_gpu(healthy=False)]).blocked
     assert blocked == GPUBlocked(BlockedReason.UNHEALTHY, "XID 79")
     assert blocked is not None
     assert blocked.text == "unhealthy: XID 79"
 
 
-def test_lost_cards_and_nodes_are_not_there() -> None:
-    """I14: a card that is not reported any more offers nothing; zero cards are no error."""
+def test_lost_gpus_and_nodes_are_not_there() -> None:
+    """I14: a GPU that is not reported any more offers nothing; zero GPUs are no error."""
     job = running(make_job())
-    gone = ledger(make_snapshot(job, cards=[make_card("GPU-9")]))
-    assert gone.card("n0", "GPU-0") is None
-    assert gone.card("n7", "GPU-0") is None
+    gone = ledger(make_snapshot(job, gpus=[make_gpu("GPU-9")]))
+    assert gone.gpu("n0", "GPU-0") is None
+    assert gone.gpu("n7", "GPU-0") is None
     empty = replace(make_snapshot(job), gpu_nodes=(make_gpu_node(),), nodes=())
     assert not ledger(empty).nodes
     bare = replace(make_gpu_node(), status=replace(make_gpu_node().status, gpus=()))
-    assert ledger(make_snapshot(job, gpu_nodes=[bare])).nodes["n0"].cards == ()
+    assert ledger(make_snapshot(job, gpu_nodes=[bare])).nodes["n0"].gpus == ()
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_the_order_of_the_snapshot_does_not_matter() -> None:
     jobs = [
         running(make_job(f"j{n}"), held=reserve(GIB, utilization_percent=0.1 * n)) for n in range(5)
     ]
-    cards = [make_card(f"GPU-{n}") for n in range(3)]
-    one = ledger(make_snapshot(*jobs, cards=cards))
-    other = ledger(make_snapshot(*reversed(jobs), cards=cards[::-1]))
+    gpus = [make_gpu(f"GPU-{n}") for n in range(3)]
+    one = ledger(make_snapshot(*jobs, gpus=gpus))
+    other = ledger(make_snapshot(*reversed(jobs), gpus=gpus[::-1]))
     assert one == other

@@ -16,7 +16,7 @@ from gpujob_operator.decide.model.snapshot import NodeView, Snapshot, SpotPool, 
 from gpujob_operator.decide.planner import Planner, plan
 from tests.harness.builders import (
     T0,
-    make_card,
+    make_gpu,
     make_gpu_node,
     make_job,
     make_node,
@@ -36,7 +36,7 @@ def two_zones(*pools: SpotPool, prices: tuple[Any, Any] = (None, None)) -> Snaps
     return make_snapshot(
         make_job(),
         gpu_nodes=[
-            make_gpu_node(f"n{n}", make_card(f"GPU-{n}"), price=price)
+            make_gpu_node(f"n{n}", make_gpu(f"GPU-{n}"), price=price)
             for n, price in enumerate(prices)
         ],
         nodes=[spot_node("n0", "a"), spot_node("n1", "b")],
@@ -100,7 +100,7 @@ def test_a_planner_that_remembers_learns_of_risk() -> None:
 
 
 def test_a_gang_goes_to_the_calmer_nodes_too() -> None:
-    nodes = [make_gpu_node(f"n{n}", make_card(f"GPU-{n}")) for n in range(4)]
+    nodes = [make_gpu_node(f"n{n}", make_gpu(f"GPU-{n}")) for n in range(4)]
     zones = ("a", "b", "a", "b")
     seen = make_snapshot(
         make_job(workers=2, spot=SpotPolicy.REQUIRE),

@@ -18,7 +18,7 @@ from tests.harness.builders import T0, make_job, make_pod, placed, running
 
 
 def some_holdings() -> list[JobUsage]:
-    """Of jobs that share cards, pods that are left over, and one that finished and was deleted."""
+    """Of jobs that share GPUs, pods that are left over, and one that finished and was deleted."""
     one, other = running(make_job("one")), running(make_job("other"), ("n0", ("GPU-0", "GPU-1")))
     starting = placed(make_job("starting"), phase=JobPhase.STARTING)
     done = placed(make_job("done"), phase=JobPhase.SUCCEEDED)

@@ -22,7 +22,7 @@ from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.planner import plan
 from tests.harness.builders import (
     after,
-    make_card,
+    make_gpu,
     make_gpu_node,
     make_job,
     make_node,
@@ -43,8 +43,8 @@ def small(name: str = "new", gigabytes: int = 4, **fields: Any) -> GPUJob:
     return with_status(make_job(name, **fields), measurement=measured(gigabytes * GIB))
 
 
-def holding(name: str, node: str, card: str, gigabytes: int) -> GPUJob:
-    job = running(make_job(name), (node, (card,)), held=reserve(gigabytes * GIB))
+def holding(name: str, node: str, gpu: str, gigabytes: int) -> GPUJob:
+    job = running(make_job(name), (node, (gpu,)), held=reserve(gigabytes * GIB))
     return with_status(job, measurement=measured(gigabytes * GIB))
 
 
@@ -52,10 +52,10 @@ def picture(*jobs: GPUJob, **fields: Any) -> Snapshot:
     """n0: 10 of 24 GiB are held; n1 idle; n2: 22 held; n3 closed for new jobs."""
     held = [holding("a", "n0", "GPU-0", 10), holding("b", "n2", "GPU-2", 22)]
     nodes = [
-        make_gpu_node("n0", make_card("GPU-0")),
-        make_gpu_node("n1", make_card("GPU-1")),
-        make_gpu_node("n2", make_card("GPU-2")),
-        make_gpu_node("n3", make_card("GPU-3"), unschedulable=True),
+        make_gpu_node("n0", make_gpu("GPU-0")),
+        make_gpu_node("n1", make_gpu("GPU-1")),
+        make_gpu_node("n2", make_gpu("GPU-2")),
+        make_gpu_node("n3", make_gpu("GPU-3"), unschedulable=True),
     ]
     pods = [pod for job in held for pod in make_pods(job)]
     return make_snapshot(*jobs, *held, pods=pods, gpu_nodes=nodes, **fields)
@@ -118,7 +118,7 @@ def test_what_a_node_lacks_is_told_with_the_numbers() -> None:
     # 22 of 24 GiB are held; 4 GiB and a tenth are needed.
     assert "1 too full; nearest: GPU-2 on n2 with 2 GiB free of 24" in found.lacks["n2"]
     assert "2.4 GiB are missing" in found.lacks["n2"]
-    assert found.lacks["n3"] == "of 1 cards: 1 the node is cordoned"
+    assert found.lacks["n3"] == "of 1 GPUs: 1 the node is cordoned"
 
 
 @pytest.mark.parametrize(
@@ -140,17 +140,17 @@ def test_the_words_carry_cost_terms_and_differences() -> None:
     found = text(explain_placement(picture(small()), NOW, "uid-new"))
     assert "Needs: 1 x 4.4 GiB at 20 % (Measured), 1000 milli-CPU, 1 GiB each" in found
     assert "Placed: n0 (GPU-0), costs " in found
-    assert "of a card (worth " in found
+    assert "of a GPU (worth " in found
     assert "Because: it costs the jobs to come the least" in found
     assert "Next best 1: n1 (GPU-1), costs " in found
-    assert "of a card more" in found
-    assert "No room: n3: of 1 cards: 1 the node is cordoned" in found
+    assert "of a GPU more" in found
+    assert "No room: n3: of 1 GPUs: 1 the node is cordoned" in found
 
 
 def test_equal_costs_are_decided_by_the_price_and_then_by_the_order() -> None:
     def of(*prices: float | None) -> str:
         gpu_nodes = [
-            make_gpu_node(f"n{n}", make_card(f"GPU-{n}"), price=price)
+            make_gpu_node(f"n{n}", make_gpu(f"GPU-{n}"), price=price)
             for n, price in enumerate(prices)
         ]
         return text(explain_placement(make_snapshot(small(), gpu_nodes=gpu_nodes), NOW, "uid-new"))
@@ -162,7 +162,7 @@ def test_equal_costs_are_decided_by_the_price_and_then_by_the_order() -> None:
 
 
 def test_equal_prices_are_decided_by_how_often_such_a_node_is_taken_away() -> None:
-    gpu_nodes = [make_gpu_node(f"n{n}", make_card(f"GPU-{n}")) for n in range(2)]
+    gpu_nodes = [make_gpu_node(f"n{n}", make_gpu(f"GPU-{n}")) for n in range(2)]
     nodes = [
         make_node(f"n{n}", spot=True, labels={"topology.kubernetes.io/zone": zone})
         for n, zone in enumerate(("risky", "calm"))
@@ -175,7 +175,7 @@ def test_equal_prices_are_decided_by_how_often_such_a_node_is_taken_away() -> No
 
 
 def test_spot_comes_first_where_it_is_preferred() -> None:
-    gpu_nodes = [make_gpu_node(f"n{n}", make_card(f"GPU-{n}")) for n in range(2)]
+    gpu_nodes = [make_gpu_node(f"n{n}", make_gpu(f"GPU-{n}")) for n in range(2)]
     nodes = [make_node("n0"), make_node("n1", spot=True)]
     job = small(spot=SpotPolicy.PREFER)
     found = explain_placement(make_snapshot(job, gpu_nodes=gpu_nodes, nodes=nodes), NOW, "uid-new")
@@ -184,7 +184,7 @@ def test_spot_comes_first_where_it_is_preferred() -> None:
 
 
 def test_jobs_that_the_same_cycle_places_before_it_are_in_its_way() -> None:
-    """The first takes the last idle card as a whole, so that the second has only n0."""
+    """The first takes the last idle GPU as a whole, so that the second has only n0."""
     first = make_job("first", sharing=SharingMode.EXCLUSIVE, priority=5)
     snapshot = picture(small(), first)
     found = explain_placement(snapshot, NOW, "uid-new")
@@ -201,7 +201,7 @@ def test_a_job_in_its_place_is_explained_as_if_it_were_placed_now() -> None:
         running(small("here"), ("n1", ("GPU-1",)), held=reserve(5 * GIB)), observed_at=NOW
     )
     pods = make_pods(job)
-    nodes = [make_gpu_node("n1", make_card("GPU-1", ours=[(pods[0].uid, 4 * GIB)]))]
+    nodes = [make_gpu_node("n1", make_gpu("GPU-1", ours=[(pods[0].uid, 4 * GIB)]))]
     view = make_node("n1", cpu=1, cpu_milli_free=0)
     found = explain_placement(
         make_snapshot(job, pods=pods, gpu_nodes=nodes, nodes=[view]), NOW, "uid-here"
@@ -221,24 +221,24 @@ def test_a_place_that_would_not_be_chosen_now_is_told() -> None:
     assert found.rank == 1
     assert "now another place would come first" in text(found)
     assert "Before it now: n0 (GPU-0)" in text(found)
-    assert "of a card less" in text(found)
+    assert "of a GPU less" in text(found)
     assert "Next best" not in text(found)
 
 
 def test_a_job_without_a_place_is_told_why_and_what_every_node_lacks() -> None:
     found = explain_placement(picture(small(gigabytes=20, models=("H100",))), NOW, "uid-new")
     assert (found.chosen, found.best) == (None, ())
-    assert "no card of model H100" in found.refusal
-    assert found.lacks["n0"] == "no card of a model that the job accepts, but NVIDIA A10"
+    assert "no GPU of model H100" in found.refusal
+    assert found.lacks["n0"] == "no GPU of a model that the job accepts, but NVIDIA A10"
     assert len(found.lacks) == 4
-    assert "No place: no card of model H100" in text(found)
+    assert "No place: no GPU of model H100" in text(found)
 
 
 def test_a_gang_goes_close_together_and_costs_are_not_told() -> None:
     gpu_nodes = [
-        make_gpu_node("n0", make_card("GPU-0")),
-        make_gpu_node("n1", *(make_card(f"GPU-1{k}", index=k) for k in range(2))),
-        make_gpu_node("n2", make_card("GPU-2")),
+        make_gpu_node("n0", make_gpu("GPU-0")),
+        make_gpu_node("n1", *(make_gpu(f"GPU-1{k}", index=k) for k in range(2))),
+        make_gpu_node("n2", make_gpu("GPU-2")),
     ]
     gang = make_job("gang", workers=2, sharing=SharingMode.EXCLUSIVE)
     snapshot = make_snapshot(gang, gpu_nodes=gpu_nodes)
@@ -251,7 +251,7 @@ def test_a_gang_goes_close_together_and_costs_are_not_told() -> None:
 
 
 def test_many_nodes_without_room_are_counted() -> None:
-    full = [make_gpu_node(f"n{n:02}", make_card(f"GPU-{n}", total=GIB)) for n in range(30)]
+    full = [make_gpu_node(f"n{n:02}", make_gpu(f"GPU-{n}", total=GIB)) for n in range(30)]
     found = rows(explain_placement(make_snapshot(small(), gpu_nodes=full), NOW, "uid-new"))
     without = [value for label, value in found if label == "No room"]
     assert len(without) == LACKS_TOLD + 1

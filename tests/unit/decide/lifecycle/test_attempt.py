@@ -120,7 +120,7 @@ def test_a_gang_is_asked_first_and_stopped_at_half_of_the_grace() -> None:
     assert len(step(job, *make_pods(job), at=10).deletes) == 2
 
 
-def test_cards_stay_held_until_every_pod_is_proven_finished() -> None:
+def test_gpus_stay_held_until_every_pod_is_proven_finished() -> None:
     """I1, I3."""
     job = stopping(make_job())
     assert step(job, make_pod(job)).status.placement is not None

@@ -46,7 +46,7 @@ def next_is(found: Plan) -> JobPhase:
 
 
 @pytest.mark.parametrize("phase", [JobPhase.STARTING, JobPhase.RUNNING, JobPhase.STOPPING])
-def test_its_pods_are_stopped_and_hold_their_cards_until_they_are_gone(phase: JobPhase) -> None:
+def test_its_pods_are_stopped_and_hold_their_gpus_until_they_are_gone(phase: JobPhase) -> None:
     """I1, I7."""
     job = deleted(running(make_job("held"), phase=phase), "argocd/finalizer")
     found = decided(job, make_pod(job))
@@ -89,7 +89,7 @@ def test_pods_that_are_to_outlive_their_job_are_left_alone() -> None:
     assert next_is(found) is JobPhase.PENDING
 
 
-def test_its_cards_are_those_of_its_status_not_of_a_pods_words() -> None:
+def test_its_gpus_are_those_of_its_status_not_of_a_pods_words() -> None:
     """I1."""
     job = deleted(placed(make_job("held")), "argocd/finalizer")
     assert next_is(decided(job, make_pod(job, gpus=()))) is JobPhase.PENDING

@@ -1,4 +1,4 @@
-"""Why a running attempt has to leave its cards, and why not."""
+"""Why a running attempt has to leave its GPUs, and why not."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,7 +18,7 @@ from gpujob_operator.decide.model.snapshot import Snapshot, Taint
 from tests.harness.builders import (
     T0,
     after,
-    make_card,
+    make_gpu,
     make_job,
     make_node,
     make_pod,
@@ -76,29 +76,29 @@ def test_a_reclaim_without_a_readable_deadline_gets_the_whole_grace() -> None:
         assert stop.deadline == after(CONFIGURATION.termination_grace_seconds)
 
 
-def test_an_unhealthy_card_is_left() -> None:
-    stop = found(A, cards=[make_card(healthy=False)])
+def test_an_unhealthy_gpu_is_left() -> None:
+    stop = found(A, gpus=[make_gpu(healthy=False)])
     assert stop is not None
     assert (stop.reason, stop.message) == (
-        "CardUnhealthy",
-        "card GPU-0 on n0 is unhealthy: XID 79",
+        "GPUUnhealthy",
+        "GPU GPU-0 on n0 is unhealthy: XID 79",
     )
 
 
 def test_stale_or_missing_readings_never_stop_a_job() -> None:
     """I14."""
-    overfull = make_card(healthy=False, stranger=20 * GIB)
-    assert found(A, A, B, cards=[overfull], seconds=3600) is None
-    assert found(A, cards=[make_card("GPU-7")]) is None
+    overfull = make_gpu(healthy=False, stranger=20 * GIB)
+    assert found(A, A, B, gpus=[overfull], seconds=3600) is None
+    assert found(A, gpus=[make_gpu("GPU-7")]) is None
     assert faults.of(A, sites_of(A.status.placement, Capacity()), CONFIGURATION, T0) is None
 
 
 @pytest.mark.parametrize("why", ["NVML: Unknown Error", "memoryUsedBytes: must be from 0 to 1"])
-def test_a_card_that_cannot_be_read_is_kept_but_takes_nothing_new(why: str) -> None:
+def test_a_gpu_that_cannot_be_read_is_kept_but_takes_nothing_new(why: str) -> None:
     """I14: what is known of it is old, which says nothing against the job on it."""
-    card = replace(make_card(healthy=False), health_message=f"{UNREADABLE}: {why}")
-    assert found(A, cards=[card]) is None
-    (seen,) = capacity(make_snapshot(A, cards=[card])).nodes["n0"].cards
+    gpu = replace(make_gpu(healthy=False), health_message=f"{UNREADABLE}: {why}")
+    assert found(A, gpus=[gpu]) is None
+    (seen,) = capacity(make_snapshot(A, gpus=[gpu])).nodes["n0"].gpus
     assert seen.blocked == GPUBlocked(BlockedReason.UNREADABLE, why)
     assert seen.blocked is not None
     assert seen.blocked.text == f"not readable: {why}"
@@ -106,25 +106,25 @@ def test_a_card_that_cannot_be_read_is_kept_but_takes_nothing_new(why: str) -> N
 
 def test_a_stranger_alone_never_moves_a_job() -> None:
     """I1: the condition says so; the job keeps what it holds."""
-    cards = [make_card(stranger=20 * GIB)]
-    assert found(A, cards=cards) is None
-    assert found(A, A, B, cards=cards) is None
-    assert found(B, A, B, cards=cards) is None
-    card = faults.pressure(A.status, sites(A, make_snapshot(A, B, cards=cards)))
-    assert card is not None
-    message = faults.pressure_message(card)
+    gpus = [make_gpu(stranger=20 * GIB)]
+    assert found(A, gpus=gpus) is None
+    assert found(A, A, B, gpus=gpus) is None
+    assert found(B, A, B, gpus=gpus) is None
+    gpu = faults.pressure(A.status, sites(A, make_snapshot(A, B, gpus=gpus)))
+    assert gpu is not None
+    message = faults.pressure_message(gpu)
     assert "22 GiB reserved by 2 jobs" in message
     assert "20 GiB used by strangers" in message
     assert "> 24 GiB" in message
 
 
-def test_of_an_overfull_card_the_largest_job_moves() -> None:
+def test_of_an_overfull_gpu_the_largest_job_moves() -> None:
     """I1: the stated policy, and exactly one of them."""
     leak = running(make_job("leak"), held=reserve(15 * GIB))
     assert found(A, A, leak) is None
     stop = found(leak, A, leak)
     assert stop is not None
-    assert stop.reason == "CardOverfull"
+    assert stop.reason == "GPUOverfull"
     assert "25 GiB reserved by 2 jobs" in stop.message
 
 
@@ -132,21 +132,21 @@ def test_the_job_that_uses_more_than_it_holds_moves_first() -> None:
     """I1: not the neighbour that keeps to its reservation, though it is larger."""
     leak = running(make_job("leak"), held=reserve(2 * GIB, ReservationSource.HINT))
     pod = make_pod(leak)
-    seen: dict[str, Any] = {"pods": [pod], "cards": [make_card(ours=[(pod.uid, 13 * GIB)])]}
+    seen: dict[str, Any] = {"pods": [pod], "gpus": [make_gpu(ours=[(pod.uid, 13 * GIB)])]}
     assert found(B, B, leak, **seen) is None
     stop = found(leak, B, leak, **seen)
     assert stop is not None
     assert "11 GiB used above that" in stop.message
 
 
-def test_alone_on_an_overfull_card_nobody_moves() -> None:
+def test_alone_on_an_overfull_gpu_nobody_moves() -> None:
     big = running(make_job(), held=reserve(30 * GIB))
     assert found(big) is None
     assert faults.pressure(big.status, sites(big, make_snapshot(big))) is not None
 
 
 def test_pressure_is_only_of_running_jobs() -> None:
-    seen = sites(A, make_snapshot(A, B, cards=[make_card(stranger=20 * GIB)]))
+    seen = sites(A, make_snapshot(A, B, gpus=[make_gpu(stranger=20 * GIB)]))
     assert faults.pressure(A.status, seen) is not None
     assert faults.pressure(make_job().status, seen) is None
     assert faults.pressure(with_status(A, phase=JobPhase.SUCCEEDED).status, seen) is None

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from gpujob_api.gpujob import Counters, JobPhase
-from tests.harness.builders import make_card, make_gpu_node, make_job
+from tests.harness.builders import make_gpu, make_gpu_node, make_job
 from tests.harness.world import World
 
 
 def world_of_two() -> World:
-    nodes = [make_gpu_node(f"n{n}", make_card(f"GPU-{n}")) for n in range(2)]
+    nodes = [make_gpu_node(f"n{n}", make_gpu(f"GPU-{n}")) for n in range(2)]
     world = World(make_job("a"), gpu_nodes=nodes)
     world.tick(30)
     assert world.phase("a") is JobPhase.RUNNING
@@ -35,4 +35,4 @@ def test_only_a_node_that_is_gone_counts_as_lost(goes: bool) -> None:
     assert world.status("a").counters == wanted
     assert world.phase("a") is JobPhase.RUNNING
     if goes:
-        assert world.cards("a") == {f"GPU-{1 - int(name[1])}"}
+        assert world.gpus("a") == {f"GPU-{1 - int(name[1])}"}

@@ -111,7 +111,7 @@ def test_stops_that_are_failures(reason: str, kind: FailureClass, exit_code: int
     assert outcome.failure == JobFailure(kind, "because")
 
 
-@pytest.mark.parametrize("reason", ["NodeReclaimed", "Suspended", "CardOverfull", "CardUnhealthy"])
+@pytest.mark.parametrize("reason", ["NodeReclaimed", "Suspended", "GPUOverfull", "GPUUnhealthy"])
 @pytest.mark.parametrize(
     ("exit_code", "end"),
     [

@@ -14,7 +14,7 @@ from gpujob_operator.decide.model.snapshot import PodPhase, PodView
 from gpujob_operator.decide.planner import plan
 from tests.harness.builders import (
     after,
-    make_card,
+    make_gpu,
     make_gpu_node,
     make_job,
     make_pod,
@@ -28,7 +28,7 @@ from tests.harness.builders import (
 from tests.harness.world import World
 
 TWO = (("n0", ("GPU-0",)), ("n0", ("GPU-1",)))
-CARDS = [make_card("GPU-0"), make_card("GPU-1", index=1)]
+GPUS = [make_gpu("GPU-0"), make_gpu("GPU-1", index=1)]
 
 
 def beside(job: GPUJob, exit_code: int, rank: int = 0) -> PodView:
@@ -38,7 +38,7 @@ def beside(job: GPUJob, exit_code: int, rank: int = 0) -> PodView:
 
 
 def decided(*jobs: GPUJob, pods: tuple[PodView, ...] = (), at: float = 10.0) -> Plan:
-    node = make_gpu_node("n0", *CARDS, at=at)
+    node = make_gpu_node("n0", *GPUS, at=at)
     return plan(make_snapshot(*jobs, pods=pods, gpu_nodes=[node]), after(at))
 
 
@@ -77,7 +77,7 @@ def test_it_is_done_whatever_the_pod_says(phase: PodPhase) -> None:
     assert said(job, decided(job, pods=(pod,))).status.phase is JobPhase.SUCCEEDED
 
 
-def test_its_cards_are_held_until_the_pod_is_gone() -> None:
+def test_its_gpus_are_held_until_the_pod_is_gone() -> None:
     """I1."""
     job = running(make_job(), ("n0", ("GPU-0",)))
     pods = (beside(job, 0),)

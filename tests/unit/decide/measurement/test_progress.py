@@ -26,7 +26,7 @@ from tests.harness.builders import (
 )
 
 CONFIGURATION = Configuration()
-JOB = running(make_job(), held=reserve(24 * GIB, ReservationSource.WHOLE_CARD, 100.0))
+JOB = running(make_job(), held=reserve(24 * GIB, ReservationSource.WHOLE_GPU, 100.0))
 
 
 def told(job: GPUJob, report: Report, at: float = 100.0) -> GPUJobStatus:
@@ -130,7 +130,7 @@ def test_the_reservation_follows_once_the_worker_has_settled(
     assert (status != JOB.status) is settled
     assert [event.reason for event in events] == (["ReservationMeasured"] if settled else [])
     if settled:
-        assert "measured 4 GiB and 20 % of the card over 10 samples" in events[0].message
+        assert "measured 4 GiB and 20 % of the GPU over 10 samples" in events[0].message
         assert "holds 4.4 GiB instead of 24 GiB" in events[0].message
 
 

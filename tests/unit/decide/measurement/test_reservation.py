@@ -1,4 +1,4 @@
-"""How much of a card an attempt holds, before and after it is measured."""
+"""How much of a GPU an attempt holds, before and after it is measured."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ from gpujob_operator.decide.measurement.reservation import (
 )
 from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
 from gpujob_operator.decide.model.plan import WriteStatus
-from gpujob_operator.decide.model.snapshot import CardUsage
+from gpujob_operator.decide.model.snapshot import GPUUsage
 from gpujob_operator.decide.planner import plan
 from tests.harness.builders import (
     MODEL,
@@ -40,7 +40,7 @@ def wanted(job: GPUJob, entry: ProfileEntry | None = None) -> Reservation | None
     return wanted_reservation(job, entry, CONFIGURATION)
 
 
-def after_measuring(held: Reservation, usage: CardUsage, **job: Any) -> Reservation | None:
+def after_measuring(held: Reservation, usage: GPUUsage, **job: Any) -> Reservation | None:
     return measured_reservation(running(make_job(**job), held=held), usage, CONFIGURATION)
 
 
@@ -49,28 +49,28 @@ def test_margin_is_a_tenth_and_at_least_256_mebibytes() -> None:
     assert with_margin(10 * GIB, CONFIGURATION) == 11 * GIB
 
 
-def test_without_knowledge_the_whole_card() -> None:
+def test_without_knowledge_the_whole_gpu() -> None:
     assert wanted(make_job()) is None
     assert wanted(make_job(memory_bytes=2 * GIB)) is None
 
 
-def test_exclusive_is_always_the_whole_card() -> None:
+def test_exclusive_is_always_the_whole_gpu() -> None:
     """I2."""
     job = with_status(make_job(sharing=SharingMode.EXCLUSIVE), measurement=measured(GIB))
     assert wanted(job, ENTRY) is None
 
 
 @pytest.mark.parametrize("mode", list(SharingMode))
-def test_where_the_kubelet_picks_the_cards_all_jobs_take_whole_ones(mode: SharingMode) -> None:
-    """I1: on the card that it picks may be other jobs than on the one that was chosen."""
+def test_where_the_kubelet_picks_the_gpus_all_jobs_take_whole_ones(mode: SharingMode) -> None:
+    """I1: on the GPU that it picks may be other jobs than on the one that was chosen."""
     job = with_status(make_job(sharing=mode, memory_bytes=2 * GIB), measurement=measured(GIB))
     assert wanted_reservation(job, ENTRY, PICKED_BY_KUBELET) is None
-    held = reserve(24 * GIB, source=ReservationSource.WHOLE_CARD)
+    held = reserve(24 * GIB, source=ReservationSource.WHOLE_GPU)
     after = running(make_job(sharing=mode), held=held)
     assert measured_reservation(after, used(GIB), PICKED_BY_KUBELET) is None
 
 
-def test_two_small_jobs_do_not_share_a_card_that_the_kubelet_picks() -> None:
+def test_two_small_jobs_do_not_share_a_gpu_that_the_kubelet_picks() -> None:
     jobs = [with_status(make_job(name), measurement=measured(GIB)) for name in ("a", "b")]
     placed = {
         configuration.device_access: sum(
@@ -100,11 +100,11 @@ def test_an_attempt_that_ended_early_was_not_measured() -> None:
 
 
 def test_after_running_out_of_memory_the_profile_is_not_believed() -> None:
-    """I9: the same command on other data needs more; it gets the whole card."""
+    """I9: the same command on other data needs more; it gets the whole GPU."""
     assert wanted(with_status(make_job(), counters=Counters(out_of_memory=1)), ENTRY) is None
 
 
-def test_profile_is_of_one_card_model() -> None:
+def test_profile_is_of_one_gpu_model() -> None:
     profile = GPUProfile(
         Metadata("w"), GPUProfileSpec("f", "i"), GPUProfileStatus(entries=(ENTRY,))
     )
@@ -137,8 +137,8 @@ def test_after_running_out_of_memory_the_own_measurement_is_not_believed_either(
     assert wanted(with_status(job, counters=Counters(out_of_memory=1))) is None
 
 
-def test_whole_card_shrinks_to_what_was_measured() -> None:
-    whole = reserve(24 * GIB, ReservationSource.WHOLE_CARD, 100.0)
+def test_whole_gpu_shrinks_to_what_was_measured() -> None:
+    whole = reserve(24 * GIB, ReservationSource.WHOLE_GPU, 100.0)
     assert after_measuring(whole, used(10 * GIB, 42.04)) == Reservation(
         11 * GIB, 42.0, ReservationSource.MEASURED
     )
@@ -146,14 +146,14 @@ def test_whole_card_shrinks_to_what_was_measured() -> None:
 
 def test_too_few_samples_change_nothing() -> None:
     """I14: one odd reading is not a measurement."""
-    whole = reserve(24 * GIB, ReservationSource.WHOLE_CARD, 100.0)
+    whole = reserve(24 * GIB, ReservationSource.WHOLE_GPU, 100.0)
     few = used(10 * GIB, samples=CONFIGURATION.measurement_samples_min - 1)
     assert after_measuring(whole, few) is None
 
 
-@pytest.mark.parametrize("source", [ReservationSource.WHOLE_CARD, ReservationSource.PROFILE])
+@pytest.mark.parametrize("source", [ReservationSource.WHOLE_GPU, ReservationSource.PROFILE])
 def test_the_margin_never_takes_more_than_was_held(source: ReservationSource) -> None:
-    """I1: the rest of the card may be somebody's already; use within the reservation is no leak."""
+    """I1: the rest of the GPU may be somebody's already; use within the reservation is no leak."""
     shrunk = after_measuring(reserve(24 * GIB, source, 100.0), used(23 * GIB))
     assert shrunk is not None
     assert shrunk.memory_bytes == 24 * GIB
@@ -176,14 +176,14 @@ def test_busier_changes_the_utilization_and_not_the_memory() -> None:
 
 def test_exclusive_and_unreserved_stay() -> None:
     """I2."""
-    whole = reserve(24 * GIB, ReservationSource.WHOLE_CARD, 100.0, exclusive=True)
+    whole = reserve(24 * GIB, ReservationSource.WHOLE_GPU, 100.0, exclusive=True)
     assert after_measuring(whole, used(GIB)) is None
     assert measured_reservation(make_job(), used(GIB), CONFIGURATION) is None
 
 
 def test_a_measured_reservation_settles() -> None:
     """I8: the same measurement again changes nothing."""
-    held = reserve(24 * GIB, ReservationSource.WHOLE_CARD, 100.0)
+    held = reserve(24 * GIB, ReservationSource.WHOLE_GPU, 100.0)
     for peak in (10 * GIB, 23 * GIB, 25 * GIB):
         first = after_measuring(held, used(peak, 50.0))
         assert first is not None

@@ -16,7 +16,7 @@ from gpujob_operator.decide.model.configuration import Configuration
 from tests.harness.builders import (
     MODEL,
     T0,
-    make_card,
+    make_gpu,
     make_gpu_node,
     make_job,
     make_pods,
@@ -56,7 +56,7 @@ def beside(name: str, step_seconds: float) -> GPUJob:
 
 def slowdown_of(job: GPUJob, *neighbours: GPUJob) -> Slowdown | None:
     capacity = build_capacity(make_snapshot(job, *neighbours), T0, {})
-    return measured_slowdown(job, job.status, profile_of(job), capacity.cards_of(job.status))
+    return measured_slowdown(job, job.status, profile_of(job), capacity.gpus_of(job.status))
 
 
 def test_the_slowdown_is_against_the_fastest_measured_alone() -> None:
@@ -69,7 +69,7 @@ def test_the_slowdown_is_against_the_fastest_measured_alone() -> None:
     )
 
 
-def test_alone_on_its_card_nobody_slows_it() -> None:
+def test_alone_on_its_gpu_nobody_slows_it() -> None:
     assert slowdown_of(beside("a", 0.2)) is None
 
 
@@ -89,10 +89,10 @@ def test_steps_vary_by_themselves(percent: float, too_much: bool) -> None:
     assert found.too_much is too_much
 
 
-def pair(cards: int = 2) -> World:
-    """`slow` is slowed by `loud` on GPU-0; there may be another card."""
+def pair(gpus: int = 2) -> World:
+    """`slow` is slowed by `loud` on GPU-0; there may be another GPU."""
     jobs = [beside("slow", 0.15), beside("loud", 0.1)]
-    node = make_gpu_node("n0", *(make_card(f"GPU-{n}", index=n) for n in range(cards)))
+    node = make_gpu_node("n0", *(make_gpu(f"GPU-{n}", index=n) for n in range(gpus)))
     return World(
         *jobs,
         pods=[pod for job in jobs for pod in make_pods(job)],
@@ -108,10 +108,10 @@ def test_one_of_a_pair_moves_and_they_do_not_meet_again() -> None:
     assert found is not None
     assert "50 % longer than alone" in found.message
     world.tick(CONFIGURATION.slowed_seconds - 2)
-    assert world.cards("slow") == world.cards("loud")
+    assert world.gpus("slow") == world.gpus("loud")
     world.tick(5)
     assert world.running() == {"slow", "loud"}
-    assert world.cards("slow") != world.cards("loud")
+    assert world.gpus("slow") != world.gpus("loud")
     moved = [world.job(name) for name in ("slow", "loud") if world.status(name).attempt == 2]
     assert [job.status.counters.preemptions for job in moved] == [1]
     # Alone now, it is as fast as before; and it counts with more than the law would allow.
@@ -128,7 +128,7 @@ def test_one_of_a_pair_moves_and_they_do_not_meet_again() -> None:
 
 
 def test_nobody_moves_without_another_place() -> None:
-    world = pair(cards=1)
+    world = pair(gpus=1)
     world.tick()
     world.tick(1000)
     assert world.running() == {"slow", "loud"}
@@ -143,4 +143,4 @@ def test_who_has_made_room_often_enough_stays() -> None:
     world.tick()
     world.tick(1000)
     assert world.phase("slow") is JobPhase.RUNNING
-    assert world.cards("slow") == world.cards("loud")
+    assert world.gpus("slow") == world.gpus("loud")

@@ -30,7 +30,7 @@ def test_an_ended_job_held_nothing() -> None:
     [
         _held(reserve(9 * GIB, utilization_percent=50.0)),
         replace(HELD, phase=JobPhase.STOPPING),
-        _held(reserve(8 * GIB, ReservationSource.WHOLE_CARD, 50.0, exclusive=True)),
+        _held(reserve(8 * GIB, ReservationSource.WHOLE_GPU, 50.0, exclusive=True)),
     ],
     ids=["growth", "a stop", "the whole GPU"],
 )
@@ -71,9 +71,9 @@ def test_gpus_that_would_be_let_go_are_held_until_that_is_durable(after: GPUJobS
             reserve(8 * GIB, utilization_percent=40.0),
         ),
         (
-            reserve(8 * GIB, ReservationSource.WHOLE_CARD),
+            reserve(8 * GIB, ReservationSource.WHOLE_GPU),
             reserve(3 * GIB),
-            reserve(8 * GIB, ReservationSource.WHOLE_CARD),
+            reserve(8 * GIB, ReservationSource.WHOLE_GPU),
         ),
         (
             reserve(8 * GIB, exclusive=True),

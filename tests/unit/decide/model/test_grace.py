@@ -18,7 +18,7 @@ from gpujob_operator.render.pod import worker_pod
 from tests.harness.builders import (
     T0,
     after,
-    make_card,
+    make_gpu,
     make_job,
     make_node,
     make_report,
@@ -99,13 +99,13 @@ def test_an_orphan_gets_its_own_grace() -> None:
 def test_a_gang_is_asked_first_and_has_its_grace_afterwards() -> None:
     """I13: who did not hear the question gets all that it was told."""
     places = (("n0", ("GPU-0",)), ("n0", ("GPU-1",)))
-    cards = [make_card("GPU-0"), make_card("GPU-1", index=1)]
+    gpus = [make_gpu("GPU-0"), make_gpu("GPU-1", index=1)]
     job = running(job_of(600, workers=2, suspend=True), *places)
     assert stop_seconds(job, CONFIGURATION) == 900
     pods = pods_of(job)
     fields: dict[str, Any] = {
         "pods": pods,
-        "cards": cards,
+        "gpus": gpus,
         "configuration": CONFIGURATION,
         "reports": (received(job, make_report()),),
     }

@@ -13,7 +13,7 @@ from gpujob_operator.decide.planner import Planner, plan
 from tests.harness.builders import (
     NAMESPACE,
     after,
-    make_card,
+    make_gpu,
     make_job,
     make_pod,
     make_pods,
@@ -24,7 +24,7 @@ from tests.harness.builders import (
 )
 
 TWO = (("n0", ("GPU-0",)), ("n0", ("GPU-1",)))
-CARDS = [make_card("GPU-0"), make_card("GPU-1", index=1)]
+GPUS = [make_gpu("GPU-0"), make_gpu("GPU-1", index=1)]
 
 
 def known(job: GPUJob, *pods: PodView) -> GPUJob:
@@ -33,7 +33,7 @@ def known(job: GPUJob, *pods: PodView) -> GPUJob:
 
 
 def decided(*jobs: GPUJob, pods: tuple[PodView, ...] = (), at: float = 1.0) -> Plan:
-    return plan(make_snapshot(*jobs, pods=pods, cards=CARDS), after(at))
+    return plan(make_snapshot(*jobs, pods=pods, gpus=GPUS), after(at))
 
 
 def deleted(found: Plan) -> list[str]:
@@ -84,7 +84,7 @@ def test_an_impostor_ends_no_attempt_and_is_not_deleted(number: int, exit_code: 
         assert decided(starting, pods=(fake,)) == decided(starting)
 
 
-def test_the_annotation_of_an_unmanaged_pod_closes_no_card() -> None:
+def test_the_annotation_of_an_unmanaged_pod_closes_no_gpu() -> None:
     """I15."""
     job = make_job()
     fakes = tuple(
@@ -173,7 +173,7 @@ def test_a_pod_in_the_way_is_said_and_not_created_over() -> None:
     assert "team/job-1-0" in late.message
 
 
-def test_what_may_be_the_attempts_own_pod_keeps_its_cards() -> None:
+def test_what_may_be_the_attempts_own_pod_keeps_its_gpus() -> None:
     """I1, I3: its owner reference was stripped before its UID was seen, and it may run."""
     job = placed(make_job())
     stripped = make_pod(job, job_uid="")
@@ -211,13 +211,13 @@ def test_two_pods_of_one_rank_do_not_make_a_gang_complete() -> None:
 
 
 def blocked(*jobs: GPUJob, pods: tuple[PodView, ...]) -> bool:
-    """Whether a job that asks for one whole card of n0 finds none."""
+    """Whether a job that asks for one whole GPU of n0 finds none."""
     waiting = make_job("waiting")
-    snapshot = make_snapshot(*jobs, waiting, pods=pods, cards=[make_card("GPU-0")])
+    snapshot = make_snapshot(*jobs, waiting, pods=pods, gpus=[make_gpu("GPU-0")])
     return statuses(plan(snapshot, after(1)).items)["waiting"].phase is JobPhase.PENDING
 
 
-def test_a_pod_of_an_ended_attempt_holds_its_card_until_it_is_gone() -> None:
+def test_a_pod_of_an_ended_attempt_holds_its_gpu_until_it_is_gone() -> None:
     """I1."""
     ended = replace(running(make_job()), status=running(make_job()).status)
     ended = replace(ended, status=replace(ended.status, phase=JobPhase.SUCCEEDED))
@@ -229,7 +229,7 @@ def test_a_pod_of_an_ended_attempt_holds_its_card_until_it_is_gone() -> None:
     assert not blocked(ended, pods=(replace(old, node=None, deletion_at=after(20)),))
 
 
-def test_a_pod_of_an_attempt_to_come_holds_cards_of_its_own_node_alone() -> None:
+def test_a_pod_of_an_attempt_to_come_holds_gpus_of_its_own_node_alone() -> None:
     """I15: anybody in the namespace may make one, and nobody deletes it."""
     job = replace(make_job(), spec=replace(make_job().spec, suspend=True))
     pod = make_pod(job, attempt=9, gpus=("GPU-0",))
@@ -238,7 +238,7 @@ def test_a_pod_of_an_attempt_to_come_holds_cards_of_its_own_node_alone() -> None
     assert blocked(job, pods=(replace(pod, node="n0"),))
 
 
-def test_an_orphan_that_still_names_its_owner_is_deleted_and_holds_its_card_till_then() -> None:
+def test_an_orphan_that_still_names_its_owner_is_deleted_and_holds_its_gpu_till_then() -> None:
     """I7, I1."""
     gone = running(make_job("gone"))
     orphan = make_pod(gone)
@@ -260,8 +260,8 @@ def test_a_pod_that_is_moved_between_jobs_raises_nothing() -> None:
     planner = Planner()
     for turn, uid in enumerate(["uid-b", "uid-a", "", "uid-b", "uid-a", "gone"]):
         evil = replace(pods[0], uid="evil", name="x-1-0", namespace="attacker", job_uid=uid)
-        snapshot = make_snapshot(one, other, pods=(*pods, evil), cards=CARDS)
-        without = make_snapshot(one, other, pods=pods, cards=CARDS)
+        snapshot = make_snapshot(one, other, pods=(*pods, evil), gpus=GPUS)
+        without = make_snapshot(one, other, pods=pods, gpus=GPUS)
         found = planner(snapshot, after(turn))
         assert found == plan(snapshot, after(turn))
         if uid != "gone":

@@ -5,10 +5,10 @@ import pytest
 
 from gpujob_api.quantities import GIB
 from gpujob_operator.decide.packing.arrays import NodeArrays, WorkerAllocation
-from tests.harness.fleets import CARD_BYTES, card, idle_node, node
+from tests.harness.fleets import CARD_BYTES, gpu, idle_node, node
 
-SHARE = WorkerAllocation(2000, 4 * GIB, 20 * GIB, 30.0, whole_card=False)
-WHOLE = WorkerAllocation(2000, 4 * GIB, 1, 100.0, whole_card=True)
+SHARE = WorkerAllocation(2000, 4 * GIB, 20 * GIB, 30.0, whole_gpu=False)
+WHOLE = WorkerAllocation(2000, 4 * GIB, 1, 100.0, whole_gpu=True)
 
 
 def arrays(fleet: NodeArrays) -> dict[str, list[object]]:
@@ -24,7 +24,7 @@ def test_rows_and_columns_keep_the_order_given() -> None:
     assert fleet.names == ("b", "a")
     assert fleet.uuids == [("b-0", "b-1"), ("a-0",)]
     assert fleet.usable.tolist() == [[True, True], [True, False]]
-    assert fleet.card_count == 3
+    assert fleet.gpu_count == 3
 
 
 def test_a_node_twice_is_refused() -> None:
@@ -32,10 +32,10 @@ def test_a_node_twice_is_refused() -> None:
         NodeArrays.of([idle_node("a"), idle_node("a")])
 
 
-def test_no_nodes_and_nodes_without_cards() -> None:
-    assert NodeArrays.of([]).card_count == 0
+def test_no_nodes_and_nodes_without_gpus() -> None:
+    assert NodeArrays.of([]).gpu_count == 0
     fleet = NodeArrays.of([node("a")])
-    assert fleet.card_count == 0
+    assert fleet.gpu_count == 0
     assert not fleet.usable.any()
 
 
@@ -50,7 +50,7 @@ def test_placing_takes_what_was_asked() -> None:
     assert not fleet.held_whole.any()
 
 
-def test_a_whole_card_is_taken() -> None:
+def test_a_whole_gpu_is_taken() -> None:
     fleet = NodeArrays.of([idle_node("a", 2)])
     fleet.place(0, (0,), WHOLE)
     assert fleet.held_whole[0].tolist() == [True, False]
@@ -70,7 +70,7 @@ def test_every_change_moves_the_clock_of_its_row_only() -> None:
 
 
 def test_renewing_equals_building_again() -> None:
-    after = node("b", card("b-0", held=GIB, used_percent=5.0), spot=True, price_per_gpu_hour=2.0)
+    after = node("b", gpu("b-0", held=GIB, used_percent=5.0), spot=True, price_per_gpu_hour=2.0)
     fleet = NodeArrays.of([idle_node("a", 2), idle_node("b", 2)])
     fleet.renew(1, after)
     again = arrays(NodeArrays.of([idle_node("a", 2), after]))
@@ -80,19 +80,19 @@ def test_renewing_equals_building_again() -> None:
     assert renewed == again
 
 
-def test_a_card_that_is_gone_leaves_nothing_behind() -> None:
+def test_a_gpu_that_is_gone_leaves_nothing_behind() -> None:
     fleet = NodeArrays.of([idle_node("a", 2)])
     fleet.renew(0, idle_node("a", 1))
-    assert fleet.card_count == 1
+    assert fleet.gpu_count == 1
     assert fleet.memory_total[0].tolist() == [CARD_BYTES, 0]
     assert fleet.usable[0].tolist() == [True, False]
 
 
-def test_renewing_refuses_another_node_and_more_cards_than_columns() -> None:
+def test_renewing_refuses_another_node_and_more_gpus_than_columns() -> None:
     fleet = NodeArrays.of([idle_node("a", 2)])
     with pytest.raises(ValueError, match="row 0 is a"):
         fleet.renew(0, idle_node("b", 2))
-    with pytest.raises(ValueError, match="3 cards"):
+    with pytest.raises(ValueError, match="3 GPUs"):
         fleet.renew(0, idle_node("a", 3))
 
 
@@ -106,19 +106,19 @@ def test_a_copy_is_independent() -> None:
     assert arrays(copy) != before
 
 
-def test_cards_of_one_model_and_size_are_of_one_kind() -> None:
+def test_gpus_of_one_model_and_size_are_of_one_kind() -> None:
     fleet = NodeArrays.of(
         [
-            node("a", card("a-0"), card("a-1", model="T4", total=16 * GIB)),
-            node("b", card("b-0")),
+            node("a", gpu("a-0"), gpu("a-1", model="T4", total=16 * GIB)),
+            node("b", gpu("b-0")),
         ]
     )
     assert fleet.kinds == [("A100", CARD_BYTES), ("T4", 16 * GIB)]
     assert fleet.kind.tolist() == [[0, 1], [0, 0]]
 
 
-def test_a_card_without_memory_is_not_usable() -> None:
-    fleet = NodeArrays.of([node("a", card("a-0", total=0))])
+def test_a_gpu_without_memory_is_not_usable() -> None:
+    fleet = NodeArrays.of([node("a", gpu("a-0", total=0))])
     assert not fleet.usable.any()
 
 

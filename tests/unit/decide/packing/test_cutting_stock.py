@@ -20,7 +20,7 @@ def test_nothing_asked_for_has_no_prices() -> None:
 @pytest.mark.parametrize(
     ("size", "price"), [(100, 1.0), (81, 1.0), (51, 1.0), (50, 0.5), (34, 0.5), (33, 1 / 3)]
 )
-def test_one_size_costs_its_part_of_a_card(size: int, price: float) -> None:
+def test_one_size_costs_its_part_of_a_gpu(size: int, price: float) -> None:
     assert request_prices([(size, 0)], [7.0], (100, 0)) == pytest.approx([price])
 
 
@@ -29,13 +29,13 @@ def test_a_request_that_fills_room_that_is_left_over_anyway_costs_nothing() -> N
     assert request_prices([(81, 0), (16, 0)], [10.0, 1.0], (100, 0)) == pytest.approx([1.0, 0.0])
 
 
-def test_a_request_that_needs_cards_of_its_own_has_a_price() -> None:
-    # The small ones are so many that most of them fill cards of their own, six on a card.
+def test_a_request_that_needs_gpus_of_its_own_has_a_price() -> None:
+    # The small ones are so many that most of them fill GPUs of their own, six on a GPU.
     prices = request_prices([(81, 0), (16, 0)], [1.0, 60.0], (100, 0))
     assert prices == pytest.approx([5 / 6, 1 / 6])
 
 
-def test_partners_share_the_card() -> None:
+def test_partners_share_the_gpu() -> None:
     prices = request_prices([(65, 0), (35, 0)], [5.0, 5.0], (100, 0))
     assert sum(prices) == pytest.approx(1.0)
 
@@ -45,7 +45,7 @@ def test_both_dimensions_count() -> None:
     assert request_prices([(30, 10)], [1.0], (100, 20)) == pytest.approx([0.5])
 
 
-def test_no_pattern_is_worth_more_than_a_card_and_demand_is_covered() -> None:
+def test_no_pattern_is_worth_more_than_a_gpu_and_demand_is_covered() -> None:
     sizes = [(81, 11), (65, 10), (47, 6), (32, 5), (23, 7), (16, 3)]
     demand = [10.0, 2.5, 7.5, 3.3, 1.4, 0.7]
     prices = request_prices(sizes, demand, (100, 20))
@@ -58,9 +58,9 @@ def test_no_pattern_is_worth_more_than_a_card_and_demand_is_covered() -> None:
     ]
     worths = np.array(feasible) @ np.array(prices)
     assert worths.max() == pytest.approx(1.0)
-    # By duality the prices add up to the fewest cards; no packing needs fewer than its volume.
-    cards = sum(price * count for price, count in zip(prices, demand, strict=True))
-    assert cards >= sum(n * memory for n, (memory, _) in zip(demand, sizes, strict=True)) / 100
+    # By duality the prices add up to the fewest GPUs; no packing needs fewer than its volume.
+    gpus = sum(price * count for price, count in zip(prices, demand, strict=True))
+    assert gpus >= sum(n * memory for n, (memory, _) in zip(demand, sizes, strict=True)) / 100
 
 
 def test_worth_of_room_is_the_best_sum_that_fits() -> None:

@@ -22,23 +22,23 @@ def test_all_or_none() -> None:
 
 
 @given(st.dictionaries(st.text("abcdef", min_size=1), st.integers(0, 8)), st.integers(1, 40))
-def test_parts_fit_and_add_up(free: dict[str, int], cards: int) -> None:
-    parts = place_gang(free, cards)
+def test_parts_fit_and_add_up(free: dict[str, int], gpus: int) -> None:
+    parts = place_gang(free, gpus)
     if parts is None:
-        assert sum(free.values()) < cards
+        assert sum(free.values()) < gpus
         return
-    assert sum(count for _, count in parts) == cards
+    assert sum(count for _, count in parts) == gpus
     assert len({node for node, _ in parts}) == len(parts)
     assert all(0 < count <= free[node] for node, count in parts)
 
 
 @given(st.lists(st.integers(0, 8), min_size=1, max_size=8), st.integers(1, 40))
-def test_as_few_nodes_as_possible(counts: list[int], cards: int) -> None:
-    parts = place_gang({str(index): count for index, count in enumerate(counts)}, cards)
+def test_as_few_nodes_as_possible(counts: list[int], gpus: int) -> None:
+    parts = place_gang({str(index): count for index, count in enumerate(counts)}, gpus)
     if parts is None:
         return
     largest = sorted(counts, reverse=True)
-    assert sum(largest[: len(parts) - 1]) < cards
+    assert sum(largest[: len(parts) - 1]) < gpus
 
 
 RACKS = {"a": "r1", "b": "r1", "c": "r2", "d": "r2"}

@@ -11,7 +11,7 @@ from gpujob_operator.decide.packing.demand import Demand, WorkloadMix
 from gpujob_operator.decide.packing.request import NodeMask, Request, Selection, SpotPreference
 from gpujob_operator.decide.packing.score_cache import ScoreCache
 from gpujob_operator.decide.packing.select import choose
-from tests.harness.fleets import CARD_BYTES, card, idle_node, node, place_all, shared, whole
+from tests.harness.fleets import CARD_BYTES, gpu, idle_node, node, place_all, shared, whole
 
 HALVES = WorkloadMix.of({shared(40): 1.0})
 
@@ -31,26 +31,26 @@ def fits(fleet: NodeArrays, demand: Demand, mix: WorkloadMix = HALVES, **request
 def test_the_first_node_wins_a_tie() -> None:
     fleet = NodeArrays.of([idle_node("b", 2), idle_node("a", 2)])
     choice = chosen(fleet, shared(40))
-    assert (fleet.names[choice.row], choice.cards) == ("b", (0,))
+    assert (fleet.names[choice.row], choice.gpus) == ("b", (0,))
     assert choice.candidates == 2
 
 
-def test_a_half_joins_a_half_and_leaves_the_idle_card_whole() -> None:
-    fleet = NodeArrays.of([idle_node("a", 1), node("b", card("b-0"), card("b-1", held=40 * GIB))])
+def test_a_half_joins_a_half_and_leaves_the_idle_gpu_whole() -> None:
+    fleet = NodeArrays.of([idle_node("a", 1), node("b", gpu("b-0"), gpu("b-1", held=40 * GIB))])
     mix = WorkloadMix.of({shared(40): 1.0, whole(): 1.0})
     choice = chosen(fleet, shared(40), mix)
-    assert (fleet.names[choice.row], choice.cards) == ("b", (1,))
+    assert (fleet.names[choice.row], choice.gpus) == ("b", (1,))
 
 
 def test_room_that_nobody_asks_for_is_filled_first() -> None:
-    # 30 GiB are left on the second card: a half does not fit there, so they are worth little.
+    # 30 GiB are left on the second GPU: a half does not fit there, so they are worth little.
     fleet = NodeArrays.of(
-        [node("a", card("a-0", held=40 * GIB)), node("b", card("b-0", held=50 * GIB))]
+        [node("a", gpu("a-0", held=40 * GIB)), node("b", gpu("b-0", held=50 * GIB))]
     )
     mix = WorkloadMix.of({shared(40): 99.0, shared(25): 1.0})
     choice = chosen(fleet, shared(25), mix)
     assert fleet.names[choice.row] == "b"
-    on_the_half = chosen(NodeArrays.of([node("a", card("a-0", held=40 * GIB))]), shared(25), mix)
+    on_the_half = chosen(NodeArrays.of([node("a", gpu("a-0", held=40 * GIB))]), shared(25), mix)
     assert on_the_half.score.worth == pytest.approx(0.5)
     assert choice.score.worth < 0.5
 
@@ -62,17 +62,17 @@ def test_what_the_score_is_made_of_adds_up() -> None:
     assert score.worth == pytest.approx(0.5)
 
 
-def test_processor_is_kept_for_cards_that_need_it() -> None:
-    # Both have two idle cards; on the first the job would leave too little processor for them.
+def test_processor_is_kept_for_gpus_that_need_it() -> None:
+    # Both have two idle GPUs; on the first the job would leave too little processor for them.
     fleet = NodeArrays.of([idle_node("tight", 2, cpu=20), idle_node("roomy", 2, cpu=64)])
     mix = WorkloadMix.of({whole(cpu=10): 1.0})
-    choice = chosen(fleet, Demand(cpu_milli=8000, memory_bytes=GIB, cards=0), mix)
+    choice = chosen(fleet, Demand(cpu_milli=8000, memory_bytes=GIB, gpus=0), mix)
     assert fleet.names[choice.row] == "roomy"
-    assert choice.cards == ()
+    assert choice.gpus == ()
 
 
 def test_models_that_others_need_are_left_to_them() -> None:
-    t4 = [card(f"t-{n}", model="T4") for n in range(2)]
+    t4 = [gpu(f"t-{n}", model="T4") for n in range(2)]
     fleet = NodeArrays.of([node("t", *t4), idle_node("a", 2)])
     needs_t4 = whole(models=frozenset({"T4"}))
     assert fleet.names[chosen(fleet, whole(), WorkloadMix.of({whole(): 1.0})).row] == "t"
@@ -82,61 +82,61 @@ def test_models_that_others_need_are_left_to_them() -> None:
     assert fleet.names[chosen(fleet, needs_t4, mix).row] == "t"
 
 
-def test_n_jobs_of_m_bytes_on_a_card_of_n_times_m_less_one() -> None:
+def test_n_jobs_of_m_bytes_on_a_gpu_of_n_times_m_less_one() -> None:
     m = 10 * GIB
-    fleet = NodeArrays.of([node("a", card("a-0", total=4 * m - 1))])
-    demand = Demand(card_memory_bytes=m)
+    fleet = NodeArrays.of([node("a", gpu("a-0", total=4 * m - 1))])
+    demand = Demand(gpu_memory_bytes=m)
     where = place_all(fleet, [demand] * 4, WorkloadMix.of({demand: 1.0}))
     assert [name for name, _ in where] == ["a", "a", "a", ""]
     assert fleet.memory_free[0, 0] == m - 1
 
 
-def test_n_jobs_of_m_bytes_fill_a_card_of_n_times_m_to_the_last_byte() -> None:
+def test_n_jobs_of_m_bytes_fill_a_gpu_of_n_times_m_to_the_last_byte() -> None:
     m = 10 * GIB + 7
-    fleet = NodeArrays.of([node("a", card("a-0", total=3 * m))])
-    demand = Demand(card_memory_bytes=m)
+    fleet = NodeArrays.of([node("a", gpu("a-0", total=3 * m))])
+    demand = Demand(gpu_memory_bytes=m)
     where = place_all(fleet, [demand] * 4, WorkloadMix.of({demand: 1.0}))
     assert [name for name, _ in where] == ["a", "a", "a", ""]
     assert fleet.memory_free[0, 0] == 0
 
 
-def test_whole_cards_take_idle_ones_only() -> None:
-    cards = (card("a-0", held=GIB), card("a-1"), card("a-2"))
-    fleet = NodeArrays.of([node("a", *cards)])
-    assert chosen(fleet, whole(2)).cards == (1, 2)
+def test_whole_gpus_take_idle_ones_only() -> None:
+    gpus = (gpu("a-0", held=GIB), gpu("a-1"), gpu("a-2"))
+    fleet = NodeArrays.of([node("a", *gpus)])
+    assert chosen(fleet, whole(2)).gpus == (1, 2)
     assert not fits(fleet, whole(3))
 
 
-def test_whole_cards_stay_within_a_link_group() -> None:
+def test_whole_gpus_stay_within_a_link_group() -> None:
     groups = (0, 1, 1, 0, 0)
-    cards = [card(f"a-{n}", link_group=group) for n, group in enumerate(groups)]
-    assert chosen(NodeArrays.of([node("a", *cards)]), whole(2)).cards == (1, 2)
-    assert chosen(NodeArrays.of([node("a", *cards)]), whole(3)).cards == (0, 3, 4)
-    assert chosen(NodeArrays.of([node("a", *cards)]), whole(4)).cards == (0, 1, 2, 3)
+    gpus = [gpu(f"a-{n}", link_group=group) for n, group in enumerate(groups)]
+    assert chosen(NodeArrays.of([node("a", *gpus)]), whole(2)).gpus == (1, 2)
+    assert chosen(NodeArrays.of([node("a", *gpus)]), whole(3)).gpus == (0, 3, 4)
+    assert chosen(NodeArrays.of([node("a", *gpus)]), whole(4)).gpus == (0, 1, 2, 3)
 
 
-def test_shared_cards_of_one_worker_are_different_cards() -> None:
-    fleet = NodeArrays.of([node("a", card("a-0"), card("a-1", held=40 * GIB), card("a-2"))])
-    demand = shared(40, cards=2)
-    assert len(set(chosen(fleet, demand, WorkloadMix.of({demand: 1.0})).cards)) == 2
+def test_shared_gpus_of_one_worker_are_different_gpus() -> None:
+    fleet = NodeArrays.of([node("a", gpu("a-0"), gpu("a-1", held=40 * GIB), gpu("a-2"))])
+    demand = shared(40, gpus=2)
+    assert len(set(chosen(fleet, demand, WorkloadMix.of({demand: 1.0})).gpus)) == 2
 
 
 @pytest.mark.parametrize(("limit", "below"), [(79.0, False), (80.0, True)])
 def test_utilization_of_the_pair_stays_below_the_limits(limit: float, below: bool) -> None:
-    busy = card("a-0", held=10 * GIB, used_percent=50.0)
+    busy = gpu("a-0", held=10 * GIB, used_percent=50.0)
     fleet = NodeArrays.of([node("a", busy)])
     assert fits(fleet, shared(10, 30.0), utilization_limit_percent=limit) is below
 
 
 @pytest.mark.parametrize(("utilization_percent", "below"), [(10.0, True), (10.1, False)])
 def test_the_tenants_limit_counts_too(utilization_percent: float, below: bool) -> None:
-    busy = card("a-0", held=GIB, used_percent=50.0, utilization_limit_percent=60.0)
+    busy = gpu("a-0", held=GIB, used_percent=50.0, utilization_limit_percent=60.0)
     assert fits(NodeArrays.of([node("a", busy)]), shared(10, utilization_percent)) is below
 
 
-def test_an_idle_card_takes_a_job_that_fills_it() -> None:
+def test_an_idle_gpu_takes_a_job_that_fills_it() -> None:
     fleet = NodeArrays.of([idle_node("a", 1)])
-    assert chosen(fleet, shared(10, 100.0), utilization_limit_percent=50.0).cards == (0,)
+    assert chosen(fleet, shared(10, 100.0), utilization_limit_percent=50.0).gpus == (0,)
 
 
 @pytest.mark.parametrize(
@@ -181,28 +181,28 @@ def test_nodes_that_are_not_allowed_are_not_used() -> None:
 
 def test_each_thing_that_is_missing_keeps_a_request_off() -> None:
     nodes = [
-        node("full", card("f-0", held=50 * GIB), card("f-1", held=60 * GIB)),
-        node("small", card("s-0", total=16 * GIB)),
+        node("full", gpu("f-0", held=50 * GIB), gpu("f-1", held=60 * GIB)),
+        node("small", gpu("s-0", total=16 * GIB)),
         idle_node("busy", 1, cpu=0),
-        node("other", card("o-0", model="T4")),
+        node("other", gpu("o-0", model="T4")),
     ]
     demand = shared(40, models=frozenset({"A100"}))
     assert not fits(NodeArrays.of(nodes), demand)
     assert chosen(NodeArrays.of([*nodes, idle_node("idle", 1)]), demand).row == len(nodes)
 
 
-def test_too_few_cards_on_a_node_are_not_enough() -> None:
+def test_too_few_gpus_on_a_node_are_not_enough() -> None:
     assert not fits(NodeArrays.of([idle_node("a", 2), idle_node("b", 2)]), whole(4))
 
 
 @pytest.mark.parametrize("nodes", [[], [node("a")]])
-def test_no_cards_at_all(nodes: list[NodeState]) -> None:
+def test_no_gpus_at_all(nodes: list[NodeState]) -> None:
     fleet = NodeArrays.of(nodes)
     assert not fits(fleet, shared(1))
 
 
-def test_an_empty_mix_packs_onto_used_cards() -> None:
-    fleet = NodeArrays.of([idle_node("a", 1), node("b", card("b-0", held=GIB))])
+def test_an_empty_mix_packs_onto_used_gpus() -> None:
+    fleet = NodeArrays.of([idle_node("a", 1), node("b", gpu("b-0", held=GIB))])
     assert chosen(fleet, shared(10), WorkloadMix()).row == 1
 
 
@@ -212,14 +212,14 @@ def test_what_was_taken_and_renewed_is_free_again() -> None:
     request = Request(whole())
     choice = choose(fleet, request, HALVES, ledger)
     assert choice is not None
-    fleet.place(choice.row, choice.cards, request.allocation)
+    fleet.place(choice.row, choice.gpus, request.allocation)
     assert choose(fleet, request, HALVES, ledger) is None
     fleet.renew(choice.row, idle_node("a", 1))
     assert choose(fleet, request, HALVES, ledger) == choice
 
 
 def test_another_mix_with_the_same_ledger() -> None:
-    fleet = NodeArrays.of([idle_node("a", 1), node("b", card("b-0", held=40 * GIB))])
+    fleet = NodeArrays.of([idle_node("a", 1), node("b", gpu("b-0", held=40 * GIB))])
     ledger = ScoreCache()
     other = WorkloadMix.of({shared(30): 1.0, whole(): 5.0})
     for mix in (HALVES, other, HALVES):
@@ -228,14 +228,14 @@ def test_another_mix_with_the_same_ledger() -> None:
         )
 
 
-def test_a_new_kind_of_card_joins_between_choices() -> None:
+def test_a_new_kind_of_gpu_joins_between_choices() -> None:
     fleet = NodeArrays.of([idle_node("a", 1), idle_node("b", 1)])
     ledger = ScoreCache()
     choose(fleet, Request(whole()), HALVES, ledger)
-    fleet.renew(1, node("b", card("b-0", total=CARD_BYTES // 2, model="T4")))
+    fleet.renew(1, node("b", gpu("b-0", total=CARD_BYTES // 2, model="T4")))
     found = choose(fleet, Request(whole()), HALVES, ledger)
     assert found == choose(fleet, Request(whole()), HALVES, ScoreCache())
-    # The smaller card is the smaller loss.
+    # The smaller GPU is the smaller loss.
     assert isinstance(found, Selection)
     assert found.row == 1
 
@@ -269,7 +269,7 @@ def test_scores_are_finite() -> None:
 )
 def test_the_example_of_the_design_document(name: str, held_gib: int, usable: float) -> None:
     mix = WorkloadMix.of({shared(40): 2.0, shared(32): 1.0})
-    alone = NodeArrays.of([node(name, card(f"{name}-0", held=held_gib * GIB))])
+    alone = NodeArrays.of([node(name, gpu(f"{name}-0", held=held_gib * GIB))])
     score = chosen(alone, shared(32), mix).score
     assert score.worth == pytest.approx(0.5)
     assert score.usable == pytest.approx(usable, abs=1e-4)
@@ -279,6 +279,6 @@ def test_the_example_of_the_design_document(name: str, held_gib: int, usable: fl
 def test_the_decision_in_the_example_of_the_design_document() -> None:
     mix = WorkloadMix.of({shared(40): 2.0, shared(32): 1.0})
     held = {"a": 0, "b": 40, "c": 48}
-    fleet = NodeArrays.of(node(n, card(f"{n}-0", held=gib * GIB)) for n, gib in held.items())
+    fleet = NodeArrays.of(node(n, gpu(f"{n}-0", held=gib * GIB)) for n, gib in held.items())
     assert fleet.names[chosen(fleet, shared(32), mix).row] == "c"
     assert fleet.names[chosen(fleet, shared(40), mix).row] == "a"

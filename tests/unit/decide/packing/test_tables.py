@@ -68,7 +68,7 @@ def test_steps_are_rounded_up(demand: Demand, steps: tuple[int, int] | None) -> 
     assert demand.steps(CARD_BYTES, 20 if demand.utilization_percent else 0) == steps
 
 
-def test_an_idle_card_is_worth_one_and_a_full_one_nothing() -> None:
+def test_an_idle_gpu_is_worth_one_and_a_full_one_nothing() -> None:
     tables = Tables.of(WorkloadMix.of({shared(20): 1.0}), [KIND])
     assert tables.worth[0] == 0.0
     assert tables.worth[tables.idle[0]] == 1.0
@@ -79,7 +79,7 @@ def test_an_idle_card_is_worth_one_and_a_full_one_nothing() -> None:
     assert worth[MEMORY_STEPS] == pytest.approx(1.0)
 
 
-def test_a_smaller_card_is_worth_less_in_proportion() -> None:
+def test_a_smaller_gpu_is_worth_less_in_proportion() -> None:
     tables = Tables.of(WorkloadMix.of({shared(10): 1.0}), [KIND, ("T4", CARD_BYTES // 4)])
     assert tables.worth[tables.idle].tolist() == [1.0, 0.25]
 
@@ -112,9 +112,9 @@ def test_requests_for_any_model_or_for_all_are_not_restricted() -> None:
     assert not Tables.of(mix, [KIND, ("T4", 16 * GIB)]).restricted_share.size
 
 
-def test_host_resources_per_card_are_the_mean_of_requests_with_cards() -> None:
-    mix = WorkloadMix.of({whole(2, cpu=16): 1.0, Demand(cpu_milli=64_000, cards=0): 5.0})
-    assert Tables.of(mix, [KIND]).cpu_milli_per_card == pytest.approx(8000)
+def test_host_resources_per_gpu_are_the_mean_of_requests_with_gpus() -> None:
+    mix = WorkloadMix.of({whole(2, cpu=16): 1.0, Demand(cpu_milli=64_000, gpus=0): 5.0})
+    assert Tables.of(mix, [KIND]).cpu_milli_per_gpu == pytest.approx(8000)
 
 
 def test_no_kinds_and_no_mix_make_empty_tables() -> None:

@@ -1,4 +1,4 @@
-"""Which cards a job gets, all workers or none, and what it is told when it gets none."""
+"""Which GPUs a job gets, all workers or none, and what it is told when it gets none."""
 
 import re
 from dataclasses import replace
@@ -19,7 +19,7 @@ from gpujob_operator.decide.placement.requirements import UNKNOWN_BYTES, demand_
 from tests.harness.builders import (
     CARD_BYTES,
     T0,
-    make_card,
+    make_gpu,
     make_gpu_node,
     make_job,
     make_node,
@@ -44,7 +44,7 @@ def result(job: GPUJob, snapshot: Snapshot, claimed: tuple[str, ...] = ()) -> An
     return assign(needs_of(job, None), board, CONFIGURATION)
 
 
-def cards_of(job: GPUJob, snapshot: Snapshot, claimed: tuple[str, ...] = ()) -> list[str]:
+def gpus_of(job: GPUJob, snapshot: Snapshot, claimed: tuple[str, ...] = ()) -> list[str]:
     found = result(job, snapshot, claimed)
     assert isinstance(found, Assignment), found
     return [uuid for worker in found.placement.workers for uuid in worker.gpus]
@@ -66,15 +66,15 @@ def of(name: str, held: int, uuid: str = "GPU-0", utilization_percent: float = 2
     return running(make_job(name), ("n0", (uuid,)), held=kept)
 
 
-def cards(count: int) -> list[Any]:
-    return [make_card(f"GPU-{n}", index=n) for n in range(count)]
+def gpus(count: int) -> list[Any]:
+    return [make_gpu(f"GPU-{n}", index=n) for n in range(count)]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_n_jobs_of_exactly_m_bytes_on_a_card_one_byte_short(count: int) -> None:
+def test_n_jobs_of_exactly_m_bytes_on_a_gpu_one_byte_short(count: int) -> None:
     """I1: exactly one of them does not run, and it is told how much is missing."""
     each = 2 * GIB
-    card = make_card(total=count * each - 1)
+    gpu = make_gpu(total=count * each - 1)
     shared: dict[str, Any] = {
         "sharing": SharingMode.SHARED,
         "memory_bytes": each,
@@ -83,40 +83,40 @@ def test_n_jobs_of_exactly_m_bytes_on_a_card_one_byte_short(count: int) -> None:
     held = reserve(each, ReservationSource.HINT, 0.0)
     jobs: list[GPUJob] = []
     for n in range(count):
-        found = result(make_job(f"j{n}", **shared), make_snapshot(*jobs, cards=[card]))
+        found = result(make_job(f"j{n}", **shared), make_snapshot(*jobs, gpus=[gpu]))
         if isinstance(found, Diagnosis):
             break
         jobs.append(running(make_job(f"j{n}", **shared), held=held))
     assert len(jobs) == count - 1
-    message = why(make_job("last", **shared), make_snapshot(*jobs, cards=[card])).message
+    message = why(make_job("last", **shared), make_snapshot(*jobs, gpus=[gpu])).message
     assert "1 B are missing" in message or "1 too small" in message
 
 
 def test_a_job_without_measurement_starts_alone_and_holds_all_that_is_free() -> None:
     """I1: unknown use may be all of it, less the driver and strangers."""
-    found = result(make_job(), make_snapshot(cards=[make_card(driver=GIB, stranger=GIB)]))
+    found = result(make_job(), make_snapshot(gpus=[make_gpu(driver=GIB, stranger=GIB)]))
     assert found.reservation.memory_bytes == CARD_BYTES - 2 * GIB
-    assert found.reservation.source is ReservationSource.WHOLE_CARD
+    assert found.reservation.source is ReservationSource.WHOLE_GPU
     assert "starts alone" in why(make_job(), make_snapshot(of("a", GIB))).message
 
 
-def test_measured_jobs_join_others_where_somebody_may_need_a_whole_card() -> None:
+def test_measured_jobs_join_others_where_somebody_may_need_a_whole_gpu() -> None:
     jobs = [of("a", 6 * GIB, "GPU-1"), of("b", 12 * GIB, "GPU-2"), of("c", 22 * GIB, "GPU-3")]
     unmeasured = [make_job(f"new-{n}") for n in range(3)]
-    chosen = cards_of(sized(4 * GIB), make_snapshot(*jobs, *unmeasured, cards=cards(4)))
+    chosen = gpus_of(sized(4 * GIB), make_snapshot(*jobs, *unmeasured, gpus=gpus(4)))
     assert chosen in (["GPU-1"], ["GPU-2"])
 
 
-def test_an_unmeasured_job_takes_an_empty_card() -> None:
-    seen = make_snapshot(of("a", GIB), cards=cards(2))
-    assert cards_of(make_job(), seen) == ["GPU-1"]
+def test_an_unmeasured_job_takes_an_empty_gpu() -> None:
+    seen = make_snapshot(of("a", GIB), gpus=gpus(2))
+    assert gpus_of(make_job(), seen) == ["GPU-1"]
 
 
 def test_an_unknown_job_does_not_start_where_strangers_left_next_to_nothing() -> None:
-    full = make_card(stranger=CARD_BYTES - UNKNOWN_BYTES + MIB)
-    assert "255 MiB free" in why(make_job(), make_snapshot(cards=[full])).message
-    room = make_card(stranger=CARD_BYTES - UNKNOWN_BYTES)
-    assert cards_of(make_job(), make_snapshot(cards=[room])) == ["GPU-0"]
+    full = make_gpu(stranger=CARD_BYTES - UNKNOWN_BYTES + MIB)
+    assert "255 MiB free" in why(make_job(), make_snapshot(gpus=[full])).message
+    room = make_gpu(stranger=CARD_BYTES - UNKNOWN_BYTES)
+    assert gpus_of(make_job(), make_snapshot(gpus=[room])) == ["GPU-0"]
 
 
 def test_exclusive_jobs_share_with_nobody() -> None:
@@ -125,23 +125,23 @@ def test_exclusive_jobs_share_with_nobody() -> None:
     found = result(alone, make_snapshot())
     assert found.reservation.exclusive
     assert "shared already" in why(alone, make_snapshot(of("a", GIB))).message
-    stranger = make_snapshot(cards=[make_card(stranger=GIB)])
+    stranger = make_snapshot(gpus=[make_gpu(stranger=GIB)])
     assert "used by strangers (1 GiB)" in why(alone, stranger).message
     taken = running(make_job("x"), held=reserve(GIB, exclusive=True))
     assert "held whole" in why(sized(GIB), make_snapshot(taken)).message
 
 
-def test_a_whole_card_is_not_shared_before_it_is_measured() -> None:
+def test_a_whole_gpu_is_not_shared_before_it_is_measured() -> None:
     """I1."""
     assert "held whole" in why(sized(GIB), make_snapshot(running(make_job("x")))).message
 
 
 def test_gangs_are_placed_whole_or_not_at_all() -> None:
-    """I1, I4: two of three cards are no start."""
+    """I1, I4: two of three GPUs are no start."""
     gang = make_job(workers=3)
-    message = why(gang, make_snapshot(cards=cards(2))).message
-    assert message.startswith("needs 3 x a whole card (room for 2 of 3 workers); of 2 cards")
-    assert cards_of(gang, make_snapshot(cards=cards(3))) == ["GPU-0", "GPU-1", "GPU-2"]
+    message = why(gang, make_snapshot(gpus=gpus(2))).message
+    assert message.startswith("needs 3 x a whole GPU (room for 2 of 3 workers); of 2 GPUs")
+    assert gpus_of(gang, make_snapshot(gpus=gpus(3))) == ["GPU-0", "GPU-1", "GPU-2"]
 
 
 def test_workers_of_a_gang_do_not_share_what_only_one_can_have() -> None:
@@ -149,28 +149,28 @@ def test_workers_of_a_gang_do_not_share_what_only_one_can_have() -> None:
     cores = make_job(workers=2, template=make_template(cpu="3"))
     assert (
         "milli-CPU short"
-        in why(cores, make_snapshot(cards=cards(2), nodes=[make_node(cpu=5)])).message
+        in why(cores, make_snapshot(gpus=gpus(2), nodes=[make_node(cpu=5)])).message
     )
 
 
 def test_a_gang_is_on_one_model() -> None:
-    mixed = [make_card("GPU-0"), make_card("GPU-1", model="NVIDIA L4", index=1)]
-    assert why(make_job(workers=2), make_snapshot(cards=mixed)).could_ever_fit is False
-    mixed.append(make_card("GPU-2", model="NVIDIA L4", index=2))
-    assert cards_of(make_job(workers=2), make_snapshot(cards=mixed)) == ["GPU-1", "GPU-2"]
+    mixed = [make_gpu("GPU-0"), make_gpu("GPU-1", model="NVIDIA L4", index=1)]
+    assert why(make_job(workers=2), make_snapshot(gpus=mixed)).could_ever_fit is False
+    mixed.append(make_gpu("GPU-2", model="NVIDIA L4", index=2))
+    assert gpus_of(make_job(workers=2), make_snapshot(gpus=mixed)) == ["GPU-1", "GPU-2"]
 
 
-def test_cards_of_one_worker_are_on_one_node() -> None:
-    nodes = [make_gpu_node(f"n{n}", make_card(f"GPU-{n}")) for n in range(2)]
+def test_gpus_of_one_worker_are_on_one_node() -> None:
+    nodes = [make_gpu_node(f"n{n}", make_gpu(f"GPU-{n}")) for n in range(2)]
     refusal = why(make_job(gpus_per_worker=2), make_snapshot(gpu_nodes=nodes))
     assert refusal.could_ever_fit is False
     assert "2 free, but too few on one node" in refusal.message
-    assert len(cards_of(make_job(gpus_per_worker=2), make_snapshot(cards=cards(2)))) == 2
+    assert len(gpus_of(make_job(gpus_per_worker=2), make_snapshot(gpus=gpus(2)))) == 2
 
 
-def test_a_gang_holds_what_its_smallest_card_has() -> None:
-    """I1: one reservation is valid for every card."""
-    seen = make_snapshot(cards=[make_card("GPU-0"), make_card("GPU-1", driver=GIB, index=1)])
+def test_a_gang_holds_what_its_smallest_gpu_has() -> None:
+    """I1: one reservation is valid for every GPU."""
+    seen = make_snapshot(gpus=[make_gpu("GPU-0"), make_gpu("GPU-1", driver=GIB, index=1)])
     assert result(make_job(gpus_per_worker=2), seen).reservation.memory_bytes == CARD_BYTES - GIB
 
 
@@ -179,7 +179,7 @@ def test_a_gang_holds_what_its_smallest_card_has() -> None:
     [(SpotPolicy.PREFER, "s"), (SpotPolicy.REQUIRE, "s"), (SpotPolicy.NEVER, "d")],
 )
 def test_spot_policy(policy: SpotPolicy, node: str) -> None:
-    gpu_nodes = [make_gpu_node("d", make_card("GPU-d")), make_gpu_node("s", make_card("GPU-s"))]
+    gpu_nodes = [make_gpu_node("d", make_gpu("GPU-d")), make_gpu_node("s", make_gpu("GPU-s"))]
     nodes = [make_node("d"), make_node("s", spot=True)]
     found = result(make_job(spot=policy), make_snapshot(gpu_nodes=gpu_nodes, nodes=nodes))
     assert found.placement.workers[0].node == node
@@ -190,7 +190,7 @@ def test_spot_required_or_refused_says_so() -> None:
     assert "1 not a spot node" in why(make_job(spot=SpotPolicy.REQUIRE), make_snapshot()).message
     spot = make_snapshot(nodes=[make_node(spot=True)])
     assert "1 a spot node" in why(make_job(spot=SpotPolicy.NEVER), spot).message
-    assert cards_of(make_job(), make_snapshot()) == ["GPU-0"]
+    assert gpus_of(make_job(), make_snapshot()) == ["GPU-0"]
 
 
 @pytest.mark.parametrize(
@@ -237,11 +237,11 @@ def test_host_room_counts() -> None:
     ).could_ever_fit
 
 
-def test_a_job_that_fits_only_without_its_margin_gets_the_whole_card() -> None:
-    """I4: measured at nearly a whole card, it can still run again after an interruption."""
+def test_a_job_that_fits_only_without_its_margin_gets_the_whole_gpu() -> None:
+    """I4: measured at nearly a whole GPU, it can still run again after an interruption."""
     found = result(sized(CARD_BYTES - GIB), make_snapshot())
     assert isinstance(found, Assignment)
-    assert found.reservation.source is ReservationSource.WHOLE_CARD
+    assert found.reservation.source is ReservationSource.WHOLE_GPU
     refusal = why(sized(CARD_BYTES + GIB), make_snapshot())
     assert refusal.could_ever_fit is False
     assert "1 too small" in refusal.message
@@ -252,7 +252,7 @@ def test_neighbours_that_would_slow_each_other_are_kept_apart() -> None:
     message = why(sized(GIB), make_snapshot(busy)).message
     assert "1 busy: 90 % together would slow a job by over 10 %" in message
     calm = of("a", 4 * GIB, utilization_percent=50.0)
-    assert cards_of(sized(GIB), make_snapshot(calm)) == ["GPU-0"]
+    assert gpus_of(sized(GIB), make_snapshot(calm)) == ["GPU-0"]
     touchy = replace(
         calm, spec=replace(calm.spec, sharing=replace(calm.spec.sharing, max_slowdown_percent=2))
     )
@@ -266,42 +266,42 @@ def test_the_limit_of_summed_utilization_follows_the_law() -> None:
     assert rounded == {0: 50, 3: 50, 4: 80, 10: 80, 12: 95, 26: 95, 27: 127, 100: 200}
 
 
-def test_claimed_cards_are_not_for_later_jobs() -> None:
+def test_claimed_gpus_are_not_for_later_jobs() -> None:
     """I11."""
-    assert cards_of(make_job(), make_snapshot(cards=cards(2)), ("GPU-0",)) == ["GPU-1"]
+    assert gpus_of(make_job(), make_snapshot(gpus=gpus(2)), ("GPU-0",)) == ["GPU-1"]
     refusal = why(make_job(), make_snapshot(), ("GPU-0",))
     assert refusal.could_ever_fit
     assert "1 kept for an earlier job" in refusal.message
 
 
-def test_the_cheaper_node_then_the_node_with_fewer_free_cards() -> None:
+def test_the_cheaper_node_then_the_node_with_fewer_free_gpus() -> None:
     dear, cheap = (
-        make_gpu_node("a", make_card("GPU-a"), price=3.0),
-        make_gpu_node("b", make_card("GPU-b"), price=1.0),
+        make_gpu_node("a", make_gpu("GPU-a"), price=3.0),
+        make_gpu_node("b", make_gpu("GPU-b"), price=1.0),
     )
-    assert cards_of(make_job(), make_snapshot(gpu_nodes=[dear, cheap])) == ["GPU-b"]
-    roomy = make_gpu_node("a", make_card("GPU-a"), make_card("GPU-x", index=1))
-    tight = make_gpu_node("b", make_card("GPU-b"))
-    assert cards_of(make_job(), make_snapshot(gpu_nodes=[roomy, tight])) == ["GPU-b"]
+    assert gpus_of(make_job(), make_snapshot(gpu_nodes=[dear, cheap])) == ["GPU-b"]
+    roomy = make_gpu_node("a", make_gpu("GPU-a"), make_gpu("GPU-x", index=1))
+    tight = make_gpu_node("b", make_gpu("GPU-b"))
+    assert gpus_of(make_job(), make_snapshot(gpu_nodes=[roomy, tight])) == ["GPU-b"]
 
 
 def test_messages_carry_the_numbers() -> None:
     """I4: what is asked, what there is, and the nearest fit."""
     jobs = [of("a", 20 * GIB, "GPU-0"), of("b", 22 * GIB, "GPU-1")]
-    message = why(sized(6 * GIB), make_snapshot(*jobs, cards=cards(2))).message
+    message = why(sized(6 * GIB), make_snapshot(*jobs, gpus=gpus(2))).message
     assert message == (
-        "needs 1 x 6.6 GiB at 20 %; of 2 cards: 2 too full; "
+        "needs 1 x 6.6 GiB at 20 %; of 2 GPUs: 2 too full; "
         "nearest: GPU-0 on n0 with 4 GiB free of 24 GiB, 2.6 GiB are missing"
     )
 
 
-def test_no_cards_at_all() -> None:
+def test_no_gpus_at_all() -> None:
     assert (
         "no node with an agent has joined"
         in why(make_job(), replace(make_snapshot(), gpu_nodes=())).message
     )
     message = why(make_job(models=("H100",)), make_snapshot()).message
-    assert message == "no card of model H100; models in the cluster: NVIDIA A10"
+    assert message == "no GPU of model H100; models in the cluster: NVIDIA A10"
     assert re.search(r"\d", why(make_job(memory_bytes=40 * GIB), make_snapshot()).message)
 
 
@@ -317,10 +317,10 @@ def rack(name: str, *, racks: dict[str, str], **fields: Any) -> Any:
     return make_node(name, labels=zone, **fields)
 
 
-def machines(racks: dict[str, str], cards: int = 1) -> Snapshot:
+def machines(racks: dict[str, str], gpus: int = 1) -> Snapshot:
     return make_snapshot(
         gpu_nodes=[
-            make_gpu_node(n, *(make_card(f"GPU-{n}{k}", index=k) for k in range(cards)))
+            make_gpu_node(n, *(make_gpu(f"GPU-{n}{k}", index=k) for k in range(gpus)))
             for n in racks
         ],
         nodes=[rack(n, racks=racks) for n in racks],
@@ -333,19 +333,19 @@ def nodes_of(job: GPUJob, snapshot: Snapshot) -> list[str]:
     return [worker.node for worker in found.placement.workers]
 
 
-def test_workers_of_a_gang_never_share_a_card() -> None:
-    """Two small workers would fit on the one card; NCCL would refuse to join them."""
+def test_workers_of_a_gang_never_share_a_gpu() -> None:
+    """Two small workers would fit on the one GPU; NCCL would refuse to join them."""
     small = sized(GIB, workers=2, max_slowdown_percent=100)
     assert (
-        "room for 1 of 2 workers" in why(small, make_snapshot(of("a", GIB), cards=cards(1))).message
+        "room for 1 of 2 workers" in why(small, make_snapshot(of("a", GIB), gpus=gpus(1))).message
     )
-    assert sorted(cards_of(small, make_snapshot(cards=cards(2)))) == ["GPU-0", "GPU-1"]
+    assert sorted(gpus_of(small, make_snapshot(gpus=gpus(2)))) == ["GPU-0", "GPU-1"]
 
 
 def test_a_gang_stays_on_one_node_where_that_holds_it() -> None:
     seen = make_snapshot(
         gpu_nodes=[
-            make_gpu_node(f"n{n}", *(make_card(f"GPU-{n}{k}", index=k) for k in range(count)))
+            make_gpu_node(f"n{n}", *(make_gpu(f"GPU-{n}{k}", index=k) for k in range(count)))
             for n, count in enumerate((1, 1, 4, 2))
         ]
     )
@@ -362,7 +362,7 @@ def test_a_gang_stays_in_one_zone_where_that_holds_it() -> None:
 def test_processor_bounds_the_workers_of_a_node() -> None:
     seen = make_snapshot(
         gpu_nodes=[
-            make_gpu_node(f"n{n}", *(make_card(f"GPU-{n}{k}", index=k) for k in range(4)))
+            make_gpu_node(f"n{n}", *(make_gpu(f"GPU-{n}{k}", index=k) for k in range(4)))
             for n in range(2)
         ],
         nodes=[make_node("n0", cpu=3), make_node("n1", cpu=3)],
@@ -371,19 +371,19 @@ def test_processor_bounds_the_workers_of_a_node() -> None:
     assert nodes_of(job, seen) == ["n0", "n0", "n0", "n1"]
 
 
-def test_a_worker_of_several_cards_gets_cards_with_a_link() -> None:
+def test_a_worker_of_several_gpus_gets_gpus_with_a_link() -> None:
     pairs = [
-        replace(make_card(f"GPU-{n}", index=n), link_group=group)
+        replace(make_gpu(f"GPU-{n}", index=n), link_group=group)
         for n, group in enumerate((0, 1, 0, 1))
     ]
     job = gang(2, gpus_per_worker=2)
-    assert cards_of(job, make_snapshot(cards=pairs)) == ["GPU-0", "GPU-2", "GPU-1", "GPU-3"]
+    assert gpus_of(job, make_snapshot(gpus=pairs)) == ["GPU-0", "GPU-2", "GPU-1", "GPU-3"]
     alone = make_job(sharing=SharingMode.EXCLUSIVE, gpus_per_worker=2)
-    assert cards_of(alone, make_snapshot(cards=pairs)) == ["GPU-0", "GPU-2"]
+    assert gpus_of(alone, make_snapshot(gpus=pairs)) == ["GPU-0", "GPU-2"]
 
 
 def test_a_gang_prefers_spot_where_all_of_it_fits() -> None:
-    nodes = [make_gpu_node(f"n{n}", make_card(f"GPU-{n}")) for n in range(4)]
+    nodes = [make_gpu_node(f"n{n}", make_gpu(f"GPU-{n}")) for n in range(4)]
     seen = make_snapshot(gpu_nodes=nodes, nodes=[make_node(f"n{n}", spot=n > 1) for n in range(4)])
     assert nodes_of(gang(2), seen) == ["n2", "n3"]
     assert len(nodes_of(gang(3), seen)) == 3

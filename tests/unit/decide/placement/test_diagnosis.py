@@ -1,4 +1,4 @@
-"""What a job is told that fits nowhere: the figures, and what keeps most cards from it first."""
+"""What a job is told that fits nowhere: the figures, and what keeps most GPUs from it first."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.requirements import needs_of
 from tests.harness.builders import (
     T0,
-    make_card,
+    make_gpu,
     make_gpu_node,
     make_job,
     make_node,
@@ -29,15 +29,15 @@ def message_of(job: GPUJob, snapshot: Snapshot) -> str:
     return found.message
 
 
-def test_findings_that_differ_in_the_figure_are_told_as_one_and_the_most_cards_first() -> None:
+def test_findings_that_differ_in_the_figure_are_told_as_one_and_the_most_gpus_first() -> None:
     free = {"n0": 0, "n1": 1000, "n2": 1000, "n3": 64_000}
     nodes = [make_node(name, cpu_milli_free=milli) for name, milli in free.items()]
-    gpu_nodes = [make_gpu_node(name, make_card(f"GPU-{name}")) for name in free]
+    gpu_nodes = [make_gpu_node(name, make_gpu(f"GPU-{name}")) for name in free]
     other = running(make_job("other"), ("n3", ("GPU-n3",)))
     snapshot = make_snapshot(other, nodes=nodes, gpu_nodes=gpu_nodes)
     message = message_of(make_job(template=make_template(cpu="4")), snapshot)
     assert message.endswith(
-        "of 4 cards: 3 on nodes 3000 to 4000 milli-CPU short; 1 held whole by another job"
+        "of 4 GPUs: 3 on nodes 3000 to 4000 milli-CPU short; 1 held whole by another job"
     )
     memory = [replace(node, cpu_milli_free=64_000, memory_bytes_free=0) for node in nodes[:1]]
     memory.append(replace(nodes[1], cpu_milli_free=64_000, memory_bytes_free=GIB))

@@ -1,4 +1,4 @@
-"""Between card models: what a step of the workload costs where it was measured."""
+"""Between GPU models: what a step of the workload costs where it was measured."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,7 +20,7 @@ from gpujob_operator.decide.placement.step_cost import StepCost, step_cost, step
 from gpujob_operator.decide.planner import plan
 from tests.harness.builders import (
     T0,
-    make_card,
+    make_gpu,
     make_gpu_node,
     make_job,
     make_node,
@@ -60,10 +60,10 @@ def profile_of(job: GPUJob, known: Mapping[str, Measured]) -> GPUProfile:
 def picture(
     job: GPUJob, known: Mapping[str, Measured], old: float | None, new: float | None
 ) -> Snapshot:
-    """An idle card of each model, of these prices per hour."""
+    """An idle GPU of each model, of these prices per hour."""
     nodes = (
-        make_gpu_node("old", make_card("GPU-0", model=OLD), price=old),
-        make_gpu_node("new", make_card("GPU-1", model=NEW), price=new),
+        make_gpu_node("old", make_gpu("GPU-0", model=OLD), price=old),
+        make_gpu_node("new", make_gpu("GPU-1", model=NEW), price=new),
     )
     return make_snapshot(job, gpu_nodes=nodes, profiles=(profile_of(job, known),))
 
@@ -105,7 +105,7 @@ def test_of_models_that_cost_the_same_the_one_that_draws_less() -> None:
 
 def test_where_it_has_not_run_on_one_of_them_nothing_is_compared() -> None:
     known: dict[str, Measured] = {NEW: (0.1, 1.0)}
-    assert model_of(known, 1.0, 100.0) == NEW, "measured there, it holds less than a whole card"
+    assert model_of(known, 1.0, 100.0) == NEW, "measured there, it holds less than a whole GPU"
 
 
 def test_spot_as_wished_comes_before_what_it_costs() -> None:
@@ -130,7 +130,7 @@ def test_the_figures_by_hand(
     prices: tuple[float | None, ...], figures: Measured, cost: StepCost
 ) -> None:
     nodes = [
-        make_gpu_node(f"n{n}", make_card(f"GPU-{n}", model=OLD), price=price)
+        make_gpu_node(f"n{n}", make_gpu(f"GPU-{n}", model=OLD), price=price)
         for n, price in enumerate(prices)
     ]
     capacity = build_capacity(make_snapshot(gpu_nodes=nodes), T0, {})
@@ -176,11 +176,11 @@ def test_what_was_not_compared_is_no_reason() -> None:
     """It fits on a third model, of which nothing is known."""
     job = make_job("job")
     seen = picture(job, {OLD: (0.4, 60.0), NEW: (0.1, 50.0)}, 1.0, 3.0)
-    third = make_gpu_node("third", make_card("GPU-2", model="NVIDIA L4"), price=1.0)
+    third = make_gpu_node("third", make_gpu("GPU-2", model="NVIDIA L4"), price=1.0)
     more = make_snapshot(job, gpu_nodes=(*seen.gpu_nodes, third), profiles=seen.profiles)
     found = explain_placement(more, T0, "uid-job")
     assert found.chosen is not None
-    assert found.chosen.placement.gpu_model == OLD, "less than a whole card, and the first name"
+    assert found.chosen.placement.gpu_model == OLD, "less than a whole GPU, and the first name"
     assert not [value for _, value in rows(found) if "a step" in value]
 
 
@@ -188,7 +188,7 @@ def test_what_was_not_compared_is_no_reason() -> None:
 
 
 def training(joules: float | None) -> tuple[GPUJob, Snapshot]:
-    """A job alone on its card that reports a step of 0.1 s."""
+    """A job alone on its GPU that reports a step of 0.1 s."""
     known = replace(measured(4 * GIB, step=100), current=Timing(0.1, 4 * GIB))
     job = with_status(running(make_job("a"), held=reserve(5 * GIB)), measurement=known)
     report = make_report(step=101, efficiency=Efficiency(joules_per_step=joules))

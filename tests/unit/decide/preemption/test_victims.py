@@ -13,7 +13,7 @@ from gpujob_operator.decide.model.snapshot import GonePod
 from gpujob_operator.decide.preemption.cost import interruption_gpu_seconds
 from tests.harness.builders import (
     after,
-    make_card,
+    make_gpu,
     make_gpu_node,
     make_job,
     make_pod,
@@ -31,9 +31,9 @@ CONFIGURATION = Configuration()
 
 
 def nodes(*sizes: int) -> list[Any]:
-    """Nodes n0, n1 ... with so many cards each: GPU-0a, GPU-0b ..."""
+    """Nodes n0, n1 ... with so many GPUs each: GPU-0a, GPU-0b ..."""
     return [
-        make_gpu_node(f"n{n}", *(make_card(f"GPU-{n}{'abcd'[k]}", index=k) for k in range(count)))
+        make_gpu_node(f"n{n}", *(make_gpu(f"GPU-{n}{'abcd'[k]}", index=k) for k in range(count)))
         for n, count in enumerate(sizes)
     ]
 
@@ -112,7 +112,7 @@ def test_who_loses_the_least_is_interrupted() -> None:
     assert world.running() == {"high", "unsaved"}
 
 
-def test_the_cost_is_what_is_lost_and_the_restart_times_cards() -> None:
+def test_the_cost_is_what_is_lost_and_the_restart_times_gpus() -> None:
     job = running(whole("a", gpus_per_worker=2), ("n0", ("GPU-0a", "GPU-0b")))
     assert interruption_gpu_seconds(job, CONFIGURATION, 100.0) == 2 * (100 + 30)
     quick = with_status(
@@ -134,7 +134,7 @@ def test_no_more_are_interrupted_than_needed() -> None:
     assert len(world.running()) == 4
 
 
-def test_a_gang_gets_all_its_cards_or_interrupts_nobody() -> None:
+def test_a_gang_gets_all_its_gpus_or_interrupts_nobody() -> None:
     jobs = [whole(f"j{n}") for n in range(3)]
     world = World(*jobs, gpu_nodes=nodes(2, 1))
     world.tick()
@@ -190,7 +190,7 @@ def queue(name: str, gpus: int | None, borrow: int | None = None, parent: str = 
 
 
 def test_what_was_lent_is_given_back() -> None:
-    """Whoever is within its quota gets its cards back, from those who borrowed."""
+    """Whoever is within its quota gets its GPUs back, from those who borrowed."""
     queues = [queue("a", 2, borrow=2), queue("b", 2)]
     world = World(
         *(whole(f"a{n}", queue="a") for n in range(4)), gpu_nodes=nodes(2, 2), queues=queues
@@ -228,7 +228,7 @@ def test_children_share_their_parents_quota() -> None:
     world.tick()
     # One is x's own, one is borrowed from y; the third would be beyond the team's quota.
     assert len(world.running()) == 2
-    assert "queue team holds 2 of 2 cards, needs 1" in world.why("x2")
+    assert "queue team holds 2 of 2 GPUs, needs 1" in world.why("x2")
     world.submit(whole("y0", queue="y", created=5))
     world.tick(10)
     assert "y0" in world.running()
@@ -251,8 +251,8 @@ def test_in_a_full_queue_priority_interrupts_within_the_queue_only() -> None:
 # -- moving closer together
 
 
-def test_for_quota_alone_nobody_is_interrupted_when_there_are_no_cards() -> None:
-    """Two cards are another queue's for good; "wide" could never start on what "low" gives up."""
+def test_for_quota_alone_nobody_is_interrupted_when_there_are_no_gpus() -> None:
+    """Two GPUs are another queue's for good; "wide" could never start on what "low" gives up."""
     world = World(whole("low", queue="a"), gpu_nodes=nodes(2, 1), queues=[make_queue("a", gpus=2)])
     world.submit(whole("other", gpus_per_worker=2, priority=9))
     world.tick()
@@ -263,14 +263,14 @@ def test_for_quota_alone_nobody_is_interrupted_when_there_are_no_cards() -> None
     assert world.why("wide").startswith("OverQuota")
 
 
-def test_who_goes_for_quota_goes_from_cards_that_the_job_can_use() -> None:
+def test_who_goes_for_quota_goes_from_gpus_that_the_job_can_use() -> None:
     """Both would free the quota; only "far" is on the model that the job needs."""
-    cards = [
-        make_gpu_node("n0", make_card("GPU-0a", model="A100")),
-        make_gpu_node("n1", make_card("GPU-1a", model="H100")),
+    gpus = [
+        make_gpu_node("n0", make_gpu("GPU-0a", model="A100")),
+        make_gpu_node("n1", make_gpu("GPU-1a", model="H100")),
     ]
     jobs = (whole("cheap", models=("A100",)), whole("far", models=("H100",)))
-    world = World(*jobs, gpu_nodes=cards, queues=[make_queue("default", gpus=2)])
+    world = World(*jobs, gpu_nodes=gpus, queues=[make_queue("default", gpus=2)])
     world.tick(100)
     saved(world, "cheap", 10, 10)
     world.submit(whole("urgent", models=("H100",), priority=5, created=1))
@@ -285,13 +285,13 @@ def test_jobs_move_closer_together_for_a_large_one_that_waits() -> None:
     assert world.running() == {"left", "right"}
     world.tick(100)
     assert world.running() == {"left", "right", "large"}
-    assert world.cards("left") == world.cards("right")
+    assert world.gpus("left") == world.gpus("right")
     moved = world.status("left").counters.preemptions + world.status("right").counters.preemptions
     assert moved == 1
 
 
 def _apart() -> World:
-    """Two small jobs that run on a card each, and have saved lately."""
+    """Two small jobs that run on a GPU each, and have saved lately."""
     placed = [
         running(small(name), (f"n{n}", (f"GPU-{n}a",)), held=reserve(5 * GIB))
         for n, name in enumerate(("left", "right"))
@@ -323,7 +323,7 @@ def test_nobody_moves_when_there_is_no_other_place() -> None:
 # -- backfill
 
 
-def test_a_short_job_runs_on_cards_kept_for_a_long_wait() -> None:
+def test_a_short_job_runs_on_gpus_kept_for_a_long_wait() -> None:
     """I11: it is gone before the large one could start; one of unknown length has to wait."""
     world = World(whole("busy"), gpu_nodes=nodes(2))
     world.tick()
@@ -343,30 +343,30 @@ def test_a_short_job_runs_on_cards_kept_for_a_long_wait() -> None:
 
 
 def test_nobody_else_is_interrupted_while_a_reading_still_shows_who_has_left() -> None:
-    """The pod has ended, the agent has not read its card again: that is no stranger."""
+    """The pod has ended, the agent has not read its GPU again: that is no stranger."""
     gone = placed(make_job("gone"), phase=JobPhase.SUCCEEDED)
     old = make_pod(gone, exit_code=0)
-    cards = [
-        make_card("GPU-0a", ours=[(old.uid, 4 * GIB)]),
-        make_card("GPU-0b", index=1),
+    gpus = [
+        make_gpu("GPU-0a", ours=[(old.uid, 4 * GIB)]),
+        make_gpu("GPU-0b", index=1),
     ]
-    world = World(gone, whole("stays"), gpu_nodes=[make_gpu_node("n0", *cards)], pods=[old])
+    world = World(gone, whole("stays"), gpu_nodes=[make_gpu_node("n0", *gpus)], pods=[old])
     world.tick()
-    assert world.cards("stays") == {"GPU-0b"}
+    assert world.gpus("stays") == {"GPU-0b"}
     world.submit(whole("urgent", priority=5, created=1))
     world.tick()
     assert (world.phase("stays"), world.phase("urgent")) == (JobPhase.RUNNING, JobPhase.PENDING)
-    read_again = make_gpu_node("n0", make_card("GPU-0a"), make_card("GPU-0b", index=1))
+    read_again = make_gpu_node("n0", make_gpu("GPU-0a"), make_gpu("GPU-0b", index=1))
     world.snapshot = replace(world.snapshot, gpu_nodes=(read_again,))
     world.tick()
     assert world.running() == {"stays", "urgent"}
 
 
 def test_a_deleted_pod_that_a_reading_still_shows_is_no_stranger_either() -> None:
-    cards = [make_card("GPU-0a", ours=[("old", 4 * GIB)]), make_card("GPU-0b", index=1)]
+    gpus = [make_gpu("GPU-0a", ours=[("old", 4 * GIB)]), make_gpu("GPU-0b", index=1)]
     world = World(
         whole("stays"),
-        gpu_nodes=[make_gpu_node("n0", *cards)],
+        gpu_nodes=[make_gpu_node("n0", *gpus)],
         gone_pods=(GonePod("old", after(0), ("GPU-0a",)),),
     )
     world.tick()
@@ -378,8 +378,8 @@ def test_a_deleted_pod_that_a_reading_still_shows_is_no_stranger_either() -> Non
 
 
 def test_a_real_stranger_is_no_reason_to_wait() -> None:
-    card = make_card("GPU-0a", stranger=4 * GIB)
-    nodes = [make_gpu_node("n0", card, make_card("GPU-0b", index=1))]
+    gpu = make_gpu("GPU-0a", stranger=4 * GIB)
+    nodes = [make_gpu_node("n0", gpu, make_gpu("GPU-0b", index=1))]
     world = World(whole("stays"), gpu_nodes=nodes)
     world.tick()
     world.submit(whole("urgent", priority=5, created=1))

@@ -30,7 +30,7 @@ def test_priority_before_everything() -> None:
     assert order([starved, urgent], 1e7, SHORTEST) == ["new", "old"]
 
 
-def test_shortest_counts_cards_and_what_starting_costs() -> None:
+def test_shortest_counts_gpus_and_what_starting_costs() -> None:
     wide = OrderEntry("wide", 0, gpus=8, remaining_seconds=100)
     narrow = OrderEntry("narrow", 0, gpus=1, remaining_seconds=700)
     assert order([wide, narrow], 10, SHORTEST) == ["narrow", "wide"]

@@ -19,7 +19,7 @@ from tests.harness.builders import (
 )
 from tests.harness.queues import queues_of
 
-FLEET = ClusterSize(cards=10, memory_bytes=240 * GIB)
+FLEET = ClusterSize(gpus=10, memory_bytes=240 * GIB)
 CONFIGURATION = Configuration()
 
 
@@ -47,7 +47,7 @@ def test_order_is_priority_then_arrival_then_uid() -> None:
     assert names_in_line(jobs) == ["a", "b", "c", "d", "e"]
 
 
-def test_quota_counts_cards_and_memory_of_attempts_that_are_not_finished() -> None:
+def test_quota_counts_gpus_and_memory_of_attempts_that_are_not_finished() -> None:
     held = reserve(8 * GIB)
     jobs = [
         running(make_job("a"), held=held),
@@ -61,10 +61,10 @@ def test_quota_counts_cards_and_memory_of_attempts_that_are_not_finished() -> No
     assert queues.quota_shortfall(make_job(), GIB) == ""
     assert (
         queues.quota_shortfall(make_job(workers=2), GIB)
-        == "queue default holds 2 of 3 cards, needs 2"
+        == "queue default holds 2 of 3 GPUs, needs 2"
     )
     queues.add(make_job(), jobs[0].status)
-    assert queues.quota_shortfall(make_job(), GIB) == "queue default holds 3 of 3 cards, needs 1"
+    assert queues.quota_shortfall(make_job(), GIB) == "queue default holds 3 of 3 GPUs, needs 1"
 
 
 def test_memory_quota() -> None:
@@ -177,7 +177,7 @@ def test_borrowing_has_a_limit() -> None:
     assert queues.quota_shortfall(make_job(), GIB) == ""
     assert (
         queues.quota_shortfall(make_job(workers=2), GIB)
-        == "queue default holds 3 of 4 cards, needs 2"
+        == "queue default holds 3 of 4 GPUs, needs 2"
     )
     assert queues.would_borrow(make_job(), GIB)
     assert not queues.fits_in_nominal(make_job(), GIB)
@@ -203,7 +203,7 @@ def test_a_child_within_its_own_is_entitled_while_its_sibling_has_all() -> None:
         [running(make_job(f"x{n}", queue="x"), held=reserve(GIB)) for n in range(2)],
     )
     child = make_job("y0", queue="y")
-    assert queues.quota_shortfall(child, GIB) == "queue team holds 2 of 2 cards, needs 1"
+    assert queues.quota_shortfall(child, GIB) == "queue team holds 2 of 2 GPUs, needs 1"
     assert queues.fits_in_nominal(child, GIB)
     assert queues.can_be_reclaimed_for("x", "y")
     # The team as a whole is within its quota: that is no business of others.

@@ -21,7 +21,7 @@ from gpujob_operator.decide.simulation.edits import (
 from gpujob_operator.decide.simulation.run import Limits, simulate
 from tests.harness.builders import (
     after,
-    make_card,
+    make_gpu,
     make_gpu_node,
     make_job,
     make_node,
@@ -37,9 +37,9 @@ NOW = after(10)
 
 
 def picture() -> Snapshot:
-    """n0 with one card in use and little host room, drained, sick and reclaimed."""
+    """n0 with one GPU in use and little host room, drained, sick and reclaimed."""
     job = running(make_job("first", sharing=SharingMode.EXCLUSIVE))
-    card = make_card(ours=[("uid-first-1-0", GIB)], driver=GIB, healthy=False)
+    gpu = make_gpu(ours=[("uid-first-1-0", GIB)], driver=GIB, healthy=False)
     node = make_node(
         labels={HOSTNAME: "n0", "pool": "a"},
         taints=(Taint("gpujob.dev/reclaim", "NoSchedule", "1"), Taint("keep", "NoSchedule")),
@@ -49,7 +49,7 @@ def picture() -> Snapshot:
         unschedulable=True,
         not_ready_since=after(1),
     )
-    gpu_node = make_gpu_node("n0", card, price=2.5, unschedulable=True)
+    gpu_node = make_gpu_node("n0", gpu, price=2.5, unschedulable=True)
     return make_snapshot(job, pods=make_pods(job), nodes=[node], gpu_nodes=[gpu_node])
 
 
@@ -63,8 +63,8 @@ def test_more_nodes_are_alike_and_idle() -> None:
     assert view.cpu_milli_free == view.cpu_milli_allocatable > 1
     assert view.memory_bytes_free == view.memory_bytes_allocatable > 2
     assert (gpu_node.spec.price_per_gpu_hour, gpu_node.spec.unschedulable) == (2.5, False)
-    card = gpu_node.status.gpus[0]
-    assert (card.memory_used_bytes, card.memory_reserved_bytes, card.healthy) == (0, GIB, True)
+    gpu = gpu_node.status.gpus[0]
+    assert (gpu.memory_used_bytes, gpu.memory_reserved_bytes, gpu.healthy) == (0, GIB, True)
     uuids = [gpu.uuid for node in seen.gpu_nodes for gpu in node.status.gpus]
     assert len(set(uuids)) == 3
 

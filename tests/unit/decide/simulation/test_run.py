@@ -17,7 +17,7 @@ from gpujob_operator.decide.simulation.timeline import JobTimeline, Timeline
 from tests.harness.builders import (
     T0,
     after,
-    make_card,
+    make_gpu,
     make_gpu_node,
     make_job,
     make_node,
@@ -33,7 +33,7 @@ NOW = after(10)
 
 
 def busy(name: str = "busy", *, steps_left: int | None = 1000, **fields: Any) -> GPUJob:
-    """Runs alone on card GPU-0 at 0.1 s a step; its last status is of now."""
+    """Runs alone on GPU GPU-0 at 0.1 s a step; its last status is of now."""
     known = measured(4 * GIB, step=500)
     if steps_left is not None:
         known = replace(known, steps_total=500 + steps_left)
@@ -94,9 +94,9 @@ def test_a_preempted_job_uses_its_grace_and_goes_on_from_what_it_saved() -> None
     stop = told(story, "low").stopped[0]
     assert (stop.seconds, stop.reason) == (0, "Preempted")
     assert "makes room for team/high" in stop.message
-    # 2 s to write a checkpoint, and 30 s to start again, on one card.
+    # 2 s to write a checkpoint, and 30 s to start again, on one GPU.
     assert stop.lost_gpu_seconds == pytest.approx(32)
-    assert f"loses {stop.lost_gpu_seconds:.0f} card-seconds" in stop.message
+    assert f"loses {stop.lost_gpu_seconds:.0f} GPU-seconds" in stop.message
     assert told(story, "high").starts_seconds == pytest.approx(30, abs=1.5)
     assert told(story, "low").placed == []
 
@@ -125,7 +125,7 @@ def test_a_job_over_its_quota_waits_in_the_operators_words() -> None:
 def test_a_lost_node_interrupts_its_jobs_and_they_start_elsewhere() -> None:
     """Nobody asked it to save: all steps since the last checkpoint are lost, 50 of 0.1 s."""
     first = with_status(busy("lost"), checkpoint=CheckpointReport(450, write_seconds=2.0))
-    snapshot = make_snapshot(first, gpu_nodes=[make_gpu_node("n1", make_card("GPU-1"))])
+    snapshot = make_snapshot(first, gpu_nodes=[make_gpu_node("n1", make_gpu("GPU-1"))])
     story = run(snapshot)
     lost = told(story, "lost")
     assert lost.ran_before is not None
@@ -134,12 +134,12 @@ def test_a_lost_node_interrupts_its_jobs_and_they_start_elsewhere() -> None:
     assert lost.placed[0].placement.workers[0].node == "n1"
 
 
-def test_a_card_is_free_of_the_processes_of_who_left() -> None:
+def test_a_gpu_is_free_of_the_processes_of_who_left() -> None:
     """Measured memory of an ended pod must not pass for a stranger's."""
     first = busy()
     pods = make_pods(first)
-    card = make_card(ours=[(pods[0].uid, 20 * GIB)])
-    story = run(make_snapshot(first, whole("new"), pods=pods, cards=[card]))
+    gpu = make_gpu(ours=[(pods[0].uid, 20 * GIB)])
+    story = run(make_snapshot(first, whole("new"), pods=pods, gpus=[gpu]))
     assert told(story, "new").starts_seconds == pytest.approx(100, abs=2)
 
 
@@ -151,8 +151,8 @@ def test_host_room_comes_back_with_who_left() -> None:
 
 
 def test_a_stale_agent_stays_stale_and_a_fresh_one_fresh() -> None:
-    stale = make_gpu_node("n0", make_card("GPU-0"), at=-100)
-    fresh = make_gpu_node("n1", make_card("GPU-1"), at=5)
+    stale = make_gpu_node("n0", make_gpu("GPU-0"), at=-100)
+    fresh = make_gpu_node("n1", make_gpu("GPU-1"), at=5)
     wanting = [whole("one"), whole("two")]
     story = run(make_snapshot(*wanting, gpu_nodes=[stale, fresh]), horizon_seconds=3600)
     started = [s for s in story.jobs.values() if s.starts_seconds is not None]

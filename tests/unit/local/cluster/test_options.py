@@ -25,7 +25,7 @@ def test_nonsense_options_are_refused() -> None:
         ClusterOptions(card_bytes=5)
 
 
-def test_cards_take_turns_on_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_take_turns_on_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     def cores(_pid: int) -> set[int]:
         return {4, 7}
 

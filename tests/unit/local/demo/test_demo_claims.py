@@ -27,7 +27,7 @@ def held(name: str, memory: int, source: ReservationSource, card: str = "GPU-0")
 
 
 FIRST = [
-    held("first", 2 * GIB, ReservationSource.WHOLE_CARD),
+    held("first", 2 * GIB, ReservationSource.WHOLE_GPU),
     held("first", 656 * MIB, ReservationSource.MEASURED),
 ]
 
@@ -36,7 +36,7 @@ FIRST = [
     ("card", "memory", "holds"),
     [("GPU-0", 656 * MIB, True), ("GPU-1", 656 * MIB, False), ("GPU-0", 2 * GIB, False)],
 )
-def test_packed_needs_one_card_for_what_was_declared_for_two(
+def test_packed_needs_one_gpu_for_what_was_declared_for_two(
     card: str, memory: int, holds: bool
 ) -> None:
     second = held("second", memory, ReservationSource.PROFILE, card)

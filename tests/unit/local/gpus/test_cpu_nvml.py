@@ -107,7 +107,7 @@ def used_bytes(uuid: str) -> int:
     return cpu_nvml.nvmlDeviceGetMemoryInfo(handle(uuid), version=cpu_nvml.nvmlMemory_v2).used
 
 
-def test_memory_of_a_real_process_appears_on_its_card_only(
+def test_memory_of_a_real_process_appears_on_its_gpu_only(
     cards: tuple[str, str], start: Start
 ) -> None:
     process = start(ALLOCATE, cards[0], str(200 * MIB))
@@ -151,14 +151,14 @@ def test_pages_shared_with_forked_children_count_once(cards: tuple[str, str], st
     assert used_bytes(cards[0]) < 260 * MIB
 
 
-def test_a_process_on_two_cards_counts_half_on_each(cards: tuple[str, str], start: Start) -> None:
+def test_a_process_on_two_gpus_counts_half_on_each(cards: tuple[str, str], start: Start) -> None:
     start(ALLOCATE, ",".join(cards), str(200 * MIB))
     until(lambda: used_bytes(cards[0]) > 100 * MIB)
     assert abs(used_bytes(cards[0]) - used_bytes(cards[1])) < MIB
     assert used_bytes(cards[0]) < 120 * MIB
 
 
-def test_a_card_cannot_hold_more_than_it_has(cards: tuple[str, str], start: Start) -> None:
+def test_a_gpu_cannot_hold_more_than_it_has(cards: tuple[str, str], start: Start) -> None:
     start(ALLOCATE, cards[0], str(1100 * MIB))
     until(lambda: used_bytes(cards[0]) == (1024 - 64) * MIB)
     info = cpu_nvml.nvmlDeviceGetMemoryInfo(handle(cards[0]), version=cpu_nvml.nvmlMemory_v2)
@@ -177,7 +177,7 @@ def test_memory_structures_differ_as_in_nvml(cards: tuple[str, str]) -> None:
     assert not hasattr(first, "reserved")
 
 
-def test_identity_and_what_a_card_cannot_tell(cards: tuple[str, str]) -> None:
+def test_identity_and_what_a_gpu_cannot_tell(cards: tuple[str, str]) -> None:
     assert cpu_nvml.nvmlDeviceGetCount() == 2
     device = cpu_nvml.nvmlDeviceGetHandleByIndex(1)
     assert cpu_nvml.nvmlDeviceGetUUID(device) == cards[1]
@@ -215,14 +215,14 @@ def test_nothing_works_before_init_or_without_a_file(monkeypatch: pytest.MonkeyP
         cpu_nvml.nvmlInit()
 
 
-def test_a_file_that_describes_no_cards_is_named(tmp_path: Path) -> None:
+def test_a_file_that_describes_no_gpus_is_named(tmp_path: Path) -> None:
     path = tmp_path / "cards.json"
     path.write_text('[{"uuid": "CPU-1"}]')
     with pytest.raises(ValueError, match=r"cards\.json.*core"):
         read_cards(path)
 
 
-def test_processes_that_see_all_cards_or_none_are_not_bound(start: Start) -> None:
+def test_processes_that_see_all_gpus_or_none_are_not_bound(start: Start) -> None:
     start(ALLOCATE, "all", "1")
     start(ALLOCATE, "CPU-other", "1")
     assert bound_processes(["CPU-mine"]) == {}

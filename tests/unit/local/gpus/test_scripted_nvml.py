@@ -60,7 +60,7 @@ def test_absurd_values_get_through(script: Script) -> None:
     assert math.isnan(scripted_nvml.nvmlDeviceGetPowerUsage(device))
 
 
-def test_a_card_that_leaves_the_file_is_lost(script: Script) -> None:
+def test_a_gpu_that_leaves_the_file_is_lost(script: Script) -> None:
     script(card("GPU-1"), card("GPU-2"))
     scripted_nvml.nvmlInit()
     device = scripted_nvml.nvmlDeviceGetHandleByUUID("GPU-2")

@@ -1,6 +1,6 @@
 """TensorFlow and JAX: settings that environment variables carry, set just before the import.
 
-Their steps are not seen from here; the card they run on is measured from outside by the agent.
+Their steps are not seen from here; the GPU they run on is measured from outside by the agent.
 """
 
 import os
@@ -10,12 +10,12 @@ from gpujob_api.settings import Precision, Settings, Toggle
 from gpujob_worker.launch.import_hooks import when_imported
 from gpujob_worker.run.decision_log import DecisionLog
 
-_OUTSIDE = "steps are not measured here, the card is measured from outside"
+_OUTSIDE = "steps are not measured here, the GPU is measured from outside"
 _JAX_PRECISION = {Precision.TF32: "tensorfloat32", Precision.BFLOAT16: "bfloat16"}
 
 
 def tensorflow_variables(settings: Settings) -> dict[str, str]:
-    """Memory grows with use, so that a card can be shared; XLA where compilation is asked for."""
+    """Memory grows with use, so that a GPU can be shared; XLA where compilation is asked for."""
     variables = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
     if settings.compile is Toggle.ON:
         variables["TF_XLA_FLAGS"] = "--tf_xla_auto_jit=2"
@@ -25,7 +25,7 @@ def tensorflow_variables(settings: Settings) -> dict[str, str]:
 
 
 def jax_variables(settings: Settings) -> dict[str, str]:
-    """No claim of three quarters of the card at the start; the products' precision."""
+    """No claim of three quarters of the GPU at the start; the products' precision."""
     variables = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     if settings.precision in _JAX_PRECISION:
         variables["JAX_DEFAULT_MATMUL_PRECISION"] = _JAX_PRECISION[settings.precision]

@@ -2,22 +2,22 @@
 
 import torch
 
-from gpujob_worker.device.cuda_context import card_context, limit_allocator
-from gpujob_worker.device.gpu import card_meter
+from gpujob_worker.device.cuda_context import gpu_context, limit_allocator
+from gpujob_worker.device.gpu import gpu_meter
 from gpujob_worker.device.memory import CudaMemory
 from gpujob_worker.device.step_events import CudaEvents
 from gpujob_worker.run.session import Session
 
 
 def use_device(session: Session, device: torch.device) -> None:
-    """Once the script has put something on a card; asking earlier would set the card up."""
+    """Once the script has put something on a GPU; asking earlier would set the GPU up."""
     meter = session.meter
     if device.type == "cuda" and not isinstance(meter.memory, CudaMemory):
         session.state.runs_on(torch.cuda.get_device_name())
         current = torch.cuda.current_device()
         uuid = str(getattr(torch.cuda.get_device_properties(current), "uuid", ""))
-        meter.memory = CudaMemory(torch.cuda, card_context(uuid))
-        meter.card = card_meter(uuid)
+        meter.memory = CudaMemory(torch.cuda, gpu_context(uuid))
+        meter.gpu = gpu_meter(uuid)
         meter.use_events(CudaEvents(torch.cuda, device))
         hold_to_limit(session)
 

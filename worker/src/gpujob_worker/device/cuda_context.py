@@ -1,6 +1,6 @@
-"""What a process takes on its card beyond torch's own: the CUDA context, libraries, loaded kernels.
+"""What a process takes on its GPU beyond torch's own: the CUDA context, libraries, loaded kernels.
 
-The card counts it, and so does whoever measures from outside; torch's counters do not know of it.
+The GPU counts it, and so does whoever measures from outside; torch's counters do not know of it.
 It grows while a process runs, because kernels are loaded when they are first used.
 """
 
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from gpujob_worker.device.nvml import nvml_device
 
-# Where the card does not tell. An assumption: contexts are said to take 0.3 to 0.6 GB.
+# Where the GPU does not tell. An assumption: contexts are said to take 0.3 to 0.6 GB.
 CONTEXT_BYTES_ASSUMED = 512 * 1024**2
 # More than this beside torch's own memory is another process's.
 CONTEXT_BYTES_MAX = 4 * 1024**3
@@ -24,8 +24,8 @@ class Context(Protocol):
     def beside_bytes(self, reserved_bytes: int) -> int | None: ...
 
 
-class CardContext:
-    """As NVML sees this process on one card."""
+class GPUContext:
+    """As NVML sees this process on one GPU."""
 
     def __init__(self, nvml: Any, handle: Any, pid: int | None = None) -> None:
         self._nvml = nvml
@@ -33,9 +33,9 @@ class CardContext:
         self._pid = os.getpid() if pid is None else pid
 
     def beside_bytes(self, reserved_bytes: int) -> int | None:
-        """Bytes beside `reserved_bytes`; None where the card does not tell whose is what.
+        """Bytes beside `reserved_bytes`; None where the GPU does not tell whose is what.
 
-        In a container the card knows the process by another number. Then it is the only one that
+        In a container the GPU knows the process by another number. Then it is the only one that
         could be ours: one that holds what torch reserved and not much more.
         """
         used = self._used_by_process()
@@ -60,10 +60,10 @@ class CardContext:
         return ()
 
 
-def card_context(uuid: str) -> CardContext | None:
-    """The context on a card by its UUID as CUDA gives it; None without NVML."""
+def gpu_context(uuid: str) -> GPUContext | None:
+    """The context on a GPU by its UUID as CUDA gives it; None without NVML."""
     try:
-        return CardContext(*nvml_device(uuid))
+        return GPUContext(*nvml_device(uuid))
     except Exception:
         return None
 

@@ -1,6 +1,6 @@
-"""The card a process runs on: its peak rates, its energy counter, how busy it is.
+"""The GPU a process runs on: its peak rates, its energy counter, how busy it is.
 
-Energy and utilization are the card's own, through NVML where that is installed; on a shared card
+Energy and utilization are the GPU's own, through NVML where that is installed; on a shared GPU
 the neighbours are in them.
 """
 
@@ -30,7 +30,7 @@ _PEAKS: tuple[tuple[str, dict[Precision, float]], ...] = (
 
 
 def peak_flop_per_second(device: str, precision: Precision) -> float | None:
-    """The card's peak for matrix products in `precision`; None where it is not known."""
+    """The GPU's peak for matrix products in `precision`; None where it is not known."""
     words = f" {device.replace('-', ' ')} "
     rates = next((rates for name, rates in _PEAKS if f" {name} " in words), None)
     if rates is None:
@@ -40,8 +40,8 @@ def peak_flop_per_second(device: str, precision: Precision) -> float | None:
     return rate * _TERA if rate is not None else None
 
 
-class CardMeter:
-    """Energy and utilization since `restart`; None where the card does not tell."""
+class GPUMeter:
+    """Energy and utilization since `restart`; None where the GPU does not tell."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml = nvml
@@ -79,9 +79,9 @@ class CardMeter:
             return None
 
 
-def card_meter(uuid: str) -> CardMeter | None:
-    """The meter of a card by its UUID as CUDA gives it; None without NVML."""
+def gpu_meter(uuid: str) -> GPUMeter | None:
+    """The meter of a GPU by its UUID as CUDA gives it; None without NVML."""
     try:
-        return CardMeter(*nvml_device(uuid))
+        return GPUMeter(*nvml_device(uuid))
     except Exception:
         return None

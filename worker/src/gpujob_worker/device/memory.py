@@ -1,7 +1,7 @@
 """What the process holds on its device: peaks and present use, on CUDA and on a CPU card.
 
 On the CPU the device memory of a process is its anonymous and shared memory (RssAnon + RssShmem);
-file pages such as libraries do not count, as on a card.
+file pages such as libraries do not count, as on a GPU.
 """
 
 import contextlib
@@ -157,7 +157,7 @@ class CudaMemory:
 class Growth:
     """Memory taken since a moment, in bytes. Blocks that are only cached are given back first.
 
-    On a card it is the larger of what was reserved and what was allocated: an allocation that finds
+    On a GPU it is the larger of what was reserved and what was allocated: an allocation that finds
     room in what is reserved would not show, and one that is rounded up takes more than it asks for.
     Resets the peak that `memory` counts.
     """

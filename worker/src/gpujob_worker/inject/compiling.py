@@ -50,7 +50,7 @@ def blocks_refusal(module: torch.nn.Module) -> str | None:
 def graphs_refusal(device: torch.device, rows_per_step: int | None, limit: bool) -> str | None:
     """Why compiled steps must not be replayed as CUDA graphs."""
     if device.type != "cuda":
-        return f"they exist on CUDA cards; this is {device.type}"
+        return f"they exist on CUDA GPUs; this is {device.type}"
     if rows_per_step is not None:
         return "a split batch runs the graph again before its outputs are used"
     return "their memory pools are not counted in the memory limit" if limit else None

@@ -51,7 +51,7 @@ def use_fused(optimizer: torch.optim.Optimizer, fused: bool) -> None:
     for parameter, state in optimizer.state.items():
         step = state.get("step")
         if isinstance(step, torch.Tensor) and parameter.device.type == "cuda":
-            # Other kernels would wait for the card to read it in every step.
+            # Other kernels would wait for the GPU to read it in every step.
             state["step"] = step.to(parameter.device, torch.float32) if fused else step.cpu()
 
 
@@ -89,7 +89,7 @@ def pickle_as_written() -> None:
 
 
 def _steps_on_host(states: dict[int, dict[str, Any]], wanted: list[int]) -> dict[int, Any]:
-    """States whose count of steps is on a card, where only a fused kernel wants it."""
+    """States whose count of steps is on a GPU, where only a fused kernel wants it."""
     return {
         index: {**states[index], "step": states[index]["step"].cpu()}
         for index in wanted

@@ -31,12 +31,12 @@ class _Random:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._host = torch.get_rng_state()
-        self._card = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        self._gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
     def restore(self) -> None:
         torch.set_rng_state(self._host)
-        if self._card is not None:
-            torch.cuda.set_rng_state(self._card, self._device)
+        if self._gpu is not None:
+            torch.cuda.set_rng_state(self._gpu, self._device)
 
 
 class _Run:

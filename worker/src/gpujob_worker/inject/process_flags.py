@@ -37,7 +37,7 @@ def convolution_autotuning_refusal(module: torch.nn.Module, signatures: int) -> 
     device = next((p.device.type for p in module.parameters()), "cpu")
     reason: str | None = None
     if device != "cuda":
-        reason = f"cuDNN runs on CUDA cards; this is {device}"
+        reason = f"cuDNN runs on CUDA GPUs; this is {device}"
     elif not any(isinstance(layer, kinds) for layer in module.modules()):
         reason = "the model has no convolution"
     elif torch.backends.cudnn.benchmark:

@@ -1,6 +1,6 @@
 """torchrun and `accelerate launch`: their workers run the script under this launcher.
 
-They start one process a card with a command line of their own; only what they start is changed.
+They start one process a GPU with a command line of their own; only what they start is changed.
 """
 
 import argparse

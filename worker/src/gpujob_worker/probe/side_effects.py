@@ -25,7 +25,7 @@ _CONTAINERS = (list, dict, set, deque, Counter, OrderedDict, defaultdict)
 
 
 class RandomStates:
-    """Every generator a script may draw from: python, numpy, torch, and torch's on each card."""
+    """Every generator a script may draw from: python, numpy, torch, and torch's on each GPU."""
 
     def __init__(self) -> None:
         self.python = random.getstate()

@@ -177,7 +177,7 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random(saved: dict[str, Any]) -> None:
-    """Puts a state from `random_state` in force. Cards that are gone keep their own."""
+    """Puts a state from `random_state` in force. GPUs that are gone keep their own."""
     states = RandomStates()
     states.python = saved["python"]
     states.numpy = saved["numpy"] if saved["numpy"] is not None else states.numpy

@@ -1,4 +1,4 @@
-"""What a step makes of its card, from what was counted once and what is measured all the time."""
+"""What a step makes of its GPU, from what was counted once and what is measured all the time."""
 
 from gpujob_api.report import Efficiency
 from gpujob_api.settings import Precision
@@ -14,13 +14,13 @@ def efficiency(
     rate = None
     if step_flop is not None and timing is not None and timing.step_seconds > 0:
         rate = step_flop / timing.step_seconds
-    steps, card = len(meter.window.seconds), meter.card
-    joules = card.joules if card is not None else None
+    steps, gpu = len(meter.window.seconds), meter.gpu
+    joules = gpu.joules if gpu is not None else None
     found = Efficiency(
         step_flop=step_flop,
         flop_per_second=rate,
-        card_flop_per_second=peak_flop_per_second(device, precision),
-        card_utilization_percent=card.utilization_percent if card is not None else None,
+        gpu_flop_per_second=peak_flop_per_second(device, precision),
+        gpu_utilization_percent=gpu.utilization_percent if gpu is not None else None,
         joules_per_step=joules / steps if joules is not None and steps else None,
     )
     return None if found == Efficiency() else found

@@ -6,7 +6,7 @@ from gpujob_api.report import Failure, FailureClass
 
 MESSAGE_CHARACTERS_MAX = 1000
 
-# Messages of the libraries that report a full card or host in their own words.
+# Messages of the libraries that report a full GPU or host in their own words.
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|out_of_memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
     r"|CUSOLVER_STATUS_ALLOC_FAILED|CUSPARSE_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED"

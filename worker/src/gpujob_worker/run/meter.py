@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpujob_api.report import MemoryPeaks, Timing
-from gpujob_worker.device.gpu import CardMeter
+from gpujob_worker.device.gpu import GPUMeter
 from gpujob_worker.device.memory import DeviceMemory
 from gpujob_worker.device.step_events import DeviceEvents
 
@@ -136,7 +136,7 @@ class Meter:
         # Of all steps that were timed, in whatever window.
         self.timed = Timed()
         self.window = Window()
-        self.card: CardMeter | None = None
+        self.gpu: GPUMeter | None = None
         self.clock = clock or time.perf_counter
         self._last: float | None = None
         self._paused = 0.0
@@ -175,8 +175,8 @@ class Meter:
         ended = self.window
         self.window = Window()
         self.memory.reset_peak()
-        if self.card is not None:
-            self.card.restart()
+        if self.gpu is not None:
+            self.gpu.restart()
         self._last = None
         if self._launched is not None:
             self._launched.begins = None
@@ -223,8 +223,8 @@ class Meter:
 
     def read_memory(self) -> None:
         self._memory_read = self.clock()
-        if self.card is not None:
-            self.card.sample()
+        if self.gpu is not None:
+            self.gpu.sample()
         self.window.peak_memory_bytes = max(self.window.peak_memory_bytes, self.memory.peak_bytes())
 
     def wait_starts(self) -> None:

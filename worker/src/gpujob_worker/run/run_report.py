@@ -37,9 +37,9 @@ def findings(report: Report, facts: Facts) -> list[str]:
     if wait is not None and wait >= WAIT_PERCENT_WORTH_SAYING:
         found.append(f"{wait:.0f} % of a step as written was waiting for data")
     efficiency = report.efficiency or Efficiency()
-    busy = efficiency.card_utilization_percent
+    busy = efficiency.gpu_utilization_percent
     if busy is not None and busy < IDLE_PERCENT:
-        found.append(f"the card is busy {busy:.0f} % of the time: too little work at once")
+        found.append(f"the GPU is busy {busy:.0f} % of the time: too little work at once")
     if facts.plain_float32:
         found.append(_float32(report))
     found += _memory(report)
@@ -55,7 +55,7 @@ def _float32(report: Report) -> str:
     if plain is None or mixed is None:
         return text
     tera = f"{plain / 1e12:.4g} TFLOP/s, of bfloat16 {mixed / 1e12:.4g}"
-    return f"{text}, of which this card's peak is {tera}"
+    return f"{text}, of which this GPU's peak is {tera}"
 
 
 def _memory(report: Report) -> list[str]:
@@ -104,17 +104,17 @@ def _rows(report: Report, facts: Facts) -> list[str]:
             _percent(report.data_wait_percent),
         ),
         ("FLOP/s", _flop(efficiency, before), _flop(efficiency, after)),
-        ("of the card's peak", "", _percent(_of_peak(efficiency))),
-        ("card busy", "", _percent(efficiency.card_utilization_percent)),
+        ("of the GPU's peak", "", _percent(_of_peak(efficiency))),
+        ("GPU busy", "", _percent(efficiency.gpu_utilization_percent)),
         ("energy of a step", "", _joules(efficiency.joules_per_step)),
     ]
     return [f"| {name} | {left} | {right} |" for name, left, right in values if left or right]
 
 
 def _of_peak(efficiency: Efficiency) -> float | None:
-    if not efficiency.flop_per_second or not efficiency.card_flop_per_second:
+    if not efficiency.flop_per_second or not efficiency.gpu_flop_per_second:
         return None
-    return 100 * efficiency.flop_per_second / efficiency.card_flop_per_second
+    return 100 * efficiency.flop_per_second / efficiency.gpu_flop_per_second
 
 
 def _seconds(timing: Timing | None) -> str:

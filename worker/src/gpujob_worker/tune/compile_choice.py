@@ -71,7 +71,7 @@ class CompileItems:
         return setting_called("regional_compile").refusal(self._context)
 
     def _graphs(self) -> None:
-        """Only where asked for: replayed steps were not measured on any card yet."""
+        """Only where asked for: replayed steps were not measured on any GPU yet."""
         if not self._context.features.cuda_graphs:
             self._decision.refuse(GRAPHS, "not asked for (--cuda-graphs)")
             return

@@ -1,7 +1,7 @@
-"""The pass over waiting jobs: who gets cards this cycle, who makes room, what the others are told.
+"""The pass over waiting jobs: who gets GPUs this cycle, who makes room, what the others are told.
 
 In the order of `queue.heads`. A job that does not fit first looks whether room comes by itself,
-then whether it may make some (`preemption`), and once it has waited for long keeps cards from later
+then whether it may make some (`preemption`), and once it has waited for long keeps GPUs from later
 ones (`backfill.nomination`), which only jobs that are gone in time may still use.
 """
 
@@ -45,9 +45,9 @@ from gpujob_operator.decide.queue.pending import (
 )
 from gpujob_operator.decide.queue.quota import QuotaState
 
-# How many jobs of the line keep cards for themselves.
+# How many jobs of the line keep GPUs for themselves.
 NOMINATIONS_MAX = 8
-# Looking for the soonest cards reads every card: for so many kinds of jobs a cycle.
+# Looking for the soonest GPUs reads every GPU: for so many kinds of jobs a cycle.
 CANDIDATES_MAX = 2
 # So many kinds are told again a cycle why they wait; the others in the next, this much later.
 EXPLANATIONS_MAX = 16
@@ -119,7 +119,7 @@ class Admission:
         return self._nominations >= NOMINATIONS_MAX
 
     def _state(self) -> tuple[int, ...]:
-        """What a refusal rests on. Cards only become fewer in a pass."""
+        """What a refusal rests on. GPUs only become fewer in a pass."""
         quota = self.queues.version if self.queues.by_name else 0
         return (
             quota,
@@ -190,7 +190,7 @@ class Admission:
             making = self._room_in_quota(needs, wait)
         elif wait.reason is PendingReason.NO_ROOM:
             nomination = self._earliest_start(needs)
-            making = self._room_on_cards(needs, nomination) if nomination is not None else ""
+            making = self._room_on_gpus(needs, nomination) if nomination is not None else ""
         told = (
             replace(wait, reason=PendingReason.MAKING_ROOM, tell=lambda: making) if making else wait
         )
@@ -212,8 +212,8 @@ class Admission:
             self.queues.hold_quota(needs.job, wait.memory_bytes)
         return ""
 
-    def _room_on_cards(self, needs: JobRequirements, nomination: Nomination) -> str:
-        """Interrupts jobs where this one may, or keeps cards for it; says for whom it waits."""
+    def _room_on_gpus(self, needs: JobRequirements, nomination: Nomination) -> str:
+        """Interrupts jobs where this one may, or keeps GPUs for it; says for whom it waits."""
         jobs = [self.releases.jobs[uid] for uid in nomination.making_room]
         if jobs and nomination.start_seconds <= self._stop_seconds(jobs):
             self._hold_gpus(nomination)
@@ -308,7 +308,7 @@ class Admission:
         return signature in self._explained
 
     def _estimate(self, job: GPUJob, wait: Wait) -> str:
-        """When it could start, for a job that waits for cards."""
+        """When it could start, for a job that waits for GPUs."""
         if wait.reason is not PendingReason.NO_ROOM:
             return ""
         nomination = wait.nomination or self._nomination(self._needs_of(job))

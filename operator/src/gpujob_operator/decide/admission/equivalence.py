@@ -11,5 +11,5 @@ class Refused:
 
     reason: PendingReason
     state: tuple[int, ...]
-    # Short jobs too, which may use cards that are kept for others.
+    # Short jobs too, which may use GPUs that are kept for others.
     by_backfill: bool

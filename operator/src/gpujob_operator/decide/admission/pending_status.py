@@ -29,9 +29,9 @@ class Wait:
     position: int = 0
     # Where it could start first, if that was looked for.
     nomination: Nomination | None = None
-    # What it would hold on a card, where only the quota is in the way.
+    # What it would hold on a GPU, where only the quota is in the way.
     memory_bytes: int = 0
-    # Whether it fits on cards, where only the quota is in the way.
+    # Whether it fits on GPUs, where only the quota is in the way.
     fits: bool = False
 
 
@@ -60,10 +60,10 @@ def placed(job: GPUJob, found: Assignment, now: datetime) -> NextStep:
     """The decision, made durable before any pod exists."""
     placement, reservation = found.placement, found.reservation
     where = ", ".join(sorted({worker.node for worker in placement.workers}))
-    cards = ", ".join(uuid for worker in placement.workers for uuid in worker.gpus[:4])
+    gpus = ", ".join(uuid for worker in placement.workers for uuid in worker.gpus[:4])
     held = format_memory(reservation.memory_bytes)
     text = (
-        f"attempt {job.status.attempt + 1} on {where} ({cards}), holds {held} a card "
+        f"attempt {job.status.attempt + 1} on {where} ({gpus}), holds {held} a GPU "
         f"({reservation.source.value}{', spot' if placement.spot else ''})"
     )
     status = changed(

@@ -1,7 +1,7 @@
 """Where workers of a waiting job could be, and from when on, soonest first.
 
-For every card: how many of its tenants must be gone, and when the last of them is expected to be
-(`release_times`). Every card of the cluster is asked at once, on arrays (`tenancy`).
+For every GPU: how many of its tenants must be gone, and when the last of them is expected to be
+(`release_times`). Every GPU of the cluster is asked at once, on arrays (`tenancy`).
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpujob_operator.decide.backfill.tenancy import SLOWDOWN_PERCENT_MAX, Tenancy
-from gpujob_operator.decide.capacity.cluster import Capacity, Card, Tenant
+from gpujob_operator.decide.capacity.cluster import Capacity, GPUCapacity, Tenant
 from gpujob_operator.decide.capacity.slowdown_law import Law, summed_utilization_limit_percent
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.packing.arrays import Booleans, Floats, Integers
@@ -20,12 +20,12 @@ from gpujob_operator.decide.placement.memo import Memo
 from gpujob_operator.decide.placement.node_filter import node_mismatch
 from gpujob_operator.decide.placement.requirements import JobRequirements, WorkerRequest, resolve
 
-# Before every moment: a card is ready, or will be once it was read again.
+# Before every moment: a GPU is ready, or will be once it was read again.
 _READY, _UNREAD = 0.0, 1.0
 
 
 class ReadyTime(NamedTuple):
-    """How soon a card is ready: the moment in seconds since 1970, how many must go first, its free
+    """How soon a GPU is ready: the moment in seconds since 1970, how many must go first, its free
     memory negated; then the UUID."""
 
     at: float
@@ -35,27 +35,27 @@ class ReadyTime(NamedTuple):
 
 
 class CandidateGpus(NamedTuple):
-    """Cards of one node for one worker: how soon the last of them is ready, and who must be gone by
+    """GPUs of one node for one worker: how soon the last of them is ready, and who must be gone by
     then."""
 
     soon: ReadyTime
     uuids: tuple[str, ...]
-    cards: tuple[Card, ...]
+    gpus: tuple[GPUCapacity, ...]
     tenants: tuple[Tenant, ...]
 
     @property
     def awaiting_reading(self) -> bool:
         """Whether memory of pods that have ended is still in the last reading."""
-        return any(card.terminating_bytes for card in self.cards)
+        return any(gpu.terminating_bytes for gpu in self.gpus)
 
 
 @dataclass(slots=True)
 class Candidates:
     """Candidates, the soonest first; told in words only as far as anybody looks."""
 
-    # Of each place its cards' rows, the last to be ready last.
+    # Of each place its GPUs' rows, the last to be ready last.
     _rows: Integers
-    _cards: list[Card]
+    _gpus: list[GPUCapacity]
     _tenants: list[list[Tenant]]
     # By row.
     _at: Floats
@@ -70,14 +70,14 @@ class Candidates:
             yield self._seen[number]
 
     def _candidate(self, rows: list[int]) -> CandidateGpus:
-        cards = tuple(self._cards[row] for row in rows)
+        gpus = tuple(self._gpus[row] for row in rows)
         tenants: list[Tenant] = []
         for row in rows:
             first = self._order[row, : self._count[row]].tolist()
             tenants += [self._tenants[row][column] for column in first]
-        last, card = rows[-1], cards[-1]
-        soon = ReadyTime(float(self._at[last]), int(self._count[last]), -card.free_bytes, card.uuid)
-        return CandidateGpus(soon, tuple(card.uuid for card in cards), cards, tuple(tenants))
+        last, gpu = rows[-1], gpus[-1]
+        soon = ReadyTime(float(self._at[last]), int(self._count[last]), -gpu.free_bytes, gpu.uuid)
+        return CandidateGpus(soon, tuple(gpu.uuid for gpu in gpus), gpus, tuple(tenants))
 
 
 def candidates(
@@ -117,13 +117,13 @@ def _departures_needed(
     wanted = request.wanted
     if wanted is None:
         # Rows are brought up to date while candidates are still asked for.
-        return tenancy.count.copy(), np.ones(len(tenancy.cards), dtype=np.bool_)
+        return tenancy.count.copy(), np.ones(len(tenancy.gpus), dtype=np.bool_)
     stay = tenancy.stay
     room_bytes = tenancy.usable_after_release_bytes[:, None] - wanted.memory_bytes
     limits = _limits_percent(request.max_slowdown_percent, law)
     total_percent = stay.utilization_percent + wanted.utilization_percent
     nobody = np.arange(stay.memory_bytes.shape[1]) >= tenancy.count[:, None]
-    enough = (stay.memory_bytes <= room_bytes) & ~stay.whole_card
+    enough = (stay.memory_bytes <= room_bytes) & ~stay.whole_gpu
     enough &= nobody | (total_percent <= limits[stay.slowdown_percent])
     return enough.argmax(axis=1), enough.any(axis=1)
 
@@ -152,7 +152,7 @@ def _in_order(size: int, count: Integers, fits: Booleans, tenancy: Tenancy) -> C
     last = found[:, -1]
     found = found[np.lexsort([key[last] for key in keys])]
     # The order is brought up to date while candidates are still asked for.
-    return Candidates(found, tenancy.cards, tenancy.tenants, at, count, tenancy.stay.order.copy())
+    return Candidates(found, tenancy.gpus, tenancy.tenants, at, count, tenancy.stay.order.copy())
 
 
 def _groups(size: int, rows: Integers, node_of: Integers) -> Integers:
@@ -167,7 +167,7 @@ def _groups(size: int, rows: Integers, node_of: Integers) -> Integers:
 
 def _limits_percent(slowdown_percent: int, law: Law) -> NDArray[np.float64]:
     """The summed utilization up to which a job that allows so much and others that allow 0, 1, ...
-    percent may share a card."""
+    percent may share a GPU."""
     return np.array(
         [
             summed_utilization_limit_percent(min(others, slowdown_percent), law)

@@ -15,13 +15,13 @@ from gpujob_operator.decide.backfill.earliest_start import CandidateGpus
 from gpujob_operator.decide.backfill.release_times import ReleaseTimes
 from gpujob_operator.decide.placement.requirements import JobRequirements
 
-# Until an agent has read its cards again and told it.
+# Until an agent has read its GPUs again and told it.
 READING_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Nomination:
-    """The cards, and in how many seconds the job could start on them (infinite: unknown).
+    """The GPUs, and in how many seconds the job could start on them (infinite: unknown).
 
     `making_room` names the jobs on them that are being stopped.
     """
@@ -38,7 +38,7 @@ def earliest_start(
     nominated: frozenset[str] = frozenset(),
 ) -> Nomination | None:
     """The nomination with the earliest start, of the candidates on each model in order (see
-    `earliest_start`); None when the job would not even fit were all our jobs gone. Cards in
+    `earliest_start`); None when the job would not even fit were all our jobs gone. GPUs in
     `nominated` are an earlier job's."""
     workers = needs.job.spec.workers
     best: list[CandidateGpus] | None = None

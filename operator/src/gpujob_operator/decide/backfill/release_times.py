@@ -1,4 +1,4 @@
-"""When running jobs are expected to give their cards back, and how long waiting ones will take.
+"""When running jobs are expected to give their GPUs back, and how long waiting ones will take.
 
 From a job's own measured pace where it says how many steps it has, else from runs of the same
 workload that succeeded. Nothing known is infinite: nobody counts on it.
@@ -18,13 +18,13 @@ from gpujob_operator.decide.measurement.runtime import Run, RunHistory, remainin
 
 # A workload, by its profile's namespace and name.
 Workload = tuple[str, str]
-# Runs of a workload on so many cards.
+# Runs of a workload on so many GPUs.
 RunClass = tuple[Workload, int]
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseTime:
-    """When a job's cards are free, in seconds since 1970; or, with `run_class`, since when it runs,
+    """When a job's GPUs are free, in seconds since 1970; or, with `run_class`, since when it runs,
     for as long as those did."""
 
     at: float
@@ -93,7 +93,7 @@ class ReleaseTimes:
             self._lengths.clear()
 
     def released_at(self, uid: str) -> float:
-        """When this job's cards are free, in seconds since 1970, perhaps past; infinite when
+        """When this job's GPUs are free, in seconds since 1970, perhaps past; infinite when
         nobody can tell."""
         end = self.end(uid)
         length = 0.0 if end.run_class is None else self.length(end.run_class)
@@ -114,7 +114,7 @@ class ReleaseTimes:
             return left
         workload = self._workloads.get(job.metadata.uid)
         workload = workload or (job.metadata.namespace, profile_name(job))
-        return self.length((workload, _cards(job)))
+        return self.length((workload, _gpus(job)))
 
     def end(self, uid: str) -> ReleaseTime:
         """As far as the job alone tells it; see `released_at`."""
@@ -135,7 +135,7 @@ class ReleaseTimes:
         if status.attempt_started_at is None:
             return UNKNOWN
         workload = self._workloads[job.metadata.uid]
-        return ReleaseTime(status.attempt_started_at.timestamp(), (workload, _cards(job)))
+        return ReleaseTime(status.attempt_started_at.timestamp(), (workload, _gpus(job)))
 
     def length(self, run_class: RunClass) -> float:
         """How long such runs are expected to take, in seconds; infinite when nobody can tell."""
@@ -154,10 +154,10 @@ def _run_of(job: GPUJob) -> Run | None:
     if status.finished_at is None or status.started_at is None:
         return None
     seconds = max((status.finished_at - status.started_at).total_seconds(), 0.0)
-    return Run(status.finished_at.timestamp(), job.metadata.uid, seconds * _cards(job))
+    return Run(status.finished_at.timestamp(), job.metadata.uid, seconds * _gpus(job))
 
 
-def _cards(job: GPUJob) -> int:
+def _gpus(job: GPUJob) -> int:
     return job.spec.workers * job.spec.gpus_per_worker
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpujob_operator.decide.capacity.cluster import Card, NodeCapacity, Tenant
+from gpujob_operator.decide.capacity.cluster import GPUCapacity, NodeCapacity, Tenant
 from gpujob_operator.decide.packing.arrays import Booleans, Floats, Integers
 
 SLOWDOWN_PERCENT_MAX = 100
@@ -22,7 +22,7 @@ class RemainingTenancy:
     utilization_percent: Floats
     # The least that any of them allows.
     slowdown_percent: Integers
-    whole_card: Booleans
+    whole_gpu: Booleans
     # When the last of those who left is gone, in seconds since 1970.
     since: Floats
     # Columns of the tenants, in the order in which they leave.
@@ -39,7 +39,7 @@ class Tenancy:
     order_version: int
     open_nodes: Booleans
     # By row, as all that follows.
-    cards: list[Card]
+    gpus: list[GPUCapacity]
     # By UID.
     tenants: list[list[Tenant]]
     node_of: Integers

@@ -1,4 +1,4 @@
-"""What keeps the jobs of a kind off the cards, node by node: found anew only where a node is not
+"""What keeps the jobs of a kind off the GPUs, node by node: found anew only where a node is not
 the same object as the last time, and summed up as it changes."""
 
 from collections import Counter
@@ -10,8 +10,8 @@ from operator import attrgetter, is_not
 from gpujob_operator.decide.capacity.cluster import NodeCapacity
 from gpujob_operator.decide.placement.finding import (
     FARTHEST,
-    NO_CARDS,
     NO_DIAGNOSIS,
+    NO_GPUS,
     Nearest,
     NodeDiagnosis,
     UnfitReason,
@@ -24,7 +24,7 @@ _NominatedOn = Mapping[str, frozenset[str]]
 
 @dataclass(slots=True)
 class DiagnosisCounts:
-    """What keeps the jobs of a kind off the cards of one model: every node's findings, and their
+    """What keeps the jobs of a kind off the GPUs of one model: every node's findings, and their
     sum."""
 
     counts: Counter[UnfitReason] = field(default_factory=Counter[UnfitReason])
@@ -35,12 +35,12 @@ class DiagnosisCounts:
     def renew(
         self, nodes: Mapping[str, NodeCapacity], nominated_on: _NominatedOn, diagnose: Diagnose
     ) -> None:
-        """Looks at the nodes again that are not the same, or of which other cards are kept."""
+        """Looks at the nodes again that are not the same, or of which other GPUs are kept."""
         ordered = list(nodes.values())
         for row in self._changed(ordered, nominated_on):
             node = ordered[row]
             self._count(self._diagnoses[row], -1)
-            found = diagnose(node, nominated_on.get(node.node.name, NO_CARDS))
+            found = diagnose(node, nominated_on.get(node.node.name, NO_GPUS))
             self._diagnoses[row] = found
             self._count(found, 1)
         self._nodes, self._nominated_on = ordered, nominated_on
@@ -65,7 +65,7 @@ class DiagnosisCounts:
         return changed
 
     def _count(self, found: NodeDiagnosis, sign: int) -> None:
-        for finding, cards in found.counts.items():
-            self.counts[finding] += sign * cards
+        for finding, gpus in found.counts.items():
+            self.counts[finding] += sign * gpus
             if not self.counts[finding]:
                 del self.counts[finding]

@@ -30,7 +30,7 @@ class MixCounter:
     _counted_for: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def start_again(self, capacity: Capacity) -> bool:
-        """True when all has to be counted anew: requests depend on the largest cards."""
+        """True when all has to be counted anew: requests depend on the largest GPUs."""
         if capacity.largest == self._counted_for:
             return False
         self._counted_for = dict(capacity.largest)

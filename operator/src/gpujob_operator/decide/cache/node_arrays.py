@@ -8,13 +8,13 @@ from operator import is_not
 import numpy as np
 
 from gpujob_operator.decide.cache.memo import NodeMemo
-from gpujob_operator.decide.capacity.cluster import Card, NodeCapacity, sizes
-from gpujob_operator.decide.packing.arrays import CardState, NodeArrays, NodeState
+from gpujob_operator.decide.capacity.cluster import GPUCapacity, NodeCapacity, sizes
+from gpujob_operator.decide.packing.arrays import GPUState, NodeArrays, NodeState
 from gpujob_operator.decide.placement.node_filter import constraint_fields
 from gpujob_operator.decide.placement.node_views import (
     NodeViews,
     PackedNodes,
-    card_state,
+    gpu_state,
     node_state,
 )
 
@@ -29,9 +29,9 @@ class NodeArrayCache:
     _nodes: list[NodeCapacity] = field(default_factory=list[NodeCapacity])
     # The fleet's clock when it was last true to the nodes; what changed later was only planned.
     _clock: int = 0
-    # The rows' cards as they were made from the ledger's, by UUID.
-    _states: dict[str, tuple[Card, CardState]] = field(
-        default_factory=dict[str, tuple[Card, CardState]]
+    # The rows' GPUs as they were made from the ledger's, by UUID.
+    _states: dict[str, tuple[GPUCapacity, GPUState]] = field(
+        default_factory=dict[str, tuple[GPUCapacity, GPUState]]
     )
 
     def renew(self, ordered: list[NodeCapacity]) -> NodeViews:
@@ -57,7 +57,7 @@ class NodeArrayCache:
         rows = sorted({*planned_on, *others})
         for row in rows:
             before, node = self._nodes[row], ordered[row]
-            if len(node.cards) > columns:
+            if len(node.gpus) > columns:
                 return False
             if before is not node and _lasting(before) != _lasting(node):
                 self.memo.forget()
@@ -65,12 +65,12 @@ class NodeArrayCache:
         return fleet.kinds == fleet.kinds_in_order()
 
     def _node_state(self, node: NodeCapacity) -> NodeState:
-        return node_state(node, self._card_state)
+        return node_state(node, self._gpu_state)
 
-    def _card_state(self, card: Card) -> CardState:
-        known = self._states.get(card.uuid)
-        if known is None or known[0] is not card:
-            known = self._states[card.uuid] = card, card_state(card)
+    def _gpu_state(self, gpu: GPUCapacity) -> GPUState:
+        known = self._states.get(gpu.uuid)
+        if known is None or known[0] is not gpu:
+            known = self._states[gpu.uuid] = gpu, gpu_state(gpu)
         return known[1]
 
     def _in_order(self, ordered: list[NodeCapacity]) -> bool:

@@ -1,4 +1,4 @@
-"""The nodes and cards there are, with what jobs hold of them: the ledger of a cycle, in which only
+"""The nodes and GPUs there are, with what jobs hold of them: the ledger of a cycle, in which only
 those nodes are built anew on which something changed."""
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from gpujob_operator.decide.capacity.cluster import (
     Capacity,
     NodeCapacity,
     capacity_of,
-    holds_cards,
+    holds_gpus,
     sizes,
 )
 from gpujob_operator.decide.capacity.prices import rates
@@ -44,7 +44,7 @@ class Nodes:
     _seen_views: ListDiff[NodeView] = field(default_factory=lambda: ListDiff[NodeView]())
     _seen_gpu_nodes: ListDiff[GPUNode] = field(default_factory=lambda: ListDiff[GPUNode]())
     _seen_gone_pods: ListDiff[GonePod] = field(default_factory=lambda: ListDiff[GonePod]())
-    _node_of_card: dict[str, str] = field(default_factory=dict[str, str])
+    _node_of_gpu: dict[str, str] = field(default_factory=dict[str, str])
     _held: dict[str, JobUsage] = field(default_factory=dict[str, JobUsage])
     _sum: ClusterUsage = field(default_factory=ClusterUsage)
     # When a node's measurements become old, and nodes whose are.
@@ -52,12 +52,12 @@ class Nodes:
     _old: set[str] = field(default_factory=set[str])
     _learned: Learned = field(default_factory=Learned)
     _profiles: tuple[GPUProfile, ...] = ()
-    # Nodes whose ledger may have changed since it was renewed: altogether, or on these cards.
+    # Nodes whose ledger may have changed since it was renewed: altogether, or on these GPUs.
     _dirty: set[str] = field(default_factory=set[str])
     _touched: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
 
     def take(self, snapshot: Snapshot) -> set[str]:
-        """Brings the nodes up to date; returns the cards that came, went, or are elsewhere."""
+        """Brings the nodes up to date; returns the GPUs that came, went, or are elsewhere."""
         self._learn(snapshot)
         self._take_gone_pods(snapshot.gone_pods)
         new, gone = self._seen_views.take(snapshot.nodes)
@@ -92,32 +92,32 @@ class Nodes:
                     self._dirty.add(name)
 
     def _take_gpu_nodes(self, new: list[GPUNode], gone: list[GPUNode]) -> set[str]:
-        before, after = _cards_of(gone), _cards_of(new)
+        before, after = _gpus_of(gone), _gpus_of(new)
         for node in gone:
             if self._gpu_nodes.get(node.metadata.name) is node:
                 del self._gpu_nodes[node.metadata.name]
         self._gpu_nodes |= {node.metadata.name: node for node in new}
         self._dirty.update(node.metadata.name for node in (*new, *gone))
         for uuid, name in before - after:
-            if self._node_of_card.get(uuid) == name:
-                del self._node_of_card[uuid]
-        self._node_of_card |= dict(after - before)
+            if self._node_of_gpu.get(uuid) == name:
+                del self._node_of_gpu[uuid]
+        self._node_of_gpu |= dict(after - before)
         return {uuid for uuid, _ in before ^ after}
 
     def has(self, name: str) -> bool:
         return name in self._views
 
     def of_job(self, job: GPUJob) -> frozenset[str]:
-        """Nodes on which the job holds cards: those it names, and those where its cards are."""
+        """Nodes on which the job holds GPUs: those it names, and those where its GPUs are."""
         placement = job.status.placement
-        if placement is None or not holds_cards(job):
+        if placement is None or not holds_gpus(job):
             return frozenset()
         named = {worker.node for worker in placement.workers}
         uuids = (uuid for worker in placement.workers for uuid in worker.gpus)
-        return frozenset(named | self._of_cards(uuids))
+        return frozenset(named | self._of_gpus(uuids))
 
-    def _of_cards(self, uuids: Iterable[str]) -> set[str]:
-        return {self._node_of_card[uuid] for uuid in uuids if uuid in self._node_of_card}
+    def _of_gpus(self, uuids: Iterable[str]) -> set[str]:
+        return {self._node_of_gpu[uuid] for uuid in uuids if uuid in self._node_of_gpu}
 
     def hold(self, uid: str, after: JobUsage) -> None:
         """What this job and its pods hold from now on, instead of what they held."""
@@ -129,30 +129,30 @@ class Nodes:
         self._sum.remove(before)
         self._sum.add(after)
         for holding in (before, after):
-            self._touch((*holding.cards, *(uuid for _, uuid in holding.gpus_of_stale_pods)))
+            self._touch((*holding.gpus, *(uuid for _, uuid in holding.gpus_of_stale_pods)))
             for pod in holding.ended:
-                self._touch(self._cards_with(pod))
+                self._touch(self._gpus_with(pod))
             for node, _, _ in holding.not_yet_bound:
                 self._touched.setdefault(node, set())
 
     def _touch(self, uuids: Iterable[str]) -> None:
         for uuid in uuids:
-            node = self._node_of_card.get(uuid)
+            node = self._node_of_gpu.get(uuid)
             if node is not None:
                 self._touched.setdefault(node, set()).add(uuid)
 
-    def _cards_with(self, pod: TerminatedPod) -> set[str]:
-        """The pod's cards, and others of the same nodes on which its processes were seen."""
-        nodes = [self._gpu_nodes[name] for name in self._of_cards(pod.cards)]
+    def _gpus_with(self, pod: TerminatedPod) -> set[str]:
+        """The pod's GPUs, and others of the same nodes on which its processes were seen."""
+        nodes = [self._gpu_nodes[name] for name in self._of_gpus(pod.gpus)]
         gpus = (gpu for node in nodes for gpu in node.status.gpus)
         seen = {g.uuid for g in gpus if any(p.pod_uid == pod.pod_uid for p in g.processes)}
-        return seen.union(pod.cards)
+        return seen.union(pod.gpus)
 
     def renew(
         self, configuration: Configuration, now: datetime
     ) -> dict[str, frozenset[str] | None]:
         """Makes the ledger true; returns the nodes that are not the same any more, each with those
-        of its cards that are not, or None where more of it changed. What stayed the same stays the
+        of its GPUs that are not, or None where more of it changed. What stayed the same stays the
         same object."""
         nodes = dict(self.capacity.nodes)
         changed: dict[str, frozenset[str] | None] = {}
@@ -169,7 +169,7 @@ class Nodes:
             else:
                 nodes.pop(name, None)
             if after is not before:
-                changed[name] = _changed_cards(before, after)
+                changed[name] = _changed_gpus(before, after)
         self._dirty, self._touched = set(), {}
         if changed or self.capacity.laws != self._learned.laws:
             self.capacity = self._capacity_of(nodes, changed)
@@ -191,8 +191,8 @@ class Nodes:
             return None
         touched = self._touched.get(name)
         if before is None or touched is not None:
-            old = before.cards if before is not None else ()
-            known = {card.uuid: card for card in old if card.uuid not in (touched or ())}
+            old = before.gpus if before is not None else ()
+            known = {gpu.uuid: gpu for gpu in old if gpu.uuid not in (touched or ())}
             return self._sum.node(view, gpu_node, configuration, now, self._learned, known)
         after = why_closed(view, gpu_node, configuration, now)
         return replace(before, closed=after) if after != before.closed else before
@@ -207,25 +207,23 @@ class Nodes:
             self._old_at.put(name, observed + timedelta(seconds=seconds))
 
 
-def _cards_of(nodes: Iterable[GPUNode]) -> set[tuple[str, str]]:
+def _gpus_of(nodes: Iterable[GPUNode]) -> set[tuple[str, str]]:
     return {(gpu.uuid, node.metadata.name) for node in nodes for gpu in node.status.gpus}
 
 
-def _changed_cards(
-    before: NodeCapacity | None, after: NodeCapacity | None
-) -> frozenset[str] | None:
-    """The cards that are not the same objects; None where jobs see another change of the node."""
+def _changed_gpus(before: NodeCapacity | None, after: NodeCapacity | None) -> frozenset[str] | None:
+    """The GPUs that are not the same objects; None where jobs see another change of the node."""
     if before is None or after is None or facts_of(before) != facts_of(after):
         return None
-    cards = zip_longest(before.cards, after.cards)
-    changed = (card for pair in cards if pair[0] is not pair[1] for card in pair)
-    return frozenset(card.uuid for card in changed if card is not None)
+    gpus = zip_longest(before.gpus, after.gpus)
+    changed = (gpu for pair in gpus if pair[0] is not pair[1] for gpu in pair)
+    return frozenset(gpu.uuid for gpu in changed if gpu is not None)
 
 
 def _kept(before: NodeCapacity | None, after: NodeCapacity) -> NodeCapacity:
-    """The old object where the new one says the same, whole or card by card."""
+    """The old object where the new one says the same, whole or GPU by GPU."""
     if before is None or before == after:
         return before or after
-    known = {card.uuid: card for card in before.cards}
-    cards = (known[c.uuid] if known.get(c.uuid) == c else c for c in after.cards)
-    return replace(after, cards=tuple(cards))
+    known = {gpu.uuid: gpu for gpu in before.gpus}
+    gpus = (known[c.uuid] if known.get(c.uuid) == c else c for c in after.gpus)
+    return replace(after, gpus=tuple(gpus))

@@ -9,8 +9,8 @@ from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_operator.decide.cache.job_entry import JobEntry
 from gpujob_operator.decide.capacity.calibration import with_pace
-from gpujob_operator.decide.capacity.cluster import Card
-from gpujob_operator.decide.capacity.sites import Sites, cards_at
+from gpujob_operator.decide.capacity.cluster import GPUCapacity
+from gpujob_operator.decide.capacity.sites import Sites, gpus_at
 from gpujob_operator.decide.lifecycle.faults import pressure
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.printer_columns import cost_text
@@ -29,39 +29,39 @@ def still_holds(entry: JobEntry, inputs: JobInputs, now: datetime) -> bool:
         return False
     return before == inputs or (
         entry.step is not None
-        and _differs_in_cards(before, inputs)
+        and _differs_in_gpus(before, inputs)
         and cotenants_irrelevant(entry.job, entry.step.status, inputs)
     )
 
 
-def _differs_in_cards(before: JobInputs, inputs: JobInputs) -> bool:
-    """Whether the cards of its workers are the only difference."""
+def _differs_in_gpus(before: JobInputs, inputs: JobInputs) -> bool:
+    """Whether the GPUs of its workers are the only difference."""
     facts = [site.facts for site in before.sites] == [site.facts for site in inputs.sites]
     return facts and before == replace(inputs, sites=before.sites)
 
 
 def cotenants_irrelevant(job: GPUJob, status: GPUJobStatus, inputs: JobInputs) -> bool:
-    """Whether nothing follows from who is on the job's cards now, if nothing followed from who was
+    """Whether nothing follows from who is on the job's GPUs now, if nothing followed from who was
     there before and all else is as it was. `status` is the job's next one.
 
     Every way in which a neighbour shows in a status, a profile or a reason to stop is asked here;
     False where it has to be looked at in full.
     """
-    cards, profile = cards_at(inputs.sites), inputs.profile
+    gpus, profile = gpus_at(inputs.sites), inputs.profile
     shared = False
-    for card in cards:
-        if card.blocked or card.free_bytes < 0:
+    for gpu in gpus:
+        if gpu.blocked or gpu.free_bytes < 0:
             return False
-        shared = shared or len(card.tenants) > 1
+        shared = shared or len(gpu.tenants) > 1
     if not shared:
         # Alone again: its profile may learn how fast that is.
         return False
-    slowdown = measured_slowdown(job, status, profile, cards)
+    slowdown = measured_slowdown(job, status, profile, gpus)
     if is_slowed(job.status) is not (slowdown is not None and slowdown.too_much):
         return False
     if cost_text(job, status, inputs.sites) != job.status.summary.cost:
         return False
-    return not _tells_a_pace(status, profile, cards)
+    return not _tells_a_pace(status, profile, gpus)
 
 
 def is_steady(job: GPUJob, sites: Sites) -> bool:
@@ -91,9 +91,11 @@ def quiet_until(
     return min(until, told + timedelta(seconds=configuration.progress_write_seconds))
 
 
-def _tells_a_pace(status: GPUJobStatus, profile: GPUProfile | None, cards: Sequence[Card]) -> bool:
+def _tells_a_pace(
+    status: GPUJobStatus, profile: GPUProfile | None, gpus: Sequence[GPUCapacity]
+) -> bool:
     """Whether the profile has yet to learn how much the job is slowed by as many others."""
-    pace = observed_pace(status, profile, cards)
+    pace = observed_pace(status, profile, gpus)
     if pace is None or status.placement is None:
         return False
     entry = profile_entry(profile, status.placement.gpu_model)

@@ -25,7 +25,7 @@ from gpujob_operator.decide.cache.pending_queues import PendingQueues
 from gpujob_operator.decide.cache.pods import Pods
 from gpujob_operator.decide.cache.release_arrays import ReleaseArrays
 from gpujob_operator.decide.cache.tenancy import TenancyArrays
-from gpujob_operator.decide.capacity.cluster import Capacity, holds_cards
+from gpujob_operator.decide.capacity.cluster import Capacity, holds_gpus
 from gpujob_operator.decide.capacity.sites import sites_of
 from gpujob_operator.decide.capacity.usage import NOTHING, usage_of, usage_of_orphans
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
@@ -33,7 +33,7 @@ from gpujob_operator.decide.measurement.profile import differ_in_paces, profile_
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import NextStep
 from gpujob_operator.decide.model.pod_template import host_requests
-from gpujob_operator.decide.model.snapshot import CardUsage, PodView, ReceivedReport, Snapshot
+from gpujob_operator.decide.model.snapshot import GPUUsage, PodView, ReceivedReport, Snapshot
 from gpujob_operator.decide.model.workers import JobName, crew_of
 from gpujob_operator.decide.packing.demand import WorkloadMix
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
@@ -42,7 +42,7 @@ from gpujob_operator.decide.placement.requirements import JobRequirements, deman
 from gpujob_operator.decide.queue.pending import Pending, last_reason_of, order_keys_of, order_rules
 from gpujob_operator.decide.queue.quota import QuotaState
 
-_Usage = Mapping[tuple[str, int], CardUsage]
+_Usage = Mapping[tuple[str, int], GPUUsage]
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class SchedulerCache:
     known: dict[str, JobEntry] = field(default_factory=dict[str, JobEntry])
     releases: ReleaseTimes = field(default_factory=ReleaseTimes)
     waiting: PendingQueues = field(default_factory=PendingQueues)
-    # Jobs that hold cards.
+    # Jobs that hold GPUs.
     holders: Holders = field(default_factory=Holders)
     # Jobs whose step is to be decided in this cycle; `settle` takes one out.
     to_step: set[str] = field(default_factory=set[str])
@@ -65,7 +65,7 @@ class SchedulerCache:
     _release_arrays: ReleaseArrays = field(init=False)
     _tenancy: TenancyArrays = field(default_factory=TenancyArrays)
     mix: WorkloadMix = field(default_factory=WorkloadMix)
-    usage: _Usage = field(default_factory=dict[tuple[str, int], CardUsage])
+    usage: _Usage = field(default_factory=dict[tuple[str, int], GPUUsage])
     _configuration: Configuration = field(default_factory=Configuration)
     _listening_since: datetime | None = None
     _nodes: Nodes = field(default_factory=Nodes)
@@ -100,9 +100,9 @@ class SchedulerCache:
         self._take_profiles(snapshot.profiles)
         self._take_readings(snapshot)
         self._renew_usage()
-        for name, cards in self._nodes.renew(snapshot.configuration, now).items():
+        for name, gpus in self._nodes.renew(snapshot.configuration, now).items():
             jobs = self._jobs_on.of(name)
-            self.to_step |= jobs if cards is None else self._on_cards(jobs, cards)
+            self.to_step |= jobs if gpus is None else self._on_gpus(jobs, gpus)
         self._renew_mix()
         self._renew_waiting()
         self.to_step.update(self._quiet_until.due(now))
@@ -192,21 +192,21 @@ class SchedulerCache:
         self._listening_since = snapshot.listening_since
 
     def _find_nodes_again(self, moved: set[str]) -> None:
-        """Cards came or went: jobs on them are on other nodes now."""
+        """GPUs came or went: jobs on them are on other nodes now."""
         if not moved:
             return
-        for uid in self._on_cards(self.holders.jobs, moved):
+        for uid in self._on_gpus(self.holders.jobs, moved):
             known = self.known[uid]
             self._put_on(known, self._nodes.of_job(known.job))
             self._changed.add(uid)
 
-    def _on_cards(self, uids: Iterable[str], cards: Set[str]) -> set[str]:
-        """Those of the jobs that have any of these cards."""
+    def _on_gpus(self, uids: Iterable[str], gpus: Set[str]) -> set[str]:
+        """Those of the jobs that have any of these GPUs."""
         found = set[str]()
         for uid in uids:
             placement = self.known[uid].job.status.placement
             for worker in placement.workers if placement is not None else ():
-                if not cards.isdisjoint(worker.gpus):
+                if not gpus.isdisjoint(worker.gpus):
                     found.add(uid)
         return found
 
@@ -259,7 +259,7 @@ class SchedulerCache:
             self._users.discard(before.profile_key, uid)
             nodes = before.nodes
         known = JobEntry(
-            job, requests, key, holds_cards(job), nodes, profile=self._profiles.get(key)
+            job, requests, key, holds_gpus(job), nodes, profile=self._profiles.get(key)
         )
         self.known[uid] = known
         self.releases.put(job, key)

@@ -1,6 +1,6 @@
-"""Who leaves each card, and when: all cards of the cluster as arrays, a row each.
+"""Who leaves each GPU, and when: all GPUs of the cluster as arrays, a row each.
 
-A column for each tenant of the fullest card. Kept from cycle to cycle: rows are filled anew where
+A column for each tenant of the fullest GPU. Kept from cycle to cycle: rows are filled anew where
 the node is not the same object, moments are asked of `release_arrays` every time.
 """
 
@@ -65,7 +65,7 @@ class TenancyArrays:
         self, changed: list[int], nodes: list[NodeCapacity], ends: ReleaseArrays
     ) -> None:
         rows = self._tenancy
-        rows.cards, rows.tenants, rows.nodes = list(rows.cards), list(rows.tenants), nodes
+        rows.gpus, rows.tenants, rows.nodes = list(rows.gpus), list(rows.tenants), nodes
         for number in changed:
             rows.open_nodes[number] = not nodes[number].closed
         self._fill(changed, nodes, ends)
@@ -78,25 +78,25 @@ class TenancyArrays:
         columns = self._memory.shape[1]
         for number in compress(count(), map(is_not, self._tenancy.nodes, nodes)):
             before, node = self._tenancy.nodes[number], nodes[number]
-            if [card.uuid for card in before.cards] != [card.uuid for card in node.cards]:
+            if [gpu.uuid for gpu in before.gpus] != [gpu.uuid for gpu in node.gpus]:
                 return None
-            if any(len(card.tenants) > columns for card in node.cards):
+            if any(len(gpu.tenants) > columns for gpu in node.gpus):
                 return None
             changed.append(number)
         return changed
 
     def _build(self, nodes: list[NodeCapacity], ends: ReleaseArrays) -> None:
-        cards = [card for node in nodes for card in node.cards]
-        size = len(cards)
-        columns = max((len(card.tenants) for card in cards), default=0)
-        counts = np.array([len(node.cards) for node in nodes], dtype=np.int64)
+        gpus = [gpu for node in nodes for gpu in node.gpus]
+        size = len(gpus)
+        columns = max((len(gpu.tenants) for gpu in gpus), default=0)
+        counts = np.array([len(node.gpus) for node in nodes], dtype=np.int64)
         self._first_row = [0, *np.cumsum(counts).tolist()]
         self._memory, self._slowdown, self._number = np.zeros((3, size, columns), np.int64)
         self._utilization = np.zeros((size, columns))
         self._whole = np.zeros((size, columns), np.bool_)
         self._moments = np.zeros((size, columns))
         self._numbers = ends.numbers
-        ranks = {uuid: rank for rank, uuid in enumerate(sorted(card.uuid for card in cards))}
+        ranks = {uuid: rank for rank, uuid in enumerate(sorted(gpu.uuid for gpu in gpus))}
         free_bytes, usable_after_release_bytes = np.zeros((2, size), np.int64)
         usable, external_use, awaiting_reading = np.zeros((3, size), np.bool_)
         self._builds += 1
@@ -104,11 +104,11 @@ class TenancyArrays:
             nodes=nodes,
             order_version=self._builds,
             open_nodes=np.array([not node.closed for node in nodes], dtype=np.bool_),
-            cards=cards,
+            gpus=gpus,
             tenants=[[]] * size,
             node_of=np.repeat(np.arange(len(nodes)), counts),
-            rank=np.array([ranks[card.uuid] for card in cards], dtype=np.int64),
-            models=np.array([card.model for card in cards], dtype=np.object_),
+            rank=np.array([ranks[gpu.uuid] for gpu in gpus], dtype=np.int64),
+            models=np.array([gpu.model for gpu in gpus], dtype=np.object_),
             free_bytes=free_bytes,
             usable_after_release_bytes=usable_after_release_bytes,
             usable=usable,
@@ -125,22 +125,22 @@ class TenancyArrays:
         """Column by column: an assignment to an array costs as much for one row as for many."""
         tenancy, rows = self._tenancy, list[int]()
         for number in numbers:
-            for row, card in enumerate(nodes[number].cards, self._first_row[number]):
-                if card is not tenancy.cards[row] or not tenancy.tenants[row]:
-                    tenancy.cards[row] = card
-                    tenancy.tenants[row] = sorted(card.tenants, key=lambda one: one.job_uid)
+            for row, gpu in enumerate(nodes[number].gpus, self._first_row[number]):
+                if gpu is not tenancy.gpus[row] or not tenancy.tenants[row]:
+                    tenancy.gpus[row] = gpu
+                    tenancy.tenants[row] = sorted(gpu.tenants, key=lambda one: one.job_uid)
                     rows.append(row)
         if not rows:
             return
         self._filled.update(rows)
         at = np.array(rows, dtype=np.int64)
-        cards, here = [tenancy.cards[row] for row in rows], [tenancy.tenants[row] for row in rows]
-        tenancy.free_bytes[at] = [card.free_bytes for card in cards]
-        tenancy.usable_after_release_bytes[at] = [card.usable_after_release_bytes for card in cards]
-        tenancy.models[at] = [card.model for card in cards]
-        tenancy.usable[at] = [not card.blocked for card in cards]
-        tenancy.has_external_use[at] = [has_external_use(card, soon=True) for card in cards]
-        tenancy.awaiting_reading[at] = [card.terminating_bytes > 0 for card in cards]
+        gpus, here = [tenancy.gpus[row] for row in rows], [tenancy.tenants[row] for row in rows]
+        tenancy.free_bytes[at] = [gpu.free_bytes for gpu in gpus]
+        tenancy.usable_after_release_bytes[at] = [gpu.usable_after_release_bytes for gpu in gpus]
+        tenancy.models[at] = [gpu.model for gpu in gpus]
+        tenancy.usable[at] = [not gpu.blocked for gpu in gpus]
+        tenancy.has_external_use[at] = [has_external_use(gpu, soon=True) for gpu in gpus]
+        tenancy.awaiting_reading[at] = [gpu.terminating_bytes > 0 for gpu in gpus]
         tenancy.count[at] = counts = [len(tenants) for tenants in here]
         self._memory[at] = self._number[at] = 0
         self._utilization[at], self._whole[at] = 0.0, False
@@ -151,7 +151,7 @@ class TenancyArrays:
         self._memory[places] = [one.memory_bytes + one.excess_bytes for one in tenants]
         self._utilization[places] = [one.utilization_percent for one in tenants]
         self._slowdown[places] = [one.max_slowdown_percent for one in tenants]
-        self._whole[places] = [one.whole_card for one in tenants]
+        self._whole[places] = [one.whole_gpu for one in tenants]
 
     def _renew_stay(self, moments: Floats) -> None:
         """Only rows of which anything is not as it was."""
@@ -171,7 +171,7 @@ class TenancyArrays:
             memory_bytes=sums_left(np.take_along_axis(self._memory[rows], order, 1)),
             utilization_percent=sums_left(np.take_along_axis(self._utilization[rows], order, 1)),
             slowdown_percent=least_left(np.take_along_axis(self._slowdown[rows], order, 1)),
-            whole_card=sums_left(np.take_along_axis(self._whole[rows], order, 1)).astype(np.bool_),
+            whole_gpu=sums_left(np.take_along_axis(self._whole[rows], order, 1)).astype(np.bool_),
             since=np.pad(np.take_along_axis(moments, order, 1), ((0, 0), (1, 0))),
             order=order,
         )

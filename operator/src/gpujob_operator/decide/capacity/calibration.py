@@ -1,10 +1,10 @@
-"""The law of slowdown beside others, calibrated for each card model by what our own jobs measured.
+"""The law of slowdown beside others, calibrated for each GPU model by what our own jobs measured.
 
 Every workload that ran beside others has told in its profile how much longer a step took then than
-alone, by band of the card's summed utilization. For each band the published law stands for some
+alone, by band of the GPU's summed utilization. For each band the published law stands for some
 workloads, every workload that was measured there counts as one more, and their median is the law:
 single workloads that something else slowed do not move it. In steps of half a percent; a fuller
-card is never said to slow less than an emptier one.
+GPU is never said to slow less than an emptier one.
 """
 
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ def band_percent(summed_percent: float) -> int:
 
 
 def laws(profiles: Iterable[GPUProfile]) -> dict[str, Law]:
-    """By card model, of those on which anything was measured."""
+    """By GPU model, of those on which anything was measured."""
     measured: dict[str, dict[int, list[float]]] = {}
     for profile in profiles:
         for entry in profile.status.entries:

@@ -1,4 +1,4 @@
-"""Nodes and cards: what is free on each, after the driver, strangers and reservations (I1).
+"""Nodes and GPUs: what is free on each, after the driver, strangers and reservations (I1).
 
 `usage` fills them in from what was observed.
 """
@@ -18,19 +18,19 @@ EXTERNAL_NOISE_BYTES = 64 * MIB
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A job that holds part of a card. `excess_bytes` is measured use above what it holds."""
+    """A job that holds part of a GPU. `excess_bytes` is measured use above what it holds."""
 
     job_uid: str
     memory_bytes: int
     utilization_percent: float
-    whole_card: bool
+    whole_gpu: bool
     max_slowdown_percent: int
     excess_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
-    """One usable card. `external_bytes` is measured memory of nobody's GPUJob."""
+class GPUCapacity:
+    """One usable GPU. `external_bytes` is measured memory of nobody's GPUJob."""
 
     uuid: str
     model: str
@@ -42,7 +42,7 @@ class Card:
     # Of `external_bytes`, what was still seen of pods that have finished since. It counts until it
     # is seen to be gone (I1), and is no reason to interrupt anybody.
     terminating_bytes: int = 0
-    # Cards of a node with the same number are close together.
+    # GPUs of a node with the same number are close together.
     link_group: int = 0
     # How much tenants slow each other on this model (see `calibration`).
     law: Law = PUBLISHED_SLOWDOWNS
@@ -79,16 +79,16 @@ class Card:
 
     @property
     def held_whole(self) -> bool:
-        return any(tenant.whole_card for tenant in self.tenants)
+        return any(tenant.whole_gpu for tenant in self.tenants)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCapacity:
-    """One node of ours: its cards and what is left of CPU and memory after assumed pods."""
+    """One node of ours: its GPUs and what is left of CPU and memory after assumed pods."""
 
     node: NodeView
     price_per_gpu_hour: float | None
-    cards: tuple[Card, ...]
+    gpus: tuple[GPUCapacity, ...]
     cpu_milli_free: int
     memory_bytes_free: int
     # Why nothing new may be placed here, or None.
@@ -97,18 +97,18 @@ class NodeCapacity:
     interruptions_per_hour: float = 0.0
     price_with_losses: float | None = None
 
-    def card(self, uuid: str) -> Card | None:
-        for card in self.cards:
-            if card.uuid == uuid:
-                return card
+    def gpu(self, uuid: str) -> GPUCapacity | None:
+        for gpu in self.gpus:
+            if gpu.uuid == uuid:
+                return gpu
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSize:
-    """Cards and GPU memory in all."""
+    """GPUs and GPU memory in all."""
 
-    cards: int
+    gpus: int
     memory_bytes: int
 
 
@@ -117,32 +117,32 @@ class Capacity:
     """All nodes by name, in stable order."""
 
     nodes: Mapping[str, NodeCapacity] = field(default_factory=dict[str, NodeCapacity])
-    # What a job can have at most of an empty card, by model.
+    # What a job can have at most of an empty GPU, by model.
     largest: Mapping[str, int] = field(default_factory=dict[str, int])
     # Laws of slowdown that were measured, by model.
     laws: Mapping[str, Law] = field(default_factory=dict[str, Law])
-    # All cards there are, whoever uses them.
+    # All GPUs there are, whoever uses them.
     size: ClusterSize = ClusterSize(0, 0)
 
-    def card(self, node_name: str, uuid: str) -> Card | None:
+    def gpu(self, node_name: str, uuid: str) -> GPUCapacity | None:
         node = self.nodes.get(node_name)
-        return node.card(uuid) if node is not None else None
+        return node.gpu(uuid) if node is not None else None
 
-    def cards_of(self, status: GPUJobStatus) -> list[Card]:
-        """The cards that a job of this status is on, as far as they are there."""
+    def gpus_of(self, status: GPUJobStatus) -> list[GPUCapacity]:
+        """The GPUs that a job of this status is on, as far as they are there."""
         workers = status.placement.workers if status.placement is not None else ()
         named = ((worker.node, uuid) for worker in workers for uuid in worker.gpus)
-        return [card for node, uuid in named if (card := self.card(node, uuid)) is not None]
+        return [gpu for node, uuid in named if (gpu := self.gpu(node, uuid)) is not None]
 
     def models(self, accepted: Collection[str]) -> list[str]:
-        """Card models that there are and that a job accepts; it accepts any if it names none."""
+        """GPU models that there are and that a job accepts; it accepts any if it names none."""
         return sorted(model for model in self.largest if not accepted or model in accepted)
 
     def law(self, model: str) -> Law:
         return self.laws.get(model, PUBLISHED_SLOWDOWNS)
 
     def largest_bytes(self, model: str) -> int:
-        """What a job can have at most of an empty card of this model."""
+        """What a job can have at most of an empty GPU of this model."""
         return self.largest.get(model, 0)
 
 
@@ -151,21 +151,21 @@ def capacity_of(
 ) -> Capacity:
     """The ledger of these nodes."""
     largest: dict[str, int] = {}
-    cards = total_bytes = 0
+    gpus = total_bytes = 0
     for node in nodes.values():
         for model, size_bytes, driver_bytes in sizes(node):
-            cards, total_bytes = cards + 1, total_bytes + size_bytes
+            gpus, total_bytes = gpus + 1, total_bytes + size_bytes
             largest[model] = max(largest.get(model, 0), size_bytes - driver_bytes)
     ordered = {name: nodes[name] for name in sorted(nodes)}
-    return Capacity(ordered, largest, laws or {}, ClusterSize(cards, total_bytes))
+    return Capacity(ordered, largest, laws or {}, ClusterSize(gpus, total_bytes))
 
 
 def sizes(node: NodeCapacity) -> tuple[tuple[str, int, int], ...]:
-    """Of each card its model, its memory and what the driver keeps of that, in bytes."""
-    return tuple((card.model, card.total_bytes, card.driver_bytes) for card in node.cards)
+    """Of each GPU its model, its memory and what the driver keeps of that, in bytes."""
+    return tuple((gpu.model, gpu.total_bytes, gpu.driver_bytes) for gpu in node.gpus)
 
 
-def holds_cards(job: GPUJob) -> bool:
+def holds_gpus(job: GPUJob) -> bool:
     """True while an attempt of the job is not proven finished. Of a job that is being deleted, its
     pods alone tell (see `usage`)."""
     leaves = job.metadata.deletion_timestamp is not None
@@ -176,18 +176,18 @@ def as_tenant(job: GPUJob) -> Tenant | None:
     reservation = job.status.reservation
     if reservation is None:
         return None
-    whole = reservation.exclusive or reservation.source is ReservationSource.WHOLE_CARD
+    whole = reservation.exclusive or reservation.source is ReservationSource.WHOLE_GPU
     return Tenant(
         job_uid=job.metadata.uid,
         memory_bytes=reservation.memory_bytes,
         utilization_percent=reservation.utilization_percent,
-        whole_card=whole,
+        whole_gpu=whole,
         max_slowdown_percent=job.spec.sharing.max_slowdown_percent,
     )
 
 
-def has_external_use(card: Card, *, soon: bool = False) -> bool:
-    """True when a stranger uses more of the card than noise; with `soon`, once another reading has
+def has_external_use(gpu: GPUCapacity, *, soon: bool = False) -> bool:
+    """True when a stranger uses more of the GPU than noise; with `soon`, once another reading has
     come."""
-    external_bytes = card.external_bytes - card.terminating_bytes if soon else card.external_bytes
+    external_bytes = gpu.external_bytes - gpu.terminating_bytes if soon else gpu.external_bytes
     return external_bytes > EXTERNAL_NOISE_BYTES

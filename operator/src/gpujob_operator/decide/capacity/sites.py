@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from gpujob_api.gpujob import Placement
 from gpujob_operator.decide.capacity.availability import NodeClosed
-from gpujob_operator.decide.capacity.cluster import Capacity, Card, NodeCapacity
+from gpujob_operator.decide.capacity.cluster import Capacity, GPUCapacity, NodeCapacity
 from gpujob_operator.decide.model.snapshot import Taint
 
 
@@ -30,10 +30,10 @@ class WorkerSite(NamedTuple):
 
     node: str
     facts: NodeFacts | None
-    cards: tuple[Card, ...]
+    gpus: tuple[GPUCapacity, ...]
 
-    def card(self, uuid: str) -> Card | None:
-        return next((card for card in self.cards if card.uuid == uuid), None)
+    def gpu(self, uuid: str) -> GPUCapacity | None:
+        return next((gpu for gpu in self.gpus if gpu.uuid == uuid), None)
 
 
 # By rank, in the order of the placement.
@@ -48,11 +48,11 @@ def sites_of(placement: Placement | None, capacity: Capacity) -> Sites:
         if node is None:
             found.append(WorkerSite(worker.node, None, ()))
             continue
-        here = {card.uuid: card for card in node.cards if card.uuid in worker.gpus}
-        cards = tuple([here[uuid] for uuid in worker.gpus if uuid in here])
-        found.append(WorkerSite(worker.node, facts_of(node), cards))
+        here = {gpu.uuid: gpu for gpu in node.gpus if gpu.uuid in worker.gpus}
+        gpus = tuple([here[uuid] for uuid in worker.gpus if uuid in here])
+        found.append(WorkerSite(worker.node, facts_of(node), gpus))
     return tuple(found)
 
 
-def cards_at(sites: Iterable[WorkerSite]) -> list[Card]:
-    return [card for site in sites for card in site.cards]
+def gpus_at(sites: Iterable[WorkerSite]) -> list[GPUCapacity]:
+    return [gpu for site in sites for gpu in site.gpus]

@@ -35,7 +35,7 @@ def summed_utilization_limit_percent(
     max_slowdown_percent: float, law: Law = PUBLISHED_SLOWDOWNS
 ) -> float:
     """The summed utilization up to which a pair is not slowed by more than this, by the law of the
-    card's model.
+    GPU's model.
 
     Above full use time is shared in proportion, so that 100 % + s slow each by s %.
     """

@@ -1,9 +1,9 @@
-"""What jobs and pods hold of nodes and cards, kept up to date one job at a time; from it the ledger
-of cards.
+"""What jobs and pods hold of nodes and GPUs, kept up to date one job at a time; from it the ledger
+of GPUs.
 
-The sum of all `JobUsage`s says who is on which card, whose processes are whose, and what CPU and
+The sum of all `JobUsage`s says who is on which GPU, whose processes are whose, and what CPU and
 memory is given away but not yet seen on a node. A node's ledger is then read off in one pass over
-its cards, however many jobs there are elsewhere.
+its GPUs, however many jobs there are elsewhere.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from gpujob_api.gpunode import GPU, GPUNode
 from gpujob_operator.decide.capacity.availability import why_blocked, why_closed
 from gpujob_operator.decide.capacity.calibration import laws
 from gpujob_operator.decide.capacity.cluster import (
-    Card,
+    GPUCapacity,
     NodeCapacity,
     Tenant,
     as_tenant,
@@ -43,17 +43,17 @@ class JobUsage:
     """What one job and its pods hold."""
 
     tenant: Tenant | None = None
-    # The job's cards; one that two workers share is named twice.
-    cards: tuple[str, ...] = ()
-    # Live pods of the attempt that holds the cards, by UID.
+    # The job's GPUs; one that two workers share is named twice.
+    gpus: tuple[str, ...] = ()
+    # Live pods of the attempt that holds the GPUs, by UID.
     pods: tuple[str, ...] = ()
-    # Node and card of live pods of any other attempt, or of a job that is gone. The node is "" for
+    # Node and GPU of live pods of any other attempt, or of a job that is gone. The node is "" for
     # a pod that may yet come to one.
     gpus_of_stale_pods: tuple[tuple[str, str], ...] = ()
     # What workers will take that are not on their node yet.
     not_yet_bound: tuple[tuple[str, int, int], ...] = ()
     job_uid: str = ""
-    # Pods that are proven finished, with when and the cards that they had.
+    # Pods that are proven finished, with when and the GPUs that they had.
     ended: tuple["TerminatedPod", ...] = ()
 
 
@@ -61,7 +61,7 @@ class JobUsage:
 class TerminatedPod:
     pod_uid: str
     at: datetime | None
-    cards: tuple[str, ...]
+    gpus: tuple[str, ...]
 
 
 NOTHING = JobUsage()
@@ -88,7 +88,7 @@ def usage_of(job: GPUJob, pods: Sequence[PodView], requests: HostRequests) -> Jo
     return replace(
         holding,
         tenant=tenant,
-        cards=tuple(uuid for worker in placement.workers for uuid in worker.gpus)
+        gpus=tuple(uuid for worker in placement.workers for uuid in worker.gpus)
         if tenant is not None
         else (),
         pods=tuple(pod.uid for pod in live if pod.uid in uids),
@@ -113,7 +113,7 @@ def _ended(pods: Sequence[PodView]) -> tuple[TerminatedPod, ...]:
 
 
 def _gpus_of_stale_pod(pod: PodView, job: GPUJob | None) -> list[tuple[str, str]]:
-    """The cards that a live pod outside of its job's attempt holds, on its own node only. None of a
+    """The GPUs that a live pod outside of its job's attempt holds, on its own node only. None of a
     pod that never ran and never will; nor of one of an attempt that the job has not come to, until
     it is bound: anybody in its namespace may make such a pod."""
     is_later = job is not None and pod.attempt > job.status.attempt
@@ -121,8 +121,8 @@ def _gpus_of_stale_pod(pod: PodView, job: GPUJob | None) -> list[tuple[str, str]
         return []
     place = place_of(pod, job) if job is not None else None
     is_current = place is not None and place.pod_uid in (None, pod.uid)
-    cards = place.gpus if place is not None and is_current else pod.gpus
-    return [(pod.node or "", uuid) for uuid in cards]
+    gpus = place.gpus if place is not None and is_current else pod.gpus
+    return [(pod.node or "", uuid) for uuid in gpus]
 
 
 def usage_of_gone(pod: GonePod) -> JobUsage:
@@ -135,8 +135,8 @@ def _is_bound(pod: PodView) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What was observed of kinds of nodes and cards: how often spot nodes are taken away, by pool,
-    and how much neighbours slow each other, by card model."""
+    """What was observed of kinds of nodes and GPUs: how often spot nodes are taken away, by pool,
+    and how much neighbours slow each other, by GPU model."""
 
     spot_rates: Mapping[str, float] = field(default_factory=dict[str, float])
     laws: Mapping[str, Law] = field(default_factory=dict[str, Law])
@@ -150,11 +150,11 @@ def learned_from(snapshot: Snapshot) -> Learned:
 class ClusterUsage:
     """The sum of what all hold. `add` and `remove` are each other's inverse."""
 
-    # By card, in the order of the jobs' UIDs.
+    # By GPU, in the order of the jobs' UIDs.
     tenants: dict[str, tuple[Tenant, ...]] = field(default_factory=dict[str, tuple[Tenant, ...]])
     # The jobs of each live pod that is where it should be: one, whatever the API server says.
     owners: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    # By node and card.
+    # By node and GPU.
     gpus_of_stale_pods: dict[tuple[str, str], int] = field(
         default_factory=dict[tuple[str, str], int]
     )
@@ -166,7 +166,7 @@ class ClusterUsage:
 
     def add(self, holding: JobUsage) -> None:
         if holding.tenant is not None:
-            for uuid in holding.cards:
+            for uuid in holding.gpus:
                 there = (*self.tenants.get(uuid, ()), holding.tenant)
                 self.tenants[uuid] = tuple(sorted(there, key=lambda one: one.job_uid))
         for pod in holding.pods:
@@ -176,7 +176,7 @@ class ClusterUsage:
         self._count(holding, 1)
 
     def remove(self, holding: JobUsage) -> None:
-        for uuid in set(holding.cards):
+        for uuid in set(holding.gpus):
             there = self.tenants.get(uuid, ())
             _keep(self.tenants, uuid, tuple(t for t in there if t.job_uid != holding.job_uid))
         for pod in holding.pods:
@@ -204,9 +204,9 @@ class ClusterUsage:
         configuration: Configuration,
         now: datetime,
         learned: "Learned",
-        known: Mapping[str, Card] | None = None,
+        known: Mapping[str, GPUCapacity] | None = None,
     ) -> NodeCapacity:
-        """The ledger of one node. `known` are those of its cards on which nothing changed."""
+        """The ledger of one node. `known` are those of its GPUs on which nothing changed."""
         known = known or {}
         cpu, memory = self.not_yet_bound.get(view.name, (0, 0))
         price = price_of(gpu_node, view, configuration)
@@ -215,8 +215,8 @@ class ClusterUsage:
         return NodeCapacity(
             node=view,
             price_per_gpu_hour=price,
-            cards=tuple(
-                known.get(gpu.uuid) or self._card(gpu, view.name, learned, gpu_node) for gpu in gpus
+            gpus=tuple(
+                known.get(gpu.uuid) or self._gpu(gpu, view.name, learned, gpu_node) for gpu in gpus
             ),
             cpu_milli_free=view.cpu_milli_free - cpu,
             memory_bytes_free=view.memory_bytes_free - memory,
@@ -227,13 +227,13 @@ class ClusterUsage:
             else None,
         )
 
-    def _card(self, gpu: GPU, node: str, learned: "Learned", gpu_node: GPUNode) -> Card:
+    def _gpu(self, gpu: GPU, node: str, learned: "Learned", gpu_node: GPUNode) -> GPUCapacity:
         observed_at = gpu_node.status.observed_at
         tenants = self.tenants.get(gpu.uuid, ())
         used = self._measured(gpu, tenants)
         external_bytes = max(0, gpu.memory_used_bytes - sum(used.values()))
         stray_pod = any((where, gpu.uuid) in self.gpus_of_stale_pods for where in (node, ""))
-        return Card(
+        return GPUCapacity(
             uuid=gpu.uuid,
             model=gpu.model,
             total_bytes=gpu.memory_total_bytes,
@@ -247,7 +247,7 @@ class ClusterUsage:
         )
 
     def _measured(self, gpu: GPU, tenants: Sequence[Tenant]) -> dict[str, int]:
-        """Memory that each tenant's processes use on the card, by job UID."""
+        """Memory that each tenant's processes use on the GPU, by job UID."""
         used = {tenant.job_uid: 0 for tenant in tenants}
         for process in gpu.processes:
             for job_uid in self.owners.get(process.pod_uid or "", ())[:1]:

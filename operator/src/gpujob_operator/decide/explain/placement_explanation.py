@@ -35,13 +35,13 @@ CANDIDATES_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A place for all workers. `scores` are those of each worker alone, in cards; they decide for
+    """A place for all workers. `scores` are those of each worker alone, in GPUs; they decide for
     one worker, a gang goes close together. None: the worker does not fit there any more."""
 
     placement: Placement
     reservation: Reservation | None
     scores: tuple[Score | None, ...]
-    # Of the nodes, per card and hour with what interruptions cost; None where nobody set one.
+    # Of the nodes, per GPU and hour with what interruptions cost; None where nobody set one.
     prices: tuple[float | None, ...]
     # Of the nodes: how often such a node is taken away.
     interruptions_per_hour: tuple[float, ...]
@@ -88,7 +88,7 @@ def explain_placement(
     if job is None:
         raise FieldError("job", f"there is no job with UID {uid}")
     if job.finished:
-        raise FieldError("job", f"{job.metadata.name} has ended and holds no cards")
+        raise FieldError("job", f"{job.metadata.name} has ended and holds no GPUs")
     if job.status.placement is not None:
         without = without_attempt(snapshot, job)
         held = job.status.placement, job.status.reservation
@@ -181,10 +181,10 @@ class _Explainer:
         found: dict[str, str] = {}
         accepted = self.capacity.models(self.needs.job.spec.gpu.models)
         for name, node in self.capacity.nodes.items():
-            here = [model for model in accepted if any(c.model == model for c in node.cards)]
+            here = [model for model in accepted if any(c.model == model for c in node.gpus)]
             if not here:
-                models = ", ".join(sorted({card.model for card in node.cards})) or "no cards"
-                found[name] = f"no card of a model that the job accepts, but {models}"
+                models = ", ".join(sorted({gpu.model for gpu in node.gpus})) or "no GPUs"
+                found[name] = f"no GPU of a model that the job accepts, but {models}"
                 continue
             texts = [node_lacks(self._asked(model), node) for model in here]
             if all(texts):

@@ -7,12 +7,12 @@ from gpujob_api.gpujob import Placement, Reservation, SpotPolicy
 from gpujob_api.quantities import format_memory
 from gpujob_operator.decide.explain.placement_explanation import Candidate, PlacementExplanation
 from gpujob_operator.decide.packing.request import Score
-from gpujob_operator.decide.packing.select import STEP_CARDS
+from gpujob_operator.decide.packing.select import STEP_GPUS
 
 Row = tuple[str, str]
 # Nodes without room that are told one by one; the others are counted.
 LACKS_TOLD = 10
-CARDS_TOLD = 8
+GPUS_TOLD = 8
 
 
 def rows(explanation: PlacementExplanation) -> list[Row]:
@@ -55,10 +55,10 @@ def _needs(explanation: PlacementExplanation) -> str:
     needs = explanation.needs
     spec = needs.job.spec
     held = _held_by(explanation)
-    card = _held(held) if held is not None else "a whole card"
+    gpu = _held(held) if held is not None else "a whole GPU"
     host = f"{needs.cpu_milli} milli-CPU, {format_memory(needs.memory_bytes)}"
     workers = f"{spec.workers} workers with " if spec.workers > 1 else ""
-    return f"{workers}{spec.gpus_per_worker} x {card}, {host} each"
+    return f"{workers}{spec.gpus_per_worker} x {gpu}, {host} each"
 
 
 def _held_by(explanation: PlacementExplanation) -> Reservation | None:
@@ -67,7 +67,7 @@ def _held_by(explanation: PlacementExplanation) -> Reservation | None:
 
 
 def _held(held: Reservation) -> str:
-    whole = "a whole card" if held.exclusive else format_memory(held.memory_bytes)
+    whole = "a whole GPU" if held.exclusive else format_memory(held.memory_bytes)
     return f"{whole} at {held.utilization_percent:.0f} % ({held.source.value})"
 
 
@@ -80,10 +80,10 @@ def _candidate(one: Candidate) -> str:
 
 
 def _score(score: Score) -> str:
-    """The cost in cards and all of its terms, which add up to it."""
+    """The cost in GPUs and all of its terms, which add up to it."""
     names = [one.name for one in fields(score) if one.name != "total"]
     terms = " + ".join(f"{name} {getattr(score, name):.3f}" for name in names)
-    return f"{score.total:.3f} of a card ({terms})"
+    return f"{score.total:.3f} of a GPU ({terms})"
 
 
 def _where(placement: Placement) -> str:
@@ -91,9 +91,9 @@ def _where(placement: Placement) -> str:
     for worker in placement.workers:
         nodes.setdefault(worker.node, []).extend(worker.gpus)
     parts: list[str] = []
-    for node, cards in nodes.items():
-        more = f" and {len(cards) - CARDS_TOLD} more" if len(cards) > CARDS_TOLD else ""
-        parts.append(f"{node} ({', '.join(cards[:CARDS_TOLD])}{more})")
+    for node, gpus in nodes.items():
+        more = f" and {len(gpus) - GPUS_TOLD} more" if len(gpus) > GPUS_TOLD else ""
+        parts.append(f"{node} ({', '.join(gpus[:GPUS_TOLD])}{more})")
     return ", ".join(parts)
 
 
@@ -151,9 +151,9 @@ def _by_cost(first: Candidate, one: Candidate) -> str:
     if mine is None or theirs is None:
         return "its cost cannot be compared"
     more = theirs.total - mine.total
-    if abs(more) > STEP_CARDS:
-        return f"{abs(more):.3f} of a card {'more' if more > 0 else 'less'}"
-    step = f"{more:+.3f} of a card, where steps of {STEP_CARDS} count"
+    if abs(more) > STEP_GPUS:
+        return f"{abs(more):.3f} of a GPU {'more' if more > 0 else 'less'}"
+    step = f"{more:+.3f} of a GPU, where steps of {STEP_GPUS} count"
     known, other = first.prices[0], one.prices[0]
     if known != other:
         prices = [f"{price:.2f}" if price is not None else "no price" for price in (other, known)]

@@ -6,7 +6,7 @@
        +--- retried or interrupted, proven finished ---+      |
                                                        +------+--> Failed
 
-The placement is durable in `status` before a pod exists, and an attempt's cards stay held until
+The placement is durable in `status` before a pod exists, and an attempt's GPUs stay held until
 every one of its pods is finished or gone. The end of the container `worker` is the end of a worker,
 whatever other containers of its pod do.
 """
@@ -278,7 +278,7 @@ def _end(
     configuration: Configuration,
     now: datetime,
 ) -> NextStep:
-    """All workers have ended or are gone. The attempt holds its cards no more; a pod in which
+    """All workers have ended or are gone. The attempt holds its GPUs no more; a pod in which
     other containers go on holds them until it is gone (see `capacity.usage`)."""
     job = replace(job, status=_with_final_report(job, inputs, pods, now))
     outcome = judge(job, pods, inputs.lost_nodes)

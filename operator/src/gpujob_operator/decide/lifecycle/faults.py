@@ -1,4 +1,4 @@
-"""Why a running attempt must leave its cards: its node goes, its card is sick or over full."""
+"""Why a running attempt must leave its GPUs: its node goes, its GPU is sick or over full."""
 
 import re
 from dataclasses import replace
@@ -8,18 +8,18 @@ from gpujob_api.gpujob import GPUJob, GPUJobStatus, StopReason
 from gpujob_api.meta import TAINT_RECLAIM
 from gpujob_api.quantities import format_memory
 from gpujob_operator.decide.capacity.availability import BlockedReason, ClosedReason
-from gpujob_operator.decide.capacity.cluster import Card
-from gpujob_operator.decide.capacity.sites import NodeFacts, Sites, cards_at
+from gpujob_operator.decide.capacity.cluster import GPUCapacity
+from gpujob_operator.decide.capacity.sites import NodeFacts, Sites, gpus_at
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import stop_seconds
-from gpujob_operator.decide.model.stop_reasons import CARD_OVERFULL, CARD_UNHEALTHY, NODE_RECLAIMED
+from gpujob_operator.decide.model.stop_reasons import GPU_OVERFULL, GPU_UNHEALTHY, NODE_RECLAIMED
 
 # A time in seconds since 1970; ten digits last until 2286.
 _SECONDS = re.compile(r"^[0-9]{1,10}$", re.ASCII)
 
 
 def of(job: GPUJob, sites: Sites, configuration: Configuration, now: datetime) -> StopReason | None:
-    """The first trouble on any of the job's nodes and cards, in a fixed order."""
+    """The first trouble on any of the job's nodes and GPUs, in a fixed order."""
     grace = timedelta(seconds=stop_seconds(job, configuration))
     for site in sites:
         if site.facts is None:
@@ -30,11 +30,11 @@ def of(job: GPUJob, sites: Sites, configuration: Configuration, now: datetime) -
         closed = site.facts.closed
         if closed is not None and closed.reason is ClosedReason.STALE:
             continue  # Stale telemetry never stops a job (I14).
-        for card in site.cards:
-            blocked = card.blocked
+        for gpu in site.gpus:
+            blocked = gpu.blocked
             if blocked is not None and blocked.reason is BlockedReason.UNHEALTHY:
-                message = f"card {card.uuid} on {site.node} is {blocked.text}"
-                return StopReason(CARD_UNHEALTHY, message, now + grace)
+                message = f"GPU {gpu.uuid} on {site.node} is {blocked.text}"
+                return StopReason(GPU_UNHEALTHY, message, now + grace)
     return _outgrown(job, sites, now + grace)
 
 
@@ -52,19 +52,19 @@ def _reclaimed(node: str, facts: NodeFacts, now: datetime, grace: timedelta) -> 
 
 
 def _outgrown(job: GPUJob, sites: Sites, deadline: datetime) -> StopReason | None:
-    """Of the tenants of an over-full card, the one that uses most above what it holds, else the
+    """Of the tenants of an over-full GPU, the one that uses most above what it holds, else the
     largest.
 
-    A card is over full when its free memory is negative. A stranger alone never makes a job move:
+    A GPU is over full when its free memory is negative. A stranger alone never makes a job move:
     the job keeps what it holds, and the condition says so.
     """
-    for card in cards_at(sites):
-        if card.free_bytes >= 0 or len(card.tenants) < 2:
+    for gpu in gpus_at(sites):
+        if gpu.free_bytes >= 0 or len(gpu.tenants) < 2:
             continue
-        moved = max(card.tenants, key=lambda t: (t.excess_bytes, t.memory_bytes, t.job_uid))
-        crowded = replace(card, external_bytes=0).free_bytes < 0
+        moved = max(gpu.tenants, key=lambda t: (t.excess_bytes, t.memory_bytes, t.job_uid))
+        crowded = replace(gpu, external_bytes=0).free_bytes < 0
         if crowded and moved.job_uid == job.metadata.uid:
-            return StopReason(CARD_OVERFULL, pressure_message(card), deadline)
+            return StopReason(GPU_OVERFULL, pressure_message(gpu), deadline)
     return None
 
 
@@ -84,17 +84,17 @@ def unreachable(sites: Sites, configuration: Configuration, now: datetime) -> st
     return ""
 
 
-def pressure_message(card: Card) -> str:
+def pressure_message(gpu: GPUCapacity) -> str:
     return (
-        f"card {card.uuid}: {format_memory(card.reserved_bytes)} reserved by "
-        f"{len(card.tenants)} jobs + {format_memory(card.excess_bytes)} used above that + "
-        f"{format_memory(card.external_bytes)} used by strangers + "
-        f"{format_memory(card.driver_bytes)} driver > {format_memory(card.total_bytes)}"
+        f"GPU {gpu.uuid}: {format_memory(gpu.reserved_bytes)} reserved by "
+        f"{len(gpu.tenants)} jobs + {format_memory(gpu.excess_bytes)} used above that + "
+        f"{format_memory(gpu.external_bytes)} used by strangers + "
+        f"{format_memory(gpu.driver_bytes)} driver > {format_memory(gpu.total_bytes)}"
     )
 
 
-def pressure(status: GPUJobStatus, sites: Sites) -> Card | None:
-    """The first over-full card that a job of this status is on, or None."""
+def pressure(status: GPUJobStatus, sites: Sites) -> GPUCapacity | None:
+    """The first over-full GPU that a job of this status is on, or None."""
     if status.placement is None or status.finished:
         return None
-    return next((card for card in cards_at(sites) if card.free_bytes < 0), None)
+    return next((gpu for gpu in gpus_at(sites) if gpu.free_bytes < 0), None)

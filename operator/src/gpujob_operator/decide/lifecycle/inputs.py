@@ -5,7 +5,7 @@ from datetime import datetime
 
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_operator.decide.capacity.sites import Sites
-from gpujob_operator.decide.model.snapshot import CardUsage, PodView, ReceivedReport
+from gpujob_operator.decide.model.snapshot import GPUUsage, PodView, ReceivedReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class JobInputs:
     # Pods of others that have the name of a worker of the current attempt.
     in_the_way: tuple[PodView, ...] = ()
     report: ReceivedReport | None = None
-    usage: CardUsage | None = None
+    usage: GPUUsage | None = None
     # The nodes and GPUs of its workers.
     sites: Sites = ()
     # Those of the attempt's nodes that are there no more.

@@ -3,7 +3,7 @@
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, Summary
 from gpujob_api.quantities import format_memory
 from gpujob_api.settings import OptimizeMode
-from gpujob_operator.decide.capacity.cluster import Card
+from gpujob_operator.decide.capacity.cluster import GPUCapacity
 from gpujob_operator.decide.capacity.sites import Sites
 from gpujob_operator.decide.model import conditions
 
@@ -30,9 +30,9 @@ def _where(status: GPUJobStatus) -> str:
         return ""
     first, *others = status.placement.workers
     more = f" +{len(others)}" if others else ""
-    cards = ",".join(uuid[:12] for uuid in first.gpus[:2])
-    cards += ",..." if len(first.gpus) > 2 else ""
-    return f"{first.node}/{cards}{more}"
+    gpus = ",".join(uuid[:12] for uuid in first.gpus[:2])
+    gpus += ",..." if len(first.gpus) > 2 else ""
+    return f"{first.node}/{gpus}{more}"
 
 
 def _speed(job: GPUJob, status: GPUJobStatus) -> str:
@@ -57,7 +57,7 @@ def _memory(status: GPUJobStatus) -> str:
 
 
 def cost_text(job: GPUJob, status: GPUJobStatus, sites: Sites) -> str:
-    """Price of the cards per hour; a shared card is split by reserved memory."""
+    """Price of the GPUs per hour; a shared GPU is split by reserved memory."""
     if status.placement is None or status.finished_at is not None:
         return ""
     total = 0.0
@@ -65,15 +65,15 @@ def cost_text(job: GPUJob, status: GPUJobStatus, sites: Sites) -> str:
         if site.facts is None or site.facts.price_per_gpu_hour is None:
             return "spot" if status.placement.spot else ""
         for uuid in worker.gpus:
-            total += site.facts.price_per_gpu_hour * _share(job, site.card(uuid))
+            total += site.facts.price_per_gpu_hour * _share(job, site.gpu(uuid))
     return f"${total:.2f}/h" + (" spot" if status.placement.spot else "")
 
 
-def _share(job: GPUJob, card: Card | None) -> float:
-    if card is None or card.reserved_bytes == 0:
+def _share(job: GPUJob, gpu: GPUCapacity | None) -> float:
+    if gpu is None or gpu.reserved_bytes == 0:
         return 1.0
-    mine = sum(t.memory_bytes for t in card.tenants if t.job_uid == job.metadata.uid)
-    return mine / card.reserved_bytes if mine else 1.0
+    mine = sum(t.memory_bytes for t in gpu.tenants if t.job_uid == job.metadata.uid)
+    return mine / gpu.reserved_bytes if mine else 1.0
 
 
 def _reason(status: GPUJobStatus) -> str:

@@ -10,7 +10,7 @@ def settings_for(job: GPUJob, profile: GPUProfile | None) -> Settings:
     """Settings of the job's next pod.
 
     An earlier attempt's choice comes first, so that a resumed run continues as it was; then the
-    profile of the workload on this card model, so that a second run does not probe again.
+    profile of the workload on this GPU model, so that a second run does not probe again.
     """
     optimize = job.spec.optimize
     per_step = optimize.batch_size.per_step

@@ -7,7 +7,7 @@ from operator import attrgetter
 
 from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
-from gpujob_operator.decide.capacity.sites import cards_at
+from gpujob_operator.decide.capacity.sites import gpus_at
 from gpujob_operator.decide.lifecycle import faults
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.printer_columns import summarize
@@ -40,12 +40,12 @@ def finish_status(
         status = writer.set(status, conditions.SUCCEEDED, None, "InProgress", "not finished yet")
     status = _with_suspension(job, status, writer)
     status = _with_reachability(status, writer, faults.unreachable(sites, configuration, now))
-    card = faults.pressure(status, sites)
-    if card is not None:
-        message = faults.pressure_message(card)
-        status = writer.set(status, conditions.CARD_PRESSURE, True, "CardOverfull", message)
-    elif conditions.find(status, conditions.CARD_PRESSURE) is not None:
-        status = writer.set(status, conditions.CARD_PRESSURE, False, "Fits", "all of it fits again")
+    gpu = faults.pressure(status, sites)
+    if gpu is not None:
+        message = faults.pressure_message(gpu)
+        status = writer.set(status, conditions.GPU_PRESSURE, True, "GPUOverfull", message)
+    elif conditions.find(status, conditions.GPU_PRESSURE) is not None:
+        status = writer.set(status, conditions.GPU_PRESSURE, False, "Fits", "all of it fits again")
     status = _with_slowdown(job, status, writer, inputs)
     generation, summary = job.metadata.generation, summarize(job, status, sites)
     if (generation, summary) == (status.observed_generation, status.summary):
@@ -56,8 +56,8 @@ def finish_status(
 def _with_slowdown(
     job: GPUJob, status: GPUJobStatus, writer: ConditionWriter, inputs: JobInputs
 ) -> GPUJobStatus:
-    running, cards = status.phase is JobPhase.RUNNING, cards_at(inputs.sites)
-    slowdown = measured_slowdown(job, status, inputs.profile, cards) if running else None
+    running, gpus = status.phase is JobPhase.RUNNING, gpus_at(inputs.sites)
+    slowdown = measured_slowdown(job, status, inputs.profile, gpus) if running else None
     if slowdown is not None and slowdown.too_much:
         return writer.set(status, conditions.SLOWED, True, "Neighbours", slowdown.message)
     if conditions.find(status, conditions.SLOWED) is not None:
@@ -66,7 +66,7 @@ def _with_slowdown(
 
 
 def _with_suspension(job: GPUJob, status: GPUJobStatus, writer: ConditionWriter) -> GPUJobStatus:
-    """Suspended once nothing of it runs any more, as for its cards it then is."""
+    """Suspended once nothing of it runs any more, as for its GPUs it then is."""
     if job.spec.suspend and status.placement is None and not status.finished:
         return writer.set(status, conditions.SUSPENDED, True, "Suspended", "spec.suspend is true")
     before = conditions.find(status, conditions.SUSPENDED)

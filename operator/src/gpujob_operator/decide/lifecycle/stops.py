@@ -19,7 +19,7 @@ from gpujob_operator.decide.model.stop_reasons import (
 )
 from gpujob_operator.decide.model.workers import lost_ranks, perhaps_workers
 
-# A worker that does not report is at work while it uses its card at least this much.
+# A worker that does not report is at work while it uses its GPU at least this much.
 BUSY_PERCENT_MIN = 1.0
 
 
@@ -82,7 +82,7 @@ def _timed_out(
 
 
 def _works_silently(job: GPUJob, inputs: JobInputs) -> bool:
-    """A worker of another framework reports nothing; that its card is busy is sign enough."""
+    """A worker of another framework reports nothing; that its GPU is busy is sign enough."""
     measurement = job.status.measurement
     spoke = measurement is not None and measurement.current is not None
     speaks = inputs.report is not None and inputs.report.report.attempt == job.status.attempt

@@ -16,7 +16,7 @@ from gpujob_api.settings import TunedSettings
 from gpujob_operator.decide.capacity.calibration import with_pace
 from gpujob_operator.decide.measurement.fingerprint import fingerprint
 
-# Entries of one workload: one a card model and torch version, newest first.
+# Entries of one workload: one a GPU model and torch version, newest first.
 ENTRIES_MAX = 32
 
 
@@ -44,7 +44,7 @@ def new_entries(
     pace: SharedPace | None = None,
 ) -> tuple[ProfileEntry, ...] | None:
     """The profile's entries with this job's measurement, or None when it says nothing new. `alone`:
-    it has its cards to itself; else `pace` is what it measured beside others, if that is known."""
+    it has its GPUs to itself; else `pace` is what it measured beside others, if that is known."""
     entry = _entry(job, now, alone=alone)
     if entry is None:
         return None
@@ -75,7 +75,7 @@ def with_entries(
 def _alone_seconds(
     before: ProfileEntry, after: ProfileEntry, tuned: TunedSettings | None
 ) -> float | None:
-    """The fastest step that either knows from having cards to itself with these settings, which
+    """The fastest step that either knows from having GPUs to itself with these settings, which
     are those of the entry; what is faster by less than 5 % is noise."""
     known = before.alone_step_seconds if before.tuned == tuned else None
     new = after.alone_step_seconds if after.tuned == tuned else None

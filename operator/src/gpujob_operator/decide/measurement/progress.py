@@ -10,9 +10,9 @@ from gpujob_api.report import Report, WorkerPhase
 from gpujob_operator.decide.measurement.reservation import measured_reservation
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import EventNote
-from gpujob_operator.decide.model.snapshot import CardUsage, ReceivedReport
+from gpujob_operator.decide.model.snapshot import GPUUsage, ReceivedReport
 
-# Before these phases are over, what is seen on the card is not yet what the job needs.
+# Before these phases are over, what is seen on the GPU is not yet what the job needs.
 _UNSETTLED = (WorkerPhase.STARTING, WorkerPhase.MEASURING, WorkerPhase.TUNING)
 
 
@@ -46,7 +46,7 @@ def with_report(status: GPUJobStatus, received: ReceivedReport | None) -> GPUJob
 
 
 def with_measurement(
-    status: GPUJobStatus, report: Report | None, usage: CardUsage | None
+    status: GPUJobStatus, report: Report | None, usage: GPUUsage | None
 ) -> GPUJobStatus:
     """Joins what the agent saw from outside with what the worker says from inside."""
     if usage is None or usage.samples == 0:
@@ -99,7 +99,7 @@ def with_measured_reservation(
     job: GPUJob,
     status: GPUJobStatus,
     report: Report | None,
-    usage: CardUsage | None,
+    usage: GPUUsage | None,
     configuration: Configuration,
 ) -> tuple[GPUJobStatus, tuple[EventNote, ...]]:
     """Lets the reservation follow the measurement once the worker has settled down."""
@@ -112,14 +112,14 @@ def with_measured_reservation(
     note = EventNote(
         "ReservationMeasured",
         f"measured {format_memory(usage.memory_peak_bytes)} and "
-        f"{usage.utilization_percent:.0f} % of the card over {usage.samples} samples; "
+        f"{usage.utilization_percent:.0f} % of the GPU over {usage.samples} samples; "
         f"holds {format_memory(wanted.memory_bytes)} instead of "
         f"{format_memory(held.memory_bytes)} ({_source(held.source)})",
     )
     return changed(status, reservation=wanted), (note,)
 
 
-def joined_usage(usage: CardUsage | None, report: Report | None) -> CardUsage | None:
+def joined_usage(usage: GPUUsage | None, report: Report | None) -> GPUUsage | None:
     """The agent reads every few seconds and can miss a peak that the worker saw from inside."""
     timing = report.current if report is not None else None
     if usage is None or timing is None:
@@ -128,7 +128,7 @@ def joined_usage(usage: CardUsage | None, report: Report | None) -> CardUsage | 
     return replace(usage, memory_peak_bytes=peak_bytes)
 
 
-def _settled(report: Report | None, usage: CardUsage, configuration: Configuration) -> bool:
+def _settled(report: Report | None, usage: GPUUsage, configuration: Configuration) -> bool:
     """A worker that does not report (another framework) is measured from outside, for longer."""
     if report is None:
         return usage.samples >= configuration.measurement_samples_without_reports_min
@@ -137,7 +137,7 @@ def _settled(report: Report | None, usage: CardUsage, configuration: Configurati
 
 def _source(source: ReservationSource) -> str:
     return {
-        ReservationSource.WHOLE_CARD: "the whole card, until measured",
+        ReservationSource.WHOLE_GPU: "the whole GPU, until measured",
         ReservationSource.HINT: "the hint",
         ReservationSource.PROFILE: "from the profile",
         ReservationSource.MEASURED: "measured before",

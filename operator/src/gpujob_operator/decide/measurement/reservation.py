@@ -1,13 +1,13 @@
-"""How much of a card an attempt holds: from what is best known about the job.
+"""How much of a GPU an attempt holds: from what is best known about the job.
 
 The user's hint where sharing is `Shared`: it is a cap. Else, best first: measured in this job, its
-workload's profile on this card model, the whole card until a measurement exists.
+workload's profile on this GPU model, the whole GPU until a measurement exists.
 """
 
 from gpujob_api.gpujob import GPUJob, Measurement, Reservation, ReservationSource, SharingMode
 from gpujob_api.gpuprofile import GPUProfile, ProfileEntry
 from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
-from gpujob_operator.decide.model.snapshot import CardUsage
+from gpujob_operator.decide.model.snapshot import GPUUsage
 
 
 def with_margin(memory_bytes: int, configuration: Configuration) -> int:
@@ -21,8 +21,8 @@ def profile_entry(profile: GPUProfile | None, gpu_model: str) -> ProfileEntry | 
     return next((e for e in profile.status.entries if e.gpu_model == gpu_model), None)
 
 
-def takes_whole_cards(job: GPUJob, configuration: Configuration) -> bool:
-    """Whether the job never shares: it does not want to, or the kubelet picks the cards, which need
+def takes_whole_gpus(job: GPUJob, configuration: Configuration) -> bool:
+    """Whether the job never shares: it does not want to, or the kubelet picks the GPUs, which need
     not be those that were chosen."""
     picked = configuration.device_access is DeviceAccess.DEVICE_PLUGIN
     return picked or job.spec.sharing.mode is SharingMode.EXCLUSIVE
@@ -31,9 +31,9 @@ def takes_whole_cards(job: GPUJob, configuration: Configuration) -> bool:
 def wanted_reservation(
     job: GPUJob, entry: ProfileEntry | None, configuration: Configuration
 ) -> Reservation | None:
-    """What a new attempt should hold on a card of the entry's model; None: the whole card."""
+    """What a new attempt should hold on a GPU of the entry's model; None: the whole GPU."""
     measurement = job.status.measurement
-    if takes_whole_cards(job, configuration):
+    if takes_whole_gpus(job, configuration):
         return None
     hint = job.spec.gpu.memory
     if job.spec.sharing.mode is SharingMode.SHARED and hint is not None:
@@ -65,15 +65,15 @@ def is_settled(measurement: Measurement, configuration: Configuration) -> bool:
 
 
 def measured_reservation(
-    job: GPUJob, usage: CardUsage, configuration: Configuration
+    job: GPUJob, usage: GPUUsage, configuration: Configuration
 ) -> Reservation | None:
     """The reservation after measuring, or None while it must stay as it is.
 
-    It shrinks once, from the whole card or a profile's guess to what was measured, and grows only
+    It shrinks once, from the whole GPU or a profile's guess to what was measured, and grows only
     when the job is seen to use more than it holds: the rest may be somebody's already (I1).
     """
     held = job.status.reservation
-    if held is None or held.exclusive or takes_whole_cards(job, configuration):
+    if held is None or held.exclusive or takes_whole_gpus(job, configuration):
         return None
     if usage.samples < configuration.measurement_samples_min:
         return None

@@ -1,4 +1,4 @@
-"""How long a job will still hold its cards: from its own measured pace, else from earlier runs.
+"""How long a job will still hold its GPUs: from its own measured pace, else from earlier runs.
 
 Feeds `order.OrderEntry.remaining_seconds`. Nothing here looks into the future: a job that has not
 run, and whose like has not finished yet, has no estimate.
@@ -25,11 +25,11 @@ def remaining_seconds(done: float, total: float | None, seconds_per_unit: float)
 
 
 class Run(NamedTuple):
-    """A run that finished: when (in seconds), of which job, and the card-seconds it took."""
+    """A run that finished: when (in seconds), of which job, and the GPU-seconds it took."""
 
     finished_at: float
     uid: str
-    card_seconds: float
+    gpu_seconds: float
 
 
 @dataclass(slots=True)
@@ -52,11 +52,11 @@ class RunHistory:
             del self._runs[workload]
         self._medians.pop(workload, None)
 
-    def expected_seconds(self, workload: Hashable, cards: int) -> float | None:
-        """The median of the newest runs, for a job on this many cards; None when there is none."""
+    def expected_seconds(self, workload: Hashable, gpus: int) -> float | None:
+        """The median of the newest runs, for a job on this many GPUs; None when there is none."""
         if workload not in self._runs:
             return None
         if workload not in self._medians:
             newest = self._runs[workload][-RUNS_MAX:]
-            self._medians[workload] = median(run.card_seconds for run in newest)
-        return self._medians[workload] / cards
+            self._medians[workload] = median(run.gpu_seconds for run in newest)
+        return self._medians[workload] / gpus

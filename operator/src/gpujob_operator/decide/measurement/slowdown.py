@@ -1,6 +1,6 @@
 """The running pair's own measurement: who is slowed by its neighbours more than it allows.
 
-The reference is the workload's profile: the fastest step measured on this card model with the same
+The reference is the workload's profile: the fastest step measured on this GPU model with the same
 settings. Who moves counts from then on with so much utilization that the same pair is not put
 together again.
 """
@@ -12,7 +12,7 @@ from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
 from gpujob_api.gpuprofile import GPUProfile, ProfileEntry, SharedPace
 from gpujob_api.meta import ConditionStatus
 from gpujob_operator.decide.capacity.calibration import band_percent
-from gpujob_operator.decide.capacity.cluster import Card, has_external_use
+from gpujob_operator.decide.capacity.cluster import GPUCapacity, has_external_use
 from gpujob_operator.decide.measurement.reservation import profile_entry
 from gpujob_operator.decide.model import conditions
 
@@ -46,11 +46,11 @@ class Slowdown:
 
 
 def measured_slowdown(
-    job: GPUJob, status: GPUJobStatus, profile: GPUProfile | None, cards: Sequence[Card]
+    job: GPUJob, status: GPUJobStatus, profile: GPUProfile | None, gpus: Sequence[GPUCapacity]
 ) -> Slowdown | None:
-    """The job's slowdown beside others on its cards; None when it is alone or nothing to compare is
+    """The job's slowdown beside others on its GPUs; None when it is alone or nothing to compare is
     known."""
-    if not any(len(card.tenants) > 1 for card in cards):
+    if not any(len(gpu.tenants) > 1 for gpu in gpus):
         return None
     step_seconds, entry = _comparable(status, profile)
     if entry is None or entry.current is None or entry.current.step_seconds <= 0:
@@ -62,7 +62,7 @@ def measured_slowdown(
 def _comparable(
     status: GPUJobStatus, profile: GPUProfile | None
 ) -> tuple[float, ProfileEntry | None]:
-    """The job's step in seconds, and what is known of its workload on the same model of card with
+    """The job's step in seconds, and what is known of its workload on the same model of GPU with
     the same settings."""
     placement, measured = status.placement, status.measurement
     if placement is None or measured is None or measured.current is None:
@@ -74,24 +74,24 @@ def _comparable(
     return measured.current.step_seconds, entry if same else None
 
 
-def has_cards_alone(status: GPUJobStatus, cards: Sequence[Card]) -> bool:
-    """Whether a running job shares its cards with nobody, strangers included."""
-    running = status.phase is JobPhase.RUNNING and bool(cards)
-    return running and not any(len(card.tenants) > 1 or has_external_use(card) for card in cards)
+def has_gpus_alone(status: GPUJobStatus, gpus: Sequence[GPUCapacity]) -> bool:
+    """Whether a running job shares its GPUs with nobody, strangers included."""
+    running = status.phase is JobPhase.RUNNING and bool(gpus)
+    return running and not any(len(gpu.tenants) > 1 or has_external_use(gpu) for gpu in gpus)
 
 
 def observed_pace(
-    status: GPUJobStatus, profile: GPUProfile | None, cards: Sequence[Card]
+    status: GPUJobStatus, profile: GPUProfile | None, gpus: Sequence[GPUCapacity]
 ) -> SharedPace | None:
-    """What a job's run beside others says of its card model; None when it says nothing: the step
-    must be known from a run with cards to itself and the same settings."""
+    """What a job's run beside others says of its GPU model; None when it says nothing: the step
+    must be known from a run with GPUs to itself and the same settings."""
     step_seconds, entry = _comparable(status, profile)
     if status.phase is not JobPhase.RUNNING or entry is None or not entry.alone_step_seconds:
         return None
-    shared = [card for card in cards if len(card.tenants) > 1]
-    if not shared or any(has_external_use(card) for card in shared):
+    shared = [gpu for gpu in gpus if len(gpu.tenants) > 1]
+    if not shared or any(has_external_use(gpu) for gpu in shared):
         return None
-    summed_percent = max(card.utilization_percent for card in shared)
+    summed_percent = max(gpu.utilization_percent for gpu in shared)
     longer = step_seconds / entry.alone_step_seconds - 1.0
     return SharedPace(band_percent(summed_percent), round(max(100.0 * longer, 0.0), 1))
 

@@ -32,7 +32,7 @@ def _places(status: GPUJobStatus) -> list[tuple[int, str, tuple[str, ...]]]:
 def _at_least_both(one: Reservation | None, other: Reservation | None) -> Reservation | None:
     if one is None or other is None:
         return other or one
-    whole = [each for each in (one, other) if each.source is ReservationSource.WHOLE_CARD]
+    whole = [each for each in (one, other) if each.source is ReservationSource.WHOLE_GPU]
     return Reservation(
         memory_bytes=max(one.memory_bytes, other.memory_bytes),
         utilization_percent=max(one.utilization_percent, other.utilization_percent),

@@ -14,7 +14,7 @@ FAILED = "Failed"
 # True at either end.
 FINISHED = "Finished"
 SUSPENDED = "Suspended"
-CARD_PRESSURE = "CardPressure"
+GPU_PRESSURE = "GPUPressure"
 SLOWED = "Slowed"
 
 _STATUS: dict[bool | None, ConditionStatus] = {

@@ -6,14 +6,14 @@ from enum import Enum
 
 
 class DeviceAccess(Enum):
-    """How a pod is given its card: see docs/guides/install.md."""
+    """How a pod is given its GPU: see docs/guides/install.md."""
 
     ENVIRONMENT = "Environment"
     DEVICE_PLUGIN = "DevicePlugin"
 
 
 class OrderPolicy(Enum):
-    """`ARRIVAL`: first come, first served. `SHORTEST`: least work left in card-seconds first."""
+    """`ARRIVAL`: first come, first served. `SHORTEST`: least work left in GPU-seconds first."""
 
     ARRIVAL = "Arrival"
     SHORTEST = "Shortest"
@@ -33,7 +33,7 @@ class Configuration:
     order_policy: OrderPolicy = OrderPolicy.ARRIVAL
     waiting_seconds_max: float = 86_400.0
     waiting_stretch_max: float = 15.0
-    # A job that has waited this long claims cards that later jobs may not take (I11).
+    # A job that has waited this long claims GPUs that later jobs may not take (I11).
     claim_after_seconds: float = 60.0
     # Making room for others: see docs/design/0012-making-room.md. A job is interrupted for another
     # one this often at most (0: never), and not where room comes by itself within the wait.
@@ -67,6 +67,6 @@ class Configuration:
     device_access: DeviceAccess = DeviceAccess.ENVIRONMENT
     runtime_class_name: str | None = None
     checkpoint_mount: str = "/gpujob/checkpoints"
-    # Price of one GPU-hour by card model, on-demand and spot, as the user's table says.
+    # Price of one GPU-hour by GPU model, on-demand and spot, as the user's table says.
     price_per_gpu_hour: Mapping[str, float] = field(default_factory=dict[str, float])
     spot_price_per_gpu_hour: Mapping[str, float] = field(default_factory=dict[str, float])

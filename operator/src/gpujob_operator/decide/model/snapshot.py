@@ -62,7 +62,7 @@ class PodView:
 
     @property
     def finished(self) -> bool:
-        """Proven: its processes are gone and the card's memory is free."""
+        """Proven: its processes are gone and the GPU's memory is free."""
         return self.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED)
 
     @property
@@ -117,8 +117,8 @@ class InvalidJob:
 
 
 @dataclass(frozen=True, slots=True)
-class CardUsage:
-    """What a job's processes used on its cards over the attempt, worst card, from agents.
+class GPUUsage:
+    """What a job's processes used on its GPUs over the attempt, worst GPU, from agents.
 
     `samples` counts agent readings that saw the pod's processes.
     """
@@ -162,8 +162,8 @@ class Snapshot:
     # Since when this process has received reports; None: always.
     listening_since: datetime | None = None
     # Measured use by (job UID, attempt).
-    usage: Mapping[tuple[str, int], CardUsage] = field(
-        default_factory=dict[tuple[str, int], CardUsage]
+    usage: Mapping[tuple[str, int], GPUUsage] = field(
+        default_factory=dict[tuple[str, int], GPUUsage]
     )
     configuration: Configuration = field(default_factory=Configuration)
 

@@ -14,8 +14,8 @@ SLOWED = "Slowed"
 # For the user's, the node's or the GPU's sake.
 SUSPENDED = "Suspended"
 NODE_RECLAIMED = "NodeReclaimed"
-CARD_UNHEALTHY = "CardUnhealthy"
-CARD_OVERFULL = "CardOverfull"
+GPU_UNHEALTHY = "GPUUnhealthy"
+GPU_OVERFULL = "GPUOverfull"
 # The job's own.
 WORKER_ENDED = "WorkerEnded"
 WORKER_LOST = "WorkerLost"
@@ -44,8 +44,8 @@ STOP_RULES: Mapping[str, StopRule] = {
     SLOWED: StopRule(for_others=True),
     SUSPENDED: StopRule(),
     NODE_RECLAIMED: StopRule(),
-    CARD_UNHEALTHY: StopRule(),
-    CARD_OVERFULL: StopRule(),
+    GPU_UNHEALTHY: StopRule(),
+    GPU_OVERFULL: StopRule(),
     WORKER_ENDED: StopRule(is_consequence=True, worker_ended_first=True),
     WORKER_LOST: StopRule(is_consequence=True),
     HUNG: StopRule(failure=FailureClass.HUNG),

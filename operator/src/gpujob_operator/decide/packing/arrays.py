@@ -1,7 +1,7 @@
-"""The cards of all nodes as arrays: what placement reads, and what a placement changes.
+"""The GPUs of all nodes as arrays: what placement reads, and what a placement changes.
 
 Built once from plain values; afterwards only nodes that changed are replaced. Rows keep the order
-in which nodes were given, cards the order within their node, so that ties are always broken the
+in which nodes were given, GPUs the order within their node, so that ties are always broken the
 same way. `changed` stamps every row with the clock of its last change: whoever keeps something
 computed from a row knows when to renew it.
 """
@@ -20,11 +20,11 @@ UTILIZATION_FULL_PERCENT = 100.0
 
 
 @dataclass(frozen=True, slots=True)
-class CardState:
-    """One card. `memory_total_bytes` is what an idle card offers to our jobs.
+class GPUState:
+    """One GPU. `memory_total_bytes` is what an idle GPU offers to our jobs.
 
     `memory_free_bytes` is what is left after reservations, strangers and leaks. `idle`: no job of
-    ours on it. `held_whole`: a job holds it whole. `usable` is False for a card that takes nothing
+    ours on it. `held_whole`: a job holds it whole. `usable` is False for a GPU that takes nothing
     new. `utilization_limit_percent` is the sum up to which its tenants let others join them.
     """
 
@@ -37,7 +37,7 @@ class CardState:
     idle: bool = True
     held_whole: bool = False
     usable: bool = True
-    # Cards with a fast link between them share a number.
+    # GPUs with a fast link between them share a number.
     link_group: int = 0
 
 
@@ -48,33 +48,33 @@ class NodeState:
     name: str
     cpu_milli_free: int
     memory_bytes_free: int
-    cards: tuple[CardState, ...]
+    gpus: tuple[GPUState, ...]
     spot: bool = False
     price_per_gpu_hour: float | None = None
     eligible: bool = True
     interruptions_per_hour: float = 0.0
 
 
-# In columns without a card.
-_NO_CARD = CardState("", "", 0, 0, idle=False, usable=False)
+# In columns without a GPU.
+_NO_GPU = GPUState("", "", 0, 0, idle=False, usable=False)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerAllocation:
-    """What one worker takes of a node: host resources, and the same of each of its cards."""
+    """What one worker takes of a node: host resources, and the same of each of its GPUs."""
 
     cpu_milli: int
     memory_bytes: int
-    card_memory_bytes: int
+    gpu_memory_bytes: int
     utilization_percent: float
-    whole_card: bool
+    whole_gpu: bool
     # Up to which sum of utilizations others may join it.
     utilization_limit_percent: float = UTILIZATION_FULL_PERCENT
 
 
 @dataclass(slots=True)
 class NodeArrays:
-    """Arrays over nodes (rows) and cards (columns). A column without a card is not usable."""
+    """Arrays over nodes (rows) and GPUs (columns). A column without a GPU is not usable."""
 
     names: tuple[str, ...]
     uuids: list[tuple[str, ...]]
@@ -104,7 +104,7 @@ class NodeArrays:
         names = tuple(node.name for node in states)
         if len(set(names)) != len(names):
             raise ValueError("a node's name came twice")
-        columns = max((len(node.cards) for node in states), default=0)
+        columns = max((len(node.gpus) for node in states), default=0)
         fleet = _empty(names, max(columns, 1))
         fleet._fill(range(len(states)), states)
         return fleet
@@ -116,17 +116,17 @@ class NodeArrays:
     def renew_all(self, rows: Sequence[int], nodes: Sequence[NodeState]) -> None:
         """Takes over the new states of the nodes in these rows.
 
-        Raises ValueError for another node's name, or for more cards than the fleet has columns.
+        Raises ValueError for another node's name, or for more GPUs than the fleet has columns.
         """
         for row, node in zip(rows, nodes, strict=True):
             if node.name != self.names[row]:
                 raise ValueError(f"row {row} is {self.names[row]}, not {node.name}")
-            if len(node.cards) > self.usable.shape[1]:
-                raise ValueError(f"{node.name} has {len(node.cards)} cards: build the fleet again")
+            if len(node.gpus) > self.usable.shape[1]:
+                raise ValueError(f"{node.name} has {len(node.gpus)} GPUs: build the fleet again")
         self._fill(rows, nodes)
 
     def copy(self) -> "NodeArrays":
-        """A fleet of its own for a what-if; some 100 microseconds for 10,000 cards."""
+        """A fleet of its own for a what-if; some 100 microseconds for 10,000 GPUs."""
         return replace(
             self,
             uuids=list(self.uuids),
@@ -175,23 +175,23 @@ class NodeArrays:
         uuids = [self.uuids[row] for row in rows]
         return replace(self, names=names, uuids=uuids, kinds=list(self.kinds), **arrays)
 
-    def place(self, row: int, cards: Sequence[int], allocation: WorkerAllocation) -> None:
+    def place(self, row: int, gpus: Sequence[int], allocation: WorkerAllocation) -> None:
         """Takes a worker's resources. The caller has checked that they are free."""
         self.cpu_milli_free[row] -= allocation.cpu_milli
         self.memory_bytes_free[row] -= allocation.memory_bytes
-        for card in cards:
-            self.memory_free[row, card] -= allocation.card_memory_bytes
-            self.utilization_used[row, card] += allocation.utilization_percent
-            alone = self.idle[row, card]
-            present = np.inf if alone else self.utilization_limit[row, card]
-            self.utilization_limit[row, card] = min(present, allocation.utilization_limit_percent)
-            self.idle[row, card] = False
-            self.held_whole[row, card] |= allocation.whole_card
+        for gpu in gpus:
+            self.memory_free[row, gpu] -= allocation.gpu_memory_bytes
+            self.utilization_used[row, gpu] += allocation.utilization_percent
+            alone = self.idle[row, gpu]
+            present = np.inf if alone else self.utilization_limit[row, gpu]
+            self.utilization_limit[row, gpu] = min(present, allocation.utilization_limit_percent)
+            self.idle[row, gpu] = False
+            self.held_whole[row, gpu] |= allocation.whole_gpu
         self._touch(row)
 
-    def close(self, row: int, cards: Sequence[int]) -> None:
-        """Keeps new work off some cards (an earlier job waits for them, say)."""
-        self.usable[row, list(cards)] = False
+    def close(self, row: int, gpus: Sequence[int]) -> None:
+        """Keeps new work off some GPUs (an earlier job waits for them, say)."""
+        self.usable[row, list(gpus)] = False
         self._touch(row)
 
     @property
@@ -201,11 +201,11 @@ class NodeArrays:
         return sum(value.nbytes for value in values if isinstance(value, np.ndarray))
 
     @property
-    def card_count(self) -> int:
+    def gpu_count(self) -> int:
         return sum(len(uuids) for uuids in self.uuids)
 
     def kinds_in_order(self) -> list[tuple[str, int]]:
-        """The kinds of cards that there are, in the order in which a new fleet would find them."""
+        """The kinds of GPUs that there are, in the order in which a new fleet would find them."""
         counts = np.array([len(uuids) for uuids in self.uuids], dtype=np.int64)
         present = np.arange(self.kind.shape[1]) < counts[:, None]
         numbers, first = np.unique(self.kind[present], return_index=True)
@@ -221,7 +221,7 @@ class NodeArrays:
             return
         at = np.array(rows, dtype=np.int64)
         for row, node in zip(rows, nodes, strict=True):
-            self.uuids[row] = tuple([card.uuid for card in node.cards])
+            self.uuids[row] = tuple([gpu.uuid for gpu in node.gpus])
         self.cpu_milli_free[at] = [node.cpu_milli_free for node in nodes]
         self.memory_bytes_free[at] = [node.memory_bytes_free for node in nodes]
         self.eligible[at] = [node.eligible for node in nodes]
@@ -230,28 +230,28 @@ class NodeArrays:
         self.price[at] = [np.inf if price is None else price for price in prices]
         self.risk[at] = [node.interruptions_per_hour for node in nodes]
         columns = self.usable.shape[1]
-        # A card that is gone leaves nothing behind.
-        here = [(*node.cards, *[_NO_CARD] * (columns - len(node.cards))) for node in nodes]
-        self.kind[at] = [[self._kind_of(card) for card in cards] for cards in here]
-        self.memory_total[at] = [[card.memory_total_bytes for card in cards] for cards in here]
-        self.memory_free[at] = [[card.memory_free_bytes for card in cards] for cards in here]
-        self.utilization_used[at] = [[c.utilization_used_percent for c in cards] for cards in here]
+        # A GPU that is gone leaves nothing behind.
+        here = [(*node.gpus, *[_NO_GPU] * (columns - len(node.gpus))) for node in nodes]
+        self.kind[at] = [[self._kind_of(gpu) for gpu in gpus] for gpus in here]
+        self.memory_total[at] = [[gpu.memory_total_bytes for gpu in gpus] for gpus in here]
+        self.memory_free[at] = [[gpu.memory_free_bytes for gpu in gpus] for gpus in here]
+        self.utilization_used[at] = [[c.utilization_used_percent for c in gpus] for gpus in here]
         self.utilization_limit[at] = [
-            [card.utilization_limit_percent for card in cards] for cards in here
+            [gpu.utilization_limit_percent for gpu in gpus] for gpus in here
         ]
-        self.idle[at] = [[card.idle for card in cards] for cards in here]
-        self.held_whole[at] = [[card.held_whole for card in cards] for cards in here]
-        usable = [[card.usable and card.memory_total_bytes > 0 for card in cards] for cards in here]
+        self.idle[at] = [[gpu.idle for gpu in gpus] for gpus in here]
+        self.held_whole[at] = [[gpu.held_whole for gpu in gpus] for gpus in here]
+        usable = [[gpu.usable and gpu.memory_total_bytes > 0 for gpu in gpus] for gpus in here]
         self.usable[at] = usable
-        self.link_group[at] = [[card.link_group for card in cards] for cards in here]
+        self.link_group[at] = [[gpu.link_group for gpu in gpus] for gpus in here]
         self.clock += 1
         self.changed_at_clock[at] = self.clock
 
-    def _kind_of(self, card: CardState) -> int:
-        """Cards of one model and size are of one kind; kinds only ever get more."""
-        if card is _NO_CARD:
+    def _kind_of(self, gpu: GPUState) -> int:
+        """GPUs of one model and size are of one kind; kinds only ever get more."""
+        if gpu is _NO_GPU:
             return 0
-        kind = (card.model, card.memory_total_bytes)
+        kind = (gpu.model, gpu.memory_total_bytes)
         if kind not in self.kinds:
             self.kinds.append(kind)
         return self.kinds.index(kind)

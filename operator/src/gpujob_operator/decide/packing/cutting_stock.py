@@ -1,12 +1,12 @@
-"""What room on a card is worth: prices of requests from the cutting-stock problem.
+"""What room on a GPU is worth: prices of requests from the cutting-stock problem.
 
-How few cards would hold the jobs seen, were they all packed at once? The linear relaxation
+How few GPUs would hold the jobs seen, were they all packed at once? The linear relaxation
 (Gilmore and Gomory, Operations Research 9, 1961) answers with a price for every size of request:
-the share of a card that one more of it costs. A card's room is then worth the best sum of prices
+the share of a GPU that one more of it costs. A GPU's room is then worth the best sum of prices
 that still fits into it. Room that no request fits into is worth nothing; room for which there are
-more cards than requests is worth nothing either.
+more GPUs than requests is worth nothing either.
 
-Sizes are pairs of whole steps, (memory, utilization), of a card of `shape` steps.
+Sizes are pairs of whole steps, (memory, utilization), of a GPU of `shape` steps.
 """
 
 from collections.abc import Sequence
@@ -52,11 +52,11 @@ def _worth_of_rounded(sizes: tuple[Size, ...], eighths: tuple[int, ...], shape: 
 
 
 def request_prices(sizes: Sequence[Size], demand: Sequence[float], shape: Size) -> list[float]:
-    """The price of every size, in cards, at the optimum of the relaxation.
+    """The price of every size, in GPUs, at the optimum of the relaxation.
 
-    `demand` is how often each size is asked for, each above 0. Each size must fit the card and
+    `demand` is how often each size is asked for, each above 0. Each size must fit the GPU and
     take at least one step of it. Revised simplex with column generation; a bound on the number of
-    columns ends it, and prices are scaled down so that no pattern is ever worth more than a card.
+    columns ends it, and prices are scaled down so that no pattern is ever worth more than a GPU.
     """
     if not sizes:
         return []
@@ -94,14 +94,14 @@ def free_space_value(
 
 
 def _copies_max(size: Size, shape: Size) -> int:
-    """How often the size fits on an idle card."""
+    """How often the size fits on an idle GPU."""
     limits = [total // part for part, total in zip(size, shape, strict=True) if part > 0]
     assert limits, "a size takes at least one step"
     return min(limits)
 
 
 def _best_pattern(sizes: Sequence[Size], prices: Floats, worth: Floats, shape: Size) -> Floats:
-    """Counts of each size in a pattern that reaches the worth of an idle card."""
+    """Counts of each size in a pattern that reaches the worth of an idle GPU."""
     counts = np.zeros(len(sizes))
     room = shape
     while True:

@@ -21,32 +21,32 @@ CPU_MILLI_MIN = 100
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What one worker asks of one node: host resources, and the same of each of `cards` cards.
+    """What one worker asks of one node: host resources, and the same of each of `gpus` GPUs.
 
-    `exclusive` cards are taken whole and must be idle. `models` empty: any.
+    `exclusive` GPUs are taken whole and must be idle. `models` empty: any.
     """
 
     cpu_milli: int = 0
     memory_bytes: int = 0
-    cards: int = 1
-    card_memory_bytes: int = 0
+    gpus: int = 1
+    gpu_memory_bytes: int = 0
     utilization_percent: float = 0.0
     exclusive: bool = False
     models: frozenset[str] = frozenset()
 
-    def card_share(self, memory_total_bytes: int) -> float:
-        """The larger of both shares of one card of this size; 1 when taken whole."""
+    def gpu_share(self, memory_total_bytes: int) -> float:
+        """The larger of both shares of one GPU of this size; 1 when taken whole."""
         if self.exclusive:
             return 1.0
-        return max(self.card_memory_bytes / memory_total_bytes, self.utilization_percent / 100)
+        return max(self.gpu_memory_bytes / memory_total_bytes, self.utilization_percent / 100)
 
     def steps(self, memory_total_bytes: int, utilization_steps: int) -> Size | None:
-        """Steps of a card that one request takes; None when it can never be on such a card."""
-        if self.card_memory_bytes > memory_total_bytes:
+        """Steps of a GPU that one request takes; None when it can never be on such a GPU."""
+        if self.gpu_memory_bytes > memory_total_bytes:
             return None
         if self.exclusive:
             return MEMORY_STEPS, utilization_steps
-        memory = -(-self.card_memory_bytes * MEMORY_STEPS // memory_total_bytes)
+        memory = -(-self.gpu_memory_bytes * MEMORY_STEPS // memory_total_bytes)
         share = min(self.utilization_percent / 100, 1.0)
         return max(memory, 1), int(np.ceil(share * utilization_steps - 1e-9))
 
@@ -99,8 +99,8 @@ class WorkloadMix:
 def _order(demand: Demand) -> tuple[object, ...]:
     """Larger requests first."""
     return (
-        -demand.cards,
-        -demand.card_memory_bytes,
+        -demand.gpus,
+        -demand.gpu_memory_bytes,
         -demand.utilization_percent,
         -demand.cpu_milli,
         -demand.memory_bytes,

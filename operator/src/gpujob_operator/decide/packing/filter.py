@@ -1,4 +1,4 @@
-"""Which nodes and cards can take a request. Why one fits nowhere is told by `placement.diagnosis`.
+"""Which nodes and GPUs can take a request. Why one fits nowhere is told by `placement.diagnosis`.
 
 Amounts are exact (bytes, milli-CPU, percent), unlike the steps in which room is valued.
 """
@@ -18,12 +18,12 @@ def host_fits(fleet: NodeArrays, rows: Integers, demand: Demand, allowed: Boolea
     )
 
 
-def free_cards(
+def free_gpus(
     fleet: NodeArrays, rows: Integers, demand: Demand, utilization_limit_percent: float
 ) -> Booleans:
-    """Cards that can take one card's part of the request: [row, column]."""
-    fits = _open_cards(fleet, rows, demand)
-    fits &= fleet.memory_free[rows] >= demand.card_memory_bytes
+    """GPUs that can take one GPU's part of the request: [row, column]."""
+    fits = _open_gpus(fleet, rows, demand)
+    fits &= fleet.memory_free[rows] >= demand.gpu_memory_bytes
     return fits & (
         fleet.idle[rows] | (_over_percent(fleet, rows, demand, utilization_limit_percent) <= 0)
     )
@@ -37,14 +37,14 @@ def _of_model(fleet: NodeArrays, rows: Integers, demand: Demand) -> Booleans:
     return present & of_kind[fleet.kind[rows]] if len(of_kind) else present
 
 
-def _open_cards(fleet: NodeArrays, rows: Integers, demand: Demand) -> Booleans:
-    cards = _of_model(fleet, rows, demand) & fleet.usable[rows] & ~fleet.held_whole[rows]
-    return cards & fleet.idle[rows] if demand.exclusive else cards
+def _open_gpus(fleet: NodeArrays, rows: Integers, demand: Demand) -> Booleans:
+    gpus = _of_model(fleet, rows, demand) & fleet.usable[rows] & ~fleet.held_whole[rows]
+    return gpus & fleet.idle[rows] if demand.exclusive else gpus
 
 
 def _over_percent(
     fleet: NodeArrays, rows: Integers, demand: Demand, limit_percent: float
 ) -> Floats:
-    """Utilization above what the card's tenants and the request itself put up with."""
+    """Utilization above what the GPU's tenants and the request itself put up with."""
     limit = np.minimum(fleet.utilization_limit[rows], limit_percent)
     return fleet.utilization_used[rows] + demand.utilization_percent - limit

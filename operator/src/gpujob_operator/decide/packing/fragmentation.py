@@ -1,8 +1,8 @@
 """What every node's free room is worth to the mix, renewed only for nodes that changed.
 
-For a node: `worth`, the sum over its cards; `usable`, the expected room that a stream of one
-typical class could fill before cards, processor or memory run out; and what is stranded, worth of
-cards beyond what the node's free processor or memory can serve. A placement's cost is what it takes
+For a node: `worth`, the sum over its GPUs; `usable`, the expected room that a stream of one
+typical class could fill before GPUs, processor or memory run out; and what is stranded, worth of
+GPUs beyond what the node's free processor or memory can serve. A placement's cost is what it takes
 from the first two and adds to the third.
 """
 
@@ -15,10 +15,10 @@ from gpujob_operator.decide.packing.arrays import Booleans, Floats, Integers, No
 from gpujob_operator.decide.packing.demand import MEMORY_STEPS, Demand, WorkloadMix
 from gpujob_operator.decide.packing.tables import Tables
 
-# How the parts of a score weigh against a card's worth. Fixed; see docs/design/0010-placement.md.
+# How the parts of a score weigh against a GPU's worth. Fixed; see docs/design/0010-placement.md.
 USABLE_WEIGHT = 0.1
 STRANDED_WEIGHT = 0.4
-# A card counts as served by this part of the average request's processor and memory for a card.
+# A GPU counts as served by this part of the average request's processor and memory for a GPU.
 SERVED_SHARE = 0.75
 # A model is scarce from this ratio of (restricted demand's share of what is still to come) to (its
 # share of what is idle); 1 is exactly enough.
@@ -29,7 +29,7 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class CostTerms:
-    """What a placement costs on a row, in cards. The sum of all is what is minimised."""
+    """What a placement costs on a row, in GPUs. The sum of all is what is minimised."""
 
     worth: Floats
     usable: Floats
@@ -75,7 +75,7 @@ class FragmentationCost:
         rows = np.flatnonzero(fleet.changed_at_clock > self._seen)
         self._seen = fleet.clock
         tables = self.tables
-        self.state[rows] = card_states(fleet, tables, rows)
+        self.state[rows] = gpu_states(fleet, tables, rows)
         self.worth[rows] = tables.worth[self.state[rows]].sum(axis=1)
         self.slots[rows] = tables.slots[self.state[rows]].sum(axis=1)
         self.usable[rows] = self._usable(
@@ -87,9 +87,9 @@ class FragmentationCost:
             self.model[rows] = of_kind[fleet.kind[rows, 0]]
 
     def _usable(self, slots: Floats, cpu_milli: Integers, memory_bytes: Integers) -> Floats:
-        """Expected cards that the typical classes, each alone, can use: [row]."""
+        """Expected GPUs that the typical classes, each alone, can use: [row]."""
         tables = self.tables
-        workers = np.floor(slots * tables.workers_per_card + ROUNDING)
+        workers = np.floor(slots * tables.workers_per_gpu + ROUNDING)
         for free, per_milli in (
             (cpu_milli, tables.workers_per_cpu_milli),
             (memory_bytes, tables.workers_per_byte),
@@ -100,28 +100,26 @@ class FragmentationCost:
         return workers @ tables.value
 
     def _stranded(self, worth: Floats, cpu_milli: Integers, memory_bytes: Integers) -> Floats:
-        """Cards' worth beyond what free processor and free memory serve: [row]."""
+        """GPUs' worth beyond what free processor and free memory serve: [row]."""
         beyond = np.zeros(len(worth))
-        for free, per_card in (
-            (cpu_milli, self.tables.cpu_milli_per_card),
-            (memory_bytes, self.tables.memory_bytes_per_card),
+        for free, per_gpu in (
+            (cpu_milli, self.tables.cpu_milli_per_gpu),
+            (memory_bytes, self.tables.memory_bytes_per_gpu),
         ):
-            if per_card > 0:
-                beyond += np.maximum(worth - free / (SERVED_SHARE * per_card), 0.0)
+            if per_gpu > 0:
+                beyond += np.maximum(worth - free / (SERVED_SHARE * per_gpu), 0.0)
         return beyond
 
-    def costs(
-        self, fleet: NodeArrays, rows: Integers, cards: Integers, demand: Demand
-    ) -> CostTerms:
-        """Cost of placing the demand on `cards` [row, n] of `rows`; n is the demand's cards."""
+    def costs(self, fleet: NodeArrays, rows: Integers, gpus: Integers, demand: Demand) -> CostTerms:
+        """Cost of placing the demand on `gpus` [row, n] of `rows`; n is the demand's GPUs."""
         tables = self.tables
-        before, after = self._states(fleet, rows, cards, demand)
+        before, after = self._states(fleet, rows, gpus, demand)
         worth_before = self.worth[rows]
         worth_after = worth_before + (tables.worth[after] - tables.worth[before]).sum(axis=1)
         slots = self.slots[rows]
-        for card in range(cards.shape[1]):
-            slots += tables.slots[after[:, card]]
-            slots -= tables.slots[before[:, card]]
+        for gpu in range(gpus.shape[1]):
+            slots += tables.slots[after[:, gpu]]
+            slots -= tables.slots[before[:, gpu]]
         cpu, memory = fleet.cpu_milli_free[rows], fleet.memory_bytes_free[rows]
         cpu_after, memory_after = cpu - demand.cpu_milli, memory - demand.memory_bytes
         return CostTerms(
@@ -131,31 +129,31 @@ class FragmentationCost:
             - self._stranded(worth_before, cpu, memory),
         )
 
-    def card_costs(self, fleet: NodeArrays, rows: Integers, demand: Demand) -> Floats:
-        """Worth that every card [row, column] would lose to one card's part of the demand."""
+    def gpu_costs(self, fleet: NodeArrays, rows: Integers, demand: Demand) -> Floats:
+        """Worth that every GPU [row, column] would lose to one GPU's part of the demand."""
         columns = fleet.usable.shape[1]
         every = np.broadcast_to(np.arange(columns), (len(rows), columns))
         before, after = self._states(fleet, rows, every, demand)
         return self.tables.worth[before] - self.tables.worth[after]
 
     def _states(
-        self, fleet: NodeArrays, rows: Integers, cards: Integers, demand: Demand
+        self, fleet: NodeArrays, rows: Integers, gpus: Integers, demand: Demand
     ) -> tuple[Integers, Integers]:
-        before = self.state[rows[:, None], cards]
+        before = self.state[rows[:, None], gpus]
         if demand.exclusive:
             return before, np.full_like(before, NO_ROOM)
-        at = (rows[:, None], cards)
+        at = (rows[:, None], gpus)
         after = _shared_state(
             self.tables,
             fleet.kind[at],
             fleet.memory_total[at],
-            fleet.memory_free[at] - demand.card_memory_bytes,
+            fleet.memory_free[at] - demand.gpu_memory_bytes,
             fleet.utilization_limit[at] - fleet.utilization_used[at] - demand.utilization_percent,
         )
         return before, after
 
     def scarcity(self) -> Floats | None:
-        """Price of one card's worth on every row, where restricted requests need its model.
+        """Price of one GPU's worth on every row, where restricted requests need its model.
 
         The room that restricted requests will need of a model is their share of the mix times all
         the room there is, spread over the models they accept in proportion to their room. None
@@ -176,8 +174,8 @@ class FragmentationCost:
         return np.maximum(ratio - SCARCE_FROM, 0.0)[self.model]
 
 
-def card_states(fleet: NodeArrays, tables: Tables, rows: Integers) -> Integers:
-    """State of every card of the rows, for the look-up tables."""
+def gpu_states(fleet: NodeArrays, tables: Tables, rows: Integers) -> Integers:
+    """State of every GPU of the rows, for the look-up tables."""
     kind = fleet.kind[rows]
     shared = _shared_state(
         tables,
@@ -187,10 +185,10 @@ def card_states(fleet: NodeArrays, tables: Tables, rows: Integers) -> Integers:
         fleet.utilization_limit[rows] - fleet.utilization_used[rows],
     )
     idle: Booleans = fleet.idle[rows] & (fleet.memory_free[rows] >= fleet.memory_total[rows])
-    open_cards = fleet.usable[rows] & ~fleet.held_whole[rows]
+    open_gpus = fleet.usable[rows] & ~fleet.held_whole[rows]
     if not len(tables.base):
         return np.zeros_like(kind)
-    return np.where(open_cards, np.where(idle, tables.idle[kind], shared), NO_ROOM)
+    return np.where(open_gpus, np.where(idle, tables.idle[kind], shared), NO_ROOM)
 
 
 def _shared_state(

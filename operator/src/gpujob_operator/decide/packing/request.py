@@ -28,7 +28,7 @@ class Request:
     demand: Demand
     nodes: NodeMask | None = None
     spot: SpotPreference = SpotPreference.ANY
-    # On a card with tenants, the sum of utilizations up to which this request joins them.
+    # On a GPU with tenants, the sum of utilizations up to which this request joins them.
     utilization_limit_percent: float = 100.0
 
     @property
@@ -37,15 +37,15 @@ class Request:
         return WorkerAllocation(
             cpu_milli=demand.cpu_milli,
             memory_bytes=demand.memory_bytes,
-            card_memory_bytes=demand.card_memory_bytes,
+            gpu_memory_bytes=demand.gpu_memory_bytes,
             utilization_percent=100.0 if demand.exclusive else demand.utilization_percent,
-            whole_card=demand.exclusive,
+            whole_gpu=demand.exclusive,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a placement costs, in cards, and what it is made of."""
+    """What a placement costs, in GPUs, and what it is made of."""
 
     total: float
     worth: float
@@ -56,9 +56,9 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A node's row and card columns. `candidates` is how many nodes could take the request."""
+    """A node's row and GPU columns. `candidates` is how many nodes could take the request."""
 
     row: int
-    cards: tuple[int, ...]
+    gpus: tuple[int, ...]
     score: Score
     candidates: int

@@ -20,19 +20,19 @@ REQUESTS_MAX = 512
 
 @dataclass(slots=True)
 class NodeScores:
-    """Per row: the cost without scarcity and its parts, and the card of one shared card."""
+    """Per row: the cost without scarcity and its parts, and the GPU of one shared GPU."""
 
     cost: Floats
     worth: Floats
     usable: Floats
     stranded: Floats
-    card: Integers
+    gpu: Integers
     seen: int = 0
 
     @classmethod
     def none_fits(cls, rows: int) -> "NodeScores":
         parts = (np.full(rows, np.inf) for _ in range(4))
-        return cls(*parts, card=np.full(rows, -1, dtype=np.int64))
+        return cls(*parts, gpu=np.full(rows, -1, dtype=np.int64))
 
     def reordered(self, order: Integers) -> "NodeScores":
         return replace(
@@ -41,7 +41,7 @@ class NodeScores:
             worth=self.worth[order],
             usable=self.usable[order],
             stranded=self.stranded[order],
-            card=self.card[order],
+            gpu=self.gpu[order],
         )
 
     def put(self, rows: Integers, parts: CostTerms, at: Integers | slice) -> None:

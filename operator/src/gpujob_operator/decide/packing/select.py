@@ -1,12 +1,12 @@
-"""Where a worker goes: the node and cards that cost the jobs still to come the least.
+"""Where a worker goes: the node and GPUs that cost the jobs still to come the least.
 
 `choose` is a pure function of the fleet, the request and the mix. Figures per node are kept on the
 side (`ScoreCache`) and renewed only for rows that changed, so that thousands of identical requests
 cost one evaluation and a placement costs what the last one changed.
 
 Order among nodes that can take the request: spot where it is preferred; the lower cost, in whole
-steps of 0.02 of a card (near-ties are ties, on purpose: the first row fills up first); the lower
-price; the lower risk of being taken away; the first row. Among a node's cards: the lower cost, then
+steps of 0.02 of a GPU (near-ties are ties, on purpose: the first row fills up first); the lower
+price; the lower risk of being taken away; the first row. Among a node's GPUs: the lower cost, then
 the first.
 """
 
@@ -17,13 +17,13 @@ import numpy as np
 
 from gpujob_operator.decide.packing.arrays import Booleans, Floats, Integers, NodeArrays
 from gpujob_operator.decide.packing.demand import Demand, WorkloadMix
-from gpujob_operator.decide.packing.filter import free_cards, host_fits
+from gpujob_operator.decide.packing.filter import free_gpus, host_fits
 from gpujob_operator.decide.packing.fragmentation import FragmentationCost
 from gpujob_operator.decide.packing.gang import place_gang
 from gpujob_operator.decide.packing.request import Request, Score, Selection, SpotPreference
 from gpujob_operator.decide.packing.score_cache import REQUESTS_MAX, NodeScores, ScoreCache
 
-STEP_CARDS = 0.02
+STEP_GPUS = 0.02
 
 
 def choose(
@@ -38,22 +38,22 @@ def choose(
     scarcity = valuation.scarcity()
     cost = scores.cost
     if scarcity is not None:
-        cost = cost + scarcity * _cards_on(fleet, request.demand)
-    steps = np.ceil(cost / STEP_CARDS - 1e-9)
+        cost = cost + scarcity * _gpus_on(fleet, request.demand)
+    steps = np.ceil(cost / STEP_GPUS - 1e-9)
     row = _first_best(fleet, request, steps)
     if row is None:
         return None
     demand = request.demand
-    if demand.cards == 1 and not demand.exclusive:
-        cards: tuple[int, ...] = (int(scores.card[row]),)
+    if demand.gpus == 1 and not demand.exclusive:
+        gpus: tuple[int, ...] = (int(scores.gpu[row]),)
     else:
         rows = np.array([row])
-        free = free_cards(fleet, rows, request.demand, request.utilization_limit_percent)
-        cards = tuple(_cards_of_worker(fleet, valuation, rows, free, demand)[0].tolist())
-        cards = _linked(fleet, row, free[0], cards, demand)
+        free = free_gpus(fleet, rows, request.demand, request.utilization_limit_percent)
+        gpus = tuple(_gpus_of_worker(fleet, valuation, rows, free, demand)[0].tolist())
+        gpus = _linked(fleet, row, free[0], gpus, demand)
     candidates = int(np.isfinite(cost).sum())
     price = 0.0 if scarcity is None else float(cost[row] - scores.cost[row])
-    return Selection(row, cards, _score(scores, row, price), candidates)
+    return Selection(row, gpus, _score(scores, row, price), candidates)
 
 
 def choose_gang(
@@ -64,7 +64,7 @@ def choose_gang(
     mix: WorkloadMix,
     levels: Sequence[Integers] = (),
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Row and card columns of every worker of a gang, each on cards of its own, close together (see
+    """Row and GPU columns of every worker of a gang, each on GPUs of its own, close together (see
     `gang`): as many as fit, all of them where all do.
 
     `levels` are the domain of each row, the closest level first; -1: in none.
@@ -88,26 +88,26 @@ def choose_gang(
     found: list[tuple[int, tuple[int, ...]]] = []
     for (_, _, row), count in parts:
         at = np.array([row])
-        free = free_cards(fleet, at, demand, request.utilization_limit_percent)
-        all_cards = replace(demand, cards=demand.cards * count)
-        chosen = _cards_of_worker(fleet, valuation, at, free, all_cards)[0]
-        # Cards that are linked come to one worker.
+        free = free_gpus(fleet, at, demand, request.utilization_limit_percent)
+        all_gpus = replace(demand, gpus=demand.gpus * count)
+        chosen = _gpus_of_worker(fleet, valuation, at, free, all_gpus)[0]
+        # GPUs that are linked come to one worker.
         order = np.argsort(fleet.link_group[row, chosen], kind="stable")
-        cards: list[int] = chosen[order].tolist()
+        gpus: list[int] = chosen[order].tolist()
         found += [
-            (row, tuple(cards[first : first + demand.cards]))
-            for first in range(0, len(cards), demand.cards)
+            (row, tuple(gpus[first : first + demand.gpus]))
+            for first in range(0, len(gpus), demand.gpus)
         ]
     return tuple(found)
 
 
 def _workers_by_row(fleet: NodeArrays, request: Request) -> Integers:
-    """How many workers each node can take, each on cards of its own."""
+    """How many workers each node can take, each on GPUs of its own."""
     demand = request.demand
     rows = np.arange(len(fleet.names))
     fits = host_fits(fleet, rows, demand, _allowed(fleet, request))
-    free = free_cards(fleet, rows, demand, request.utilization_limit_percent)
-    counts = free.sum(axis=1) // demand.cards
+    free = free_gpus(fleet, rows, demand, request.utilization_limit_percent)
+    counts = free.sum(axis=1) // demand.gpus
     if demand.cpu_milli:
         counts = np.minimum(counts, fleet.cpu_milli_free // demand.cpu_milli)
     if demand.memory_bytes:
@@ -135,14 +135,14 @@ def _first_best(fleet: NodeArrays, request: Request, steps: Floats) -> int | Non
     return int(ties[np.lexsort((fleet.risk[ties], fleet.price[ties]))[0]])
 
 
-def _cards_on(fleet: NodeArrays, demand: Demand) -> Floats:
-    """How much of a card the demand takes, by row, in cards of the largest memory."""
+def _gpus_on(fleet: NodeArrays, demand: Demand) -> Floats:
+    """How much of a GPU the demand takes, by row, in GPUs of the largest memory."""
     totals = np.maximum(fleet.memory_total[:, 0], 1)
     largest = max((size for _, size in fleet.kinds), default=1)
     if demand.exclusive:
-        return demand.cards * totals / largest
-    share = np.maximum(demand.card_memory_bytes / totals, demand.utilization_percent / 100)
-    return demand.cards * share * totals / largest
+        return demand.gpus * totals / largest
+    share = np.maximum(demand.gpu_memory_bytes / totals, demand.utilization_percent / 100)
+    return demand.gpus * share * totals / largest
 
 
 def _renewed(
@@ -173,19 +173,19 @@ def _evaluate(
     scores: NodeScores,
 ) -> None:
     demand = request.demand
-    free = free_cards(fleet, rows, request.demand, request.utilization_limit_percent)
-    enough = free.sum(axis=1) >= demand.cards
+    free = free_gpus(fleet, rows, request.demand, request.utilization_limit_percent)
+    enough = free.sum(axis=1) >= demand.gpus
     rows, free = rows[enough], free[enough]
     if not len(rows):
         return
-    if demand.cards == 1 and not demand.exclusive:
-        _evaluate_cards(fleet, valuation, rows, free, demand, scores)
+    if demand.gpus == 1 and not demand.exclusive:
+        _evaluate_gpus(fleet, valuation, rows, free, demand, scores)
         return
-    cards = _cards_of_worker(fleet, valuation, rows, free, demand)
-    scores.put(rows, valuation.costs(fleet, rows, cards, demand), slice(None))
+    gpus = _gpus_of_worker(fleet, valuation, rows, free, demand)
+    scores.put(rows, valuation.costs(fleet, rows, gpus, demand), slice(None))
 
 
-def _evaluate_cards(
+def _evaluate_gpus(
     fleet: NodeArrays,
     valuation: FragmentationCost,
     rows: Integers,
@@ -193,7 +193,7 @@ def _evaluate_cards(
     demand: Demand,
     scores: NodeScores,
 ) -> None:
-    """One shared card: every card of a row is tried that differs from those before it."""
+    """One shared GPU: every GPU of a row is tried that differs from those before it."""
     state = np.where(free, valuation.state[rows], -1)
     same_before = np.tril(state[:, :, None] == state[:, None, :], -1).any(axis=2)
     at, column = np.nonzero(free & ~same_before)
@@ -203,35 +203,35 @@ def _evaluate_cards(
     best = np.argmin(table, axis=1)
     number = np.zeros(free.shape, dtype=np.int64)
     number[at, column] = np.arange(len(at))
-    scores.card[rows] = best
+    scores.gpu[rows] = best
     scores.put(rows, parts, number[np.arange(len(rows)), best])
 
 
-def _cards_of_worker(
+def _gpus_of_worker(
     fleet: NodeArrays, valuation: FragmentationCost, rows: Integers, free: Booleans, demand: Demand
 ) -> Integers:
-    """The demand's number of cards on each row: those that lose the least, the first on ties."""
+    """The demand's number of GPUs on each row: those that lose the least, the first on ties."""
     if demand.exclusive:
         order = np.argsort(~free, axis=1, kind="stable")
     else:
-        loss = np.where(free, valuation.card_costs(fleet, rows, demand), np.inf)
+        loss = np.where(free, valuation.gpu_costs(fleet, rows, demand), np.inf)
         order = np.argsort(loss, axis=1, kind="stable")
-    return np.sort(order[:, : demand.cards], axis=1)
+    return np.sort(order[:, : demand.gpus], axis=1)
 
 
 def _linked(
-    fleet: NodeArrays, row: int, free: Booleans, cards: tuple[int, ...], demand: Demand
+    fleet: NodeArrays, row: int, free: Booleans, gpus: tuple[int, ...], demand: Demand
 ) -> tuple[int, ...]:
-    """Whole cards of one worker within one link group, the one with the fewest free cards."""
+    """Whole GPUs of one worker within one link group, the one with the fewest free GPUs."""
     groups = fleet.link_group[row]
-    if demand.cards < 2 or not demand.exclusive or len(set(groups[free].tolist())) < 2:
-        return cards
+    if demand.gpus < 2 or not demand.exclusive or len(set(groups[free].tolist())) < 2:
+        return gpus
     found: list[tuple[int, int, tuple[int, ...]]] = []
     for group in sorted(set(groups[free].tolist())):
         members = np.flatnonzero(free & (groups == group))
-        if len(members) >= demand.cards:
-            found.append((len(members), group, tuple(members[: demand.cards].tolist())))
-    return min(found)[2] if found else cards
+        if len(members) >= demand.gpus:
+            found.append((len(members), group, tuple(members[: demand.gpus].tolist())))
+    return min(found)[2] if found else gpus
 
 
 def _allowed(fleet: NodeArrays, request: Request) -> Booleans:

@@ -1,14 +1,14 @@
-"""What jobs ask for, and what the free room of a card or node is worth to those seen.
+"""What jobs ask for, and what the free room of a GPU or node is worth to those seen.
 
 A `WorkloadMix` is the requests of the snapshot's jobs (waiting, running and recent) by how often
-each is asked for. From it and from the kinds of cards come tables with one entry for every state of
-a card, so that placing looks up and does not compute:
+each is asked for. From it and from the kinds of GPUs come tables with one entry for every state of
+a GPU, so that placing looks up and does not compute:
 
-- worth: what the card's room is worth (see `cutting_stock`), in cards of the largest memory: an
-  idle card of half that memory is worth 0.5;
-- slots: how many requests of each typical class the card can still take.
+- worth: what the GPU's room is worth (see `cutting_stock`), in GPUs of the largest memory: an
+  idle GPU of half that memory is worth 0.5;
+- slots: how many requests of each typical class the GPU can still take.
 
-Memory counts in hundredths of a card, utilization in twentieths; requests are rounded up, room is
+Memory counts in hundredths of a GPU, utilization in twentieths; requests are rounded up, room is
 rounded down.
 """
 
@@ -31,10 +31,10 @@ from gpujob_operator.decide.packing.demand import (
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Look-up tables of a mix on the kinds of cards of a fleet.
+    """Look-up tables of a mix on the kinds of GPUs of a fleet.
 
-    A card's state is `base[kind] + memory * (utilization steps + 1) + utilization`; idle cards and
-    cards that take nothing more have states of their own (`idle[kind]`, and 0).
+    A GPU's state is `base[kind] + memory * (utilization steps + 1) + utilization`; idle GPUs and
+    GPUs that take nothing more have states of their own (`idle[kind]`, and 0).
     """
 
     mix: WorkloadMix
@@ -45,13 +45,13 @@ class Tables:
     worth: Floats
     slots: Floats
     # Per typical class.
-    workers_per_card: Floats
+    workers_per_gpu: Floats
     workers_per_cpu_milli: Floats
     workers_per_byte: Floats
     value: Floats
-    # Host resources that one card's worth of requests takes on average; 0: none.
-    cpu_milli_per_card: float
-    memory_bytes_per_card: float
+    # Host resources that one GPU's worth of requests takes on average; 0: none.
+    cpu_milli_per_gpu: float
+    memory_bytes_per_gpu: float
     # Requests that only some models serve: per (set of models), access by model and share.
     models: tuple[str, ...] = ()
     restricted_access: Floats = field(default_factory=lambda: np.zeros((0, 0)))
@@ -59,26 +59,26 @@ class Tables:
 
     @classmethod
     def of(cls, mix: WorkloadMix, kinds: Sequence[tuple[str, int]]) -> "Tables":
-        uses_utilization = any(d.utilization_percent > 0 and d.cards for d in mix.demands)
+        uses_utilization = any(d.utilization_percent > 0 and d.gpus for d in mix.demands)
         steps = UTILIZATION_STEPS if uses_utilization else 0
         per_kind = (MEMORY_STEPS + 1) * (steps + 1) + 1
         base = 1 + np.arange(len(kinds), dtype=np.int64) * per_kind
         largest = max((kind[1] for kind in kinds), default=1)
         worth = np.zeros(1 + len(kinds) * per_kind)
-        with_cards = [
+        with_gpus = [
             (demand, weight)
             for demand, weight in zip(mix.typical, mix.typical_weights, strict=True)
-            if demand.cards
+            if demand.gpus
         ]
-        typical = [demand for demand, _ in with_cards]
-        weights = [weight for _, weight in with_cards]
+        typical = [demand for demand, _ in with_gpus]
+        weights = [weight for _, weight in with_gpus]
         slots = np.zeros((len(worth), len(typical)))
         for number, kind in enumerate(kinds):
             rows = slice(int(base[number]), int(base[number]) + per_kind)
             worth[rows] = _worth_of_kind(mix, kind, steps) * kind[1] / largest
             slots[rows] = _slots_of_kind(typical, kind, steps)
         models = tuple(sorted({model for model, _ in kinds}))
-        cards, cpu, memory = _host_per_card(mix, kinds)
+        gpus, cpu, memory = _host_per_gpu(mix, kinds)
         access, share = _restricted(mix, kinds, models)
         return cls(
             mix=mix,
@@ -88,16 +88,16 @@ class Tables:
             idle=base + per_kind - 1,
             worth=worth,
             slots=slots,
-            workers_per_card=1.0 / np.array([d.cards for d in typical], dtype=np.float64),
+            workers_per_gpu=1.0 / np.array([d.gpus for d in typical], dtype=np.float64),
             workers_per_cpu_milli=1.0
             / np.array([max(d.cpu_milli, CPU_MILLI_MIN) for d in typical], dtype=np.float64),
             workers_per_byte=1.0
             / np.array([max(d.memory_bytes, 1) for d in typical], dtype=np.float64),
             value=np.array(
-                [w * _cards_worth(d, kinds) for d, w in zip(typical, weights, strict=True)]
+                [w * _gpus_worth(d, kinds) for d, w in zip(typical, weights, strict=True)]
             ),
-            cpu_milli_per_card=cpu / cards if cards else 0.0,
-            memory_bytes_per_card=memory / cards if cards else 0.0,
+            cpu_milli_per_gpu=cpu / gpus if gpus else 0.0,
+            memory_bytes_per_gpu=memory / gpus if gpus else 0.0,
             models=models,
             restricted_access=access,
             restricted_share=share,
@@ -109,30 +109,30 @@ def _allowed(demand: Demand, kind: tuple[str, int]) -> bool:
 
 
 def _host_size(demand: Demand, kinds: Sequence[tuple[str, int]]) -> int:
-    """Memory of the smallest card that can take the request: its natural host."""
+    """Memory of the smallest GPU that can take the request: its natural host."""
     sizes = [
-        kind[1] for kind in kinds if _allowed(demand, kind) and kind[1] >= demand.card_memory_bytes
+        kind[1] for kind in kinds if _allowed(demand, kind) and kind[1] >= demand.gpu_memory_bytes
     ]
-    return min(sizes, default=max(demand.card_memory_bytes, 1))
+    return min(sizes, default=max(demand.gpu_memory_bytes, 1))
 
 
-def _cards_worth(demand: Demand, kinds: Sequence[tuple[str, int]]) -> float:
-    """What the request takes of its natural host, in cards of the largest memory."""
-    if not demand.cards or not kinds:
+def _gpus_worth(demand: Demand, kinds: Sequence[tuple[str, int]]) -> float:
+    """What the request takes of its natural host, in GPUs of the largest memory."""
+    if not demand.gpus or not kinds:
         return 0.0
     size = _host_size(demand, kinds)
-    return demand.cards * demand.card_share(size) * size / max(kind[1] for kind in kinds)
+    return demand.gpus * demand.gpu_share(size) * size / max(kind[1] for kind in kinds)
 
 
 def _worth_of_kind(mix: WorkloadMix, kind: tuple[str, int], steps: int) -> Floats:
-    """Worth by state: [memory x utilization] flattened, then idle. An idle card is worth 1."""
+    """Worth by state: [memory x utilization] flattened, then idle. An idle GPU is worth 1."""
     shape = (MEMORY_STEPS, steps)
     counts: dict[Size, float] = {}
     for demand, weight in zip(mix.demands, mix.weights, strict=True):
-        size = demand.steps(kind[1], steps) if demand.cards and _allowed(demand, kind) else None
+        size = demand.steps(kind[1], steps) if demand.gpus and _allowed(demand, kind) else None
         if size is None or demand.exclusive:
             continue
-        counts[size] = counts.get(size, 0.0) + weight * demand.cards
+        counts[size] = counts.get(size, 0.0) + weight * demand.gpus
     heaviest = sorted(counts, key=lambda size: (-counts[size], size))[:SIZES_MAX]
     sizes = sorted(heaviest, reverse=True)
     worth = packing_bound(tuple(sizes), tuple(counts[size] for size in sizes), shape)
@@ -158,27 +158,25 @@ def _slots_of_kind(typical: Sequence[Demand], kind: tuple[str, int], steps: int)
     return table
 
 
-def _host_per_card(
-    mix: WorkloadMix, kinds: Sequence[tuple[str, int]]
-) -> tuple[float, float, float]:
-    """Cards' worth, processor (milli) and memory (bytes) of the average request with cards."""
-    cards = cpu = memory = 0.0
+def _host_per_gpu(mix: WorkloadMix, kinds: Sequence[tuple[str, int]]) -> tuple[float, float, float]:
+    """GPUs' worth, processor (milli) and memory (bytes) of the average request with GPUs."""
+    gpus = cpu = memory = 0.0
     for demand, weight in zip(mix.demands, mix.weights, strict=True):
-        if demand.cards:
-            cards += weight * _cards_worth(demand, kinds)
+        if demand.gpus:
+            gpus += weight * _gpus_worth(demand, kinds)
             cpu += weight * demand.cpu_milli
             memory += weight * demand.memory_bytes
-    return cards, cpu, memory
+    return gpus, cpu, memory
 
 
 def _restricted(
     mix: WorkloadMix, kinds: Sequence[tuple[str, int]], models: tuple[str, ...]
 ) -> tuple[Floats, Floats]:
-    """Which models the restricted requests accept, and their share of all cards asked for."""
+    """Which models the restricted requests accept, and their share of all GPUs asked for."""
     total = 0.0
     shares: dict[frozenset[str], float] = {}
     for demand, weight in zip(mix.demands, mix.weights, strict=True):
-        asked = weight * _cards_worth(demand, kinds)
+        asked = weight * _gpus_worth(demand, kinds)
         total += asked
         accepted = demand.models & set(models)
         if accepted and len(accepted) < len(models):

@@ -1,6 +1,6 @@
-"""Cards for one job, all its workers or none, and for one that fits nowhere the reasons.
+"""GPUs for one job, all its workers or none, and for one that fits nowhere the reasons.
 
-On cards of one model the order of preference is that of `select.choose`: the spot policy, then
+On GPUs of one model the order of preference is that of `select.choose`: the spot policy, then
 what costs the jobs still to come the least, then the cheaper node, then the first name; for gangs
 that of `select.choose_gang`: the spot policy, then close together. Between models see `_best`.
 Stable: the same snapshot always gives the same answer.
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from gpujob_api.gpujob import Placement, Reservation, ReservationSource, SpotPolicy, WorkerPlacement
-from gpujob_operator.decide.capacity.cluster import Card, Tenant
+from gpujob_operator.decide.capacity.cluster import GPUCapacity, Tenant
 from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limit_percent
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.packing.request import Request, SpotPreference
@@ -52,8 +52,8 @@ def assign(
 ) -> Assignment | Diagnosis:
     """A place for every worker of the job, or with numbers why not. Leaves the board as it was.
 
-    All cards of a gang are of one model, so that its workers run at one speed.
-    `expected_run_seconds` is how long the job will run, as far as known: short ones may use cards
+    All GPUs of a gang are of one model, so that its workers run at one speed.
+    `expected_run_seconds` is how long the job will run, as far as known: short ones may use GPUs
     that wait for a long one."""
     backfill = board.may_backfill(expected_run_seconds)
     signature = (needs.scheduling_signature, backfill)
@@ -77,7 +77,7 @@ def assign(
 
 
 def _best(fitting: list[Assignment], needs: JobRequirements) -> Assignment:
-    """Between card models: spot as wished, then the less money and the less energy for a step, each
+    """Between GPU models: spot as wished, then the less money and the less energy for a step, each
     only where it is known on all of them, then less memory held, then the model's name."""
     prefer = needs.job.spec.spot.policy is SpotPolicy.PREFER
     priced = all(one.step_cost.dollars is not None for one in fitting)
@@ -111,14 +111,14 @@ def _assign_on_model(
     if not complete and not places:
         return diagnose(asked, board, board.capacity, 0)
     held = asked.wanted or min(
-        (_whole(needs, place.cards) for place in places), key=lambda whole: whole.memory_bytes
+        (_whole(needs, place.gpus) for place in places), key=lambda whole: whole.memory_bytes
     )
     if not complete:
         rest = board.with_assumed(places, request, _tenant(needs, held))
         return diagnose(asked, board, rest, len(places))
     placement = Placement(
         workers=tuple(
-            WorkerPlacement(rank, place.node, tuple(card.uuid for card in place.cards))
+            WorkerPlacement(rank, place.node, tuple(gpu.uuid for gpu in place.gpus))
             for rank, place in enumerate(places)
         ),
         spot=all(board.capacity.nodes[place.node].node.spot for place in places),
@@ -142,8 +142,8 @@ def _places(
     *,
     backfill: bool,
 ) -> list[WorkerPlace]:
-    """One for each worker that finds one. Workers of a gang never share a card: collective
-    communication between processes on one card is refused by NCCL."""
+    """One for each worker that finds one. Workers of a gang never share a GPU: collective
+    communication between processes on one GPU is refused by NCCL."""
     workers = needs.job.spec.workers
     if workers > 1:
         labels = configuration.topology_labels
@@ -172,16 +172,16 @@ def _tenant(needs: JobRequirements, held: Reservation) -> Tenant:
         job_uid=needs.job.metadata.uid,
         memory_bytes=held.memory_bytes,
         utilization_percent=held.utilization_percent,
-        whole_card=held.source is ReservationSource.WHOLE_CARD,
+        whole_gpu=held.source is ReservationSource.WHOLE_GPU,
         max_slowdown_percent=needs.job.spec.sharing.max_slowdown_percent,
     )
 
 
-def _whole(needs: JobRequirements, cards: tuple[Card, ...]) -> Reservation:
-    """Whole cards of one model can differ by what the driver keeps: a job holds the least."""
+def _whole(needs: JobRequirements, gpus: tuple[GPUCapacity, ...]) -> Reservation:
+    """Whole GPUs of one model can differ by what the driver keeps: a job holds the least."""
     return Reservation(
-        memory_bytes=min(card.free_bytes for card in cards),
+        memory_bytes=min(gpu.free_bytes for gpu in gpus),
         utilization_percent=100.0,
-        source=ReservationSource.WHOLE_CARD,
+        source=ReservationSource.WHOLE_GPU,
         exclusive=needs.exclusive,
     )

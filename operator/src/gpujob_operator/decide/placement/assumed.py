@@ -1,6 +1,6 @@
-"""The board of one cycle: the ledger of cards twice, to choose on and to explain from.
+"""The board of one cycle: the ledger of GPUs twice, to choose on and to explain from.
 
-`Capacity` says in words what is on each card; the `NodeArrays` hold the same as arrays, on which
+`Capacity` says in words what is on each GPU; the `NodeArrays` hold the same as arrays, on which
 `select.choose` finds the best place among thousands. Every placement of the cycle is taken on
 both.
 """
@@ -13,7 +13,7 @@ import numpy as np
 
 from gpujob_operator.decide.capacity.cluster import (
     Capacity,
-    Card,
+    GPUCapacity,
     NodeCapacity,
     Tenant,
     has_external_use,
@@ -23,17 +23,17 @@ from gpujob_operator.decide.packing import select
 from gpujob_operator.decide.packing.arrays import Integers
 from gpujob_operator.decide.packing.demand import WorkloadMix
 from gpujob_operator.decide.packing.request import NodeMask, Request
-from gpujob_operator.decide.placement.finding import NO_CARDS
+from gpujob_operator.decide.placement.finding import NO_GPUS
 from gpujob_operator.decide.placement.memo import Forgetful, Memo
 from gpujob_operator.decide.placement.node_views import NodeViews, PackedNodes, in_order
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlace:
-    """A node and its cards for one worker."""
+    """A node and its GPUs for one worker."""
 
     node: str
-    cards: tuple[Card, ...]
+    gpus: tuple[GPUCapacity, ...]
 
 
 @dataclass(slots=True)
@@ -45,17 +45,17 @@ class AssumedCapacity:
     # When the first of the nominations is expected to be taken up; whoever is gone by then may use
     # them.
     nominated_from_seconds: float = inf
-    # The nominated cards by node; never changed, but replaced.
+    # The nominated GPUs by node; never changed, but replaced.
     nominated_on: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
     # What kinds of jobs fitted nowhere. A board only fills up, so that it holds for the cycle.
     unfit_classes: dict[Hashable, object] = field(default_factory=dict[Hashable, object])
     _rows: dict[str, int] = field(default_factory=dict[str, int])
-    # By card; made when first asked for.
-    _cards_rows: dict[str, int] = field(default_factory=dict[str, int])
+    # By GPU; made when first asked for.
+    _gpus_rows: dict[str, int] = field(default_factory=dict[str, int])
     _views: NodeViews = field(default_factory=lambda: NodeViews.of([]))
-    # For jobs that share with nobody: the same without cards on which strangers are.
+    # For jobs that share with nobody: the same without GPUs on which strangers are.
     _no_external_use: PackedNodes | None = None
-    # For jobs that are gone before any nomination is taken up: the same with nominated cards open.
+    # For jobs that are gone before any nomination is taken up: the same with nominated GPUs open.
     _backfill: PackedNodes | None = None
     memo: Memo = field(default_factory=Forgetful)
     _nodes: dict[str, NodeCapacity] = field(default_factory=dict[str, NodeCapacity])
@@ -85,13 +85,13 @@ class AssumedCapacity:
     def choose(
         self, request: Request, *, no_external_use: bool = False, backfill: bool = False
     ) -> WorkerPlace | None:
-        """The best place for one worker; `no_external_use` avoids cards that strangers use,
+        """The best place for one worker; `no_external_use` avoids GPUs that strangers use,
         `backfill` may use nominated ones."""
         side = self._side(no_external_use=no_external_use, backfill=backfill)
         choice = select.choose(side.fleet, request, self.mix, side.ledger)
         if choice is None:
             return None
-        return self._place(side, choice.row, choice.cards)
+        return self._place(side, choice.row, choice.gpus)
 
     def _side(self, *, no_external_use: bool, backfill: bool) -> PackedNodes:
         side = self._backfill if backfill and self._backfill is not None else self._views.main
@@ -100,7 +100,7 @@ class AssumedCapacity:
     def _place(self, side: PackedNodes, row: int, columns: Iterable[int]) -> WorkerPlace:
         node = self.capacity.nodes[side.fleet.names[row]]
         uuids = {side.fleet.uuids[row][column] for column in columns}
-        return WorkerPlace(node.node.name, tuple(card for card in node.cards if card.uuid in uuids))
+        return WorkerPlace(node.node.name, tuple(gpu for gpu in node.gpus if gpu.uuid in uuids))
 
     def choose_gang(
         self,
@@ -111,7 +111,7 @@ class AssumedCapacity:
         no_external_use: bool = False,
         backfill: bool = False,
     ) -> list[WorkerPlace]:
-        """Places close together, each on cards of its own, for as many workers as fit."""
+        """Places close together, each on GPUs of its own, for as many workers as fit."""
         side = self._side(no_external_use=no_external_use, backfill=backfill)
         levels = self._levels(tuple(topology_labels))
         found = select.choose_gang(side.fleet, request, workers, side.ledger, self.mix, levels)
@@ -133,11 +133,11 @@ class AssumedCapacity:
     def assume(self, place: WorkerPlace, request: Request, tenant: Tenant) -> None:
         """Gives a worker its place for the rest of the cycle."""
         row = self._rows[place.node]
-        columns = self._columns(place.node, {card.uuid for card in place.cards})
+        columns = self._columns(place.node, {gpu.uuid for gpu in place.gpus})
         amount = replace(
             request.allocation,
-            card_memory_bytes=tenant.memory_bytes,
-            whole_card=tenant.whole_card,
+            gpu_memory_bytes=tenant.memory_bytes,
+            whole_gpu=tenant.whole_gpu,
             utilization_limit_percent=request.utilization_limit_percent,
         )
         for side in self._sides():
@@ -154,7 +154,7 @@ class AssumedCapacity:
         return replace(self.capacity, nodes=nodes)
 
     def nominate(self, uuids: Iterable[str], start_seconds: float = 0.0) -> None:
-        """Keeps cards for a job that has waited and could start there in `start_seconds`: nothing
+        """Keeps GPUs for a job that has waited and could start there in `start_seconds`: nothing
         later is placed there this cycle, except what is gone by then."""
         new = frozenset(uuids) - self.nominated
         if not new:
@@ -166,11 +166,11 @@ class AssumedCapacity:
         # Earlier refusals stay valid: a nomination only removes capacity.
         on: dict[str, set[str]] = {}
         for uuid in new:
-            row = self._row_of_card.get(uuid)
+            row = self._row_of_gpu.get(uuid)
             if row is not None:
                 on.setdefault(self._views.main.fleet.names[row], set()).add(uuid)
         before = self.nominated_on
-        after = {name: before.get(name, NO_CARDS) | here for name, here in on.items()}
+        after = {name: before.get(name, NO_GPUS) | here for name, here in on.items()}
         self.nominated_on = {**before, **after}
         for name, here in on.items():
             for side in (self._views.main, self._no_external_use):
@@ -182,7 +182,7 @@ class AssumedCapacity:
         return bool(self.nominated) and expected_run_seconds <= self.nominated_from_seconds
 
     def refuses_backfill(self, scheduling_signature: Hashable) -> bool:
-        """Whether jobs of a kind fit nowhere even where cards wait for others."""
+        """Whether jobs of a kind fit nowhere even where GPUs wait for others."""
         return (scheduling_signature, True) in self.unfit_classes
 
     def mask(self, key: Hashable, allows: Callable[[NodeView], bool]) -> NodeMask | None:
@@ -206,18 +206,18 @@ class AssumedCapacity:
             self._no_external_use, rows = self._views.no_external_use.follow(self._views.main)
             for row in rows:
                 node = self.capacity.nodes[self._views.main.fleet.names[row]]
-                used = {card.uuid for card in node.cards if has_external_use(card)}
+                used = {gpu.uuid for gpu in node.gpus if has_external_use(gpu)}
                 if used:
                     self._no_external_use.fleet.close(row, self._columns(node.node.name, used))
             self._views.no_external_use.settle()
         return self._no_external_use
 
     @property
-    def _row_of_card(self) -> Mapping[str, int]:
-        if not self._cards_rows:
+    def _row_of_gpu(self) -> Mapping[str, int]:
+        if not self._gpus_rows:
             uuids = enumerate(self._views.main.fleet.uuids)
-            self._cards_rows = {uuid: row for row, here in uuids for uuid in here}
-        return self._cards_rows
+            self._gpus_rows = {uuid: row for row, here in uuids for uuid in here}
+        return self._gpus_rows
 
     def _columns(self, node: str, uuids: Set[str]) -> list[int]:
         row = self._views.main.fleet.uuids[self._rows[node]]
@@ -237,14 +237,14 @@ def _domains(values: list[list[str | None]]) -> Integers:
 def _with_tenant(
     node: NodeCapacity, place: WorkerPlace, request: Request, tenant: Tenant
 ) -> NodeCapacity:
-    taken = {card.uuid for card in place.cards}
-    cards = tuple(
-        replace(card, tenants=(*card.tenants, tenant)) if card.uuid in taken else card
-        for card in node.cards
+    taken = {gpu.uuid for gpu in place.gpus}
+    gpus = tuple(
+        replace(gpu, tenants=(*gpu.tenants, tenant)) if gpu.uuid in taken else gpu
+        for gpu in node.gpus
     )
     return replace(
         node,
-        cards=cards,
+        gpus=gpus,
         cpu_milli_free=node.cpu_milli_free - request.demand.cpu_milli,
         memory_bytes_free=node.memory_bytes_free - request.demand.memory_bytes,
     )

@@ -1,4 +1,4 @@
-"""Why a job fits nowhere now, with numbers: the cards counted by what keeps it off them.
+"""Why a job fits nowhere now, with numbers: the GPUs counted by what keeps it off them.
 
 What is found on a node holds as long as the node is the same object, and is kept for the next
 cycle: thousands of waiting jobs are told again and again.
@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gpujob_api.quantities import format_memory
-from gpujob_operator.decide.capacity.cluster import Capacity, Card, NodeCapacity
+from gpujob_operator.decide.capacity.cluster import Capacity, GPUCapacity, NodeCapacity
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.finding import (
     FARTHEST,
-    NO_CARDS,
     NO_DIAGNOSIS,
+    NO_GPUS,
     NodeDiagnosis,
     UnfitReason,
 )
@@ -23,7 +23,7 @@ from gpujob_operator.decide.placement.memo import Memo
 from gpujob_operator.decide.placement.node_filter import node_mismatch
 from gpujob_operator.decide.placement.requirements import JobRequirements, WorkerRequest
 
-# A card that would do, on a node that has too few of them.
+# A GPU that would do, on a node that has too few of them.
 _FREE = UnfitReason("free, but too few on one node")
 # With the figure in thousandths of a processor, and in bytes.
 _CPU_SHORT = "on nodes {} milli-CPU short"
@@ -32,7 +32,7 @@ _MEMORY_SHORT = "on nodes {} host memory short"
 
 @dataclass(slots=True)
 class Diagnosis:
-    """`possible` is False when the job never fits on these cards. The message is found when it is
+    """`possible` is False when the job never fits on these GPUs. The message is found when it is
     asked for: most are not."""
 
     could_ever_fit: bool
@@ -52,7 +52,7 @@ def diagnose(
     capacity: Capacity,
     placed: int,
 ) -> Diagnosis:
-    """The refusal on cards of one model; `placed` workers of the gang found a place, which is taken
+    """The refusal on GPUs of one model; `placed` workers of the gang found a place, which is taken
     in `capacity`."""
     # As it was when the job was refused: its own nomination is not in its way.
     nominated_on = board.nominated_on
@@ -63,16 +63,16 @@ def diagnose(
 
 
 def no_model(needs: JobRequirements, board: AssumedCapacity) -> Diagnosis:
-    """There is no card of a model that the job accepts."""
+    """There is no GPU of a model that the job accepts."""
     present = sorted(board.capacity.largest)
     wanted = ", ".join(needs.job.spec.gpu.models) or "any"
     have = ", ".join(present) or "none: no node with an agent has joined"
-    message = f"no card of model {wanted}; models in the cluster: {have}"
+    message = f"no GPU of model {wanted}; models in the cluster: {have}"
     return Diagnosis(False, lambda: message)
 
 
 def _could_ever_fit(request: WorkerRequest, board: AssumedCapacity) -> bool:
-    """Whether the workers would fit were all cards well and none of our jobs there."""
+    """Whether the workers would fit were all GPUs well and none of our jobs there."""
     needs = request.needs
 
     def find() -> bool:
@@ -81,7 +81,7 @@ def _could_ever_fit(request: WorkerRequest, board: AssumedCapacity) -> bool:
             misfit = _node_never(needs, node)
             large = (
                 c.total_bytes - c.driver_bytes >= request.least_bytes
-                for c in node.cards
+                for c in node.gpus
                 if c.model == request.model
             )
             places += 0 if misfit else sum(large) // needs.job.spec.gpus_per_worker
@@ -106,7 +106,7 @@ def _explain(
     memo: Memo,
     placed: int,
 ) -> str:
-    """Counts the cards by what keeps the job off them, and names the nearest fit."""
+    """Counts the GPUs by what keeps the job off them, and names the nearest fit."""
     needs = request.needs
     counts, nearest = memo.findings(
         (needs.scheduling_signature, request.model),
@@ -118,21 +118,21 @@ def _explain(
     asked = needs.job.spec.workers * needs.job.spec.gpus_per_worker
     what = _request_text(request)
     gang = f" (room for {placed} of {needs.job.spec.workers} workers)" if placed else ""
-    message = f"needs {asked} x {what}{gang}; of {total} cards: {_in_words(counts)}"
+    message = f"needs {asked} x {what}{gang}; of {total} GPUs: {_in_words(counts)}"
     missing_bytes, uuid, name = nearest
-    return message + _nearest_text(missing_bytes, name, capacity.card(name, uuid))
+    return message + _nearest_text(missing_bytes, name, capacity.gpu(name, uuid))
 
 
 def _in_words(counts: Mapping[UnfitReason, int]) -> str:
-    """What keeps most of the cards comes first; findings that differ in the figure are one."""
-    cards: Counter[str] = Counter()
+    """What keeps most of the GPUs comes first; findings that differ in the figure are one."""
+    gpus: Counter[str] = Counter()
     figures: dict[str, list[int]] = {}
     for finding, count in counts.items():
-        cards[finding.text] += count
+        gpus[finding.text] += count
         figures.setdefault(finding.text, []).append(finding.figure)
     return "; ".join(
-        f"{cards[text]} {_with_figures(text, min(figures[text]), max(figures[text]))}"
-        for text in sorted(cards, key=lambda text: (-cards[text], text))
+        f"{gpus[text]} {_with_figures(text, min(figures[text]), max(figures[text]))}"
+        for text in sorted(gpus, key=lambda text: (-gpus[text], text))
     )
 
 
@@ -141,48 +141,48 @@ def _with_figures(text: str, low: int, high: int) -> str:
     return text.format(show(low) if low == high else f"{show(low)} to {show(high)}")
 
 
-def _nearest_text(missing_bytes: int, node: str, card: Card | None) -> str:
-    if card is None:
+def _nearest_text(missing_bytes: int, node: str, gpu: GPUCapacity | None) -> str:
+    if gpu is None:
         return ""
-    free, total = format_memory(max(card.free_bytes, 0)), format_memory(card.total_bytes)
-    where = f"{card.uuid} on {node} with {free} free of {total}"
+    free, total = format_memory(max(gpu.free_bytes, 0)), format_memory(gpu.total_bytes)
+    where = f"{gpu.uuid} on {node} with {free} free of {total}"
     return f"; nearest: {where}, {format_memory(missing_bytes)} are missing"
 
 
 def node_lacks(request: WorkerRequest, node: NodeCapacity) -> str:
     """What keeps one worker off this node, with numbers; "" where it fits."""
-    if all(card.model != request.model for card in node.cards):
-        return f"no card of model {request.model}"
-    found = _diagnose_node(request, node, NO_CARDS)
+    if all(gpu.model != request.model for gpu in node.gpus):
+        return f"no GPU of model {request.model}"
+    found = _diagnose_node(request, node, NO_GPUS)
     count = request.needs.job.spec.gpus_per_worker
     if found.counts.get(_FREE, 0) >= count:
         return ""
-    lacks = f"of {sum(found.counts.values())} cards: {_in_words(found.counts)}"
+    lacks = f"of {sum(found.counts.values())} GPUs: {_in_words(found.counts)}"
     missing_bytes, uuid, name = found.nearest
-    return lacks + _nearest_text(missing_bytes, name, node.card(uuid))
+    return lacks + _nearest_text(missing_bytes, name, node.gpu(uuid))
 
 
 def _diagnose_node(
     request: WorkerRequest, node: NodeCapacity, nominated: frozenset[str]
 ) -> NodeDiagnosis:
-    cards = [card for card in node.cards if card.model == request.model]
-    if not cards:
+    gpus = [gpu for gpu in node.gpus if gpu.model == request.model]
+    if not gpus:
         return NO_DIAGNOSIS
     on_node = _node_unfit_reason(request.needs, node)
     if on_node:
-        return NodeDiagnosis({on_node: len(cards)})
+        return NodeDiagnosis({on_node: len(gpus)})
     counts: dict[UnfitReason, int] = {}
     nearest = FARTHEST
-    for card in cards:
-        finding, missing_bytes = why_not(request, card, nominated) or (_FREE, 0)
+    for gpu in gpus:
+        finding, missing_bytes = why_not(request, gpu, nominated) or (_FREE, 0)
         counts[finding] = counts.get(finding, 0) + 1
         if 0 < missing_bytes <= nearest[0]:
-            nearest = min(nearest, (missing_bytes, card.uuid, node.node.name))
+            nearest = min(nearest, (missing_bytes, gpu.uuid, node.node.name))
     return NodeDiagnosis(counts, nearest)
 
 
 def _node_unfit_reason(needs: JobRequirements, node: NodeCapacity) -> UnfitReason | None:
-    """What keeps the job off all of the node's cards."""
+    """What keeps the job off all of the node's GPUs."""
     refusal = node.closed.text if node.closed is not None else node_mismatch(needs, node.node)
     if refusal:
         return render_reason(refusal)
@@ -198,4 +198,4 @@ def _request_text(request: WorkerRequest) -> str:
     if wanted is not None:
         return f"{format_memory(wanted.memory_bytes)} at {wanted.utilization_percent:.0f} %"
     hint = f" of at least {format_memory(hint_bytes)}" if hint_bytes else ""
-    return f"a whole card{hint}"
+    return f"a whole GPU{hint}"

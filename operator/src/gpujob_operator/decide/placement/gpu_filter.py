@@ -4,11 +4,11 @@ the columns of `backfill.earliest_start` follow it."""
 from collections.abc import Set
 from dataclasses import replace
 
-from gpujob_operator.decide.capacity.cluster import Card, has_external_use
+from gpujob_operator.decide.capacity.cluster import GPUCapacity, has_external_use
 from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limit_percent
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
-from gpujob_operator.decide.placement.finding import NO_CARDS, UnfitReason
+from gpujob_operator.decide.placement.finding import NO_GPUS, UnfitReason
 from gpujob_operator.decide.placement.requirements import JobRequirements, WorkerRequest, resolve
 
 _NOMINATED = UnfitReason("kept for an earlier job")
@@ -23,35 +23,37 @@ EXTERNAL_USE = "used by strangers ({})"
 Misfit = tuple[UnfitReason, int]
 
 
-def why_not(request: WorkerRequest, card: Card, nominated: Set[str] = NO_CARDS) -> Misfit | None:
+def why_not(
+    request: WorkerRequest, gpu: GPUCapacity, nominated: Set[str] = NO_GPUS
+) -> Misfit | None:
     """What keeps the worker off this GPU of its model; None where it fits. `nominated` are GPUs
     that are kept for other jobs."""
-    if card.blocked is not None:
-        return render_reason(f"blocked ({card.blocked.reason.value})"), 0
-    room = card.total_bytes - card.driver_bytes
+    if gpu.blocked is not None:
+        return render_reason(f"blocked ({gpu.blocked.reason.value})"), 0
+    room = gpu.total_bytes - gpu.driver_bytes
     if request.least_bytes > room:
         return _TOO_SMALL, request.least_bytes - room
-    if card.uuid in nominated:
+    if gpu.uuid in nominated:
         return _NOMINATED, 0
-    if card.held_whole:
+    if gpu.held_whole:
         return _TAKEN, 0
-    if request.wanted is None and card.tenants:
+    if request.wanted is None and gpu.tenants:
         return _UNMEASURED, 0
-    if request.exclusive and has_external_use(card):
-        return UnfitReason(EXTERNAL_USE, card.external_bytes), 0
-    if card.free_bytes < request.least_bytes:
-        finding = _TOO_FULL_BY_EXTERNAL_USE if has_external_use(card) else _TOO_FULL
-        return finding, request.least_bytes - card.free_bytes
-    return _slowed(request, card)
+    if request.exclusive and has_external_use(gpu):
+        return UnfitReason(EXTERNAL_USE, gpu.external_bytes), 0
+    if gpu.free_bytes < request.least_bytes:
+        finding = _TOO_FULL_BY_EXTERNAL_USE if has_external_use(gpu) else _TOO_FULL
+        return finding, request.least_bytes - gpu.free_bytes
+    return _slowed(request, gpu)
 
 
-def _slowed(request: WorkerRequest, card: Card) -> Misfit | None:
-    if request.wanted is None or not card.tenants:
+def _slowed(request: WorkerRequest, gpu: GPUCapacity) -> Misfit | None:
+    if request.wanted is None or not gpu.tenants:
         return None
-    total = card.utilization_percent + request.wanted.utilization_percent
-    limits = [tenant.max_slowdown_percent for tenant in card.tenants]
+    total = gpu.utilization_percent + request.wanted.utilization_percent
+    limits = [tenant.max_slowdown_percent for tenant in gpu.tenants]
     limit = min(*limits, request.max_slowdown_percent)
-    if total <= summed_utilization_limit_percent(limit, card.law):
+    if total <= summed_utilization_limit_percent(limit, gpu.law):
         return None
     return UnfitReason(f"busy: {{}} % together would slow a job by over {limit} %", round(total)), 0
 
@@ -61,14 +63,14 @@ def render_reason(text: str) -> UnfitReason:
     return UnfitReason(text.replace("{", "{{").replace("}", "}}"))
 
 
-def after_departures(card: Card, gone: Set[str]) -> Card:
+def after_departures(gpu: GPUCapacity, gone: Set[str]) -> GPUCapacity:
     """The GPU once these jobs have left it and another reading has come."""
-    if not gone and not card.terminating_bytes:
-        return card
+    if not gone and not gpu.terminating_bytes:
+        return gpu
     return replace(
-        card,
-        tenants=tuple(tenant for tenant in card.tenants if tenant.job_uid not in gone),
-        external_bytes=card.external_bytes - card.terminating_bytes,
+        gpu,
+        tenants=tuple(tenant for tenant in gpu.tenants if tenant.job_uid not in gone),
+        external_bytes=gpu.external_bytes - gpu.terminating_bytes,
         terminating_bytes=0,
     )
 
@@ -76,7 +78,7 @@ def after_departures(card: Card, gone: Set[str]) -> Card:
 def least_reservation_bytes(
     needs: JobRequirements, board: AssumedCapacity, configuration: Configuration
 ) -> int:
-    """What the job would hold of a card: the least over the models it may run on."""
+    """What the job would hold of a GPU: the least over the models it may run on."""
     capacity = board.capacity
     wanted_models = needs.job.spec.gpu.models
     held: list[int] = []

@@ -7,14 +7,14 @@ from typing import Protocol, TypeVar
 from gpujob_operator.decide.capacity.cluster import NodeCapacity
 from gpujob_operator.decide.placement.finding import (
     FARTHEST,
-    NO_CARDS,
+    NO_GPUS,
     Nearest,
     NodeDiagnosis,
     UnfitReason,
 )
 
 T = TypeVar("T")
-# Of one node, with those of its cards that are kept for other jobs.
+# Of one node, with those of its GPUs that are kept for other jobs.
 Diagnose = Callable[[NodeCapacity, frozenset[str]], NodeDiagnosis]
 
 
@@ -52,7 +52,7 @@ class Forgetful:
         counts: Counter[UnfitReason] = Counter()
         nearest = FARTHEST
         for name, node in nodes.items():
-            found = diagnose(node, nominated_on.get(name, NO_CARDS))
+            found = diagnose(node, nominated_on.get(name, NO_GPUS))
             counts.update(found.counts)
             nearest = min(nearest, found.nearest)
         return counts, nearest

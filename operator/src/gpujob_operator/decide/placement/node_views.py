@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpujob_operator.decide.capacity.cluster import Capacity, Card, NodeCapacity
+from gpujob_operator.decide.capacity.cluster import Capacity, GPUCapacity, NodeCapacity
 from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limit_percent
-from gpujob_operator.decide.packing.arrays import CardState, NodeArrays, NodeState
+from gpujob_operator.decide.packing.arrays import GPUState, NodeArrays, NodeState
 from gpujob_operator.decide.packing.score_cache import ScoreCache
 
 
@@ -64,7 +64,7 @@ class NodeViews:
 
     @classmethod
     def of(cls, ordered: list[NodeCapacity]) -> "NodeViews":
-        return cls(PackedNodes(NodeArrays.of([node_state(node, card_state) for node in ordered])))
+        return cls(PackedNodes(NodeArrays.of([node_state(node, gpu_state) for node in ordered])))
 
 
 def in_order(capacity: Capacity) -> list[NodeCapacity]:
@@ -74,16 +74,16 @@ def in_order(capacity: Capacity) -> list[NodeCapacity]:
 
 
 def _node_order(node: NodeCapacity) -> tuple[bool, int, str]:
-    return not any(card.tenants for card in node.cards), len(node.cards), node.node.name
+    return not any(gpu.tenants for gpu in node.gpus), len(node.gpus), node.node.name
 
 
-def node_state(node: NodeCapacity, state_of: Callable[[Card], CardState]) -> NodeState:
-    """A row; `state_of` is `card_state`, or gives the same."""
+def node_state(node: NodeCapacity, state_of: Callable[[GPUCapacity], GPUState]) -> NodeState:
+    """A row; `state_of` is `gpu_state`, or gives the same."""
     return NodeState(
         name=node.node.name,
         cpu_milli_free=node.cpu_milli_free,
         memory_bytes_free=node.memory_bytes_free,
-        cards=tuple(state_of(card) for card in sorted(node.cards, key=_card_order)),
+        gpus=tuple(state_of(gpu) for gpu in sorted(node.gpus, key=_gpu_order)),
         spot=node.node.spot,
         price_per_gpu_hour=node.price_with_losses,
         eligible=not node.closed,
@@ -91,24 +91,24 @@ def node_state(node: NodeCapacity, state_of: Callable[[Card], CardState]) -> Nod
     )
 
 
-def _card_order(card: Card) -> tuple[bool, int]:
-    """Cards in use first, the fullest first; the idle ones stay as they were (sorted is stable)."""
-    return not card.tenants, card.free_bytes if card.tenants else 0
+def _gpu_order(gpu: GPUCapacity) -> tuple[bool, int]:
+    """GPUs in use first, the fullest first; the idle ones stay as they were (sorted is stable)."""
+    return not gpu.tenants, gpu.free_bytes if gpu.tenants else 0
 
 
-def card_state(card: Card) -> CardState:
+def gpu_state(gpu: GPUCapacity) -> GPUState:
     limits = [
-        summed_utilization_limit_percent(t.max_slowdown_percent, card.law) for t in card.tenants
+        summed_utilization_limit_percent(t.max_slowdown_percent, gpu.law) for t in gpu.tenants
     ]
-    return CardState(
-        uuid=card.uuid,
-        model=card.model,
-        memory_total_bytes=max(card.total_bytes - card.driver_bytes, 0),
-        memory_free_bytes=card.free_bytes,
-        utilization_used_percent=card.utilization_percent,
+    return GPUState(
+        uuid=gpu.uuid,
+        model=gpu.model,
+        memory_total_bytes=max(gpu.total_bytes - gpu.driver_bytes, 0),
+        memory_free_bytes=gpu.free_bytes,
+        utilization_used_percent=gpu.utilization_percent,
         utilization_limit_percent=min(limits, default=100.0),
-        idle=not card.tenants,
-        held_whole=card.held_whole,
-        usable=not card.blocked,
-        link_group=card.link_group,
+        idle=not gpu.tenants,
+        held_whole=gpu.held_whole,
+        usable=not gpu.blocked,
+        link_group=gpu.link_group,
     )

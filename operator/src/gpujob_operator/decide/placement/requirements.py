@@ -1,4 +1,4 @@
-"""What a pending job needs of nodes and cards, in one place for placing and for explaining."""
+"""What a pending job needs of nodes and GPUs, in one place for placing and for explaining."""
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
@@ -24,11 +24,11 @@ from gpujob_operator.decide.model.pod_template import (
 from gpujob_operator.decide.packing.demand import Demand
 from gpujob_operator.decide.placement.step_cost import step_of
 
-# What a job of which nothing is known must find free: a card that strangers have filled is none.
+# What a job of which nothing is known must find free: a GPU that strangers have filled is none.
 UNKNOWN_BYTES = 256 * MIB
 
 
-# Without slots: jobs that hold cards are never asked for their signature, which is found when
+# Without slots: jobs that hold GPUs are never asked for their signature, which is found when
 # asked.
 @dataclass(frozen=True)
 class JobRequirements:
@@ -71,9 +71,9 @@ class JobRequirements:
     def reservation(
         self, gpu_model: str, largest_bytes: int, configuration: Configuration
     ) -> Reservation | None:
-        """What to hold on a card of this model; None is the whole card.
+        """What to hold on a GPU of this model; None is the whole GPU.
 
-        A job that fits on the largest card, and only its margin does not, gets the whole card.
+        A job that fits on the largest GPU, and only its margin does not, gets the whole GPU.
         """
         entry = profile_entry(self.profile, gpu_model)
         wanted = wanted_reservation(self.job, entry, configuration)
@@ -86,23 +86,23 @@ class JobRequirements:
         return None if known <= largest_bytes < wanted.memory_bytes else wanted
 
     def known_bytes(self, gpu_model: str) -> int:
-        """The least that a card must have for what is known of the job; 0 when nothing is."""
+        """The least that a GPU must have for what is known of the job; 0 when nothing is."""
         known = self.job.status.measurement or profile_entry(self.profile, gpu_model)
         return max(self.hint_bytes, known.memory_bytes if known is not None else 0)
 
     def least_bytes(self, gpu_model: str, wanted: Reservation | None) -> int:
-        """What a card must offer for this reservation, in bytes."""
+        """What a GPU must offer for this reservation, in bytes."""
         if wanted is not None:
             return max(wanted.memory_bytes, 1)
         return self.known_bytes(gpu_model) or UNKNOWN_BYTES
 
     def demand(self, gpu_model: str, wanted: Reservation | None) -> Demand:
-        """What one worker asks of placement. A whole card counts as fully used."""
+        """What one worker asks of placement. A whole GPU counts as fully used."""
         return Demand(
             cpu_milli=self.cpu_milli,
             memory_bytes=self.memory_bytes,
-            cards=self.job.spec.gpus_per_worker,
-            card_memory_bytes=self.least_bytes(gpu_model, wanted),
+            gpus=self.job.spec.gpus_per_worker,
+            gpu_memory_bytes=self.least_bytes(gpu_model, wanted),
             utilization_percent=100.0 if wanted is None else wanted.utilization_percent,
             exclusive=wanted is None,
             models=frozenset({gpu_model}),
@@ -193,7 +193,7 @@ def demand_of(needs: JobRequirements, capacity: Capacity, configuration: Configu
     wanted_models = needs.job.spec.gpu.models
     placement, held = needs.job.status.placement, needs.job.status.reservation
     if placement is not None and held is not None:
-        whole = held.source is ReservationSource.WHOLE_CARD
+        whole = held.source is ReservationSource.WHOLE_GPU
         demand = needs.demand(placement.gpu_model, None if whole else held)
     else:
         model = next(iter(capacity.models(wanted_models)), "")

@@ -1,9 +1,9 @@
-"""What a step of a workload costs on the cards of one model: money and energy, as far as measured.
+"""What a step of a workload costs on the GPUs of one model: money and energy, as far as measured.
 
-    dollars of a step = price of all its cards per hour x seconds of a step / 3600
+    dollars of a step = price of all its GPUs per hour x seconds of a step / 3600
 
-Seconds and joules are those of earlier runs of the workload with cards to themselves (its profile),
-joules those of one card, times the number of cards.
+Seconds and joules are those of earlier runs of the workload with GPUs to themselves (its profile),
+joules those of one GPU, times the number of GPUs.
 """
 
 from collections.abc import Mapping
@@ -28,24 +28,24 @@ class StepCost:
 def step_cost(
     profile: GPUProfile | None, placement: Placement, nodes: Mapping[str, NodeCapacity]
 ) -> StepCost:
-    """Of the workload of this profile on these cards, to two digits: less is noise. A shared card
+    """Of the workload of this profile on these GPUs, to two digits: less is noise. A shared GPU
     counts whole."""
     entry = profile_entry(profile, placement.gpu_model)
     if entry is None:
         return StepCost()
     known = [(nodes.get(worker.node), len(worker.gpus)) for worker in placement.workers]
-    prices = [(None if node is None else node.price_with_losses, cards) for node, cards in known]
+    prices = [(None if node is None else node.price_with_losses, gpus) for node, gpus in known]
     seconds, joules = step_of(entry)
     dollars = None
     if seconds is not None and all(price is not None for price, _ in prices):
-        per_hour = sum((price or 0.0) * cards for price, cards in prices)
+        per_hour = sum((price or 0.0) * gpus for price, gpus in prices)
         dollars = per_hour * seconds / _SECONDS_PER_HOUR
-    cards = sum(cards for _, cards in known)
-    return StepCost(_rounded(dollars), _rounded(None if joules is None else joules * cards))
+    gpus = sum(gpus for _, gpus in known)
+    return StepCost(_rounded(dollars), _rounded(None if joules is None else joules * gpus))
 
 
 def step_of(entry: ProfileEntry) -> tuple[float | None, float | None]:
-    """Seconds and joules of one card: alone where it was seen alone, else seconds as measured."""
+    """Seconds and joules of one GPU: alone where it was seen alone, else seconds as measured."""
     seconds = entry.alone_step_seconds
     if seconds is None and entry.current is not None:
         seconds = entry.current.step_seconds

@@ -9,13 +9,13 @@ def interruption_gpu_seconds(
     job: GPUJob, configuration: Configuration, now_age: float, *, asked: bool = True
 ) -> float:
     """What interrupting the job loses: work since its last checkpoint or, where it can save within
-    its grace, the time to write one, and the restart; times its cards.
+    its grace, the time to write one, and the restart; times its GPUs.
 
     `now_age` is how long the attempt has run, in seconds. Who is not `asked` cannot save.
     """
-    cards = job.spec.workers * job.spec.gpus_per_worker
+    gpus = job.spec.workers * job.spec.gpus_per_worker
     lost_seconds = _lost_seconds(job, configuration, now_age, asked=asked)
-    return cards * (lost_seconds + configuration.restart_seconds)
+    return gpus * (lost_seconds + configuration.restart_seconds)
 
 
 def _lost_seconds(

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
-from gpujob_operator.decide.capacity.cluster import Card
+from gpujob_operator.decide.capacity.cluster import GPUCapacity
 from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limit_percent
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.configuration import Configuration
@@ -20,7 +20,7 @@ from gpujob_operator.decide.preemption.victims import is_preemptible
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A job that leaves its card for its neighbour's sake, or its own, and what it counts with
+    """A job that leaves its GPU for its neighbour's sake, or its own, and what it counts with
     from then on."""
 
     job: GPUJob
@@ -35,7 +35,7 @@ def find_move(
     configuration: Configuration,
     now: datetime,
 ) -> Move | None:
-    """Of the first card on which a job has been slowed for long enough, the tenant that loses the
+    """Of the first GPU on which a job has been slowed for long enough, the tenant that loses the
     least and fits elsewhere now."""
     for job in slowed:
         found = conditions.find(job.status, conditions.SLOWED)
@@ -44,28 +44,28 @@ def find_move(
         since_seconds = (now - found.last_transition_time).total_seconds()
         if since_seconds < configuration.slowed_seconds:
             continue
-        for card in board.capacity.cards_of(job.status):
-            move = _off_card(job, card, view, board, configuration, now)
+        for gpu in board.capacity.gpus_of(job.status):
+            move = _off_gpu(job, gpu, view, board, configuration, now)
             if move is not None:
                 return move
     return None
 
 
-def _off_card(
+def _off_gpu(
     slowed: GPUJob,
-    card: Card,
+    gpu: GPUCapacity,
     view: CycleView,
     board: AssumedCapacity,
     configuration: Configuration,
     now: datetime,
 ) -> Move | None:
-    tenants = [view.running[t.job_uid] for t in card.tenants if t.job_uid in view.running]
+    tenants = [view.running[t.job_uid] for t in gpu.tenants if t.job_uid in view.running]
     candidates = [job for job in tenants if is_preemptible(job, configuration)]
     leaving = any(job.status.phase is JobPhase.STOPPING for job in tenants)
     if leaving or len(tenants) < 2:
         return None
     for job in sorted(candidates, key=lambda job: _cost_key(job, configuration, now)):
-        floor = _floor(job, slowed, card)
+        floor = _floor(job, slowed, gpu)
         raised = replace(job, status=replace(job.status, utilization_floor_percent=floor))
         needs = replace(view.needs_of(job.metadata.uid), job=raised)
         if isinstance(assign(needs, board, configuration), Assignment):
@@ -84,8 +84,8 @@ def _cost_key(job: GPUJob, configuration: Configuration, now: datetime) -> tuple
     return interruption_gpu_seconds(job, configuration, age), job.metadata.uid
 
 
-def _floor(moved: GPUJob, slowed: GPUJob, card: Card) -> float:
+def _floor(moved: GPUJob, slowed: GPUJob, gpu: GPUCapacity) -> float:
     """So much that beside the same neighbours the sum is over the slowed job's limit."""
-    others = sum(t.utilization_percent for t in card.tenants if t.job_uid != moved.metadata.uid)
-    limit = summed_utilization_limit_percent(slowed.spec.sharing.max_slowdown_percent, card.law)
+    others = sum(t.utilization_percent for t in gpu.tenants if t.job_uid != moved.metadata.uid)
+    limit = summed_utilization_limit_percent(slowed.spec.sharing.max_slowdown_percent, gpu.law)
     return min(max(limit - others + 1.0, 1.0), 100.0)

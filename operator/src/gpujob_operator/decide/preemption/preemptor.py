@@ -28,7 +28,7 @@ from gpujob_operator.decide.preemption.victims import (
 from gpujob_operator.decide.queue.pending import waited_seconds, written_recently
 from gpujob_operator.decide.queue.quota import QuotaState
 
-# Looking for whom to interrupt reads every card: so often a cycle.
+# Looking for whom to interrupt reads every GPU: so often a cycle.
 SEARCHES_MAX = 4
 
 
@@ -54,8 +54,8 @@ class Preemptor:
     def targets_in_quota(
         self, needs: JobRequirements, memory_bytes: int, *, fits: bool
     ) -> PreemptionTargets | None:
-        """The cheapest jobs of its queues without which the job is within its quota and has cards;
-        None when none help. `fits`: on cards it does already."""
+        """The cheapest jobs of its queues without which the job is within its quota and has GPUs;
+        None when none help. `fits`: on GPUs it does already."""
         if self.exhausted or not self.may_preempt(needs):
             return None
         self._searches += 1
@@ -191,7 +191,7 @@ class Preemptor:
             text = (
                 f"makes room for {needs.job.metadata.namespace}/{needs.job.metadata.name} "
                 f"({_preemption_reason(victim, needs.job)}); "
-                f"loses {victim.cost_gpu_seconds:.0f} card-seconds"
+                f"loses {victim.cost_gpu_seconds:.0f} GPU-seconds"
             )
             deadline = self.now + timedelta(seconds=stop_seconds(victim.job, self.configuration))
             self.stops[victim.job.metadata.uid] = StopReason(victim.reason, text, deadline)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 
 from gpujob_api.gpujob import GPUJob, JobPhase
-from gpujob_operator.decide.capacity.cluster import Capacity, Card, NodeCapacity, Tenant
+from gpujob_operator.decide.capacity.cluster import Capacity, GPUCapacity, NodeCapacity, Tenant
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.pod_template import host_requests
 from gpujob_operator.decide.placement.assign import Assignment, assign
@@ -32,7 +32,7 @@ VICTIMS_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """A running job that may be interrupted, why, and what that loses in card-seconds."""
+    """A running job that may be interrupted, why, and what that loses in GPU-seconds."""
 
     job: GPUJob
     reason: str
@@ -41,7 +41,7 @@ class Victim:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionTargets:
-    """Whom to interrupt. `nominated` is the cards on which the waiting job will fit then."""
+    """Whom to interrupt. `nominated` is the GPUs on which the waiting job will fit then."""
 
     victims: tuple[Victim, ...]
     nominated: frozenset[str]
@@ -65,7 +65,7 @@ def select_victims(
 ) -> PreemptionTargets | None:
     """The cheapest interruptions found after which the job fits; None when none help.
 
-    Per card the cheapest jobs first until the worker fits; then the cheapest cards of a node, the
+    Per GPU the cheapest jobs first until the worker fits; then the cheapest GPUs of a node, the
     cheapest nodes. The result is tried on the ledger, and whoever is not needed is spared.
     """
     best: PreemptionTargets | None = None
@@ -99,7 +99,7 @@ def all_reschedulable(
 
 @dataclass(frozen=True, slots=True)
 class _FreedPlace:
-    """Cards of one node for one worker, and who must go for it."""
+    """GPUs of one node for one worker, and who must go for it."""
 
     node: str
     uuids: tuple[str, ...]
@@ -121,30 +121,30 @@ def _places(
     request = resolve(needs, model, board.capacity, configuration)
     found: list[_FreedPlace] = []
     for node in nodes_for(needs, board.capacity):
-        cards = sorted(
-            (cost, len(who), card.uuid, who)
-            for card in node.cards
-            if card.model == model
-            and (freed := _freed(request, card, board.nominated, victims)) is not None
+        gpus = sorted(
+            (cost, len(who), gpu.uuid, who)
+            for gpu in node.gpus
+            if gpu.model == model
+            and (freed := _freed(request, gpu, board.nominated, victims)) is not None
             for cost, who in (freed,)
         )
-        found += _worker_places(needs, node, [(c, u, w) for c, _, u, w in cards], victims)
+        found += _worker_places(needs, node, [(c, u, w) for c, _, u, w in gpus], victims)
     return found
 
 
 def _worker_places(
     needs: JobRequirements,
     node: NodeCapacity,
-    cards: list[tuple[float, str, tuple[str, ...]]],
+    gpus: list[tuple[float, str, tuple[str, ...]]],
     victims: Mapping[str, Victim],
 ) -> list[_FreedPlace]:
-    """Groups of cards for the workers that the node could take, as far as its host room goes."""
+    """Groups of GPUs for the workers that the node could take, as far as its host room goes."""
     count = needs.job.spec.gpus_per_worker
     cpu_milli, memory_bytes = node.cpu_milli_free, node.memory_bytes_free
     places: list[_FreedPlace] = []
     gone: set[str] = set()
-    for first in range(0, len(cards) - count + 1, count):
-        group = cards[first : first + count]
+    for first in range(0, len(gpus) - count + 1, count):
+        group = gpus[first : first + count]
         who = frozenset(uid for _, _, uids in group for uid in uids)
         for uid in who - gone:
             cpu, memory = host_requests(victims[uid].job)
@@ -159,16 +159,16 @@ def _worker_places(
 
 
 def _freed(
-    request: WorkerRequest, card: Card, nominated: Set[str], victims: Mapping[str, Victim]
+    request: WorkerRequest, gpu: GPUCapacity, nominated: Set[str], victims: Mapping[str, Victim]
 ) -> tuple[float, tuple[str, ...]] | None:
-    """The cheapest tenants without which the worker fits on the card, cheapest alone first."""
+    """The cheapest tenants without which the worker fits on the GPU, cheapest alone first."""
 
     def fits(gone: Iterable[str]) -> bool:
-        return why_not(request, after_departures(card, frozenset(gone)), nominated) is None
+        return why_not(request, after_departures(gpu, frozenset(gone)), nominated) is None
 
     movable = sorted(
         (victims[tenant.job_uid].cost_gpu_seconds, tenant.job_uid)
-        for tenant in card.tenants
+        for tenant in gpu.tenants
         if tenant.job_uid in victims
     )
     if fits(()):
@@ -210,7 +210,7 @@ def _verified(
 
 
 def _only(node: NodeCapacity, uuids: Set[str]) -> NodeCapacity:
-    return replace(node, cards=tuple(card for card in node.cards if card.uuid in uuids))
+    return replace(node, gpus=tuple(gpu for gpu in node.gpus if gpu.uuid in uuids))
 
 
 def _fits(
@@ -235,9 +235,9 @@ def _without(part: Capacity, gone: Set[str], victims: Mapping[str, Victim]) -> C
             here = sum(worker.node == name for worker in placement.workers) if placement else 0
             cpu, memory = host_requests(victims[uid].job)
             cpu_milli, memory_bytes = cpu_milli + here * cpu, memory_bytes + here * memory
-        cards = tuple(replace(card, tenants=_staying(card.tenants, gone)) for card in node.cards)
+        gpus = tuple(replace(gpu, tenants=_staying(gpu.tenants, gone)) for gpu in node.gpus)
         nodes[name] = replace(
-            node, cards=cards, cpu_milli_free=cpu_milli, memory_bytes_free=memory_bytes
+            node, gpus=gpus, cpu_milli_free=cpu_milli, memory_bytes_free=memory_bytes
         )
     return replace(part, nodes=nodes)
 
@@ -247,5 +247,5 @@ def _staying(tenants: tuple[Tenant, ...], gone: Set[str]) -> tuple[Tenant, ...]:
 
 
 def pays_off(targets: PreemptionTargets, gpus: int, saved_seconds: float) -> bool:
-    """Whether a move gains at least twice what it costs: cards times the waiting it saves."""
+    """Whether a move gains at least twice what it costs: GPUs times the waiting it saves."""
     return gpus * saved_seconds >= 2 * targets.cost_gpu_seconds

@@ -20,7 +20,7 @@ MemoryOf = Callable[[Pending], int]
 
 @dataclass(slots=True)
 class QueueHeads:
-    """`memory_of` is what a job would hold of each card, in bytes, as far as known: it decides
+    """`memory_of` is what a job would hold of each GPU, in bytes, as far as known: it decides
     whether the job's queue would borrow."""
 
     lines: OrderedQueues

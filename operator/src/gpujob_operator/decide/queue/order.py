@@ -1,7 +1,7 @@
-"""In which order jobs are given cards: priority, overdue waiting, work left, arrival.
+"""In which order jobs are given GPUs: priority, overdue waiting, work left, arrival.
 
 Between queues `heads` puts their shares before the work. Pure sort keys over a few numbers of each
-job, running ones included (who comes late enough in the order loses its cards to an earlier one).
+job, running ones included (who comes late enough in the order loses its GPUs to an earlier one).
 The queueing of a cycle and the benchmarks use this same function.
 """
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gpujob_operator.decide.model.configuration import OrderPolicy
 
-# An unknown amount of work is guessed in steps of this many card-seconds, doubling.
+# An unknown amount of work is guessed in steps of this many GPU-seconds, doubling.
 _GUESS_GPU_SECONDS = 14_400.0
 
 
@@ -27,10 +27,10 @@ class OrderRules:
 
 @dataclass(frozen=True, slots=True)
 class OrderEntry:
-    """What the order looks at. Seconds; `gpus` is the number of cards of all workers together.
+    """What the order looks at. Seconds; `gpus` is the number of GPUs of all workers together.
 
     `remaining_seconds` is steps left times the measured step time, None where the job does not say
-    how many steps it has; `attained_seconds` is how long it has held cards. `restart_seconds` is
+    how many steps it has; `attained_seconds` is how long it has held GPUs. `restart_seconds` is
     what starting it costs, counted for jobs that do not run.
     """
 
@@ -87,7 +87,7 @@ def order_keys(entry: OrderEntry, rules: OrderRules) -> OrderKeys:
 
 
 def work_gpu_seconds(entry: OrderEntry) -> float:
-    """Card-seconds still to be spent on the job.
+    """GPU-seconds still to be spent on the job.
 
     Who does not say how many steps it has is expected to need as much again as it has had (the
     lengths of training jobs have a heavy tail), in doubling steps so that equal jobs do not take

@@ -25,13 +25,13 @@ class LastReason:
 
     reason: str
     until: datetime
-    # From when on the job may keep cards from later ones.
+    # From when on the job may keep GPUs from later ones.
     starved_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A job without cards. Its pods, if any, are remains of an earlier attempt."""
+    """A job without GPUs. Its pods, if any, are remains of an earlier attempt."""
 
     job: GPUJob
     pods: tuple[PodView, ...] = ()

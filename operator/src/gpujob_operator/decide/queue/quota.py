@@ -28,10 +28,10 @@ class QueueUse:
         """Adds what the job holds by this status; with `sign` -1 takes it away."""
         if status.placement is None or status.reservation is None:
             return
-        cards = sum(len(worker.gpus) for worker in status.placement.workers)
+        gpus = sum(len(worker.gpus) for worker in status.placement.workers)
         self.jobs += sign
-        self.gpus += sign * cards
-        self.memory_bytes += sign * cards * status.reservation.memory_bytes
+        self.gpus += sign * gpus
+        self.memory_bytes += sign * gpus * status.reservation.memory_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class QuotaState:
         return parent if parent is not None and parent in self.by_name else name
 
     def shares(self, name: str, fleet: ClusterSize) -> tuple[float, float]:
-        """Dominant share of cards and GPU memory divided by the weight: of the queue's parent with
+        """Dominant share of GPUs and GPU memory divided by the weight: of the queue's parent with
         all its children, and of the queue alone."""
         cohort = self.cohort(name)
         group = self._share(cohort, self.cohort_use.get(cohort, QueueUse()), fleet)
@@ -120,7 +120,7 @@ class QuotaState:
     def quota_shortfall(self, job: GPUJob, memory_bytes: int) -> str:
         """Why this job would exceed its queue's or its parent's quota, or "".
 
-        `memory_bytes` is per card.
+        `memory_bytes` is per GPU.
         """
         if job.spec.queue in self.quota_held:
             return f"the quota of queue {job.spec.queue} is kept for an earlier job"
@@ -192,8 +192,8 @@ class QuotaState:
         limit = self._limit(name)
         after = _with(use, job, memory_bytes)
         if limit.gpus is not None and after.gpus > limit.gpus:
-            cards = after.gpus - use.gpus
-            return f"queue {name} holds {use.gpus} of {limit.gpus} cards, needs {cards}"
+            gpus = after.gpus - use.gpus
+            return f"queue {name} holds {use.gpus} of {limit.gpus} GPUs, needs {gpus}"
         if limit.memory_bytes is not None and after.memory_bytes > limit.memory_bytes:
             wanted, allowed = format_memory(after.memory_bytes), format_memory(limit.memory_bytes)
             return f"queue {name} would hold {wanted} of {allowed} GPU memory"
@@ -227,7 +227,7 @@ class QuotaState:
     def _share(self, name: str, use: QueueUse, fleet: ClusterSize) -> float:
         queue = self.by_name.get(name)
         weight = queue.spec.weight if queue is not None else 1
-        shares = (use.gpus / max(fleet.cards, 1), use.memory_bytes / max(fleet.memory_bytes, 1))
+        shares = (use.gpus / max(fleet.gpus, 1), use.memory_bytes / max(fleet.memory_bytes, 1))
         return max(shares) / weight
 
 
@@ -238,9 +238,9 @@ def _sum(nominal: int | None, extra: int | None, *, unlimited: bool) -> int | No
 
 
 def _with(use: QueueUse, job: GPUJob, memory_bytes: int) -> QueueUse:
-    """The use with one more job of `memory_bytes` a card."""
-    cards = job.spec.workers * job.spec.gpus_per_worker
-    return QueueUse(use.jobs + 1, use.gpus + cards, use.memory_bytes + cards * memory_bytes)
+    """The use with one more job of `memory_bytes` a GPU."""
+    gpus = job.spec.workers * job.spec.gpus_per_worker
+    return QueueUse(use.jobs + 1, use.gpus + gpus, use.memory_bytes + gpus * memory_bytes)
 
 
 def _sum_of(one: QueueUse, other: QueueUse) -> QueueUse:

@@ -20,7 +20,7 @@ ADDED_UID = "what-if"
 
 @dataclass(frozen=True, slots=True)
 class MoreNodes:
-    """`count` idle nodes with the cards, labels, taints and price of the node `like`."""
+    """`count` idle nodes with the GPUs, labels, taints and price of the node `like`."""
 
     like: str
     count: int

@@ -61,7 +61,7 @@ def _acts(decided: Plan) -> bool:
 
 
 def _nobody_waits(cluster: SimulatedCluster) -> bool:
-    """Everybody has cards, has finished or is suspended, and no pod is under way."""
+    """Everybody has GPUs, has finished or is suspended, and no pod is under way."""
     waits = any(
         not job.finished and job.status.placement is None and not job.spec.suspend
         for job in cluster.jobs.values()

@@ -65,14 +65,14 @@ class JobTimeline:
 
     @property
     def starts_seconds(self) -> float | None:
-        """When it first gets cards; 0 for a job that has them already."""
+        """When it first gets GPUs; 0 for a job that has them already."""
         if self.ran_before is not None:
             return 0.0
         return self.placed[0].seconds if self.placed else None
 
     @property
     def waits_in_the_end(self) -> bool:
-        """Whether it has no cards, although it should run."""
+        """Whether it has no GPUs, although it should run."""
         return self.phase is JobPhase.PENDING and not self.job.spec.suspend
 
     @property

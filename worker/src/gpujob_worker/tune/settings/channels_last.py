@@ -1,4 +1,4 @@
-"""Images with their channels last, which convolutions of many cards are faster on."""
+"""Images with their channels last, which convolutions of many GPUs are faster on."""
 
 from collections.abc import Iterator
 from typing import Any

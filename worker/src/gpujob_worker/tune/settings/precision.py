@@ -41,7 +41,7 @@ class PrecisionSetting(Setting):
         elif wanted is Precision.FLOAT8:
             reason = "float8 needs other layers, which are not injected; bfloat16 is"
         elif wanted is Precision.TF32 and root.device.type != "cuda":
-            reason = f"tf32 exists on CUDA cards; this is {root.device.type}"
+            reason = f"tf32 exists on CUDA GPUs; this is {root.device.type}"
         elif root.user_autocast or "_original_forward" in vars(root.module):
             # Accelerate keeps a model's own forward under that name and calls it under autocast.
             reason = "the script uses autocast itself"
@@ -107,7 +107,7 @@ def _tf32(context: Context, *, forced: bool) -> Candidate | Refused:
 def _float16(context: Context, item: str, *, forced: bool) -> Candidate | Refused:
     reason = _float16_refusal(context)
     if reason is None and not forced and context.root.device.type != "cuda":
-        reason = "tried on cards where bfloat16 is missing or slow"
+        reason = "tried on GPUs where bfloat16 is missing or slow"
     plan = None if reason is not None else _scaled_plan(context)
     if plan is None:
         return Refused(reason or _OVERFLOWS, item)

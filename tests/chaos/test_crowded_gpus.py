@@ -1,6 +1,6 @@
-"""Real memory on cards that nobody reserved: of strangers, and of jobs beyond what they hold.
+"""Real memory on GPUs that nobody reserved: of strangers, and of jobs beyond what they hold.
 
-One node with two cards for all; every test ends with all revisions checked.
+One node with two GPUs for all; every test ends with all revisions checked.
 """
 
 import re
@@ -41,22 +41,22 @@ def scene(shared_scene: Scene) -> Generator[Scene]:
 
 
 @contextmanager
-def stranger(scene: Scene, card: str, amount_mebibytes: int) -> Generator[None]:
-    """Takes memory on a card; begins when the agent has published it, ends when it is gone."""
-    name = scene.cluster.start_stranger(card, amount_mebibytes * MIB)
+def stranger(scene: Scene, gpu: str, amount_mebibytes: int) -> Generator[None]:
+    """Takes memory on a GPU; begins when the agent has published it, ends when it is gone."""
+    name = scene.cluster.start_stranger(gpu, amount_mebibytes * MIB)
     amount = amount_mebibytes * MIB
-    scene.wait(lambda: used_by_strangers(scene, card) >= amount, "the stranger is seen")
+    scene.wait(lambda: used_by_strangers(scene, gpu) >= amount, "the stranger is seen")
     try:
         yield
     finally:
         scene.cluster.stop_stranger(name)
-        scene.wait(lambda: used_by_strangers(scene, card) == 0, "the stranger is gone")
+        scene.wait(lambda: used_by_strangers(scene, gpu) == 0, "the stranger is gone")
 
 
 def used_by_strangers(scene: Scene, uuid: str) -> int:
     status = scene.client.get(f"{GPU_NODES}/{NODE}")["status"]
-    (card,) = [card for card in status["gpus"] if card["uuid"] == uuid]
-    processes = card.get("processes", ())
+    (gpu,) = [gpu for gpu in status["gpus"] if gpu["uuid"] == uuid]
+    processes = gpu.get("processes", ())
     return sum(one["memoryBytes"] for one in processes if not one.get("podUid"))
 
 
@@ -73,14 +73,14 @@ def wait_measured(scene: Scene, name: str) -> None:
 
 def test_nothing_is_placed_where_a_stranger_left_too_little(scene: Scene) -> None:
     """I1: it waits with the numbers, a smaller one fits, and it starts when the stranger ends."""
-    cards = scene.cluster.cards(NODE)
-    with stranger(scene, cards[0], MUCH_MIB), stranger(scene, cards[1], MUCH_MIB):
+    gpus = scene.cluster.cards(NODE)
+    with stranger(scene, gpus[0], MUCH_MIB), stranger(scene, gpus[1], MUCH_MIB):
         scene.submit("large", **wants("1Gi"))
         scene.wait_phase("large", "Pending")
         waiting = scene.condition("large", "Scheduled")
         assert (waiting["status"], waiting["reason"]) == ("False", "NoRoom")
         assert "1 GiB" in waiting["message"]
-        assert "2 cards" in waiting["message"]
+        assert "2 GPUs" in waiting["message"]
         scene.submit("small", **wants("256Mi"))
         scene.finish_and_wait("small")
         assert scene.phase("large") == "Pending"
@@ -89,14 +89,14 @@ def test_nothing_is_placed_where_a_stranger_left_too_little(scene: Scene) -> Non
     assert scene.status("large")["attempt"] == 1
 
 
-def test_a_stranger_on_a_jobs_card_is_said_and_moves_nobody(scene: Scene) -> None:
+def test_a_stranger_on_a_jobs_gpu_is_said_and_moves_nobody(scene: Scene) -> None:
     scene.submit("tenant")
     wait_measured(scene, "tenant")
-    _node, card = scene.place("tenant")
-    with stranger(scene, card, ALL_MIB):
+    _node, gpu = scene.place("tenant")
+    with stranger(scene, gpu, ALL_MIB):
         scene.wait(lambda: SAID.search(pressure(scene)["message"]) is not None, "it is said")
         assert pressure(scene)["status"] == "True"
-        assert scene.place("tenant") == (NODE, card)
+        assert scene.place("tenant") == (NODE, gpu)
         scene.submit("next")
         scene.finish_and_wait("next")
     scene.wait(lambda: pressure(scene)["reason"] == "Fits", "it fits again")
@@ -105,11 +105,11 @@ def test_a_stranger_on_a_jobs_card_is_said_and_moves_nobody(scene: Scene) -> Non
 
 
 def pressure(scene: Scene) -> Json:
-    return scene.condition("tenant", "CardPressure")
+    return scene.condition("tenant", "GPUPressure")
 
 
 def test_a_leak_is_charged_to_who_leaks(scene: Scene) -> None:
-    """I1: of two tenants of one card the one that uses more than it holds has to go."""
+    """I1: of two tenants of one GPU the one that uses more than it holds has to go."""
     with stranger(scene, scene.cluster.cards(NODE)[1], ALL_MIB):
         for name in ("modest", "leaks"):
             scene.submit(name, gpu={"memory": "256Mi"}, sharing=CLOSE)
@@ -117,13 +117,13 @@ def test_a_leak_is_charged_to_who_leaks(scene: Scene) -> None:
             scene.wait_steps(name)
         assert scene.place("modest") == scene.place("leaks") != ("", "")
         scene.take_memory("leaks", 1950)
-        scene.wait(lambda: scene.counters("leaks") != {}, "it has left the card")
+        scene.wait(lambda: scene.counters("leaks") != {}, "it has left the GPU")
         scene.finish_and_wait("modest", "leaks")
     assert scene.pod_names("modest") == ["modest-1-0"]
     assert scene.counters("modest") == {}
     stops = stops_of(scene, "leaks")
     assert stops
-    assert all(stop.reason == "CardOverfull" for stop in stops)
+    assert all(stop.reason == "GPUOverfull" for stop in stops)
     assert re.search(r"512 MiB reserved by 2 jobs \+ 1\.\d+ GiB used above that", stops[0].message)
 
 
@@ -155,9 +155,9 @@ def test_a_queue_says_what_it_holds(scene: Scene) -> None:
     scene.submit("runs", queue="team")
     scene.wait_steps("runs")
     scene.submit("waits", queue="team")
-    scene.wait(lambda: queue_counts(scene) == (1, 1, 1), "one runs on one card, one waits")
+    scene.wait(lambda: queue_counts(scene) == (1, 1, 1), "one runs on one GPU, one waits")
     message = scene.condition("waits", "Scheduled")["message"]
-    assert "queue team holds 1 of 1 cards, needs 1" in message
+    assert "queue team holds 1 of 1 GPUs, needs 1" in message
     scene.finish_and_wait("runs", "waits")
     scene.wait(lambda: queue_counts(scene) == (0, 0, 0), "it holds nothing any more")
     scene.client.delete(f"{QUEUES}/team")
