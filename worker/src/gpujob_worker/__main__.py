@@ -208,10 +208,12 @@ def _adapt_trainers(session: Session) -> None:
 
 def _inject(session: Session) -> None:
     from gpujob_worker.hooks import Hooks
+    from gpujob_worker.resume.watch import watch
 
     if session.optimizes:
         session.listen_for_stop()
     Hooks(session).install()
+    watch(session)
 
 
 def _exit_code(error: BaseException | None) -> int:

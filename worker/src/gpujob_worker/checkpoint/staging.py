@@ -126,9 +126,8 @@ def _touched(size: int) -> torch.Tensor:
 def _pin(block: torch.Tensor) -> int:
     """The address of what is pinned, or 0: copies then wait for each tensor."""
     try:
-        failed = int(
-            torch.cuda.cudart().cudaHostRegister(block.data_ptr(), block.numel(), _PORTABLE)
-        )
+        runtime: Any = torch.cuda.cudart()
+        failed = int(runtime.cudaHostRegister(block.data_ptr(), block.numel(), _PORTABLE))
     except Exception:
         return 0
     return 0 if failed else block.data_ptr()

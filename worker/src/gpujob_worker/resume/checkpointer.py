@@ -61,6 +61,8 @@ class Checkpointer:
         self._blocked_seconds = 0.0
         self._cost: CheckpointCost | None = None
         self._prepared = self._described = False
+        # Checkpoints that were begun, so that others see when one was.
+        self.begun = 0
         if self._writer is not None:
             atexit.register(self._writer.close)
 
@@ -78,9 +80,10 @@ class Checkpointer:
         if now - self._due_from >= self._interval_seconds():
             self._begin_or_skip()
 
-    def leave(self) -> NoReturn:
-        """Commits the state as it is, if the time allows it, and leaves."""
-        saved = self._writer is not None and self._save_last()
+    def leave(self, *, saved: bool | None = None) -> NoReturn:
+        """Commits the state as it is, if the time allows it, and leaves; only leaves where it is
+        known whether that was `saved`."""
+        saved = self.save_last() if saved is None else saved
         self._session.state.enter(WorkerPhase.DRAINING)
         raise Interrupted(saved=saved)
 
@@ -142,6 +145,7 @@ class Checkpointer:
             self._wrote_in_place(step, text, tensors)
             return
         self._writer.start(step, text, staged, self._about())
+        self.begun += 1
 
     def _wrote_in_place(self, step: int, text: str, tensors: Any) -> None:
         assert self._store is not None
@@ -198,9 +202,10 @@ class Checkpointer:
         self._session.explanation.note(_ITEM, f"not written: {text}")
         self._due_from = time.monotonic()
 
-    def _save_last(self) -> bool:
-        """Whether the newest step is committed when this returns."""
-        assert self._writer is not None
+    def save_last(self) -> bool:
+        """Commits the state as it is, if the time allows it; whether it is committed now."""
+        if self._writer is None:
+            return False
         plan = self._end_write_under_way() if self._writer.busy else StopPlan.FINISH_THEN_SAVE
         self._collect()
         at = self._session.state.checkpoint

@@ -59,6 +59,7 @@ class Session:
         self.profiler = profiler
         self._release: Callable[[], None] = lambda: None
         self._ending: Callable[[], None] = lambda: None
+        self._on_failure: Callable[[], None] = lambda: None
         self._report_directory = report_directory
         self._owns_safe_points = True
         self.stop = Stop(environment.grace_seconds, self._last_words)
@@ -155,13 +156,21 @@ class Session:
         elif late:
             self.explanation.applied("graceful stop", "from the first step on")
 
-    def leaves_stops_to_script(self) -> None:
-        """A `Job` leaves at its own safe points, with a checkpoint."""
-        self._owns_safe_points = False
+    def leaves_stops_to_script(self, *, leaves: bool = True) -> None:
+        """Whoever saves leaves at safe points of its own, with a checkpoint."""
+        self._owns_safe_points = not leaves
+
+    @property
+    def script_owns_safe_points(self) -> bool:
+        return not self._owns_safe_points
 
     def at_end(self, ending: Callable[[], None], release: Callable[[], None]) -> None:
         """`ending` may add to what the last report says; `release` lets go of the script's."""
         self._ending, self._release = ending, release
+
+    def on_failure(self, call: Callable[[], None]) -> None:
+        """Called when the script ends with an error."""
+        self._on_failure = call
 
     def _nothing_to_save(self) -> bool:
         return self._owns_safe_points and self.meter.steps == 0
@@ -191,6 +200,7 @@ class Session:
             text = f"the script ended with exit code {error.code}"
             self.state.failed(Failure(FailureClass.USER_ERROR, text[:1000]))
         else:
+            self._on_failure()
             held = self.meter.window.peak_memory_bytes or None
             self.state.failed(classify(error, held, self.state.needed_bytes))
         with contextlib.suppress(Exception):
