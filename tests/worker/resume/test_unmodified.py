@@ -102,3 +102,124 @@ def stopped_after_own_counting(folder: Path, source: str, workers: int) -> Worke
     assert weights(end) == weights(whole)
     assert end.report["step"] == STEPS
     return end
+
+
+ENDS_BY_ITSELF = """
+import os, signal, torch
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.ones(4, 2)).sum().backward()
+optimizer.step()
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_a_script_that_ends_well_after_a_stop_is_not_said_to_have_finished(tmp_path: Path) -> None:
+    done = run(tmp_path, 1, ENDS_BY_ITSELF)
+    assert done.process.exitcode == 0, done.errors
+    assert done.report["phase"] == "draining"
+
+
+GAN = """
+import hashlib, os, signal, sys, torch
+from torch import nn
+stop = int(sys.argv[1])
+torch.manual_seed(1)
+data = torch.utils.data.TensorDataset(torch.randn(60, 4))
+loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)
+makes, judges = nn.Linear(2, 4), nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.1), nn.Linear(8, 1))
+first, second = (torch.optim.Adam(net.parameters(), lr=0.01) for net in (makes, judges))
+step = 0
+for epoch in range(2):
+    for (real,) in loader:
+        fake = makes(torch.randn(4, 2))
+        second.zero_grad()
+        (judges(fake.detach()).mean() - judges(real).mean()).backward()
+        second.step()
+        first.zero_grad(); (-judges(fake).mean()).backward(); first.step()
+        step += 1
+        if step == stop: os.kill(os.getpid(), signal.SIGTERM)
+digest = hashlib.sha256()
+for net in (makes, judges):
+    for tensor in net.state_dict().values(): digest.update(tensor.numpy().tobytes())
+print(digest.hexdigest())
+"""
+
+
+def test_two_models_with_an_optimizer_each_resume_bit_for_bit(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", 1, GAN, 0)
+    stopped = run(tmp_path / "stopped", 1, GAN, 9)
+    assert stopped.process.exitcode == 143, stopped.errors
+    assert weights(run(tmp_path / "stopped", 2, GAN, 0)) == weights(whole)
+
+
+LOOP = """
+import os, signal, sys, torch
+stop = int(sys.argv[1])
+torch.manual_seed(1)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+def loader(seed):
+    return torch.utils.data.DataLoader(torch.randn(40, 4), batch_size=4, shuffle=True)
+def learn(batch):
+    global step
+    optimizer.zero_grad(); model(batch).square().mean().backward(); optimizer.step()
+    step += 1
+    if step == stop: os.kill(os.getpid(), signal.SIGTERM)
+step = 0
+CODE
+"""
+TWO_LOADERS = "for one, two in zip(loader(1), loader(2)): learn(one + two)"
+NO_LOADER = "for number in range(20): learn(torch.randn(4, 4))"
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (TWO_LOADERS, "plain script: a step reads from several loaders"),
+        (NO_LOADER, "plain script: its loop reads no DataLoader"),
+    ],
+)
+def test_a_loop_whose_place_is_not_known_is_not_saved(
+    tmp_path: Path, code: str, reason: str
+) -> None:
+    done = run(tmp_path, 1, LOOP.replace("CODE", code), 6)
+    assert done.process.exitcode == 144, done.errors
+    assert reason in said(done)
+    assert not list((tmp_path / "checkpoints").glob("step-*"))
+
+
+OTHER_MODEL = """
+if os.environ["GPUJOB_ATTEMPT"] == "2": model.extra = torch.nn.Linear(4, 4)
+for batch in loader(1): learn(batch)
+"""
+
+
+def test_what_does_not_fit_is_given_up_and_starts_from_the_beginning(tmp_path: Path) -> None:
+    source = LOOP.replace("CODE", OTHER_MODEL)
+    assert run(tmp_path, 1, source, 4).process.exitcode == 143
+    second = run(tmp_path, 2, source, 0)
+    assert second.process.exitcode == 144, second.errors
+    assert "Linear has other parameters than were saved; the next attempt starts" in said(second)
+    third = run(tmp_path, 3, source, 0)
+    assert third.process.exitcode == 0, third.errors
+    assert third.report["step"] == 10
+
+
+FAILS_ON_THE_WAY = """
+for epoch in range(2):
+    batches = 0
+    for batch in loaders[0]: learn(batch); batches += 1
+    assert batches > 1, "the script counts on whole passes"
+"""
+
+
+def test_a_script_that_fails_on_its_way_back_starts_from_the_beginning(tmp_path: Path) -> None:
+    source = LOOP.replace("CODE", "loaders = [loader(1)]\n" + FAILS_ON_THE_WAY)
+    assert run(tmp_path, 1, source, 14).process.exitcode == 143
+    second = run(tmp_path, 2, source, 0)
+    assert second.process.exitcode == 1
+    assert "counts on whole passes" in second.errors
+    third = run(tmp_path, 3, source, 0)
+    assert third.process.exitcode == 0, third.errors
+    assert third.report["step"] == 20

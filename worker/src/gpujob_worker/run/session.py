@@ -195,7 +195,7 @@ class Session:
         if isinstance(error, Interrupted):
             self.state.enter(WorkerPhase.DRAINING)
         elif error is None or (isinstance(error, SystemExit) and not error.code):
-            self.state.enter(WorkerPhase.FINISHED)
+            self.state.enter(WorkerPhase.DRAINING if self._left_early else WorkerPhase.FINISHED)
         elif isinstance(error, SystemExit):
             text = f"the script ended with exit code {error.code}"
             self.state.failed(Failure(FailureClass.USER_ERROR, text[:1000]))
@@ -215,6 +215,12 @@ class Session:
         self.reporter.close(max(0.1, remaining))
         self.state.saw_loss(None)
         self._release()
+
+    @property
+    def _left_early(self) -> bool:
+        """Told to stop, and ended well without having been known to make the last step."""
+        total = self.state.steps_total
+        return self.stop.requested and (total is None or self.state.step < total)
 
     def _close_profile(self) -> None:
         said = self.profiler.close() if self.profiler is not None else None
