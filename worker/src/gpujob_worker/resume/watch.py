@@ -20,6 +20,9 @@ def watch(session: Session) -> None:
         return
     if not session.features.allows("resume"):
         return
+    if session.environment.settings.script_checkpoint is not None:
+        session.explanation.refused("resume", "the script keeps checkpoints of its own")
+        return
     unmodified = Unmodified(session)
     unmodified.install()
     in_forked_children(unmodified.stop)
