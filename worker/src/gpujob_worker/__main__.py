@@ -118,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Runs a training script with injected settings, measured and reported.",
         epilog="example: gpujob-run --explain -- python train.py --epochs 3",
     )
-    parser.add_argument("--explain", action="store_true", help="print what is applied and refused")
+    parser.add_argument("--explain", action="store_true", help="print what is applied and skipped")
     parser.add_argument("--settings", metavar="JSON", help=f"in place of {ENV_SETTINGS}")
     parser.add_argument(
         "--tuning-seconds",
@@ -194,7 +194,7 @@ def _run(session: Session, command: PythonCommand) -> int:
         error = raised
     # Its optimizers are there as soon as torch was executed; a lazy torch may be listed without.
     if not hook.done and "torch.optim" in sys.modules:
-        session.explanation.refused("everything", "torch was imported past the import hook")
+        session.explanation.skipped("everything", "torch was imported past the import hook")
     session.finish(error)
     return _exit_code(error)
 

@@ -87,7 +87,7 @@ class Hooks:
         )
         watch_backward(self._on_loss)
         if not session.optimizes:
-            self._explain.refused("everything", "optimize mode is Off")
+            self._explain.skipped("everything", "optimize mode is Off")
             return
         if session.features.allows("compile") and settings.compile is not Toggle.OFF:
             # Before torch's compiler is imported, which settles on a place of its own.
@@ -146,7 +146,7 @@ class Hooks:
             return  # another framework trains, or what was said is the reason
         whose = "the last model" if self._began_at else "the run"
         seen = f"{whose} ended after {steps} of the {needed} steps that are measured first"
-        self._explain.refused("tuning", seen if steps else "no optimizer of torch made a step")
+        self._explain.skipped("tuning", seen if steps else "no optimizer of torch made a step")
 
     def in_child(self) -> None:
         """A process that the script forked trains, if it does, as under python."""

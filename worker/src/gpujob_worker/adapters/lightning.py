@@ -36,7 +36,7 @@ def _adapt(module: str, wishes: RequestedSettings, explanation: DecisionLog) -> 
             plain(self, *args, **{**kwargs, "precision": precision})
         except (ValueError, RuntimeError) as error:
             plain(self, *args, **kwargs)
-            explanation.refused(LIGHTNING, f"{precision}: {error}")
+            explanation.skipped(LIGHTNING, f"{precision}: {error}")
             return
         explanation.applied(LIGHTNING, f"{precision}, as asked for")
 
@@ -50,6 +50,6 @@ def chosen_precision(
     if wishes.mixed_precision is None:
         return None
     if keywords.get("precision") is not None or keywords.get("plugins"):
-        explanation.refused(LIGHTNING, "the script chooses it itself")
+        explanation.skipped(LIGHTNING, "the script chooses it itself")
         return None
     return _PRECISIONS[wishes.mixed_precision]

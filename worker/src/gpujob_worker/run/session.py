@@ -137,7 +137,7 @@ class Session:
             beside = " but for the memory limit" if self.environment.memory_limit_bytes else ""
             self.explanation.note("speed-up", f"{text}, in turns with as written{beside}")
         elif before is not None:
-            self.explanation.refused("speed-up", "not measured with the settings now in force")
+            self.explanation.skipped("speed-up", "not measured with the settings now in force")
 
     def _efficiency(self) -> Efficiency | None:
         tuned = self.state.tuned or TunedSettings()
@@ -152,7 +152,7 @@ class Session:
         """Once torch is imported; again at the first step, which the main thread may well make."""
         late, refusal = self.meter.steps > 0, self.stop.listen()
         if refusal is not None:
-            self.explanation.refused("graceful stop", refusal)
+            self.explanation.skipped("graceful stop", refusal)
         elif late:
             self.explanation.applied("graceful stop", "from the first step on")
 
