@@ -66,7 +66,7 @@ def test_a_script_goes_on_from_its_own_checkpoint(tmp_path: Path) -> None:
             assert "own checkpoint applied: --init_from=resume" in said
         else:
             assert "own checkpoint none at" in said
-        assert "resume refused: the script keeps checkpoints of its own" in said
+        assert "resume skipped: the script keeps checkpoints of its own" in said
     assert results["stopped-2"].startswith("from 10\n")
     last = [results[name].splitlines()[-1] for name in ("whole-1", "stopped-2")]
     assert last[0] == last[1]

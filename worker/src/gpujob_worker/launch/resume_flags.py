@@ -47,14 +47,14 @@ def adapt_resume(
         return command
     arguments = settings.resume_arguments or known_arguments(command)
     if not arguments:
-        explanation.refused(
+        explanation.skipped(
             _ITEM, f"{newest.name} is there, and no flag to resume: name checkpoint.resumeArguments"
         )
         return command
     filled = tuple(text.replace(PLACEHOLDER, str(newest)) for text in arguments)
     flag = filled[0].partition("=")[0]
     if any(text.partition("=")[0] == flag for text in command.arguments):
-        explanation.refused(_ITEM, f"the command has {flag} already")
+        explanation.skipped(_ITEM, f"the command has {flag} already")
         return command
     explanation.applied(_ITEM, f"{' '.join(filled)}: what comes back is what the script saved")
     return replace(command, arguments=(*command.arguments, *filled))

@@ -54,7 +54,7 @@ class FirstLoss:
             how = "the same" if loss == before else f"{before:.6g} before the stop"
             explanation.note("resume check", f"the first loss is {loss:.6g}, {how}")
         else:
-            explanation.refused(
+            explanation.note(
                 "resume check",
                 f"the first loss is {loss:.6g} and would have been {before:.6g}: this run is not"
                 " the continuation of the one before in every part",

@@ -62,7 +62,7 @@ def adapt(module: str, unmodified: Unmodified) -> None:
     def fit(self: Any, *arguments: Any, **keywords: Any) -> Any:
         refusal = _refusal(self) or unmodified.open_store()
         if refusal is not None:
-            unmodified.session.explanation.refused(_ITEM, refusal)
+            unmodified.session.explanation.skipped(_ITEM, refusal)
             return plain(self, *arguments, **keywords)
         # Its handler would end the run after the batch, saved or not; ours is called in its place.
         vars(self._signal_connector)["_sigterm_notifier_fn"] = _nothing

@@ -186,7 +186,7 @@ class PlainScript:
 
     def _refuse(self, why: str) -> None:
         self._refused = True
-        self._unmodified.session.explanation.refused(_ITEM, f"{KIND}: {why}")
+        self._unmodified.session.explanation.skipped(_ITEM, f"{KIND}: {why}")
         if self._unmodified.training is self:
             self._unmodified.end()
 

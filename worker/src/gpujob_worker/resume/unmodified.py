@@ -133,7 +133,7 @@ class Unmodified:
         session = self.session
         refusal = session.stop.listen()
         if refusal is not None:
-            session.explanation.refused("graceful stop", refusal)
+            session.explanation.skipped("graceful stop", refusal)
         session.leaves_stops_to_script()
         self._training, self._pass, self._stepped = training, None, False
         self._passed_at = time.monotonic()

@@ -21,7 +21,7 @@ def watch(session: Session) -> None:
     if not session.features.allows("resume"):
         return
     if session.environment.settings.script_checkpoint is not None:
-        session.explanation.refused("resume", "the script keeps checkpoints of its own")
+        session.explanation.skipped("resume", "the script keeps checkpoints of its own")
         return
     unmodified = Unmodified(session)
     unmodified.install()
