@@ -2,7 +2,6 @@
 
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,18 +14,21 @@ STEPS = 3 * EPOCH_STEPS
 OPTIONS = ("--explain", "--tuning-seconds", "1")
 
 
-def run(folder: Path, attempt: int, source: str, *arguments: int, **more: Any) -> WorkerRun:
+def run(
+    folder: Path, attempt: int, source: str, *arguments: int, grace_seconds: float = 60.0
+) -> WorkerRun:
     folder.mkdir(exist_ok=True)
     script = folder / "train.py"
     script.write_text(source.replace("OUT", str(folder / "out")).replace("JIT", "False"))
     _, done = run_worker(
         folder / f"attempt-{attempt}",
         ["python", str(script), *map(str, arguments)],
-        settings={"mode": "Recommend", **more},
+        settings={"mode": "Recommend"},
         options=OPTIONS,
         environment={
             "GPUJOB_CHECKPOINT_DIR": str(folder / "checkpoints"),
             "GPUJOB_ATTEMPT": str(attempt),
+            "GPUJOB_GRACE_SECONDS": str(grace_seconds),
         },
     )
     return done
@@ -223,3 +225,48 @@ def test_a_script_that_fails_on_its_way_back_starts_from_the_beginning(tmp_path:
     third = run(tmp_path, 3, source, 0)
     assert third.process.exitcode == 0, third.errors
     assert third.report["step"] == 20
+
+
+@pytest.mark.slow
+@pytest.mark.trainers
+def test_a_trainer_that_saves_on_sigterm_by_itself_is_stopped_and_not_finished(
+    tmp_path: Path,
+) -> None:
+    """By itself it saves, returns from `train`, and the script goes on to its end and exits 0."""
+    own = HUGGING_FACE.replace("=JIT", "=True")
+    done = run(tmp_path, 1, own, 0, 1, 5)
+    assert done.process.exitcode == 143, done.errors
+    assert done.report["checkpoint"]["step"] == 5
+    assert done.report["stepsTotal"] == STEPS
+
+
+EVALUATES = PLAIN.replace('net(**batch)["loss"].item() for batch in test)', "judged(test))")
+JUDGED = """
+def judged(test):
+    for number in range(100_000 if stop < 0 and epoch == 1 else 1):
+        for batch in test:
+            if stop < 0 and epoch == 1 and number == 0: os.kill(os.getpid(), signal.SIGTERM)
+            yield net(**batch)["loss"].item() / (number + 1)
+"""
+
+
+@pytest.mark.slow
+def test_a_stop_in_an_evaluation_that_does_not_end_leaves_what_is_committed(
+    tmp_path: Path,
+) -> None:
+    """What a plain script did since its last batch is not known, and must not be done twice."""
+    source = EVALUATES.replace("net = Net()", JUDGED + "net = Net()")
+    stopped = run(tmp_path, 1, source, 0, 1, -1, grace_seconds=3)
+    assert stopped.process.exitcode == 144, stopped.errors
+    assert "no safe point before the deadline" in said(stopped)
+
+
+@pytest.mark.slow
+def test_a_stop_in_an_evaluation_waits_for_its_end_where_there_is_time(tmp_path: Path) -> None:
+    once = JUDGED.replace("100_000", "1")
+    source = EVALUATES.replace("net = Net()", once + "net = Net()")
+    whole = run(tmp_path / "whole", 1, source, 0, 1, 0)
+    stopped = run(tmp_path / "stopped", 1, source, 0, 1, -1, grace_seconds=200)
+    assert stopped.process.exitcode == 143, stopped.errors
+    assert "evaluation" not in said(stopped)
+    assert weights(run(tmp_path / "stopped", 2, source, 0, 1, 0)) == weights(whole)

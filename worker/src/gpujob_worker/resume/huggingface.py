@@ -29,6 +29,7 @@ class HuggingFaceTraining:
     """One call of `Trainer.train`."""
 
     kind = "hugging face trainer"
+    leaves_evaluations = True
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -49,6 +50,9 @@ class HuggingFaceTraining:
 
     def between_batches(self) -> bool:
         return True
+
+    def steps_total(self) -> int | None:
+        return int(self._trainer.state.max_steps)
 
     def snapshot(self) -> dict[str, Any]:
         trainer = self._trainer

@@ -24,6 +24,7 @@ class LightningTraining:
     """One call of `Trainer.fit`."""
 
     kind = "lightning trainer"
+    leaves_evaluations = True
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -46,6 +47,16 @@ class LightningTraining:
             return False
         epoch = self._trainer.fit_loop.epoch_progress.total
         return epoch.ready == epoch.started == epoch.completed + 1
+
+    def steps_total(self) -> int | None:
+        """Where no early end is to be expected it is exact."""
+        trainer = self._trainer
+        if trainer.max_steps > 0:
+            return int(trainer.max_steps)
+        batches, epochs = trainer.num_training_batches, trainer.max_epochs
+        if batches == float("inf") or epochs is None or epochs < 0:
+            return None
+        return int(-(-batches // trainer.accumulate_grad_batches) * epochs)
 
     def snapshot(self) -> dict[str, Any]:
         state = self._trainer._checkpoint_connector.dump_checkpoint(weights_only=False)

@@ -35,6 +35,8 @@ class PlainScript:
     """The script as the one training of the process."""
 
     kind = KIND
+    # What the script did since its last batch (a schedule's step) would be done twice.
+    leaves_evaluations = False
 
     def __init__(self, unmodified: Unmodified) -> None:
         self._unmodified = unmodified
@@ -69,6 +71,9 @@ class PlainScript:
 
     def between_batches(self) -> bool:
         return True
+
+    def steps_total(self) -> int | None:
+        return None
 
     def snapshot(self) -> dict[str, Any]:
         loader = self._loader() if self._loader is not None else None

@@ -16,7 +16,6 @@ from gpujob_worker.checkpoint.store import Loaded, Store
 from gpujob_worker.resume.checkpointer import Checkpointer
 from gpujob_worker.resume.first_loss import FirstLoss
 from gpujob_worker.resume.passes import Pass, Passes, at_boundary
-from gpujob_worker.resume.random_numbers import random_state
 from gpujob_worker.run.session import Session
 
 _ITEM = "resume"
@@ -30,6 +29,8 @@ class Training(Protocol):
     """One training of a trainer, under way or about to begin."""
 
     kind: str
+    # Whether it can go on from the middle of an evaluation; the rest of that is then left out.
+    leaves_evaluations: bool
 
     def owns(self, loader: Any) -> bool:
         """Whether the training's batches come from this loader."""
@@ -41,6 +42,10 @@ class Training(Protocol):
 
     def between_batches(self) -> bool:
         """Whether the trainer itself can go on from here."""
+        ...
+
+    def steps_total(self) -> int | None:
+        """How many steps it is going to make, where that is known."""
         ...
 
     def snapshot(self) -> Any:
@@ -78,9 +83,6 @@ class Unmodified:
         self._boundary: Any = None
         self._pending: dict[str, Any] | None = None
         self._stepped = False
-        # Random numbers when the script turned to another loader, such as an evaluation's.
-        self._before_other: dict[str, Any] | None = None
-        self._cut_short = False
         self.plain: Fallback | None = None
         self.first_loss: FirstLoss | None = None
         self._stop_step: int | None = None
@@ -186,8 +188,6 @@ class Unmodified:
         if training is None:
             return None
         if not training.owns(loader):
-            if self._pass is not None and self._before_other is None:
-                self._before_other = random_state()
             return None
         if self._pending is not None:
             pending, self._pending = self._pending, None
@@ -222,10 +222,10 @@ class Unmodified:
         if not training.owns(record.loader):
             stop = self.session.stop
             patience = self.session.environment.grace_seconds * EVALUATION_SHARE
-            if self._pass is not None and stop.requested and stop.remaining_seconds() < patience:
+            late = stop.requested and stop.remaining_seconds() < patience
+            if late and self._pass is not None and training.leaves_evaluations:
                 self._leave_meanwhile()
             return
-        self._before_other = None
         if self._stepped and training.between_batches():
             self._pass = record
             self._safe_point()
@@ -234,12 +234,15 @@ class Unmodified:
         """Told to stop in an evaluation: the weights are those of the last step."""
         assert self._checkpointer is not None
         self.session.explanation.note("evaluation", "cut short by the stop")
-        self._cut_short = True
         self._checkpointer.leave()
 
     def _safe_point(self) -> None:
         assert self._checkpointer is not None
+        assert self._training is not None
         self._stepped = False
+        total = self._training.steps_total()
+        if total is not None:
+            self.session.state.expect_steps(total)
         now = time.monotonic()
         self._step_seconds, self._passed_at = now - self._passed_at, now
         if self.first_loss is not None:
@@ -285,10 +288,4 @@ class Unmodified:
             return at_boundary(self._boundary)
         assert self._pass is not None
         consumed = training.consumed(self._pass)
-        if not consumed:
-            return at_boundary(self._pass.loader)
-        state = self._pass.state(consumed)
-        if self._cut_short and self._before_other is not None:
-            # A script that comes back runs the evaluation again, with the numbers of then.
-            state["now"] = {**state["now"], "random": self._before_other}
-        return state
+        return self._pass.state(consumed) if consumed else at_boundary(self._pass.loader)
