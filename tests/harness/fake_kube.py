@@ -22,6 +22,7 @@ from gpujob_operator.act.kube import (
     ResourceType,
     Unavailable,
 )
+from gpujob_operator.act.streams import without_bulk
 
 Key = tuple[str, str, str]
 
@@ -142,10 +143,15 @@ class FakeKube(Kube):
         *,
         label_selector: str = "",
         field_selector: str = "",
+        whole: bool = False,
     ) -> Listing:
         self._enter(Call("list", kind.plural, ""))
         items = [one for key, one in self._objects.items() if key[0] == kind.plural]
-        return Listing(copy.deepcopy(items), str(self.version))
+        chosen = copy.deepcopy([one for one in items if _has_fields(one, field_selector)])
+        if not whole:
+            for one in chosen:
+                without_bulk(one)
+        return Listing(chosen, str(self.version))
 
     async def create(self, kind: ResourceType, body: Manifest, namespace: str = "") -> Manifest:
         name = body.get("metadata", {}).get("name", "")
@@ -293,3 +299,15 @@ def _merged(value: Any, change: Any) -> Any:
         else:
             result[name] = _merged(result.get(name), item)
     return result
+
+
+def _has_fields(manifest: Manifest, field_selector: str) -> bool:
+    """Terms such as spec.nodeName=node-a, joined by commas."""
+    for term in filter(None, field_selector.split(",")):
+        path, _, wanted = term.partition("=")
+        found: Any = manifest
+        for name in path.split("."):
+            found = found.get(name) if isinstance(found, dict) else None
+        if found != wanted:
+            return False
+    return True

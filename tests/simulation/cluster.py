@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from gpujob_api.codec import format_time, parse_time
+from gpujob_api.gpunode import XIDS_MAX
 from gpujob_api.meta import API_VERSION, LABEL_SPOT, TAINT_RECLAIM
 from gpujob_api.quantities import GIB
 from gpujob_operator.act.kube import Conflict, NotFound
@@ -13,9 +15,9 @@ from gpujob_operator.observe.cache import Kind
 from tests.harness.builders import MODEL
 from tests.simulation.api_server import AnyKind, ApiServer, Manifest, OtherKind
 from tests.simulation.machines import ABSURD_GPU, MISSING_GPU, Machine, PhysicalGPU
+from tests.simulation.pod_starts import PodStarts
 from tests.simulation.pods import (
     SIDECAR,
-    gpus_of,
     has_sidecar,
     is_foreign,
     wanted_node,
@@ -26,7 +28,7 @@ from tests.simulation.pods import (
 if TYPE_CHECKING:
     from tests.simulation.clock import Clock
     from tests.simulation.worker import Worker
-    from tests.simulation.workloads import NodePlan
+    from tests.simulation.workloads import NodePlan, Workload
 
 AGENT_SECONDS = 8.0
 SAMPLE_SECONDS = 2.0
@@ -39,13 +41,20 @@ EVICTED_AFTER_SECONDS = 60.0
 class Cluster:
     """Everything of the cluster but the operator; its controllers see the API without delay."""
 
-    def __init__(self, clock: Clock, api: ApiServer, start_worker: Any) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        api: ApiServer,
+        start_worker: Any,
+        workload_of: Callable[[Manifest], Workload],
+    ) -> None:
         self.clock = clock
         self.api = api
         self.machines: dict[str, Machine] = {}
         # Whether the garbage collector does its work.
         self.collects = True
         self._start_worker = start_worker
+        self._starts = PodStarts(clock, api, workload_of)
         api.watchers.append(self._watch)
 
     def join(self, plan: NodePlan) -> Machine:
@@ -126,15 +135,9 @@ class Cluster:
         pod = self.api.find(Kind.POD, uid)
         if pod is None or "deletionTimestamp" in pod["metadata"]:
             return
-        refusal = self._unschedulable(pod)
+        refusal = self._starts.refusal(pod)
+        self._pod_status(pod, self._starts.scheduled(pod, refusal))
         if refusal:
-            condition = {
-                "type": "PodScheduled",
-                "status": "False",
-                "reason": "Unschedulable",
-                "message": refusal,
-            }
-            self._pod_status(pod, {"conditions": [condition]})
             self.clock.after(5.0, lambda: self._bind(uid))
             return
         name = wanted_node(pod)
@@ -142,16 +145,6 @@ class Cluster:
         if bound is not None:
             seconds = self.clock.random.uniform(0.3, 3.0)
             self.clock.after(seconds, lambda: self._start(uid))
-
-    def _unschedulable(self, pod: Manifest) -> str:
-        try:
-            node = self.api.get(Kind.NODE, "", wanted_node(pod))
-        except NotFound:
-            return "node not found"
-        if any(taint["effect"] == "NoSchedule" for taint in node["spec"].get("taints") or ()):
-            return "untolerated taint"
-        ready = node["status"]["conditions"][0]["status"] == "True"
-        return "" if ready else "node is not ready"
 
     # -- kubelet
 
@@ -168,9 +161,11 @@ class Cluster:
         if "deletionTimestamp" in pod["metadata"]:
             self.api.remove(Kind.POD, uid, "kubelet")
             return
-        if not set(gpus_of(pod)) <= machine.gpus.keys():
-            waiting = {"waiting": {"reason": "CreateContainerError", "message": "unknown device"}}
-            self._pod_status(pod, {"containerStatuses": [worker_status(waiting)]})
+        held_up = self._starts.held_up(machine, pod)
+        if held_up is not None:
+            self._pod_status(pod, held_up.status)
+            if held_up.again_seconds is not None:
+                self.clock.after(held_up.again_seconds, lambda: self._start(uid))
             return
         machine.workers[uid] = self._start_worker(self, machine, pod)
         started = {"running": {"startedAt": format_time(self.clock.moment)}}
@@ -383,4 +378,14 @@ class Cluster:
             "healthy": gpu.healthy,
             "healthMessage": "" if gpu.healthy else "XID 79",
             "processes": processes,
+            "xids": self._program_errors(gpu),
         }
+
+    def _program_errors(self, gpu: PhysicalGPU) -> list[dict[str, Any]]:
+        """As the agent tells them: the newest, for an hour."""
+        since = self.clock.moment - timedelta(hours=1)
+        told = [one for one in gpu.program_errors if one[0] >= since]
+        return [
+            {"xid": xid, "at": format_time(at), "podUid": pod_uid}
+            for at, pod_uid, xid in told[-XIDS_MAX:]
+        ]

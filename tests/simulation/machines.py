@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,6 +22,10 @@ class PhysicalGPU:
     driver_bytes: int
     unmanaged_bytes: int = 0
     healthy: bool = True
+    # Errors of programs that the driver told of: when, of which pod, the XID.
+    program_errors: list[tuple[datetime, str, int]] = field(
+        default_factory=list[tuple[datetime, str, int]]
+    )
     # "", MISSING_GPU or ABSURD_GPU: how the agent's readings of it are wrong.
     misread: str = ""
 
@@ -39,7 +44,13 @@ class Machine:
     gone: bool = False
     # Pods whose processes ended while the node was cut off: their kubelet knows how.
     unsaid: set[str] = field(default_factory=set[str])
+    # When each image is there that was ever asked for.
+    images: dict[str, float] = field(default_factory=dict[str, float])
     published: tuple[float, object] = (float("-inf"), None)
+
+    def image_at(self, name: str, now: float, pull_seconds: float) -> float:
+        """When the image is there, whose pull begins now where nobody asked for it before."""
+        return self.images.setdefault(name, now + pull_seconds)
 
     def used_bytes(self, uuid: str) -> int:
         ours = sum(w.memory_on(uuid) for w in self.workers.values())

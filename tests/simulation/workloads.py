@@ -35,8 +35,20 @@ class Workload:
     hang_at_step: int = 0
     hanging_attempts: int = 0
     leak_bytes_per_second: int = 0
+    # What its kernels bring about breaks every GPU that it runs on, at its first step.
+    breaks_gpus: bool = False
+    # The driver tells of this error when an attempt fails.
+    failing_xid: int = 0
     ignores_sigterm: bool = False
     is_silent: bool = False
+    # Where its volume can be used, by node; empty: everywhere.
+    volume_nodes: tuple[str, ...] = ()
+    # How long a node takes to pull its image for the first time.
+    pull_seconds: float = 0.0
+    # Why its container cannot be started, in the kubelet's word, and until when.
+    cannot_start: str = ""
+    cannot_start_until: float = 1e9
+    has_executable: bool = True
     # What the process leaves as its termination message instead of a report.
     last_words: str = ""
     expected: str = "Succeeded"

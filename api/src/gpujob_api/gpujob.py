@@ -39,6 +39,7 @@ from gpujob_api.report import (
     WaitPercent,
 )
 from gpujob_api.settings import OptimizeMode, Precision, Toggle, TunedSettings
+from gpujob_api.start_refusal import START_REFUSALS_MAX, StartRefusal
 
 WORKERS_MAX = 1024
 GPUS_PER_WORKER_MAX = 16
@@ -316,6 +317,8 @@ class Counters:
     interruptions: SmallCount = 0
     # Those of the interruptions that another job or a move was the reason for.
     preemptions: SmallCount = 0
+    # So many GPUs in a row became unhealthy soon after an attempt of the job had started on them.
+    unhealthy_gpus: SmallCount = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +341,7 @@ class Summary:
     """The printer columns, ready to read."""
 
     where: Annotated[str, Text(256, clip=True)] = ""
+    progress: Annotated[str, Text(64, clip=True)] = ""
     speed: Annotated[str, Text(128, clip=True)] = ""
     memory: Annotated[str, Text(128, clip=True)] = ""
     cost: Annotated[str, Text(128, clip=True)] = ""
@@ -361,6 +365,8 @@ class GPUJobStatus:
     failure: JobFailure | None = None
     profile: Annotated[str, Text(253)] | None = None
     next_attempt_at: datetime | None = None
+    # The newest ones.
+    start_refusals: Annotated[tuple[StartRefusal, ...], Items(START_REFUSALS_MAX)] = ()
     # A job that made room for another one waits as if it had come then.
     requeued_at: datetime | None = None
     # For how long attempts that have ended held GPUs, all together.

@@ -24,7 +24,7 @@ def found(picture: Picture, name: str) -> PlacementExplanation:
 
 
 def headline(told: PlacementExplanation, picture: Picture) -> str:
-    job = told.needs.job.metadata
+    job = told.requirements.job.metadata
     how = "as this cycle decides it" if told.decided_here else "as if it were placed now"
     when = f"{picture.now:%Y-%m-%d %H:%M:%S} UTC"
     return f"{job.namespace}/{job.name}, {how}, from {picture.source} of {when}"
@@ -32,7 +32,7 @@ def headline(told: PlacementExplanation, picture: Picture) -> str:
 
 def as_json(told: PlacementExplanation) -> dict[str, Any]:
     """The same for programs. Costs are in GPUs."""
-    job = told.needs.job.metadata
+    job = told.requirements.job.metadata
     return {
         "namespace": job.namespace,
         "name": job.name,
@@ -40,7 +40,7 @@ def as_json(told: PlacementExplanation) -> dict[str, Any]:
         "placedBefore": told.before,
         "chosen": None if told.chosen is None else _candidate(told.chosen),
         "best": [_candidate(one) for one in told.best],
-        "lacks": dict(told.lacks),
+        "lacks": {node: lack.text for node, lack in told.lacks.items()},
         "refusal": told.refusal,
     }
 

@@ -1,6 +1,8 @@
 """The operator's command line and configuration file."""
 
 import argparse
+import ipaddress
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,8 +12,11 @@ import yaml
 from gpujob_api.codec import FieldError
 from gpujob_api.json_values import clean_text
 from gpujob_operator.act.lease import LEASE_SECONDS
+from gpujob_operator.act.report_endpoint import ReportService
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.read.configuration import configuration_from_text
+
+_NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +31,12 @@ class RunOptions:
 
     kubeconfig: str | None
     namespace: str
+    watch_namespaces: frozenset[str]
     identity: str
     lease_seconds: float
     report_listen: Listen
     report_url: str | None
+    report_service: ReportService | None
     metrics_listen: Listen
     configuration: Configuration
     dump_directory: Path | None
@@ -55,11 +62,21 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     add = run.add_argument
     add("--kubeconfig", help="without it: the pod's service account")
     add("--namespace", default="gpujob-system", help="namespace of the operator's Lease")
+    add(
+        "--watch-namespaces",
+        type=_namespaces,
+        default="",
+        metavar="A,B",
+        help="namespaces whose GPUJobs are managed; default: all",
+    )
     add("--identity", default="", help="the Lease's holder; default: host name and process id")
     add("--lease-seconds", type=float, default=LEASE_SECONDS)
-    add("--report-listen", type=_listen, default="0.0.0.0:8080", metavar="HOST:PORT")
+    add("--report-listen", type=listen_address, default="0.0.0.0:8080", metavar="HOST:PORT")
     add("--report-url", help="report address for workers; default: the listening address")
-    add("--metrics-listen", type=_listen, default="0.0.0.0:8081", metavar="HOST:PORT")
+    add("--report-service", help="a Service without selector, to point at the leader's pod")
+    add("--pod-address", default="", help="with --report-service: this pod's IP address")
+    add("--pod-uid", default="", help="with --report-service: this pod's UID; its name: --identity")
+    add("--metrics-listen", type=listen_address, default="0.0.0.0:8081", metavar="HOST:PORT")
     add("--configuration", type=Path, help="YAML with the fields of Configuration, camelCase")
     add("--dump-directory", type=Path, help="folder for cycles dumped on SIGUSR1 and on errors")
     add("--dump-every", action="store_true", help="dump every cycle that writes something")
@@ -79,10 +96,12 @@ def run_options(arguments: argparse.Namespace, identity: str) -> RunOptions:
     return RunOptions(
         kubeconfig=arguments.kubeconfig,
         namespace=arguments.namespace,
+        watch_namespaces=arguments.watch_namespaces,
         identity=arguments.identity or identity,
         lease_seconds=arguments.lease_seconds,
         report_listen=arguments.report_listen,
         report_url=arguments.report_url,
+        report_service=_report_service(arguments),
         metrics_listen=arguments.metrics_listen,
         configuration=load_configuration_file(arguments.configuration),
         dump_directory=arguments.dump_directory,
@@ -90,6 +109,27 @@ def run_options(arguments: argparse.Namespace, identity: str) -> RunOptions:
         crash_after_writes=arguments.crash_after_writes,
         log_format=arguments.log_format,
         log_level=arguments.log_level,
+    )
+
+
+def _report_service(arguments: argparse.Namespace) -> ReportService | None:
+    if not arguments.report_service:
+        return None
+    try:
+        ipaddress.ip_address(arguments.pod_address)
+    except ValueError:
+        problem = f"must be an IP address; got {arguments.pod_address!r}"
+        raise FieldError("--pod-address", problem) from None
+    for option, value in (("--pod-uid", arguments.pod_uid), ("--identity", arguments.identity)):
+        if not value:
+            raise FieldError(option, "is required with --report-service")
+    return ReportService(
+        namespace=arguments.namespace,
+        name=arguments.report_service,
+        port=arguments.report_listen.port,
+        pod_name=arguments.identity,
+        pod_uid=arguments.pod_uid,
+        pod_address=arguments.pod_address,
     )
 
 
@@ -108,7 +148,15 @@ def with_report_url(configuration: Configuration, url: str) -> Configuration:
     return replace(configuration, report_url=configuration.report_url or url)
 
 
-def _listen(text: str) -> Listen:
+def _namespaces(text: str) -> frozenset[str]:
+    names = frozenset(name.strip() for name in text.split(",") if name.strip())
+    wrong = sorted(name for name in names if not _NAMESPACE.fullmatch(name))
+    if wrong:
+        raise argparse.ArgumentTypeError(f"{wrong[0]!r} is not a name of a namespace")
+    return names
+
+
+def listen_address(text: str) -> Listen:
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
         raise argparse.ArgumentTypeError(f"must be HOST:PORT; got {text!r}")

@@ -12,7 +12,12 @@ import pytest
 
 from gpujob_api.quantities import GIB
 from gpujob_api.report import Report, WorkerPhase
-from tests.harness.operator_process import Process, account_kubeconfig, start_agent
+from tests.harness.operator_process import (
+    SYSTEM_NAMESPACE,
+    Process,
+    account_kubeconfig,
+    start_agent,
+)
 from tests.harness.stage import OURS, Stage
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
@@ -108,6 +113,41 @@ def test_only_one_of_two_acts_and_the_other_takes_over(stage: Stage) -> None:
     assert stage.lease_holder() == "second"
     assert "before-1-0" in stage.pod_names()
     assert stage.job("before")["status"]["attempt"] == 1
+
+
+def _reports_go_to(stage: Stage) -> list[str]:
+    path = f"/apis/discovery.k8s.io/v1/namespaces/{SYSTEM_NAMESPACE}/endpointslices"
+    return [
+        address
+        for item in stage.client.get(path)["items"]
+        for endpoint in item["endpoints"]
+        for address in endpoint["addresses"]
+    ]
+
+
+def _operator_in_a_pod(stage: Stage, name: str, address: str) -> Process:
+    """The pod is an object only; the process runs here."""
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "spec": {"containers": [{"name": "operator", "image": "any"}]},
+    }
+    created = stage.client.create(f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/pods", pod)
+    uid = created["metadata"]["uid"]
+    own = (f"--identity={name}", f"--pod-uid={uid}", f"--pod-address={address}")
+    return stage.operator("--report-service=reports", *own)
+
+
+def test_reports_go_to_the_pod_that_leads(stage: Stage) -> None:
+    first = _operator_in_a_pod(stage, "first", "10.0.0.1")
+    stage.wait(lambda: _reports_go_to(stage) == ["10.0.0.1"], "the first one leads")
+    second = _operator_in_a_pod(stage, "second", "10.0.0.2")
+    second.wait_for("started")
+    assert _reports_go_to(stage) == ["10.0.0.1"]
+    first.kill()
+    stage.wait(lambda: _reports_go_to(stage) == ["10.0.0.2"], "the second one leads")
+    assert _complaints(second) == []
 
 
 def _interruptions(stage: Stage) -> list[int]:
@@ -284,6 +324,8 @@ def test_the_agents_rules_suffice(stage: Stage) -> None:
     """Without NVML here the agent has nothing to read, and says so in its own node's status."""
     kubeconfig = account_kubeconfig(stage.plane, "agent", stage.folder)
     name = f"{stage.node}-x"
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
+    uid = stage.client.create("/api/v1/nodes", node)["metadata"]["uid"]
     agent = start_agent(kubeconfig, stage.folder, f"--node={name}", "--interval-seconds=0.2")
     stage.processes.append(agent)
     agent.wait_for("NVML failed")
@@ -291,7 +333,14 @@ def test_the_agents_rules_suffice(stage: Stage) -> None:
     assert agent.stop() == 0
     assert _agent_reason(stage, name) == "AgentStopped"
     assert "orbidden" not in agent.log_path.read_text()
-    stage.client.delete(f"{OURS}/gpunodes/{name}")
+    (owner,) = stage.client.get(f"{OURS}/gpunodes/{name}")["metadata"]["ownerReferences"]
+    assert owner["uid"] == uid
+    stage.client.delete(f"/api/v1/nodes/{name}")
+    stage.wait(lambda: name not in _gpu_node_names(stage), "it goes with its node")
+
+
+def _gpu_node_names(stage: Stage) -> list[str]:
+    return [one["metadata"]["name"] for one in stage.client.get(f"{OURS}/gpunodes")["items"]]
 
 
 def _agent_reason(stage: Stage, name: str) -> str:

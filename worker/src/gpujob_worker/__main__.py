@@ -13,6 +13,7 @@ from gpujob_api.codec import FieldError
 from gpujob_api.settings import ENV_SETTINGS, OptimizeMode
 from gpujob_worker.adapters import huggingface, lightning, tensorflow_jax
 from gpujob_worker.adapters.requested_settings import RequestedSettings
+from gpujob_worker.device.cpu_cores import keep_to_cores
 from gpujob_worker.launch.batch_flags import adapt
 from gpujob_worker.launch.import_hooks import when_imported
 from gpujob_worker.launch.interpreters import Interpreter, interpreter_of
@@ -55,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FieldError as error:
         sys.stderr.write(f"gpujob-run: {error}\n")
         return EXIT_USAGE
+    keep_to_cores(os.environ)
     if parsed.nsys:
         sys.stdout.write(nsys_command(_profile_request(parsed), _kept(options), command) + "\n")
         return 0

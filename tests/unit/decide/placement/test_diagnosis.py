@@ -8,7 +8,7 @@ from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import Snapshot, Taint
 from gpujob_operator.decide.placement.assign import Assignment, assign
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
-from gpujob_operator.decide.placement.requirements import needs_of
+from gpujob_operator.decide.placement.requirements import requirements_of
 from tests.harness.builders import (
     T0,
     make_gpu,
@@ -23,8 +23,8 @@ from tests.harness.ledger import build_capacity
 
 
 def message_of(job: GPUJob, snapshot: Snapshot) -> str:
-    board = AssumedCapacity.of(build_capacity(snapshot, T0, {}))
-    found = assign(needs_of(job, None), board, Configuration())
+    assumed = AssumedCapacity.of(build_capacity(snapshot, T0, {}))
+    found = assign(requirements_of(job, None), assumed, Configuration())
     assert not isinstance(found, Assignment)
     return found.message
 
@@ -65,4 +65,4 @@ def test_an_init_container_counts() -> None:
     first = {"name": "fetch", "resources": {"requests": {"cpu": "65"}}}
     template["spec"]["initContainers"] = [first]
     message = message_of(make_job(template=template), make_snapshot())
-    assert "1 on nodes 1000 milli-CPU short" in message
+    assert "1 on nodes short of 1000 milli-CPU" in message

@@ -68,7 +68,11 @@ class ReleaseTimes:
     _families: dict[str, Family] = field(default_factory=dict[str, Family])
     # Workloads and families with other runs than when `take_changed` was called last.
     _changed: set[Workload | Family] = field(default_factory=set[Workload | Family])
+    # Their expected seconds on one GPU, as of that call.
+    _taken: dict[Workload | Family, float] = field(default_factory=dict[Workload | Family, float])
     _ends: dict[str, ReleaseTime] = field(default_factory=dict[str, ReleaseTime])
+    # How long each of them will run: in seconds, or for as long as runs of this class.
+    _remaining: dict[str, float | RunClass] = field(default_factory=dict[str, float | RunClass])
     # Expected run times, valid while the history is unchanged.
     _lengths: dict[RunClass, float] = field(default_factory=dict[RunClass, float])
 
@@ -100,6 +104,7 @@ class ReleaseTimes:
     def drop(self, uid: str) -> None:
         self.version += 1
         self._ends.pop(uid, None)
+        self._remaining.pop(uid, None)
         self.jobs.pop(uid, None)
         self._families.pop(uid, None)
         self._workloads.pop(uid, None)
@@ -113,16 +118,29 @@ class ReleaseTimes:
         self._lengths.clear()
         self._changed |= {known.workload, known.family}
 
-    def take_changed(self, uids: Iterable[str]) -> list[str]:
+    def take_changed(self, uids: Iterable[str], relevant_from_seconds: float = 0.0) -> list[str]:
         """Those of the jobs whose `expected_first_run_seconds` may have changed since the last
-        call. Every job that anybody keeps an expectation of is asked for each time."""
-        changed, self._changed = self._changed, set()
+        call, unless it was and is below the given bound. Every job that anybody keeps an
+        expectation of is asked for each time."""
+        changed = {one for one in self._changed if self._is_relevant(one, relevant_from_seconds)}
+        self._changed.clear()
         if not changed:
             return []
         workloads, families = self._workloads, self._families
         return [
             uid for uid in uids if workloads.get(uid) in changed or families.get(uid) in changed
         ]
+
+    def _is_relevant(self, runs: Workload | Family, from_seconds: float) -> bool:
+        """Whether other runs change an expectation that reaches the bound. On more GPUs a run is
+        expected to be shorter; where there are no runs, others may be asked instead."""
+        before, after = self._taken.pop(runs, None), self._history.expected_seconds(runs, 1)
+        if after is not None:
+            self._taken[runs] = after
+        if before is None or after is None:
+            return before is not after
+        # A bound that is met counts: expectations are rounded.
+        return before != after and 1.1 * max(before, after) >= from_seconds
 
     def released_at(self, uid: str) -> float:
         """When this job releases its GPUs, in seconds since 1970, possibly in the past; infinite if
@@ -142,12 +160,20 @@ class ReleaseTimes:
 
     def expected_run_seconds(self, job: GPUJob) -> float:
         """How long a pending job will run, without the time of its earlier attempts."""
+        uid = job.metadata.uid
+        if self.jobs.get(uid) is not job:
+            left = self._remaining_of(job)
+        elif (left := self._remaining.get(uid)) is None:
+            left = self._remaining[uid] = self._remaining_of(job)
+        return self.length(left) if isinstance(left, tuple) else left
+
+    def _remaining_of(self, job: GPUJob) -> float | RunClass:
+        """By the job's own pace in seconds, else the class of runs that it is like."""
         left = remaining_of(job)
         if left is not None:
             return left
         workload = self._workloads.get(job.metadata.uid)
-        workload = workload or (job.metadata.namespace, profile_name(job))
-        return self.length((workload, job.spec.gpus))
+        return workload or (job.metadata.namespace, profile_name(job)), job.spec.gpus
 
     def expected_first_run_seconds(self, job: GPUJob) -> float | None:
         """How long a job will run that has not run yet: as runs of its workload did, else those of
@@ -182,11 +208,13 @@ class ReleaseTimes:
 
     def length(self, run_class: RunClass) -> float:
         """Expected duration of such runs in seconds; infinite if unknown."""
-        if run_class not in self._lengths:
+        length = self._lengths.get(run_class)
+        if length is None:
             expected = self._history.expected_seconds(*run_class)
             # The estimate is no more precise than two digits.
-            self._lengths[run_class] = inf if expected is None else float(f"{expected:.2g}")
-        return self._lengths[run_class]
+            length = inf if expected is None else float(f"{expected:.2g}")
+            self._lengths[run_class] = length
+        return length
 
 
 def _run_of(job: GPUJob) -> Run | None:

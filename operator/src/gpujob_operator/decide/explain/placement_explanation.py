@@ -4,11 +4,9 @@ Everything comes from `assign` and `select.choose` themselves. The next best pla
 choose if the nodes of the better ones are excluded, and a score is the one that they compare.
 """
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-
-import numpy as np
 
 from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import GPUJobStatus, Placement, Reservation
@@ -16,13 +14,12 @@ from gpujob_operator.decide.cache.scheduler_cache import SchedulerCache
 from gpujob_operator.decide.capacity.cluster import Capacity
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import WriteStatus
-from gpujob_operator.decide.model.snapshot import NodeView, Snapshot
+from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.model.snapshot_edits import with_statuses, without_attempt
-from gpujob_operator.decide.packing import select
-from gpujob_operator.decide.packing.request import NodeMask, Request, Score
+from gpujob_operator.decide.packing.request import Request, Score
 from gpujob_operator.decide.placement.assign import Assignment, assign
 from gpujob_operator.decide.placement.assumed import AssumedCapacity, WorkerPlace
-from gpujob_operator.decide.placement.diagnosis import Diagnosis, node_lacks
+from gpujob_operator.decide.placement.diagnosis import Diagnosis, NodeLack, node_lacks
 from gpujob_operator.decide.placement.gpu_filter import least_reservation_bytes
 from gpujob_operator.decide.placement.requirements import JobRequirements, WorkerRequest, resolve
 from gpujob_operator.decide.placement.step_cost import StepCost, step_cost
@@ -60,10 +57,10 @@ class PlacementExplanation:
     placed first.
     """
 
-    needs: JobRequirements
+    requirements: JobRequirements
     chosen: Candidate | None
     best: tuple[Candidate, ...]
-    lacks: Mapping[str, str]
+    lacks: Mapping[str, NodeLack]
     refusal: str = ""
     before: int = 0
     # Whether the decision was made on this snapshot, not on an earlier one.
@@ -108,32 +105,6 @@ def _nodes(placement: Placement) -> list[str]:
     return sorted(worker.node for worker in placement.workers)
 
 
-@dataclass(slots=True)
-class _ObservedCapacity(AssumedCapacity):
-    """A board on which nodes can be left out, and places asked for their score."""
-
-    left_out: frozenset[str] = frozenset()
-
-    def mask(self, key: Hashable, allows: Callable[[NodeView], bool]) -> NodeMask | None:
-        left_out = self.left_out
-
-        def allows_others(node: NodeView) -> bool:
-            return node.name not in left_out and allows(node)
-
-        # `slots=True` creates a new class, which the bare `super()` does not know.
-        return AssumedCapacity.mask(self, (key, left_out), allows_others)
-
-    def score(self, place: WorkerPlace, request: Request, *, no_external_use: bool) -> Score | None:
-        """The score that the rule compares; None if the place is not free."""
-        side = self._without_external_use() if no_external_use else self._views.main
-        row = self._rows[place.node]
-        allowed = np.zeros(len(self._rows), dtype=np.bool_)
-        allowed[row] = True
-        here = replace(request, nodes=NodeMask(allowed))
-        choice = select.choose(side.fleet, here, self.mix, side.ledger)
-        return choice.score if choice is not None else None
-
-
 _Held = tuple[Placement | None, Reservation | None]
 
 
@@ -141,9 +112,9 @@ _Held = tuple[Placement | None, Reservation | None]
 class _Explainer:
     """One question on one picture."""
 
-    needs: JobRequirements
+    requirements: JobRequirements
     capacity: Capacity
-    board: _ObservedCapacity
+    assumed: AssumedCapacity
     configuration: Configuration
     refusal: Diagnosis | None = None
     requests: dict[str, Request] = field(default_factory=dict[str, Request])
@@ -152,15 +123,15 @@ class _Explainer:
         """The best places in order of preference, each on nodes of its own."""
         found: list[Candidate] = []
         while len(found) < count:
-            self.board.unfit_classes.clear()
-            one = assign(self.needs, self.board, self.configuration)
+            self.assumed.unfit_classes.clear()
+            one = assign(self.requirements, self.assumed, self.configuration)
             if isinstance(one, Diagnosis):
                 self.refusal = self.refusal or (None if found else one)
                 break
             self.requests[one.placement.gpu_model] = one.request
             found.append(self.candidate(one.placement, one.reservation, one))
-            self.board.left_out |= {worker.node for worker in one.placement.workers}
-        self.board.left_out = frozenset()
+            self.assumed.left_out |= {worker.node for worker in one.placement.workers}
+        self.assumed.left_out = frozenset()
         return tuple(found)
 
     def candidate(
@@ -175,26 +146,29 @@ class _Explainer:
         if found is not None:
             step = found.step_cost
         else:
-            step = step_cost(self.needs.profile, where, self.capacity.nodes)
+            step = step_cost(self.requirements.profile, where, self.capacity.nodes)
         return Candidate(where, held, scores, prices, rates, step)
 
-    def lacks(self) -> dict[str, str]:
+    def lacks(self) -> dict[str, NodeLack]:
         """What is missing on every node that could not take one worker on any model."""
-        found: dict[str, str] = {}
-        accepted = self.capacity.models(self.needs.job.spec.gpu.models)
+        found: dict[str, NodeLack] = {}
+        accepted = self.capacity.models(self.requirements.job.spec.gpu.models)
         for name, node in self.capacity.nodes.items():
             here = [model for model in accepted if any(c.model == model for c in node.gpus)]
             if not here:
                 models = ", ".join(sorted({gpu.model for gpu in node.gpus})) or "no GPUs"
-                found[name] = f"no GPU of a model that the job accepts, only {models}"
+                text = f"no GPU of a model that the job accepts, only {models}"
+                found[name] = NodeLack(text)
                 continue
-            texts = [node_lacks(self._asked(model), node) for model in here]
-            if all(texts):
-                found[name] = "; ".join(dict.fromkeys(texts))
+            lacks = [node_lacks(self._asked(model), node) for model in here]
+            known = list(dict.fromkeys(one for one in lacks if one is not None))
+            if None not in lacks:
+                reasons = "; ".join(one.reasons for one in known)
+                found[name] = NodeLack(reasons, "".join(one.closest for one in known))
         return found
 
     def _asked(self, model: str) -> WorkerRequest:
-        return resolve(self.needs, model, self.capacity, self.configuration)
+        return resolve(self.requirements, model, self.capacity, self.configuration)
 
     def _request(self, model: str) -> Request | None:
         """The request on this model, if a place was found on it."""
@@ -204,25 +178,26 @@ class _Explainer:
     def _score(self, node: str, request: Request | None) -> Score | None:
         if request is None or node not in self.capacity.nodes:
             return None
-        return self.board.score(
-            WorkerPlace(node, ()), request, no_external_use=self.needs.exclusive
+        return self.assumed.score(
+            WorkerPlace(node, ()), request, no_external_use=self.requirements.exclusive
         )
 
 
 def _explain(
     snapshot: Snapshot, now: datetime, uid: str, held: _Held, count: int
 ) -> PlacementExplanation:
-    memory = SchedulerCache()
+    memory = SchedulerCache.of(snapshot)
     memory.update(snapshot, now)
-    board = _ObservedCapacity.of(memory.capacity, memory.mix)
-    assert isinstance(board, _ObservedCapacity), "made by its own class"
-    explainer = _Explainer(memory.needs(uid), memory.capacity, board, snapshot.configuration)
+    assumed = AssumedCapacity.of(memory.capacity, memory.mix)
+    explainer = _Explainer(
+        memory.requirements(uid), memory.capacity, assumed, snapshot.configuration
+    )
     best = explainer.best(count)
     where, reservation = held
     chosen = explainer.candidate(where, reservation) if where is not None else None
     refusal = explainer.refusal
     return PlacementExplanation(
-        needs=explainer.needs,
+        requirements=explainer.requirements,
         chosen=chosen,
         best=best,
         lacks=explainer.lacks(),
@@ -246,16 +221,18 @@ def _placed_before(
     snapshot: Snapshot, now: datetime, uid: str, placed: Mapping[str, GPUJobStatus]
 ) -> dict[str, GPUJobStatus]:
     """Those of them that come before the job in the order of the cycle."""
-    memory = SchedulerCache()
+    memory = SchedulerCache.of(snapshot)
     memory.update(snapshot, now)
     queues = memory.queues(snapshot)
-    board = AssumedCapacity.of(memory.capacity, memory.mix)
+    assumed = AssumedCapacity.of(memory.capacity, memory.mix)
     waiting = memory.waiting.in_order(snapshot.configuration, now)
 
     def memory_bytes(entry: Pending) -> int:
-        needs = memory.needs(entry.job.metadata.uid)
+        requirements = memory.requirements(entry.job.metadata.uid)
         return (
-            least_reservation_bytes(needs, board, snapshot.configuration) if queues.by_name else 0
+            least_reservation_bytes(requirements, assumed, snapshot.configuration)
+            if queues.by_name
+            else 0
         )
 
     size = memory.capacity.size

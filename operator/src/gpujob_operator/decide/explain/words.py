@@ -8,6 +8,7 @@ from gpujob_api.quantities import format_count, format_memory
 from gpujob_operator.decide.explain.placement_explanation import Candidate, PlacementExplanation
 from gpujob_operator.decide.packing.request import Score
 from gpujob_operator.decide.packing.select import STEP_GPUS
+from gpujob_operator.decide.placement.diagnosis import NodeLack
 
 Row = tuple[str, str]
 # Nodes without capacity that are listed one by one; the others are counted.
@@ -28,7 +29,7 @@ def rows(explanation: PlacementExplanation) -> list[Row]:
     else:
         found.append(("Not placed", "although it fits: see the conditions"))
     found += _others(explanation)
-    found += [("Lacks", f"{node}: {text}") for node, text in _told(explanation)]
+    found += [("Lacks", f"{node}: {lack.text}") for node, lack in _told(explanation)]
     left = len(explanation.lacks) - LACKS_TOLD
     if left > 0:
         found.append(("Lacks", f"{left} more nodes: {_counted(explanation)}"))
@@ -52,11 +53,11 @@ def _others(explanation: PlacementExplanation) -> list[Row]:
 
 
 def _needs(explanation: PlacementExplanation) -> str:
-    needs = explanation.needs
-    spec = needs.job.spec
+    requirements = explanation.requirements
+    spec = requirements.job.spec
     held = _held_by(explanation)
     gpu = _held(held) if held is not None else "a whole GPU"
-    host = f"{needs.cpu_milli} milli-CPU, {format_memory(needs.memory_bytes)}"
+    host = f"{requirements.cpu_milli} milli-CPU, {format_memory(requirements.memory_bytes)}"
     workers = f"{spec.workers} workers with " if spec.workers > 1 else ""
     return f"{workers}{spec.gpus_per_worker} x {gpu}, {host} each"
 
@@ -120,7 +121,7 @@ def _because(explanation: PlacementExplanation) -> str:
 
 def _difference(explanation: PlacementExplanation, first: Candidate, one: Candidate) -> str:
     """The first difference between the other place and the decision, in the order of comparison."""
-    prefers = explanation.needs.job.spec.spot.policy is SpotPolicy.PREFER
+    prefers = explanation.requirements.job.spec.spot.policy is SpotPolicy.PREFER
     if prefers and first.placement.spot is not one.placement.spot:
         return (
             "spot, which the job prefers"
@@ -180,12 +181,12 @@ def _bytes(one: Candidate) -> int:
     return one.reservation.memory_bytes if one.reservation is not None else 0
 
 
-def _told(explanation: PlacementExplanation) -> list[tuple[str, str]]:
+def _told(explanation: PlacementExplanation) -> list[tuple[str, NodeLack]]:
     return sorted(explanation.lacks.items())[:LACKS_TOLD]
 
 
 def _counted(explanation: PlacementExplanation) -> str:
     """The nodes that are not listed, counted by what they lack."""
     left = sorted(explanation.lacks.items())[LACKS_TOLD:]
-    counts = Counter(text.split("; closest")[0] for _, text in left)
+    counts = Counter(lack.reasons for _, lack in left)
     return "; ".join(f"{count} x {text}" for text, count in counts.most_common(LACKS_TOLD))

@@ -1,15 +1,25 @@
 """Decides how an attempt ended, and whether the job is retried."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import Enum
+from typing import Any, cast
 
+from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import Counters, GPUJob, JobFailure
 from gpujob_api.report import Failure, FailureClass, WorkerPhase
 from gpujob_api.settings import EXIT_DONE, EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED
+from gpujob_operator.decide.lifecycle.start_refusals import (
+    START_ERRORS,
+    Refusal,
+    is_refused_start,
+    pause_seconds,
+    refused_start,
+)
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView
-from gpujob_operator.decide.model.stop_reasons import rule_of
+from gpujob_operator.decide.model.stop_reasons import GPU_UNHEALTHY, rule_of
 
 EXIT_KILLED = 137
 _INTERRUPTED = (EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED)
@@ -17,11 +27,23 @@ _INTERRUPTED = (EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED)
 _NODE_LOSSES = ("ContainerStatusUnknown", "NodeLost")
 # Pod reasons of the kubelet for "this node could not run the pod", which is not the job's fault.
 _NODE_REFUSALS = (
-    *("Evicted", "NodeAffinity", "NodeShutdown", "OutOf", "Preempting"),
-    *("Terminated", "UnexpectedAdmissionError", *_NODE_LOSSES),
+    "Evicted",
+    "NodeAffinity",
+    "NodeShutdown",
+    "OutOf",
+    "Preempting",
+    "Terminated",
+    "UnexpectedAdmissionError",
+    *_NODE_LOSSES,
 )
+# The words of the runtime for a command that is not in the image: the command will never start.
+_START_ERRORS = ("StartError", "ContainerCannotRun")
 # More interruptions than this without a durable step count as errors.
 FRUITLESS_INTERRUPTIONS_MAX = 50
+# So many attempts in a row under which a GPU became unhealthy soon: a program can bring that about,
+# and would take one GPU after the other.
+UNHEALTHY_GPUS_MAX = 3
+SOON_SECONDS = 3600.0
 
 
 class AttemptEnd(Enum):
@@ -41,6 +63,8 @@ class Outcome:
     step: int = 0
     # After an interruption: the node that was lost without notice; or "".
     lost_node: str = ""
+    # Of an interruption: what kept the attempt from starting, where a pod ended before it ran.
+    refusal: Refusal | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +94,14 @@ def judge(
     early = ours and any(_left_early(pod) for pod in pods)
     if complete and not early and all(pod.exit_code == EXIT_DONE for pod in pods):
         return Outcome(AttemptEnd.SUCCEEDED)
-    failures = [_pod_failure(pod) for pod in sorted(pods, key=_cause_first)]
+    failures = [_pod_failure(job, pod) for pod in sorted(pods, key=_cause_first)]
     real = [failure for failure in failures if failure is not None]
     if stop is not None and rule.failure is not None:
         return Outcome(AttemptEnd.FAILED, JobFailure(rule.failure, stop.message))
     if not real or (ours and all(_is_kill(pod) for pod in pods if _failed(pod))):
-        return Outcome(AttemptEnd.INTERRUPTED, lost_node=_lost_node(job, pods, lost_nodes))
+        lost = _lost_node(job, pods, lost_nodes)
+        refusal = None if lost or ours else refused_start(job, pods)
+        return Outcome(AttemptEnd.INTERRUPTED, lost_node=lost, refusal=refusal)
     steps = [pod.termination.step for pod in pods if pod.termination is not None]
     return Outcome(AttemptEnd.FAILED, real[0], max(steps, default=0))
 
@@ -110,6 +136,10 @@ def interrupted(
     """The decision after an interruption, which is not the job's fault: retry at once, but never in
     a tight loop.
     """
+    if rule_of(job.status.stop).is_refusal or outcome.refusal is not None:
+        pause = pause_seconds(job, configuration)
+        when = f"retry in {pause:.0f} s" if pause else "retry on another node"
+        return RetryDecision(job.status.counters, True, now + timedelta(seconds=pause), when)
     before, for_others = job.status.counters, rule_of(job.status.stop).for_others
     lost = outcome.lost_node != ""
     counters = replace(
@@ -117,7 +147,14 @@ def interrupted(
         interruptions=before.interruptions + (not lost),
         node_lost=before.node_lost + lost,
         preemptions=before.preemptions + for_others,
+        unhealthy_gpus=_unhealthy_gpus(job, now),
     )
+    if counters.unhealthy_gpus >= UNHEALTHY_GPUS_MAX:
+        message = (
+            f"{counters.unhealthy_gpus} GPUs in a row became unhealthy under it, each within "
+            f"{SOON_SECONDS:.0f} s of the attempt's start: not tried again"
+        )
+        return RetryDecision(counters, False, None, message)
     all_in_all = counters.interruptions + counters.node_lost
     fruitless = 0 if job.status.checkpoint is not None else all_in_all
     if fruitless > FRUITLESS_INTERRUPTIONS_MAX:
@@ -145,27 +182,64 @@ def _left_early(pod: PodView) -> bool:
     return words.phase is not WorkerPhase.FINISHED
 
 
+def _unhealthy_gpus(job: GPUJob, now: datetime) -> int:
+    """How many attempts in a row ended because a GPU became unhealthy soon after the start."""
+    stop, started = job.status.stop, job.status.attempt_started_at
+    if stop is None or stop.reason != GPU_UNHEALTHY:
+        return job.status.counters.unhealthy_gpus
+    soon = started is None or (now - started).total_seconds() <= SOON_SECONDS
+    return job.status.counters.unhealthy_gpus + 1 if soon else 0
+
+
 def _cause_first(pod: PodView) -> tuple[object, ...]:
     """The worker that failed first is the cause; workers that were killed because of it are not."""
     at = pod.finished_at.timestamp() if pod.finished_at is not None else float("inf")
     return _is_kill(pod), at, pod.rank
 
 
-def _pod_failure(pod: PodView) -> JobFailure | None:
+def _pod_failure(job: GPUJob, pod: PodView) -> JobFailure | None:
     if pod.exit_code in (EXIT_DONE, *_INTERRUPTED, None) and not _failed_start(pod):
         return None
     reported = pod.termination.failure if pod.termination is not None else None
     if reported is not None:
         return JobFailure(reported.failure_class, _with_need(reported))
+    if is_refused_start(pod):
+        return None
     if pod.phase is PodPhase.FAILED and pod.reason.startswith(_NODE_REFUSALS):
         return None
+    if pod.reason in START_ERRORS:
+        message = f"worker {pod.rank} could not be started: {pod.termination_text[-400:]}"
+        return JobFailure(FailureClass.USER_ERROR, message)
     if pod.reason == "OOMKilled":
-        message = f"worker {pod.rank} was killed: out of host memory"
-        return JobFailure(FailureClass.OUT_OF_MEMORY, message)
+        return JobFailure(FailureClass.OUT_OF_MEMORY, _host_memory(job, pod))
     text = pod.termination_text or pod.message or pod.reason
     detail = f": {text[-400:]}" if text else ""
+    if pod.reason.startswith(_START_ERRORS):
+        message = f"worker {pod.rank} could not be started{detail}"
+        return JobFailure(FailureClass.USER_ERROR, message)
     message = f"worker {pod.rank} exited with code {pod.exit_code}{detail}"
     return JobFailure(FailureClass.UNKNOWN, message)
+
+
+def _host_memory(job: GPUJob, pod: PodView) -> str:
+    """A kubelet kills a container nearly always for its own limit, which a LimitRange may set too;
+    only without any for the node's memory."""
+    limit = _memory_limit(job)
+    if limit:
+        told = f"its memory limit of {limit} (resources.limits.memory)"
+    else:
+        told = "the memory limit that a LimitRange of the namespace gives it, or what the node has"
+    return f"worker {pod.rank} was killed for host memory above {told}; /dev/shm counts as well"
+
+
+def _memory_limit(job: GPUJob) -> str:
+    try:
+        found: Any = job.spec.worker_container()
+    except FieldError:
+        return ""
+    for name in ("resources", "limits", "memory"):
+        found = cast("Mapping[str, Any]", found).get(name) if isinstance(found, Mapping) else None
+    return str(found or "")[:32]
 
 
 def _lost_node(job: GPUJob, pods: tuple[PodView, ...], lost_nodes: frozenset[str]) -> str:

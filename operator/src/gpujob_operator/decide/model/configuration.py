@@ -57,6 +57,8 @@ class Configuration:
     pending_write_seconds: float = 60.0
     # Attempts.
     start_timeout_seconds: float = 600.0
+    # While images are pulled, so long instead.
+    image_pull_timeout_seconds: float = 3600.0
     node_lost_seconds: float = 60.0
     # From SIGTERM to SIGKILL of a worker. A template may ask for another value up to the maximum.
     termination_grace_seconds: int = 30

@@ -59,6 +59,14 @@ class PodView:
     finished_at: datetime | None = None
     deletion_at: datetime | None = None
     grace_seconds: int | None = None
+    # Since when kube-scheduler has had the same answer: the pod's node, or that there is none.
+    scheduled_since: datetime | None = None
+    # Its volumes and network are there; True where the kubelet does not say.
+    sandbox_ready: bool = True
+    # Nothing of it has started, because images are being pulled, as far as anybody can tell.
+    pulls_images: bool = False
+    # When one of its containers last started or ended, init containers included.
+    last_change_at: datetime | None = None
 
     @property
     def finished(self) -> bool:
@@ -109,6 +117,16 @@ class ReceivedReport:
 
 
 @dataclass(frozen=True, slots=True)
+class RefusedPod:
+    """The API server's answer to the creation of a worker's pod: definite, nothing was created."""
+
+    job_uid: str
+    attempt: int
+    rank: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class InvalidJob:
     """A GPUJob that the API server accepted and the API types reject (for example under an older
     CRD).
@@ -121,6 +139,14 @@ class InvalidJob:
 
 
 @dataclass(frozen=True, slots=True)
+class SeenGPUs:
+    """The GPUs on which one worker's processes were seen in the newest reading of its node."""
+
+    rank: int
+    gpus: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class GPUUsage:
     """What a job's processes used on its GPUs over the attempt, worst GPU, from agents.
 
@@ -130,6 +156,8 @@ class GPUUsage:
     memory_peak_bytes: int
     utilization_percent: float
     samples: int
+    # By rank.
+    seen: tuple[SeenGPUs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +169,17 @@ class GonePod:
     uid: str
     gone_at: datetime
     gpus: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramFault:
+    """An error of a GPU's driver that a job's program met, of the last hour. See
+    `capacity.suspects`."""
+
+    gpu: str
+    xid: int
+    job_uid: str
+    namespace: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +205,10 @@ class Snapshot:
     reports: tuple[ReceivedReport, ...] = ()
     spot_pools: tuple[SpotPool, ...] = ()
     gone_pods: tuple[GonePod, ...] = ()
+    # The same object until something changes.
+    program_faults: tuple[ProgramFault, ...] = ()
+    # The newest refusal of each worker whose pod could not be created, until it could.
+    refused_pods: tuple[RefusedPod, ...] = ()
     # Since when this process receives reports; None: always.
     listening_since: datetime | None = None
     # Measured use by (job UID, attempt).

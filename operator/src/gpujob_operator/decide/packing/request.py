@@ -1,24 +1,19 @@
 """The request to the packing, and its answer."""
 
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Hashable
+from dataclasses import dataclass, field
 
 from gpujob_operator.decide.packing.arrays import Booleans, WorkerAllocation
 from gpujob_operator.decide.packing.demand import Demand
 
 
-class SpotPreference(Enum):
-    ANY = "Any"
-    PREFER = "Prefer"
-    REQUIRE = "Require"
-    NEVER = "Never"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class NodeMask:
-    """Nodes that a request may use, by row. Create one for each selector and reuse it."""
+    """Nodes that a request may use, by row. The key stands for the constraint: scores are kept by
+    it, so a row on which a constraint has another answer must have changed since."""
 
-    allowed: Booleans
+    key: Hashable
+    allowed: Booleans = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +22,7 @@ class Request:
 
     demand: Demand
     nodes: NodeMask | None = None
-    spot: SpotPreference = SpotPreference.ANY
+    prefers_spot: bool = False
     # On a GPU with tenants, the sum of utilizations up to which this request joins them.
     utilization_limit_percent: float = 100.0
 

@@ -147,9 +147,7 @@ class TimelineRecorder:
         else:
             reason = running.reason if running is not None else "Ended"
             message = running.message if running is not None else ""
-        started = before.status.attempt_started_at or now
-        age = max((now - started).total_seconds(), 0.0)
-        lost = interruption_gpu_seconds(before, self._configuration, age, asked=stop is not None)
+        lost = interruption_gpu_seconds(before, self._configuration, now, asked=stop is not None)
         return Stopped((now - self._start).total_seconds(), reason, message, lost)
 
 
