@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tests.harness.imitated_gpu import GpuModel
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
+forkserver = multiprocessing.get_context("forkserver")
+forkserver.set_forkserver_preload(
     [
         "torch",
         # Imported by the first step of any optimizer: 2 s of each process.
@@ -119,7 +119,7 @@ def _without_launcher(command: list[str]) -> int:
 def run_alone(folder: Path, command: list[str]) -> tuple[int, WorkerRun]:
     """Runs a script as Python would, without `gpujob-run`."""
     folder.mkdir(parents=True, exist_ok=True)
-    process = _context.Process(target=_child, args=(command, str(folder), {}, True))
+    process = forkserver.Process(target=_child, args=(command, str(folder), {}, True))
     process.start()
     run = WorkerRun(process, folder)
     return run.wait(), run
@@ -145,7 +145,9 @@ def start_worker(
         **(environment or {}),
     }
     arguments = [*options, "--", *command]
-    process = _context.Process(target=_child, args=(arguments, str(folder), variables, False, gpu))
+    process = forkserver.Process(
+        target=_child, args=(arguments, str(folder), variables, False, gpu)
+    )
     process.start()
     return WorkerRun(process, folder)
 

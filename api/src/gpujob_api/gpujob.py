@@ -167,9 +167,16 @@ class Checkpoint:
     volume_claim_name: Subdomain | None = None
     interval: Annotated[str, Text(7, INTERVAL_PATTERN)] = "Auto"
     keep: Annotated[int, Range(2, 100)] = 3
+    # Checkpoints that the script writes by itself, and the arguments that make it resume from one.
+    path: Annotated[str, Text(1024, characters_min=1)] | None = None
+    resume_arguments: Annotated[
+        tuple[Annotated[str, Text(1024, characters_min=1)], ...], Items(16)
+    ] = ()
 
     def __post_init__(self) -> None:
         check(self)
+        if self.resume_arguments and self.path is None:
+            raise FieldError("resumeArguments", "needs path: where the script's checkpoints lie")
 
     @property
     def interval_seconds(self) -> int | None:

@@ -118,6 +118,9 @@ class Settings:
     tuned: TunedSettings | None = None
     checkpoint_interval_seconds: int | None = None
     checkpoint_keep: int = 3
+    # Where the script keeps checkpoints of its own, and what makes it resume from one.
+    script_checkpoint: str | None = None
+    resume_arguments: tuple[str, ...] = ()
 
     def to_text(self) -> str:
         return json.dumps(encode(self), sort_keys=True, separators=(",", ":"))

@@ -41,6 +41,11 @@ REFUSED: list[tuple[Json, str, str]] = [
     ({"optimize.precision": "int4"}, "spec.optimize.precision", '"bfloat16"'),
     ({"optimize.compile": "maybe"}, "spec.optimize.compile", '"Auto", "On", "Off"'),
     ({"checkpoint.interval": "10"}, "spec.checkpoint.interval", "should match"),
+    (
+        {"checkpoint.resumeArguments": ["--resume"]},
+        "spec.checkpoint.resumeArguments",
+        "needs path",
+    ),
     ({"checkpoint.keep": 1}, "spec.checkpoint.keep", "greater than or equal to 2"),
     ({"retry.limit": 1000}, "spec.retry.limit", "less than or equal to 100"),
     ({"spot.deadline": []}, "spec.spot.deadline", "expected string"),

@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpujob_worker.checkpoint.errors import CorruptError, FencedError, UnsavableError
-from gpujob_worker.checkpoint.interval import interval_seconds
 from gpujob_worker.checkpoint.store import Store
 from gpujob_worker.checkpoint.tree import decode_tree, encode_tree
 
@@ -283,11 +282,3 @@ def test_json_that_we_do_not_write_is_refused() -> None:
             decode_tree(text, {})
     with pytest.raises(CorruptError):
         decode_tree(json.dumps({"$": "list"}), {})
-
-
-def test_the_interval_follows_the_cost() -> None:
-    assert interval_seconds(30, 5.0) == 30.0
-    assert interval_seconds(None, None) == 10.0
-    assert interval_seconds(None, 0.02) == pytest.approx(math.sqrt(2 * 0.02 * 3600))
-    assert interval_seconds(None, 0.0001) == 10.0
-    assert interval_seconds(None, 60.0) == 6000.0

@@ -110,10 +110,10 @@ def test_a_session_reports_and_obeys_a_stop(operator: Operator, tmp_path: Path) 
     assert session.stop.reason == "Reclaimed"
     assert 20 < session.stop.remaining_seconds() <= 30
     session.finish(None)
-    assert operator.received[-1][1]["phase"] == "finished"
+    assert operator.received[-1][1]["phase"] == "draining", "told to stop, it did not finish"
     sequences = [got[1]["sequence"] for got in operator.received]
     assert sequences == sorted(set(sequences))
-    assert json.loads((tmp_path / "message").read_text())["phase"] == "finished"
+    assert json.loads((tmp_path / "message").read_text())["phase"] == "draining"
 
 
 def test_errors_and_nonsense_are_survived_with_pauses(operator: Operator) -> None:

@@ -18,6 +18,7 @@ from gpujob_worker.launch.batch_flags import adapt
 from gpujob_worker.launch.import_hooks import when_imported
 from gpujob_worker.launch.interpreters import Interpreter, interpreter_of
 from gpujob_worker.launch.launchers import LAUNCHER_MODULES, under_launcher
+from gpujob_worker.launch.resume_flags import adapt_resume
 from gpujob_worker.launch.script_runner import (
     PythonCommand,
     clean_traceback,
@@ -73,6 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _run_below(program, python, options)
     explanation = DecisionLog(verbose=parsed.explain)
     python = adapt(python, environment.settings.batch_per_step, explanation, parsed.argument_table)
+    settings, directory = environment.settings, environment.checkpoint_directory
+    python = adapt_resume(python, settings, directory, explanation)
     off = [name for name in FEATURES if getattr(parsed, f"no_{name}")]
     features = Features.without(*off, cuda_graphs=parsed.cuda_graphs)
     session = Session(
@@ -213,10 +216,12 @@ def _adapt_trainers(session: Session) -> None:
 
 def _inject(session: Session) -> None:
     from gpujob_worker.hooks import Hooks
+    from gpujob_worker.resume.watch import watch
 
     if session.optimizes:
         session.listen_for_stop()
     Hooks(session).install()
+    watch(session)
 
 
 def _exit_code(error: BaseException | None) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gpujob_api.gpujob import Counters, GPUJob, JobFailure, StopReason
-from gpujob_api.report import CheckpointReport, FailureClass
+from gpujob_api.report import CheckpointReport, FailureClass, WorkerPhase
 from gpujob_operator.decide.lifecycle.outcome import (
     FRUITLESS_INTERRUPTIONS_MAX,
     AttemptEnd,
@@ -124,6 +124,37 @@ def test_stops_that_are_failures(reason: str, kind: FailureClass, exit_code: int
 def test_stopped_by_us_is_an_interruption(reason: str, exit_code: int, end: AttemptEnd) -> None:
     """I13: also when the grace was too short and SIGKILL ended it."""
     assert ended(exit_code, job=stopped(reason)).end is end
+
+
+@pytest.mark.parametrize(
+    ("words", "end"),
+    [
+        ({"phase": WorkerPhase.DRAINING}, AttemptEnd.INTERRUPTED),
+        ({"phase": WorkerPhase.FINISHED}, AttemptEnd.SUCCEEDED),
+        ({"phase": WorkerPhase.FINISHED, "steps_total": 11}, AttemptEnd.INTERRUPTED),
+        ({"phase": WorkerPhase.DRAINING, "steps_total": 10}, AttemptEnd.SUCCEEDED),
+    ],
+)
+def test_exit_zero_after_a_stop_is_the_end_at_the_last_step_alone(
+    words: dict[str, Any], end: AttemptEnd
+) -> None:
+    """A trainer that saves on SIGTERM and returns: the script goes on to its end, and exits 0."""
+    report = make_report(step=10, **words)
+    assert ended(0, job=stopped("NodeReclaimed"), termination=report).end is end
+    assert ended(0, termination=report).end is AttemptEnd.SUCCEEDED, "nobody told it to stop"
+
+
+def test_exit_zero_without_a_word_is_an_interruption_once_the_pod_is_deleted() -> None:
+    job = stopped("Preempted")
+    assert ended(0, job=job, deletion_at=after(20)).end is AttemptEnd.INTERRUPTED
+    assert ended(0, job=job).end is AttemptEnd.SUCCEEDED
+    assert ended(0, deletion_at=after(20)).end is AttemptEnd.SUCCEEDED, "not by our stop"
+    gang = running(make_job(workers=2), *GANG, stop=StopReason("Suspended", "x", after(30)))
+    done = make_pod(gang, 0, exit_code=0, termination=make_report(phase=WorkerPhase.FINISHED))
+    early = make_pod(gang, 1, exit_code=0, termination=make_report(phase=WorkerPhase.DRAINING))
+    assert judge(gang, (done, early)).end is AttemptEnd.INTERRUPTED
+    hung = ended(0, job=stopped("Hung"), deletion_at=after(20))
+    assert hung.failure == JobFailure(FailureClass.HUNG, "because")
 
 
 @pytest.mark.parametrize(("seconds", "gpus"), [(60, 3), (3700, 64)])

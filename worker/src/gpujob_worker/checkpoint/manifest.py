@@ -43,10 +43,12 @@ def rank_name(rank: int) -> str:
     return f"rank-{rank}"
 
 
-def write_rank_manifest(directory: Path, rank: int) -> None:
-    """Lists and hashes what lies in `rank-<n>/`."""
+def write_rank_manifest(directory: Path, rank: int, known: dict[str, Any]) -> None:
+    """Lists what lies in `rank-<n>/`, hashed unless the size and hash are `known` by the name."""
     folder = directory / rank_name(rank)
-    files = {path.name: _describe(path) for path in sorted(folder.iterdir())}
+    files = {
+        path.name: known.get(path.name) or _describe(path) for path in sorted(folder.iterdir())
+    }
     text = json.dumps({"files": files}, sort_keys=True)
     write_durably(directory / f"{rank_name(rank)}.manifest.json", text.encode())
 
@@ -66,7 +68,7 @@ def write_manifest(directory: Path, ranks: int, about: dict[str, Any]) -> None:
 
 def read_manifest(directory: Path) -> dict[str, Any]:
     """What MANIFEST.json says about the checkpoint. Raises `CorruptError`."""
-    body, newline, digest = _read_small(directory / MANIFEST).partition(b"\n")
+    body, newline, digest = read_small(directory / MANIFEST).partition(b"\n")
     if not newline or hashlib.sha256(body).hexdigest().encode() + b"\n" != digest:
         raise CorruptError(f"{directory.name}: {MANIFEST} does not match its own hash")
     about = _parse(body, directory / MANIFEST)
@@ -78,7 +80,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 def verify_rank(directory: Path, about: dict[str, Any], rank: int) -> Path:
     """Checks one rank's files by size and hash; returns their folder. Raises `CorruptError`."""
     path = directory / f"{rank_name(rank)}.manifest.json"
-    data = _read_small(path)
+    data = read_small(path)
     if hashlib.sha256(data).hexdigest() != about["ranks"].get(rank_name(rank)):
         raise CorruptError(f"{directory.name}: {path.name} does not match {MANIFEST}")
     folder = directory / rank_name(rank)
@@ -103,7 +105,8 @@ def _describe(path: Path) -> dict[str, Any]:
     return {"bytes": size, "xxh3": digest.hexdigest()}
 
 
-def _read_small(path: Path) -> bytes:
+def read_small(path: Path) -> bytes:
+    """The file's bytes, bounded. Raises `CorruptError`."""
     try:
         with path.open("rb") as stream:
             data = stream.read(_SMALL_BYTES_MAX + 1)

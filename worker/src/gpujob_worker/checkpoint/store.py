@@ -8,19 +8,18 @@ older attempt still has under way is refused there.
 import contextlib
 import fcntl
 import json
-import os
 import re
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from gpujob_worker.checkpoint.errors import CheckpointError, CorruptError, FencedError
 from gpujob_worker.checkpoint.manifest import (
@@ -32,6 +31,7 @@ from gpujob_worker.checkpoint.manifest import (
     write_manifest,
     write_rank_manifest,
 )
+from gpujob_worker.checkpoint.tensor_file import write_tensors
 from gpujob_worker.checkpoint.tree import decode_tree, encode_tree
 
 KEEP_MIN = 2
@@ -62,6 +62,10 @@ class Loaded:
 
 def _nothing(point: str) -> None:
     del point
+
+
+def _no_progress(size: int) -> None:
+    del size
 
 
 class Store:
@@ -97,10 +101,22 @@ class Store:
     def save(self, step: int, state: Any, about: dict[str, Any] | None = None) -> Commit:
         """Commits `state`. Raises `UnsavableError`, `FencedError` or `OSError`; then nothing is
         committed and what was committed before stays."""
+        text, tensors = encode_tree(state)
+        return self.write(step, text, tensors, about or {})
+
+    def write(
+        self,
+        step: int,
+        text: str,
+        tensors: Mapping[str, torch.Tensor],
+        about: dict[str, Any],
+        wrote: Callable[[int], None] = _no_progress,
+    ) -> Commit:
+        """Commits what `encode_tree` returned; `wrote(bytes)` is told the progress."""
         start = time.monotonic()
         temporary = self.directory / f".step-{step}.tmp-{self.attempt}-{uuid.uuid4().hex}"
         try:
-            size = self._write(temporary, state, {"step": step, **(about or {})})
+            size = self._write(temporary, text, tensors, {"step": step, **about}, wrote)
             self._commit(temporary, step)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -118,18 +134,22 @@ class Store:
                 self._quarantine(path)
         return None
 
-    def _write(self, temporary: Path, state: Any, about: dict[str, Any]) -> int:
-        text, tensors = encode_tree(state)
+    def _write(
+        self,
+        temporary: Path,
+        text: str,
+        tensors: Mapping[str, torch.Tensor],
+        about: dict[str, Any],
+        wrote: Callable[[int], None],
+    ) -> int:
         folder = temporary / rank_name(0)
         folder.mkdir(parents=True)
         self._on_point("started")
-        save_file(tensors, folder / TENSORS_FILE)
+        known = write_tensors(folder / TENSORS_FILE, tensors, wrote)
         self._on_point("tensors")
         write_durably(folder / STATE_FILE, text.encode())
-        with (folder / TENSORS_FILE).open("rb") as stream:
-            os.fsync(stream.fileno())
         sync_directory(folder)
-        write_rank_manifest(temporary, 0)
+        write_rank_manifest(temporary, 0, {TENSORS_FILE: known})
         self._on_point("rank manifest")
         versions = {"torch": torch.__version__}
         write_manifest(temporary, 1, {"attempt": self.attempt, "versions": versions, **about})

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from gpujob_worker.checkpoint.errors import CorruptError, UnsavableError
+from gpujob_worker.checkpoint.tensor_file import savable_tensor
 
 _TAG = "$"
 _SIGNED = {"uint16": np.int16, "uint32": np.int32, "uint64": np.int64}
@@ -17,12 +18,14 @@ class _Writer:
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         self._names: dict[tuple[Any, ...], str] = {}
-        self._alive: list[torch.Tensor] = []
 
     def encode(self, value: Any, path: str) -> Any:
         if value is None or isinstance(value, (bool, str)) or type(value) is int:
             return value
         if isinstance(value, torch.Tensor):
+            if not savable_tensor(value):
+                text = f"{path}: a tensor of {value.dtype} in {value.layout} cannot be saved"
+                raise UnsavableError(text)
             return {_TAG: "tensor", "name": self._store(value)}
         if isinstance(value, (np.ndarray, np.generic)):
             return self._array(np.asarray(value), path, scalar=isinstance(value, np.generic))
@@ -52,19 +55,23 @@ class _Writer:
         return {_TAG: "array", "name": self._store(tensor), "dtype": name, "scalar": scalar}
 
     def _store(self, tensor: torch.Tensor) -> str:
-        """One copy per tensor, also when it appears under several names (tied weights)."""
+        """Once per tensor, also when it appears under several names (tied weights).
+
+        What is kept here is alive, so an address is an identity until the tree is written.
+        """
         layout = (tuple(tensor.shape), tensor.stride(), tensor.dtype, str(tensor.device))
         key = (tensor.data_ptr(), *layout) if tensor.numel() else (id(tensor), *layout)
         if key not in self._names:
             self._names[key] = name = f"t{len(self.tensors)}"
-            # An address is an identity only as long as nobody else can get it.
-            self._alive.append(tensor)
-            self.tensors[name] = tensor.detach().to("cpu", copy=True).contiguous()
+            self.tensors[name] = tensor.detach()
         return self._names[key]
 
 
 def encode_tree(value: Any) -> tuple[str, dict[str, torch.Tensor]]:
-    """JSON text and the tensors (copied to host memory). Raises `UnsavableError`."""
+    """JSON text, and the tensors themselves: not copied, so they change when training goes on.
+
+    Raises `UnsavableError`.
+    """
     writer = _Writer()
     data = writer.encode(value, "state")
     return json.dumps(data, separators=(",", ":"), allow_nan=False), writer.tensors

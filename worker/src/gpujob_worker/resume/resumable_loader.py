@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from gpujob_worker.probe.side_effects import RandomStates
+from gpujob_worker.resume.random_numbers import Generators, random_state, restore_random
 
 
 class _Positioned:
@@ -42,22 +42,6 @@ class _Positioned:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
-
-
-class Generators:
-    """States of the loader's own generators (`generator=` of the loader and its samplers)."""
-
-    def __init__(self, loader: Any) -> None:
-        owners = (loader, loader.sampler, getattr(loader.batch_sampler, "sampler", None))
-        found = [getattr(owner, "generator", None) for owner in owners]
-        self._generators = list({id(g): g for g in found if g is not None}.values())
-
-    def states(self) -> list[Any]:
-        return [generator.get_state() for generator in self._generators]
-
-    def restore(self, states: list[Any]) -> None:
-        for generator, state in zip(self._generators, states, strict=True):
-            generator.set_state(state)
 
 
 class ResumableLoader:
@@ -163,25 +147,3 @@ class ResumableLoader:
         positioned = _Positioned(getattr(loader, name), self._on_start)
         vars(loader)[name] = positioned
         return positioned
-
-
-def random_state() -> dict[str, Any]:
-    """Every generator's state as plain values and tensors."""
-    states = RandomStates()
-    return {
-        "python": states.python,
-        "numpy": states.numpy,
-        "torch": states.torch,
-        "cuda": list(states.cuda),
-    }
-
-
-def restore_random(saved: dict[str, Any]) -> None:
-    """Puts a state from `random_state` in force. GPUs that are gone keep their own."""
-    states = RandomStates()
-    states.python = saved["python"]
-    states.numpy = saved["numpy"] if saved["numpy"] is not None else states.numpy
-    states.torch = saved["torch"]
-    if len(saved["cuda"]) == len(states.cuda):
-        states.cuda = saved["cuda"]
-    states.restore()

@@ -9,21 +9,19 @@ Without these lines the script works as before; without an operator they change 
 """
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from gpujob_api.codec import FieldError, decode, encode
-from gpujob_api.report import CheckpointReport, WorkerPhase
 from gpujob_api.settings import TunedSettings
-from gpujob_worker.checkpoint.errors import CheckpointError, FencedError, MismatchError
-from gpujob_worker.checkpoint.interval import interval_seconds
-from gpujob_worker.checkpoint.store import Commit, Loaded, Store
+from gpujob_worker.checkpoint.errors import MismatchError
+from gpujob_worker.checkpoint.store import Loaded, Store
+from gpujob_worker.resume.checkpointer import Checkpointer
 from gpujob_worker.resume.gradient_accumulation import LossReduction, SplitStep
-from gpujob_worker.resume.resumable_loader import ResumableLoader, random_state, restore_random
-from gpujob_worker.run.graceful_stop import Interrupted
+from gpujob_worker.resume.random_numbers import random_state, restore_random
+from gpujob_worker.resume.resumable_loader import ResumableLoader
 from gpujob_worker.run.session import Session, ensure_session
 
 Stateful = Any
@@ -43,8 +41,8 @@ class Job:
         self._parts = parts
         self._split = split
         self._values: dict[str, Any] = {}
-        self._last_commit = time.monotonic()
         self._store = self._open_store()
+        self._checkpointer = Checkpointer(session, self._store, self._state)
         self._loaded = self._store.load() if self._store is not None else None
         self._note_store()
         self.loader: Any = ResumableLoader(loader, self.safe_point) if loader is not None else None
@@ -92,50 +90,7 @@ class Job:
 
     def safe_point(self) -> None:
         """Between two steps: writes a checkpoint when one is due, and leaves when asked to stop."""
-        session = self._session
-        if session.stop.requested:
-            self._leave()
-        if self._store is None:
-            return
-        settings = session.environment.settings
-        last = session.state.checkpoint.write_seconds if session.state.checkpoint else None
-        due = interval_seconds(settings.checkpoint_interval_seconds, last)
-        if time.monotonic() - self._last_commit >= due:
-            self._commit_or_note()
-
-    def _leave(self) -> None:
-        saved = False
-        if self._store is not None:
-            at = self._session.state.checkpoint
-            saved = at is not None and at.step == self._session.state.step
-            saved = saved or self._commit_or_note()
-        self._session.state.enter(WorkerPhase.DRAINING)
-        raise Interrupted(saved=saved)
-
-    def _commit_or_note(self) -> bool:
-        session = self._session
-        try:
-            with session.state.during(WorkerPhase.CHECKPOINTING), session.meter.paused():
-                commit = self._commit()
-        except FencedError:
-            raise
-        except (CheckpointError, OSError) as error:
-            session.explanation.note("checkpoint", f"not written: {error}")
-            self._last_commit = time.monotonic()
-            return False
-        session.state.committed(CheckpointReport(commit.step, commit.bytes, commit.seconds))
-        session.reporter.wake()
-        return True
-
-    def _commit(self) -> Commit:
-        assert self._store is not None
-        commit = self._store.save(self._session.state.step, self._state(), self._about())
-        self._last_commit = time.monotonic()
-        return commit
-
-    def _about(self) -> dict[str, Any]:
-        environment = self._session.environment
-        return {"name": environment.name, "settings": encode(environment.settings)}
+        self._checkpointer.safe_point()
 
     def _state(self) -> dict[str, Any]:
         tuned, scale = self._session.state.tuned, self._session.state.loss_scale
@@ -207,6 +162,7 @@ class Job:
             else:
                 value.update(loaded.state["values"][name])
         restore_random(loaded.state["random"])
+        self._checkpointer.resumed()
 
 
 def prepare(

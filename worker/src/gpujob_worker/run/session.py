@@ -59,6 +59,7 @@ class Session:
         self.profiler = profiler
         self._release: Callable[[], None] = lambda: None
         self._ending: Callable[[], None] = lambda: None
+        self._on_failure: Callable[[], None] = lambda: None
         self._report_directory = report_directory
         self._owns_safe_points = True
         self.stop = Stop(environment.grace_seconds, self._final_report)
@@ -159,15 +160,23 @@ class Session:
         elif late:
             self.explanation.applied("graceful stop", "from the first step on")
 
-    def leaves_stops_to_script(self) -> None:
-        """A `Job` stops at its own safe points, with a checkpoint."""
-        self._owns_safe_points = False
+    def leaves_stops_to_script(self, *, leaves: bool = True) -> None:
+        """Whoever saves leaves at safe points of its own, with a checkpoint."""
+        self._owns_safe_points = not leaves
+
+    @property
+    def script_owns_safe_points(self) -> bool:
+        return not self._owns_safe_points
 
     def at_end(self, ending: Callable[[], None], release: Callable[[], None]) -> None:
         """`ending` may add to the last report; `release` drops references to the
         script's objects.
         """
         self._ending, self._release = ending, release
+
+    def on_failure(self, call: Callable[[], None]) -> None:
+        """Called when the script ends with an error."""
+        self._on_failure = call
 
     def _nothing_to_save(self) -> bool:
         return self._owns_safe_points and self.meter.steps == 0
@@ -192,11 +201,12 @@ class Session:
         if isinstance(error, Interrupted):
             self.state.enter(WorkerPhase.DRAINING)
         elif error is None or (isinstance(error, SystemExit) and not error.code):
-            self.state.enter(WorkerPhase.FINISHED)
+            self.state.enter(WorkerPhase.DRAINING if self._left_early else WorkerPhase.FINISHED)
         elif isinstance(error, SystemExit):
             text = f"the script ended with exit code {error.code}"
             self.state.failed(Failure(FailureClass.USER_ERROR, text[:1000]))
         else:
+            self._on_failure()
             held = self.meter.window.peak_memory_bytes or None
             self.state.failed(classify(error, held, self.state.needed_bytes))
         with contextlib.suppress(Exception):
@@ -211,6 +221,12 @@ class Session:
         self.reporter.close(max(0.1, remaining))
         self.state.saw_loss(None)
         self._release()
+
+    @property
+    def _left_early(self) -> bool:
+        """Told to stop, and ended well without having been known to make the last step."""
+        total = self.state.steps_total
+        return self.stop.requested and (total is None or self.state.step < total)
 
     def _close_profile(self) -> None:
         said = self.profiler.close() if self.profiler is not None else None

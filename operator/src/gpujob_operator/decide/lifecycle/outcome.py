@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import Counters, GPUJob, JobFailure
-from gpujob_api.report import Failure, FailureClass
+from gpujob_api.report import Failure, FailureClass, WorkerPhase
 from gpujob_api.settings import EXIT_DONE, EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED
 from gpujob_operator.decide.lifecycle.start_refusals import (
     START_ERRORS,
@@ -83,18 +83,19 @@ def judge(
     A pod that is gone without an exit code was removed with its node or by someone, so the attempt
     was interrupted. `lost_nodes` are nodes of the attempt that no longer exist.
     """
+    stop = job.status.stop
+    rule = rule_of(stop)
+    # A worker that ended before the stop was not killed by it, even if the signal is the same.
+    ours = stop is not None and not rule.worker_ended_first
     ranks = {pod.rank for pod in pods}
     complete = ranks.issuperset(range(job.spec.workers))
-    if complete and all(pod.exit_code == EXIT_DONE for pod in pods):
+    early = ours and any(_left_early(pod) for pod in pods)
+    if complete and not early and all(pod.exit_code == EXIT_DONE for pod in pods):
         return Outcome(AttemptEnd.SUCCEEDED)
     failures = [_pod_failure(job, pod) for pod in sorted(pods, key=_cause_first)]
     real = [failure for failure in failures if failure is not None]
-    stop = job.status.stop
-    rule = rule_of(stop)
     if stop is not None and rule.failure is not None:
         return Outcome(AttemptEnd.FAILED, JobFailure(rule.failure, stop.message))
-    # A worker that ended before the stop was not killed by it, even if the signal is the same.
-    ours = stop is not None and not rule.worker_ended_first
     if not real or (ours and all(_is_kill(pod) for pod in pods if _failed(pod))):
         lost = _lost_node(job, pods, lost_nodes)
         refusal = None if lost or ours else refused_start(job, pods)
@@ -161,6 +162,22 @@ def interrupted(
     ended_at_once = (now - (job.status.attempt_started_at or now)).total_seconds() < backoff
     delay = backoff if ended_at_once or fruitless > 3 else 0.0
     return RetryDecision(counters, True, now + timedelta(seconds=delay), "rescheduling")
+
+
+def _left_early(pod: PodView) -> bool:
+    """Whether a worker that was told to stop ended with 0 before its last step.
+
+    Trainers that save on SIGTERM do, and scripts with a handler of their own. One that says nothing
+    was told once its pod was being deleted.
+    """
+    if pod.exit_code != EXIT_DONE:
+        return False
+    words = pod.termination
+    if words is None:
+        return pod.deletion_at is not None
+    if words.steps_total is not None:
+        return words.step < words.steps_total
+    return words.phase is not WorkerPhase.FINISHED
 
 
 def _unhealthy_gpus(job: GPUJob, now: datetime) -> int:

@@ -32,4 +32,6 @@ def settings_for(job: GPUJob, profile: GPUProfile | None) -> Settings:
         tuned=tuned,
         checkpoint_interval_seconds=job.spec.checkpoint.interval_seconds,
         checkpoint_keep=job.spec.checkpoint.keep,
+        script_checkpoint=job.spec.checkpoint.path,
+        resume_arguments=job.spec.checkpoint.resume_arguments,
     )

@@ -1,0 +1,111 @@
+"""Training scripts as people write them, which know nothing of checkpoints; they stop themselves.
+
+Arguments: worker processes of the loader, batches that make a step, and the step after which the
+script sends itself SIGTERM (0: never). The last line printed is a digest of the weights. Samples
+draw random numbers, there is dropout, a schedule, and an evaluation after each epoch.
+"""
+
+BEGIN = """
+import hashlib, os, random, signal, sys, warnings
+import numpy, torch
+from torch import nn
+warnings.simplefilter("ignore")
+workers, accumulated, stop = (int(text) for text in sys.argv[1:4])
+torch.manual_seed(1); random.seed(1); numpy.random.seed(1)
+x = torch.randn(96, 8)
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 96
+    def __getitem__(self, i):
+        noise = torch.randn(8)
+        if workers == 0: noise = noise + random.random() + float(numpy.random.rand())
+        return {"x": x[i] + 0.1 * noise, "labels": x[i].sum().tanh()}
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 1))
+    def forward(self, x=None, labels=None):
+        out = self.layers(x)
+        return {"loss": (out.squeeze(-1) - labels).square().mean(), "logits": out}
+def stops(step):
+    if stop and step == stop: os.kill(os.getpid(), signal.SIGTERM)
+def loader(**more):
+    return torch.utils.data.DataLoader(
+        Data(), batch_size=8 // accumulated, num_workers=workers, **more)
+net = Net()
+"""
+END = """
+digest = hashlib.sha256()
+for tensor in net.state_dict().values(): digest.update(tensor.numpy().tobytes())
+print(digest.hexdigest())
+"""
+HUGGING_FACE = (
+    BEGIN
+    + """
+from transformers import Trainer, TrainerCallback, TrainingArguments
+class Stop(TrainerCallback):
+    def on_step_end(self, args, state, control, **more): stops(state.global_step)
+args = TrainingArguments(output_dir="OUT", per_device_train_batch_size=8 // accumulated,
+    gradient_accumulation_steps=accumulated, num_train_epochs=3, report_to=[], save_strategy="no",
+    logging_strategy="no", disable_tqdm=True, use_cpu=True, learning_rate=0.01, warmup_steps=5,
+    dataloader_num_workers=workers, eval_strategy="epoch", enable_jit_checkpoint=JIT)
+Trainer(model=net, args=args, train_dataset=Data(), eval_dataset=Data(), callbacks=[Stop()]).train()
+"""
+    + END
+)
+LIGHTNING = (
+    BEGIN
+    + """
+import pytorch_lightning as lightning
+class Module(lightning.LightningModule):
+    def __init__(self): super().__init__(); self.net = net
+    def training_step(self, batch, index): return self.net(**batch)["loss"]
+    def validation_step(self, batch, index): self.log("loss", self.net(**batch)["loss"])
+    def configure_optimizers(self):
+        made = torch.optim.AdamW(self.parameters(), lr=0.01)
+        return [made], [torch.optim.lr_scheduler.StepLR(made, 1, 0.8)]
+class Stop(lightning.Callback):
+    def on_train_batch_end(self, trainer, *more): stops(trainer.global_step)
+trainer = lightning.Trainer(max_epochs=3, accelerator="cpu", logger=False, callbacks=[Stop()],
+    enable_progress_bar=False, enable_checkpointing=False, enable_model_summary=False,
+    accumulate_grad_batches=accumulated)
+trainer.fit(Module(), loader(shuffle=True), loader())
+"""
+    + END
+)
+LOOP = """
+train, test = loader(shuffle=True), loader()
+optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.8)
+PREPARE
+step = 0
+for epoch in range(3):
+    net.train()
+    total = batches = 0
+    for batch in train:
+        loss = net(**batch)["loss"] / accumulated
+        BACKWARD
+        batches += 1
+        total += loss.item()
+        if batches % accumulated == 0:
+            optimizer.step(); optimizer.zero_grad()
+            step += 1
+            stops(step)
+    schedule.step()
+    net.eval()
+    with torch.no_grad(): value = sum(net(**batch)["loss"].item() for batch in test) / len(test)
+    print("epoch", epoch, total / batches, value, flush=True)
+    torch.save(net.state_dict(), f"OUT-{epoch}.pt")
+"""
+PLAIN = BEGIN + LOOP.replace("PREPARE", "").replace("BACKWARD", "loss.backward()") + END
+ACCELERATE = (
+    BEGIN
+    + LOOP.replace(
+        "PREPARE",
+        "from accelerate import Accelerator\n"
+        "one = Accelerator(cpu=True)\n"
+        "net, optimizer, train, test, schedule = "
+        "one.prepare(net, optimizer, train, test, schedule)\n",
+    ).replace("BACKWARD", "one.backward(loss)")
+    + END
+)

@@ -1,0 +1,133 @@
+"""A copy of a state in host memory, so that training goes on while it is written.
+
+The memory is taken once and touched beforehand by a thread: fresh pages cost ten times the copy.
+It is shared with no child, and counts as shared memory of the process.
+"""
+
+import contextlib
+import mmap
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpujob_worker.checkpoint.host_memory import available_bytes
+from gpujob_worker.checkpoint.tensor_file import data_bytes, in_file_order
+
+# Of what is free, a staging copy may take this share; the rest is the loaders' and the caches'.
+SHARE_MAX = 0.5
+# States grow a little: counters, learning rates, the loader's place.
+HEADROOM = 1.05
+_PAGE_BYTES = mmap.PAGESIZE
+_TOUCH_BYTES = 16 << 20
+_PORTABLE = 1  # cudaHostRegisterPortable: pinned for every context
+
+
+class NoRoomError(Exception):
+    """A staging copy does not fit into the host memory that is free."""
+
+
+class StagingBuffer:
+    """One block for one state. Used by one thread at a time, but for `prepare`."""
+
+    def __init__(self, available: Callable[[], int | None] = available_bytes) -> None:
+        self._available = available
+        self._block: torch.Tensor | None = None
+        self._pinned = 0
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return 0 if self._block is None else self._block.numel()
+
+    def refusal(self, tensors: Mapping[str, torch.Tensor]) -> str | None:
+        """Why the tensors cannot be copied here; None when they can."""
+        needed, free = int(data_bytes(tensors) * HEADROOM), self._available()
+        more = needed - self.size_bytes
+        if free is None or more <= free * SHARE_MAX:
+            return None
+        return f"a copy of {needed} bytes takes more than half of the {free} bytes of host memory"
+
+    def prepare(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Takes and touches the memory in the background, before it is needed."""
+        if self._thread is None and self.refusal(tensors) is None:
+            pin = any(tensor.is_cuda for tensor in tensors.values())
+            size = int(data_bytes(tensors) * HEADROOM)
+            self._thread = threading.Thread(
+                target=self._grow, args=(size, pin), name="gpujob-staging", daemon=True
+            )
+            self._thread.start()
+
+    def stage(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Copies that stay as they are until the next call. Raises `NoRoomError`."""
+        refusal = self.refusal(tensors)
+        if refusal is not None:
+            raise NoRoomError(refusal)
+        pin = any(tensor.is_cuda for tensor in tensors.values())
+        if data_bytes(tensors) > self.size_bytes:
+            self._grow(int(data_bytes(tensors) * HEADROOM), pin)
+        staged: dict[str, torch.Tensor] = {}
+        start = 0
+        for name, tensor in in_file_order(tensors).items():
+            staged[name] = view = self._view(start, tensor)
+            view.copy_(tensor, non_blocking=self._pinned > 0)
+            start += view.numel() * view.element_size()
+        if pin:
+            torch.cuda.synchronize()
+        return staged
+
+    def release(self) -> None:
+        """Gives the memory back; views of it must be gone."""
+        with self._lock:
+            self._unpin()
+            self._block = None
+            self._thread = None
+
+    def _view(self, start: int, tensor: torch.Tensor) -> torch.Tensor:
+        assert self._block is not None
+        size = tensor.numel() * tensor.element_size()
+        if not size:
+            return torch.empty(tensor.shape, dtype=tensor.dtype)
+        return self._block[start : start + size].view(tensor.dtype).view(tensor.shape)
+
+    def _grow(self, size: int, pin: bool) -> None:
+        with self._lock:
+            if size <= self.size_bytes:
+                return
+            self._unpin()
+            self._block = None
+            block = _touched(max(size, _PAGE_BYTES))
+            if pin:
+                self._pinned = _pin(block)
+            self._block = block
+
+    def _unpin(self) -> None:
+        pinned, self._pinned = self._pinned, 0
+        if pinned:
+            with contextlib.suppress(Exception):
+                runtime: Any = torch.cuda.cudart()
+                runtime.cudaHostUnregister(pinned)
+
+
+def _touched(size: int) -> torch.Tensor:
+    mapping = mmap.mmap(-1, size)
+    with contextlib.suppress(OSError, AttributeError):
+        # A loader's process would otherwise hold it as well, and pinned memory must not be shared.
+        mapping.madvise(mmap.MADV_DONTFORK)
+    pages = np.frombuffer(mapping, dtype=np.uint8)
+    for start in range(0, size, _TOUCH_BYTES):
+        pages[start : start + _TOUCH_BYTES : _PAGE_BYTES] = 0
+    return torch.frombuffer(mapping, dtype=torch.uint8)
+
+
+def _pin(block: torch.Tensor) -> int:
+    """The address of what is pinned, or 0: copies then wait for each tensor."""
+    try:
+        runtime: Any = torch.cuda.cudart()
+        failed = int(runtime.cudaHostRegister(block.data_ptr(), block.numel(), _PORTABLE))
+    except Exception:
+        return 0
+    return 0 if failed else block.data_ptr()

@@ -1,0 +1,142 @@
+"""Scripts with checkpoints of their own: told by their own flags to resume from the newest one.
+
+The job says where they lie (`spec.checkpoint.path`) and how the script is told
+(`spec.checkpoint.resumeArguments`); the flags of well-known scripts are found in their source.
+"""
+
+import ast
+import glob
+import itertools
+import os
+import zipfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gpujob_api.settings import Settings
+from gpujob_worker.launch.batch_flags import SOURCE_BYTES_MAX
+from gpujob_worker.launch.script_runner import PythonCommand
+from gpujob_worker.run.decision_log import DecisionLog
+
+PLACEHOLDER = "{path}"
+# Of what the pattern matches, looked at.
+FILES_MAX = 10_000
+_ITEM = "own checkpoint"
+# Flags that take the file, or nothing where they are switches, in the order of preference.
+FLAGS = (
+    *("--resume-from-checkpoint", "--resume_from_checkpoint"),
+    *("--resume-from", "--resume_from", "--resume", "--ckpt-path", "--ckpt_path"),
+)
+# Configurations made of a script's own globals: the name, and what to set it to.
+GLOBALS = {"init_from": "resume"}
+_SWITCHES = ("store_true", "store_const")
+
+
+def adapt_resume(
+    command: PythonCommand, settings: Settings, directory: Path | None, explanation: DecisionLog
+) -> PythonCommand:
+    """The command with what makes the script go on from its own newest checkpoint, if any."""
+    pattern = settings.script_checkpoint
+    if pattern is None:
+        return command
+    where = _absolute(pattern, directory)
+    newest = newest_checkpoint(where)
+    if newest is None:
+        explanation.note(_ITEM, f"none at {where} yet: the script starts anew")
+        return command
+    arguments = settings.resume_arguments or known_arguments(command)
+    if not arguments:
+        explanation.skipped(
+            _ITEM, f"{newest.name} is there, and no flag to resume: name checkpoint.resumeArguments"
+        )
+        return command
+    filled = tuple(text.replace(PLACEHOLDER, str(newest)) for text in arguments)
+    flag = filled[0].partition("=")[0]
+    if any(text.partition("=")[0] == flag for text in command.arguments):
+        explanation.skipped(_ITEM, f"the command has {flag} already")
+        return command
+    explanation.applied(_ITEM, f"{' '.join(filled)}: what comes back is what the script saved")
+    return replace(command, arguments=(*command.arguments, *filled))
+
+
+def newest_checkpoint(pattern: str) -> Path | None:
+    """The newest file or folder that matches and is whole, as far as that can be seen."""
+    found = itertools.islice(glob.iglob(pattern, recursive=True), FILES_MAX)
+    dated = [(_changed(Path(path)), Path(path)) for path in found]
+    for _, path in sorted(dated, reverse=True):
+        if _is_whole(path):
+            return path
+    return None
+
+
+def known_arguments(command: PythonCommand) -> tuple[str, ...]:
+    """By the script's source; empty where it has no flag of the table."""
+    if command.is_module:
+        return ()
+    tree = _parsed(Path(command.target))
+    if tree is None:
+        return ()
+    declared = dict(_declared(tree))
+    for flag in FLAGS:
+        if flag in declared:
+            return (flag,) if declared[flag] in _SWITCHES else (flag, PLACEHOLDER)
+    for name, value in _globals(tree):
+        if name in GLOBALS and isinstance(value, str):
+            return (f"--{name}={GLOBALS[name]}",)
+    return ()
+
+
+def _absolute(pattern: str, directory: Path | None) -> str:
+    expanded = os.path.expandvars(pattern)
+    return expanded if directory is None else str(directory / expanded)
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _is_whole(path: Path) -> bool:
+    """`torch.save` writes a zip file, whose directory comes last: half of one has none."""
+    if path.is_dir() or path.suffix not in (".pt", ".pth", ".ckpt", ".tar"):
+        return path.exists()
+    try:
+        with path.open("rb") as stream:
+            begins_as_zip = stream.read(2) == b"PK"
+    except OSError:
+        return False
+    return not begins_as_zip or zipfile.is_zipfile(path)
+
+
+def _parsed(script: Path) -> ast.Module | None:
+    try:
+        if script.stat().st_size > SOURCE_BYTES_MAX:
+            return None
+        return ast.parse(script.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return None
+
+
+def _declared(tree: ast.Module) -> Iterator[tuple[str, Any]]:
+    """Flags that the source passes to `add_argument`, with what they do."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+            actions = [
+                keyword.value.value
+                for keyword in node.keywords
+                if keyword.arg == "action" and isinstance(keyword.value, ast.Constant)
+            ]
+            for argument in node.args:
+                if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                    yield argument.value, actions[0] if actions else None
+
+
+def _globals(tree: ast.Module) -> Iterator[tuple[str, Any]]:
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    yield target.id, node.value.value

@@ -1,0 +1,285 @@
+"""When a run's state is saved: beside the training, and once more before it leaves.
+
+Training stands still while the state is copied into host memory; a thread commits the copy. Where
+there is no room for a copy, training stands still until it is committed. What goes wrong is said
+at the next safe point and ends nothing, but for a newer attempt that owns the directory.
+"""
+
+import atexit
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from gpujob_api.codec import encode
+from gpujob_api.report import CheckpointReport, WorkerPhase
+from gpujob_worker.checkpoint.background_writer import BackgroundWriter, CancelledError, Written
+from gpujob_worker.checkpoint.errors import CheckpointError, FencedError
+from gpujob_worker.checkpoint.host_memory import available_bytes
+from gpujob_worker.checkpoint.interval import (
+    CheckpointCost,
+    StopPlan,
+    interval_seconds,
+    plan_stop,
+)
+from gpujob_worker.checkpoint.staging import NoRoomError, StagingBuffer
+from gpujob_worker.checkpoint.store import Commit, Store
+from gpujob_worker.checkpoint.tree import encode_tree
+from gpujob_worker.run.graceful_stop import EXIT_MARGIN_SECONDS, Interrupted
+from gpujob_worker.run.session import Session
+
+_ITEM = "checkpoint"
+# Steps whose lengths are compared, with and without a write under way.
+_STEPS_COMPARED = 50
+_SLOWDOWN_MAX = 0.9
+# The longest that training waits for a write because checkpoints are asked for this often.
+_WAIT_SECONDS_MIN = 60.0
+_LOOK_SECONDS = 0.05
+
+
+class Checkpointer:
+    """Saves what `snapshot` returns. `safe_point` is called between two steps.
+
+    `room_bytes` tells how much host memory is free for a copy; by default the machine is asked.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        store: Store | None,
+        snapshot: Callable[[], Any],
+        room_bytes: Callable[[], int | None] | None = None,
+    ) -> None:
+        self._session = session
+        self._store = store
+        self._snapshot = snapshot
+        self._staging = StagingBuffer(room_bytes or self._room_bytes)
+        self._writer = BackgroundWriter(store) if store is not None else None
+        self._pace = _Pace()
+        self._due_from = time.monotonic()
+        self._blocked_seconds = 0.0
+        self._cost: CheckpointCost | None = None
+        self._prepared = self._described = False
+        # Checkpoints that were begun, so that others see when one was.
+        self.begun = 0
+        if self._writer is not None:
+            atexit.register(self._writer.close)
+
+    def safe_point(self) -> None:
+        """Begins a checkpoint when one is due; leaves by `Interrupted` when asked to stop."""
+        if self._session.stop.requested:
+            self.leave()
+        if self._writer is None:
+            return
+        self._pace.passes(busy=self._writer.busy)
+        self._collect()
+        now = time.monotonic()
+        if self._session.state.phase is WorkerPhase.TRAINING:
+            self._prepare()
+        if now - self._due_from >= self._interval_seconds():
+            self._begin_or_skip()
+
+    def leave(self, *, saved: bool | None = None) -> NoReturn:
+        """Commits the state as it is, if the time allows it, and leaves; only leaves where it is
+        known whether that was `saved`."""
+        saved = self.save_last() if saved is None else saved
+        self._session.state.enter(WorkerPhase.DRAINING)
+        raise Interrupted(saved=saved)
+
+    def wait(self, seconds: float) -> bool:
+        """Waits for the write under way; True when none is left."""
+        return self._writer is None or self._writer.wait(seconds)
+
+    def resumed(self) -> None:
+        """The state in force is that of a checkpoint: none is due at once."""
+        self._due_from = time.monotonic()
+
+    def _interval_seconds(self) -> float:
+        environment = self._session.environment
+        asked = environment.settings.checkpoint_interval_seconds
+        return interval_seconds(asked, self._cost, environment.grace_seconds)
+
+    def _begin_or_skip(self) -> None:
+        assert self._writer is not None
+        asked = self._session.environment.settings.checkpoint_interval_seconds
+        if self._writer.busy and asked is None:
+            return
+        if self._writer.busy and asked is not None:
+            # Somebody wants them this often, whatever it costs.
+            self._waits("one is written while the next is due: training waits for it")
+            self._wait_for_writer(max(_WAIT_SECONDS_MIN, 2.0 * asked))
+            self._collect()
+        if not self._writer.busy:
+            self.begin()
+        self._pace.forget()
+
+    def _wait_for_writer(self, seconds: float) -> None:
+        assert self._writer is not None
+        deadline = time.monotonic() + seconds
+        with self._session.meter.paused():
+            while not self._session.stop.requested and time.monotonic() < deadline:
+                if self._writer.wait(_LOOK_SECONDS):
+                    return
+
+    def begin(self) -> None:
+        """Begins a checkpoint of the state as it is now; none may be under way."""
+        session, start = self._session, time.monotonic()
+        try:
+            with session.state.during(WorkerPhase.CHECKPOINTING), session.meter.paused():
+                self._stage_or_write()
+        except FencedError:
+            raise
+        except (CheckpointError, OSError) as error:
+            self._failed(error)
+        self._due_from, self._blocked_seconds = start, time.monotonic() - start
+
+    def _stage_or_write(self) -> None:
+        assert self._writer is not None
+        text, tensors = encode_tree(self._snapshot())
+        step = self._session.state.step
+        try:
+            staged = self._staging.stage(tensors)
+        except NoRoomError as error:
+            self._waits(f"training waits until it is written: {error}")
+            self._wrote_in_place(step, text, tensors)
+            return
+        self._writer.start(step, text, staged, self._about())
+        self.begun += 1
+
+    def _wrote_in_place(self, step: int, text: str, tensors: Any) -> None:
+        assert self._store is not None
+        commit = self._store.write(step, text, tensors, self._about())
+        self._cost = CheckpointCost(commit.seconds)
+        self._committed(commit)
+
+    def _prepare(self) -> None:
+        """Once, after what is measured at a run's beginning: memory is taken for the copy."""
+        if self._prepared or self._cost is not None:
+            return
+        self._prepared = True
+        try:
+            _, tensors = encode_tree(self._snapshot())
+        except CheckpointError:
+            return  # the first checkpoint says so
+        self._staging.prepare(tensors)
+
+    def _collect(self) -> None:
+        assert self._writer is not None
+        written = self._writer.take()
+        if written is None:
+            return
+        if isinstance(written.error, FencedError):
+            raise written.error
+        if written.error is not None:
+            if not isinstance(written.error, CancelledError):
+                self._failed(written.error)
+            return
+        self._wrote_beside(written)
+
+    def _wrote_beside(self, written: Written) -> None:
+        commit = written.commit
+        assert commit is not None
+        slowdown = self._pace.slowdown()
+        self._cost = CheckpointCost(self._blocked_seconds, commit.seconds, slowdown)
+        self._committed(commit)
+        if not self._described:
+            self._described = True
+            size, every = commit.bytes / 1e6, self._interval_seconds()
+            self._session.explanation.applied(
+                _ITEM,
+                f"{size:.0f} MB: training stood still for {self._blocked_seconds:.2f} s, written"
+                f" beside it in {commit.seconds:.2f} s; one every {every:.0f} s",
+            )
+
+    def _committed(self, commit: Commit) -> None:
+        report = CheckpointReport(commit.step, commit.bytes, commit.seconds)
+        self._session.state.committed(report)
+        self._session.reporter.wake()
+
+    def _failed(self, error: Exception) -> None:
+        text = f"{type(error).__name__}: {error}" if not str(error) else str(error)
+        self._session.explanation.note(_ITEM, f"not written: {text}")
+        self._due_from = time.monotonic()
+
+    def save_last(self) -> bool:
+        """Commits the state as it is, if the time allows it; whether it is committed now."""
+        if self._writer is None:
+            return False
+        plan = self._end_write_under_way() if self._writer.busy else StopPlan.FINISH_THEN_SAVE
+        self._collect()
+        at = self._session.state.checkpoint
+        if at is not None and at.step == self._session.state.step:
+            return True
+        return plan is not StopPlan.FINISH_ONLY and self._write_last()
+
+    def _end_write_under_way(self) -> StopPlan:
+        assert self._writer is not None
+        session = self._session
+        left = session.stop.remaining_seconds() - EXIT_MARGIN_SECONDS
+        known = self._cost.whole_seconds if self._cost is not None else None
+        plan = plan_stop(left, known, self._writer.rest_seconds)
+        if plan is not StopPlan.FINISH_THEN_SAVE:
+            session.explanation.note(_ITEM, f"{left:.1f} s are left: {plan.value}")
+        if plan is StopPlan.CANCEL_AND_SAVE:
+            self._writer.cancel()
+        with session.state.during(WorkerPhase.CHECKPOINTING), session.meter.paused():
+            self._writer.wait(left)
+        return plan
+
+    def _write_last(self) -> bool:
+        """From where it lies: nothing changes it any more, so no copy is needed."""
+        session = self._session
+        try:
+            with session.state.during(WorkerPhase.CHECKPOINTING), session.meter.paused():
+                text, tensors = encode_tree(self._snapshot())
+                self._wrote_in_place(session.state.step, text, tensors)
+        except FencedError:
+            raise
+        except (CheckpointError, OSError) as error:
+            self._failed(error)
+            return False
+        return True
+
+    def _about(self) -> dict[str, Any]:
+        environment = self._session.environment
+        return {"name": environment.name, "settings": encode(environment.settings)}
+
+    def _room_bytes(self) -> int | None:
+        """Host memory that may be taken; on the CPU it is the device's, with the job's limit."""
+        session, free = self._session, available_bytes()
+        limit = session.environment.memory_limit_bytes
+        if limit is None or session.state.device not in ("", "cpu"):
+            return free
+        held = max(session.meter.memory.current_bytes(), session.meter.window.peak_memory_bytes)
+        left = max(0, limit - held)
+        return left if free is None else min(left, free)
+
+    def _waits(self, text: str) -> None:
+        self._session.explanation.note(f"{_ITEM} wait", text)
+
+
+class _Pace:
+    """Seconds from safe point to safe point, with a write under way and without."""
+
+    def __init__(self) -> None:
+        self._busy: deque[float] = deque(maxlen=_STEPS_COMPARED)
+        self._idle: deque[float] = deque(maxlen=_STEPS_COMPARED)
+        self._last: tuple[float, bool] | None = None
+
+    def passes(self, *, busy: bool) -> None:
+        now = time.monotonic()
+        if self._last is not None and self._last[1] is busy:
+            (self._busy if busy else self._idle).append(now - self._last[0])
+        self._last = now, busy
+
+    def forget(self) -> None:
+        """What comes next is no step alone."""
+        self._last = None
+
+    def slowdown(self) -> float:
+        """The share of its speed that the training lost beside writes."""
+        if not self._busy or not self._idle:
+            return 0.0
+        busy, idle = statistics.median(self._busy), statistics.median(self._idle)
+        return min(max(0.0, 1.0 - idle / busy), _SLOWDOWN_MAX) if busy > 0 else 0.0

@@ -1,0 +1,114 @@
+"""Lightning's Trainer, resumed as if it had not stopped.
+
+By itself it keeps neither random states nor the loader's place, so it repeats the head of an epoch
+and never reads its tail; told to stop it ends with exit code 0. Its own connector collects and
+restores the state.
+"""
+
+import functools
+import inspect
+import sys
+from typing import Any
+
+from gpujob_worker.resume.passes import Pass
+from gpujob_worker.resume.unmodified import Unmodified
+
+MODULES = ("pytorch_lightning.trainer.trainer", "lightning.pytorch.trainer.trainer")
+_ITEM = "resume"
+_PATH = "gpujob"
+# For people who load a model by hand; a class that is passed to it need not be savable.
+_NOT_NEEDED = ("hyper_parameters", "hparams_name", "hparams_type", "datamodule_hyper_parameters")
+
+
+class LightningTraining:
+    """One call of `Trainer.fit`."""
+
+    kind = "lightning trainer"
+    leaves_evaluations = True
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    @property
+    def _loaders(self) -> list[Any]:
+        combined = self._trainer.fit_loop._combined_loader
+        return list(combined.flattened) if combined is not None else []
+
+    def owns(self, loader: Any) -> bool:
+        return any(loader is mine for mine in self._loaders)
+
+    def consumed(self, record: Pass) -> int:
+        del record
+        return self._trainer.fit_loop.epoch_loop.batch_progress.current.ready
+
+    def between_batches(self) -> bool:
+        """In an epoch, after a whole batch: what lies between epochs it could not begin again."""
+        if len(self._loaders) != 1:
+            return False
+        epoch = self._trainer.fit_loop.epoch_progress.total
+        return epoch.ready == epoch.started == epoch.completed + 1
+
+    def steps_total(self) -> int | None:
+        """Where no early end is to be expected it is exact."""
+        trainer = self._trainer
+        if trainer.max_steps > 0:
+            return int(trainer.max_steps)
+        batches, epochs = trainer.num_training_batches, trainer.max_epochs
+        if batches == float("inf") or epochs is None or epochs < 0:
+            return None
+        return int(-(-batches // trainer.accumulate_grad_batches) * epochs)
+
+    def snapshot(self) -> dict[str, Any]:
+        state = self._trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        return {name: value for name, value in state.items() if name not in _NOT_NEEDED}
+
+
+def adapt(module: str, unmodified: Unmodified) -> None:
+    """Once the module of the Trainer was imported."""
+    kind: Any = sys.modules[module].Trainer
+    plain: Any = kind.fit
+    signature = inspect.signature(plain)
+
+    @functools.wraps(plain)
+    def fit(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        refusal = _refusal(self) or unmodified.open_store()
+        if refusal is not None:
+            unmodified.session.explanation.skipped(_ITEM, refusal)
+            return plain(self, *arguments, **keywords)
+        # Its handler would end the run after the batch, saved or not; ours is called in its place.
+        vars(self._signal_connector)["_sigterm_notifier_fn"] = _nothing
+        body = unmodified.begin(LightningTraining(self))
+        bound = signature.bind(self, *arguments, **keywords)
+        try:
+            if body is not None:
+                _give(self.strategy, body)
+                bound.arguments["ckpt_path"] = _PATH
+            return plain(*bound.args, **bound.kwargs)
+        finally:
+            vars(self._signal_connector).pop("_sigterm_notifier_fn", None)
+            vars(self.strategy).pop("load_checkpoint", None)
+            unmodified.end()
+
+    kind.fit = fit
+
+
+def _nothing(*_: Any) -> None: ...
+
+
+def _give(strategy: Any, body: dict[str, Any]) -> None:
+    """What it would read from the path is `body`."""
+    plain = strategy.load_checkpoint
+
+    def load_checkpoint(path: Any, *arguments: Any, **keywords: Any) -> Any:
+        return dict(body) if path == _PATH else plain(path, *arguments, **keywords)
+
+    vars(strategy)["load_checkpoint"] = load_checkpoint
+
+
+def _refusal(trainer: Any) -> str | None:
+    name = type(trainer.strategy).__name__
+    if "FSDP" in name or "DeepSpeed" in name or "ModelParallel" in name:
+        return f"{name}: its checkpoints are written by all processes together"
+    if trainer.world_size > 1:
+        return f"{trainer.world_size} processes: checkpoints of several are not written yet"
+    return None

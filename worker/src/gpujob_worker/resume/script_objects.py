@@ -1,0 +1,94 @@
+"""Models, optimizers, schedulers and loss scalers of a script, in the order they were made."""
+
+import copy
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gpujob_worker.checkpoint.errors import MismatchError
+
+
+class ScriptObjects:
+    """What the script made and still has; held weakly."""
+
+    def __init__(self) -> None:
+        self._made: list[weakref.ref[Any]] = []
+        self._known: set[int] = set()
+
+    def install(self) -> None:
+        schedulers = torch.optim.lr_scheduler.LRScheduler
+        for kind in (torch.nn.Module, torch.optim.Optimizer, schedulers, torch.amp.GradScaler):
+            _after(kind, "__init__", self._add)
+        # A copy is not made by `__init__`: an average of the weights, a model of an earlier step.
+        _after(torch.nn.Module, "__setstate__", self._add)
+
+    def _add(self, made: Any) -> None:
+        if id(made) not in self._known:
+            self._known.add(id(made))
+            self._made.append(weakref.ref(made, functools.partial(self._gone, id(made))))
+
+    def _gone(self, identity: int, reference: Any) -> None:
+        self._known.discard(identity)
+        self._made.remove(reference)
+
+    def all(self) -> list[Any]:
+        """Modules that are in no other one, if they have a state, and all others."""
+        made = [found for found in (reference() for reference in self._made) if found is not None]
+        modules = [found for found in made if isinstance(found, torch.nn.Module)]
+        inner = {id(part) for module in modules for part in module.modules() if part is not module}
+        return [
+            found
+            for found in made
+            if not isinstance(found, torch.nn.Module)
+            or (id(found) not in inner and len(found.state_dict()))
+        ]
+
+    def states(self) -> list[dict[str, Any]]:
+        return [{"kind": _kind(found), "state": found.state_dict()} for found in self.all()]
+
+    def mismatch(self, saved: list[dict[str, Any]]) -> str | None:
+        """How the objects differ from those that were saved; None where they are alike."""
+        found = self.all()
+        kinds, wanted = [_kind(each) for each in found], [each["kind"] for each in saved]
+        if kinds != wanted:
+            return f"the script has {', '.join(kinds)}, saved were {', '.join(wanted)}"
+        for each, state in zip(found, saved, strict=True):
+            if isinstance(each, torch.nn.Module) and _shapes(each.state_dict()) != _shapes(
+                state["state"]
+            ):
+                return f"{_kind(each)} has other parameters than were saved"
+        return None
+
+    def restore(self, saved: list[dict[str, Any]]) -> None:
+        """Raises `MismatchError`; then some may be restored and others not."""
+        mismatch = self.mismatch(saved)
+        if mismatch is not None:
+            raise MismatchError(mismatch)
+        for found, state in zip(self.all(), saved, strict=True):
+            try:
+                # An optimizer takes the tensors that it is given, and steps change them.
+                found.load_state_dict(copy.deepcopy(state["state"]))
+            except (RuntimeError, ValueError, KeyError, TypeError) as error:
+                raise MismatchError(f"{_kind(found)}: {error}") from None
+
+
+def _kind(found: Any) -> str:
+    return type(found).__name__
+
+
+def _shapes(state: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [(name, getattr(value, "shape", None)) for name, value in state.items()]
+
+
+def _after(kind: Any, method: str, call: Callable[[Any], None]) -> None:
+    plain = getattr(kind, method)
+
+    @functools.wraps(plain)
+    def wrapped(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        call(self)
+        return plain(self, *arguments, **keywords)
+
+    setattr(kind, method, wrapped)

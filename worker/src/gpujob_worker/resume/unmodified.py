@@ -1,0 +1,291 @@
+"""Scripts that know nothing of us: saved between two batches, and begun again there.
+
+A trainer's adapter says which loader it trains from, how many batches are in its weights, and what
+its state is; `Passes` brings the loader back to its place. One training at a time is looked after.
+"""
+
+import time
+from typing import Any, Protocol
+
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from gpujob_api.codec import FieldError, decode, encode
+from gpujob_api.settings import TunedSettings
+from gpujob_worker.checkpoint.errors import MismatchError
+from gpujob_worker.checkpoint.store import Loaded, Store
+from gpujob_worker.resume.checkpointer import Checkpointer
+from gpujob_worker.resume.first_loss import FirstLoss
+from gpujob_worker.resume.passes import Pass, Passes, at_boundary
+from gpujob_worker.run.session import Session
+
+_ITEM = "resume"
+# An evaluation may go on until this share of the grace period is left; then it is cut short.
+EVALUATION_SHARE = 0.5
+# What must be left of the grace period for the loss of one more step, in steps.
+STEPS_FOR_A_LOSS = 4.0
+
+
+class Training(Protocol):
+    """One training of a trainer, under way or about to begin."""
+
+    kind: str
+    # Whether it can go on from the middle of an evaluation; the rest of that is then left out.
+    leaves_evaluations: bool
+
+    def owns(self, loader: Any) -> bool:
+        """Whether the training's batches come from this loader."""
+        ...
+
+    def consumed(self, record: Pass) -> int:
+        """Batches of the pass that are in the weights."""
+        ...
+
+    def between_batches(self) -> bool:
+        """Whether the trainer itself can go on from here."""
+        ...
+
+    def steps_total(self) -> int | None:
+        """How many steps it is going to make, where that is known."""
+        ...
+
+    def snapshot(self) -> Any:
+        """What the trainer has to know again, as plain values and tensors."""
+        ...
+
+
+class Fallback(Protocol):
+    """Looks after the script itself where no trainer trains."""
+
+    def begins(self, loader: Any) -> None:
+        """A pass of any loader begins."""
+        ...
+
+    def fetches(self, loader: Any) -> None:
+        """A batch of any loader is asked for."""
+        ...
+
+    def stepped(self) -> None:
+        """An optimizer made a step."""
+        ...
+
+
+class Unmodified:
+    """The training that is looked after, its store, and the loaders of the process."""
+
+    def __init__(self, session: Session, passes: Passes | None = None) -> None:
+        self.session = session
+        self.passes = passes or Passes()
+        self.store: Store | None = None
+        self.loaded: Loaded | None = None
+        self._training: Training | None = None
+        self._checkpointer: Checkpointer | None = None
+        self._pass: Pass | None = None
+        self._boundary: Any = None
+        self._pending: dict[str, Any] | None = None
+        self._stepped = False
+        self.plain: Fallback | None = None
+        self.first_loss: FirstLoss | None = None
+        self._stop_step: int | None = None
+        self._step_seconds = self._passed_at = 0.0
+
+    def install(self) -> None:
+        self.passes.begins = self._begins
+        self.passes.fetching = self._fetching
+        self.passes.install()
+        register_optimizer_step_post_hook(self._after_step)
+
+    @property
+    def training(self) -> Training | None:
+        return self._training
+
+    @property
+    def pass_under_way(self) -> Pass | None:
+        """The training loader's; None between two passes."""
+        return None if self._boundary is not None else self._pass
+
+    @property
+    def restoring(self) -> bool:
+        """Whether the loaded state waits for its loader's pass."""
+        return self._pending is not None
+
+    def open_store(self) -> str | None:
+        """Opens the directory once; returns why nothing is saved there, or None."""
+        environment = self.session.environment
+        if self.store is not None:
+            return None
+        if environment.checkpoint_directory is None:
+            return "no checkpoint directory is set"
+        if self.session.script_owns_safe_points:
+            return "the script saves by itself, with gpujob_worker.prepare"
+        if environment.world_size > 1:
+            return f"{environment.world_size} workers: checkpoints of several are not written yet"
+        keep = environment.settings.checkpoint_keep
+        self.store = Store(environment.checkpoint_directory, environment.attempt, keep)
+        self.loaded = self.store.load()
+        for number, note in enumerate(self.store.notes):
+            self.session.explanation.note(f"{_ITEM} {number + 1}", note)
+        return None
+
+    def begin(self, training: Training) -> Any:
+        """A training begins; returns the body of its checkpoint, or None for a fresh start.
+
+        Raises `MismatchError` for a checkpoint of something else.
+        """
+        assert self.store is not None, "open_store first"
+        session = self.session
+        refusal = session.stop.listen()
+        if refusal is not None:
+            session.explanation.skipped("graceful stop", refusal)
+        session.leaves_stops_to_script()
+        self._training, self._pass, self._stepped = training, None, False
+        self._passed_at = time.monotonic()
+        self._checkpointer = Checkpointer(session, self.store, self._snapshot)
+        loaded, self.loaded = self.loaded, None
+        return None if loaded is None else self._adopt(training, loaded)
+
+    def arrived_at_end(self, record: Pass) -> None:
+        """The loaded state is that after the pass's last batch: it is put in force now."""
+        pending, self._pending = self._pending, None
+        assert pending is not None, "only a training with a loaded state arrives"
+        self._pass = record
+        self._restored(pending)
+        record.put(pending["pass"]["now"])
+
+    def end(self) -> None:
+        """The training ended, well or not: what comes after it is the script's."""
+        self._training = self._pending = self._pass = self.first_loss = None
+        if self._checkpointer is not None:
+            self._checkpointer.wait(0.0)
+            self._checkpointer = None
+        self.session.leaves_stops_to_script(leaves=False)
+
+    def stop(self) -> None:
+        """In a forked child."""
+        self.passes.stop()
+        self._training = None
+
+    def _adopt(self, training: Training, loaded: Loaded) -> Any:
+        """What must be known before the first step; the loader's place follows with its pass."""
+        state, step = loaded.state, loaded.step
+        try:
+            kind, self._pending = state["kind"], {"step": step, "pass": state["pass"]}
+            tuned = state["tuned"]
+            known = decode(TunedSettings, tuned, "tuned") if tuned is not None else None
+        except (KeyError, TypeError, FieldError) as error:
+            raise MismatchError(f"step-{step} has another layout: {error}") from None
+        if kind != training.kind:
+            raise MismatchError(f"step-{step} is one of {kind}, and {training.kind} trains now")
+        self.session.state.resumes(step)
+        self.session.state.start_with(known)
+        self.session.state.start_with_scale(state.get("scale"))
+        self.session.explanation.note(_ITEM, f"{training.kind}: from step {step}")
+        return state["body"]
+
+    def _begins(self, loader: Any) -> dict[str, Any] | None:
+        if self.plain is not None and self._of_script:
+            self.plain.begins(loader)
+        training = self._training
+        if training is None:
+            return None
+        if not training.owns(loader):
+            return None
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            self._restored(pending)
+            return pending["pass"]
+        if self._stepped and training.between_batches():
+            self._boundary = loader
+            try:
+                self._safe_point()
+            finally:
+                self._boundary = None
+        return None
+
+    def _restored(self, pending: dict[str, Any]) -> None:
+        assert self._checkpointer is not None
+        self.session.state.resumes(pending["step"])
+        self._checkpointer.resumed()
+        self._stepped = False
+
+    @property
+    def _of_script(self) -> bool:
+        """Whether no trainer trains: what loaders and optimizers do is the script's own loop."""
+        training: Any = self._training
+        return training is None or training is self.plain
+
+    def _fetching(self, record: Pass) -> None:
+        if self.plain is not None and self._of_script:
+            self.plain.fetches(record.loader)
+        training = self._training
+        if training is None or self._pending is not None:
+            return
+        if not training.owns(record.loader):
+            stop = self.session.stop
+            patience = self.session.environment.grace_seconds * EVALUATION_SHARE
+            late = stop.requested and stop.remaining_seconds() < patience
+            if late and self._pass is not None and training.leaves_evaluations:
+                self._leave_meanwhile()
+            return
+        if self._stepped and training.between_batches():
+            self._pass = record
+            self._safe_point()
+
+    def _leave_meanwhile(self) -> None:
+        """Told to stop in an evaluation: the weights are those of the last step."""
+        assert self._checkpointer is not None
+        self.session.explanation.note("evaluation", "cut short by the stop")
+        self._checkpointer.leave()
+
+    def _safe_point(self) -> None:
+        assert self._checkpointer is not None
+        assert self._training is not None
+        self._stepped = False
+        total = self._training.steps_total()
+        if total is not None:
+            self.session.state.expect_steps(total)
+        now = time.monotonic()
+        self._step_seconds, self._passed_at = now - self._passed_at, now
+        if self.first_loss is not None:
+            self.first_loss.passes()
+            if self.session.stop.requested:
+                self._leave_after_next_loss(self._checkpointer, self.first_loss)
+                return
+        before = self._checkpointer.begun
+        self._checkpointer.safe_point()
+        if self.first_loss is not None and self._checkpointer.begun > before:
+            self.first_loss.record_after(self.session.state.step)
+
+    def _leave_after_next_loss(self, checkpointer: Checkpointer, first_loss: FirstLoss) -> None:
+        """Saves, makes one more step for its loss where there is time, and leaves."""
+        step = self.session.state.step
+        if self._stop_step is not None or not checkpointer.save_last():
+            checkpointer.leave(saved=self._stop_step is not None)
+        self._stop_step = step
+        if STEPS_FOR_A_LOSS * self._step_seconds > self.session.stop.remaining_seconds():
+            checkpointer.leave(saved=True)
+        first_loss.record_after(step)
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        del optimizer, args, kwargs
+        self._stepped = True
+        if self.plain is not None and self._of_script:
+            self.plain.stepped()
+
+    def _snapshot(self) -> dict[str, Any]:
+        training, state = self._training, self.session.state
+        assert training is not None
+        tuned, scale = state.tuned, state.loss_scale
+        return {
+            "kind": training.kind,
+            "body": training.snapshot(),
+            "pass": self._pass_state(training),
+            "tuned": encode(tuned) if tuned is not None else None,
+            "scale": scale.saved() if scale is not None else None,
+        }
+
+    def _pass_state(self, training: Training) -> dict[str, Any]:
+        if self._boundary is not None:
+            return at_boundary(self._boundary)
+        assert self._pass is not None
+        consumed = training.consumed(self._pass)
+        return self._pass.state(consumed) if consumed else at_boundary(self._pass.loader)

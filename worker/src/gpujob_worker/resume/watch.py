@@ -1,0 +1,36 @@
+"""Joins what resumes unmodified scripts: one training at a time, whichever library runs it."""
+
+import functools
+import sys
+
+from gpujob_worker.inject.fork_hooks import in_forked_children
+from gpujob_worker.launch.import_hooks import when_imported
+from gpujob_worker.resume import huggingface, lightning
+from gpujob_worker.resume.plain_script import PlainScript, adapt_accelerate
+from gpujob_worker.resume.unmodified import Unmodified
+from gpujob_worker.run.session import Session
+
+_LOADERS = "accelerate.data_loader"
+_kept: list[Unmodified] = []
+
+
+def watch(session: Session) -> None:
+    """Once torch was imported, with a checkpoint directory: trainers that come are adapted."""
+    if session.environment.checkpoint_directory is None or not session.optimizes:
+        return
+    if not session.features.allows("resume"):
+        return
+    if session.environment.settings.script_checkpoint is not None:
+        session.explanation.skipped("resume", "the script keeps checkpoints of its own")
+        return
+    unmodified = Unmodified(session)
+    unmodified.install()
+    in_forked_children(unmodified.stop)
+    _kept.append(unmodified)
+    plain = PlainScript(unmodified)
+    plain.install()
+    session.on_failure(plain.failed_on_the_way)
+    when_imported(huggingface.MODULE, functools.partial(huggingface.adapt, unmodified))
+    for name in lightning.MODULES:
+        when_imported(name, functools.partial(lightning.adapt, name, unmodified))
+    when_imported(_LOADERS, lambda: adapt_accelerate(sys.modules[_LOADERS]))
