@@ -38,7 +38,9 @@ FROM ${BASE} AS worker-packages
 COPY requirements/worker.txt /requirements.txt
 RUN python3 -m venv /opt/gpujob && /opt/gpujob/bin/pip install --no-cache-dir --require-hashes -r /requirements.txt
 COPY --from=wheel /wheel /wheel
-RUN /opt/gpujob/bin/pip install --no-cache-dir --no-deps /wheel/*.whl
+# The folder that stands first on PYTHONPATH, under a name that does not depend on Python's version.
+RUN /opt/gpujob/bin/pip install --no-cache-dir --no-deps /wheel/*.whl && \
+    ln -s "$(/opt/gpujob/bin/python3 -c 'from gpujob_worker.launch.command import HOOK_FOLDER as h; print(h)')" /opt/gpujob/hook
 
 FROM ${BASE} AS worker
 # torch.compile builds kernels at run time, for which it needs a compiler and Python's headers; the
@@ -50,7 +52,8 @@ RUN apt-get update && apt-get install --yes --no-install-recommends g++ && \
 COPY --from=worker-packages /opt/gpujob /opt/gpujob
 COPY --chown=65532:65532 examples /workspace
 # The number has no name in /etc/passwd; torch asks for one when it names its cache.
-ENV PATH=/opt/gpujob/bin:$PATH PYTHONUNBUFFERED=1 HOME=/workspace USER=gpujob LOGNAME=gpujob
+# Whatever a job's command is, what trains in it is hooked.
+ENV PATH=/opt/gpujob/bin:$PATH PYTHONPATH=/opt/gpujob/hook PYTHONUNBUFFERED=1 HOME=/workspace USER=gpujob LOGNAME=gpujob
 WORKDIR /workspace
 USER 65532:65532
 CMD ["gpujob-run", "--help"]
