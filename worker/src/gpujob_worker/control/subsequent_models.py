@@ -91,10 +91,9 @@ class SubsequentModels:
     @property
     def _left_alone(self) -> str | None:
         """Why this run looks at its first model alone; None where it does not."""
-        environment = self._session.environment
-        if environment.settings.mode is OptimizeMode.RECOMMEND:
+        if self._session.environment.settings.mode is OptimizeMode.RECOMMEND:
             return "mode Recommend looks at the first model alone"
-        if environment.world_size > 1:
+        if self._session.world_size > 1:
             return "several processes that train together look at the first model alone"
         return None
 

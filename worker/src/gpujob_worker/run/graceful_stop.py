@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import ClassVar
 
 from gpujob_api.settings import EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED
 
@@ -21,9 +22,13 @@ EXIT_MARGIN_SECONDS = 0.5
 class Interrupted(SystemExit):
     """Leaves the training loop. `finally` blocks run; `except Exception` does not catch it."""
 
+    # No process is told its own exit code: this is how the last report knows it.
+    latest: ClassVar["Interrupted | None"] = None
+
     def __init__(self, *, saved: bool) -> None:
         super().__init__(EXIT_INTERRUPTED_SAVED if saved else EXIT_INTERRUPTED_UNSAVED)
         self.saved = saved
+        Interrupted.latest = self
 
 
 class Stop:

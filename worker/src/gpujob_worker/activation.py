@@ -1,0 +1,82 @@
+"""The worker in one process: nothing until a training library is imported, then passive hooks.
+
+Started by `python_path` in every Python process of a run. Launchers, loader processes and programs
+that only import torch never step an optimizer, and so nothing is started, said or reported in them.
+What trains announces itself by its first step (`hooks`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+
+from gpujob_worker.launch.import_hooks import when_imported
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # `typing` itself is left to those who train
+    from collections.abc import Callable
+
+    from gpujob_worker.process import Process
+
+LIBRARIES = ("accelerate", "jax", "lightning", "pytorch_lightning", "tensorflow", "transformers")
+_BATCH_PER_STEP = "batchPerStep"
+
+_process: Process | None = None
+_is_broken = False
+
+
+def start() -> None:
+    """Watches for the imports of training libraries. Called again, it does nothing."""
+    if _process is not None or _is_watching():
+        return
+    atexit.register(_end)
+    when_imported("torch", _torch_is_there, before=_prepare)
+    for name in LIBRARIES:
+        when_imported(name, before=_prepare)
+    # Before the script reads its arguments, which may well be before it imports anything.
+    if _BATCH_PER_STEP in os.environ.get("GPUJOB_SETTINGS", "") and sys.argv[0].endswith(".py"):
+        _prepare()
+        _guarded(lambda process: process.adapt_arguments())
+
+
+def _is_watching() -> bool:
+    return any(getattr(finder, "callback", None) is _prepare for finder in sys.meta_path)
+
+
+def this_process() -> Process:
+    """Made once in a process. Raises what the worker's modules raise where they are broken."""
+    global _process
+    if _process is None:
+        from gpujob_worker.process import Process
+
+        _process = Process()
+    return _process
+
+
+def _prepare() -> None:
+    _guarded(lambda process: process.prepare())
+
+
+def _torch_is_there() -> None:
+    _guarded(lambda process: process.torch_is_there())
+
+
+def _end() -> None:
+    """Where a training library came past the watch, nobody has said anything yet."""
+    if _process is None and "torch.optim" in sys.modules:
+        _prepare()
+        _guarded(lambda process: process.end())
+
+
+def _guarded(call: Callable[[Process], None]) -> None:
+    """The script's import goes on whatever happens here; a process that trains has its own net."""
+    global _is_broken
+    if _is_broken:
+        return
+    try:
+        call(this_process())
+    except Exception as error:
+        _is_broken = True
+        reason = f"the worker cannot be put in: {type(error).__name__}: {error}"
+        sys.stderr.write(f"gpujob: everything refused: {reason}; the script runs as written\n")
