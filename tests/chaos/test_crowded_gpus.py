@@ -1,4 +1,4 @@
-"""Real memory on GPUs that nobody reserved: of strangers, and of jobs beyond what they hold.
+"""Memory on GPUs beyond reservations: of unmanaged processes, and of jobs that use too much.
 
 One node with two GPUs for all; every test ends with all revisions checked.
 """
@@ -21,7 +21,7 @@ NODE = "node-1"
 MUCH_MIB, ALL_MIB = 1600, 1984
 # Beside each other before it is known how busy they are.
 CLOSE = {"mode": "Shared", "maxSlowdownPercent": 100}
-SAID = re.compile(r"reserved by 1 jobs .* 1\.9\d GiB used by strangers .* driver > 2 GiB")
+SAID = re.compile(r"reserved by 1 job .* 1\.9\d GiB used by unmanaged processes .* driver > 2 GiB")
 QUEUES = f"{OURS}/gpuqueues"
 Json = dict[str, Any]
 
@@ -41,19 +41,23 @@ def scene(shared_scene: Scene) -> Generator[Scene]:
 
 
 @contextmanager
-def stranger(scene: Scene, gpu: str, amount_mebibytes: int) -> Generator[None]:
+def unmanaged_process(scene: Scene, gpu: str, amount_mebibytes: int) -> Generator[None]:
     """Takes memory on a GPU; begins when the agent has published it, ends when it is gone."""
-    name = scene.cluster.start_stranger(gpu, amount_mebibytes * MIB)
+    name = scene.cluster.start_unmanaged_process(gpu, amount_mebibytes * MIB)
     amount = amount_mebibytes * MIB
-    scene.wait(lambda: used_by_strangers(scene, gpu) >= amount, "the stranger is seen")
+    scene.wait(
+        lambda: used_by_unmanaged_processes(scene, gpu) >= amount, "the unmanaged process is seen"
+    )
     try:
         yield
     finally:
-        scene.cluster.stop_stranger(name)
-        scene.wait(lambda: used_by_strangers(scene, gpu) == 0, "the stranger is gone")
+        scene.cluster.stop_unmanaged_process(name)
+        scene.wait(
+            lambda: used_by_unmanaged_processes(scene, gpu) == 0, "the unmanaged process is gone"
+        )
 
 
-def used_by_strangers(scene: Scene, uuid: str) -> int:
+def used_by_unmanaged_processes(scene: Scene, uuid: str) -> int:
     status = scene.client.get(f"{GPU_NODES}/{NODE}")["status"]
     (gpu,) = [gpu for gpu in status["gpus"] if gpu["uuid"] == uuid]
     processes = gpu.get("processes", ())
@@ -71,10 +75,10 @@ def wait_measured(scene: Scene, name: str) -> None:
     scene.wait(is_measured, f"{name} holds what was measured")
 
 
-def test_nothing_is_placed_where_a_stranger_left_too_little(scene: Scene) -> None:
-    """I1: it waits with the numbers, a smaller one fits, and it starts when the stranger ends."""
+def test_nothing_is_placed_where_an_unmanaged_process_left_too_little(scene: Scene) -> None:
+    """I1: it waits with the numbers, a smaller one fits, and it starts when the process ends."""
     gpus = scene.cluster.cards(NODE)
-    with stranger(scene, gpus[0], MUCH_MIB), stranger(scene, gpus[1], MUCH_MIB):
+    with unmanaged_process(scene, gpus[0], MUCH_MIB), unmanaged_process(scene, gpus[1], MUCH_MIB):
         scene.submit("large", **wants("1Gi"))
         scene.wait_phase("large", "Pending")
         waiting = scene.condition("large", "Scheduled")
@@ -89,11 +93,11 @@ def test_nothing_is_placed_where_a_stranger_left_too_little(scene: Scene) -> Non
     assert scene.status("large")["attempt"] == 1
 
 
-def test_a_stranger_on_a_jobs_gpu_is_said_and_moves_nobody(scene: Scene) -> None:
+def test_an_unmanaged_process_on_a_jobs_gpu_is_said_and_moves_nobody(scene: Scene) -> None:
     scene.submit("tenant")
     wait_measured(scene, "tenant")
     _node, gpu = scene.place("tenant")
-    with stranger(scene, gpu, ALL_MIB):
+    with unmanaged_process(scene, gpu, ALL_MIB):
         scene.wait(lambda: SAID.search(pressure(scene)["message"]) is not None, "it is said")
         assert pressure(scene)["status"] == "True"
         assert scene.place("tenant") == (NODE, gpu)
@@ -110,7 +114,7 @@ def pressure(scene: Scene) -> Json:
 
 def test_a_leak_is_charged_to_who_leaks(scene: Scene) -> None:
     """I1: of two tenants of one GPU the one that uses more than it holds has to go."""
-    with stranger(scene, scene.cluster.cards(NODE)[1], ALL_MIB):
+    with unmanaged_process(scene, scene.cluster.cards(NODE)[1], ALL_MIB):
         for name in ("modest", "leaks"):
             scene.submit(name, gpu={"memory": "256Mi"}, sharing=CLOSE)
         for name in ("modest", "leaks"):
@@ -133,7 +137,7 @@ def stops_of(scene: Scene, name: str) -> list[StopReason]:
 
 
 def test_a_leak_that_fits_is_reserved_and_keeps_others_away(scene: Scene) -> None:
-    with stranger(scene, scene.cluster.cards(NODE)[1], ALL_MIB):
+    with unmanaged_process(scene, scene.cluster.cards(NODE)[1], ALL_MIB):
         scene.submit("grows")
         wait_measured(scene, "grows")
         scene.take_memory("grows", 1200)
@@ -157,7 +161,7 @@ def test_a_queue_says_what_it_holds(scene: Scene) -> None:
     scene.submit("waits", queue="team")
     scene.wait(lambda: queue_counts(scene) == (1, 1, 1), "one runs on one GPU, one waits")
     message = scene.condition("waits", "Scheduled")["message"]
-    assert "queue team holds 1 of 1 GPUs, needs 1" in message
+    assert "queue team uses 1 of 1 GPUs, needs 1 more" in message
     scene.finish_and_wait("runs", "waits")
     scene.wait(lambda: queue_counts(scene) == (0, 0, 0), "it holds nothing any more")
     scene.client.delete(f"{QUEUES}/team")

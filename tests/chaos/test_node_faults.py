@@ -157,7 +157,7 @@ def test_without_an_agent_nothing_is_placed_and_nothing_is_stopped(scene: Scene)
         scene.submit("waits")
         scene.wait(lambda: scene.phase("waits") == "Pending", "it is told to wait")
         message = scene.condition("waits", "Scheduled")["message"]
-        assert "measurements are" in message
+        assert "readings are" in message
         assert f"(limit {STALE_SECONDS:.0f} s)" in message
         assert scene.phase("runs-on") == "Running"
         step = scene.step("runs-on")

@@ -223,16 +223,16 @@ def make_gpu(
     *,
     total: int = CARD_BYTES,
     driver: int = 0,
-    stranger: int = 0,
+    unmanaged: int = 0,
     ours: Iterable[tuple[str, int]] = (),
     model: str = MODEL,
     healthy: bool = True,
     index: int = 0,
 ) -> GPU:
-    """A GPU with `stranger` bytes of nobody's job and (pod UID, bytes) of ours on it."""
+    """A GPU with `unmanaged` bytes of nobody's job and (pod UID, bytes) of ours on it."""
     processes = [GPUProcess(100 + n, size, uid) for n, (uid, size) in enumerate(ours)]
-    if stranger:
-        processes.append(GPUProcess(99, stranger))
+    if unmanaged:
+        processes.append(GPUProcess(99, unmanaged))
     return GPU(
         uuid=uuid,
         index=index,

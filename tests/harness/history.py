@@ -51,7 +51,7 @@ class Violation:
 class _Reading:
     total_bytes: int
     driver_bytes: int
-    stranger_bytes: int
+    unmanaged_bytes: int
 
 
 class History:
@@ -106,8 +106,8 @@ class History:
             return
         self._nodes[node.metadata.name] = node
         for gpu in node.status.gpus:
-            strangers = sum(p.memory_bytes for p in gpu.processes if p.pod_uid is None)
-            reading = _Reading(gpu.memory_total_bytes, gpu.memory_reserved_bytes, strangers)
+            unmanaged = sum(p.memory_bytes for p in gpu.processes if p.pod_uid is None)
+            reading = _Reading(gpu.memory_total_bytes, gpu.memory_reserved_bytes, unmanaged)
             self._readings[gpu.uuid].append(reading)
 
     # Jobs
@@ -182,16 +182,16 @@ class History:
     def _check_room(
         self, revision: Revision, before: GPUJob | None, job: GPUJob, uuid: str, is_new: bool
     ) -> None:
-        """I1. Strangers count when something new is placed; the driver's reserve always."""
+        """I1. Unmanaged processes count for new placements; the driver's reserve always."""
         readings = self._readings.get(uuid)
         if not readings or (not is_new and before is not None and _says_a_leak(before, job)):
             return
         held = [tenant.status.reservation for tenant in self._tenants(uuid)]
         reserved = sum(one.memory_bytes for one in held if one is not None)
-        strangers = min(one.stranger_bytes for one in readings) if is_new else 0
+        unmanaged = min(one.unmanaged_bytes for one in readings) if is_new else 0
         newest = readings[-1]
-        if reserved + newest.driver_bytes + strangers > newest.total_bytes:
-            text = f"{reserved} reserved + {newest.driver_bytes} driver + {strangers} strangers"
+        if reserved + newest.driver_bytes + unmanaged > newest.total_bytes:
+            text = f"{reserved} reserved + {newest.driver_bytes} driver + {unmanaged} unmanaged"
             name = job.metadata.name
             self._fail("I1", revision, f"{uuid}, {name}: {text} > {newest.total_bytes} bytes")
 

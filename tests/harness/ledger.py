@@ -12,13 +12,13 @@ from gpujob_operator.decide.capacity.usage import (
     usage_of_gone,
     usage_of_orphans,
 )
-from gpujob_operator.decide.model.pod_template import HostRequests
+from gpujob_operator.decide.model.pod_requests import PodRequests
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.model.workers import crew_of
 
 
 def build_capacity(
-    snapshot: Snapshot, now: datetime, host_requests: Mapping[str, HostRequests]
+    snapshot: Snapshot, now: datetime, host_requests: Mapping[str, PodRequests]
 ) -> Capacity:
     """The ledger of a whole snapshot. `host_requests` are one worker's of each job, by job UID."""
     pods = Pods()
@@ -27,7 +27,7 @@ def build_capacity(
     for job in snapshot.jobs:
         uid = job.metadata.uid
         crew = crew_of(job, pods.namesakes(job))
-        holdings.add(usage_of(job, crew.pods, host_requests.get(uid, (0, 0))))
+        holdings.add(usage_of(job, crew.pods, host_requests.get(uid, PodRequests())))
     for uid in sorted(owners - {job.metadata.uid for job in snapshot.jobs}):
         holdings.add(usage_of_orphans(pods.owned(uid)))
     for pod in snapshot.gone_pods:

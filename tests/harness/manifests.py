@@ -32,8 +32,8 @@ def pod_manifest(
     memory: str = "1Gi",
     **metadata: Any,
 ) -> Manifest:
-    """A worker's pod, or a stranger's when no job is given."""
-    name = name or (f"{job.metadata.name}-{attempt}-{rank}" if job else "stranger")
+    """A worker's pod, or an unmanaged process's when no job is given."""
+    name = name or (f"{job.metadata.name}-{attempt}-{rank}" if job else "unmanaged")
     meta: Manifest = {
         "name": name,
         "namespace": job.metadata.namespace if job else "other",

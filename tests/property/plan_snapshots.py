@@ -72,7 +72,7 @@ def gpus(draw: st.DrawFn, uuid: str, index: int) -> GPU:
         index=index,
         total=draw(st.sampled_from([24 * GIB, 24 * GIB - 1])),
         driver=draw(st.sampled_from([0, GIB])),
-        stranger=draw(mostly(0, GIB, 20 * GIB)),
+        unmanaged=draw(mostly(0, GIB, 20 * GIB)),
         model=draw(mostly(MODEL, "other")),
         healthy=draw(mostly(True, False)),
     )

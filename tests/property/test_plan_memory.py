@@ -16,6 +16,7 @@ from gpujob_api.quantities import GIB
 from gpujob_operator.decide.cache.job_entry import JobEntry
 from gpujob_operator.decide.cache.scheduler_cache import SchedulerCache
 from gpujob_operator.decide.measurement.profile import profile_name
+from gpujob_operator.decide.model.configuration import Configuration, OrderPolicy
 from gpujob_operator.decide.model.plan import Plan
 from gpujob_operator.decide.model.snapshot import GonePod, Snapshot
 from gpujob_operator.decide.planner import Planner, plan
@@ -135,7 +136,8 @@ def test_a_life_with_a_memory_is_the_life_without(seed: int) -> None:
         for n in range(3)
     ]
     queues = [make_queue("a", gpus=2, borrow=3), make_queue("b", gpus=3)]
-    world = Living(gpu_nodes=nodes, queues=queues)
+    policy = list(OrderPolicy)[seed % len(OrderPolicy)]
+    world = Living(gpu_nodes=nodes, queues=queues, configuration=Configuration(order_policy=policy))
     for number in range(25):
         world.submit(any_job(random, number, world.seconds))
         running = sorted(world.running())
@@ -167,7 +169,7 @@ def test_a_cycle_that_fails_leaves_no_half_memory() -> None:
 class Thorough(SchedulerCache):
     """A memory that does not say which waiting jobs are of one kind: each is looked at."""
 
-    def _kind(self, known: JobEntry) -> int:
+    def _equivalence_class(self, known: JobEntry) -> int:
         return 0
 
 

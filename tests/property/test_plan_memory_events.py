@@ -133,7 +133,7 @@ def is_read(world: Still, random: Random) -> None:
 
 
 def fills(world: Still, random: Random) -> None:
-    """Strangers and pods of ours on the node, also beside their own GPUs, use more or less."""
+    """Unmanaged processes and workers on the node use more or less, also beside their own GPUs."""
     uuid = any_gpu(random)
     node = f"n{uuid[4]}"
     pods = [pod.uid for pod in world.snapshot.pods if pod.node == node]

@@ -104,7 +104,7 @@ def test_a_hundred_orders_of_one_crowd() -> None:
 @many
 @given(fresh_clusters())
 def test_no_gpu_is_given_away_twice(snapshot: Snapshot) -> None:
-    """I1: reserved + strangers + driver never exceed a GPU, cycle after cycle."""
+    """I1: reserved + unmanaged processes + driver never exceed a GPU, cycle after cycle."""
     for cycle in range(3):
         decided = plan(snapshot, later(cycle))
         snapshot = applied(snapshot, decided, later(cycle))

@@ -118,7 +118,7 @@ def pictures(draw: st.DrawFn) -> Snapshot:
                     f"GPU-{n}{gpu}",
                     index=gpu,
                     model=draw(st.sampled_from(MODELS)),
-                    stranger=draw(st.sampled_from((0, 0, 4 * GIB))),
+                    unmanaged=draw(st.sampled_from((0, 0, 4 * GIB))),
                 )
                 for gpu in range(2)
             ),

@@ -369,8 +369,8 @@ class Cluster:
             }
             for number, worker in enumerate(bound)
         ]
-        if gpu.stranger_bytes:
-            processes.append({"pid": 99, "memoryBytes": gpu.stranger_bytes})
+        if gpu.unmanaged_bytes:
+            processes.append({"pid": 99, "memoryBytes": gpu.unmanaged_bytes})
         used = min(sum(p["memoryBytes"] for p in processes), gpu.total_bytes)
         return {
             "uuid": gpu.uuid,

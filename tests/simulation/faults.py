@@ -94,7 +94,7 @@ def make_faults(seed: int) -> Faults:
 
 INCIDENTS = (
     *("power", "power", "partition", "partition", "reclaim", "reclaim", "destroy", "agent"),
-    *("missing", "absurd", "unhealthy", "stranger", "stranger"),
+    *("missing", "absurd", "unhealthy", "unmanaged", "unmanaged"),
     "owner-lost",
     *("pod-deleted", "pod-deleted", "pause", "pause", "operator-killed", "operator-killed"),
 )

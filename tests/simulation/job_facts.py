@@ -63,4 +63,4 @@ def end_of(job: GPUJob) -> str:
 
 
 def key_of(job: GPUJob) -> str:
-    return f"{job.metadata.namespace}/{job.metadata.name}"
+    return job.metadata.key

@@ -19,7 +19,7 @@ class PhysicalGPU:
     uuid: str
     total_bytes: int
     driver_bytes: int
-    stranger_bytes: int = 0
+    unmanaged_bytes: int = 0
     healthy: bool = True
     # "", MISSING_GPU or ABSURD_GPU: how the agent's readings of it are wrong.
     misread: str = ""
@@ -43,7 +43,7 @@ class Machine:
 
     def used_bytes(self, uuid: str) -> int:
         ours = sum(w.memory_on(uuid) for w in self.workers.values())
-        return self.gpus[uuid].stranger_bytes + ours
+        return self.gpus[uuid].unmanaged_bytes + ours
 
     def room_bytes(self, uuid: str) -> int:
         gpu = self.gpus[uuid]

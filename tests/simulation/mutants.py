@@ -62,7 +62,7 @@ def _unused(snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, gpu_nodes=tuple(map(blind, snapshot.gpu_nodes)))
 
 
-def ignores_strangers(snapshot: Snapshot, now: datetime) -> Plan:
+def ignores_unmanaged_processes(snapshot: Snapshot, now: datetime) -> Plan:
     """I1: memory that no job of ours uses looks free."""
     return plan(_unused(snapshot), now)
 
@@ -227,7 +227,7 @@ def trusts_old_readings(snapshot: Snapshot, now: datetime) -> Plan:
 
 MUTANTS: tuple[tuple[str, PlanFunction], ...] = (
     ("I1", places_all_on_one_gpu),
-    ("I1", ignores_strangers),
+    ("I1", ignores_unmanaged_processes),
     ("I1", ignores_the_driver),
     ("I1", forgets_jobs_that_are_stopping),
     ("I2", shares_exclusive_gpus),

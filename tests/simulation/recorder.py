@@ -52,7 +52,7 @@ class _Reading:
     at: float
     total_bytes: int
     driver_bytes: int
-    stranger_bytes: int
+    unmanaged_bytes: int
 
 
 @dataclass(slots=True)
@@ -130,13 +130,15 @@ class Recorder:
         for gpu in gpus:
             if gpu["memoryUsedBytes"] > gpu["memoryTotalBytes"]:
                 continue
-            stranger = sum(
+            unmanaged = sum(
                 process["memoryBytes"]
                 for process in gpu.get("processes") or ()
                 if process.get("podUid") is None
             )
             self._readings[gpu["uuid"]].append(
-                _Reading(revision.at, gpu["memoryTotalBytes"], gpu["memoryReservedBytes"], stranger)
+                _Reading(
+                    revision.at, gpu["memoryTotalBytes"], gpu["memoryReservedBytes"], unmanaged
+                )
             )
 
     # -- jobs
@@ -152,7 +154,7 @@ class Recorder:
             self._deleted_at.setdefault(uid, revision.at)
         job = gpujob_from_manifest(revision.object)
         self._jobs[uid] = job
-        key = f"{job.metadata.namespace}/{job.metadata.name}"
+        key = job.metadata.key
         self.attempts[key] = job.status.attempt
         if before is None:
             self.stories[key] = Story(revision.at)
@@ -242,7 +244,7 @@ class Recorder:
             if other.status.reservation is not None
         )
         recent = self._recent(uuid, revision.at)
-        used = [reserved + one.driver_bytes + one.stranger_bytes for one in recent]
+        used = [reserved + one.driver_bytes + one.unmanaged_bytes for one in recent]
         if recent and min(used) > recent[0].total_bytes:
             self._fail(
                 "I1", revision, f"{uuid}: {min(used)} of {recent[0].total_bytes} bytes after "
@@ -324,7 +326,7 @@ class Recorder:
             self._fail("I3", revision, f"{name}: live pods of attempts {sorted(set(of_job))}")
         if job is None:
             return
-        story = self.stories[f"{job.metadata.namespace}/{job.metadata.name}"]
+        story = self.stories[job.metadata.key]
         story.first_pod_at = revision.at if story.first_pod_at is None else story.first_pod_at
         if job.finished:
             self._fail("I5", revision, f"{name}: a pod of a {job.status.phase.value} job")

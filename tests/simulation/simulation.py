@@ -286,15 +286,15 @@ class Simulation:
 
     def _happen_to_gpu(self, machine: Machine, incident: Incident) -> None:
         gpu = self.clock.random.choice(list(machine.gpus.values()))
-        if incident.what == "stranger":
-            gpu.stranger_bytes = min(8 * 1024**3, max(0, machine.room_bytes(gpu.uuid)))
+        if incident.what == "unmanaged":
+            gpu.unmanaged_bytes = min(8 * 1024**3, max(0, machine.room_bytes(gpu.uuid)))
         elif incident.what == "unhealthy":
             gpu.healthy = False
         else:
             gpu.misread = MISSING_GPU if incident.what == "missing" else ABSURD_GPU
 
         def mend() -> None:
-            gpu.stranger_bytes, gpu.healthy, gpu.misread = 0, True, ""
+            gpu.unmanaged_bytes, gpu.healthy, gpu.misread = 0, True, ""
 
         self.clock.after(incident.seconds, mend)
 

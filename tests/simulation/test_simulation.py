@@ -42,7 +42,7 @@ def explain(result: Result) -> str:
 
 @pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_A_TEST))
 def test_no_promise_is_broken_under_faults(first: int) -> None:
-    """I1-I9, I11, I13, I14: crashes, lags, lost answers, lost nodes, strangers, two operators."""
+    """I1-I9, I11, I13, I14: crashes, lags, lost answers or nodes, unmanaged processes, rivals."""
     for seed in range(first, first + SEEDS_A_TEST):
         result = run_seed(seed)
         assert not result.violations, explain(result)
@@ -137,7 +137,7 @@ def test_a_large_job_is_not_starved_by_an_endless_stream_of_small_ones() -> None
 
 def crowded_incidents(seed: int) -> list[Incident]:
     return [
-        Incident(20 + seed, "stranger", "n0", 80),
+        Incident(20 + seed, "unmanaged", "n0", 80),
         Incident(10 + seed, "agent", "n1", 90),
         Incident(70 + seed, "pod-deleted", "n0", 1),
         Incident(0.0, "collector-away", "n0", 1),

@@ -165,17 +165,17 @@ EXPECTED = {
         "batch split applied",
         "activation checkpointing applied",
     ],
-    "gan with two optimizers": ["batch split refused: 2 modules are trained from outside"],
-    "lbfgs with a closure": ["fused optimizer refused: LBFGS has no fused kernel"],
-    "no optimizer, no loader": ["tuning refused: no optimizer of torch made a step"],
+    "gan with two optimizers": ["batch split skipped: 2 modules are trained from outside"],
+    "lbfgs with a closure": ["fused optimizer skipped: LBFGS has no fused kernel"],
+    "no optimizer, no loader": ["tuning skipped: no optimizer of torch made a step"],
     "accumulation and own autocast": ["batch split applied: 8 samples in steps of 4"],
-    "own compile": ["compile refused: the script compiles its model itself"],
+    "own compile": ["compile skipped: the script compiles its model itself"],
     "batch norm and loader workers": [
-        "batch split refused: BatchNorm1d 1 learns from the whole batch",
-        "activation checkpointing refused: no list",
+        "batch split skipped: BatchNorm1d 1 learns from the whole batch",
+        "activation checkpointing skipped: no list",
     ],
     "folds that write into their batch, and a child": [
-        "batch split refused: forward writes into the dict or list that it is given",
+        "batch split skipped: forward writes into the dict or list that it is given",
     ],
     "gradients by autograd.grad": ["batch split applied: 32 samples in steps of 4"],
 }
@@ -256,8 +256,8 @@ def test_every_item_can_be_switched_off(tmp_path: Path) -> None:
     options = tuple(f"--no-{name}" for name in (*names, "batch-split"))
     said = explain_of(tmp_path, options, **{**SETTINGS, "compile": "On", "precision": "Auto"})
     items = ("batch split", "activation checkpointing", "fused optimizer", "precision", "compile")
-    assert [line for line in said if line.endswith("refused: switched off")] == [
-        f"{item} refused: switched off" for item in (*items, "data loading")
+    assert [line for line in said if line.endswith("skipped: switched off")] == [
+        f"{item} skipped: switched off" for item in (*items, "data loading")
     ]
 
 
@@ -382,8 +382,8 @@ def test_hooks_see_the_scripts_own_calls_only(limit: str, tmp_path: Path) -> Non
     code, run = run_worker(tmp_path, ["python", str(script)], environment=environment)
     assert code == 0, run.errors
     assert run.output == f"{[32] * 12}\n"
-    assert "precision refused: module 0 has hooks of the script" in run.errors
-    assert ("memory limit refused: nothing was measured" in run.errors) is bool(limit)
+    assert "precision skipped: module 0 has hooks of the script" in run.errors
+    assert ("memory limit skipped: nothing was measured" in run.errors) is bool(limit)
 
 
 def test_a_model_that_cannot_be_probed_trains_on(tmp_path: Path) -> None:
@@ -396,5 +396,5 @@ def test_a_model_that_cannot_be_probed_trains_on(tmp_path: Path) -> None:
             tmp_path, ["python", str(script)], environment=environment, settings=given
         )
         assert code == 0, run.errors
-        assert "memory limit refused: measuring failed: RuntimeError" in run.errors
+        assert "memory limit skipped: measuring failed: RuntimeError" in run.errors
     assert run.output == "done\ndone\n"

@@ -184,11 +184,7 @@ class Spot:
 
     def __post_init__(self) -> None:
         if self.deadline is not None and self.policy is not SpotPolicy.PREFER:
-            raise FieldError(
-                "deadline",
-                "needs policy: Prefer; with policy: "
-                f"{self.policy.value} nothing could be moved to meet it",
-            )
+            raise FieldError("deadline", f"needs policy: Prefer; got {self.policy.value}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +222,11 @@ class GPUJobSpec:
         if self.spot.policy is SpotPolicy.REQUIRE and self.checkpoint.volume_claim_name is None:
             raise FieldError("checkpoint.volumeClaimName", "is required by spot.policy: Require")
         self.worker_container()
+
+    @property
+    def gpus(self) -> int:
+        """Of all workers together."""
+        return self.workers * self.gpus_per_worker
 
     def worker_container(self) -> Mapping[str, Any]:
         """The container that gets the GPU. Raises `FieldError` when the template has none."""
@@ -355,6 +356,8 @@ class GPUJobStatus:
     next_attempt_at: datetime | None = None
     # A job that made room for another one waits as if it had come then.
     requeued_at: datetime | None = None
+    # For how long attempts that have ended held GPUs, all together.
+    held_seconds: Annotated[float, Range(0, 10**9, clamp=True)] | None = None
     # Its least utilization when GPUs are shared: raised when it slowed a neighbour too much.
     utilization_floor_percent: Percent = 0.0
     attempt_started_at: datetime | None = None

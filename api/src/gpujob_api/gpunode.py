@@ -32,7 +32,7 @@ PROCESSES_MAX = 256
 
 @dataclass(frozen=True, slots=True)
 class GPUProcess:
-    """A process on a GPU. `pod_uid` is None for a stranger: nobody's pod."""
+    """A process on a GPU. `pod_uid` is None for an unmanaged process: nobody's pod."""
 
     pid: SmallCount
     memory_bytes: GPUMemoryBytes

@@ -73,3 +73,8 @@ class Metadata:
     annotations: Mapping[str, str] = field(default_factory=dict[str, str])
     owner_references: tuple[OwnerReference, ...] = ()
     finalizers: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """The namespace and name as text; the name alone for cluster kinds."""
+        return f"{self.namespace}/{self.name}" if self.namespace else self.name

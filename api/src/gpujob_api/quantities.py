@@ -1,6 +1,7 @@
-"""Amounts that carry their unit and refuse nonsense: memory and GPU identities."""
+"""Amounts that carry their unit and refuse nonsense: quantities, memory and GPU identities."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -17,12 +18,58 @@ MEMORY_BYTES_MAX = GPU_MEMORY_BYTES_MAX
 FLEET_MEMORY_BYTES_MAX = 16 * 1024**5
 QUANTITY_PATTERN = r"^([0-9]{1,17})(\.[0-9]{1,6})?(Ki|Mi|Gi|Ti|k|M|G|T)?$"
 
-_BINARY = {"": 1, "Ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": 1024**4}
-_SUFFIXES = _BINARY | {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+# More than any node has, and still a number that sums and differences stay exact with.
+AMOUNT_MAX = 2**60
+
+# What one of a suffix is, as a numerator and a denominator.
+_SCALES: Mapping[str, tuple[int, int]] = {
+    "": (1, 1),
+    "n": (1, 10**9),
+    "u": (1, 10**6),
+    "m": (1, 1000),
+    **{suffix: (1000 ** (n + 1), 1) for n, suffix in enumerate("kMGTPE")},
+    **{f"{suffix}i": (1024 ** (n + 1), 1) for n, suffix in enumerate("KMGTPE")},
+}
+_AMOUNT = re.compile(
+    r"\+?([0-9]{0,18})(?:\.([0-9]{0,18}))?"
+    r"(m|u|n|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE]([+-]?[0-9]{1,2}))?"
+)
 _MEMORY = re.compile(QUANTITY_PATTERN)
 # Python refuses to make texts of numbers that are very large; these are beyond every bound.
 _TEXT_MAX = 10**18
 _GPU_UUID = re.compile(GPU_UUID_PATTERN)
+
+
+def quantity(value: object, per_unit: int = 1) -> int | None:
+    """A Kubernetes quantity in whole parts of which a unit has `per_unit`, rounded up as Kubernetes
+    does: "250m" is 250 per 1000, "1Ki" is 1024. At most `AMOUNT_MAX`.
+
+    An absent one is 0. None for one that cannot be read or is negative.
+    """
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    if not isinstance(value, str):
+        value = str(value) if 0 <= value <= AMOUNT_MAX else ""
+    match = _AMOUNT.fullmatch(value)
+    if match is None:
+        return None
+    whole, decimals, suffix, exponent = match.groups(default="")
+    if not whole and not decimals:
+        return None
+    scale = _SCALES[suffix] if suffix in _SCALES else _power_of_ten(int(exponent))
+    return min(AMOUNT_MAX, _rounded_up(whole, decimals, scale, per_unit))
+
+
+def _power_of_ten(exponent: int) -> tuple[int, int]:
+    return (10**exponent, 1) if exponent >= 0 else (1, 10**-exponent)
+
+
+def _rounded_up(whole: str, decimals: str, scale: tuple[int, int], per_unit: int) -> int:
+    numerator, denominator = scale
+    amount = int(whole + decimals) * numerator * per_unit
+    return -(-amount // (denominator * 10 ** len(decimals)))
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -48,18 +95,16 @@ class Memory:
         if match is None:
             raise FieldError(path, f"must be a quantity such as 20Gi or 512Mi; got {shown(value)}")
         whole, fraction, suffix = match.groups(default="")
-        decimals = fraction[1:]
-        scaled = int(whole + decimals) * _SUFFIXES[suffix]
         try:
-            # Rounded up, as Kubernetes rounds quantities.
-            return cls(-(-scaled // 10 ** len(decimals)))
+            return cls(_rounded_up(whole, fraction[1:], _SCALES[suffix], 1))
         except FieldError as error:
             raise FieldError(path, error.problem) from None
 
     def to_json(self) -> str:
         for suffix in ("Ti", "Gi", "Mi", "Ki"):
-            if self.bytes % _SUFFIXES[suffix] == 0:
-                return f"{self.bytes // _SUFFIXES[suffix]}{suffix}"
+            scale, _ = _SCALES[suffix]
+            if self.bytes % scale == 0:
+                return f"{self.bytes // scale}{suffix}"
         return str(self.bytes)
 
 
@@ -82,3 +127,8 @@ def format_memory(amount_bytes: int) -> str:
 def is_gpu_uuid(text: str) -> bool:
     """True for the identity of a GPU: GPU-... and MIG-... from NVML, CPU-... for CPU cards."""
     return _GPU_UUID.fullmatch(text) is not None
+
+
+def format_count(count: int, noun: str) -> str:
+    """A number with its noun, in the plural if needed: 1 worker, 2 workers."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

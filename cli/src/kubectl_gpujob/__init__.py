@@ -1,1 +1,1 @@
-"""kubectl gpujob: why a job waits, what was gained for it, what would be if. Only reads."""
+"""kubectl gpujob: explains, reports on and simulates GPUJobs. Read-only."""

@@ -39,7 +39,7 @@ def build(connect: Connect, now: Callable[[], datetime]) -> typer.Typer:
     """The commands over a cluster and a clock, which tests replace."""
     app = typer.Typer(
         name="kubectl gpujob",
-        help="Says in numbers why a GPUJob waits, what was gained for it, and what would be if.",
+        help="Explain, report on and simulate GPUJobs.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
@@ -55,12 +55,12 @@ def build(connect: Connect, now: Callable[[], datetime]) -> typer.Typer:
         kubeconfig: Kubeconfig = None,
         output: OutputOption = Output.TEXT,
     ) -> None:
-        """Step time, memory, settings, checkpoint and attempts: before and after."""
+        """Show step time, memory, settings, checkpoint and attempts of a job."""
         job = connect(Target(kubeconfig, context, namespace)).job(name)
         if output is Output.JSON:
             screen.print_json(report.as_json(job))
         else:
-            name = f"{job.metadata.namespace}/{job.metadata.name}"
+            name = job.metadata.key
             screen.print_rows(name, report.rows(job, now()))
             screen.print_comparison(report.comparison(job))
 
@@ -73,7 +73,7 @@ def build(connect: Connect, now: Callable[[], datetime]) -> typer.Typer:
         context: Context = None,
         kubeconfig: Kubeconfig = None,
     ) -> None:
-        """All jobs: where they run, how fast, at what cost."""
+        """List jobs with their placement, speed and cost."""
         cluster = connect(Target(kubeconfig, context, namespace))
         jobs = cluster.jobs(all_namespaces=all_namespaces)
         if not jobs:
@@ -84,7 +84,7 @@ def build(connect: Connect, now: Callable[[], datetime]) -> typer.Typer:
 
     @app.command("version")
     def version_command() -> None:
-        """The version of this plugin and of the API that it reads."""
+        """Show the version of this plugin and of the API that it reads."""
         print(f"kubectl-gpujob {installed_version('gpujob')} ({API_VERSION})")
 
     return app
@@ -101,13 +101,15 @@ def _why_command(connect: Connect, now: Callable[[], datetime]) -> Callable[...,
         source: Source = None,
         configuration: ConfigurationFile = None,
     ) -> None:
-        """Why the job waits, why it ended; with --places why it is there and not elsewhere."""
+        """Explain why a job is pending or how it ended; with --places, why it is placed there."""
         if places or source is not None:
             target = Target(kubeconfig, context, namespace)
             _places(connect, target, name, source, configuration, output)
             return
         if configuration is not None:
-            raise typer.BadParameter("goes with --places or --from", param_hint="--configuration")
+            raise typer.BadParameter(
+                "only valid with --places or --from", param_hint="--configuration"
+            )
         cluster = connect(Target(kubeconfig, context, namespace))
         job = cluster.job(name)
         place = why.position(job, _queue(cluster))
@@ -127,7 +129,7 @@ def _places(
     configuration: Path | None,
     output: Output,
 ) -> None:
-    """The job's place beside others: its cost, the next best, and what the other nodes lack."""
+    """The job's placement beside others: its score, the runners-up, and what other nodes lack."""
     from kubectl_gpujob import places
     from kubectl_gpujob.pictures import picture_from_cluster, picture_from_dump
 
@@ -146,7 +148,7 @@ def _places(
 
 
 def _simulate_command(connect: Connect) -> Callable[..., None]:
-    """The command of what-if questions. Its parts load numpy and the decisions when it is asked."""
+    """The command of simulations. Its modules load numpy and the decisions on demand."""
 
     def simulate_command(
         jobs: JobNames = None,
@@ -162,12 +164,12 @@ def _simulate_command(connect: Connect) -> Callable[..., None]:
         kubeconfig: Kubeconfig = None,
         output: OutputOption = Output.TEXT,
     ) -> None:
-        """What would happen if: the operator's decisions on a changed picture. Writes nothing.
+        """Simulate scheduling with extra jobs, nodes or quota. Read-only.
 
-        Tells where and when jobs would start and who makes room, or why they wait, and what changes
-        for others. Without files and names it tells of all that wait. Running jobs go on at their
-        measured pace, nothing is measured anew, nobody fails. It lists nodes, pods of all
-        namespaces and the kinds of gpujob.dev, or reads a dump.
+        Shows where and when jobs would start and which jobs they would preempt, or why they stay
+        pending, and what changes for other jobs. Without files and names, it shows all pending
+        jobs. Running jobs continue at their measured pace; nothing is measured, and no job fails.
+        It lists nodes, pods of all namespaces and the kinds of gpujob.dev, or reads a dump.
         """
         from kubectl_gpujob import question, simulate
         from kubectl_gpujob.pictures import picture_from_cluster, picture_from_dump
@@ -205,7 +207,7 @@ def main() -> None:
 
 
 def _queue(cluster: Cluster) -> list[GPUJob]:
-    """Everybody in the queue; who may not see all namespaces counts in their own."""
+    """All jobs of the queue; only those of the namespace, if other namespaces may not be listed."""
     try:
         return list(cluster.jobs(all_namespaces=True))
     except UserError:

@@ -14,21 +14,26 @@ class Output(Enum):
 
 Name = Annotated[str, typer.Argument(help="Name of the GPUJob.")]
 Namespace = Annotated[
-    str | None, typer.Option("--namespace", "-n", help="Default: the context's namespace.")
+    str | None, typer.Option("--namespace", "-n", help="Namespace. Default: the context's.")
 ]
-Context = Annotated[str | None, typer.Option("--context", help="Context of the kubeconfig.")]
+Context = Annotated[str | None, typer.Option("--context", help="Context in the kubeconfig.")]
 Kubeconfig = Annotated[
-    Path | None, typer.Option("--kubeconfig", help="Default: $KUBECONFIG, else ~/.kube/config.")
+    Path | None,
+    typer.Option(
+        "--kubeconfig", help="Kubeconfig file. Default: $KUBECONFIG, else ~/.kube/config."
+    ),
 ]
-OutputOption = Annotated[Output, typer.Option("--output", "-o", help="text or json.")]
+OutputOption = Annotated[
+    Output, typer.Option("--output", "-o", help="Output format: text or json.")
+]
 Places = Annotated[
     bool,
     typer.Option(
-        "--places", help="The place's cost, the next best ones, and what the other nodes lack."
+        "--places", help="Show the placement score, runners-up, and why other nodes were rejected."
     ),
 ]
 JobNames = Annotated[
-    list[str] | None, typer.Argument(metavar="[JOB]...", help="Jobs to tell about.")
+    list[str] | None, typer.Argument(metavar="[JOB]...", help="Names of the jobs to show.")
 ]
 Files = Annotated[
     list[Path] | None,
@@ -36,29 +41,32 @@ Files = Annotated[
 ]
 AddNodes = Annotated[
     list[str] | None,
-    typer.Option("--add-nodes", metavar="NODE=COUNT", help="COUNT more idle nodes like NODE."),
+    typer.Option("--add-nodes", metavar="NODE=COUNT", help="Add COUNT idle nodes like NODE."),
 ]
 WithoutNodes = Annotated[
     list[str] | None,
-    typer.Option("--without-node", metavar="NODE", help="As if NODE went away now."),
+    typer.Option("--without-node", metavar="NODE", help="Remove NODE now."),
 ]
 Quotas = Annotated[
     list[str] | None,
     typer.Option(
         "--quota",
         metavar="QUEUE.FIELD=VALUE",
-        help="FIELD: gpus, gpuMemory (both nominal), borrowingLimit.gpus, "
+        help="Set a quota. FIELD: gpus, gpuMemory (both nominal), borrowingLimit.gpus, "
         "borrowingLimit.gpuMemory or weight.",
     ),
 ]
 Source = Annotated[
     Path | None,
-    typer.Option("--from", metavar="DUMP", help="A cycle dumped by the operator, not the cluster."),
+    typer.Option(
+        "--from", metavar="DUMP", help="Read a cycle that the operator dumped, not the cluster."
+    ),
 ]
 ConfigurationFile = Annotated[
     Path | None,
     typer.Option(
-        "--configuration", help="The operator's file. Default: the dump's, or the cluster's."
+        "--configuration",
+        help="The operator's configuration file. Default: the dump's, or the cluster's.",
     ),
 ]
-Horizon = Annotated[str, typer.Option("--horizon", help="How far to look: 90s, 30m, 24h, 7d.")]
+Horizon = Annotated[str, typer.Option("--horizon", help="How far to simulate: 90s, 30m, 24h, 7d.")]

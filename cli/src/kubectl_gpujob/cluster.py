@@ -1,6 +1,6 @@
-"""Reads GPUJobs from the API server that kubectl would talk to: same kubeconfig, same context.
+"""Reads GPUJobs from the API server that kubectl would use: same kubeconfig, same context.
 
-The Kubernetes client takes a second to import, so it is imported when it is needed.
+The Kubernetes client takes a second to import, so it is imported on demand.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ class Target:
 
 
 class Cluster(Protocol):
-    """What the commands need of a cluster. All methods raise `UserError`."""
+    """What the commands need from a cluster. All methods raise `UserError`."""
 
     @property
     def namespace(self) -> str: ...
@@ -41,7 +41,7 @@ class Cluster(Protocol):
 
 
 class KubernetesCluster:
-    """A cluster by its API server."""
+    """A cluster behind an API server."""
 
     def __init__(self, api: Any, namespace: str) -> None:
         self._api = api
@@ -71,7 +71,7 @@ class KubernetesCluster:
         return [job for item in items if (job := _readable(item)) is not None]
 
     def listing(self) -> Listing:
-        """Everything that decisions look at."""
+        """Everything that decisions read."""
         return read_all(self._api.api_client)
 
     def _page(self, where: str, all_namespaces: bool, token: str) -> Mapping[str, Any]:
@@ -110,9 +110,9 @@ def connect(target: Target) -> KubernetesCluster:
     except yaml.YAMLError as error:
         raise UserError(f"{where}: is not YAML: {' '.join(str(error).split())}") from None
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        # The client's loader takes the file's shape for granted.
+        # The client's loader does not check the file's structure.
         raise UserError(f"{where}: is not a kubeconfig ({type(error).__name__}: {error})") from None
-    # A person waits at the other end: one attempt, and the reason at once.
+    # A person is waiting: one attempt, and the reason at once.
     api.rest_client.pool_manager.connection_pool_kw["retries"] = 0
     namespace = target.namespace or chosen.get("context", {}).get("namespace") or "default"
     return KubernetesCluster(client.CustomObjectsApi(api), namespace)
@@ -125,7 +125,7 @@ def _choose(contexts: Any, active: Any, name: str | None) -> Mapping[str, Any]:
         if context["name"] == name:
             return context
     known = ", ".join(context["name"] for context in contexts)
-    raise UserError(f"no context {name} in the kubeconfig; there are: {known}")
+    raise UserError(f"no context {name} in the kubeconfig; existing contexts: {known}")
 
 
 def _read(item: object) -> GPUJob:
@@ -136,7 +136,7 @@ def _read(item: object) -> GPUJob:
 
 
 def _readable(item: object) -> GPUJob | None:
-    """A job that an older or newer schema let in must not hide the others in a list."""
+    """A job that an older or newer schema accepted must not hide the others in a list."""
     try:
         return from_manifest(GPUJob, item)
     except FieldError:

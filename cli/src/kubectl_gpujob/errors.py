@@ -1,4 +1,4 @@
-"""What a person is told in place of an answer, and the limits of asking the API server."""
+"""Errors for the person at the terminal, and the time limits of requests to the API server."""
 
 from typing import Any, cast
 
@@ -10,11 +10,11 @@ PAGES_MAX = 200
 
 
 class UserError(Exception):
-    """Something the person at the terminal can act on. The text is the whole message."""
+    """An error that the user can act on. The text is the whole message."""
 
 
 def answered(where: str, method: Any, *values: Any, **arguments: Any) -> Any:
-    """What a call of the Kubernetes client returns. Raises `UserError` in its place."""
+    """The result of a call of the Kubernetes client. Raises `UserError` if it fails."""
     from kubernetes.client.exceptions import ApiException
     from urllib3.exceptions import HTTPError
 
@@ -33,8 +33,8 @@ def explain_status(where: str, status: int) -> str:
         case 404:
             return f"not found: {where} (is GPUJob installed? kubectl get crd gpujobs.{GROUP})"
         case 401:
-            return "the API server does not know you: 401 Unauthorized"
+            return "Unauthorized (401): check your kubeconfig credentials"
         case 403:
-            return f"you may not read {where}: 403 Forbidden"
+            return f"you may not read {where} (403 Forbidden)"
         case _:
             return f"the API server answered {status} to reading {where}"

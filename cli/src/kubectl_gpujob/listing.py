@@ -1,7 +1,7 @@
-"""Reads everything that decisions look at from the API server: our kinds, nodes and pods.
+"""Reads everything that decisions read from the API server: the project's kinds, nodes and pods.
 
-The time is the API server's own, from its answers: a clock of this machine that is off by a minute
-would make every measurement stale.
+The time is the API server's own, from its answers: with a local clock that is off by a minute,
+every reading would look stale.
 """
 
 import json
@@ -26,7 +26,7 @@ from kubectl_gpujob.errors import (
 OURS = f"/apis/{GROUP}/{VERSION}"
 HTTP_OK = 200
 MANAGED = f"{LABEL_MANAGED}=true"
-# The chart's ConfigMap with the operator's file.
+# The chart's ConfigMap with the operator's configuration file.
 CONFIGURATION = "app.kubernetes.io/name=gpujob,app.kubernetes.io/component=operator"
 CONFIGURATION_FILE = "configuration.yaml"
 
@@ -35,8 +35,8 @@ CONFIGURATION_FILE = "configuration.yaml"
 class Listing:
     """All objects, and the API server's time when the first of them were read.
 
-    `configurations` are the texts of operators' files by namespace and name; None where they may
-    not be read.
+    `configurations` are the texts of operators' files by namespace and name; None if they may not
+    be read.
     """
 
     objects: Objects
@@ -47,7 +47,7 @@ class Listing:
 def read_all(api: Any) -> Listing:
     """Lists every kind once, jobs first and pods last. `api` is a `kubernetes` ApiClient.
 
-    Raises `UserError` with what may not be read.
+    Raises `UserError` naming what may not be read.
     """
     jobs, now = _list(api, "gpujobs of all namespaces", f"{OURS}/{GPUJOB.plural}")
     gpu_nodes, _ = _list(api, "gpunodes", f"{OURS}/{GPUNODE.plural}")

@@ -1,4 +1,4 @@
-"""Where a simulation begins: the cluster as it is, or a cycle that the operator dumped."""
+"""The start of a simulation: the cluster as it is, or a cycle that the operator dumped."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,8 +18,9 @@ from kubectl_gpujob.simulate import Picture
 
 
 def picture_from_cluster(cluster: Cluster, configuration: Path | None) -> Picture:
-    """The cluster now, with its operator's configuration unless there is another. Raises
-    `UserError` with what may not be read."""
+    """The cluster now, with its operator's configuration unless another is given. Raises
+    `UserError` naming what may not be read.
+    """
     chosen = _configuration(configuration)
     listing = cluster.listing()
     source = "the cluster"
@@ -30,7 +31,7 @@ def picture_from_cluster(cluster: Cluster, configuration: Path | None) -> Pictur
 
 
 def picture_from_dump(path: Path, configuration: Path | None) -> Picture:
-    """A dumped cycle, with its configuration unless there is another. Raises `UserError`."""
+    """A dumped cycle, with its configuration unless another is given. Raises `UserError`."""
     chosen = _configuration(configuration)
     try:
         cycle = cycle_from_text(read_text(path))
@@ -49,14 +50,14 @@ def _configuration(path: Path | None) -> Configuration | None:
 
 
 def _operators(texts: Mapping[str, str] | None) -> tuple[Configuration, str]:
-    """The configuration of the operator that there is, and whose it is. Raises `UserError`."""
+    """The configuration of the cluster's operator, and its origin. Raises `UserError`."""
     if texts is None:
         return Configuration(), "all defaults: you may not read the operator's configuration"
     if not texts:
         return Configuration(), "all defaults: no operator's configuration was found"
     if len(texts) > 1:
         names = ", ".join(sorted(texts))
-        raise UserError(f"there are {len(texts)} operators ({names}): give one's --configuration")
+        raise UserError(f"there are {len(texts)} operators ({names}): choose a --configuration")
     [(name, text)] = texts.items()
     return _read(f"configmap {name}", text), f"configuration of {name}"
 

@@ -1,4 +1,4 @@
-"""kubectl gpujob why --places: why there and not elsewhere, by the operator's own rule."""
+"""kubectl gpujob why --places: explains a placement by the operator's own rules."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from kubectl_gpujob.simulate import Picture
 
 
 def found(picture: Picture, name: str) -> PlacementExplanation:
-    """The account of NAMESPACE/NAME on this picture. Raises `UserError`."""
+    """The explanation of NAMESPACE/NAME in this snapshot. Raises `UserError`."""
     try:
         job = find_job(picture.snapshot.jobs, name)
         return explain_placement(picture.snapshot, picture.now, job.metadata.uid)

@@ -1,4 +1,4 @@
-"""What a user asks of simulate: files and options to changes. Errors name file and field."""
+"""The input of simulate: files and options become edits. Errors name the file and the field."""
 
 import re
 import sys
@@ -21,7 +21,7 @@ FILE_BYTES_MAX = 8 * 1024**2
 HORIZON_SECONDS_MAX = 30 * 86_400.0
 _DURATION = re.compile(r"([1-9][0-9]{0,8})([smhd])")
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-# Fields of a queue that can be set on the command line, and where they are in its spec.
+# Fields of a queue that the command line can set, and their path in its spec.
 _QUOTA_FIELDS: Mapping[str, tuple[str, ...]] = {
     "gpus": ("nominal", "gpus"),
     "gpuMemory": ("nominal", "gpuMemory"),
@@ -54,7 +54,7 @@ def changes_of(
     without_nodes: Iterable[str] = (),
     quotas: Iterable[str] = (),
 ) -> Edits:
-    """The changes that were asked for. `queues` are those there are. Raises `UserError`."""
+    """The requested edits. `queues` are the existing ones. Raises `UserError`."""
     jobs: list[GPUJob] = []
     changed = {}
     for path in files:
@@ -109,7 +109,7 @@ def _noun(document: object, namespace: str) -> GPUJob | GPUQueue:
 
 
 def more_nodes(text: str) -> MoreNodes:
-    """NODE=COUNT. Raises `UserError`."""
+    """Parses NODE=COUNT. Raises `UserError`."""
     like, _, count = text.rpartition("=")
     if not like or not count.isascii() or not count.isdigit() or len(count) > 6:
         raise UserError(f"--add-nodes: must be NODE=COUNT, COUNT more like NODE; got {text!r}")
@@ -117,7 +117,7 @@ def more_nodes(text: str) -> MoreNodes:
 
 
 def with_quota(text: str, queues: Mapping[str, GPUQueue]) -> GPUQueue:
-    """QUEUE.FIELD=VALUE. Raises `UserError`."""
+    """Parses QUEUE.FIELD=VALUE. Raises `UserError`."""
     path, equals, value = text.partition("=")
     name, _, field = path.partition(".")
     place = _QUOTA_FIELDS.get(field)
@@ -135,7 +135,7 @@ def with_quota(text: str, queues: Mapping[str, GPUQueue]) -> GPUQueue:
 
 
 def _with_field(spec: GPUQueueSpec, place: tuple[str, ...], value: object) -> GPUQueueSpec:
-    """Through the codec, so that values are read and bounded as in a manifest."""
+    """Uses the codec, so that values are parsed and bounded as in a manifest."""
     head, *tail = place
     if not tail:
         part = decode(GPUQueueSpec, {head: value}, "spec")
@@ -154,7 +154,7 @@ def _with_field(spec: GPUQueueSpec, place: tuple[str, ...], value: object) -> GP
 
 
 def horizon_seconds(text: str) -> float:
-    """90s, 30m, 24h, 7d. Raises `UserError`."""
+    """Parses 90s, 30m, 24h, 7d. Raises `UserError`."""
     match = _DURATION.fullmatch(text)
     seconds = int(match[1]) * _UNIT_SECONDS[match[2]] if match else 0
     if not 1 <= seconds <= HORIZON_SECONDS_MAX:

@@ -1,7 +1,7 @@
-"""kubectl gpujob report: one page of what was measured and gained.
+"""kubectl gpujob report: one page of measurements and gains.
 
-The first and the latest steps ran at different times, beside different neighbours, so their times
-stand side by side without a factor. A speed-up is what the worker measured in turns.
+The first and the latest steps ran at different times, beside different co-tenants, so their times
+are shown without a factor. A speed-up is what the worker measured in turns.
 """
 
 from datetime import datetime
@@ -9,7 +9,7 @@ from typing import Any
 
 from gpujob_api.codec import encode
 from gpujob_api.gpujob import Counters, GPUJob, Measurement
-from gpujob_api.quantities import format_memory
+from gpujob_api.quantities import format_count, format_memory
 from gpujob_api.report import Speedup
 from gpujob_api.settings import OptimizeMode
 from kubectl_gpujob import text
@@ -27,7 +27,7 @@ _COUNTERS = {
 
 
 def speedup(job: GPUJob) -> Speedup | None:
-    """What was measured in turns; None in modes that change nothing."""
+    """The speed-up measured in turns; None in modes that apply nothing."""
     measured = job.status.measurement
     if measured is None or job.spec.optimize.mode is not OptimizeMode.AUTO:
         return None
@@ -61,7 +61,7 @@ def comparison(job: GPUJob) -> list[Comparison]:
 
 
 def rows(job: GPUJob, now: datetime) -> list[Row]:
-    """What is known besides the comparison."""
+    """Everything except the comparison."""
     status = job.status
     found: list[Row] = [("Phase", _phase(job, now))]
     if status.tuned is not None:
@@ -78,7 +78,7 @@ def rows(job: GPUJob, now: datetime) -> list[Row]:
     if status.reservation is not None:
         held = status.reservation
         share = "a whole GPU" if held.exclusive else format_memory(held.memory_bytes)
-        found.append(("Reserved", f"{share}, from {held.source.value}"))
+        found.append(("Reserved", f"{share} ({held.source.value})"))
     if status.checkpoint is not None:
         saved = status.checkpoint
         cost = f", {format_memory(saved.bytes)} in {text.duration(saved.write_seconds)}"
@@ -92,7 +92,7 @@ def rows(job: GPUJob, now: datetime) -> list[Row]:
 
 
 def as_json(job: GPUJob) -> dict[str, Any]:
-    """The same for programs; what is not measured is left out."""
+    """The same for programs; values that are not measured are left out."""
     status = job.status
     result: dict[str, Any] = {
         "namespace": job.metadata.namespace,
@@ -133,10 +133,11 @@ def _measurement(measured: Measurement) -> list[Row]:
     progress = f"step {measured.step}{of}{loss}"
     gpu = (
         f"{format_memory(measured.memory_bytes)} of GPU memory, "
-        f"utilization {measured.utilization_percent:.0f} %, {measured.samples} samples"
+        f"utilization {measured.utilization_percent:.0f} %, "
+        f"{format_count(measured.samples, 'reading')}"
     )
     if measured.data_wait_percent is not None:
-        gpu += f"; waits {measured.data_wait_percent:.0f} % of the time for data"
+        gpu += f"; waiting for data {measured.data_wait_percent:.0f} % of the time"
     device = " ".join(part for part in (measured.device, measured.torch_version) if part)
     found = [("Progress", progress), ("Measured", gpu)]
     return [*found, ("Device", device)] if device else found
@@ -150,5 +151,5 @@ def _attempts(job: GPUJob) -> str:
         if getattr(counters, name)
     ]
     if job.status.resumed_from_step is not None:
-        told.append(f"continued after step {job.status.resumed_from_step}")
+        told.append(f"resumed after step {job.status.resumed_from_step}")
     return ", ".join([str(job.status.attempt), *told])

@@ -42,7 +42,7 @@ def print_simulation(found: "Answer") -> None:
 
     _console().print(simulate.headline(found))
     if not found.asked:
-        _console().print("no job waits")
+        _console().print("no pending jobs")
     for job in found.asked:
         print_rows(job.name, simulate.rows(job, found))
     others = simulate.other_rows(found)

@@ -1,4 +1,4 @@
-"""kubectl gpujob simulate: what the operator would do if ..., in words and as JSON."""
+"""kubectl gpujob simulate: what the operator would do, as text and as JSON."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ NODES_TOLD = 4
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The timeline with the changes, and for whom it differs from the one without."""
+    """The timeline with the edits, and the jobs for which it differs from the one without."""
 
     source: str
     now: datetime
@@ -35,7 +35,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """What there is: a snapshot, its time, and where it is from."""
+    """The start of a simulation: a snapshot, its time and its origin."""
 
     snapshot: Snapshot
     now: datetime
@@ -45,10 +45,9 @@ class Picture:
 def answer(
     picture: Picture, changes: Edits, names: Sequence[str], namespace: str, limits: Limits
 ) -> Answer:
-    """Runs `plan` with the changes and, if there are any, without. Raises `UserError`.
+    """Runs `plan` with the edits and, if there are any, without. Raises `UserError`.
 
-    `names` are jobs of the namespace to tell about. Without any: those that were added, else all
-    that wait.
+    `names` are jobs of the namespace to show. Without any: the added jobs, else all pending ones.
     """
     before, now = picture.snapshot, picture.now
     try:
@@ -66,13 +65,13 @@ def answer(
 
 
 def _option(error: FieldError) -> str:
-    """The option that holds what the field names."""
+    """The option that the field belongs to."""
     options = {"without node": "--without-node", "more nodes": "--add-nodes"}
     return f"{options.get(error.field, error.field)}: {error.problem}"
 
 
 def _asked(jobs: Iterable[GPUJob], names: Sequence[str], namespace: str) -> list[str]:
-    """UIDs of the jobs to tell about, in order."""
+    """UIDs of the jobs to show, in order."""
     here = {job.metadata.name: job for job in jobs if job.metadata.namespace == namespace}
     missing = [name for name in names if name not in here]
     if missing:
@@ -87,13 +86,13 @@ def _asked(jobs: Iterable[GPUJob], names: Sequence[str], namespace: str) -> list
     return [job.metadata.uid for job in chosen]
 
 
-# -- in words
+# -- as text
 
 
 def headline(found: Answer) -> str:
     ahead = text.duration(found.timeline.seconds)
     why = {
-        "nobody waits": "until nobody waits",
+        "no pending jobs": "until no job was pending",
         "horizon": f"up to the horizon of {text.duration(found.horizon_seconds)}",
         "cycles": "the limit; give a shorter --horizon",
     }[found.timeline.ended]
@@ -103,13 +102,13 @@ def headline(found: Answer) -> str:
 
 
 def rows(job: JobTimeline, found: Answer) -> list[Row]:
-    """One job: why it waits, where it goes and when, and what happens to it."""
+    """One job: why it waits, where and when it starts, and what happens to it."""
     events: list[tuple[float, Row]] = [(one.seconds, _placed(one)) for one in job.placed]
     events += [
         (one.seconds, ("Interrupted", f"{_in(one.seconds)}: {_stopped(one)}"))
         for one in job.stopped
     ]
-    events += [(one.seconds, ("Waits", f"{one.reason}: {one.message}")) for one in job.waited[:1]]
+    events += [(one.seconds, ("Pending", f"{one.reason}: {one.message}")) for one in job.waited[:1]]
     told: list[Row] = []
     if job.ran_before is not None:
         told.append(("Runs", f"already on {_where(job.ran_before)}"))
@@ -124,13 +123,13 @@ def rows(job: JobTimeline, found: Answer) -> list[Row]:
 
 
 def _stopped(one: Stopped) -> str:
-    """The operator's words; where they are for another job's sake, they say what is lost."""
+    """The operator's message; for a stop for another job's sake it includes the loss."""
     lost = f"; loses {one.lost_gpu_seconds:.0f} GPU-seconds"
     return f"{one.reason}: {one.message}{'' if rule_for(one.reason).for_others else lost}"
 
 
 def other_rows(found: Answer) -> list[Row]:
-    """What changes for jobs that were there before."""
+    """Changes for existing jobs."""
     return [(one.after.name, _change(one, found)) for one in found.others]
 
 
@@ -165,9 +164,9 @@ def _stop_changes(one: Difference) -> list[str]:
         parts.append(f"is interrupted {len(one.after.stopped)} times instead of {len(known)}")
     if new:
         again = next((p for p in one.after.placed if p.seconds >= new[0].seconds), None)
-        where = f"runs again {_in(again.seconds)} on {_where(again.placement)}" if again else ""
-        parts.append(where or "does not run again in this time")
-    return parts or ["is interrupted otherwise"]
+        where = f"resumes {_in(again.seconds)} on {_where(again.placement)}" if again else ""
+        parts.append(where or "does not resume in this time")
+    return parts or ["is interrupted differently"]
 
 
 def _placed(one: Placed) -> Row:
@@ -175,7 +174,7 @@ def _placed(one: Placed) -> Row:
     whole = "a whole GPU" if held.exclusive else format_memory(held.memory_bytes)
     return (
         "Placed",
-        f"{_in(one.seconds)} on {_where(one.placement)}, holds {whole} ({held.source.value})",
+        f"{_in(one.seconds)} on {_where(one.placement)}, reserves {whole} ({held.source.value})",
     )
 
 
@@ -228,7 +227,7 @@ def _job_json(job: JobTimeline) -> dict[str, Any]:
 
 
 def _outcome_json(job: JobTimeline) -> dict[str, Any]:
-    """What became of a job; times in seconds from now, null for what does not happen."""
+    """The outcome of a job; times in seconds from now, null for what does not happen."""
     return {
         "startsSeconds": _rounded(job.starts_seconds),
         "finishedSeconds": _rounded(job.finished_seconds),

@@ -35,7 +35,7 @@ def change_percent(before: float, after: float) -> str:
 
 def speedup(gain: Speedup) -> str:
     interval = f"95 % {gain.low:.2f} to {gain.high:.2f}, {gain.pairs} pairs in turns"
-    return f"{gain.ratio:.2f}x as fast as the script's own way ({interval})"
+    return f"{gain.ratio:.2f}x as fast as without settings ({interval})"
 
 
 def ordinal(number: int) -> str:
@@ -45,7 +45,7 @@ def ordinal(number: int) -> str:
 
 
 def placement(where: Placement) -> list[str]:
-    """One line a worker: its node and its GPUs."""
+    """One line for each worker: its node and its GPUs."""
     spot = " (spot)" if where.spot else ""
     model = f", {where.gpu_model}" if where.gpu_model else ""
     return [
@@ -55,7 +55,7 @@ def placement(where: Placement) -> list[str]:
 
 
 def settings(tuned: TunedSettings, job: GPUJob) -> str:
-    """The settings in force, in one line."""
+    """The applied settings in one line."""
     parts = [tuned.precision.value]
     total = job.spec.optimize.batch_size.total
     if tuned.batch_per_step is not None:
@@ -64,6 +64,6 @@ def settings(tuned: TunedSettings, job: GPUJob) -> str:
     parts.append(f"compile {'on' if tuned.compile else 'off'}")
     recompute = "on" if tuned.activation_checkpointing else "off"
     parts.append(f"activation checkpointing {recompute}")
-    # All others are only worth a word where they are in force.
+    # The others are shown only if they are applied.
     others = [said for name, said in tuned.in_words().items() if name not in _ALWAYS_SAID]
     return ", ".join(parts + others)

@@ -1,4 +1,4 @@
-"""kubectl gpujob why: what the job is waiting for, or why it ended, with the operator's numbers."""
+"""kubectl gpujob why: why the job is pending, or how it ended, with the operator's numbers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,15 +15,16 @@ Row = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The job's place among those that wait in its queue, 1 being the next."""
+    """The job's position among the pending jobs of its queue; 1 is next."""
 
     place: int
     waiting: int
 
 
 def position(job: GPUJob, others: Sequence[GPUJob]) -> Position | None:
-    """By priority, then age; None when the job does not wait. The operator may let a later job
-    fill a gap, so that this says who is ahead, not when it is the job's turn."""
+    """By priority, then age; None if the job is not pending. The operator may let a later job
+    backfill, so the position shows which jobs are ahead, not when the job starts.
+    """
     waiting = [other for other in others if _waits(other) and other.spec.queue == job.spec.queue]
     order = sorted(waiting, key=_priority_and_age)
     places = [n for n, other in enumerate(order, 1) if other.metadata.uid == job.metadata.uid]
@@ -39,12 +40,12 @@ def headline(job: GPUJob, now: datetime) -> str:
     since = _since(job)
     lasting = f" for {text.age(since, now)}" if since is not None and not job.finished else ""
     attempt = f", attempt {job.status.attempt}" if job.status.attempt else ""
-    name = f"{job.metadata.namespace}/{job.metadata.name}"
+    name = job.metadata.key
     return f"{name} is {job.status.phase.value}{lasting}{attempt}"
 
 
 def rows(job: GPUJob, place: Position | None, now: datetime) -> list[Row]:
-    """What is known, the most telling first."""
+    """All facts, the most important first."""
     status = job.status
     found: list[Row] = [
         (condition.type, _condition(condition, now)) for condition in _by_interest(job)
@@ -62,17 +63,17 @@ def rows(job: GPUJob, place: Position | None, now: datetime) -> list[Row]:
         left = text.duration((status.next_attempt_at - now).total_seconds())
         found.append(("Next attempt", f"in {left}"))
     if place is not None:
-        order = f"{text.ordinal(place.place)} of {place.waiting} waiting, by priority and age"
+        order = f"{text.ordinal(place.place)} of {place.waiting} pending, by priority and age"
         found.append(("Queue", f"{job.spec.queue}: {order}"))
     if status.placement is not None:
         found += [("Placement", line) for line in text.placement(status.placement)]
     if status.observed_generation < job.metadata.generation:
-        found.append(("Operator", "has not seen the newest edit of this job yet"))
-    return found or [("Operator", "has not seen this job yet; is it running?")]
+        found.append(("Operator", "has not processed the latest change of this job yet"))
+    return found or [("Operator", "has not processed this job yet; is the operator running?")]
 
 
 def log_command(job: GPUJob) -> str:
-    """What shows the last attempt's own words: its pods stay as long as the job."""
+    """The command that shows the last attempt's logs: its pods stay as long as the job."""
     name, namespace = job.metadata.name, job.metadata.namespace
     if job.spec.workers == 1:
         return f"kubectl logs -n {namespace} {name}-{job.status.attempt}-0 -c {WORKER_CONTAINER}"
@@ -109,7 +110,9 @@ def _since(job: GPUJob) -> datetime | None:
 
 
 def _by_interest(job: GPUJob) -> list[Condition]:
-    """False before Unknown before True, and the newest first: what hinders stands on top."""
+    """False before Unknown before True, and the newest first: the blocking condition is listed
+    first.
+    """
     order = {ConditionStatus.FALSE: 0, ConditionStatus.UNKNOWN: 1, ConditionStatus.TRUE: 2}
     return sorted(
         job.status.conditions,

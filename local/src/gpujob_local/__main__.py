@@ -40,14 +40,16 @@ POLL_SECONDS = 0.1
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 console = Console(highlight=False)
 
-Name = Annotated[str, typer.Option(help="Several clusters may run side by side.")]
+Name = Annotated[
+    str, typer.Option(help="Name of the cluster; several clusters may run side by side.")
+]
 
 
 @app.command()
 def up(
     name: Name = "default",
-    nodes: Annotated[int, typer.Option(min=1, max=64, help="Nodes in all.")] = 3,
-    spot: Annotated[int, typer.Option(min=0, help="How many of them are spot nodes.")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, max=64, help="Number of nodes.")] = 3,
+    spot: Annotated[int, typer.Option(min=0, help="Number of spot nodes among them.")] = 1,
     cards: Annotated[int, typer.Option(min=0, max=64, help="CPU cards of each node.")] = 2,
     card_memory: Annotated[str, typer.Option(help="Memory of each card.")] = "2Gi",
     operator: Annotated[bool, typer.Option(help="Start the operator.")] = True,
@@ -107,7 +109,7 @@ def _fresh_directory(name: str) -> Path:
         shutil.rmtree(directory)
     if directory.exists():
         if in_use(directory):
-            raise StateError(f"cluster {name!r} is just starting or ending ({directory})")
+            raise StateError(f"cluster {name!r} is starting or ending ({directory})")
         shutil.rmtree(directory)
     directory.mkdir(mode=0o700)
     return directory
@@ -199,37 +201,42 @@ def status(name: Name = "default") -> None:
 @app.command()
 def reclaim(
     node: str,
-    notice: Annotated[float, typer.Option(min=0, max=3600, help="Seconds to SIGTERM.")] = 2.0,
-    grace: Annotated[float, typer.Option(min=0, max=3600, help="Seconds to SIGKILL.")] = 10.0,
+    notice: Annotated[float, typer.Option(min=0, max=3600, help="Seconds until SIGTERM.")] = 2.0,
+    grace: Annotated[
+        float, typer.Option(min=0, max=3600, help="Seconds from SIGTERM to SIGKILL.")
+    ] = 10.0,
     name: Name = "default",
 ) -> None:
-    """Take a node away as a cloud takes a spot node: notice, grace, gone."""
+    """Reclaim a node like a cloud reclaims a spot node: notice, grace, gone."""
     limit = notice + grace + 60
     ask_owner(name, "reclaim", limit, node=node, notice_seconds=notice, grace_seconds=grace)
     console.print(f"{node} is gone")
 
 
 @app.command()
-def stranger(
+def unmanaged_process(
     card: Annotated[str, typer.Argument(help="UUID, its beginning, or NODE/INDEX.")],
-    memory: Annotated[str, typer.Option(help="How much it takes.")] = "800Mi",
+    memory: Annotated[str, typer.Option(help="Memory to allocate.")] = "800Mi",
     name: Name = "default",
 ) -> None:
-    """Start a process of nobody's that takes memory on a card; end it with `kill`."""
+    """Start an unmanaged process that allocates memory on a card; end it with `kill`."""
     amount = _memory("--memory", memory)
-    part = ask_owner(name, "stranger", 120, card=card, memory_bytes=amount)
+    part = ask_owner(name, "unmanaged_process", 120, card=card, memory_bytes=amount)
     console.print(part)
 
 
 @app.command()
 def kill(part: str, name: Name = "default") -> None:
-    """End a part with SIGKILL: a stranger, an agent, the operator, a node."""
+    """End a part with SIGKILL: an unmanaged process, an agent, the operator, a node."""
     ask_owner(name, "kill", part=part)
 
 
 @app.command()
 def logs(
-    part: Annotated[str | None, typer.Argument(help="Without it: what parts there are.")] = None,
+    part: Annotated[
+        str | None,
+        typer.Argument(help="Name of the part. Without it, the command lists the parts."),
+    ] = None,
     name: Name = "default",
 ) -> None:
     """Print what a part has logged."""

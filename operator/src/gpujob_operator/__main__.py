@@ -32,7 +32,7 @@ def main() -> int:
 
 def _run(options: RunOptions) -> int:
     configure_logs(options.log_format, options.log_level)
-    # Loads kopf and the Kubernetes client, which a replay does without.
+    # Imported here because a replay needs neither kopf nor the Kubernetes client.
     from gpujob_operator.act.connection import BadConnection
     from gpujob_operator.run import Operator
 
@@ -54,7 +54,7 @@ def _replay(path: Path, why: str | None) -> int:
         raise FieldError("FILE", str(error)) from None
     cycle = cycle_from_text(text)
     difference = replay(cycle, plan)
-    print("\n".join(difference) if difference else "same: the decision is the one in the file")
+    print("\n".join(difference) if difference else "same: the decision equals the one in the file")
     if why is not None:
         job = find_job(cycle.snapshot.jobs, why)
         found = explain_placement(cycle.snapshot, cycle.now, job.metadata.uid)

@@ -1,6 +1,6 @@
-"""A scheduling cycle as a file: what was seen, when, and what was decided; and its replay.
+"""A scheduling cycle as a file (snapshot, time and plan), and its replay.
 
-A dump answers yesterday's question "why did it do that?" with the very function that did it.
+A dump answers "why did it decide that?" with the same function that decided.
 """
 
 import difflib
@@ -25,7 +25,7 @@ DUMPS_KEPT = 50
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """One cycle. `plan` is JSON: it is compared, never carried out."""
+    """One cycle. `plan` is JSON: it is compared and never executed."""
 
     snapshot: Snapshot
     now: datetime
@@ -33,7 +33,7 @@ class Cycle:
 
 
 def snapshot_to_json(snapshot: Snapshot) -> Json:
-    """The codec's JSON; `usage` is a list because JSON keys are only strings."""
+    """The snapshot as JSON. `usage` is a list, because JSON keys can only be strings."""
     data = encode(replace(snapshot, usage={}))
     data["usage"] = [
         {"jobUid": uid, "attempt": attempt, **encode(usage)}
@@ -56,7 +56,7 @@ def snapshot_from_json(data: object) -> Snapshot:
 
 
 def plan_to_json(plan: Plan) -> Json:
-    """Items with their kind, in order."""
+    """The items with their kind, in order."""
     items = [{"kind": type(item).__name__, **encode(item)} for item in plan.items]
     return {"items": items, "nextSeconds": plan.next_seconds}
 
@@ -73,7 +73,7 @@ def cycle_to_text(snapshot: Snapshot, now: datetime, plan: Plan | None) -> str:
 
 
 def cycle_from_text(text: str) -> Cycle:
-    """Reads a dump. Raises `FieldError` naming what does not fit."""
+    """Reads a dump. Raises `FieldError` naming the field that does not fit."""
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:
@@ -88,7 +88,9 @@ def cycle_from_text(text: str) -> Cycle:
 
 
 def replay(cycle: Cycle, plan: PlanFunction) -> list[str]:
-    """Decides again; the differences to what was decided then, as diff lines. Empty: the same."""
+    """Decides again. Returns the differences from the dumped plan as diff lines; empty if there are
+    none.
+    """
     again = plan_to_json(plan(cycle.snapshot, cycle.now))
     if again == cycle.plan:
         return []
@@ -98,7 +100,7 @@ def replay(cycle: Cycle, plan: PlanFunction) -> list[str]:
 
 
 def find_job(jobs: Iterable[GPUJob], name: str) -> GPUJob:
-    """The job NAMESPACE/NAME; the namespace may be left out where the name is clear without.
+    """The job NAMESPACE/NAME. The namespace may be omitted if the name is unique.
 
     Raises `FieldError`.
     """
@@ -111,11 +113,13 @@ def find_job(jobs: Iterable[GPUJob], name: str) -> GPUJob:
     if len(found) == 1:
         return found[0]
     where = ", ".join(f"{job.metadata.namespace}/{bare}" for job in found[:5])
-    raise FieldError("job", f"say which {bare}: {where}" if found else f"there is no job {name}")
+    raise FieldError(
+        "job", f"there are several jobs {bare}: {where}" if found else f"no job {name}"
+    )
 
 
 class CycleDumps:
-    """A folder with the last `kept` cycles; names sort by time."""
+    """A folder with the latest `kept` cycles. File names sort by time."""
 
     def __init__(self, directory: Path, kept: int = DUMPS_KEPT) -> None:
         self._directory = directory
@@ -123,7 +127,7 @@ class CycleDumps:
         self._count = 0
 
     def write(self, snapshot: Snapshot, now: datetime, plan: Plan | None) -> Path:
-        """Writes one file whole and removes the oldest. Raises OSError."""
+        """Writes one file atomically and removes the oldest. Raises OSError."""
         self._directory.mkdir(parents=True, exist_ok=True)
         self._count += 1
         moment = now.strftime("%Y%m%dT%H%M%S.%f")

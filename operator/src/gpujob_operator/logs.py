@@ -1,6 +1,6 @@
-"""Structured logs: one JSON object a line, a constant message and keys with the numbers.
+"""Structured logs: one JSON object a line, with a constant message and the variable parts as keys.
 
-A constant message can be counted and searched for; what varies is in the keys.
+A constant message can be counted and searched for.
 """
 
 import json
@@ -38,7 +38,7 @@ class Log:
 
 
 class JsonFormatter(logging.Formatter):
-    """time, level, logger, message, then the keys."""
+    """Formats time, level, logger and message, then the keys."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -54,7 +54,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """The same for people: 10:31:02 info gpujob_operator.loop: message key=value."""
+    """Formats for people: 10:31:02 info gpujob_operator.loop: message key=value."""
 
     def format(self, record: logging.LogRecord) -> str:
         moment = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S.%f")[:-3]
@@ -64,11 +64,11 @@ class TextFormatter(logging.Formatter):
 
 
 def configure_logs(form: str = "json", level: str = "info") -> None:
-    """Sends everything to standard error. kopf and aiohttp say only what goes wrong."""
+    """Sends all logs to standard error. kopf and aiohttp log only warnings and errors."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(TextFormatter() if form == "text" else JsonFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for quiet in ("kopf", "aiohttp.access", "asyncio"):
         logging.getLogger(quiet).setLevel(logging.WARNING)
-    # It warns that signals are not its own; they are ours by design.
+    # kopf warns that it does not handle signals; the operator handles them by design.
     logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)

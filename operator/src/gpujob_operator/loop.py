@@ -1,9 +1,9 @@
-"""The one scheduling loop: wait for news, take a snapshot, decide, start to write, again.
+"""The scheduling loop: wait for changes, take a snapshot, plan, start the writes, repeat.
 
-No cycle waits for writes: the executor carries them out in the background and assumes them in the
-next snapshot. The loop acts only while it holds the Lease and only on a complete picture. An
-exception in a cycle is logged with the cycle dumped, counted, and followed by a pause; the loop
-never ends by itself.
+No cycle waits for writes: the executor makes them in the background and assumes them in the next
+snapshot. The loop acts only while this process holds the Lease and the cache is complete. An
+exception in a cycle is logged and counted, the cycle is dumped, and a pause follows. The loop never
+ends by itself.
 """
 
 import time
@@ -26,7 +26,7 @@ log = Log(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How the loop spends its time, in seconds."""
+    """Limits on how the loop spends its time, in seconds."""
 
     settle: float = 0.05
     settle_max: float = 1.0
@@ -69,17 +69,17 @@ class SchedulingLoop:
         self._settled = settled
         self._failures = 0
         self.last_cycle_at: float = time.monotonic()
-        # How long the last cycle took.
+        # Duration of the last cycle.
         self.cycle_seconds = 0.0
         self.stopping = False
 
     def dump_next(self) -> None:
-        """The next cycle is written to the dump folder (SIGUSR1)."""
+        """Writes the next cycle to the dump folder (SIGUSR1)."""
         self._dump_next = True
         self._dirty.mark()
 
     async def run(self) -> None:
-        """Runs until `stop`. Writes under way are the executor's to finish."""
+        """Runs until `stop`. The executor finishes the writes under way."""
         wait_seconds = 0.0
         while not self.stopping:
             await self._dirty.wait(wait_seconds, self._settle_seconds(), self._pace.soft)
@@ -88,8 +88,10 @@ class SchedulingLoop:
             wait_seconds = self._guarded_cycle()
 
     def _settle_seconds(self) -> float:
-        """Deciding takes at most half of the time: watches and writes need the other half. On a
-        large cluster every lane that ends would otherwise start a cycle that holds up the rest."""
+        """Limits planning to half of the time, because watches and writes need the other half.
+        Without the limit, on a large cluster every lane that ends would start a cycle and delay
+        everything else.
+        """
         return max(self._pace.settle, min(self.cycle_seconds, self._pace.settle_max))
 
     def stop(self) -> None:
@@ -97,7 +99,7 @@ class SchedulingLoop:
         self._dirty.mark()
 
     def _guarded_cycle(self) -> float:
-        """One cycle; how long to wait at most before the next."""
+        """Runs one cycle. Returns the maximum wait before the next."""
         self._dirty.take()
         if not self._may_act():
             self.last_cycle_at = time.monotonic()
@@ -114,7 +116,7 @@ class SchedulingLoop:
         return wait_seconds
 
     def _cycle(self) -> float:
-        """Decides and starts the writes. What is being written is assumed in the snapshot."""
+        """Plans and starts the writes. The snapshot includes the writes that are under way."""
         started = time.monotonic()
         snapshot, now = self._executor.assume(self._snapshot()), self._clock()
         plan = self._decide(snapshot, now)
@@ -127,12 +129,12 @@ class SchedulingLoop:
         return self._wait_seconds(plan, submission)
 
     def _wait_seconds(self, plan: Plan, submission: Submission) -> float:
-        """Until when to wait at most. The end of a lane is news, whatever this says."""
+        """Maximum wait until the next cycle. The end of a lane wakes the loop earlier."""
         waits = [self._pace.resync]
         if submission.retry_seconds is not None:
             waits.append(max(self._pace.next_min, submission.retry_seconds))
         if plan.next_seconds is not None:
-            # What is held back or backs off is decided anew in each cycle, and nothing comes of it.
+            # Planning again cannot start items that are held back or backing off.
             idle = submission.held_back or submission.backing_off
             least = self._pace.error_pause if idle else self._pace.next_min
             waits.append(max(least, plan.next_seconds))

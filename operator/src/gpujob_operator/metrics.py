@@ -1,4 +1,4 @@
-"""What the operator says about itself, for Prometheus. A registry of its own, no global state."""
+"""The operator's Prometheus metrics, in a registry of their own without global state."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.platform_collector import PlatformCollector
@@ -33,13 +33,13 @@ class Metrics:
         )
         self.plan_seconds = Histogram(
             "gpujob_plan_seconds",
-            "The pure decision alone.",
+            "The plan of one cycle, without snapshot and writes.",
             buckets=_SECONDS,
             registry=registry,
         )
         self.write_seconds = Histogram(
             "gpujob_write_seconds",
-            "One API write, retries included.",
+            "One write to the API, retries included.",
             ["kind"],
             buckets=_SECONDS,
             registry=registry,
@@ -54,7 +54,7 @@ class Metrics:
         )
         self.write_retries = Counter(
             "gpujob_write_retries",
-            "Repeated writes after 429, 5xx or a lost connection.",
+            "Retries of writes after 429, 5xx or a lost connection.",
             registry=registry,
         )
         self.watch_events = Counter(
@@ -62,28 +62,28 @@ class Metrics:
         )
         self.watch_restarts = Counter(
             "gpujob_watch_restarts",
-            "Watches started again, by stream and reason.",
+            "Restarts of watches, by stream and reason.",
             ["stream", "reason"],
             registry=registry,
         )
         self.cycle_errors = Counter(
-            "gpujob_cycle_errors", "Cycles that ended in an exception.", registry=registry
+            "gpujob_cycle_errors", "Cycles that raised an exception.", registry=registry
         )
         self.unreadable = Counter(
             "gpujob_unreadable_objects",
-            "Objects and events that were ignored because they cannot be read.",
+            "Objects and events that were ignored because they are unreadable.",
             ["kind", "reason"],
             registry=registry,
         )
         self.part_restarts = Counter(
             "gpujob_part_restarts",
-            "Parts of the process that broke or ended and were started again.",
+            "Restarts of parts of the process that failed or ended.",
             ["part"],
             registry=registry,
         )
         self.readings_dropped = Counter(
             "gpujob_readings_dropped",
-            "Absurd GPU or process readings that were ignored.",
+            "Implausible readings of GPUs or processes that were ignored.",
             ["reason"],
             registry=registry,
         )
@@ -102,12 +102,12 @@ class Metrics:
         )
         self.write_backoffs = Gauge(
             "gpujob_write_backoffs",
-            "Objects whose last write was refused and which wait for the next try.",
+            "Objects whose last write was refused and is in back-off.",
             registry=registry,
         )
         self.writes_in_doubt = Gauge(
             "gpujob_writes_in_doubt",
-            "Writes without an answer whose objects are being read by name.",
+            "Writes without an answer that are being confirmed.",
             registry=registry,
         )
 
@@ -115,34 +115,36 @@ class Metrics:
         self.jobs = Gauge("gpujob_jobs", "Jobs by phase.", ["phase"], registry=registry)
         self.gpu_reserved = Gauge(
             "gpujob_gpu_memory_reserved_bytes",
-            "Memory reserved for attempts that are not proven finished.",
+            "GPU memory reserved by attempts that are not proven finished.",
             ["node", "gpu"],
             registry=registry,
         )
         self.gpu_used = Gauge(
             "gpujob_gpu_memory_used_bytes",
-            "Memory in use as the agent measured it.",
+            "GPU memory in use by all processes, as the agent measured it.",
             ["node", "gpu"],
             registry=registry,
         )
         self.spot_node_hours = Gauge(
             "gpujob_spot_node_hours",
-            "Node-hours for which spot nodes were watched, by instance type and zone.",
+            "Node-hours of observed spot nodes, by instance type and zone.",
             ["pool"],
             registry=registry,
         )
         self.spot_interruptions = Gauge(
             "gpujob_spot_interruptions",
-            "Spot nodes that were taken away meanwhile.",
+            "Reclaimed spot nodes, by instance type and zone.",
             ["pool"],
             registry=registry,
         )
         self.stale_nodes = Gauge(
             "gpujob_stale_nodes",
-            "GPU nodes whose readings are too old to place on.",
+            "Nodes whose readings are too old for new placements.",
             registry=registry,
         )
-        self.leader = Gauge("gpujob_leader", "1 while this process acts.", registry=registry)
+        self.leader = Gauge(
+            "gpujob_leader", "1 while this process is the leader.", registry=registry
+        )
         self.last_cycle = Gauge(
             "gpujob_last_cycle_timestamp_seconds",
             "Unix time of the last completed cycle.",

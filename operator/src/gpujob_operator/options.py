@@ -42,11 +42,11 @@ class RunOptions:
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="gpujob-operator", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    _add_run(commands.add_parser("run", help="observe a cluster, decide and write"))
+    _add_run(commands.add_parser("run", help="run the operator"))
     replay = commands.add_parser("replay", help="decide a dumped cycle again and compare")
     replay.add_argument("file", type=Path, help="a cycle-*.json from --dump-directory")
     replay.add_argument(
-        "--why", metavar="NAMESPACE/JOB", help="also say why the job is there and not elsewhere"
+        "--why", metavar="NAMESPACE/JOB", help="also explain the placement of the job"
     )
     return parser.parse_args(arguments)
 
@@ -54,22 +54,26 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 def _add_run(run: argparse.ArgumentParser) -> None:
     add = run.add_argument
     add("--kubeconfig", help="without it: the pod's service account")
-    add("--namespace", default="gpujob-system", help="where the operator's Lease is")
+    add("--namespace", default="gpujob-system", help="namespace of the operator's Lease")
     add("--identity", default="", help="the Lease's holder; default: host name and process id")
     add("--lease-seconds", type=float, default=LEASE_SECONDS)
     add("--report-listen", type=_listen, default="0.0.0.0:8080", metavar="HOST:PORT")
-    add("--report-url", help="what workers are told; default: the listening address")
+    add("--report-url", help="report address for workers; default: the listening address")
     add("--metrics-listen", type=_listen, default="0.0.0.0:8081", metavar="HOST:PORT")
     add("--configuration", type=Path, help="YAML with the fields of Configuration, camelCase")
-    add("--dump-directory", type=Path, help="where cycles go on SIGUSR1 and on errors")
+    add("--dump-directory", type=Path, help="folder for cycles dumped on SIGUSR1 and on errors")
     add("--dump-every", action="store_true", help="dump every cycle that writes something")
-    add("--crash-after-writes", type=int, help="a test aid: exit hard after the N-th write")
+    add(
+        "--crash-after-writes",
+        type=int,
+        help="for tests: exit without cleanup after the N-th write",
+    )
     add("--log-format", choices=("json", "text"), default="json")
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
 
 
 def run_options(arguments: argparse.Namespace, identity: str) -> RunOptions:
-    """Raises `FieldError` naming the option or the field of the configuration file."""
+    """The options. Raises `FieldError` naming the option or the field of the configuration file."""
     if not 1 <= arguments.lease_seconds <= 3600:
         raise FieldError("--lease-seconds", f"must be 1 to 3600; got {arguments.lease_seconds}")
     return RunOptions(
@@ -90,7 +94,7 @@ def run_options(arguments: argparse.Namespace, identity: str) -> RunOptions:
 
 
 def load_configuration_file(path: Path | None) -> Configuration:
-    """Reads the file, or gives the defaults. Raises `FieldError`: a typo must not pass silently."""
+    """Reads the file, or returns the defaults. Raises `FieldError`, also for an unknown field."""
     if path is None:
         return Configuration()
     try:

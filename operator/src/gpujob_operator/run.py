@@ -1,8 +1,7 @@
-"""Puts the operator together: connection, cache, watches, report server, Lease, loop; and stops it.
+"""Builds and runs the operator: connection, cache, watches, report server, Lease and loop.
 
-Order of starting: connection, lists and watches, servers, Lease, loop. Order of stopping: the loop
-ends, writes under way are finished, events are flushed, the Lease is given back, then everything
-else ends.
+Start order: connection, lists and watches, servers, Lease, loop. Stop order: the loop ends, writes
+under way finish, events are flushed, the Lease is released, then everything else ends.
 """
 
 import asyncio
@@ -11,11 +10,9 @@ import signal
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
-
-from aiohttp import web
 
 from gpujob_api.meta import ANNOTATION_SPOT_POOLS, Metadata
 from gpujob_operator.act.connection import load_configuration
@@ -37,7 +34,7 @@ from gpujob_operator.act.kube import (
 )
 from gpujob_operator.act.lease import Leadership, LeaseSettings, Legacy
 from gpujob_operator.act.retry import Retry
-from gpujob_operator.act.tokens import TokenReviewer
+from gpujob_operator.act.tokens import TokenReviewer, TooManyReviews
 from gpujob_operator.act.writer import Feedback, Writer
 from gpujob_operator.cycle import CycleDumps, PlanFunction
 from gpujob_operator.decide.model.configuration import Configuration
@@ -52,13 +49,10 @@ from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.cache import Cache, Kind
 from gpujob_operator.observe.dirty import Dirty
 from gpujob_operator.observe.health import HealthServer
-from gpujob_operator.observe.reports import (
-    REPORT_PATH,
-    PodIdentity,
-    ReportReceiver,
-    TokenCheckFailed,
-)
-from gpujob_operator.options import Listen, RunOptions, with_report_url
+from gpujob_operator.observe.listener import listening
+from gpujob_operator.observe.pod_tokens import PodIdentity
+from gpujob_operator.observe.reports import REPORT_PATH, ReportReceiver, TokenCheckFailed
+from gpujob_operator.options import RunOptions, with_report_url
 from gpujob_operator.render.event import event
 from gpujob_operator.supervision import Supervisor
 
@@ -74,38 +68,53 @@ _KINDS: Mapping[ResourceType, Kind] = {
 }
 CYCLE_AGE_SECONDS_MAX = 120.0
 WATCH_AGE_SECONDS_MAX = 300.0
-# Starting a part again has not helped for so long.
+# Restarting a part has not helped for this long.
 FAILING_SECONDS_MAX = 300.0
 FLUSH_SECONDS = 2.0
-# For writes under way when the operator is to end; a request takes 5 s at most.
+# Time for writes under way at shutdown; a request takes at most 5 s.
 DRAIN_SECONDS = 8.0
 # Made and not yet gone, before garbage is looked for.
 COLLECTION_OBJECTS = 50_000
 
 
 class _Tokens:
-    """The report server's question, answered by TokenReview."""
+    """Answers the report server's token checks by TokenReview."""
 
     def __init__(self, reviewer: TokenReviewer) -> None:
         self._reviewer = reviewer
 
-    async def check(self, token: str) -> PodIdentity | None:
+    async def check(self, token: str, source: str) -> PodIdentity | None:
         try:
-            identity = await self._reviewer.review(token)
-        except ApiError as error:
+            identity = await self._reviewer.review(token, source)
+        except (ApiError, TooManyReviews) as error:
             raise TokenCheckFailed(str(error)) from error
         return None if identity is None else PodIdentity(*identity)
 
 
+@dataclass(frozen=True, slots=True)
+class _Clients:
+    """The API server's clients, by what they are for."""
+
+    objects: Kube
+    lease: Kube
+    reviews: Kube
+
+    async def close(self) -> None:
+        for one in (self.objects, self.lease, self.reviews):
+            await one.close()
+
+
 def collect_seldom() -> None:
-    """What is made is gone through once in a while, not every 700 objects: lists are long, and the
-    first picture of a large cluster is a million objects that all stay."""
+    """Collects garbage rarely instead of every 700 objects: the first snapshot of a large cluster
+    has a million objects that all stay.
+    """
     gc.set_threshold(COLLECTION_OBJECTS)
 
 
 def spare_from_collection() -> None:
-    """Nouns hold no cycles: going through a hundred thousand of them again and again finds nothing,
-    and would hold up a cycle on a large cluster for half a second."""
+    """Excludes long-lived API objects from garbage collection. They have no cycles, and scanning a
+    hundred thousand of them again would delay a cycle on a large cluster by half a second.
+    """
     gc.collect()
     gc.freeze()
 
@@ -128,36 +137,40 @@ class Operator:
         self._configuration: Configuration = options.configuration
 
     def stop(self) -> None:
-        """Asks for a graceful end; `run` returns when writes under way are finished."""
+        """Requests a graceful end. `run` returns once writes under way are finished."""
         self._stop.set()
 
     async def run(self) -> None:
-        """Runs until `stop`, SIGTERM or SIGINT: a part that breaks is started again."""
+        """Runs until `stop`, SIGTERM or SIGINT. A part that fails is restarted."""
         collect_seldom()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self.stop)
         connection = await load_configuration(self._options.kubeconfig)
         crash = self._options.crash_after_writes
-        kube = Kube(connection, after_write=CrashAfterWrites(crash) if crash else None)
+        after_write = CrashAfterWrites(crash) if crash else None
+        # Each has connections of its own: neither many writes nor many reviews hold up the Lease.
+        clients = _Clients(Kube(connection, after_write), Kube(connection), Kube(connection))
         front = FrontEnd(connection, self._deliver(), self._metrics, self._refused())
         try:
-            await self._run_with(kube, front)
+            await self._run_with(clients, front)
         finally:
             await asyncio.to_thread(front.stop)
-            await kube.close()
+            await clients.close()
 
-    async def _run_with(self, kube: Kube, front: FrontEnd) -> None:
-        leadership = self._leadership(kube)
-        receiver = self._receiver(kube, leadership)
+    async def _run_with(self, clients: "_Clients", front: FrontEnd) -> None:
+        kube = clients.objects
+        reports, metrics = self._options.report_listen, self._options.metrics_listen
+        leadership = self._leadership(clients.lease)
+        receiver = self._receiver(clients.reviews, leadership)
         poster = EventPoster(kube, time.monotonic)
-        async with site(receiver.application(), self._options.report_listen) as address:
+        async with listening(receiver.application(), reports.host, reports.port) as address:
             url = self._options.report_url or f"{address}{REPORT_PATH}"
             self._configuration = with_report_url(self._options.configuration, url)
             executor = self._executor(kube, leadership, poster)
             loop = self._scheduling_loop(executor, leadership, receiver)
             watches = [Watch(kube, self._cache, self._metrics, one) for one in WATCHED]
             health = self._health(loop, watches, front, leadership)
-            async with site(health.application(), self._options.metrics_listen) as metrics_url:
+            async with listening(health.application(), metrics.host, metrics.port) as metrics_url:
                 log.info("started", reports=self._configuration.report_url, metrics=metrics_url)
                 front.start()
                 asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, loop.dump_next)
@@ -175,7 +188,7 @@ class Operator:
                     await leadership.release()
 
     async def _lead(self, leadership: Leadership, loop: SchedulingLoop, executor: Executor) -> None:
-        """Keeps the Lease and runs the loop until told to stop."""
+        """Holds the Lease and runs the loop until stopped."""
         keep = self._supervisor.keep
         scheduling = keep("scheduling loop", loop.run, may_end=lambda: loop.stopping)
         async with background(keep("lease", leadership.keep)):
@@ -186,17 +199,17 @@ class Operator:
             await executor.drain(DRAIN_SECONDS)
 
     async def _keep_fresh(self, relist: Relist) -> None:
-        """Lists everything anew after taking the lead; nothing is decided before."""
+        """Lists everything after becoming the leader. Nothing is decided before."""
         while True:
             await self._stale.wait()
             self._stale.clear()
             try:
                 await relist.refresh()
             except Exception:
-                # Still to be done when this is started again.
+                # Repeated if this part is restarted.
                 self._stale.set()
                 raise
-            # Stale again meanwhile: once more.
+            # Leadership changed during the list: list again.
             self._fresh = not self._stale.is_set()
             self._dirty.mark()
 
@@ -212,7 +225,7 @@ class Operator:
             self._metrics.leader.set(leads)
             self._fresh = False
             if leads:
-                # Reports are received by the leader only.
+                # Only the leader receives reports.
                 self._listening_since = utc_now()
                 self._distrust_cache()
             self._dirty.mark()
@@ -291,7 +304,7 @@ class Operator:
         return Feedback(written, gone, noted)
 
     def _deliver(self) -> Deliver:
-        """From kopf's thread into our loop."""
+        """Passes an event from kopf's thread to the operator's loop."""
         loop = asyncio.get_running_loop()
 
         def deliver(kind: str, event_type: str | None, manifest: Mapping[str, Any]) -> None:
@@ -300,7 +313,7 @@ class Operator:
         return deliver
 
     def _refused(self) -> Callable[[str, Exception], None]:
-        """From kopf's thread into our loop."""
+        """Passes a problem from kopf's thread to the operator's loop."""
         loop = asyncio.get_running_loop()
 
         def refused(kind: str, error: Exception) -> None:
@@ -316,7 +329,7 @@ class Operator:
         leadership: Leadership,
     ) -> HealthServer:
         def silent_seconds() -> dict[str, float]:
-            """Of every kind: a quiet watch is heard by its bookmarks."""
+            """Seconds of silence of every kind. Bookmarks are the sign of life of a quiet watch."""
             now = time.monotonic()
             return {one.name: now - one.alive_at for one in watches} | dict(front.silent_seconds())
 
@@ -333,11 +346,11 @@ class Operator:
             unlisted = {one.name for one in watches if not one.listed} | set(front.unlisted())
             late = (kind for kind, age in silent_seconds().items() if age > WATCH_AGE_SECONDS_MAX)
             return [f"a list of {kind}" for kind in sorted(unlisted)] + [
-                f"a sign of life of {kind}" for kind in late
+                f"a sign of life from {kind}" for kind in late
             ]
 
         def not_acting() -> list[str]:
-            missing = {"the Lease": leadership.leads, "a complete picture": self._fresh}
+            missing = {"the Lease": leadership.leads, "a complete cache": self._fresh}
             return [name for name, is_there in missing.items() if not is_there]
 
         return HealthServer(self._metrics, ages, unheard, not_acting)
@@ -357,16 +370,3 @@ async def background(*parts: Coroutine[Any, Any, Any]) -> AsyncGenerator[list[as
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-@asynccontextmanager
-async def site(application: web.Application, listen: Listen) -> AsyncGenerator[str]:
-    """Serves an application; yields its URL with the port that was taken."""
-    runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, listen.host, listen.port).start()
-        host, port = runner.addresses[0][:2]
-        yield f"http://{host}:{port}"
-    finally:
-        await runner.cleanup()

@@ -1,8 +1,8 @@
-"""Keeps the parts of the process running: one that breaks is started again, the other ones go on.
+"""Keeps the parts of the process running: a part that fails is restarted, and the others continue.
 
-A part that breaks again and again is started with growing pauses, never in step with others. The
-operator stays up meanwhile: what works is worth more than a clean start. Only where starting again
-does not help, for longer than a limit, `/healthz` tells the kubelet to end the process.
+The pause before a restart grows with every failure, with jitter. The operator stays up meanwhile,
+because the remaining parts are worth more than a clean start. If restarts do not help for longer
+than a limit, `/healthz` fails and the kubelet restarts the process.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ log = Log(__name__)
 
 PAUSE_SECONDS = 0.5
 PAUSE_SECONDS_MAX = 30.0
-# A part that ran for so long has recovered.
+# A part has recovered once it has run for this long.
 STEADY_SECONDS = 60.0
 
 
@@ -50,7 +50,9 @@ class Supervisor:
         run: Callable[[], Awaitable[object]],
         may_end: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Runs a part until cancelled, or until it ends when it `may_end`. Raises nothing of it."""
+        """Runs a part until cancelled, or until it ends if it `may_end`. Errors of the part do not
+        raise.
+        """
         part = self._parts[name] = _Part(self._monotonic())
         while True:
             part.started_at = self._monotonic()
@@ -61,16 +63,16 @@ class Supervisor:
                     return
             except Exception as error:
                 problem = f"{type(error).__name__}: {error}"[:300]
-                log.error("part broke", part=name, problem=problem, with_traceback=True)
+                log.error("part failed", part=name, problem=problem, with_traceback=True)
                 if may_end():
                     return
             self._metrics.part_restarts.labels(name).inc()
             pause_seconds = self._failed(part)
-            log.warning("part starts again", part=name, problem=problem, seconds=pause_seconds)
+            log.warning("part restarting", part=name, problem=problem, seconds=pause_seconds)
             await self._sleep(pause_seconds)
 
     def failing_seconds(self) -> Mapping[str, float]:
-        """For how long each part has not run steadily; 0 for one that does."""
+        """Seconds for which each part has not run steadily; 0 for a steady part."""
         now = self._monotonic()
         return {name: self._failing_seconds(part, now) for name, part in self._parts.items()}
 
@@ -80,7 +82,7 @@ class Supervisor:
         return now - part.failing_since
 
     def _failed(self, part: _Part) -> float:
-        """Takes note; how long to pause."""
+        """Records the failure. Returns the pause in seconds."""
         now = self._monotonic()
         if part.failing_since is None or now - part.started_at >= STEADY_SECONDS:
             part.failing_since, part.failures = now, 0

@@ -78,13 +78,16 @@ def test_a_cluster_from_up_to_down(machine: Machine) -> None:
     script = f"{shown}\nkubectl get nodes -o name"
     listed = subprocess.run(["bash", "-c", script], capture_output=True, text=True).stdout
     assert listed.split() == ["node/node-1", "node/spot-1"]
-    taken = machine.run("stranger", "node-1/1", "--memory", "300Mi")
-    assert taken.stdout.startswith("stranger-"), taken.stderr
+    taken = machine.run("unmanaged-process", "node-1/1", "--memory", "300Mi")
+    assert taken.stdout.startswith("unmanaged-"), taken.stderr
     table = machine.run("status").stdout
     [row] = [line for line in table.splitlines() if "CPU-node-1-1" in line]
     assert re.search(r"30\d MiB of 2 GiB", row)
     assert machine.run("kill", taken.stdout.strip()).returncode == 0
-    until(lambda: "0 B of 2 GiB" in machine.run("status").stdout, "the stranger's memory is free")
+    until(
+        lambda: "0 B of 2 GiB" in machine.run("status").stdout,
+        "the unmanaged process's memory is free",
+    )
     assert "kube-apiserver" in machine.run("logs").stdout.split()
     assert machine.run("reclaim", "spot-1", "--notice", "0", "--grace", "1").returncode == 0
     listed = subprocess.run(["bash", "-c", script], capture_output=True, text=True).stdout

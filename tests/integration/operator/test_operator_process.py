@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 def _complaints(process: Process) -> list[str]:
     """What the API server refused, and what broke."""
     text = process.log_path.read_text()
-    return re.findall(r".*(?:orbidden|Traceback|cycle failed|write broke).*", text)
+    return re.findall(r".*(?:orbidden|Traceback|cycle failed|write failed unexpectedly).*", text)
 
 
 def _get(url: str) -> tuple[int, str]:
@@ -286,7 +286,7 @@ def test_the_agents_rules_suffice(stage: Stage) -> None:
     name = f"{stage.node}-x"
     agent = start_agent(kubeconfig, stage.folder, f"--node={name}", "--interval-seconds=0.2")
     stage.processes.append(agent)
-    agent.wait_for("nvml failed")
+    agent.wait_for("NVML failed")
     stage.wait(lambda: _agent_reason(stage, name) == "NVMLFailed", "the condition says why")
     assert agent.stop() == 0
     assert _agent_reason(stage, name) == "AgentStopped"

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from gpujob_api.codec import FieldError
 from gpujob_api.quantities import (
+    AMOUNT_MAX,
     FLEET_MEMORY_BYTES_MAX,
     GIB,
     MEMORY_BYTES_MAX,
@@ -14,7 +15,46 @@ from gpujob_api.quantities import (
     Memory,
     format_memory,
     is_gpu_uuid,
+    quantity,
 )
+
+
+@pytest.mark.parametrize(
+    ("text", "thousandths"),
+    [
+        ("250m", 250),
+        ("1", 1000),
+        (2, 2000),
+        (0.25, 250),
+        ("+1.5", 1500),
+        ("1.0001", 1001),
+        ("1Ki", 1_024_000),
+        ("1.5Gi", 1536 * 1024**2 * 1000),
+        ("1k", 1_000_000),
+        ("3T", 3 * 10**15),
+        ("1e3", 1_000_000),
+        ("1E-3", 1),
+        ("1P", 10**18),
+        ("9E", AMOUNT_MAX),
+        ("100n", 1),
+        (".5", 500),
+        ("1.", 1000),
+        (None, 0),
+    ],
+)
+def test_any_quantity_is_read_exactly_and_rounded_up(text: object, thousandths: int) -> None:
+    assert quantity(text, 1000) == thousandths
+
+
+UNREADABLE: list[object] = [
+    *("", "x", ".", "+", "-1", "1KI", "1 Gi", "1e", "1e100", "9" * 40),
+    *(True, -1, 10**400, 1e300, float("nan"), float("inf"), [], {}),
+]
+
+
+@pytest.mark.parametrize("value", UNREADABLE)
+def test_an_amount_that_cannot_be_read_is_no_amount(value: object) -> None:
+    assert quantity(value) is None
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def test_an_unreadable_job_names_the_field(server: Server) -> None:
 @pytest.mark.parametrize(
     ("status", "expected"),
     [
-        (401, "does not know you"),
+        (401, "check your kubeconfig credentials"),
         (403, "may not read gpujob x in namespace vision"),
         (404, "not found: gpujob x in namespace vision"),
         (503, "answered 503"),

@@ -28,13 +28,13 @@ def test_why_prints_the_headline_the_reason_and_the_place() -> None:
     assert result.exit_code == 0
     assert result.stdout.splitlines()[0] == "vision/resnet50 is Pending for 10m 00s"
     assert "NoRoom: needs 20 GiB, 11.2 GiB are free" in result.stdout
-    assert "2nd of 2 waiting" in result.stdout
+    assert "2nd of 2 pending" in result.stdout
 
 
 def test_why_counts_in_its_own_namespace_when_it_may_not_see_others() -> None:
     cluster = MemoryCluster([job()], may_list_all=False)
     result = invoke(cluster, "why", "resnet50")
-    assert "1st of 1 waiting" in result.stdout
+    assert "1st of 1 pending" in result.stdout
     assert cluster.asked == ["all", "vision"]
 
 

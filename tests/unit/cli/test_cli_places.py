@@ -63,10 +63,10 @@ def test_a_dump_says_why_there_and_not_elsewhere(dump: Path) -> None:
     )
     assert lines[1].startswith("Needs 1 x a whole GPU at 100 % (WholeGPU)")
     assert lines[2].startswith("Placed n0 (GPU-0), costs ")
-    assert lines[3] == "Because it costs the jobs to come the least"
+    assert lines[3] == "Because it costs future jobs the least"
     assert lines[4].startswith("Next best 1 n1 (GPU-1), costs ")
     assert lines[4].endswith("then the order of nodes decides")
-    assert lines[5] == "No room n2: of 1 GPUs: 1 the node is cordoned"
+    assert lines[5] == "Lacks n2: of 1 GPUs: 1 the node is cordoned"
 
 
 def test_json_holds_the_terms_of_every_cost(dump: Path) -> None:
@@ -95,13 +95,13 @@ def test_the_cluster_is_asked_for_a_placed_job() -> None:
     result = invoke("here", "--places", cluster=cluster)
     assert "team/here, as if it were placed now, from the cluster (all defaults: " in result.stdout
     assert "n0 (GPU-0), costs " in result.stdout
-    assert "nowhere else is room" in result.stdout
+    assert "it fits nowhere else" in result.stdout
     assert cluster.asked == ["everything"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "problem"),
-    [(["nobody"], "there is no job nobody"), (["new", "-n", "x"], "there is no job x/new")],
+    [(["nobody"], "no job nobody"), (["new", "-n", "x"], "no job x/new")],
 )
 def test_a_job_that_is_not_there_is_told(dump: Path, arguments: list[str], problem: str) -> None:
     result = invoke(*arguments, "--from", str(dump))
@@ -116,5 +116,5 @@ def test_a_name_in_two_namespaces_needs_one(tmp_path: Path) -> None:
     path = tmp_path / "cycle.json"
     path.write_text(cycle_to_text(snapshot, NOW, plan(snapshot, NOW)))
     result = invoke("new", "--from", str(path))
-    assert str(result.exception) == "say which new: team/new, beam/new"
+    assert str(result.exception) == "there are several jobs new: team/new, beam/new"
     assert invoke("new", "-n", "beam", "--from", str(path)).exit_code == 0

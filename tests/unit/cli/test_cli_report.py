@@ -21,7 +21,7 @@ def test_the_first_and_the_latest_steps_stand_side_by_side() -> None:
 def test_a_speed_up_is_what_was_measured_in_turns() -> None:
     rows = dict(report.rows(job(status=succeeded_status()), NOW))
     assert rows["Speed-up"] == (
-        "1.84x as fast as the script's own way (95 % 1.79 to 1.90, 10 pairs in turns)"
+        "1.84x as fast as without settings (95 % 1.79 to 1.90, 10 pairs in turns)"
     )
     status = succeeded_status()
     del status["measurement"]["speedup"]
@@ -56,11 +56,11 @@ def test_the_page_says_what_was_done() -> None:
     )
     assert rows["Progress"] == "step 400 of 400, loss 1.25"
     assert rows["Measured"] == (
-        "5.4 GiB of GPU memory, utilization 63 %, 120 samples; waits 4 % of the time for data"
+        "5.4 GiB of GPU memory, utilization 63 %, 120 readings; waiting for data 4 % of the time"
     )
-    assert rows["Reserved"] == "5.9 GiB, from Measured"
+    assert rows["Reserved"] == "5.9 GiB (Measured)"
     assert rows["Checkpoint"] == "step 400, 1.2 GiB in 1.3 s"
-    assert rows["Attempts"] == "2, 1 interrupted, continued after step 210"
+    assert rows["Attempts"] == "2, 1 interrupted, resumed after step 210"
     assert rows["Placement"] == "rank 0 on node-a (spot): GPU-1a"
 
 
@@ -81,7 +81,7 @@ def test_a_whole_gpu_is_called_so() -> None:
     status = succeeded_status()
     status["reservation"] |= {"exclusive": True, "source": "WholeGPU"}
     rows = dict(report.rows(job(status=status), NOW))
-    assert rows["Reserved"] == "a whole GPU, from WholeGPU"
+    assert rows["Reserved"] == "a whole GPU (WholeGPU)"
 
 
 def test_json_carries_the_measured_figures() -> None:

@@ -41,7 +41,7 @@ NOW = after(10)
 
 
 def busy(**fields: Any) -> GPUJob:
-    """Runs alone on the only GPU; 100 s are left, by 1,000 steps of 0.1 s."""
+    """Runs alone on the only GPU; 100 s left, by 1,000 steps of 0.1 s."""
     known = replace(measured(4 * GIB, step=500), steps_total=1500)
     job = running(make_job("busy", sharing=SharingMode.EXCLUSIVE, **fields), measurement=known)
     saved = CheckpointReport(450, write_seconds=2.0)
@@ -91,9 +91,9 @@ def test_a_job_that_would_wait_is_told_why_and_when(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert lines[0].startswith(f"Simulated from {source} of 2026-01-01 00:00:10 UTC: ")
-    assert lines[0].endswith("until nobody waits. Nothing was written.")
+    assert lines[0].endswith("until no job was pending. Nothing was written.")
     assert lines[1] == "team/new"
-    assert lines[2].split()[0] == "Waits"
+    assert lines[2].split()[0] == "Pending"
     assert "NoRoom: needs 1 x a whole GPU" in lines[2]
     assert "could start in about 100 s" in lines[2]
     assert "Placed" in lines[3]
@@ -108,7 +108,7 @@ def test_who_would_be_interrupted_is_told_with_the_lost_work(tmp_path: Path) -> 
     assert "MakingRoom: waiting for team/busy to stop" in result.stdout
     others = result.stdout[result.stdout.index("Others") :]
     assert "team/busy" in others
-    assert "is interrupted at once (Preempted: makes room for team/new" in others
+    assert "is interrupted at once (Preempted: stopped for team/new" in others
     assert "loses 32 GPU-seconds" in others
 
 
@@ -198,7 +198,7 @@ def test_the_cluster_is_listed_once_and_its_time_counts(
 
 def test_the_operators_configuration_counts_unless_there_is_another(tmp_path: Path) -> None:
     cluster = idle_cluster({"system/gpujob": "telemetryStaleSeconds: 1"})
-    assert "measurements are 5 s old (limit 1 s)" in invoke("next", cluster=cluster).stdout
+    assert "readings are 5 s old (limit 1 s)" in invoke("next", cluster=cluster).stdout
     own = tmp_path / "own.yaml"
     own.write_text("telemetryStaleSeconds: 60")
     result = invoke("next", "--configuration", str(own), cluster=cluster)
@@ -211,9 +211,9 @@ def test_the_operators_configuration_counts_unless_there_is_another(tmp_path: Pa
     [
         (
             {"a/gpujob": "", "b/gpujob": ""},
-            "there are 2 operators (a/gpujob, b/gpujob): give one's",
+            "there are 2 operators (a/gpujob, b/gpujob): choose",
         ),
-        ({"a/gpujob": "rows: 1"}, "configmap a/gpujob: configuration.rows: is not a known field"),
+        ({"a/gpujob": "rows: 1"}, "configmap a/gpujob: configuration.rows: is an unknown field"),
         ({"a/gpujob": "{"}, "configmap a/gpujob: "),
     ],
 )
@@ -228,7 +228,7 @@ def test_an_operators_configuration_that_cannot_be_taken_is_named(
 
 def test_nobody_waits_is_an_answer(tmp_path: Path) -> None:
     result = invoke("--from", str(dump(tmp_path, make_snapshot())))
-    assert "no job waits" in result.stdout
+    assert "no pending jobs" in result.stdout
 
 
 # -- questions that cannot be asked
@@ -244,8 +244,8 @@ def failing(tmp_path: Path, *arguments: str, snapshot: Snapshot | None = None) -
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["--without-node", "n9"], "--without-node: there is no node n9 with an agent"),
-        (["--add-nodes", "n9=1"], "--add-nodes: there is no node n9 with an agent"),
+        (["--without-node", "n9"], "--without-node: no node n9 with an agent"),
+        (["--add-nodes", "n9=1"], "--add-nodes: no node n9 with an agent"),
         (["--add-nodes", "n0"], "--add-nodes: must be NODE=COUNT"),
         (["--add-nodes", "n0=0"], "--add-nodes: must be 1 to 1000; got 0"),
         (["--quota", "vision"], "--quota: must be QUEUE.FIELD=VALUE"),
@@ -271,7 +271,7 @@ def test_a_broken_dump_names_the_field(tmp_path: Path) -> None:
 
 def test_a_job_that_is_there_already_is_told(tmp_path: Path) -> None:
     path = job_file(tmp_path, manifest("busy"))
-    assert "there is a job team/busy already" in failing(tmp_path, "-f", str(path))
+    assert "job team/busy already exists" in failing(tmp_path, "-f", str(path))
 
 
 @pytest.mark.parametrize(
@@ -340,5 +340,5 @@ def test_other_horizons_are_refused(text: str) -> None:
 
 def test_help_says_what_is_simulated() -> None:
     text = " ".join(invoke("--help").stdout.split())
-    wanted: Sequence[str] = ("--add-nodes", "--without-node", "--quota", "--from", "Writes nothing")
+    wanted: Sequence[str] = ("--add-nodes", "--without-node", "--quota", "--from", "Read-only")
     assert [one for one in wanted if one not in text] == []

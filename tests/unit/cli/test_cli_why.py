@@ -28,11 +28,13 @@ def test_a_finished_job_has_no_lasting_time() -> None:
 
 def test_a_job_that_nobody_looked_at_says_so() -> None:
     fresh = job(status={"observedGeneration": 1})
-    assert why.rows(fresh, None, NOW) == [("Operator", "has not seen this job yet; is it running?")]
+    assert why.rows(fresh, None, NOW) == [
+        ("Operator", "has not processed this job yet; is the operator running?")
+    ]
 
 
 def test_an_edit_that_was_not_seen_yet_is_told() -> None:
-    assert ("Operator", "has not seen the newest edit of this job yet") in why.rows(
+    assert ("Operator", "has not processed the latest change of this job yet") in why.rows(
         job(status={"observedGeneration": 0}), None, NOW
     )
 
@@ -111,7 +113,7 @@ def test_a_running_job_has_no_place() -> None:
 
 def test_the_place_is_told() -> None:
     found = why.rows(job(), Position(3, 7), NOW)
-    assert ("Queue", "research: 3rd of 7 waiting, by priority and age") in found
+    assert ("Queue", "research: 3rd of 7 pending, by priority and age") in found
 
 
 def test_json_has_the_same_facts() -> None:

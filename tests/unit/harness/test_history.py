@@ -109,16 +109,16 @@ def test_two_jobs_may_fill_a_gpu_exactly() -> None:
     [
         (node(), job(hold("a", 12)), job(hold("b", 13))),
         (node(make_gpu(driver=1)), job(hold("a", 24))),
-        (node(make_gpu(stranger=GIB)), job(hold("a", 24))),
+        (node(make_gpu(unmanaged=GIB)), job(hold("a", 24))),
     ],
-    ids=["two jobs", "the driver", "a stranger"],
+    ids=["two jobs", "the driver", "an unmanaged process"],
 )
 def test_an_over_reserved_gpu_is_seen(entries: Sequence[Entry]) -> None:
     assert broken(*entries) == ["I1"]
 
 
 def test_a_decision_may_rest_on_the_reading_before() -> None:
-    grown = node(make_gpu(stranger=GIB))
+    grown = node(make_gpu(unmanaged=GIB))
     assert broken(node(), grown, job(hold("a", 24))) == []
 
 

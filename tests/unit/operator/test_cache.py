@@ -83,7 +83,7 @@ def test_pods_seen_before_their_node_count(cache: Cache) -> None:
     assert _snapshot(cache).nodes[0].cpu_milli_free == 6000
 
 
-def test_strangers_pods_are_no_worker_pods(cache: Cache) -> None:
+def test_unmanaged_pods_are_no_worker_pods(cache: Cache) -> None:
     cache.apply(Kind.POD, "ADDED", pod_manifest())
     assert _snapshot(cache).pods == ()
 

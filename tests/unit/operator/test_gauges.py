@@ -24,7 +24,7 @@ def test_gpus_jobs_and_stale_nodes() -> None:
     gauges = Gauges(metrics, clock.monotonic)
     value = metrics.registry.get_sample_value
     jobs = [running(make_job(name), held=reserve(3 * GIB)) for name in ("a", "b")]
-    node = make_gpu_node("n0", make_gpu(stranger=GIB), at=0)
+    node = make_gpu_node("n0", make_gpu(unmanaged=GIB), at=0)
     snapshot = make_snapshot(*jobs, make_job("waiting"), gpu_nodes=[node])
     gauges.update(snapshot, after(5))
     assert value("gpujob_gpu_memory_reserved_bytes", GPU) == 6 * GIB
@@ -46,7 +46,7 @@ def test_a_node_that_is_gone_is_not_stale() -> None:
     """Its GPUNode stays until somebody deletes it; an alert would never end."""
     metrics, clock = Metrics(), FakeClock()
     value = metrics.registry.get_sample_value
-    snapshot = make_snapshot(gpu_nodes=[make_gpu_node("n0", make_gpu(stranger=GIB), at=0)])
+    snapshot = make_snapshot(gpu_nodes=[make_gpu_node("n0", make_gpu(unmanaged=GIB), at=0)])
     gauges = Gauges(metrics, clock.monotonic)
     gauges.update(snapshot, after(100))
     assert value("gpujob_stale_nodes") == 1

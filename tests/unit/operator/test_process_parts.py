@@ -224,7 +224,7 @@ def test_replay_says_why_a_job_is_there(
     assert lines[0].startswith("same")
     assert lines[2].startswith("Placed: n0 (GPU-0), costs ")
     assert _main(monkeypatch, "replay", str(path), "--why", "nobody") == 2
-    assert "job: there is no job nobody" in capsys.readouterr().err
+    assert "job: no job nobody" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", [None, "{}"])

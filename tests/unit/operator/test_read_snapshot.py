@@ -40,7 +40,7 @@ def cluster() -> dict[Kind, list[Manifest]]:
         Kind.JOB: [job_manifest(job), broken],
         Kind.POD: [
             pod_manifest(job),
-            pod_manifest(name="stranger", cpu="3", memory="2Gi"),
+            pod_manifest(name="unmanaged", cpu="3", memory="2Gi"),
             pod_manifest(name="ended", cpu="4", phase="Succeeded"),
             pod_manifest(name="unbound", cpu="4", node=None),
         ],

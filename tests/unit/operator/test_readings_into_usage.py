@@ -53,7 +53,7 @@ def test_peak_is_the_worst_moment_of_the_worst_gpu() -> None:
 
 def test_processes_of_one_pod_on_a_gpu_add_up() -> None:
     ledger = UsageLedger()
-    gpu = make_gpu(ours=[(POD.uid, GIB), (POD.uid, 2 * GIB)], stranger=4 * GIB)
+    gpu = make_gpu(ours=[(POD.uid, GIB), (POD.uid, 2 * GIB)], unmanaged=4 * GIB)
     ledger.observe(_node(gpu, at=0), _find)
     assert _use(ledger).memory_peak_bytes == 3 * GIB
 
@@ -87,21 +87,21 @@ def test_utilization_forgets_how_it_started() -> None:
 
 def test_beside_others_only_the_own_utilization_counts() -> None:
     ledger = UsageLedger()
-    gpu = replace(make_gpu(ours=[(POD.uid, GIB)], stranger=GIB), utilization_percent=95.0)
-    mine, stranger = gpu.processes
-    gpu = replace(gpu, processes=(replace(mine, utilization_percent=20.0), stranger))
+    gpu = replace(make_gpu(ours=[(POD.uid, GIB)], unmanaged=GIB), utilization_percent=95.0)
+    mine, unmanaged = gpu.processes
+    gpu = replace(gpu, processes=(replace(mine, utilization_percent=20.0), unmanaged))
     ledger.observe(_node(gpu, at=0), _find)
     assert _use(ledger).utilization_percent == 20
 
 
 def test_where_the_driver_cannot_tell_the_gpus_figure_is_the_bound() -> None:
     ledger = UsageLedger()
-    gpu = make_gpu(ours=[(POD.uid, GIB)], stranger=GIB)
+    gpu = make_gpu(ours=[(POD.uid, GIB)], unmanaged=GIB)
     ledger.observe(_node(replace(gpu, utilization_percent=95.0), at=0), _find)
     assert _use(ledger).utilization_percent == 95
 
 
-def test_strangers_are_nobodys_use() -> None:
+def test_unmanaged_processes_belong_to_no_job() -> None:
     ledger = UsageLedger()
     assert not ledger.observe(_node(make_gpu(ours=[("unknown", GIB)]), at=0), _find)
     assert ledger.usage() == {}

@@ -16,31 +16,44 @@ from gpujob_operator.decide.model.snapshot import PodView
 from gpujob_operator.decide.model.workers import speaks_for, with_pod_uids
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.dirty import Dirty
+from gpujob_operator.observe.pod_tokens import PodIdentity, claimed_identity
 from gpujob_operator.observe.reports import (
     BODY_BYTES_MAX,
     REPORTS_BURST_MAX,
-    PodIdentity,
     ReportReceiver,
     TokenCheckFailed,
 )
 from tests.harness.builders import make_job, make_pod, make_report, placed, with_status
 from tests.harness.clocks import FakeClock
 from tests.harness.odd_json import ODD_SCALARS, to_json
+from tests.harness.pod_tokens import pod_token
 
 JOB = placed(make_job())
 POD = make_pod(JOB)
+
+
+def token_of_pod(
+    namespace: str = POD.namespace, name: str = POD.name, uid: str = POD.uid, **more: Any
+) -> str:
+    return pod_token(namespace, name, uid, **more)
+
 
 Client = TestClient[web.Request, web.Application]
 
 
 class _Tokens:
-    """Tokens are `namespace/name/uid`; `broken` means the API server does not answer."""
+    """Proves tokens whose signature is `true`, for the pod that they claim or the one set here."""
 
-    async def check(self, token: str) -> PodIdentity | None:
-        if token == "broken":
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+        self.speaks_for: PodIdentity | None = None
+
+    async def check(self, token: str, source: str) -> PodIdentity | None:
+        self.asked.append((token, source))
+        signature = token.rpartition(".")[2]
+        if signature == "broken":
             raise TokenCheckFailed("no answer")
-        parts = token.split("/")
-        return PodIdentity(*parts) if len(parts) == 3 else None
+        return self.speaks_for or claimed_identity(token, 0) if signature == "true" else None
 
 
 class _Workers:
@@ -65,9 +78,10 @@ class _Bench:
         self.dirty = Dirty()
         self.metrics = Metrics()
         self.leads = True
+        self.tokens = _Tokens()
         self.receiver = ReportReceiver(
             self.workers,
-            _Tokens(),
+            self.tokens,
             self.dirty,
             self.metrics,
             clock=self.clock.now,
@@ -82,7 +96,7 @@ class _Bench:
     ) -> tuple[int, Any]:
         body = report if isinstance(report, bytes) else (report or make_report()).to_text().encode()
         if token == "own":
-            token = f"{POD.namespace}/{POD.name}/{POD.uid}"
+            token = token_of_pod()
         if token is not None:
             headers["Authorization"] = f"Bearer {token}"
         async with self.client.post("/report", data=body, headers=headers) as response:
@@ -112,10 +126,13 @@ async def test_a_report_is_kept_with_its_time_and_answered(bench: _Bench) -> Non
     [
         (None, 401, "no_token"),
         ("garbage", 401, "bad_token"),
-        ("broken", 503, "check_failed"),
-        (f"team/{POD.name}/uid-unknown", 503, "no_pod"),
-        (f"other/{POD.name}/{POD.uid}", 403, "wrong_pod"),
-        (f"team/another/{POD.uid}", 403, "wrong_pod"),
+        (token_of_pod(audience="https://kubernetes.default.svc"), 401, "bad_token"),
+        (token_of_pod(expires=1), 401, "bad_token"),
+        (token_of_pod(signature="forged"), 401, "bad_token"),
+        (token_of_pod(signature="broken"), 503, "check_failed"),
+        (token_of_pod(uid="uid-unknown"), 503, "no_pod"),
+        (token_of_pod(namespace="other"), 403, "wrong_pod"),
+        (token_of_pod(name="another"), 403, "wrong_pod"),
     ],
 )
 async def test_who_may_not_speak(
@@ -126,6 +143,26 @@ async def test_who_may_not_speak(
     assert body["error"]
     assert bench.receiver.newest() == ()
     assert f'gpujob_reports_total{{result="{result}"}} 1.0' in bench.metrics.text().decode()
+
+
+@pytest.mark.parametrize(
+    "token",
+    ["garbage", token_of_pod(audience="x"), token_of_pod(uid="?"), token_of_pod(name="another")],
+)
+async def test_the_api_server_is_asked_of_tokens_of_known_workers_only(
+    bench: _Bench, token: str
+) -> None:
+    await bench.post(token=token)
+    assert bench.tokens.asked == []
+    await bench.post()
+    assert bench.tokens.asked == [(token_of_pod(), "127.0.0.1")]
+
+
+async def test_a_token_that_claims_another_pod_than_it_is_of(bench: _Bench) -> None:
+    bench.tokens.speaks_for = PodIdentity("team", "another", "uid-another")
+    status, _ = await bench.post()
+    assert status == 403
+    assert bench.receiver.newest() == ()
 
 
 @pytest.mark.parametrize("scheme", ["Basic", "", "bearer "])
@@ -146,7 +183,7 @@ async def test_a_pod_of_a_job_in_another_namespace_is_refused(bench: _Bench) -> 
     """References are anybody's to write: the job must live where the pod does."""
     other = make_pod(JOB, uid="pod-x")
     bench.workers.pods["pod-x"] = replace(other, namespace="elsewhere")
-    status, _ = await bench.post(token=f"elsewhere/{other.name}/pod-x")
+    status, _ = await bench.post(token=token_of_pod("elsewhere", other.name, "pod-x"))
     assert status == 403
 
 
@@ -156,7 +193,7 @@ async def test_who_took_the_place_of_a_worker_is_refused(bench: _Bench) -> None:
     bench.workers.jobs[JOB.metadata.uid] = known
     bench.workers.pods["pod-x"] = replace(POD, uid="pod-x")
     assert (await bench.post())[0] == 200
-    assert (await bench.post(token=f"{POD.namespace}/{POD.name}/pod-x"))[0] == 403
+    assert (await bench.post(token=token_of_pod(uid="pod-x")))[0] == 403
 
 
 async def test_a_worker_whose_owner_reference_was_stripped_is_heard(bench: _Bench) -> None:

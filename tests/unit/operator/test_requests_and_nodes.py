@@ -1,47 +1,18 @@
-"""Quantities, what pods request, and what a node has left."""
+"""What a node has left beside the pods that are bound to it."""
 
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from gpujob_operator.decide.model.pod_requests import WHOLE_NODE, pod_requests
 from gpujob_operator.decide.model.snapshot import Taint
 from gpujob_operator.read.nodes import cached_node, with_pods
-from gpujob_operator.read.requests import WHOLE_NODE, PodRequests, pod_requests, quantity
 from tests.harness.manifests import node_manifest
 
 
 def _container(cpu: str, memory: str, **fields: Any) -> dict[str, Any]:
     return {"resources": {"requests": {"cpu": cpu, "memory": memory}}, **fields}
-
-
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("250m", 0.25),
-        ("1", 1.0),
-        (2, 2.0),
-        ("1.5", 1.5),
-        ("1Ki", 1024.0),
-        ("1.5Gi", 1.5 * 1024**3),
-        ("1k", 1000.0),
-        ("3T", 3e12),
-        ("1e3", 1000.0),
-        ("1E", 1e18),
-        ("100n", 1e-7),
-        (None, 0.0),
-    ],
-)
-def test_quantity(text: object, number: float) -> None:
-    assert quantity(text) == pytest.approx(number)
-
-
-UNREADABLE: list[Any] = ["", True, "x", ".", "-1", -1, 10**400, float("nan"), float("inf"), [], {}]
-
-
-@pytest.mark.parametrize("value", UNREADABLE)
-def test_an_amount_that_cannot_be_read_is_no_amount(value: object) -> None:
-    assert quantity(value) is None
 
 
 @pytest.mark.parametrize(
@@ -71,32 +42,6 @@ def test_a_node_whose_taints_cannot_be_read_takes_nobody(taints: Any) -> None:
 def test_a_node_whose_room_cannot_be_read_has_none(value: Any) -> None:
     view = cached_node(node_manifest(cpu=value, memory=value)).empty
     assert (view.cpu_milli_free, view.memory_bytes_free) == (0, 0)
-
-
-def test_containers_add_up_and_init_containers_do_not() -> None:
-    spec = {
-        "containers": [_container("1", "1Gi"), _container("500m", "1Gi")],
-        "initContainers": [_container("4", "1Mi"), _container("1", "5Gi")],
-    }
-    assert pod_requests(spec) == PodRequests(4000, 5 * 1024**3)
-
-
-def test_sidecars_run_beside_the_containers() -> None:
-    spec = {
-        "containers": [_container("1", "1Gi")],
-        "initContainers": [_container("1", "1Gi", restartPolicy="Always")],
-        "overhead": {"cpu": "100m", "memory": "1Mi"},
-    }
-    assert pod_requests(spec) == PodRequests(2100, 2 * 1024**3 + 1024**2)
-
-
-def test_a_limit_without_a_request_is_a_request() -> None:
-    spec = {"containers": [{"resources": {"limits": {"cpu": "2"}, "requests": {"memory": "1Gi"}}}]}
-    assert pod_requests(spec) == PodRequests(2000, 1024**3)
-
-
-def test_nothing_requested() -> None:
-    assert pod_requests({"containers": [{}]}) == PodRequests(0, 0)
 
 
 def test_node_less_its_pods() -> None:

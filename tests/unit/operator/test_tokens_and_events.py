@@ -14,11 +14,23 @@ from gpujob_operator.act.kube import (
     ResourceType,
     Unavailable,
 )
-from gpujob_operator.act.tokens import INVALID_SECONDS, VALID_SECONDS, TokenReviewer
+from gpujob_operator.act.tokens import (
+    INVALID_SECONDS,
+    REFUSED_BURST_MAX,
+    REFUSED_PER_SECOND_MAX,
+    REVIEWS_AT_ONCE_MAX,
+    REVIEWS_OF_SOURCE_AT_ONCE_MAX,
+    REVIEWS_WAITING_MAX,
+    SOURCES_MAX,
+    VALID_SECONDS,
+    TokenReviewer,
+    TooManyReviews,
+)
 from tests.harness.clocks import FakeClock
 from tests.harness.fake_kube import FakeKube
 from tests.harness.waiting import eventually
 
+SOURCE = "10.0.0.1"
 GOOD: dict[str, Any] = {
     "authenticated": True,
     "audiences": ["gpujob"],
@@ -48,13 +60,26 @@ class _Reviews(FakeKube):
         return {**body, "status": self.status}
 
 
+class _SlowReviews(_Reviews):
+    """Answers when `open` is set."""
+
+    def __init__(self, status: Any) -> None:
+        super().__init__(status)
+        self.open = asyncio.Event()
+
+    async def create(self, kind: ResourceType, body: Manifest, namespace: str = "") -> Manifest:
+        answer = await super().create(kind, body, namespace)
+        await self.open.wait()
+        return answer
+
+
 def _reviewer(kube: Kube, clock: FakeClock) -> TokenReviewer:
     return TokenReviewer(kube, clock.monotonic)
 
 
 async def test_the_pod_behind_a_token() -> None:
     kube = _Reviews(GOOD)
-    identity = await _reviewer(kube, FakeClock()).review("token")
+    identity = await _reviewer(kube, FakeClock()).review("token", SOURCE)
     assert identity == ("team", "job-1-0", "pod-uid")
     assert kube.bodies[0]["spec"] == {"token": "token", "audiences": ["gpujob"]}
 
@@ -72,43 +97,113 @@ async def test_the_pod_behind_a_token() -> None:
     ],
 )
 async def test_no_pod_of_ours_behind_it(status: dict[str, Any]) -> None:
-    assert await _reviewer(_Reviews(status), FakeClock()).review("token") is None
+    assert await _reviewer(_Reviews(status), FakeClock()).review("token", SOURCE) is None
 
 
 async def test_answers_are_remembered_for_a_while_and_by_hash() -> None:
     kube, clock = _Reviews(GOOD), FakeClock()
     reviewer = _reviewer(kube, clock)
     for _ in range(3):
-        await reviewer.review("secret-token")
+        await reviewer.review("secret-token", SOURCE)
     assert len(kube.bodies) == 1
     assert "secret-token" not in repr(reviewer.__dict__)
     clock.advance(VALID_SECONDS + 1)
-    await reviewer.review("secret-token")
+    await reviewer.review("secret-token", SOURCE)
     assert len(kube.bodies) == 2
 
 
 async def test_a_refusal_is_remembered_for_a_shorter_while() -> None:
     kube, clock = _Reviews({"authenticated": False}), FakeClock()
     reviewer = _reviewer(kube, clock)
-    await reviewer.review("token")
+    await reviewer.review("token", SOURCE)
     clock.advance(INVALID_SECONDS + 1)
     kube.status = GOOD
-    assert await reviewer.review("token") is not None
-
-
-async def test_a_monstrous_token_is_not_even_asked_about() -> None:
-    kube = _Reviews(GOOD)
-    assert await _reviewer(kube, FakeClock()).review("x" * 100_000) is None
-    assert kube.bodies == []
+    assert await reviewer.review("token", SOURCE) is not None
 
 
 async def test_no_answer_is_not_remembered() -> None:
     kube = _Reviews(Unavailable(0, "Timeout", ""))
     reviewer = _reviewer(kube, FakeClock())
     with pytest.raises(Unavailable):
-        await reviewer.review("token")
+        await reviewer.review("token", SOURCE)
     kube.status = GOOD
-    assert await reviewer.review("token") is not None
+    assert await reviewer.review("token", SOURCE) is not None
+
+
+async def test_one_question_for_everybody_who_asks_the_same() -> None:
+    kube = _SlowReviews(GOOD)
+    reviewer = _reviewer(kube, FakeClock())
+    asked = [asyncio.ensure_future(reviewer.review("token", SOURCE)) for _ in range(5)]
+    await eventually(lambda: len(kube.bodies) == 1)
+    asked[0].cancel()
+    kube.open.set()
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    assert isinstance(answers[0], asyncio.CancelledError)
+    assert answers[1:] == [("team", "job-1-0", "pod-uid")] * 4
+    assert len(kube.bodies) == 1
+
+
+async def test_few_questions_at_once_and_a_bounded_number_waits() -> None:
+    kube = _SlowReviews(GOOD)
+    reviewer = _reviewer(kube, FakeClock())
+    asked = [
+        asyncio.ensure_future(reviewer.review(f"token-{n}", f"10.0.0.{n}"))
+        for n in range(REVIEWS_WAITING_MAX)
+    ]
+    await eventually(lambda: len(kube.bodies) == REVIEWS_AT_ONCE_MAX)
+    with pytest.raises(TooManyReviews, match=str(REVIEWS_WAITING_MAX)):
+        await reviewer.review("one-more", "10.9.9.9")
+    assert len(kube.bodies) == REVIEWS_AT_ONCE_MAX
+    kube.open.set()
+    assert None not in await asyncio.gather(*asked)
+    assert await reviewer.review("one-more", "10.9.9.9") is not None
+
+
+async def test_one_address_does_not_take_all_the_questions() -> None:
+    kube = _SlowReviews({"authenticated": False})
+    reviewer = _reviewer(kube, FakeClock())
+    flood = [asyncio.ensure_future(reviewer.review(f"forged-{n}", SOURCE)) for n in range(100)]
+    await eventually(lambda: len(kube.bodies) == REVIEWS_OF_SOURCE_AT_ONCE_MAX)
+    other = asyncio.ensure_future(reviewer.review("true", "10.0.0.2"))
+    await eventually(lambda: len(kube.bodies) == REVIEWS_OF_SOURCE_AT_ONCE_MAX + 1)
+    kube.open.set()
+    await other
+    refused = await asyncio.gather(*flood, return_exceptions=True)
+    assert sum(isinstance(one, TooManyReviews) for one in refused) >= 95
+    assert len(kube.bodies) <= REFUSED_BURST_MAX + REVIEWS_OF_SOURCE_AT_ONCE_MAX + 1
+
+
+async def test_an_address_whose_tokens_are_refused_is_asked_about_seldom() -> None:
+    kube, clock = _Reviews({"authenticated": False}), FakeClock()
+    reviewer = _reviewer(kube, clock)
+    for number in range(int(REFUSED_BURST_MAX)):
+        assert await reviewer.review(f"forged-{number}", SOURCE) is None
+    with pytest.raises(TooManyReviews, match=SOURCE):
+        await reviewer.review("forged-again", SOURCE)
+    assert len(kube.bodies) == REFUSED_BURST_MAX
+    kube.status = GOOD
+    assert await reviewer.review("true", "10.0.0.2") is not None, "another address"
+    clock.advance(1 / REFUSED_PER_SECOND_MAX)
+    assert await reviewer.review("true too", SOURCE) is not None, "time heals"
+
+
+async def test_an_address_of_many_workers_is_asked_about_as_often_as_need_be() -> None:
+    kube = _Reviews(GOOD)
+    reviewer = _reviewer(kube, FakeClock())
+    for number in range(10 * int(REFUSED_BURST_MAX)):
+        assert await reviewer.review(f"true-{number}", SOURCE) is not None
+    kube.status = Unavailable(0, "Timeout", "")
+    for number in range(10 * int(REFUSED_BURST_MAX)):
+        with pytest.raises(Unavailable):
+            await reviewer.review(f"unanswered-{number}", SOURCE)
+
+
+async def test_addresses_are_forgotten_in_time() -> None:
+    reviewer = _reviewer(_Reviews({"authenticated": False}), FakeClock())
+    for number in range(SOURCES_MAX + 10):
+        await reviewer.review("forged", f"address-{number}")
+        await reviewer.review(f"forged-{number}", f"address-{number}")
+    assert len(reviewer.__dict__["_sources"]) == SOURCES_MAX
 
 
 def _event(reason: str = "Started", name: str = "e") -> Manifest:

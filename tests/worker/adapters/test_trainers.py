@@ -96,7 +96,7 @@ def test_hugging_faces_trainer_uses_what_was_asked_for(tmp_path: Path) -> None:
     output, said = run(tmp_path, HUGGING_FACE, {"precision": "bfloat16"})
     assert "batch 8 1 True" in output
     assert "hugging face trainer applied: bf16=True" in said
-    assert "precision refused: the script uses autocast itself" in said
+    assert "precision skipped: the script uses autocast itself" in said
 
 
 def test_lightnings_trainer_uses_what_was_asked_for(tmp_path: Path) -> None:
@@ -125,9 +125,9 @@ def arguments(**values: Any) -> Any:
     ("values", "rows", "changes", "line"),
     [
         ({}, 4, (4, 4), "applied: 16 samples in steps of 4"),
-        ({}, 8, None, "refused: steps of 8 do not split 8, 16 in all"),
-        ({}, 3, None, "refused: steps of 3 do not split 8, 16 in all"),
-        ({"auto_find_batch_size": True}, 4, None, "refused: auto_find_batch_size"),
+        ({}, 8, None, "skipped: steps of 8 do not split 8, 16 in all"),
+        ({}, 3, None, "skipped: steps of 3 do not split 8, 16 in all"),
+        ({"auto_find_batch_size": True}, 4, None, "skipped: auto_find_batch_size"),
     ],
 )
 def test_the_batch_keeps_its_total(
@@ -155,7 +155,7 @@ def test_what_the_script_chose_stays() -> None:
     }
     for keywords in ({"precision": "64-true"}, {"plugins": [object()]}):
         assert lightning.chosen_precision(keywords, wishes, explanation) is None
-    assert explanation.lines[-1] == "lightning precision refused: the script chooses it itself"
+    assert explanation.lines[-1] == "lightning precision skipped: the script chooses it itself"
     assert lightning.chosen_precision({}, wishes, explanation) == "16-mixed"
 
 
@@ -166,7 +166,7 @@ def test_variables_that_are_set_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     huggingface.set_variables(RequestedSettings("bf16", compile=True), explanation)
     assert os.environ["ACCELERATE_MIXED_PRECISION"] == "no"
     assert os.environ.pop("ACCELERATE_DYNAMO_BACKEND") == "inductor"
-    assert "refused: it is 'no' already" in explanation.lines[0]
+    assert "skipped: it is 'no' already" in explanation.lines[0]
 
 
 def test_wishes_follow_settings_and_switches() -> None:
@@ -234,7 +234,7 @@ def test_checkpointing_of_transformers_does_not_hinder_precision(tmp_path: Path)
     assert code == 0, run.errors
     said = "\n".join(run.report["explain"])
     assert "precision applied: asked for" in said
-    assert "batch split refused: module transformer.wte has hooks, which would run" in said
+    assert "batch split skipped: module transformer.wte has hooks, which would run" in said
     losses = [[float(line) for line in text.split()] for text in (plain.output, run.output)]
     assert losses[1] == pytest.approx(losses[0], rel=0.01)
     assert losses[1][:7] == losses[0][:7], "the first steps are as written"

@@ -117,7 +117,7 @@ def test_a_first_process_that_died_is_waited_for_no_longer_than_it_may_take(
     assert tuner.proposed == TunedSettings()
     assert tuner.proposed == TunedSettings()
     assert clock.now == pytest.approx(expected, abs=2.0)
-    assert explanation.lines == ("tuning refused: the first process proposed nothing",)
+    assert explanation.lines == ("tuning skipped: the first process proposed nothing",)
 
 
 def test_who_is_asked_to_stop_does_not_wait() -> None:
@@ -269,7 +269,7 @@ def test_what_the_first_measured_is_in_force_in_all(tmp_path: Path) -> None:
     for text in said(reports):
         assert "processes 2 processes decided together" in text
         assert "could measure and decide differently" not in text
-    assert "compile refused: the others would wait for it" in said(reports)[0]
+    assert "compile skipped: the others would wait for it" in said(reports)[0]
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])

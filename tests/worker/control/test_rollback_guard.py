@@ -77,7 +77,7 @@ def test_a_roll_back_takes_everything_back_for_good(in_force: AppliedSettings) -
         guardian.step(20 * (check + 1) + 20)
     assert in_force.rolled_back
     assert session.report().speedup is None
-    refused = "speed-up refused: not measured with the settings now in force"
+    refused = "speed-up skipped: not measured with the settings now in force"
     assert session.explanation.line("speed-up") == refused
     assert root.plan == RootPlan()
     assert optimizer.param_groups[0]["fused"] is None

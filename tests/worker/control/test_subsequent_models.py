@@ -124,7 +124,7 @@ def test_what_is_not_safe_for_a_later_model_is_left_out_or_taken_back(tmp_path: 
     assert models["mixed"][:2] == (32, True), said(found)
     for name, (_, _, loss) in models.items():
         assert loss == pytest.approx(plain[name][2], rel=1e-3)
-    assert "refused in model 2 (Net): batch split refused: samples" in said(found)
+    assert "skipped in model 2 (Net): batch split skipped: samples" in said(found)
 
 
 TAKEN_BACK = """
@@ -265,7 +265,7 @@ def test_models_that_are_left_alone_are_said_to_be(
     plain = run(tmp_path / "plain", ALONE, settings={"mode": "Off"})
     assert "later models" not in said(plain)
     found = run(tmp_path / "injected", ALONE, settings=settings, environment=environment)
-    assert f"later models refused: {why}" in said(found)
+    assert f"later models skipped: {why}" in said(found)
     end = (
         ", without a look at the memory limit" if "GPUJOB_MEMORY_LIMIT_BYTES" in environment else ""
     )

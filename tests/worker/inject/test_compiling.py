@@ -85,7 +85,7 @@ def test_the_whole_model_goes_first(graphs: list[int]) -> None:
     assert len(graphs) == 1
     assert tuner.tuned() == TunedSettings(compile=True)
     assert explanation.lines[0].startswith("compile applied: asked for, ")
-    assert explanation.lines[1] == "CUDA graphs refused: not asked for (--cuda-graphs)"
+    assert explanation.lines[1] == "CUDA graphs skipped: not asked for (--cuda-graphs)"
 
 
 def test_many_blocks_go_first_and_share_a_graph(graphs: list[int]) -> None:
@@ -126,10 +126,10 @@ def test_blocks_are_compiled_where_the_whole_cannot_be(
 
     monkeypatch.setattr(torch, "compile", later)
     tuner, explanation = tuned(module)
-    assert "compile refused: failed: RuntimeError: too clever a forward" in explanation.lines
+    assert "compile skipped: failed: RuntimeError: too clever a forward" in explanation.lines
     assert tuner.tuned().regional_compile
     _, explanation = tuned(module, "regional_compile")
-    assert explanation.lines[-1] == "compile blocks refused: switched off"
+    assert explanation.lines[-1] == "compile blocks skipped: switched off"
 
 
 def dropping() -> nn.Sequential:
@@ -204,7 +204,7 @@ def test_graphs_are_refused_where_they_are_not_safe(graphs: list[int]) -> None:
     assert "split batch" in (graphs_refusal(gpu, 4, False) or "")
     assert "memory limit" in (graphs_refusal(gpu, None, True) or "")
     _, explanation = tuned(model(), graphs=True)
-    assert explanation.lines[-1] == "CUDA graphs refused: they exist on CUDA GPUs; this is cpu"
+    assert explanation.lines[-1] == "CUDA graphs skipped: they exist on CUDA GPUs; this is cpu"
 
 
 def test_outputs_of_graphs_are_copied() -> None:

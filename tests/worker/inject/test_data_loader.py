@@ -249,14 +249,14 @@ def test_workers_that_give_nothing_go_in_the_middle_of_the_pass(
     assert sorted(seen) == sorted([*range(10)] * 3)
     assert training.applied.loader_workers is None
     assert training.session.state.tuned == TunedSettings()
-    assert "data loading refused: no gain: steps take" in training.said
+    assert "data loading skipped: no gain: steps take" in training.said
     training.passes(1, seconds, waiting)
     assert training.loader.num_workers == 0
 
 
 @pytest.mark.parametrize(
     ("seconds", "waiting", "verdict"),
-    [(0.012, 0.0, "data loading steps take"), (0.019, 0.009, "data loading refused: no gain")],
+    [(0.012, 0.0, "data loading steps take"), (0.019, 0.009, "data loading skipped: no gain")],
 )
 def test_loaders_that_are_made_for_one_pass_are_judged_and_let_go(
     training: Training, seconds: float, waiting: float, verdict: str
@@ -297,4 +297,4 @@ def test_loaded_cores_get_no_workers(training: Training, monkeypatch: pytest.Mon
     training.tuned()
     training.passes(3, 0.02, 0.008)
     assert training.loader.num_workers == 0
-    assert training.said == "data loading refused: something waits for a core"
+    assert training.said == "data loading skipped: something waits for a core"

@@ -186,14 +186,14 @@ def stepped(optimizer: torch.optim.Optimizer) -> ScriptFacts:
 )
 def test_refusals(module: nn.Module, facts: ScriptFacts, reason: str) -> None:
     tuner, line = tuned_by(module, facts)
-    assert line.startswith("precision refused: ")
+    assert line.startswith("precision skipped: ")
     assert reason in line
     assert tuner.applied.plan == RootPlan()
 
 
 def test_only_asked_for_on_a_processor() -> None:
     _, line = tuned_by(model(), ScriptFacts(), Precision.AUTO)
-    assert line == "precision float16 refused: tried on GPUs where bfloat16 is missing or slow"
+    assert line == "precision float16 skipped: tried on GPUs where bfloat16 is missing or slow"
 
 
 def test_own_optimizers_are_not_trusted_to_skip() -> None:
@@ -214,7 +214,7 @@ def test_known_settings_bring_the_scale_along() -> None:
     tuner.adopt_scaling(torch.optim.LBFGS(module.parameters()))
     assert tuner.tuned() == TunedSettings()
     assert explanation.lines == (
-        "precision refused: LBFGS may not skip a step whose gradients overflowed",
+        "precision skipped: LBFGS may not skip a step whose gradients overflowed",
     )
 
 
@@ -271,7 +271,7 @@ def test_a_script_in_float16(kind: str, tmp_path: Path) -> None:
     assert float(run.output) < 0.2
     assert report["step"] == 40
     if kind == "own":
-        assert "precision refused: the script scales its loss itself" in said
+        assert "precision skipped: the script scales its loss itself" in said
         assert report["tuned"]["precision"] == "float32"
         return
     assert report["tuned"]["precision"] == "float16"

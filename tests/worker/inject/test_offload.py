@@ -126,7 +126,7 @@ def test_known_offload_is_adopted_and_can_be_switched_off(monkeypatch: pytest.Mo
     )
     tuner, explanation = known(monkeypatch, offload=False)
     assert tuner.tuned() == TunedSettings()
-    assert all(line.endswith("refused: switched off") for line in explanation.lines)
+    assert all(line.endswith("skipped: switched off") for line in explanation.lines)
 
 
 def test_in_force_it_follows_the_optimizers_steps_and_is_taken_back() -> None:
@@ -166,6 +166,6 @@ def test_a_limit_that_nothing_keeps_ends_the_job_and_says_why_offload_does_not_h
     assert code == 1
     assert run.report["failure"]["failureClass"] == "OutOfMemory"
     said = "\n".join(run.report["explain"])
-    assert "activation offload refused: it is in host memory already" in said
-    assert "optimizer offload refused: it is in host memory already" in said
-    assert "memory limit refused: cannot be kept" in said
+    assert "activation offload skipped: it is in host memory already" in said
+    assert "optimizer offload skipped: it is in host memory already" in said
+    assert "memory limit skipped: cannot be kept" in said

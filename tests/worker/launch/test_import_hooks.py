@@ -276,7 +276,7 @@ def test_somebody_else_hooks_the_same_module(in_front: bool, name: str) -> None:
     assert wrapped == ["other"]
 
 
-NO_STEP = "tuning refused: no optimizer of torch made a step\n"
+NO_STEP = "tuning skipped: no optimizer of torch made a step\n"
 SAID = {"threads": "graceful stop applied: from the first step on\n"}
 SCRIPTS = {
     "find_spec": "import importlib.util\nassert importlib.util.find_spec('torch')\nimport torch",
@@ -333,4 +333,4 @@ def test_torch_that_came_past_the_hook_is_said(tmp_path: Path) -> None:
         import torch
         """
     errors = under_worker(tmp_path, script)
-    assert errors == "gpujob: everything refused: torch was imported past the import hook\n"
+    assert errors == "gpujob: everything skipped: torch was imported past the import hook\n"

@@ -117,10 +117,10 @@ def test_several_modules_of_several_processes_are_said_to_be_left_alone(
     done, report = launch(tmp_path, SEVERAL, TORCHRUN)
     assert done.returncode == 0, done.stderr
     said = "\n".join(report.explain)
-    assert "memory limit of Second refused: nothing was measured: several processes" in said
+    assert "memory limit of Second skipped: nothing was measured: several processes" in said
     assert "memory model is of First; what steps took is of all (First, Second)" in said
     assert "memory limit kept: " in said
-    later = "later models refused: several processes that train together look at the first model"
+    later = "later models skipped: several processes that train together look at the first model"
     assert f"{later} alone; 1 more ran as written, without a look at the memory limit" in said
     monkeypatch.setenv("GPUJOB_SETTINGS", '{"mode": "Off"}')
     plain, _ = launch(tmp_path, SEVERAL, TORCHRUN)
@@ -161,7 +161,7 @@ def test_a_first_process_that_dies_while_measuring_holds_up_nobody(tmp_path: Pat
     assert done.returncode == 1
     assert "exitcode  : 9" in done.stderr
     # The other one was told to leave and left before the wait's own end.
-    assert "tuning refused: the first process proposed nothing" in done.stderr
+    assert "tuning skipped: the first process proposed nothing" in done.stderr
 
 
 def test_last_words_do_not_replace_the_first_failure(tmp_path: Path) -> None:
@@ -187,5 +187,5 @@ def test_processes_do_not_decide_by_measuring() -> None:
     assert several.measures("compile", forced=True)
     assert not several.measures("compile", forced=False)
     assert explanation.lines == (
-        "compile refused: 2 processes could measure and decide differently",
+        "compile skipped: 2 processes could measure and decide differently",
     )

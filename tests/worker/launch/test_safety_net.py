@@ -70,7 +70,7 @@ def test_a_broken_hook_point_leaves_the_script_as_it_is(
     code, run = run_worker(tmp_path, ["python", str(script)], options=OFF, broken=place)
     assert (code, run.output) == (5, plain), run.errors
     (line,) = run.errors.splitlines()
-    assert line.startswith("gpujob: everything refused: the worker ")
+    assert line.startswith("gpujob: everything skipped: the worker ")
     assert "RuntimeError: broken on purpose" in line
     assert line.endswith("; the script runs as written")
     if place != "gpujob_worker.run.session:Session.start":
@@ -101,7 +101,7 @@ def test_the_first_error_cuts_the_net() -> None:
     assert fine() is None
     assert (called, off) == (["a"], ["off"])
     (line,) = explanation.lines
-    assert line.startswith("everything refused: the worker failed: KeyError: 'a' (test_safety")
+    assert line.startswith("everything skipped: the worker failed: KeyError: 'a' (test_safety")
 
 
 def test_taking_off_may_fail_too() -> None:

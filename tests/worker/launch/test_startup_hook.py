@@ -158,7 +158,7 @@ def test_a_torch_that_is_too_old_is_said_once_by_who_trains(
         text=True,
         timeout=110,
     )
-    why = "everything refused: torch 2.3.1 is older than 2.4; the script runs as written"
+    why = "everything skipped: torch 2.3.1 is older than 2.4; the script runs as written"
     assert done.stderr == f"gpujob: {why}\n"
     assert (done.returncode, done.stdout) == (4, "modules True\n")
     assert why in message.read_text()

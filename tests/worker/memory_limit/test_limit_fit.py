@@ -253,8 +253,8 @@ def test_a_limit_that_cannot_be_kept_ends_the_job_with_what_it_needs() -> None:
     text = str(caught.value)
     assert "predicted for 256 samples" in text
     assert "limit 50 MiB" in text
-    assert "batch split refused: BatchNorm1d blocks.0.1 learns from the whole batch" in text
-    assert "activation checkpointing refused: no list of two or more like blocks" in text
+    assert "batch split skipped: BatchNorm1d blocks.0.1 learns from the whole batch" in text
+    assert "activation checkpointing skipped: no list of two or more like blocks" in text
     needed = caught.value.needed_bytes
     assert f"a limit of {needed} bytes" in text
     failure = classify(caught.value)

@@ -122,7 +122,7 @@ def test_a_loss_of_the_whole_batch_is_in_the_prediction(tmp_path: Path) -> None:
     split = [line for line in run.errors.splitlines() if "batch split applied" in line]
     assert not any("measured" in line for line in split), "no step had to show that it was too much"
     assert run.report["current"]["peakMemoryBytes"] <= limit
-    assert "activation checkpointing refused: the split keeps the limit alone" in run.errors
+    assert "activation checkpointing skipped: the split keeps the limit alone" in run.errors
 
 
 def test_batch_norm_is_kept_within_a_limit_by_checkpointing(tmp_path: Path) -> None:
@@ -145,8 +145,8 @@ def test_what_cannot_be_kept_ends_before_the_first_step_with_what_it_needs(tmp_p
     assert run.output == ""
     failure = run.report["failure"]
     assert failure["failureClass"] == "OutOfMemory"
-    assert "batch split refused: BatchNorm2d 1.0.norm learns from the whole" in failure["message"]
-    assert "activation checkpointing refused: no list of two" in failure["message"]
+    assert "batch split skipped: BatchNorm2d 1.0.norm learns from the whole" in failure["message"]
+    assert "activation checkpointing skipped: no list of two" in failure["message"]
     needed = failure["neededBytes"]
     assert 0.8 * whole < needed < 1.2 * whole
     assert f"It needs a limit of {needed} bytes" in failure["message"]
@@ -248,7 +248,7 @@ def test_a_second_module_that_does_not_fit_ends_the_run_before_its_first_call(
     failure = run.report["failure"]
     assert failure["failureClass"] == "OutOfMemory"
     assert "BatchNorm1d 2 learns from the whole" in failure["message"]
-    assert "memory limit of Second refused: cannot be kept" in run.errors
+    assert "memory limit of Second skipped: cannot be kept" in run.errors
     needed = failure["neededBytes"]
     assert 0.9 * whole < needed < 1.2 * whole
     enough = limited(tmp_path / "enough", PAIR, needed, *arguments)

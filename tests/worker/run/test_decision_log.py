@@ -1,4 +1,4 @@
-"""Decisions are values: a refusal is one, whatever the words of any line are."""
+"""Decisions are values: a skipped item is one, whatever the words of any line are."""
 
 import pytest
 
@@ -9,29 +9,27 @@ pytestmark = pytest.mark.any_torch
 
 def test_the_newest_decision_of_an_item_counts() -> None:
     log = DecisionLog()
-    log.refused("compile", "tried later")
-    log.refused("precision", "switched off")
+    log.skipped("compile", "tried later")
+    log.skipped("precision", "switched off")
     log.applied("compile", "after 3.0 s")
-    assert [(d.item, d.verdict) for d in log.refusals] == [("precision", Verdict.REFUSED)]
-    assert log.lines == ("compile applied: after 3.0 s", "precision refused: switched off")
+    assert [(d.item, d.verdict) for d in log.skips] == [("precision", Verdict.SKIPPED)]
+    assert log.lines == ("compile applied: after 3.0 s", "precision skipped: switched off")
     assert log.decision("batch split") is None
 
 
-def test_words_make_no_refusal() -> None:
+def test_words_skip_nothing() -> None:
     log = DecisionLog()
-    log.note("settings", "of Net refused: too large")
-    log.applied("data loading", "refused: is a word of the reason")
-    assert log.refusals == ()
+    log.note("settings", "of Net skipped: too large")
+    log.applied("data loading", "skipped: is a word of the reason")
+    assert log.skips == ()
 
 
 def test_what_is_said_of_one_of_several_is_said_with_its_name() -> None:
     log = DecisionLog()
     one = log.about("Critic")
-    one.refused("batch split", "2 samples")
-    assert one.lines == ("batch split refused: 2 samples",)
-    assert [str(decision) for decision in log.refusals] == [
-        "batch split of Critic refused: 2 samples"
-    ]
+    one.skipped("batch split", "2 samples")
+    assert one.lines == ("batch split skipped: 2 samples",)
+    assert [str(decision) for decision in log.skips] == ["batch split of Critic skipped: 2 samples"]
 
 
 def test_it_is_bounded() -> None:

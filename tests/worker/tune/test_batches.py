@@ -105,7 +105,7 @@ for step in range(24):
 @pytest.mark.parametrize(
     ("environment", "line"),
     [
-        ({}, "batch split refused: samples cannot be taken out of a sparse or nested batch"),
+        ({}, "batch split skipped: samples cannot be taken out of a sparse or nested batch"),
         (
             {"GPUJOB_MEMORY_LIMIT_BYTES": str(8 << 30)},
             "memory limit kept: ",

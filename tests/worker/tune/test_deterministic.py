@@ -43,7 +43,7 @@ def test_what_is_asked_for_is_measured_and_nothing_else() -> None:
     assert decision.measures("precision", forced=True)
     assert not decision.measures("precision", forced=False)
     (line,) = explanation.lines
-    assert line.startswith("precision refused: the script asks for deterministic algorithms; ")
+    assert line.startswith("precision skipped: the script asks for deterministic algorithms; ")
 
 
 @pytest.mark.usefixtures("deterministic")
@@ -64,6 +64,6 @@ def test_every_digit_is_that_of_the_script_alone(tmp_path: Path) -> None:
     code, plain = run_alone(tmp_path / "plain", [str(script)])
     assert code == 0, plain.errors
     assert found.output == plain.output
-    line = "fused optimizer refused: the script asks for deterministic algorithms"
+    line = "fused optimizer skipped: the script asks for deterministic algorithms"
     assert line in found.errors
     assert " applied: " not in found.errors

@@ -155,7 +155,7 @@ def test_a_measurement_that_fails_is_said(monkeypatch: pytest.MonkeyPatch) -> No
     made = Tuner(Settings(precision=Precision.BFLOAT16), Features(), explanation, 1.0)
     made.applied = BFLOAT16
     assert made.gain(*root_and_call(Model()), None) is None
-    assert explanation.line("speed-up").startswith("speed-up refused: measuring failed: ")
+    assert explanation.line("speed-up").startswith("speed-up skipped: measuring failed: ")
 
 
 @pytest.mark.parametrize("mode", list(OptimizeMode))
@@ -166,15 +166,15 @@ def test_a_recommendation_has_no_factor(mode: OptimizeMode) -> None:
     slower = Speedup(0.97, 0.93, 1.01, 12)
     assert decision.decide("a", faster, "close", True, False)
     assert not decision.decide("b", slower, "close", True, False)
-    decision.refuse_slower("c", "bfloat16", 3.2, "cpu")
+    decision.skip_slower("c", "bfloat16", 3.2, "cpu")
     if mode is OptimizeMode.RECOMMEND:
         assert explanation.lines == (
             "a recommended: faster beyond noise, 10 pairs of runs; close",
-            "b refused: not faster beyond noise: 12 pairs of runs; close",
-            "c refused: bfloat16 is far slower on cpu",
+            "b skipped: not faster beyond noise: 12 pairs of runs; close",
+            "c skipped: bfloat16 is far slower on cpu",
         )
     else:
-        assert explanation.line("c") == "c refused: bfloat16 is 3.2 times slower on cpu"
+        assert explanation.line("c") == "c skipped: bfloat16 is 3.2 times slower on cpu"
 
 
 SCRIPT = """

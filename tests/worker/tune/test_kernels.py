@@ -148,7 +148,7 @@ def test_attention_refusals(module: nn.Module, reason: str, fast: None) -> None:
     root = Root(module, lambda _: None)
     tuning, explanation = tuner()
     tuning.speed_items(root, recorded(4, 12, 16)).choose("attention")
-    assert explanation.lines[0].startswith("attention kernel refused")
+    assert explanation.lines[0].startswith("attention kernel skipped")
     assert reason in explanation.lines[0]
     assert tuning.applied == Applied()
 
@@ -235,7 +235,7 @@ def test_channels_last_refusals(
 ) -> None:
     tuning, explanation = tuner()
     tuning.speed_items(Root(module, lambda _: None), recorded(*inputs)).choose("channels_last")
-    assert explanation.lines[0].startswith("channels_last refused")
+    assert explanation.lines[0].startswith("channels_last skipped")
     assert reason in explanation.lines[0]
 
 
@@ -251,13 +251,13 @@ def test_slow_and_switched_off_candidates_are_refused(
     tuning, explanation = tuner()
     explanation.verbose = True
     tuning.speed_items(root, call).choose("channels_last")
-    line = "channels_last refused: channels_last is 9.0 times slower on cpu"
+    line = "channels_last skipped: channels_last is 9.0 times slower on cpu"
     assert explanation.lines == (line,)
     assert capsys.readouterr().err == f"gpujob: {line}\n"
     off = {"channels_last": False, "attention": False, "convolution_autotuning": False}
     tuning, explanation = tuner(precision=False, **off)
     tuning.speed(root, call)
-    assert [line.split(" refused: ")[1] for line in explanation.lines] == ["switched off"] * 4
+    assert [line.split(" skipped: ")[1] for line in explanation.lines] == ["switched off"] * 4
 
 
 def test_autotuning_of_convolutions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,7 +305,7 @@ def test_known_kernels_are_adopted_where_they_are_safe() -> None:
     tuning.adopt(Root(module, lambda _: None), call, known)
     assert tuning.tuned() == TunedSettings(channels_last=True, data_loader_workers=3)
     assert explanation.lines == (
-        "attention kernel refused: no kernel of scaled_dot_product_attention runs in the model",
+        "attention kernel skipped: no kernel of scaled_dot_product_attention runs in the model",
         "channels_last applied: from an earlier run",
     )
     shapes = ChannelsLast(sample_shapes(call.inputs))
@@ -337,8 +337,8 @@ print(len(opt.param_groups[0]["params"]), opt.param_groups[0]["fused"])
     ("argument", "options", "output", "line"),
     [
         ("default", (), "True\n", "applied: from an earlier run"),
-        ("own", (), "None\n", "refused: the script chose the kernel itself"),
-        ("default", ("--no-optimizer",), "None\n", "refused: switched off"),
+        ("own", (), "None\n", "skipped: the script chose the kernel itself"),
+        ("default", ("--no-optimizer",), "None\n", "skipped: switched off"),
     ],
 )
 def test_a_known_fused_kernel_steps_from_the_first_step(

@@ -150,7 +150,7 @@ def test_precision_refusals(settings: Settings, switches: dict[str, bool], reaso
     root, call = root_and_call(Model())
     explanation = DecisionLog()
     tuner(explanation, settings, **switches).speed_items(root, call).choose("precision")
-    assert explanation.lines[0].startswith("precision refused")
+    assert explanation.lines[0].startswith("precision skipped")
     assert reason in explanation.lines[0]
 
 
@@ -341,7 +341,7 @@ def test_items_share_what_is_left_and_free_their_part_when_they_are_decided(
     decision = AcceptanceRule(Settings(), explanation, 12.0)
     now[0] = 500.0
     assert not decision.in_time("late", forced=False)
-    assert explanation.line("late") == "late refused: not tried: the 12 s for tuning are over"
+    assert explanation.line("late") == "late skipped: not tried: the 12 s for tuning are over"
     assert decision.in_time("late", forced=True)
     decision.start()
     decision.expects(["one", "two", "three"])
@@ -355,10 +355,10 @@ def test_items_share_what_is_left_and_free_their_part_when_they_are_decided(
 
     assert seconds("one") == 4.0
     assert seconds("unexpected") == 3.0
-    decision.refuse("two", "hopeless")
+    decision.skip("two", "hopeless")
     assert seconds("one") == 6.0
     decision.accept("three", "faster")
-    decision.refuse("one", "slower")
+    decision.skip("one", "slower")
     assert seconds("unexpected") == 12.0
 
 
@@ -369,7 +369,7 @@ def test_the_optimizer_is_not_measured_where_its_copies_do_not_fit() -> None:
     tuner(explanation).fused_optimizer(optimizer, room_bytes=1000)
     assert "of copies" in explanation.line("fused optimizer")
     tuner(explanation, optimizer=False).fused_optimizer(optimizer)
-    assert explanation.line("fused optimizer") == "fused optimizer refused: switched off"
+    assert explanation.line("fused optimizer") == "fused optimizer skipped: switched off"
 
 
 def test_what_is_known_to_be_refused_is_not_given_time() -> None:

@@ -91,8 +91,8 @@ def test_of_several_modules_the_first_keeps_what_a_limit_asks_for() -> None:
     tuning = TuningRun(session, in_force, optimizers[0])
     tuning.among_others(root, "Critic", "2 modules are trained")
     line = session.explanation.line
-    assert line("batch split") == "batch split refused: 2 modules are trained"
-    assert line("fused optimizer") == "fused optimizer refused: 2 optimizers step; one is needed"
+    assert line("batch split") == "batch split skipped: 2 modules are trained"
+    assert line("fused optimizer") == "fused optimizer skipped: 2 optimizers step; one is needed"
     fit: Any = KnownFit(in_force.tuner.applied)
     in_force.fit = fit
     tuning.among_others(root, "Critic", "2 modules are trained")
@@ -102,8 +102,8 @@ def test_of_several_modules_the_first_keeps_what_a_limit_asks_for() -> None:
     assert fit.asked == [("judged", 77), ("Model ends", 77)]
     assert line("memory model").endswith("is of Model; what steps took is of all (Model, Critic)")
     # The split of the limit is in force and is not said to be refused.
-    assert line("batch split") == "batch split refused: 2 modules are trained"
-    assert line("precision") == "precision refused: again"
+    assert line("batch split") == "batch split skipped: 2 modules are trained"
+    assert line("precision") == "precision skipped: again"
 
 
 @pytest.mark.parametrize(
@@ -156,8 +156,8 @@ def test_a_module_that_is_left_alone_keeps_its_way() -> None:
     in_force.drop(first)
     assert (in_force.roots, in_force.beside) == ([second], [])
     assert in_force.applied.plan == second.plan == RootPlan(rows_per_step=3)
-    said.refused("batch split", "why")
-    assert session.explanation.lines == ("batch split of Model 2 refused: why",)
+    said.skipped("batch split", "why")
+    assert session.explanation.lines == ("batch split of Model 2 skipped: why",)
     in_force.renew()
     assert second.plan == RootPlan()
 

@@ -79,4 +79,4 @@ def _guarded(call: Callable[[Process], None]) -> None:
     except Exception as error:
         _is_broken = True
         reason = f"the worker cannot be put in: {type(error).__name__}: {error}"
-        sys.stderr.write(f"gpujob: everything refused: {reason}; the script runs as written\n")
+        sys.stderr.write(f"gpujob: everything skipped: {reason}; the script runs as written\n")

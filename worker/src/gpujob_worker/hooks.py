@@ -111,7 +111,7 @@ class Hooks:
         watch_process_group(guard(self._on_group))
         if not session.optimizes:
             why = session.why_only_measures or "optimize mode is Off"
-            self._explain.refused("everything", why)
+            self._explain.skipped("everything", why)
             return
         if session.features.allows("compile") and settings.compile is not Toggle.OFF:
             # Before torch's compiler is imported, which settles on a place of its own.
@@ -172,7 +172,7 @@ class Hooks:
             return  # another framework trains, or what was said is the reason
         whose = "the last model" if self._began_at else "the run"
         seen = f"{whose} ended after {steps} of the {needed} steps that are measured first"
-        self._explain.refused("tuning", seen if steps else "no optimizer of torch made a step")
+        self._explain.skipped("tuning", seen if steps else "no optimizer of torch made a step")
 
     def in_child(self) -> None:
         """In a process that the script forked: a loader's, or one that will train by itself."""

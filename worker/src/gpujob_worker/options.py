@@ -78,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
         description="Starts a command; what trains in it runs with injected settings, measured.",
         epilog="example: gpujob-run --explain -- python train.py --epochs 3",
     )
-    made.add_argument("--explain", action="store_true", help="print what is applied and refused")
+    made.add_argument("--explain", action="store_true", help="print what is applied and skipped")
     made.add_argument("--settings", metavar="JSON", help=f"in place of {ENV_SETTINGS}")
     made.add_argument(
         "--tuning-seconds",

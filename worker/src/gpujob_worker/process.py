@@ -180,7 +180,7 @@ class Process:
         hooked = session.state.torch_version or session.inert or self._net.cut
         # Its optimizers are there as soon as torch was executed; a lazy torch is listed without.
         if not hooked and "torch.optim" in sys.modules:
-            session.explanation.refused("everything", "torch was imported past the import hook")
+            session.explanation.skipped("everything", "torch was imported past the import hook")
 
 
 def _adapt_trainers(session: Session) -> None:

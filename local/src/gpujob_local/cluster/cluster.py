@@ -241,9 +241,9 @@ class LocalCluster:
         delete_node(self.client(), node)
         self._say(f"{node}: gone")
 
-    def start_stranger(self, card: str, memory_bytes: int) -> str:
+    def start_unmanaged_process(self, card: str, memory_bytes: int) -> str:
         """A process of nobody's takes memory on a card; returns when it has it, with its name."""
-        name = f"stranger-{secrets.token_hex(3)}"
+        name = f"unmanaged-{secrets.token_hex(3)}"
         command = [sys.executable, "-m", "gpujob_local.gpus.external_process", str(memory_bytes)]
         child = self.children[name] = self.start_on_card(card, name, command, {})
         self._wait(lambda: "ready" in child.log_tail(), f"{name} taking {memory_bytes} bytes")
@@ -257,7 +257,7 @@ class LocalCluster:
         bound = {"NVIDIA_VISIBLE_DEVICES": card, "OMP_NUM_THREADS": "1"}
         return self._start_process(name, command, bound | dict(environment), cores=[core])
 
-    def stop_stranger(self, name: str) -> None:
+    def stop_unmanaged_process(self, name: str) -> None:
         self._kill(name)
 
     def kill_part(self, name: str) -> None:

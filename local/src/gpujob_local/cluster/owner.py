@@ -56,7 +56,7 @@ class Owner:
             "status": self._status,
             "down": self._stop.set,
             "reclaim": self._reclaim,
-            "stranger": self._stranger,
+            "unmanaged_process": self._unmanaged_process,
             "kill": self._kill,
         }
 
@@ -96,9 +96,9 @@ class Owner:
         with self._changing:
             self._cluster.reclaim(node, notice_seconds, grace_seconds)
 
-    def _stranger(self, card: str, memory_bytes: int) -> str:
+    def _unmanaged_process(self, card: str, memory_bytes: int) -> str:
         with self._changing:
-            return self._cluster.start_stranger(self._find_card(card), memory_bytes)
+            return self._cluster.start_unmanaged_process(self._find_card(card), memory_bytes)
 
     def _kill(self, part: str) -> None:
         with self._changing:

@@ -49,7 +49,7 @@ def _run(teller: Teller, logs: Path | None) -> bool:
         try:
             story.tell()
         except StoryError as error:
-            teller.claim("The story could be told to its end", False, str(error))
+            teller.claim("The demo ran to its end", False, str(error))
         teller.chapter("kubectl get gpujobs")
         sys.stdout.write(cluster.kubectl("get", "gpujobs").stdout)
         holds = teller.verdict()

@@ -28,33 +28,34 @@ def packed(
     neighbours = [job for job in others if _gpus(job) & _gpus(joined)]
     title = "Packed by measurement: declared figures alone would have needed a second card"
     if alone is None or measured is None or not neighbours:
-        return Claim(title, False, ("the reservations were not seen to shrink and to be joined",))
+        return Claim(title, False, ("no reservation shrank, or no job joined",))
     hints = sum(_hint(job) for job in (joined, *neighbours))
     held = sum(_held(job) for job in (joined, *neighbours))
     figures = (
-        f"{measured.metadata.name} held {format_memory(_held(alone))}, was measured at "
-        f"{format_memory(_used(measured))} and then held {format_memory(_held(measured))}",
+        f"{measured.metadata.name} reserved {format_memory(_held(alone))}, was measured at "
+        f"{format_memory(_used(measured))} and then reserved {format_memory(_held(measured))}",
         f"{joined.metadata.name} joined {', '.join(job.metadata.name for job in neighbours)} on "
         f"{', '.join(sorted(_gpus(joined)))} with {format_memory(_held(joined))} from the profile",
-        f"declared together {format_memory(hints)}, held together {format_memory(held)}, "
+        f"declared together {format_memory(hints)}, reserved together {format_memory(held)}, "
         f"the card has {format_memory(card_bytes)}",
     )
     return Claim(title, hints > card_bytes >= held, figures)
 
 
-def stranger_respected(
-    waiting: GPUJob, final: GPUJob, stranger_bytes: int, card_bytes: int
+def unmanaged_process_respected(
+    waiting: GPUJob, final: GPUJob, unmanaged_bytes: int, card_bytes: int
 ) -> Claim:
     condition = next(c for c in waiting.status.conditions if c.type == "Scheduled")
-    numbers = "missing" in condition.message and "strangers" in condition.message
+    numbers = " short)" in condition.message and "unmanaged processes" in condition.message
     holds = waiting.status.placement is None and numbers and final.status.attempt == 1
     return Claim(
-        "Strangers respected: nothing is placed where it no longer fits, and the numbers are said",
+        "Coexists with unmanaged processes: nothing is placed where it no longer fits",
         holds,
         (
-            f"a stranger took {format_memory(stranger_bytes)} of {format_memory(card_bytes)}",
+            f"an unmanaged process allocated {format_memory(unmanaged_bytes)} "
+            f"of {format_memory(card_bytes)}",
             f"{waiting.metadata.name} waited: {condition.message}",
-            f"it was placed when the stranger was gone: {final.status.summary.where}",
+            f"it was placed once the unmanaged process was gone: {final.status.summary.where}",
         ),
     )
 
@@ -64,7 +65,7 @@ def optimized(job: GPUJob, learned: dict[str, Any], comparison: Comparison | Non
 
     `learned` is the result of the job itself, which chose the settings while it trained.
     """
-    title = "Injected settings are in force and faster; an unmodified script learns the same"
+    title = "Injected settings are applied and faster; an unmodified script learns the same"
     tuned = job.status.tuned
     if tuned is None or comparison is None:
         return Claim(title, False, ("no settings were tuned",))
@@ -79,7 +80,7 @@ def optimized(job: GPUJob, learned: dict[str, Any], comparison: Comparison | Non
     figures = (
         f"{name}, in turns on one card: step {plain} -> {fast}, "
         f"{speedup.median:.2f}x (95 % {speedup.low:.2f} to {speedup.high:.2f}, {PAIRS} pairs)",
-        f"in force: {', '.join(_changed(comparison.in_force)) or 'nothing'}",
+        f"applied: {', '.join(_changed(comparison.in_force)) or 'nothing'}",
         *(line for line in job.status.explain if " applied: " in line),
         f"loss {losses[0]:.6f} in the job, {losses[1]:.6f} tuned from the start, "
         f"{comparison.plain_loss:.6f} without GPUJob: within {apart:.2%} (tolerance "
@@ -106,16 +107,14 @@ def nothing_lost(
     final = states[-1]
     resumed = next((j for j in states if j.status.resumed_from_step is not None), None)
     saved = next((j for j in states if j.status.counters.interruptions > 0), None)
-    title = "Spot node lost, nothing lost: same weights and loss as an uninterrupted run"
+    title = "Spot node lost, no work lost: same weights and loss as an uninterrupted run"
     if resumed is None or saved is None or saved.status.checkpoint is None:
-        return Claim(
-            title, False, ("no interruption with a checkpoint and a resumed run was seen",)
-        )
+        return Claim(title, False, ("no interruption with a checkpoint, or no resumed run",))
     equal = moved["weights"] == reference["weights"]
     equal = equal and moved["loss"] == reference["loss"]
     figures = (
-        f"attempt 1 committed step {saved.status.checkpoint.step} within "
-        f"{grace_seconds:.0f} s of grace, attempt {final.status.attempt} continued after step "
+        f"attempt 1 saved step {saved.status.checkpoint.step} within "
+        f"{grace_seconds:.0f} s of grace, attempt {final.status.attempt} resumed after step "
         f"{resumed.status.resumed_from_step}",
         f"final loss {moved['loss']!r} and {reference['loss']!r}",
         f"weights {moved['weights'][:16]}... and {reference['weights'][:16]}...",
@@ -125,7 +124,7 @@ def nothing_lost(
 
 
 def instant(first: Sequence[GPUJob], second: Sequence[GPUJob], profile: GPUProfile | None) -> Claim:
-    title = "Second time is instant: settings and reservation come from the profile"
+    title = "The second run starts tuned: settings and reservation come from the profile"
     ran_first, ran_second = first[-1].status, second[-1].status
     if profile is None or ran_first.tuned is None:
         return Claim(title, False, ("no profile with settings was saved",))

@@ -17,10 +17,10 @@ RECLAIM_NOTICE_SECONDS = 1.0
 RECLAIM_GRACE_SECONDS = 10.0
 # The spot node goes once the job there is at this step, so that there is something to lose.
 RECLAIM_AT_STEP = 20
-STRANGER_BYTES = 1200 * 1024**2
-STRANGER_LIMIT_SECONDS = 30
+UNMANAGED_BYTES = 1200 * 1024**2
+UNMANAGED_LIMIT_SECONDS = 30
 SPOT_NODE = "spot-1"
-STRANGERS_NODE = "node-2"
+UNMANAGED_NODE = "node-2"
 PACKED_LIMIT_SECONDS = 90.0
 FINISH_LIMIT_SECONDS = 180.0
 JOBS = ("classifier", "classifier-again", "gpt", "gpt-reference", "guest", "recommender")
@@ -38,21 +38,28 @@ class Story:
 
     def tell(self) -> None:
         """All acts in order. Raises `StoryError` when something does not come."""
-        self.teller.chapter("A stranger takes memory on a card; five jobs are applied")
-        stranger = self._stranger()
+        self.teller.chapter(
+            "An unmanaged process allocates memory on a card; five jobs are applied"
+        )
+        unmanaged = self._unmanaged_process()
         for name in ("checkpoints-claim", "gpt", "gpt-reference", "classifier", "guest"):
             self._apply(name)
         waiting = self._state(
-            "guest", "a refusal that counts the stranger", _refused_by_stranger, 30
+            "guest",
+            "a message that counts the unmanaged process",
+            _refused_by_unmanaged_process,
+            30,
         )
-        self.teller.chapter("The first job is measured and makes room; the same workload joins it")
+        self.teller.chapter(
+            "The first job is measured and its reservation shrinks; the same workload joins it"
+        )
         self._state("classifier", "a measured reservation", _measured, PACKED_LIMIT_SECONDS)
         self._profile_saved()
         self._apply("classifier-again")
         joined = self._state("classifier-again", "a profile's reservation", _from_profile, 60)
         together = (joined, self._others("classifier-again"))
-        self.cluster.stop_stranger(stranger)
-        self.teller.say("stranger", "is gone; the guest may have its card now")
+        self.cluster.stop_unmanaged_process(unmanaged)
+        self.teller.say("unmanaged", "is gone; the guest can have its card now")
         self._spot_node_goes()
         self.teller.chapter("One more job is tuned; all jobs finish")
         self._apply("recommender")
@@ -61,23 +68,23 @@ class Story:
         self._check_wait()
         self._check(waiting, together)
 
-    def _stranger(self) -> str:
-        card = self.cluster.cards(STRANGERS_NODE)[0]
-        handle = self.cluster.start_stranger(card, STRANGER_BYTES)
-        self.teller.say("stranger", f"a process of nobody's takes memory on {card}")
-        self._stranger_seen(card)
+    def _unmanaged_process(self) -> str:
+        card = self.cluster.cards(UNMANAGED_NODE)[0]
+        handle = self.cluster.start_unmanaged_process(card, UNMANAGED_BYTES)
+        self.teller.say("unmanaged", f"allocates memory on {card}")
+        self._unmanaged_process_seen(card)
         return handle
 
-    def _stranger_seen(self, card: str) -> None:
+    def _unmanaged_process_seen(self, card: str) -> None:
         """Until the agent has published all of it: a job could still fit beside a part."""
         used = f'{{.status.gpus[?(@.uuid=="{card}")].memoryUsedBytes}}'
-        end = time.monotonic() + STRANGER_LIMIT_SECONDS
+        end = time.monotonic() + UNMANAGED_LIMIT_SECONDS
         while True:
-            done = self.cluster.kubectl("get", "gpunode", STRANGERS_NODE, "-o", f"jsonpath={used}")
-            if int(done.stdout or 0) >= STRANGER_BYTES:
+            done = self.cluster.kubectl("get", "gpunode", UNMANAGED_NODE, "-o", f"jsonpath={used}")
+            if int(done.stdout or 0) >= UNMANAGED_BYTES:
                 return
             if time.monotonic() > end:
-                raise StoryError(f"{card} shows {done.stdout} bytes in use, not {STRANGER_BYTES}")
+                raise StoryError(f"{card} shows {done.stdout} bytes in use, not {UNMANAGED_BYTES}")
             time.sleep(0.2)
 
     def _apply(self, name: str) -> None:
@@ -103,7 +110,7 @@ class Story:
         self.teller.chapter("The spot node under a running job is reclaimed")
         self.teller.say(
             SPOT_NODE,
-            f"notice; in {RECLAIM_NOTICE_SECONDS:.0f} s SIGTERM, "
+            f"reclaimed: in {RECLAIM_NOTICE_SECONDS:.0f} s SIGTERM, "
             f"then {RECLAIM_GRACE_SECONDS:.0f} s of grace, then it is gone",
         )
         self.cluster.reclaim(SPOT_NODE, RECLAIM_NOTICE_SECONDS, RECLAIM_GRACE_SECONDS)
@@ -138,8 +145,8 @@ class Story:
         comparison = self._compare()
         for claim in (
             claims.packed(first, *together, self.card_bytes),
-            claims.stranger_respected(
-                waiting, history["guest"][-1], STRANGER_BYTES, self.card_bytes
+            claims.unmanaged_process_respected(
+                waiting, history["guest"][-1], UNMANAGED_BYTES, self.card_bytes
             ),
             claims.optimized(history["recommender"][-1], self._result("recommender"), comparison),
             claims.nothing_lost(
@@ -219,8 +226,8 @@ def _past(step: int) -> Callable[[GPUJob], bool]:
     return check
 
 
-def _refused_by_stranger(job: GPUJob) -> bool:
+def _refused_by_unmanaged_process(job: GPUJob) -> bool:
     return any(
-        condition.type == "Scheduled" and "strangers" in condition.message
+        condition.type == "Scheduled" and "unmanaged processes" in condition.message
         for condition in job.status.conditions
     )

@@ -40,7 +40,7 @@ class Teller:
 
     def verdict(self) -> bool:
         """Prints the table of claims; True when there is one and all hold."""
-        self.chapter("What was claimed, and what was seen")
+        self.chapter("Claims and results")
         for number, claim in enumerate(self.claims, 1):
             mark = "ok  " if claim.holds else "FAIL"
             sys.stdout.write(f"{mark} {number}. {claim.title}\n")

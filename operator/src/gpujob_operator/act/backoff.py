@@ -1,4 +1,4 @@
-"""For how long a write that was refused is not tried again, object by object."""
+"""Decides how long a refused write waits before its next try, for each object separately."""
 
 import random
 from collections import OrderedDict
@@ -20,7 +20,7 @@ class _Refused:
 
 
 class Backoff:
-    """Doubles with each failure in a row, with jitter; a success forgets them."""
+    """The wait doubles with each failure in a row, with jitter. A success resets it."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Backoff:
         return len(self._refused)
 
     def seconds_left(self, target: Target) -> float:
-        """How long to wait before the next try; 0 if it may be tried now."""
+        """Seconds until the next try is allowed; 0 if it is allowed now."""
         known = self._refused.get(target)
         return 0.0 if known is None else max(0.0, known.until - self._monotonic())
 

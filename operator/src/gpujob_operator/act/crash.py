@@ -1,4 +1,4 @@
-"""A test aid: ends the process hard after its N-th write, as a crash at that moment would."""
+"""A test aid that kills the process after its N-th write, like a crash at that point."""
 
 import os
 from collections.abc import Callable
@@ -6,12 +6,14 @@ from collections.abc import Callable
 from gpujob_operator.act.kube import EVENTS, LEASES, TOKEN_REVIEWS, ResourceType
 
 CRASH_EXIT_CODE = 70
-# What has no say in where a job stands does not count.
+# Writes that do not change a job's state are not counted.
 _NOT_COUNTED = frozenset({EVENTS, LEASES, TOKEN_REVIEWS})
 
 
 class CrashAfterWrites:
-    """Give it to `Kube` as `after_write`. Counts what plans write: statuses, pods, profiles."""
+    """Pass it to `Kube` as `after_write`. It counts writes of a plan: statuses, pods
+    and profiles.
+    """
 
     def __init__(self, writes: int, end: Callable[[int], object] = os._exit) -> None:
         self._left = writes

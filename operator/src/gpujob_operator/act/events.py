@@ -1,4 +1,4 @@
-"""Posts Kubernetes events: best effort, in the background, never in the way of a write that counts.
+"""Posts Kubernetes events in the background, best effort. An event never delays another write.
 
 The same event about the same object is posted at most once in `REPEAT_SECONDS`.
 """
@@ -26,7 +26,7 @@ class EventPoster:
         self.dropped = 0
 
     def post(self, event: Manifest) -> bool:
-        """Queues an event; False if it was said lately or the queue is full."""
+        """Queues an event. Returns False if it was posted recently or the queue is full."""
         key = (
             str(event.get("involvedObject", {}).get("uid")),
             str(event.get("reason")),
@@ -52,7 +52,7 @@ class EventPoster:
             self._queue.task_done()
 
     async def flush(self, seconds: float) -> None:
-        """Waits until what is queued is out, for a while."""
+        """Waits a limited time for queued events to be posted."""
         try:
             async with asyncio.timeout(seconds):
                 await self._queue.join()

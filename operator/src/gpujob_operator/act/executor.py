@@ -1,13 +1,14 @@
-"""Writes plans in the background: in order within a job, side by side across jobs.
+"""Writes plans in the background: in order for one job, in parallel for different jobs.
 
-Nothing is decided here, and no decision waits for a write. What a plan has for one job is a *lane*:
-its items are written one after the other, the pods of a gang side by side. While a lane is under
-way, what it decided is *assumed* in the next snapshots (`assume`), and what later plans have for
-the same job is held back: they decide again once the lane has ended.
+The executor decides nothing, and no decision waits for a write. The items that a plan has for one
+job form a *lane*: they are written one after the other, except that the pods of a gang are written
+in parallel. While a lane is under way, its decision is *assumed* in the next snapshots (`assume`).
+Items of later plans for the same job are held back, and the job is decided again once the lane has
+ended.
 
-A write that no longer fits (a conflict, an object that is gone) is dropped together with what the
-plan had after it for the same job: the next cycle sees the new state and decides again. So a crash
-between any two writes leaves nothing that a later cycle cannot read.
+A write that no longer fits (a conflict, or an object that is gone) is dropped together with the
+later items of the plan for the same job. The next cycle sees the new state and decides again.
+Therefore a crash between any two writes leaves no state that a later cycle cannot handle.
 """
 
 import asyncio
@@ -41,10 +42,11 @@ LANES_MAX = 2000
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """What became of a plan's items.
+    """How many of a plan's items were started, and why others were not.
 
-    `held_back` ones belong to a lane that is under way, `postponed` ones found too many lanes, and
-    `backing_off` ones were refused lately. `retry_seconds` is when the first of these may be tried.
+    `held_back` items belong to a lane that is under way. `postponed` items found too many lanes.
+    `backing_off` items were refused recently. `retry_seconds` is when the first of these may be
+    tried.
     """
 
     started: int = 0
@@ -56,7 +58,9 @@ class Submission:
 
 @dataclass(slots=True)
 class _Assumed:
-    """A job's status while it is being written. `seen` and `job` keep the last answer."""
+    """A job's status while it is being written. `seen` and `job` cache the last result of
+    `overlay`.
+    """
 
     item: WriteStatus
     status: GPUJobStatus
@@ -64,7 +68,9 @@ class _Assumed:
     job: GPUJob | None = None
 
     def overlay(self, current: GPUJob) -> GPUJob:
-        """The job with the assumed status, unless somebody wrote another status meanwhile."""
+        """The job with the assumed status, unless another writer has changed the status
+        meanwhile.
+        """
         if current is not self.seen:
             self.seen = current
             same = current.status == self.item.job.status
@@ -90,7 +96,7 @@ class Executor:
     ) -> None:
         self._runner = runner
         self._metrics = metrics
-        # Called when a lane has ended: what was held back or failed is to be decided again.
+        # Called when a lane has ended: items that were held back or failed must be decided again.
         self._settled = settled
         self._lanes_max = lanes_max
         self._lanes: dict[str, _Lane] = {}
@@ -103,7 +109,7 @@ class Executor:
     def submit(self, plan: Plan) -> Submission:
         """Starts to write the plan's items and returns at once.
 
-        Call it in the event loop, before anything is read that the plan's snapshot did not hold.
+        Call it in the event loop, before reading anything that is not in the plan's snapshot.
         """
         lanes: dict[str, list[PlanItem]] = {}
         for item in plan.items:
@@ -124,7 +130,9 @@ class Executor:
         return Submission(started, held_back, postponed, backing_off, min(waits, default=None))
 
     def assume(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot with what is being written, but nothing freed by it (`assumed_status`)."""
+        """The snapshot with the statuses that are being written. Capacity that a write will free
+        still counts as reserved (`assumed_status`).
+        """
         assumed = {
             lane.assumed.item.job.metadata.uid: lane.assumed
             for lane in self._lanes.values()
@@ -139,12 +147,12 @@ class Executor:
         return replace(snapshot, jobs=jobs)
 
     def take_results(self) -> Counter[WriteResult]:
-        """How the writes went that ended since the last call."""
+        """Returns the results of the writes that ended since the last call, and forgets them."""
         results, self._runner.results = self._runner.results, Counter()
         return results
 
     async def drain(self, seconds: float) -> None:
-        """Waits for the lanes under way, then gives up those that are left."""
+        """Waits for the lanes under way, then cancels those that are left."""
         tasks = [lane.task for lane in self._lanes.values() if lane.task is not None]
         if not tasks:
             return
@@ -152,13 +160,12 @@ class Executor:
         for task in left:
             task.cancel()
         if left:
-            log.warning("writes given up", lanes=len(left), seconds=seconds)
+            log.warning("writes abandoned", lanes=len(left), seconds=seconds)
             await asyncio.wait(left)
 
     def _ready(self, items: Sequence[PlanItem], waits: list[float]) -> list[PlanItem]:
-        """The items that may be tried now: what comes after one that may not waits with it.
-
-        Pods of a gang do not wait for one another.
+        """The items that may be tried now. Items after a blocked one wait with it; pods of a gang
+        do not wait for one another.
         """
         ready: list[PlanItem] = []
         for item in items:
@@ -202,7 +209,7 @@ class Executor:
         return True
 
     async def _run_creates(self, items: Sequence[PlanItem]) -> bool:
-        """The pods of a gang side by side, after the Service by which they find each other."""
+        """Creates the pods of a gang in parallel, after the Service that gives them their names."""
         first = items[0]
         if isinstance(first, CreatePod) and needs_service(first):
             result = await self._runner.run_service(first)
@@ -213,13 +220,13 @@ class Executor:
 
 
 def _lane(item: PlanItem) -> str:
-    """Items of one lane are written one after the other: those of one job, queue or profile."""
+    """The lane of an item: one for each job, queue or profile."""
     match item:
         case WriteStatus() | RejectJob() | CreatePod():
             return item.job.metadata.uid
         case DeletePod():
             return item.pod.job_uid
         case SaveProfile():
-            return f"profile {item.profile.metadata.namespace}/{item.profile.metadata.name}"
+            return f"profile {item.profile.metadata.key}"
         case WriteQueueStatus():
             return f"queue {item.queue.metadata.name}"

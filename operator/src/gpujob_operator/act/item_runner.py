@@ -1,8 +1,9 @@
-"""One write of a plan, carried to its end: tried again, asked after, put off, counted.
+"""Carries one write of a plan to its end: retries it, confirms it, backs off, and counts the
+result.
 
-Trouble stays with its object. A write that was refused is tried again after a back-off of its own.
-A write that was never answered may have happened: its end is known once the object was read by its
-name. Until then the caller waits, and only the caller.
+A failure concerns only its own object. A refused write is tried again after the object's own
+back-off. A write without an answer may have taken effect: the object is read by name until the API
+server answers. Only the caller waits for that.
 """
 
 from collections import Counter
@@ -33,7 +34,7 @@ from gpujob_operator.metrics import Metrics
 
 log = Log(__name__)
 
-# How long a write without an answer may still come true after it was not found.
+# A write without an answer may still take effect for this long after a read found nothing.
 LATE_SECONDS = 5.0
 DOUBT_PAUSE_SECONDS_MAX = 10.0
 
@@ -43,7 +44,7 @@ class NotLeader(Exception):  # noqa: N818 - a state of affairs, not a fault
 
 
 class ItemRunner:
-    """Raises nothing that a single item causes."""
+    """Runs items. A failure of one item never raises."""
 
     def __init__(
         self,
@@ -63,15 +64,15 @@ class ItemRunner:
         self._retry = retry
         self._backoff = Backoff(monotonic) if backoff is None else backoff
         self._slots = WriteSlots(monotonic) if slots is None else slots
-        # How the writes went since somebody last took this.
+        # Results since the last `take_results`.
         self.results: Counter[WriteResult] = Counter()
 
     def pinned(self, item: PlanItem) -> PlanItem:
-        """The item with the state of the world that it was decided on."""
+        """The item with the state of the cluster for which it was decided."""
         return self._writer.pinned(item)
 
     def seconds_left(self, item: PlanItem) -> float:
-        """How long the item's object backs off; 0 if it may be tried now."""
+        """Seconds for which the item's object still backs off; 0 if the item may be tried now."""
         seconds = self._backoff.seconds_left(target_of(item))
         if isinstance(item, CreatePod) and needs_service(item):
             return max(seconds, self._backoff.seconds_left(service_target(item.job)))
@@ -84,7 +85,7 @@ class ItemRunner:
         return result
 
     async def run_service(self, item: CreatePod) -> WriteResult:
-        """The Service of the gang to which the pod belongs."""
+        """Creates the Service of the pod's gang."""
         job: GPUJob = item.job
         target = service_target(job)
         return await self._run(
@@ -103,8 +104,13 @@ class ItemRunner:
         try:
             result = await self._result(item, call)
         except Exception as error:
-            # A defect in rendering one job must not stop the others.
-            log.error("write broke", object=_name(target), error=str(error), with_traceback=True)
+            # A defect in rendering one job must not stop the other jobs.
+            log.error(
+                "write failed unexpectedly",
+                object=_name(target),
+                error=str(error),
+                with_traceback=True,
+            )
         finally:
             self._metrics.write_seconds.labels(kind).observe(self._monotonic() - started)
             self._metrics.writes.labels(kind, result.value).inc()
@@ -112,12 +118,12 @@ class ItemRunner:
         return result
 
     async def _result(self, item: PlanItem, call: Callable[[], Awaitable[None]]) -> WriteResult:
-        """Writes, and says how it went. Raises nothing that an answer of the API server causes."""
+        """Writes the item and returns the result. No answer of the API server raises."""
         name = _name(target_of(item))
         try:
             await self._retry.run(lambda: self._request(item, call))
         except (Conflict, AlreadyExists) as error:
-            log.info("write dropped", object=name, error=str(error))
+            log.info("stale write dropped", object=name, error=str(error))
             return WriteResult.CONFLICT
         except NotFound:
             self._writer.forget(item)
@@ -125,7 +131,7 @@ class ItemRunner:
         except NotLeader:
             return WriteResult.NOT_LEADER
         except Throttled as error:
-            log.warning("write put off", object=name, error=str(error))
+            log.warning("write postponed", object=name, error=str(error))
             return WriteResult.FAILED
         except Unavailable as error:
             log.warning("write not answered", object=name, error=str(error))
@@ -142,11 +148,11 @@ class ItemRunner:
     async def _request(self, item: PlanItem, call: Callable[[], Awaitable[object]]) -> None:
         async with self._slots.held(namespace_of(item)):
             if not self._may_act():
-                raise NotLeader("the lease is not held any more")
+                raise NotLeader("leadership was lost")
             await call()
 
     async def _ask_what_happened(self, item: PlanItem) -> WriteResult:
-        """Reads the object by its name until the API server answers, or the lead is lost."""
+        """Reads the object by name until the API server answers, or leadership is lost."""
         failures, late = 0, isinstance(item, WriteStatus)
         while self._may_act():
             try:
@@ -158,10 +164,11 @@ class ItemRunner:
                 await self._retry.pause(failures, error, seconds_max=DOUBT_PAUSE_SECONDS_MAX)
                 continue
             except ApiError as error:
-                log.warning("not readable", object=_name(target_of(item)), error=str(error))
+                log.warning("unreadable", object=_name(target_of(item)), error=str(error))
                 return WriteResult.FAILED
             if result is WriteResult.FAILED and late:
-                # Not there; but a request may be under way for a while after its caller gave up.
+                # The object is not there, but a request may stay under way after its caller gave
+                # up.
                 late = False
                 await self._retry.sleep(LATE_SECONDS)
                 continue
@@ -178,8 +185,10 @@ class ItemRunner:
         return found[0]
 
     def _back_off(self, target: Target, item: PlanItem, result: WriteResult) -> None:
-        """A refusal is not repeated at once. A conflict is news: the next cycle decides on it, but
-        a pod's name that somebody else has taken stays taken for a while."""
+        """Starts the back-off after a refusal. A conflict needs none, because the next cycle
+        decides on the new state. A pod name that is taken stays taken for a while and does need
+        one.
+        """
         taken = isinstance(item, CreatePod) and result in (WriteResult.CONFLICT, WriteResult.GONE)
         if taken or result in (WriteResult.REFUSED, WriteResult.FAILED):
             self._backoff.failed(target)
@@ -189,7 +198,7 @@ class ItemRunner:
 
 
 def needs_service(item: CreatePod) -> bool:
-    """Rank 0 of a gang: the Service comes before its pods."""
+    """True for rank 0 of a gang, whose Service is created before its pods."""
     return item.rank == 0 and item.job.spec.workers > 1
 
 

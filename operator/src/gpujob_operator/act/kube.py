@@ -1,7 +1,8 @@
 """The Kubernetes API as raw JSON objects, over the connection of the `kubernetes.aio` client.
 
-That client gives configuration, authentication and the connection pool. Its generated models cost
-about four times the processor of the call itself and are not used: we read and write plain objects.
+The client gives configuration, authentication and the connection pool. Its generated models take
+about four times the CPU time of the call itself, so they are not used: this module reads and writes
+plain objects.
 """
 
 import contextlib
@@ -29,7 +30,7 @@ WATCH_SILENCE_SECONDS_MAX = 70.0
 
 
 class ApiError(Exception):
-    """The API server's answer to a request that failed; `status` is 0 without an answer."""
+    """A failed request to the API server. `status` is 0 if there was no answer."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(f"{status} {reason}: {message}")
@@ -65,23 +66,24 @@ class Throttled(ApiError):  # noqa: N818 - the API's own word
 
 
 class Refused(ApiError):  # noqa: N818 - an answer, not a fault
-    """An answer of 500 that is definite: nothing was written, and the same again will be refused
-    until somebody mends what its message names (an admission webhook, the object's size)."""
+    """A definite answer of 500: nothing was written. Repeating the write fails again until the
+    cause that the message names is fixed (an admission webhook, the size of the object).
+    """
 
 
 class Unavailable(ApiError):  # noqa: N818 - the API's own word
-    """5xx, a refused or broken connection, or no answer in time: the write may have happened."""
+    """5xx, a refused or broken connection, or a timeout. The write may have taken effect."""
 
 
 class TooLarge(ApiError):  # noqa: N818 - the API's own word
-    """The answer is larger than what is kept in memory at once."""
+    """The answer is larger than the limit that is kept in memory at once."""
 
     def __init__(self, message: str) -> None:
         super().__init__(0, "TooLarge", message)
 
 
-# What the API server says, with 500, of a request that it did not store. Admission comes before
-# storage; what is too large never gets to etcd, or is refused there.
+# Messages of a 500 for a request that was not stored. Admission runs before storage, and an object
+# that is too large is rejected before or by etcd.
 _NOT_STORED = (
     "failed calling webhook",
     "failed calling admission webhook",
@@ -93,7 +95,7 @@ _NOT_STORED = (
 
 @dataclass(frozen=True, slots=True)
 class ResourceType:
-    """Where a kind lives in the API."""
+    """The group, version and plural name of a kind in the API."""
 
     group: str
     version: str
@@ -131,9 +133,10 @@ class Listing:
 
 
 class Kube:
-    """A thin asynchronous client. Every call raises an `ApiError`; nothing is retried here.
+    """A thin asynchronous client. Every call raises an `ApiError` on failure; nothing is retried
+    here.
 
-    `after_write` is called once an answer to a successful write is in; tests crash there.
+    `after_write` is called after every successful write, so that tests can crash there.
     """
 
     def __init__(
@@ -159,8 +162,9 @@ class Kube:
         label_selector: str = "",
         field_selector: str = "",
     ) -> Listing:
-        """All objects in pages, as of one resourceVersion; pages get smaller where objects are
-        large. The objects are as they came: any JSON."""
+        """Returns all objects as of one resourceVersion, read in pages. Pages get smaller if
+        objects are large. The objects are unchecked JSON.
+        """
         query = _selectors(label_selector, field_selector)
         limit, items = LIST_PAGE_OBJECTS, list[Any]()
         while True:
@@ -176,7 +180,7 @@ class Kube:
                 continue
             found, metadata = page.get("items") or [], page.get("metadata") or {}
             if not isinstance(found, list) or not isinstance(metadata, dict):
-                raise Unavailable(0, "BadAnswer", f"a list of {kind.plural} that is none")
+                raise Unavailable(0, "BadAnswer", f"the list of {kind.plural} is not a list")
             items += (without_bulk(one) for one in cast("list[object]", found))
             facts = cast("Manifest", metadata)
             if not facts.get("continue"):
@@ -214,8 +218,9 @@ class Kube:
         resource_version: str = "",
         grace_seconds: int | None = None,
     ) -> Manifest:
-        """Deletes exactly the object with this UID, and in this state if a `resource_version` is
-        given; another object of the name or another state is a `Conflict`."""
+        """Deletes exactly the object with this UID and, if a `resource_version` is given, in this
+        state. Raises `Conflict` for another object of the same name, or another state.
+        """
         body: Manifest = {"kind": "DeleteOptions", "apiVersion": "v1"}
         body["preconditions"] = {"uid": uid}
         if resource_version:
@@ -233,9 +238,10 @@ class Kube:
         field_selector: str = "",
         seconds: int = 300,
     ) -> AsyncIterator[Manifest]:
-        """Events after a resourceVersion, bookmarks included, until the server ends the stream.
+        """Yields the events after a resourceVersion, bookmarks included, until the server ends the
+        stream.
 
-        A line that is no event comes as one of the type `UNREADABLE` with its `problem`.
+        A line that is no valid event is yielded with the type `UNREADABLE` and its `problem`.
         """
         query = _selectors(label_selector, field_selector) | {
             "watch": "true",
@@ -331,7 +337,9 @@ def _connection_errors() -> Any:
 
 
 def _object(data: bytes) -> Manifest:
-    """Whether the request took effect nobody can tell from an answer that is none."""
+    """The answer as an object. An answer that is none leaves open whether the request
+    took effect.
+    """
     try:
         answer = parsed(data)
     except ValueError as error:

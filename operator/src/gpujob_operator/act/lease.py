@@ -1,11 +1,11 @@
-"""Leadership by a coordination.k8s.io Lease: at most one process acts.
+"""Leader election by a coordination.k8s.io Lease: at most one process acts.
 
-The holder renews three times within the lease's duration and stops acting at two thirds of it,
-counted from before its last successful renewal; another takes over only after it has watched the
-Lease unchanged for the whole duration. Both count with their own monotonic clock, so wrong wall
-clocks do not matter, and a third of the duration covers a request that is still under way.
+The holder renews the Lease three times within its duration. It stops acting at two thirds of the
+duration, counted from before its last successful renewal. Another process takes over only after it
+has seen the Lease unchanged for the whole duration. Both use their own monotonic clock, so wrong
+wall clocks do not matter, and the remaining third covers a request that is still under way.
 
-What only the holder knows can be left with the Lease for the next one (`Legacy`).
+The holder can leave its private state with the Lease for its successor (`Legacy`).
 """
 
 import asyncio
@@ -34,7 +34,9 @@ class LeaseSettings:
 
 @dataclass(frozen=True, slots=True)
 class Legacy:
-    """An annotation of the Lease, written with every renewal; read once, before the first."""
+    """An annotation of the Lease. It is written with every renewal and read once,
+    before the first.
+    """
 
     annotation: str
     write: Callable[[], str]
@@ -42,7 +44,9 @@ class Legacy:
 
 
 class Leadership:
-    """Takes, keeps and gives back the Lease. `leads` is safe to ask before every write."""
+    """Acquires, renews and releases the Lease. `leads` is cheap enough to check before
+    every write.
+    """
 
     def __init__(
         self,
@@ -60,11 +64,11 @@ class Leadership:
         self._sleep = sleep
         self._changed = changed
         self._legacy = legacy
-        # Whether the legacy was read since somebody else may have led.
+        # Whether the legacy has been read since another process may have led.
         self._inherited = False
         self._held_until = float("-inf")
         self._said = False
-        # The state of somebody else's Lease, and since when it is unchanged.
+        # The other holder's Lease, and since when it has not changed.
         self._observed: tuple[str, float] = ("", float("-inf"))
 
     @property
@@ -72,13 +76,15 @@ class Leadership:
         return self._monotonic() < self._held_until
 
     async def keep(self) -> None:
-        """Runs until cancelled: tries every third of the duration."""
+        """Runs until cancelled. Tries to acquire or renew the Lease every third of its duration."""
         while True:
             await self.try_once()
             await self._sleep(self._settings.seconds / 3)
 
     async def try_once(self) -> bool:
-        """One attempt to take or renew the Lease; True if it is ours now. Raises nothing."""
+        """Tries once to acquire or renew the Lease. Returns True if this process holds it now.
+        Never raises.
+        """
         started = self._monotonic()
         try:
             if await self._take(started):
@@ -86,13 +92,13 @@ class Leadership:
             elif self.leads:
                 self._held_until = float("-inf")
         except ApiError as error:
-            # Not knowing is not losing: what we hold runs out by itself.
+            # A failed renewal does not end leadership: the held Lease expires by itself.
             log.warning("lease attempt failed", error=str(error))
         self._say()
         return self.leads
 
     async def release(self) -> None:
-        """Gives the Lease back so that the next one need not wait. Best effort."""
+        """Releases the Lease so that a successor need not wait. Best effort."""
         if not self.leads:
             return
         self._held_until = float("-inf")
@@ -125,12 +131,12 @@ class Leadership:
         if not await self._replace(lease):
             return False
         if acquires:
-            # Somebody else led since we last said so, however short it was.
+            # Another process has led since leadership was last reported, however briefly.
             self._said = False
         return True
 
     def _pass_on(self, metadata: Manifest, *, fresh: bool) -> None:
-        """Takes over what the last holder knew, then leaves what we know."""
+        """Reads the last holder's legacy, then writes this process's own."""
         if self._legacy is None:
             return
         annotations = dict(metadata.get("annotations") or {})
@@ -141,7 +147,9 @@ class Leadership:
         metadata["annotations"] = annotations
 
     def _expired(self, lease: Manifest, now: float) -> bool:
-        """Somebody else's Lease did not change for its whole duration while we looked."""
+        """True if another holder's Lease did not change for its whole duration while this process
+        watched.
+        """
         version = lease["metadata"]["resourceVersion"]
         if self._observed[0] != version:
             self._observed = (version, now)
@@ -179,7 +187,9 @@ class Leadership:
         return True
 
     async def _replace(self, lease: Manifest) -> bool:
-        """The resourceVersion in the object decides who wins a race."""
+        """Replaces the Lease. The resourceVersion in the object decides which process
+        wins a race.
+        """
         settings = self._settings
         try:
             await self._kube.replace(LEASES, settings.name, lease, settings.namespace)

@@ -1,4 +1,6 @@
-"""Repeats a call that failed for reasons that pass: 429, 5xx, no answer. Bounded, with jitter."""
+"""Retries a call that failed for a transient reason: 429, 5xx or no answer. Bounded,
+with jitter.
+"""
 
 import asyncio
 import random
@@ -16,7 +18,9 @@ RETRY_AFTER_SECONDS_MAX = 10.0
 
 
 class Retry:
-    """Every write is safe to repeat: names are fixed and patches carry a resourceVersion."""
+    """A bounded retry. Every write of the operator is safe to repeat: names are deterministic and
+    patches carry a resourceVersion.
+    """
 
     def __init__(
         self,
@@ -30,7 +34,7 @@ class Retry:
         self._retried = retried
 
     async def run(self, call: Callable[[], Awaitable[ResultT]]) -> ResultT:
-        """The call's result. Raises its last error after `ATTEMPTS_MAX` tries."""
+        """Returns the call's result. Raises the last error after `ATTEMPTS_MAX` tries."""
         for attempt in range(ATTEMPTS_MAX - 1):
             try:
                 return await call()
@@ -42,7 +46,7 @@ class Retry:
     async def pause(
         self, failures: int, error: ApiError | None = None, *, seconds_max: float | None = None
     ) -> None:
-        """Waits after so many failures in a row, and for as long as the API server asks.
+        """Waits after this many failures in a row, or for as long as the API server asks.
 
         The wait doubles up to `seconds_max`.
         """
@@ -52,6 +56,6 @@ class Retry:
 
 
 def asked_seconds(error: ApiError | None) -> float:
-    """For how long the API server asks to be left alone (`Retry-After`), within bounds."""
+    """The wait in seconds that the API server asks for (`Retry-After`), within bounds."""
     asked = error.retry_after_seconds if isinstance(error, Throttled) else None
     return min(asked or 0.0, RETRY_AFTER_SECONDS_MAX)

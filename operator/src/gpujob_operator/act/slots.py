@@ -1,8 +1,9 @@
-"""Slots for writes under way, shared by namespaces so that a slow one cannot take them all.
+"""Slots for writes under way, divided among namespaces so that a slow namespace cannot take them
+all.
 
-A namespace gets a part of the slots at most, and all namespaces whose last write was slow share
-half of them (an admission webhook that hangs, say). Who waits is served by turns, one namespace
-after the other, and within a namespace in the order of asking.
+One namespace gets at most a fixed part of the slots. All namespaces whose last write was slow (for
+example because an admission webhook hangs) together get half of them. Waiting writes are served
+round-robin by namespace, and in order of arrival within a namespace.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 SLOTS = 64
 NAMESPACE_SLOTS = 16
 SLOW_SLOTS = 32
-# A write of a healthy API server takes some milliseconds.
+# A healthy API server answers a write within milliseconds.
 SLOW_SECONDS = 0.5
 NAMESPACES_MAX = 1000
 
@@ -31,7 +32,7 @@ class _Namespace:
 
 
 class WriteSlots:
-    """For one event loop. Namespaces without writes under way are forgotten."""
+    """The slots of one event loop. Namespaces without writes under way are forgotten."""
 
     def __init__(
         self,
@@ -46,16 +47,16 @@ class WriteSlots:
         self._of_a_namespace = of_a_namespace
         self._of_slow_ones = of_slow_ones
         self._in_use = 0
-        # In the order in which they are asked next.
+        # In the order in which they are served next.
         self._namespaces: OrderedDict[str, _Namespace] = OrderedDict()
 
     def __len__(self) -> int:
-        """How many namespaces are remembered."""
+        """Number of namespaces that are remembered."""
         return len(self._namespaces)
 
     @asynccontextmanager
     async def held(self, namespace: str) -> AsyncGenerator[None]:
-        """One slot for one request; waits until it is the namespace's turn."""
+        """Holds one slot for one request. Waits for the namespace's turn."""
         entry = self._namespaces.setdefault(namespace, _Namespace())
         await self._acquire(entry)
         started = self._monotonic()
@@ -76,13 +77,13 @@ class WriteSlots:
                 with suppress(ValueError):
                     entry.waiting.remove(turn)
             else:
-                # The slot came together with the cancellation.
+                # The slot was granted at the same time as the cancellation.
                 self._give_back(entry)
             raise
 
     def _release(self, namespace: str, entry: _Namespace) -> None:
         self._give_back(entry)
-        # An idle namespace is forgotten, unless its next write is to be treated as a slow one.
+        # An idle namespace is forgotten, unless its last write was slow.
         if entry.is_idle and not entry.slow:
             self._namespaces.pop(namespace, None)
         elif len(self._namespaces) > NAMESPACES_MAX:
@@ -95,7 +96,7 @@ class WriteSlots:
         self._grant()
 
     def _grant(self) -> None:
-        """Gives free slots to those that wait, one namespace after the other."""
+        """Grants free slots to waiting writes, one namespace after the other."""
         slow = sum(entry.in_use for entry in self._namespaces.values() if entry.slow)
         granted = True
         while granted and self._in_use < self._total:

@@ -1,8 +1,8 @@
-"""JSON from the API server: any text is read or refused, and lines may have any length.
+"""Reads JSON of any content and lines of any length from the API server, within limits.
 
-Python's own reader gives up where a text is legal and still too much for it: nesting beyond its
-stack, numbers of thousands of digits. Both can stand in one object among ten thousand, and must not
-cost the other ones: what is too much becomes NaN, which every reader of a field refuses by name.
+Python's own reader fails on legal texts that exceed its limits: very deep nesting, or numbers with
+thousands of digits. One such object in a list of ten thousand must not affect the other ones. The
+part that exceeds a limit becomes NaN, which every reader of a field rejects by the field's name.
 """
 
 import json
@@ -11,24 +11,24 @@ import re
 from collections.abc import AsyncIterable, AsyncIterator
 from typing import Any, cast
 
-# etcd holds 1.5 MiB an object by default, and JSON writes a byte of it in up to six.
+# etcd stores 1.5 MiB for an object by default, and JSON may write one byte as six.
 LINE_BYTES_MAX = 64 * 1024**2
-# Of one answer. A page of a list that is larger is asked for again in smaller ones.
+# Limit of one answer. A page of a list that exceeds it is requested again in smaller pages.
 ANSWER_BYTES_MAX = 64 * 1024**2
 DEPTH_MAX = 200
 _DIGITS_MAX = 4000
-# What the containers of a pod are started with.
+# Large fields of containers that the operator does not read.
 _BULK = ("args", "command", "env", "envFrom", "lifecycle", "volumeMounts")
-# A string, or what opens or closes a value.
+# A string, or a bracket.
 _MARKS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
 
 
 class TooLong(Exception):  # noqa: N818 - it is a finding, not a fault of the program
-    """More bytes than are kept."""
+    """The input exceeds a limit in bytes."""
 
 
 def parsed(data: bytes) -> Any:
-    """Raises `ValueError` for what is no JSON, and nothing else."""
+    """The parsed JSON. Raises `ValueError` if the text is not JSON, and no other error."""
     text = data.decode("utf-8", "replace")
     try:
         return json.loads(text)
@@ -37,7 +37,7 @@ def parsed(data: bytes) -> Any:
 
 
 def shallow(text: str) -> str:
-    """JSON with NaN in place of what is nested deeper than `DEPTH_MAX`."""
+    """The JSON text with NaN in place of values nested deeper than `DEPTH_MAX`."""
     kept: list[str] = []
     depth, since = 0, 0
     for mark in _MARKS.finditer(text):
@@ -58,7 +58,7 @@ def _integer(digits: str) -> float:
 
 
 async def lines(chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-    """The lines in a stream, however it is cut. Raises `TooLong`."""
+    """Yields the lines of a stream, however its chunks are cut. Raises `TooLong`."""
     rest: list[bytes] = []
     size = 0
     async for chunk in chunks:
@@ -77,7 +77,7 @@ async def lines(chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
 
 
 async def whole(chunks: AsyncIterable[bytes]) -> bytes:
-    """All of an answer. Raises `TooLong`."""
+    """Returns the whole answer. Raises `TooLong`."""
     data = bytearray()
     async for chunk in chunks:
         data += chunk
@@ -87,7 +87,9 @@ async def whole(chunks: AsyncIterable[bytes]) -> bytes:
 
 
 def read_event(line: bytes) -> dict[str, Any]:
-    """A line of a watch; one that is no event is of the type `UNREADABLE` with its `problem`."""
+    """The event in one line of a watch. A line that is no event gets the type `UNREADABLE` and its
+    `problem`.
+    """
     try:
         event = parsed(line)
     except ValueError as error:
@@ -99,8 +101,9 @@ def read_event(line: bytes) -> dict[str, Any]:
 
 
 def without_bulk(item: object) -> object:
-    """An object without what makes large ones large and nobody here reads: who manages which field,
-    and what containers are started with. A whole list of them is held at once."""
+    """The object without large parts that the operator does not read: managed fields, and the
+    commands and environments of containers. Whole lists are held in memory at once.
+    """
     if not isinstance(item, dict):
         return item
     fields = cast("dict[str, Any]", item)

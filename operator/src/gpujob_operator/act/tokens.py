@@ -1,5 +1,10 @@
-"""Asks the API server whom a worker's token speaks for, and remembers the answer for a while."""
+"""Asks the API server which pod a worker's token belongs to, and caches the answer.
 
+Questions are bounded: one for each token, a few at once, and few from an address whose tokens were
+refused, so that nobody can make the API server busy through the report port.
+"""
+
+import asyncio
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
@@ -11,41 +16,75 @@ from gpujob_operator.act.kube import TOKEN_REVIEWS, ApiError, Kube
 _POD_NAME = "authentication.kubernetes.io/pod-name"
 _POD_UID = "authentication.kubernetes.io/pod-uid"
 _PREFIX = "system:serviceaccount:"
-TOKEN_CHARACTERS_MAX = 16 * 1024
-VALID_SECONDS = 60.0
+# A pod that is gone is refused whatever its token says, so that a proven token may be believed for
+# longer than a refused one.
+VALID_SECONDS = 300.0
 INVALID_SECONDS = 10.0
 ANSWERS_MAX = 20_000
+REVIEWS_AT_ONCE_MAX = 8
+REVIEWS_WAITING_MAX = 512
+# Of one address: questions at once, refused tokens before it must wait, and how many a second then.
+REVIEWS_OF_SOURCE_AT_ONCE_MAX = 2
+REFUSED_BURST_MAX = 4.0
+REFUSED_PER_SECOND_MAX = 0.1
+SOURCES_MAX = 4096
 
 # namespace, pod name, pod UID
 Identity = tuple[str, str, str]
 
 
+class TooManyReviews(Exception):  # noqa: N818 - it is an answer, not a fault of the program
+    """The question is not asked now; ask again later."""
+
+
 class TokenReviewer:
-    """TokenReview with a bounded memory. Keys are hashes: no token stays in memory."""
+    """TokenReview with a bounded cache. Its keys are hashes, so no token stays in memory."""
 
     def __init__(self, kube: Kube, monotonic: Callable[[], float]) -> None:
         self._kube = kube
         self._monotonic = monotonic
         self._answers: OrderedDict[bytes, tuple[float, Identity | None]] = OrderedDict()
+        self._asked: dict[bytes, asyncio.Future[Identity | None]] = {}
+        self._at_once = asyncio.Semaphore(REVIEWS_AT_ONCE_MAX)
+        self._sources: OrderedDict[str, _Source] = OrderedDict()
 
-    async def review(self, token: str) -> Identity | None:
-        """Namespace, name and UID of the pod, or None. Raises `ApiError` if nobody can say."""
-        if len(token) > TOKEN_CHARACTERS_MAX:
-            return None
+    async def review(self, token: str, source: str) -> Identity | None:
+        """Namespace, name and UID of the pod, or None. `source` is the address that sent the token.
+
+        Raises `TooManyReviews` where the bounds forbid the question, `ApiError` if nobody can say.
+        """
         # Headers hold bytes that are no UTF-8 as halves of surrogate pairs.
         key = hashlib.sha256(token.encode(errors="surrogatepass")).digest()
         known = self._answers.get(key)
         if known is not None and self._monotonic() < known[0]:
             return known[1]
-        identity = _identity(await self._ask(token))
-        seconds = VALID_SECONDS if identity is not None else INVALID_SECONDS
-        self._answers[key] = (self._monotonic() + seconds, identity)
-        self._answers.move_to_end(key)
-        if len(self._answers) > ANSWERS_MAX:
-            self._answers.popitem(last=False)
+        asked = self._asked.get(key)
+        if asked is None:
+            if len(self._asked) >= REVIEWS_WAITING_MAX:
+                raise TooManyReviews(f"{REVIEWS_WAITING_MAX} tokens wait for their review")
+            asked = asyncio.ensure_future(self._ask(key, token, self._source(source)))
+            self._asked[key] = asked
+            asked.add_done_callback(lambda done: self._answered(key, done))
+        # Whoever asked first may be gone before the answer is there; the others wait for it.
+        return await asyncio.shield(asked)
+
+    def _answered(self, key: bytes, done: asyncio.Future[Identity | None]) -> None:
+        self._asked.pop(key, None)
+        if not done.cancelled():
+            # Read here too: everybody who waited may be gone.
+            done.exception()
+
+    async def _ask(self, key: bytes, token: str, source: "_Source") -> Identity | None:
+        async with source.at_once, self._at_once:
+            if not source.may_ask(self._monotonic()):
+                raise TooManyReviews(f"too many tokens from {source.address} were refused")
+            identity = _identity(await self._status(token))
+            if identity is None:
+                source.refused(self._monotonic())
+        self._remember(key, identity)
         return identity
 
-    async def _ask(self, token: str) -> dict[str, Any]:
+    async def _status(self, token: str) -> dict[str, Any]:
         review = {
             "apiVersion": "authentication.k8s.io/v1",
             "kind": "TokenReview",
@@ -56,6 +95,40 @@ class TokenReviewer:
         if not isinstance(status, dict):
             raise ApiError(0, "BadAnswer", "TokenReview without status")
         return status
+
+    def _source(self, address: str) -> "_Source":
+        found = self._sources.setdefault(address, _Source(address, self._monotonic()))
+        self._sources.move_to_end(address)
+        if len(self._sources) > SOURCES_MAX:
+            self._sources.popitem(last=False)
+        return found
+
+    def _remember(self, key: bytes, identity: Identity | None) -> None:
+        seconds = VALID_SECONDS if identity is not None else INVALID_SECONDS
+        self._answers[key] = (self._monotonic() + seconds, identity)
+        self._answers.move_to_end(key)
+        if len(self._answers) > ANSWERS_MAX:
+            self._answers.popitem(last=False)
+
+
+class _Source:
+    """An address that tokens come from, and how many more of its tokens may be refused."""
+
+    def __init__(self, address: str, now: float) -> None:
+        self.address = address
+        self.at_once = asyncio.Semaphore(REVIEWS_OF_SOURCE_AT_ONCE_MAX)
+        self._left = REFUSED_BURST_MAX
+        self._updated = now
+
+    def may_ask(self, now: float) -> bool:
+        refill = (now - self._updated) * REFUSED_PER_SECOND_MAX
+        self._left = min(REFUSED_BURST_MAX, self._left + refill)
+        self._updated = now
+        return self._left >= 1
+
+    def refused(self, now: float) -> None:
+        self.may_ask(now)
+        self._left -= 1
 
 
 def _identity(status: dict[str, Any]) -> Identity | None:

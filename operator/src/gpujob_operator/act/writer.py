@@ -1,7 +1,8 @@
-"""One item of a plan to the API server: rendered, with its precondition, its answer in the cache.
+"""Writes one item of a plan to the API server: renders it, adds its precondition, and puts the
+answer into the cache.
 
-Every write is safe to repeat. Whether a write without an answer happened can be asked afterwards
-(`confirm`), by the object's name.
+Every write is safe to repeat. `confirm` finds out by the object's name whether a write without an
+answer took effect.
 """
 
 from collections.abc import Callable
@@ -64,7 +65,7 @@ class WriteResult(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """What the cache is told at once, so that the next snapshot holds what was just written."""
+    """Tells the cache at once what was written, so that the next snapshot includes it."""
 
     written: Callable[[ResourceType, Manifest], None]
     gone: Callable[[ResourceType, str], None]
@@ -78,7 +79,7 @@ class _Current:
 
 
 class Writer:
-    """Every call raises an `ApiError` or returns once the cache knows the answer."""
+    """Every call either raises an `ApiError` or returns after the cache has the answer."""
 
     def __init__(
         self,
@@ -93,19 +94,22 @@ class Writer:
         self._feedback = feedback
         self._configuration = configuration
         self._clock = clock
-        # The resourceVersion of a pod, by UID, that the newest snapshot was made of; 0: unknown.
+        # The resourceVersion of a pod, by UID, in the newest snapshot; 0: unknown.
         self._pod_version = pod_version
 
     def pinned(self, item: PlanItem) -> PlanItem:
-        """The item with the state of the world that it was decided on. Call it before anything
-        else is read."""
+        """The item with the state of the cluster for which it was decided. Call it before anything
+        else is read.
+        """
         if not isinstance(item, DeletePod):
             return item
         version = self._pod_version(item.pod.uid)
         return replace(item, resource_version=str(version)) if version else item
 
     async def write(self, item: PlanItem) -> None:
-        """Raises `Conflict`, `AlreadyExists` or `NotFound` when the world is another one."""
+        """Writes the item. Raises `Conflict`, `AlreadyExists` or `NotFound` if the cluster has
+        changed since the decision.
+        """
         match item:
             case WriteStatus():
                 body = status_patch(item)
@@ -126,15 +130,15 @@ class Writer:
                 await self._save_profile(item)
 
     async def create_service(self, job: GPUJob) -> None:
-        """The headless Service by whose names the pods of a gang find each other."""
+        """Creates the headless Service by whose names the pods of a gang find each other."""
         with suppress(AlreadyExists):
             await self._kube.create(SERVICES, gang_service(job), job.metadata.namespace)
 
     async def confirm(self, item: PlanItem) -> WriteResult:
         """After a write without an answer: reads the object by its name into the cache.
 
-        DONE if the write is known to have happened, CONFLICT if the next decision has to look,
-        FAILED if it did not happen.
+        Returns DONE if the write is known to have taken effect, CONFLICT if the next cycle must
+        decide again, FAILED if it did not take effect.
         """
         match item:
             case CreatePod():
@@ -161,7 +165,7 @@ class Writer:
         return WriteResult.FAILED if unchanged else WriteResult.CONFLICT
 
     def forget(self, item: PlanItem) -> None:
-        """A write found that the object is gone."""
+        """Removes an object from the cache that a write found to be gone."""
         match item:
             case WriteStatus() | RejectJob():
                 self._feedback.gone(JOBS, item.job.metadata.uid)
@@ -186,9 +190,10 @@ class Writer:
     async def _refresh(
         self, kind: ResourceType, name: str, namespace: str, uid: str
     ) -> _Current | None:
-        """Somebody wrote in between, perhaps we ourselves with an answer that was lost.
+        """Reads the object after a conflict: another writer was first, or an answer to our own
+        write was lost.
 
-        Returns what has the name now, None if nothing has.
+        Returns the object that has the name now, or None.
         """
         try:
             current = await self._kube.get(kind, name, namespace)
@@ -213,7 +218,9 @@ class Writer:
         self._feedback.written(PODS, answer)
 
     def _took(self, manifest: Manifest, item: CreatePod) -> WriteResult:
-        """A pod of the worker's name is there: ours, of an answer that was lost, or another one."""
+        """Handles a pod that already has the worker's name: our own, if an answer was lost, or
+        another one.
+        """
         if not _same_worker(manifest, item):
             name, namespace = manifest["metadata"]["name"], item.job.metadata.namespace
             log.error("pod name taken", pod=name, namespace=namespace)
@@ -236,8 +243,8 @@ class Writer:
             self._feedback.gone(PODS, pod.uid)
             return
         except Conflict:
-            # Another state of it: the next cycle decides on that one. Or another pod of the name:
-            # then this one is no more.
+            # The pod has changed, so the next cycle decides again; or another pod has the name, so
+            # this one is gone.
             current = await self._refresh(PODS, pod.name, pod.namespace, pod.uid)
             if current is not None and current.uid == pod.uid:
                 raise
@@ -262,7 +269,7 @@ class Writer:
 
 
 def namespace_of(item: PlanItem) -> str:
-    """The namespace whose slots a write takes; empty for what belongs to none."""
+    """The namespace whose slots the write uses; empty for a cluster-scoped object."""
     match item:
         case WriteStatus() | RejectJob() | CreatePod():
             return item.job.metadata.namespace
@@ -275,7 +282,7 @@ def namespace_of(item: PlanItem) -> str:
 
 
 def target_of(item: PlanItem) -> Target:
-    """What is written, as far as a refusal of it concerns later ones."""
+    """The object that is written, as the key of its back-off."""
     namespace = namespace_of(item)
     match item:
         case WriteStatus() | RejectJob():
@@ -299,7 +306,9 @@ def service_target(job: GPUJob) -> Target:
 
 
 def _same_worker(manifest: Manifest, item: CreatePod) -> bool:
-    """The pod that stands in the way is the very one we wanted: an earlier answer was lost."""
+    """True if the existing pod is the very one that was to be created: an earlier
+    answer was lost.
+    """
     metadata = manifest["metadata"]
     deleting = "deletionTimestamp" in metadata
     return not deleting and was_created_for(metadata, item.job, item.rank)

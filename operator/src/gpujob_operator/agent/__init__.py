@@ -1,1 +1,1 @@
-"""The node agent: reads the GPUs through NVML and publishes them as GPUNode status."""
+"""The node agent: reads GPUs through NVML and publishes the readings as GPUNode status."""

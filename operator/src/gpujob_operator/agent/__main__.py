@@ -31,7 +31,11 @@ def _arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--kubeconfig", help="without it: the pod's service account")
     add("--node", default=os.environ.get("NODE_NAME"), help="default: $NODE_NAME")
-    add("--nvml-module", default="pynvml", help="dotted name of a module with pynvml's functions")
+    add(
+        "--nvml-module",
+        default="pynvml",
+        help="dotted name of a module with the functions of pynvml",
+    )
     add("--process-owner", choices=sorted(OWNERS), default="cgroup")
     add("--interval-seconds", type=float, default=2.0)
     add("--log-format", choices=("json", "text"), default="json")

@@ -1,4 +1,6 @@
-"""The agent's loop: read, publish, wait; whatever fails is said in a condition and tried again."""
+"""The agent's loop: read, publish, wait. A failure is reported in a condition, and the next
+iteration tries again.
+"""
 
 import asyncio
 import time
@@ -16,7 +18,7 @@ log = Log(__name__)
 
 LAST_WORD_SECONDS = 5.0
 _READY = Readiness(True, "Measuring", "the agent reads all GPUs")
-_STOPPED = Readiness(False, "AgentStopped", "the agent was stopped; its last readings grow old")
+_STOPPED = Readiness(False, "AgentStopped", "the agent was stopped; its last readings become stale")
 
 
 class Agent:
@@ -35,7 +37,7 @@ class Agent:
         self._stop.set()
 
     async def run(self) -> None:
-        """Runs until `stop`; then says that the readings will grow old."""
+        """Runs until `stop`. Then publishes that the readings will grow old."""
         while not self._stop.is_set():
             started = time.monotonic()
             await self.step()
@@ -46,24 +48,24 @@ class Agent:
             await asyncio.wait_for(self._publish(None, _STOPPED), LAST_WORD_SECONDS)
 
     async def step(self) -> None:
-        """One reading and, if there is reason, one write. Raises nothing that can pass."""
+        """Takes one reading and, if needed, makes one write. Transient errors do not raise."""
         try:
             await self._publisher.recall()
         except ApiError as error:
-            log.warning("earlier readings not known", error=str(error))
+            log.warning("earlier readings unavailable", error=str(error))
             return
         try:
             gpus = await asyncio.to_thread(self._read)
         except self._nvml.NVMLError as error:
-            # The driver may be restarting; next time everything is set up anew.
+            # The driver may be restarting, so the next reading initializes NVML again.
             self._reader = None
-            log.warning("nvml failed", error=str(error))
+            log.warning("NVML failed", error=str(error))
             await self._publish(None, Readiness(False, "NVMLFailed", f"NVML: {error}"))
             return
         await self._publish(gpus, _READY)
 
     def _read(self) -> tuple[GPU, ...]:
-        """In a thread: NVML calls block, and a broken driver may block for long."""
+        """Reads in a thread: NVML calls block, and a broken driver may block for long."""
         if self._reader is None:
             self._nvml.nvmlInit()
             known = self._publisher.last.gpus

@@ -1,12 +1,14 @@
-"""Is a GPU fit for work? Uncorrectable errors, failed remapping and critical XIDs say no."""
+"""Decides whether a GPU is healthy. Uncorrectable memory errors, failed row remapping and critical
+XIDs make it unhealthy.
+"""
 
 from gpujob_operator.agent.nvml import Nvml, optional
 from gpujob_operator.logs import Log
 
 log = Log(__name__)
 
-# Faults of a program on the GPU, not of the GPU (NVIDIA's XID catalogue): 13 graphics engine
-# exception, 31 memory page fault, 43 reset channel, 45 preemptive cleanup, 68 video processor.
+# XIDs that a program causes, not the GPU (NVIDIA's XID catalogue): 13 graphics engine exception, 31
+# memory page fault, 43 reset channel, 45 preemptive cleanup, 68 video processor.
 XIDS_OF_PROGRAMS = frozenset({13, 31, 43, 45, 68})
 EVENTS_PER_READING_MAX = 64
 
@@ -21,7 +23,7 @@ class GPUHealth:
         self._events = self._event_set()
 
     def problem(self, handle: object, uuid: str) -> str:
-        """Why the GPU is unhealthy; empty if it is not."""
+        """Why the GPU is unhealthy; empty if it is healthy."""
         self._register(handle, uuid)
         self._collect()
         if uuid in self._critical:
@@ -50,7 +52,7 @@ class GPUHealth:
         optional(nvml, lambda: nvml.nvmlDeviceRegisterEvents(handle, kind, self._events))
 
     def _collect(self) -> None:
-        """Takes what came since the last reading; waits for nothing."""
+        """Collects XID events since the last reading without waiting."""
         nvml = self._nvml
         if self._events is None:
             return

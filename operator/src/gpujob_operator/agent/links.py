@@ -1,5 +1,7 @@
-"""Which GPUs of a node are close together: those with NVLink between them or, on a node without,
-those on one NUMA node. Asked once for the same GPUs: wiring does not change while they run."""
+"""Groups the GPUs of a node that are close together: connected by NVLink or, on a node without
+NVLink, on one NUMA node. The groups are read once for a set of GPUs, because wiring does not change
+at run time.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -7,7 +9,7 @@ from gpujob_operator.agent.nvml import Nvml, optional
 
 
 class LinkGroups:
-    """Group numbers of GPUs, by index: the least index of the GPUs that are close together."""
+    """Group numbers of GPUs, by index. The number of a group is its smallest index."""
 
     def __init__(self, nvml: Nvml) -> None:
         self._nvml = nvml
@@ -15,7 +17,9 @@ class LinkGroups:
         self._groups: dict[int, int] = {}
 
     def of(self, gpus: Sequence[tuple[int, str]]) -> dict[int, int]:
-        """`gpus` are index and UUID. Raises the module's NVMLError for a GPU that is lost."""
+        """The group of each GPU. `gpus` has index and UUID. Raises the module's NVMLError for a GPU
+        that is lost.
+        """
         uuids = tuple(uuid for _, uuid in gpus)
         if uuids != self._uuids:
             self._groups = self._find([index for index, _ in gpus])
@@ -31,7 +35,7 @@ class LinkGroups:
             return linked
         near = _components(indexes, lambda one, other: self._near(handles[one], handles[other]))
         told = len(set(near.values())) < len(indexes)
-        # Nobody can tell: no GPU is closer to one than to another.
+        # The topology is unknown, so no GPU counts as closer to one GPU than to another.
         return near if told else dict.fromkeys(indexes, 0)
 
     def _linked(self, one: object, other: object) -> bool:
@@ -49,7 +53,7 @@ class LinkGroups:
 
 
 def _components(indexes: list[int], close: Callable[[int, int], bool]) -> dict[int, int]:
-    """The least index that each can be reached from."""
+    """For each index, the smallest index of its connected component."""
     groups = {index: index for index in indexes}
     for position, one in enumerate(indexes):
         for other in indexes[position + 1 :]:

@@ -1,13 +1,13 @@
-"""NVML as a module: pynvml, or another with the same functions, given by its dotted name.
+"""NVML as a module: pynvml, or another module with the same functions, given by its dotted name.
 
-Every optional reading is asked through `optional`: a GPU that does not support it is no error.
+Every optional value is read through `optional`: a GPU that does not support it is no error.
 """
 
 import importlib
 from collections.abc import Callable
 from typing import Any
 
-# The module has functions named as NVML names them; typing them all would repeat pynvml.
+# The module's functions have NVML's names; declaring types for all of them would repeat pynvml.
 Nvml = Any
 
 
@@ -17,9 +17,9 @@ def load_nvml(name: str) -> Nvml:
 
 
 def optional(nvml: Nvml, call: Callable[[], Any], default: Any = None) -> Any:
-    """The call's result, or the default where the driver or the GPU cannot tell.
+    """The call's result, or the default if the driver or the GPU does not support the call.
 
-    A lost GPU (NVML_ERROR_GPU_IS_LOST) is not "cannot tell": that error goes through.
+    A lost GPU (NVML_ERROR_GPU_IS_LOST) still raises.
     """
     try:
         return call()
@@ -37,5 +37,5 @@ def is_lost(nvml: Nvml, error: Exception) -> bool:
 
 
 def text(value: object) -> str:
-    """Older bindings give bytes."""
+    """NVML text as `str`: older bindings return bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

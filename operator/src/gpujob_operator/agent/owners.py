@@ -1,6 +1,6 @@
-"""Which pod a process belongs to: from its cgroup as the kubelet lays it out, or its environment.
+"""Finds the pod of a process: from its cgroup as the kubelet names it, or from its environment.
 
-Read from /proc on the node. A process that ends while being looked at is nobody's.
+Both are read from /proc on the node. A process that ends during the read belongs to no pod.
 """
 
 import re
@@ -44,7 +44,7 @@ def owner_by_cgroup(proc: Path = Path("/proc")) -> OwnerOf:
 
 
 def owner_by_environment(proc: Path = Path("/proc")) -> OwnerOf:
-    """For nodes whose pods are plain processes: the variable is handed down to children."""
+    """For nodes whose pods are plain processes: child processes inherit the variable."""
     prefix = f"{ENV_POD_UID}=".encode()
 
     def owner(pid: int) -> str | None:
@@ -63,9 +63,10 @@ def owner_by_environment(proc: Path = Path("/proc")) -> OwnerOf:
 
 
 def remembered(owner: OwnerOf, started: Callable[[int], int | None]) -> OwnerOf:
-    """Asks once per process: a process does not change pods, and a pid that is used again has
-    another start time. That it is nobody's is asked again: a process that is just being started
-    has no environment yet, and is not yet in its pod's cgroup."""
+    """Asks once per process: a process does not change pods, and a reused PID has another start
+    time. A process without a pod is asked again, because a process that is just starting may have
+    no environment yet and may not be in its pod's cgroup yet.
+    """
     answers: OrderedDict[tuple[int, int], str] = OrderedDict()
 
     def ask(pid: int) -> str | None:

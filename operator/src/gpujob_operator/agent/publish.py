@@ -1,5 +1,6 @@
-"""Puts readings into the status of the node's GPUNode: at once when something material changed,
-as a heartbeat otherwise. Creates the object if it is not there; deletes nothing."""
+"""Writes readings into the status of the node's GPUNode: at once after a material change, as a
+heartbeat otherwise. Creates the object if it is missing; deletes nothing.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,8 +14,8 @@ from gpujob_operator.act.kube import GPU_NODES, AlreadyExists, Kube, Manifest, N
 
 READY = "Ready"
 HEARTBEAT_INTERVALS = 5
-# A third of the age at which the operator stops to believe a reading: with a longer interval every
-# reading is written, rather than GPUs taken for stale that nothing happens on.
+# A third of the age at which the operator considers a reading stale. With a longer reading interval
+# every reading is written, so that idle GPUs do not become stale.
 HEARTBEAT_SECONDS_MAX = 10.0
 MEMORY_CHANGE_FRACTION = 0.01
 MEMORY_CHANGE_BYTES = 32 * 1024**2
@@ -51,17 +52,17 @@ class Publisher:
 
     @property
     def last(self) -> GPUNodeStatus:
-        """What was written last, by an earlier agent if not by this one."""
+        """The last status that was written, by this agent or an earlier one."""
         return self._published or self._recalled or GPUNodeStatus()
 
     async def recall(self) -> None:
-        """Learns what an earlier agent of this node wrote: its jobs may run on GPUs that do not
+        """Reads what an earlier agent of this node wrote, because jobs may run on GPUs that do not
         answer now. Raises `ApiError`.
         """
         if self._published is not None or self._recalled is not None:
             return
         try:
-            # A patch that changes nothing is answered with the object, and needs no right to read.
+            # An empty patch returns the object and needs no right to read.
             answer = await self._kube.patch(GPU_NODES, self._node, {}, subresource="status")
             self._recalled = gpunode_from_manifest(answer).status
         except (NotFound, FieldError):
@@ -70,19 +71,20 @@ class Publisher:
     async def publish(
         self, gpus: tuple[GPU, ...], driver_version: str, readiness: Readiness
     ) -> bool:
-        """A new reading: writes if there is reason to; True if it did. Raises `ApiError`."""
+        """Publishes a new reading. Returns True if it was written. Raises `ApiError`."""
         now = self._clock()
         return await self._publish(gpus, driver_version, readiness, now, now)
 
     async def publish_trouble(self, readiness: Readiness) -> bool:
-        """No new reading: the last GPUs stay as they were seen, fit for nothing new.
+        """Publishes that there is no new reading: the last GPUs stay as they were, and nothing new
+        is placed on them.
 
-        They do not vanish, because their jobs run on; their time stays, because it tells how old
-        the figures are.
+        The GPUs do not vanish, because their jobs still run. `observedAt` stays, because it tells
+        the age of the figures.
         """
         last = self.last
         message = f"{UNREADABLE}: {readiness.message}"[:256]
-        # Of a GPU that was sick before, that is still the last that is known.
+        # A GPU that was unhealthy before keeps that state.
         gpus = tuple(
             replace(gpu, healthy=False, health_message=message) if gpu.healthy else gpu
             for gpu in last.gpus
@@ -131,13 +133,13 @@ class Publisher:
 
     def _due(self, status: GPUNodeStatus) -> bool:
         heartbeat = min(self._interval_seconds * HEARTBEAT_INTERVALS, HEARTBEAT_SECONDS_MAX)
-        # Half an interval early rather than a whole one late.
+        # A heartbeat half an interval early is better than one a whole interval late.
         if self._monotonic() - self._published_at >= heartbeat - self._interval_seconds / 2:
             return True
         return self._published is None or materially_different(self._published, status)
 
     async def _write(self, status: GPUNodeStatus) -> None:
-        # A merge patch replaces lists as a whole, so nothing of an earlier agent stays.
+        # A merge patch replaces lists as a whole, so no GPU of an earlier agent remains.
         body: Manifest = {"status": encode(status)}
         try:
             answer = await self._kube.patch(GPU_NODES, self._node, body, subresource="status")
@@ -160,7 +162,9 @@ class Publisher:
 
 
 def materially_different(before: GPUNodeStatus, now: GPUNodeStatus) -> bool:
-    """True if a decision may depend on it: GPUs, processes, health, memory beyond noise."""
+    """True if a decision may depend on the difference: GPUs, processes, health, or memory beyond
+    noise.
+    """
     if len(before.gpus) != len(now.gpus):
         return True
     if [(one.status, one.reason) for one in before.conditions] != [

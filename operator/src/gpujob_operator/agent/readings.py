@@ -1,7 +1,7 @@
-"""One reading of all GPUs of a node: what NVML says now, as `GPU` values.
+"""One reading of all GPUs of a node, from NVML, as `GPU` values.
 
-Health is judged here: a lost GPU, uncorrectable memory errors of this boot, failed row remapping
-and critical XIDs make a GPU unhealthy. An unhealthy GPU keeps its UUID and says why.
+A lost GPU, uncorrectable memory errors since boot, failed row remapping and critical XIDs make a
+GPU unhealthy. An unhealthy GPU keeps its UUID and has a message.
 """
 
 import math
@@ -17,7 +17,7 @@ from gpujob_operator.logs import Log
 
 log = Log(__name__)
 
-# Finds the UID of the pod that a process belongs to, or None for a stranger.
+# Returns the UID of the process's pod, or None for an unmanaged process.
 Owner = Callable[[int], str | None]
 
 
@@ -49,9 +49,9 @@ class GPUReader:
         return text(optional(self._nvml, self._nvml.nvmlSystemGetDriverVersion, ""))
 
     def read(self) -> tuple[GPU, ...]:
-        """All GPUs now. Raises the module's NVMLError when NVML itself does not work."""
+        """Reads all GPUs. Raises the module's NVMLError if NVML itself fails."""
         count = self._nvml.nvmlDeviceGetCount()
-        # What is not there any more was taken out, if only an earlier agent saw it.
+        # A GPU that only an earlier agent saw has been removed from the node.
         self._recalled = {i: gpu for i, gpu in self._recalled.items() if i < count}
         results = [
             self._read_guarded(index)
@@ -65,13 +65,13 @@ class GPUReader:
         return self._with_links([gpu for gpu in gpus if gpu is not None])
 
     def _with_links(self, gpus: list[GPU]) -> tuple[GPU, ...]:
-        """Lost GPUs keep the group that they had."""
+        """Adds link groups. Lost GPUs keep their last group."""
         well = [(gpu.index, gpu.uuid) for gpu in gpus if gpu.healthy]
         try:
             groups = self._links.of(well)
         except self._nvml.NVMLError as error:
             # A GPU was lost since it was read; the next reading says so.
-            log.warning("links not readable", error=str(error))
+            log.warning("links unreadable", error=str(error))
             groups = {}
         gpus = [
             replace(gpu, link_group=groups.get(gpu.index, self._group_known(gpu.index)))
@@ -90,19 +90,19 @@ class GPUReader:
         except self._nvml.NVMLError as error:
             return error
         except (FieldError, ValueError, OverflowError) as error:
-            log.warning("absurd reading ignored", index=index, problem=str(error))
+            log.warning("implausible reading ignored", index=index, problem=str(error))
             return error
         self._known[index] = gpu
         return gpu
 
     def _lost(self, index: int, error: Exception, read: Set[str]) -> GPU | None:
-        """What was known of a GPU that does not answer; unhealthy, with nothing running on it.
+        """The last known state of a GPU that does not answer: unhealthy, without processes.
 
-        Unless it is among those that were read: GPUs may be counted anew.
+        A GPU that was read is left out, because indices may change.
         """
         known = self._known.get(index) or self._recalled.get(index)
         if known is None or known.uuid in read:
-            log.warning("GPU not readable", index=index, error=str(error))
+            log.warning("GPU unreadable", index=index, error=str(error))
             return None
         word = "lost" if is_lost(self._nvml, error) else UNREADABLE
         return GPU(
@@ -144,7 +144,7 @@ class GPUReader:
         )
 
     def _memory(self, handle: object) -> _Memory:
-        """Version 2 tells what the driver keeps for itself; version 1 counts it as used."""
+        """Version 2 reports the driver's reservation separately; version 1 counts it as used."""
         nvml = self._nvml
         version = getattr(nvml, "nvmlMemory_v2", None)
         info = None
@@ -159,7 +159,7 @@ class GPUReader:
         used = self._memory_by_process(handle)
         unknown = [pid for pid, amount in used.items() if amount is None]
         known_bytes = sum(amount for amount in used.values() if amount is not None)
-        # Where the driver does not tell processes apart, they share what is left, unknown to us.
+        # If the driver does not report memory by process, the processes share what remains.
         left = max(0, memory.used - memory.reserved - known_bytes) // max(1, len(unknown))
         busy = self._utilization_by_process(handle, uuid)
         processes = [
@@ -186,12 +186,12 @@ class GPUReader:
         return used
 
     def _utilization_by_process(self, handle: object, uuid: str) -> Mapping[int, float] | None:
-        """Mean SM utilization since the last reading by process; None where it is not told."""
+        """Mean SM utilization of each process since the last reading; None if unsupported."""
         nvml = self._nvml
         since = self._utilization_since.get(uuid, 0)
         samples = optional(nvml, lambda: nvml.nvmlDeviceGetProcessUtilization(handle, since))
         if samples is None:
-            # NVML also answers "not found" when no process did anything since then.
+            # NVML also answers "not found" if no process has used the GPU since then.
             return {} if uuid in self._utilization_since else None
         newest = max((int(sample.timeStamp) for sample in samples), default=since)
         self._utilization_since[uuid] = newest
@@ -214,6 +214,6 @@ def _finite(value: object) -> float | None:
 
 
 def _scaled(milli: object) -> float | None:
-    """NVML counts power in milliwatts and energy in millijoules."""
+    """NVML reports power in milliwatts and energy in millijoules."""
     number = _finite(milli)
     return None if number is None else number / 1000

@@ -1,7 +1,7 @@
-"""`plan(snapshot, now)`: the whole decision of one cycle, a pure function.
+"""`plan(snapshot, now)`: all decisions of one cycle, as a pure function.
 
-Total and deterministic: the same snapshot and time always give the same plan, whatever the order
-of the snapshot's tuples; applying a plan and planning again gives an empty plan.
+It is total and deterministic: the same snapshot and time always give the same plan, whatever the
+order of the snapshot's tuples. Applying a plan and planning again gives an empty plan.
 """
 
 from collections import Counter
@@ -43,9 +43,9 @@ from gpujob_operator.decide.queue.quota import QueueUse, QuotaState
 
 
 def plan(snapshot: Snapshot, now: datetime, cache: SchedulerCache | None = None) -> Plan:
-    """Decides what to write. `now` is timezone-aware; nothing else tells the time.
+    """Decides what to write. `now` must be timezone-aware; it is the only source of time.
 
-    The `cache` of earlier cycles makes it fast and changes nothing in the plan.
+    The `cache` of earlier cycles saves time and never changes the plan.
     """
     cache = cache if cache is not None else SchedulerCache()
     cache.update(snapshot, now)
@@ -69,7 +69,7 @@ def plan(snapshot: Snapshot, now: datetime, cache: SchedulerCache | None = None)
 
 
 class Planner:
-    """`plan` with a cache of its own, which a cycle that fails does not spoil."""
+    """`plan` with its own cache, which a cycle that raises does not corrupt."""
 
     def __init__(self) -> None:
         self._cache = SchedulerCache()
@@ -82,7 +82,7 @@ class Planner:
 
 
 def _admit(steps: dict[str, NextStep], queues: QuotaState, cycle: "_Cycle") -> None:
-    """Gives the waiting jobs and those that make room for them their steps."""
+    """Decides the steps of the pending jobs and of the jobs that are preempted for them."""
     cache = cycle.cache
     admission = Admission(
         board=cache.assumed(),
@@ -105,7 +105,7 @@ def _admit(steps: dict[str, NextStep], queues: QuotaState, cycle: "_Cycle") -> N
 
 
 def _separate(steps: dict[str, NextStep], board: AssumedCapacity, cycle: "_Cycle") -> None:
-    """Moves a job away from a neighbour that it slows too much, or that slows it."""
+    """Migrates a job that slows a co-tenant too much, or is slowed by one."""
     cache, view = cycle.cache, cycle.view(steps)
     slowed = [view.running[uid] for uid in sorted(cache.holders.slowed) if uid in view.running]
     move = find_move(slowed, view, board, cycle.configuration, cycle.now)
@@ -121,16 +121,16 @@ def _separate(steps: dict[str, NextStep], board: AssumedCapacity, cycle: "_Cycle
 
 @dataclass(slots=True)
 class _Cycle:
-    """One cycle: what is known, and what the steps of this one were decided from."""
+    """One cycle: its inputs, and the inputs of each step."""
 
     snapshot: Snapshot
     now: datetime
     cache: SchedulerCache
-    # Jobs whose figures moved and are to be written later.
+    # Jobs whose figures changed and are written later.
     held_back: set[str] = field(default_factory=set[str])
-    # Profiles that are saved in this cycle: one job of a workload speaks at a time.
+    # Profiles that this cycle saves: one job of a workload saves in a cycle.
     saved: set[ProfileKey] = field(default_factory=set[ProfileKey])
-    # Jobs that would have had something to say, too.
+    # Other jobs of these workloads with something to save.
     unheard: set[str] = field(default_factory=set[str])
     _inputs: dict[str, JobInputs] = field(default_factory=dict[str, JobInputs])
 
@@ -143,7 +143,7 @@ class _Cycle:
         return self.cache.capacity
 
     def steps(self) -> dict[str, NextStep]:
-        """The next step in their own life of jobs of which anything changed, by UID."""
+        """The next step, by UID, of jobs for which anything changed."""
         cache = self.cache
         found: dict[str, NextStep] = {}
         for uid in sorted(cache.to_step):
@@ -163,12 +163,12 @@ class _Cycle:
         return found
 
     def step(self, uid: str, steps: Mapping[str, NextStep]) -> NextStep:
-        """The job's step: this cycle's, or the last one that still holds."""
+        """The job's step: this cycle's, or the last one if it still holds."""
         known = self.cache.known[uid]
         return steps.get(uid) or known.step or NextStep(known.job.status)
 
     def _next_step(self, uid: str, known: JobEntry) -> NextStep | None:
-        """The step of a job that has pods or holds GPUs; None while the last one holds."""
+        """The step of a job that has pods or a reservation; None while the last one holds."""
         inputs = self.cache.inputs(uid)
         if still_holds(known, inputs, self.now):
             known.inputs = inputs
@@ -184,13 +184,13 @@ class _Cycle:
         return replace(inputs, sites=sites_of(status.placement, self.capacity))
 
     def matters(self, uid: str, step: NextStep) -> bool:
-        """Whether anything could have to be written for the job."""
+        """True if the job may need a write."""
         job = self.cache.known[uid].job
         waits = job.status.phase is JobPhase.PENDING and step.status is job.status
         return not waits or bool(step.deletes)
 
     def remember(self, uid: str, step: NextStep, written: list[PlanItem]) -> None:
-        """Lets a job rest whose step led to nothing, as long as nothing else can follow."""
+        """Settles a job whose step wrote nothing, until its inputs change or its deadline comes."""
         cache, known, inputs = self.cache, self.cache.known[uid], self._inputs.get(uid)
         heard = not written and uid not in self.unheard
         if heard and inputs is not None and is_steady(known.job, inputs.sites):
@@ -219,7 +219,7 @@ class _Cycle:
         )
 
     def _running(self, steps: Mapping[str, NextStep]) -> dict[str, GPUJob]:
-        """Jobs that hold GPUs, as they are after their step."""
+        """Jobs with a reservation, as they are after their step."""
         found: dict[str, GPUJob] = {}
         for uid in self.cache.holders.jobs:
             job = self.cache.known[uid].job
@@ -232,7 +232,7 @@ class _Cycle:
         return found
 
     def next_seconds(self, steps: Mapping[str, NextStep]) -> float | None:
-        """When the first deadline of any job is."""
+        """Seconds until the first deadline of any job."""
         found = [step.next_seconds for step in steps.values() if step.next_seconds is not None]
         first = self.cache.next_at.first
         if first is not None:
@@ -241,14 +241,14 @@ class _Cycle:
 
 
 def _items(known: JobEntry, step: NextStep, cycle: _Cycle) -> list[PlanItem]:
-    """The job's writes in order: its status, then its pods, then what was learned."""
+    """The job's writes in order: its status, its pods, its profile."""
     job = known.job
     if job.metadata.deletion_timestamp is not None:
         return list(step.deletes)
     if step.status is job.status and job.status.phase is JobPhase.PENDING:
         return list(step.deletes)
     if job.finished and job.status.observed_generation == job.metadata.generation:
-        # Nothing about it can change any more: thousands of finished jobs cost next to nothing.
+        # Nothing can change any more: thousands of finished jobs cost next to nothing.
         return list(step.deletes)
     items: list[PlanItem] = []
     inputs = cycle.inputs_after(job.metadata.uid, step.status)
@@ -275,8 +275,9 @@ def _items(known: JobEntry, step: NextStep, cycle: _Cycle) -> list[PlanItem]:
 
 
 def _orphans(snapshot: Snapshot, cache: SchedulerCache) -> list[PlanItem]:
-    """Pods that still name a job that is gone for their owner, should the garbage collector not
-    have seen them (I7). Who deletes a job and keeps its pods takes the reference away."""
+    """Pods whose owner is a job that is gone, in case the garbage collector has missed them (I7). A
+    user who orphans the pods removes the owner reference.
+    """
     invalid = {job.metadata.uid for job in snapshot.invalid_jobs}
     grace = snapshot.configuration.termination_grace_seconds
     orphans = [
@@ -291,7 +292,9 @@ def _orphans(snapshot: Snapshot, cache: SchedulerCache) -> list[PlanItem]:
 def _queue_items(
     snapshot: Snapshot, use: Mapping[str, QueueUse], cache: SchedulerCache
 ) -> list[PlanItem]:
-    """Written when counts of jobs or GPUs changed; reserved memory alone follows with them."""
+    """Queue statuses, written if counts of jobs or GPUs changed; reserved memory is updated along
+    with them.
+    """
     items: list[PlanItem] = []
     waiting = cache.waiting.entries.values() if snapshot.queues else ()
     counts = Counter(entry.job.spec.queue for entry in waiting)

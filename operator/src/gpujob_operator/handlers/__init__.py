@@ -1,1 +1,1 @@
-"""kopf edges: put the event into the cache, mark it dirty, nothing else."""
+"""kopf handlers: put the event into the cache and mark it dirty, nothing else."""

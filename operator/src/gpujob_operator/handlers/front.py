@@ -1,10 +1,11 @@
-"""kopf as the event front end: our four kinds, low-level event handlers, nothing written.
+"""kopf as the event front end: low-level event handlers for the operator's four kinds. Nothing is
+written.
 
-It is given an identity of its own: kopf would look for the process's user, and a container's user
-has no name. It runs in a thread with an event loop of its own, because kopf cancels every task of
-its loop when it ends and takes the process's signals. Events cross to the operator's loop by
-`deliver`.
-No finalizers, no annotations, no peering, no events of kopf's own; no permission on CRDs needed.
+kopf gets an explicit identity, because it would look up the process's user name and a container's
+user has none. It runs in a thread with its own event loop, because kopf cancels every task of its
+loop when it ends, and takes over the process's signals. Events cross to the operator's loop by
+`deliver`. kopf uses no finalizers, annotations, peering or events of its own, and needs no
+permission on CRDs.
 """
 
 import asyncio
@@ -27,24 +28,26 @@ from gpujob_operator.metrics import Metrics
 log = Log(__name__)
 
 FRONT_KINDS = (GPUJOB, GPUNODE, GPUQUEUE, GPUPROFILE)
-# kopf's own term: without a bookmark for this long a stream is dead.
+# kopf's own timeout: a stream without a bookmark for this long is dead.
 INACTIVITY_SECONDS = 70.0
 RESTART_SECONDS = 1.0
 RESTART_SECONDS_MAX = 30.0
 
 IDENTITY = "gpujob-operator"
-# Calm for so long, kopf has recovered.
+# kopf has recovered once it has run without errors for this long.
 STEADY_SECONDS = 60.0
 
 # kind, event type (None in kopf's first listing), object
 Deliver = Callable[[str, str | None, Mapping[str, Any]], None]
-# kind, what is wrong with something that came
+# kind, problem of the object or event
 Refused = Callable[[str, Exception], None]
 _KINDS = {resource.plural: resource.kind for resource in FRONT_KINDS}
 
 
 class NothingStored(kopf.DiffBaseStorage, kopf.ProgressStorage):
-    """kopf keeps nothing on our objects, and compares nothing: our handlers are level-triggered."""
+    """Storage that keeps kopf from writing to objects and from comparing them: the handlers are
+    level-triggered.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +72,7 @@ class NothingStored(kopf.DiffBaseStorage, kopf.ProgressStorage):
 
 
 class FrontEnd:
-    """Starts kopf, starts it again when it ends, and stops it."""
+    """Starts kopf, restarts it when it ends, and stops it."""
 
     def __init__(
         self,
@@ -97,12 +100,14 @@ class FrontEnd:
         self._thread.join(seconds)
 
     def silent_seconds(self) -> Mapping[str, float]:
-        """For how long nothing was heard of each kind, from any thread."""
+        """Seconds since anything was heard of each kind. Safe to call from any thread."""
         now = time.monotonic()
         return {kind: now - heard_at for kind, heard_at in self._heard_at.items()}
 
     def unlisted(self) -> list[str]:
-        """The kinds of which kopf has had no whole list yet: no event of them can have come."""
+        """The kinds that kopf has not fully listed yet. No event of such a kind can
+        have arrived.
+        """
         return sorted(set(_KINDS.values()) - self._listed)
 
     def _heard(self, plural: str, whole_list: bool) -> None:
@@ -113,7 +118,7 @@ class FrontEnd:
                 self._listed.add(kind)
 
     def restart(self) -> None:
-        """For a watch that went silent: kopf starts again from a fresh list."""
+        """Restarts kopf with a fresh list, after a watch went silent."""
         self._metrics.watch_restarts.labels("kopf", "silent").inc()
         self._stop_kopf()
 
@@ -125,7 +130,7 @@ class FrontEnd:
                 asyncio.run(self._operate())
             except (Exception, asyncio.CancelledError) as error:
                 say = log.error if failures else log.warning
-                say("part broke", part="kopf", problem=f"{type(error).__name__}: {error}"[:300])
+                say("part failed", part="kopf", problem=f"{type(error).__name__}: {error}"[:300])
             if self._stop.is_set():
                 return
             failures = 0 if time.monotonic() - started > STEADY_SECONDS else failures + 1
@@ -138,7 +143,7 @@ class FrontEnd:
         loop, flag = asyncio.get_running_loop(), asyncio.Event()
 
         def stop_kopf() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended already
+            with contextlib.suppress(RuntimeError):  # The loop has already ended.
                 loop.call_soon_threadsafe(flag.set)
 
         self._stop_kopf = stop_kopf
@@ -147,7 +152,7 @@ class FrontEnd:
         await kopf.operator(
             registry=self.registry(),
             settings=kopf_settings(),
-            # The type is private to kopf, the argument is not.
+            # kopf exports the argument but not its type.
             identity=cast("Any", IDENTITY),
             standalone=True,
             clusterwide=True,
@@ -155,7 +160,7 @@ class FrontEnd:
         )
 
     def registry(self) -> kopf.OperatorRegistry:
-        """The handlers: put the event into the cache, nothing else."""
+        """The handlers. Each one only puts its event into the cache."""
         registry = kopf.OperatorRegistry()
         kopf.on.login(registry=registry, retries=3, backoff=1.0)(self._login)
         for resource in FRONT_KINDS:
@@ -174,7 +179,9 @@ class FrontEnd:
         return event_came
 
     async def _login(self, **_: Any) -> kopf.AiohttpSession:
-        """The operator's own connection; asked again whenever the API server answers 401."""
+        """The operator's own connection. kopf asks for it again whenever the API server answers
+        401.
+        """
         connection = await self._connection()
 
         def refused(plural: str, error: Exception) -> None:

@@ -1,12 +1,13 @@
-"""Full lists: of everything when this process takes the lead, of our own kinds now and then.
+"""Full lists: of every kind when this process becomes the leader, and periodically of the
+operator's own kinds.
 
-The leader before us wrote until a moment ago, and our streams may not have told yet, each to
-another extent. A pod without its job's newest status would look like a stray, a job without its
-pods like a lost one. So jobs are listed first and pods last, after the Lease is ours.
+The previous leader wrote until a moment ago, and the watches may lag behind by different amounts. A
+pod without its job's newest status would look like a leftover, and a job without its pods would
+look lost. Therefore jobs are listed first and pods last, after the Lease is acquired.
 
-kopf follows events but does not tell when an object vanished while a stream was broken, nor that a
-stream has died. A full list finds both: what is missing goes, and news that kopf should have
-brought long ago means that kopf has to start again.
+kopf does not report an object that vanished while a watch was interrupted, nor a watch that has
+died. A full list finds both: missing objects are removed from the cache, and a change that kopf
+should have reported long ago makes kopf restart.
 """
 
 from collections.abc import Callable
@@ -59,7 +60,7 @@ class Relist:
         self._grace_seconds = grace_seconds
 
     async def run(self) -> None:
-        """The safety net; runs until cancelled."""
+        """Lists periodically until cancelled."""
         while True:
             await self._retry.sleep(self._period_seconds)
             try:
@@ -69,9 +70,10 @@ class Relist:
                 log.warning("list failed", error=str(error))
 
     async def refresh(self) -> None:
-        """Brings the whole cache up to now, jobs first and pods last. Repeats until it succeeds.
+        """Brings the whole cache up to date, jobs first and pods last. Repeats until it succeeds.
 
-        A kind whose list failed is listed again after a growing pause; those before it are not.
+        A kind whose list failed is listed again after a growing pause. Kinds before it are not
+        listed again.
         """
         for kind, resource in OUR_KINDS.items():
             await self._refresh(kind, resource, "")
@@ -92,7 +94,7 @@ class Relist:
                 return
 
     async def _check(self, kind: Kind, resource: ResourceType) -> None:
-        """News in the list that still is news after the grace period never came as an event."""
+        """Finds changes in a list that no event has brought by the end of the grace period."""
         listing = await self._kube.list(resource)
         if self._cache.lacks(kind, listing.items, listing.resource_version):
             await self._retry.sleep(self._grace_seconds)

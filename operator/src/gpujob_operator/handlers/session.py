@@ -1,8 +1,9 @@
-"""kopf's HTTP session: tells when the API server was heard, and keeps from kopf what would stop it.
+"""kopf's HTTP session. It records when the API server was last heard, and filters input that would
+stop kopf.
 
-kopf says nothing of bookmarks, which are the only sign of life of a watch in a quiet cluster, and
-ends for good over an object without a UID or one nested too deeply for Python. kopf takes a session
-from its user for such purposes (`kopf.AiohttpSession`).
+kopf does not report bookmarks, which are a watch's only sign of life in a quiet cluster. kopf also
+ends for good on an object without a UID or one nested too deeply for Python. kopf accepts a custom
+session for such purposes (`kopf.AiohttpSession`).
 """
 
 import json
@@ -17,9 +18,9 @@ from gpujob_operator.act.streams import lines, parsed, read_event
 from gpujob_operator.observe.unreadable import BadLine
 from gpujob_operator.read.shapes import identity
 
-# The plural of a kind, and whether a whole list came.
+# The plural of a kind, and whether a whole list arrived.
 Heard = Callable[[str, bool], None]
-# The plural of a kind, and what is wrong with what came.
+# The plural of a kind, and the problem of an object or event.
 Refused = Callable[[str, Exception], None]
 
 
@@ -52,7 +53,7 @@ class _Response(aiohttp.ClientResponse):
         await super().start(connection)
         if self.status == 200:
             self.tell(self.plural, False)
-        # kopf reads watches from here, whole answers by `json`.
+        # kopf reads watches through this attribute, and whole answers through `json`.
         self.content = cast("aiohttp.StreamReader", _Events(self.content, self))
         return self
 
@@ -75,7 +76,9 @@ class _Response(aiohttp.ClientResponse):
 
 
 class _Events:
-    """The body of a watch, less the lines that are none. Everything else is the body's own."""
+    """The body of a watch without lines that are no events. All other attributes are those of the
+    body.
+    """
 
     def __init__(self, content: aiohttp.StreamReader, response: _Response) -> None:
         self._content = content
@@ -91,7 +94,7 @@ class _Events:
                 yield passed + b"\n"
 
     def _passed(self, line: bytes) -> bytes:
-        """The line as kopf can read it; empty where it is no event."""
+        """The line in a form that kopf can read; empty if the line is no event."""
         event = read_event(line)
         if event["type"] in ("BOOKMARK", "ERROR"):
             return line

@@ -1,7 +1,7 @@
-"""Plain watches of Pods and Nodes into the cache: list, then follow, for ever.
+"""List-and-watch of Pods and Nodes into the cache, without end.
 
-A stream that ends is continued from its last resourceVersion; when that is too old (410), or the
-stream was silent for longer than bookmarks allow, everything is listed again.
+A stream that ends is continued from its last resourceVersion. If that version is too old (410), or
+the stream was silent for longer than the bookmark interval allows, everything is listed again.
 """
 
 import asyncio
@@ -42,8 +42,9 @@ _CHANGES = frozenset({"ADDED", "MODIFIED", "DELETED"})
 
 
 class Watch:
-    """One list-and-watch. `alive_at` is the monotonic time of the last sign of life, `listed` tells
-    whether there was a whole list yet."""
+    """One list-and-watch. `alive_at` is the monotonic time of the last sign of life. `listed` is
+    true once a whole list has arrived.
+    """
 
     def __init__(
         self,
@@ -79,17 +80,17 @@ class Watch:
             except Gone:
                 version, reason = "", "gone"
             except TooLarge as error:
-                # Lists come in pages as small as they must be.
+                # `list` reads pages as small as necessary.
                 self._failures += 1
                 version, reason = "", "too_large"
-                log.warning("watch broken", kind=self._watched.kind.value, error=str(error))
+                log.warning("watch interrupted", kind=self._watched.kind.value, error=str(error))
             except ApiError as error:
                 self._failures += 1
                 trouble = error
-                # After repeated trouble a continuation is not worth the doubt.
+                # After repeated errors a fresh list is safer than continuing.
                 version = version if self._failures < 3 else ""
                 reason = "error"
-                log.warning("watch broken", kind=self._watched.kind.value, error=str(error))
+                log.warning("watch interrupted", kind=self._watched.kind.value, error=str(error))
             self._metrics.watch_restarts.labels(self._watched.kind.value, reason).inc()
             await self._pause(trouble)
 
@@ -118,8 +119,9 @@ class Watch:
         return version
 
     async def _pause(self, trouble: ApiError | None) -> None:
-        """Short after a normal end, longer after trouble and as long as the API server asks, never
-        in step with other clients."""
+        """Waits for a short time after a normal end, longer after an error, and as long as the API
+        server asks. Jitter keeps clients out of step.
+        """
         ceiling = min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS * 2 ** min(self._failures, 16))
         jittered = random.uniform(ceiling / 2, ceiling)  # noqa: S311 - jitter
         await self._sleep(jittered + asked_seconds(trouble))

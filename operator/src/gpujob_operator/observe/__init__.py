@@ -1,1 +1,1 @@
-"""Reading: watch caches, worker reports and agent readings become one immutable snapshot."""
+"""Observation: watches, worker reports and agent readings become one immutable snapshot."""

@@ -1,7 +1,8 @@
-"""One in-memory picture of the cluster: everything `plan` may ask about, as parsed views.
+"""The observed cache: everything that `plan` may read, as parsed views.
 
-Watches and our own writes put objects in; the scheduling loop takes an immutable snapshot out.
-Only what changed is parsed again: a snapshot of 10,000 unchanged objects is a tuple that exists.
+Watches and the operator's own writes put objects in, and the scheduling loop takes an immutable
+snapshot out. Only changed objects are parsed again; a snapshot of 10,000 unchanged objects reuses
+the existing tuple.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -49,12 +50,12 @@ class Kind(Enum):
     NODE = "Node"
 
 
-# A change of these is a measurement or bookkeeping, not something a user waits for.
+# A change of these kinds is a reading or bookkeeping, for which no user waits.
 _SOFT = frozenset({Kind.GPU_NODE, Kind.PROFILE})
 
 
 PRUNE_SECONDS = 10.0
-# For so long deleted pods are remembered: an agent has read its GPUs again by then.
+# How long deleted pods are remembered. By then an agent has read its GPUs again.
 GONE_SECONDS = 60.0
 GONE_MAX = 4096
 
@@ -66,10 +67,10 @@ class _NodeUse:
 
 
 class Cache:
-    """Not for several threads: all calls come from the operator's event loop.
+    """The observed cache. Not thread-safe: all calls come from the operator's event loop.
 
-    Objects are taken as they come, whatever they hold: one that cannot be read is ignored and noted
-    (`unreadable`), and a pod among them still takes its node's room.
+    Objects may have any content. An object that cannot be read is ignored and recorded
+    (`unreadable`); an unreadable pod still counts on its node.
     """
 
     def __init__(self, dirty: Dirty, metrics: Metrics, clock: Callable[[], datetime]) -> None:
@@ -118,14 +119,14 @@ class Cache:
 
     @property
     def ready(self) -> bool:
-        """True once every kind was listed in full: before that nothing may be decided."""
+        """True once every kind was listed in full. Before that, nothing may be decided."""
         return len(self.synced) == len(Kind)
 
     def version(self, kind: Kind, uid: str) -> int:
         return self._stores[kind].version(uid)
 
     def apply(self, kind: Kind, event_type: str | None, manifest: object) -> bool:
-        """Takes in a watch event, or the answer to a write (`event_type` None). Raises nothing."""
+        """Applies a watch event, or the answer to a write (`event_type` None). Never raises."""
         store = self._stores[kind]
         try:
             found = identity(manifest)
@@ -144,12 +145,12 @@ class Cache:
         return lambda name, error: self.unreadable.note(kind.value, name, error)
 
     def forget(self, kind: Kind, uid: str) -> None:
-        """A write found that the object is gone."""
+        """Removes an object that a write found to be gone."""
         if self._stores[kind].remove(uid):
             self._dirty.mark()
 
     def resync(self, kind: Kind, manifests: Iterable[object], resource_version: str) -> bool:
-        """Takes in a full list of a kind; True if it held news. Raises nothing."""
+        """Applies a full list of a kind. Returns True if it changed anything. Never raises."""
         changed = self._stores[kind].resync(manifests, resource_version)
         first = kind not in self.synced
         self.synced.add(kind)
@@ -158,7 +159,7 @@ class Cache:
         return changed
 
     def lacks(self, kind: Kind, manifests: Iterable[object], resource_version: str) -> bool:
-        """True if the list knows what no event has told."""
+        """True if the list has a change that no event has brought."""
         return self._stores[kind].lacks(manifests, resource_version)
 
     def pod(self, uid: str) -> PodView | None:
@@ -166,7 +167,7 @@ class Cache:
         return None if pod is None else pod.view
 
     def job_of(self, pod: PodView) -> GPUJob | None:
-        """The job for which the pod speaks, or None."""
+        """The job whose worker the pod is, or None."""
         namespace, name = job_name_of(pod) or ("", "")
         job = self.jobs.by_name(name, namespace)
         return job if isinstance(job, GPUJob) and speaks_for(pod, job) else None
@@ -178,7 +179,7 @@ class Cache:
     def snapshot(
         self, reports: tuple[ReceivedReport, ...], configuration: Configuration
     ) -> Snapshot:
-        """The picture as it is now. Raises nothing; call only when `ready`."""
+        """The current snapshot. Never raises; call it only when `ready`."""
         jobs = self.jobs.views
         good = tuple(job for job in jobs if isinstance(job, GPUJob))
         self._prune(good)
@@ -198,14 +199,14 @@ class Cache:
         )
 
     def _matters(self, uid: str) -> bool:
-        """A pod is news if it is ours or takes room on a managed node."""
+        """True if the pod is a worker or counts on a managed node."""
         pod = self.pods.get(uid)
         if pod is None or pod.view is not None:
             return True
         return pod.node is not None and self.nodes.by_name(pod.node) is not None
 
     def _prune(self, jobs: tuple[GPUJob, ...]) -> None:
-        """Forgets use of attempts that are gone; now and then, for it looks at everything."""
+        """Forgets the use of attempts that are gone. It scans everything, so it runs rarely."""
         now = self._clock()
         if self._pruned_at is not None and (now - self._pruned_at).total_seconds() < PRUNE_SECONDS:
             return
@@ -235,7 +236,7 @@ class Cache:
         return replace(node, status=replace(node.status, observed_at=arrived))
 
     def _worker(self, uid: str) -> PodView | None:
-        """The worker pod with this UID: what other pods use is not its job's."""
+        """The worker pod with this UID. Use by other pods is not attributed to the job."""
         pod = self.pod(uid)
         job = self.job_of(pod) if pod is not None else None
         if pod is None or job is None:
@@ -260,7 +261,7 @@ class Cache:
             self._gone[view.uid] = GonePod(view.uid, self._clock(), view.gpus)
 
     def _gone_pods(self) -> tuple[GonePod, ...]:
-        """Pods that went since the agents' last readings, or a little earlier."""
+        """Pods that ended since the agents' last readings, or shortly before."""
         since = self._clock() - timedelta(seconds=GONE_SECONDS)
         self._gone = {uid: pod for uid, pod in self._gone.items() if pod.gone_at >= since}
         return tuple(self._gone.values())[-GONE_MAX:]

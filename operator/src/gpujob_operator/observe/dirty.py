@@ -1,10 +1,10 @@
-"""The one bell that wakes the scheduling loop: urgent at once, the rest when convenient."""
+"""The signal that wakes the scheduling loop: at once for urgent changes, later for others."""
 
 import asyncio
 
 
 class Dirty:
-    """Counts what changed since the last look. For one event loop; not for several threads."""
+    """Counts changes since the last look. For one event loop; not thread-safe."""
 
     def __init__(self) -> None:
         self.urgent = asyncio.Event()
@@ -12,24 +12,26 @@ class Dirty:
         self.count = 0
 
     def mark(self, *, urgent: bool = True) -> None:
-        """Urgent is what a user waits for: a job, a pod, a node. Measurements can wait a little."""
+        """Marks a change. A job, pod or node is urgent, because a user waits for it; a reading is
+        not.
+        """
         self.count += 1
         self.any.set()
         if urgent:
             self.urgent.set()
 
     def take(self) -> int:
-        """How many marks there were; everything is clean afterwards."""
+        """Returns the number of marks and resets it."""
         count, self.count = self.count, 0
         self.any.clear()
         self.urgent.clear()
         return count
 
     async def wait(self, seconds_max: float, settle_seconds: float, soft_seconds: float) -> None:
-        """Until something changed and settled, or until `seconds_max` have passed.
+        """Waits until something changed and settled, or until `seconds_max` have passed.
 
         Urgent changes settle for `settle_seconds`, others for `soft_seconds` unless an urgent one
-        comes meanwhile: a burst of events costs one cycle.
+        comes meanwhile. A burst of events therefore costs one cycle.
         """
         await _wait(self.any, seconds_max)
         if self.any.is_set() and not self.urgent.is_set():

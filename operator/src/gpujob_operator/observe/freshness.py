@@ -1,14 +1,15 @@
-"""How old a reading is, on our own clock: agents' clocks need not agree with it.
+"""The age of a reading on the operator's clock, which need not agree with the agents' clocks.
 
-A reading's time on the agent's clock, plus the least delay with which one of the node's last
-readings came in, is when it was taken. The least delay is the difference of the clocks and the way
-here; what took longer (a watch that was cut off) does not look newer than it is.
+The time of a reading is its time on the agent's clock plus the smallest delay among the node's
+recent readings. The smallest delay is the difference between the clocks plus the transport time. A
+reading that was delayed (by an interrupted watch) therefore does not look newer than it is.
 """
 
 from collections import deque
 from datetime import datetime, timedelta
 
-# Delays remembered of each node: a clock that was set is believed again after so many readings.
+# Delays remembered for each node. After a change of the agent's clock, this many readings restore
+# the estimate.
 DELAYS_MAX = 16
 
 
@@ -20,15 +21,16 @@ class _Node:
 
 
 class Freshness:
-    """The time of the newest reading of each node."""
+    """The time of the newest reading of each node, on the operator's clock."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, _Node] = {}
 
     def arrived(self, node: str, observed_at: datetime | None, now: datetime) -> datetime | None:
-        """When the reading with this agent time was taken, on our clock; never in the future.
+        """When the reading with this agent time was taken, on the operator's clock; never in the
+        future.
 
-        Of the first one nobody knows how long it was under way: the agent's clock is believed.
+        The transport time of the first reading is unknown, so the agent's clock is used.
         """
         if observed_at is None:
             return None

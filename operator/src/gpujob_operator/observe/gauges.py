@@ -1,4 +1,4 @@
-"""What the snapshot says, as gauges: jobs by phase, memory reserved and measured by GPU."""
+"""Gauges of the snapshot: jobs by phase, memory reserved and used by GPU."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -9,7 +9,7 @@ from gpujob_api.gpunode import GPUNode
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.metrics import Metrics
 
-# Thousands of GPUs are not worth setting anew in every cycle; scrapes are slower anyway.
+# Setting thousands of gauges in every cycle is wasteful, because scrapes are less frequent.
 PERIOD_SECONDS = 10.0
 
 
@@ -20,8 +20,9 @@ class Gauges:
         self._updated_at = float("-inf")
 
     def update(self, snapshot: Snapshot, now: datetime) -> None:
-        """Jobs at once, GPUs at most every ten seconds. GPUs that are gone leave no series, and a
-        GPUNode whose node is gone has none."""
+        """Updates jobs at once and GPUs at most every ten seconds. Series of GPUs that are gone are
+        removed; a GPUNode without a node has none.
+        """
         phases = Counter(job.status.phase for job in snapshot.jobs)
         for phase in JobPhase:
             self._metrics.jobs.labels(phase.value).set(phases[phase])

@@ -1,11 +1,11 @@
 """/healthz, /readyz and /metrics of the operator.
 
-Alive means: the loop completed a cycle lately, the watches of every kind showed a sign of life, and
-no part has been failing for long. A watch that dies silently is a known failure of every client;
-the kubelet then starts the process again.
+The operator is alive if the loop completed a cycle recently, the watches of every kind showed a
+sign of life, and no part has been failing for long. Watches can die silently in any client; the
+kubelet then restarts the process.
 
-Ready has two meanings. `/readyz` is the leader with a complete picture: one replica of several.
-`/readyz/events` is any replica that hears of every kind: what a rollout waits for.
+Ready has two meanings. `/readyz` is the leader with a complete cache: one of several replicas.
+`/readyz/events` is any replica that receives events of every kind: a rollout waits for that.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,9 +14,9 @@ from aiohttp import web
 
 from gpujob_operator.metrics import CONTENT_TYPE, Metrics
 
-# An age in seconds, and above which it is a failure.
+# An age in seconds, and the limit above which it is a failure.
 Ages = Callable[[], Mapping[str, tuple[float, float]]]
-# What is still waited for, in words; empty when ready.
+# What readiness still waits for, in words; empty when ready.
 Missing = Callable[[], list[str]]
 
 

@@ -1,12 +1,13 @@
-"""Worker reports: an HTTP endpoint where a worker can speak only for itself.
+"""Worker reports: an HTTP endpoint where a worker can report only for itself.
 
-The bearer token names the pod (TokenReview); the pod names the job, the attempt and the rank.
-The newest report of each worker goes into the next snapshot.
+The bearer token names the pod; the pod names the job, the attempt and the rank. What the token
+claims must be a worker that we know before the API server is asked whether the claim is true
+(TokenReview). The newest report of each worker goes into the next snapshot.
 """
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
@@ -19,45 +20,39 @@ from gpujob_operator.decide.model.snapshot import PodView, ReceivedReport
 from gpujob_operator.logs import Log
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.dirty import Dirty
+from gpujob_operator.observe.pod_tokens import PodIdentity, claimed_identity
 
 log = Log(__name__)
 
 REPORT_PATH = "/report"
 BODY_BYTES_MAX = 64 * 1024
+BODY_SECONDS_MAX = 5.0
 REPORTS_PER_SECOND_MAX = 10.0
 REPORTS_BURST_MAX = 20.0
 REPORTS_KEPT_MAX = 20_000
 RETRY_AFTER_SECONDS = 1
 
 
-@dataclass(frozen=True, slots=True)
-class PodIdentity:
-    """Whom a token speaks for, as the API server says."""
-
-    namespace: str
-    pod_name: str
-    pod_uid: str
-
-
 class TokenCheckFailed(Exception):  # noqa: N818 - it is an answer, not a fault of the program
-    """The API server could not be asked; the worker may try again."""
+    """The API server could not be asked, or must not be asked now; the worker may try again."""
 
 
 class TokenChecker(Protocol):
-    async def check(self, token: str) -> PodIdentity | None:
-        """Whom the token speaks for, or None if it is not valid for us."""
+    async def check(self, token: str, source: str) -> PodIdentity | None:
+        """The pod that the token was issued for, or None if the token is not valid for us.
+        `source` is the address that sent the token. Raises `TokenCheckFailed`."""
         ...
 
 
 class Workers(Protocol):
-    """The part of the cache that answers who a worker is."""
+    """The part of the cache that identifies workers."""
 
     def pod(self, uid: str) -> PodView | None: ...
 
     def job(self, uid: str) -> GPUJob | None: ...
 
     def job_of(self, pod: PodView) -> GPUJob | None:
-        """The job for which the pod speaks, or None."""
+        """The job whose worker the pod is, or None."""
         ...
 
 
@@ -69,7 +64,7 @@ class _Refused(Exception):  # noqa: N818 - it is an answer, not a fault of the p
 
 
 class _Bucket:
-    """How many reports a pod may still send: refilled with time, up to a burst."""
+    """A token bucket for the reports of one pod: refilled over time, up to a burst."""
 
     __slots__ = ("tokens", "updated")
 
@@ -88,7 +83,7 @@ class _Bucket:
 
 
 class ReportReceiver:
-    """Authenticates, checks, keeps and answers reports. Times come from the given clocks."""
+    """Authenticates, checks, stores and answers reports. Times come from the given clocks."""
 
     def __init__(
         self,
@@ -140,34 +135,40 @@ class ReportReceiver:
 
     async def _receive(self, request: web.Request) -> Reply:
         if not self._is_leader():
-            raise _Refused(503, "not_leader", "this replica does not lead; try again")
-        pod = await self._authenticate(request.headers.get("Authorization", ""))
+            raise _Refused(503, "not_leader", "this replica is not the leader; try again")
+        token = _bearer_token(request.headers.get("Authorization", ""))
+        claimed = claimed_identity(token, self._clock().timestamp())
+        if claimed is None:
+            raise _Refused(401, "bad_token", "the token is not one of a pod for audience gpujob")
+        pod, job = self._worker(claimed)
+        await self._prove(token, claimed, request.remote or "")
         self._limit(pod.uid)
-        job = self._workers.job_of(pod)
-        if job is None:
-            raise _Refused(403, "no_job", f"pod {pod.name} belongs to no GPUJob")
         self._keep(job.metadata.uid, pod, _read_report(await _body(request), pod))
         return self._reply(job, pod)
 
-    async def _authenticate(self, header: str) -> PodView:
-        scheme, _, token = header.partition(" ")
-        if scheme.lower() != "bearer" or not token:
-            raise _Refused(401, "no_token", "Authorization: Bearer <token> is required")
-        try:
-            identity = await self._tokens.check(token.strip())
-        except TokenCheckFailed as error:
-            raise _Refused(
-                503, "check_failed", f"the token could not be checked: {error}"
-            ) from None
-        if identity is None:
-            raise _Refused(401, "bad_token", "the token is not valid for audience gpujob")
-        pod = self._workers.pod(identity.pod_uid)
+    def _worker(self, claimed: PodIdentity) -> tuple[PodView, GPUJob]:
+        """The worker that the token claims to be, and its job, as far as we know them."""
+        pod = self._workers.pod(claimed.pod_uid)
         if pod is None:
             # Our watch may lag behind a pod that has just started.
-            raise _Refused(503, "no_pod", f"pod {identity.pod_name} is not a known worker")
-        if (pod.namespace, pod.name) != (identity.namespace, identity.pod_name):
+            raise _Refused(503, "no_pod", f"pod {claimed.pod_name} is not a known worker")
+        if (pod.namespace, pod.name) != (claimed.namespace, claimed.pod_name):
             raise _Refused(403, "wrong_pod", "the token names another pod")
-        return pod
+        job = self._workers.job_of(pod)
+        if job is None:
+            raise _Refused(403, "no_job", f"pod {pod.name} belongs to no GPUJob")
+        return pod, job
+
+    async def _prove(self, token: str, claimed: PodIdentity, source: str) -> None:
+        try:
+            identity = await self._tokens.check(token, source)
+        except TokenCheckFailed as error:
+            text = f"the token could not be checked: {error}"
+            raise _Refused(503, "check_failed", text) from None
+        if identity is None:
+            raise _Refused(401, "bad_token", "the token is not valid for audience gpujob")
+        if identity != claimed:
+            raise _Refused(403, "wrong_pod", "the token is of another pod than it claims")
 
     def _limit(self, pod_uid: str) -> None:
         now = self._monotonic()
@@ -204,16 +205,29 @@ class ReportReceiver:
 
 
 def _refusal(error: Exception) -> _Refused:
-    """What the worker is told, whatever went wrong: a fault of ours is logged and no end."""
+    """The answer to a failed report. An internal error is logged and does not end the server."""
     if isinstance(error, _Refused):
         return error
-    log.error("report broke", problem=f"{type(error).__name__}: {error}", with_traceback=True)
-    return _Refused(500, "error", "the report cannot be read; the operator's log says why")
+    log.error(
+        "report handling failed", problem=f"{type(error).__name__}: {error}", with_traceback=True
+    )
+    return _Refused(500, "error", "the report cannot be read; see the operator's log")
+
+
+def _bearer_token(header: str) -> str:
+    scheme, _, token = header.partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        raise _Refused(401, "no_token", "Authorization: Bearer <token> is required")
+    return token.strip()
 
 
 async def _body(request: web.Request) -> bytes:
     try:
-        return await request.read()
+        async with asyncio.timeout(BODY_SECONDS_MAX):
+            return await request.read()
+    except TimeoutError:
+        text = f"the report did not arrive within {BODY_SECONDS_MAX:g} s"
+        raise _Refused(408, "too_slow", text) from None
     except web.HTTPRequestEntityTooLarge:
         text = f"the report is larger than {BODY_BYTES_MAX} bytes"
         raise _Refused(413, "too_large", text) from None
@@ -243,7 +257,9 @@ def _order(report: Report) -> tuple[int, int]:
 
 
 def _is_news(before: Report, now: Report) -> bool:
-    """Steps go by all the time; a new phase, checkpoint, setting or failure is worth a cycle."""
+    """True for a new phase, checkpoint, setting or failure, which is worth a cycle. Steps alone are
+    not.
+    """
     return (before.attempt, before.phase, before.checkpoint, before.tuned, before.failure) != (
         now.attempt,
         now.phase,

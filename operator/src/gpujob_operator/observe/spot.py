@@ -1,8 +1,9 @@
-"""Watches spot nodes come and go: how long each pool was there, how often a node was taken away.
+"""Counts spot interruptions: for how long each pool's nodes were observed, and how many nodes were
+reclaimed.
 
-Taken away is a node that gets a reclaim notice, or that vanishes while it was open to new pods.
-Whoever scales a cluster down cordons or taints a node first: that is no interruption. The leading
-process leaves its counts with the Lease (`to_text`), the next one goes on from there (`inherit`).
+A node counts as reclaimed if it gets a reclaim notice, or vanishes while it was open to new pods. A
+scale-down cordons or taints a node first and does not count. The leader saves its counts with the
+Lease (`to_text`), and the next leader continues from them (`inherit`).
 """
 
 import json
@@ -16,20 +17,20 @@ from gpujob_operator.logs import Log
 
 log = Log(__name__)
 
-# Pools beyond this are not counted; a cluster has a handful.
+# Pools beyond this number are not counted; a cluster has a handful.
 POOLS_MAX = 256
-# What autoscalers put on a node that they are about to remove. Karpenter marks reclaimed nodes the
-# same way where it handles the notice itself: those are not counted.
+# Taints that autoscalers put on a node before they remove it. Karpenter marks reclaimed nodes in
+# the same way where it handles the notice itself, so those are not counted.
 _SCALED_DOWN = ("ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted")
 
 
 @dataclass(slots=True)
 class _Watched:
-    """One node that is there."""
+    """One node that exists."""
 
     pool: str
     since: datetime
-    # Whether new pods could come, when it was last seen.
+    # Whether new pods were allowed when the node was last seen.
     open: bool = True
 
 
@@ -37,7 +38,7 @@ class _Watched:
 class _Pool:
     seconds: float = 0.0
     interruptions: int = 0
-    # Nodes that are there, by name.
+    # Nodes that exist, by name.
     nodes: dict[str, _Watched] = field(default_factory=dict[str, _Watched])
 
 
@@ -50,14 +51,14 @@ class SpotHistory:
         self._noticed: set[str] = set()
 
     def changed(self, before: NodeView | None, after: NodeView | None) -> None:
-        """A node came, changed or went."""
+        """Handles a node that was added, changed or deleted."""
         if before is not None and (after is None or after.name != before.name):
             self._gone(before.name)
         if after is not None and after.spot:
             self._seen(after)
 
     def pools(self) -> tuple[SpotPool, ...]:
-        """What was observed until now, in whole node-hours, by name."""
+        """The counts so far, in whole node-hours, by name."""
         now = self._clock()
         return tuple(
             SpotPool(name, int(self._seconds(pool, now) // 3600), pool.interruptions)
@@ -76,14 +77,15 @@ class SpotHistory:
         )
 
     def inherit(self, text: str) -> None:
-        """Goes on from these counts instead of its own, which are of the same time. Nothing, or
-        what nobody can read, leaves its own."""
+        """Continues from these counts instead of its own, which are of the same time. An empty or
+        unreadable text keeps its own.
+        """
         if not text:
             return
         try:
             known = {str(name): _counts(value) for name, value in json.loads(text).items()}
         except (ValueError, AttributeError, OverflowError, RecursionError) as error:
-            log.warning("counts of spot pools not readable", error=str(error))
+            log.warning("counts of spot pools unreadable", error=str(error))
             return
         now = self._clock()
         for pool in self._pools.values():

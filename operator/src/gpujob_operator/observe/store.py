@@ -1,8 +1,8 @@
-"""Objects of one kind by UID, the newest version of each, whatever order the news comes in.
+"""Objects of one kind by UID, always the newest version, whatever the order of arrival.
 
-Watch events, lists and the answers to our own writes all end here. An answer to a write is the
-newest state there is, so what we wrote and have not yet seen back stays in the picture, and an
-event that was under way before the write cannot take it out again.
+Watch events, lists and answers to the operator's own writes all arrive here. An answer to a write
+is the newest known state. Therefore an object that was written but not yet observed stays in the
+store, and an event from before the write cannot remove it.
 """
 
 from collections import OrderedDict
@@ -28,11 +28,12 @@ class _Entry(Generic[ViewT]):
 
 
 class Store(Generic[ViewT]):
-    """`parse` turns a manifest into a view; `same` tells whether two views decide alike.
+    """A store of views. `parse` turns a manifest into a view; `same` tells whether two views lead
+    to the same decisions.
 
-    Nothing that a manifest holds makes a method raise: what `parse` fails on goes to `ignored`,
-    with the object's name, and the last state that made sense stays; or, where there is `opaque`,
-    what that makes of it and of the last state comes instead.
+    No content of a manifest makes a method raise. If `parse` fails, `ignored` is called with the
+    object's name and the last readable state stays; if `opaque` is given, its result from the
+    manifest and the last state is stored instead.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Store(Generic[ViewT]):
         return 0 if entry is None else entry.version
 
     def upsert(self, manifest: object) -> bool:
-        """Takes in a state of an object; True if it changed what decisions see."""
+        """Stores a state of an object. Returns True if decisions could change."""
         found = self._identity(manifest)
         if found is None:
             return False
@@ -109,15 +110,15 @@ class Store(Generic[ViewT]):
     def _view(
         self, found: Identity, manifest: Mapping[str, Any], before: ViewT | None
     ) -> ViewT | None:
-        """What the state says; None if it says nothing that can be read."""
+        """The view of the state; None if the state cannot be read."""
         try:
             return self._parse(manifest)
         except Exception as error:
-            # Whatever a reader stumbles over, others are not affected by one bad edit.
+            # One unreadable object must not affect others.
             self._ignored(found.key, error)
         if self._opaque is not None:
             return self._opaque(manifest, before)
-        # This state was seen: a list that holds it tells nothing new.
+        # This state has been seen, so a list that contains it brings nothing new.
         entry = self._entries.get(found.uid)
         if entry is not None:
             entry.version = max(entry.version, found.version)
@@ -126,8 +127,9 @@ class Store(Generic[ViewT]):
         return None
 
     def remove(self, uid: str, version: int = FOR_EVER) -> bool:
-        """The object is gone as of `version`. Only a newer state brings it back, which happens
-        when a watch selects by label; without a version it is gone for good."""
+        """Removes the object as of `version`. Only a newer state brings it back, which happens if a
+        watch selects by label. Without a version it is removed for good.
+        """
         entry = self._entries.get(uid)
         if entry is not None and entry.version > version:
             return False
@@ -142,7 +144,9 @@ class Store(Generic[ViewT]):
         return True
 
     def resync(self, manifests: Iterable[object], resource_version: str) -> bool:
-        """Takes in a whole list; what it lacks and was not written since then is gone."""
+        """Applies a whole list. An object that is missing from it and was not written since is
+        gone.
+        """
         listed: set[str] = set()
         changed = False
         for manifest in manifests:
@@ -156,7 +160,9 @@ class Store(Generic[ViewT]):
         return changed
 
     def lacks(self, manifests: Iterable[object], resource_version: str) -> bool:
-        """True if a list knows something that no event has told: an object, a state, an end."""
+        """True if the list has a change that no event has brought: an object, a state or a
+        deletion.
+        """
         listed: set[str] = set()
         for manifest in manifests:
             found = _identity_or_none(manifest)
@@ -171,14 +177,14 @@ class Store(Generic[ViewT]):
         )
 
     def _bury(self, uid: str, version: int) -> None:
-        """Nothing of this object up to `version` is news any more."""
+        """Ignores states of this object up to `version` from now on."""
         self._tombstones[uid] = max(version, self._tombstones.get(uid, 0))
         if len(self._tombstones) > TOMBSTONES_MAX:
             self._tombstones.popitem(last=False)
 
 
 def _identity_or_none(manifest: object) -> Identity | None:
-    """None for an object whose UID or name cannot be read: it is no object to us."""
+    """None for an object whose UID or name cannot be read."""
     try:
         return identity(manifest)
     except FieldError:

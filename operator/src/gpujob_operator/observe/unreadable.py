@@ -1,7 +1,7 @@
-"""What could not be read: counted by kind and reason, and named in the log once in a while.
+"""Unreadable objects: counted by kind and reason, and named in the log at a bounded rate.
 
-One object that nobody can read is seen with every event and every list; what is remembered, so that
-it does not flood the log, is bounded.
+An unreadable object returns with every event and every list. The memory that keeps it from flooding
+the log is bounded.
 """
 
 from collections import OrderedDict
@@ -20,11 +20,11 @@ _PROBLEM_CHARACTERS_MAX = 300
 
 
 class BadLine(ValueError):  # noqa: N818 - it is a finding, not a fault of the program
-    """Text in a stream of events that is no event."""
+    """A line in a stream of events that is no event."""
 
 
 class Unreadable:
-    """Counts and names. Raises nothing."""
+    """Counts and logs unreadable objects. Never raises."""
 
     def __init__(self, metrics: Metrics, clock: Callable[[], datetime]) -> None:
         self._metrics = metrics
@@ -32,7 +32,7 @@ class Unreadable:
         self._said: OrderedDict[tuple[str, str], datetime] = OrderedDict()
 
     def note(self, kind: str, name: str, error: Exception) -> None:
-        """`name` is empty for an object that has none to read."""
+        """`name` is empty for an object without a readable name."""
         reason = reason_of(error)
         self._metrics.unreadable.labels(kind, reason).inc()
         if self._may_say((kind, name)):

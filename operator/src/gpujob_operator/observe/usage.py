@@ -1,7 +1,7 @@
-"""What every attempt really used on its GPUs, accumulated from the agents' readings.
+"""The measured use of every attempt on its GPUs, accumulated from the agents' readings.
 
-Only what was seen counts: after a restart of the operator it starts from the next readings, and
-the job's status keeps what was known before.
+Only observed readings count. After a restart of the operator accumulation starts again, and the
+job's status keeps the earlier values.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,12 +12,13 @@ from gpujob_api.gpunode import GPU, GPUNode, GPUProcess
 from gpujob_operator.decide.model.snapshot import GPUUsage, PodView
 
 AttemptKey = tuple[str, int]
-# The worker pod with a UID, or None: a stranger's.
+# The worker pod with a UID, or None for any other pod.
 PodOf = Callable[[str], PodView | None]
 
-# Utilization is a mean that forgets: what start-up looked like must not stay for hours.
+# Utilization is a decaying mean, because start-up must not dominate for hours.
 UTILIZATION_SAMPLES_MEMORY = 30
-# The agent publishes an unchanged picture every fifth reading; more is a gap, not readings.
+# The agent publishes an unchanged reading every fifth time; a longer interval is a gap, not
+# readings.
 READINGS_PER_STATUS_MAX = 5
 
 
@@ -37,7 +38,8 @@ class _GPU:
 @dataclass(slots=True)
 class _Attempt:
     gpus: dict[str, _GPU] = field(default_factory=dict[str, _GPU])
-    # Until the next reading the same object: who plans sees by that that nothing changed.
+    # The object stays the same until the next reading, so that the planner sees that nothing
+    # changed.
     _usage: GPUUsage | None = None
 
     def add(self, uuid: str, memory_bytes: int, utilization_percent: float, samples: int) -> None:
@@ -57,7 +59,7 @@ class _Attempt:
 
 
 class UsageLedger:
-    """Peaks and means by attempt. Bounded by the attempts that still have a pod or a live job."""
+    """Peaks and means by attempt. Bounded by the attempts that have a pod or a live job."""
 
     def __init__(self) -> None:
         self._attempts: dict[AttemptKey, _Attempt] = {}
@@ -65,7 +67,7 @@ class UsageLedger:
         self._picture: Mapping[AttemptKey, GPUUsage] | None = None
 
     def observe(self, node: GPUNode, pod_of: PodOf) -> bool:
-        """Adds one published status; True if it was news about a pod of ours."""
+        """Adds one published status. Returns True if it has news about a worker."""
         observed_at = node.status.observed_at
         before = self._seen_at.get(node.metadata.name)
         if observed_at is None or (before is not None and observed_at <= before):
@@ -79,13 +81,13 @@ class UsageLedger:
         return news
 
     def usage(self) -> Mapping[AttemptKey, GPUUsage]:
-        """Of all attempts; the same object until something changes."""
+        """The use of all attempts; the same object until something changes."""
         if self._picture is None:
             self._picture = {key: attempt.usage() for key, attempt in self._attempts.items()}
         return self._picture
 
     def keep_only(self, attempts: set[AttemptKey], nodes: set[str]) -> None:
-        """Forgets attempts and nodes that are no more."""
+        """Forgets attempts and nodes that no longer exist."""
         for key in self._attempts.keys() - attempts:
             del self._attempts[key]
             self._picture = None
@@ -109,7 +111,7 @@ class UsageLedger:
 
 
 def _readings(before: datetime | None, now: datetime, interval_seconds: float) -> int:
-    """How many readings of the agent a status stands for: it writes only what changed."""
+    """How many readings a status stands for, because the agent writes only changes."""
     if before is None or interval_seconds <= 0:
         return 1
     passed = (now - before).total_seconds() / interval_seconds
@@ -117,7 +119,9 @@ def _readings(before: datetime | None, now: datetime, interval_seconds: float) -
 
 
 def _utilization(gpu: GPU, processes: list[GPUProcess], *, alone: bool) -> float:
-    """The processes' own sum, or the GPU's where the driver does not tell processes apart."""
+    """The sum over the attempt's processes, or the GPU's utilization if the driver does not report
+    it by process.
+    """
     known = [one.utilization_percent for one in processes if one.utilization_percent is not None]
     if alone or not known:
         return gpu.utilization_percent

@@ -1,4 +1,4 @@
-"""Pure reading: manifests of the API server and configuration files to what decisions see.
+"""Pure reading: manifests and configuration files become the objects that decisions read.
 
-The operator's cache and `kubectl gpujob simulate` read the same objects with the same functions.
+The operator's cache and `kubectl gpujob simulate` use the same functions.
 """

@@ -18,14 +18,14 @@ WEEK_SECONDS = 604_800
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a number may be. `above` leaves out the lowest one itself."""
+    """The bounds of a number. `above` excludes the lower bound itself."""
 
     low: float = 0
     high: float = math.inf
     above: bool = False
 
     def problem(self, value: float) -> str:
-        """Empty where the value is within."""
+        """Why the value is out of bounds; empty if it is within."""
         if value < self.low or value > self.high or (self.above and value == self.low):
             least = f"above {self.low:g}" if self.above else f"at least {self.low:g}"
             most = f" and at most {self.high:.10g}" if self.high < math.inf else ""
@@ -35,7 +35,7 @@ class Bounds:
 
 _SECONDS = Bounds(high=WEEK_SECONDS)
 _POSITIVE_SECONDS = Bounds(high=WEEK_SECONDS, above=True)
-# The chart's values.schema.json has the same ones. Numbers that are not here are at least 0.
+# The chart's values.schema.json has the same bounds. Numbers without an entry must be at least 0.
 BOUNDS: Mapping[str, Bounds] = {
     "memoryMarginFraction": Bounds(high=1),
     "measurementSamplesMin": Bounds(1, 1000),
@@ -63,10 +63,10 @@ PATTERNS: Mapping[str, str] = {
 
 
 def configuration_from_text(text: str) -> Configuration:
-    """Reads the file's text; what it leaves out has its default.
+    """Reads the file's text. Absent fields have their defaults.
 
-    Raises `FieldError` naming the field, also for one that there is not: a typo must not pass
-    silently. Raises `yaml.YAMLError` for what is no YAML.
+    Raises `FieldError` naming the field, also for an unknown field. Raises `yaml.YAMLError` if the
+    text is not YAML.
     """
     data = _parsed(text)
     if not isinstance(data, dict):
@@ -74,7 +74,7 @@ def configuration_from_text(text: str) -> Configuration:
     configuration = decode(Configuration, data, "configuration")
     unknown = {clean_text(str(name)) for name in data} - set(json_fields(Configuration))
     if unknown:
-        raise FieldError(f"configuration.{min(unknown)}", "is not a known field")
+        raise FieldError(f"configuration.{min(unknown)}", "is an unknown field")
     for name, value in encode(configuration).items():
         problem = _problem(name, value)
         if problem:
@@ -86,9 +86,9 @@ def _parsed(text: str) -> Any:
     try:
         return yaml.safe_load(text) or {}
     except (ValueError, ArithmeticError, RecursionError) as error:
-        # Dates that are none, numbers of thousands of digits, nesting without end.
+        # Invalid dates, numbers with thousands of digits, and unlimited nesting.
         problem = clean_text(str(error))
-        raise FieldError("configuration", f"is not YAML that can be read: {problem}") from None
+        raise FieldError("configuration", f"is not valid YAML: {problem}") from None
 
 
 def _problem(name: str, value: Any) -> str:

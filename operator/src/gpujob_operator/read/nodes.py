@@ -1,4 +1,4 @@
-"""Node manifests, less the requests of the pods bound to them, to `NodeView`."""
+"""Reads Node manifests, and subtracts the requests of the pods bound to them, into `NodeView`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -6,31 +6,31 @@ from datetime import datetime
 from typing import Any, cast
 
 from gpujob_api.meta import LABEL_SPOT
+from gpujob_api.quantities import quantity
 from gpujob_operator.decide.model.snapshot import NodeView, Taint
-from gpujob_operator.read.requests import cpu_milli, memory_bytes
 from gpujob_operator.read.shapes import mapping, mappings, moment, readable_metadata, text
 
 
 @dataclass(frozen=True, slots=True)
 class CachedNode:
-    """A node with nothing on it, as the cache keeps it."""
+    """A node without pods, as the cache stores it."""
 
     uid: str
     empty: NodeView
 
 
 def cached_node(manifest: Mapping[str, Any]) -> CachedNode:
-    """Reads a node; free is all of allocatable until the pods are subtracted.
+    """Reads a node. All of its allocatable resources are free until pods are subtracted.
 
-    An amount that cannot be read is none at all, and a node whose taints cannot be read takes
-    nobody. Raises `FieldError` for a node without a UID or a name.
+    An unreadable amount counts as zero. Nothing is placed on a node whose taints cannot be read.
+    Raises `FieldError` for a node without a UID or a name.
     """
     metadata, spec = readable_metadata(manifest), mapping(manifest.get("spec"))
     status = mapping(manifest.get("status"))
     labels: Mapping[str, str] = metadata["labels"]
     allocatable = mapping(status.get("allocatable"))
-    cpu = cpu_milli(allocatable.get("cpu")) or 0
-    memory = memory_bytes(allocatable.get("memory")) or 0
+    cpu = quantity(allocatable.get("cpu"), 1000) or 0
+    memory = quantity(allocatable.get("memory")) or 0
     ready, since = _readiness(status)
     taints = _taints(spec.get("taints"))
     view = NodeView(
@@ -50,7 +50,7 @@ def cached_node(manifest: Mapping[str, Any]) -> CachedNode:
 
 
 def with_pods(node: CachedNode, cpu_milli_used: int, memory_bytes_used: int) -> NodeView:
-    """The node as decisions see it. Never below 0: a full node is just full."""
+    """The node less its pods' requests. Never below 0."""
     return replace(
         node.empty,
         cpu_milli_free=max(0, node.empty.cpu_milli_allocatable - cpu_milli_used),
@@ -59,7 +59,7 @@ def with_pods(node: CachedNode, cpu_milli_used: int, memory_bytes_used: int) -> 
 
 
 def _taints(value: object) -> tuple[Taint, ...] | None:
-    """None if any of them cannot be read."""
+    """The taints; None if any of them cannot be read."""
     listed = [] if value is None else value
     entries = mappings(listed)
     if not isinstance(listed, list) or len(entries) != len(cast("list[object]", listed)):

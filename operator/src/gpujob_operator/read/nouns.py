@@ -1,4 +1,4 @@
-"""Our own kinds from manifests, with what does not fit made harmless and counted (I10, I14)."""
+"""Reads the operator's own kinds. Implausible readings are left out and counted (I10, I14)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,12 +12,12 @@ from gpujob_api.manifest import gpujob_from_manifest, gpunode_from_manifest, met
 from gpujob_operator.decide.model.snapshot import InvalidJob
 from gpujob_operator.read.shapes import mapping
 
-# Called with a short closed reason for every reading that is dropped.
+# Called with a short reason, from a closed set, for every reading that is left out.
 Dropped = Callable[[str], None]
 
 
 def read_job(manifest: Mapping[str, Any]) -> GPUJob | InvalidJob:
-    """A job, or what is wrong with it: the API server may have let in what the nouns refuse."""
+    """A job, or the problem with it: the API server may have accepted what the API types reject."""
     try:
         return gpujob_from_manifest(manifest)
     except FieldError as error:
@@ -35,7 +35,9 @@ def _generation(value: object) -> int:
 
 
 def read_gpu_node(manifest: Mapping[str, Any], dropped: Dropped) -> GPUNode:
-    """A GPU node with its absurd GPUs and processes left out. Raises `FieldError` for the rest."""
+    """A GPU node without implausible GPUs and processes. Raises `FieldError` for any
+    other problem.
+    """
     status = mapping(manifest.get("status"))
     node = gpunode_from_manifest({**manifest, "status": {**status, "gpus": []}})
     entries = status.get("gpus")
@@ -48,7 +50,7 @@ def read_gpu_node(manifest: Mapping[str, Any], dropped: Dropped) -> GPUNode:
 
 
 def _read_gpu(entry: object, dropped: Dropped) -> GPU | None:
-    """A GPU without those of its processes that make no sense; None if the GPU makes none."""
+    """A GPU without implausible processes; None if the GPU itself is implausible."""
     if not isinstance(entry, Mapping):
         dropped("gpu")
         return None

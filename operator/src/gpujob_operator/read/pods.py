@@ -1,6 +1,6 @@
-"""Pod manifests to what decisions need: who could be a worker in full, everybody else's requests.
+"""Reads Pod manifests: possible workers in full, and the requests of all other pods.
 
-Who could be one has the name of one; whether it is, `decide.model.workers` tells.
+A possible worker has a worker's name. `decide.model.workers` decides whether it is one.
 """
 
 import re
@@ -13,9 +13,9 @@ from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import ATTEMPT_MAX, WORKER_CONTAINER, WORKERS_MAX
 from gpujob_api.meta import ANNOTATION_GPUS
 from gpujob_api.report import Report
+from gpujob_operator.decide.model.pod_requests import WHOLE_NODE, PodRequests, pod_requests
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView
 from gpujob_operator.decide.model.workers import controller_uid
-from gpujob_operator.read.requests import WHOLE_NODE, PodRequests, pod_requests
 from gpujob_operator.read.shapes import (
     identity,
     mapping,
@@ -27,16 +27,16 @@ from gpujob_operator.read.shapes import (
 
 _TEXT_CHARACTERS_MAX = 1024
 _GPUS_MAX = 16
-# Waiting reasons that are part of every normal start.
+# Waiting reasons of every normal start.
 _ORDINARY_WAITING = frozenset({"ContainerCreating", "PodInitializing"})
-# <job>-<attempt>-<rank>, the numbers as we write them.
+# <job>-<attempt>-<rank>, with numbers in the operator's own format.
 _NAME = re.compile(r"^.+-(0|[1-9][0-9]{0,4})-(0|[1-9][0-9]{0,3})$")
 _PHASES = {phase.value: phase for phase in PodPhase}
 
 
 @dataclass(frozen=True, slots=True)
 class CachedPod:
-    """A pod as the cache keeps it: `view` for one that has the name of a worker."""
+    """A pod as the cache stores it. `view` is set if it has a worker's name."""
 
     uid: str
     node: str | None
@@ -46,9 +46,9 @@ class CachedPod:
 
 
 def cached_pod(manifest: Mapping[str, Any]) -> CachedPod:
-    """Reads any pod; one that is not called like a worker is unmanaged, whatever it claims.
+    """Reads any pod. A pod without a worker's name is unmanaged, whatever its metadata claim.
 
-    Parts of a wrong type are absent. Raises `FieldError` for a pod without a UID or a name.
+    Parts of a wrong type count as absent. Raises `FieldError` for a pod without a UID or a name.
     """
     metadata, spec = readable_metadata(manifest), mapping(manifest.get("spec"))
     return CachedPod(
@@ -61,8 +61,9 @@ def cached_pod(manifest: Mapping[str, Any]) -> CachedPod:
 
 
 def opaque_pod(manifest: Mapping[str, Any], before: CachedPod | None) -> CachedPod:
-    """A pod whose reader failed: it holds its node's room until it is proven finished, and stays
-    the worker that it was. Raises `FieldError` for a pod without a UID or a name."""
+    """A pod that cannot be read. It counts as using its whole node until it is proven finished, and
+    stays the worker that it was. Raises `FieldError` for a pod without a UID or a name.
+    """
     node = text(mapping(manifest.get("spec")).get("nodeName")) or None
     return CachedPod(
         uid=identity(manifest).uid,
@@ -85,7 +86,7 @@ def _worker_or_none(manifest: Mapping[str, Any]) -> PodView | None:
 
 
 def pod_view(manifest: Mapping[str, Any]) -> PodView:
-    """Reads a pod that could be a worker. Raises `FieldError` when its name is not one's."""
+    """Reads a possible worker. Raises `FieldError` if the name is not a worker's."""
     metadata, spec = readable_metadata(manifest), mapping(manifest.get("spec"))
     status = mapping(manifest.get("status"))
     attempt, rank = _attempt_and_rank(metadata["name"])
@@ -155,7 +156,7 @@ def _exit_code(ended: Mapping[str, Any]) -> int | None:
 
 
 def _termination_report(last_words: str) -> Report | None:
-    """Our own last report, or None: any program may write any text there."""
+    """The worker's final report, or None: any program may write any text there."""
     if not last_words.startswith("{"):
         return None
     try:
@@ -165,7 +166,7 @@ def _termination_report(last_words: str) -> Report | None:
 
 
 def _reason(status: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[str, str]:
-    """The most telling of Kubernetes' words on why the pod is as it is."""
+    """The most informative of Kubernetes' reasons for the pod's state."""
     if text(status.get("reason")):
         return text(status["reason"]), text(status.get("message"))
     initial = (mapping(one.get("state")) for one in mappings(status.get("initContainerStatuses")))

@@ -1,7 +1,7 @@
-"""The shapes of API objects, whatever they hold: a part of a wrong type is an absent part.
+"""Reads API objects of any shape: a part of a wrong type counts as absent.
 
-The API server checks its own kinds; what it sends is read without that trust all the same, because
-one object that breaks its reader would stop everybody's jobs.
+The API server validates its own kinds. The operator does not rely on that, because one object that
+breaks its reader would stop all jobs.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ _VERSION_DIGITS_MAX = 20
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Which object, in which state."""
+    """Identifies an object and its version."""
 
     uid: str
     name: str
@@ -31,18 +31,18 @@ class Identity:
 
 
 def identity(manifest: object) -> Identity:
-    """Raises `FieldError` for an object without a readable UID or name."""
+    """The object's identity. Raises `FieldError` without a readable UID or name."""
     metadata = mapping(mapping(manifest).get("metadata"))
     uid, name = metadata.get("uid"), metadata.get("name")
     for field, value in (("uid", uid), ("name", name)):
         if not isinstance(value, str) or not value:
-            raise FieldError(f"metadata.{field}", f"must be a text; got {shown(value)}")
+            raise FieldError(f"metadata.{field}", f"must be a string; got {shown(value)}")
     version = version_number(metadata.get("resourceVersion"))
     return Identity(str(uid), str(name), text(metadata.get("namespace")), version)
 
 
 def version_number(resource_version: object) -> int:
-    """resourceVersions of one kind are numbers that only grow; 0 if there is none to read."""
+    """The resourceVersion as a number; 0 if there is none. Versions of one kind only increase."""
     if not isinstance(resource_version, str) or len(resource_version) > _VERSION_DIGITS_MAX:
         return 0
     is_number = resource_version.isascii() and resource_version.isdigit()
@@ -70,7 +70,7 @@ def texts(value: object) -> dict[str, str]:
 
 
 def moment(value: object) -> datetime | None:
-    """A time, or None for what is none. No time is so far away that counting with it fails."""
+    """The time, or None if the value is no time in the supported years."""
     try:
         found = parse_time(value) if isinstance(value, str) else None
     except ValueError:
@@ -79,8 +79,9 @@ def moment(value: object) -> datetime | None:
 
 
 def readable_metadata(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """An object's metadata with labels, annotations and owners as they should be. Raises
-    `FieldError` without a UID or a name."""
+    """An object's metadata with well-formed labels, annotations and owners. Raises `FieldError`
+    without a UID or a name.
+    """
     found, metadata = identity(manifest), mapping(manifest.get("metadata"))
     owners = [
         {key: one for key, one in owner.items() if isinstance(one, str | bool)}

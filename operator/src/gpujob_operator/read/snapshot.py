@@ -1,7 +1,7 @@
-"""One listing of every kind to a snapshot, as the operator's cache would have it.
+"""Builds a snapshot from one listing of every kind, like the operator's cache.
 
-Two things that the operator knows no object holds: what workers reported since the last write of a
-status, and use that was measured but not yet written. Decisions then rest on the statuses alone.
+Two things that the operator knows are in no object: reports since the last status write, and use
+that was measured but not yet written. Decisions on such a snapshot rely on the statuses alone.
 """
 
 from collections import defaultdict
@@ -36,7 +36,7 @@ class Objects:
 
 
 def snapshot_of(objects: Objects, configuration: Configuration) -> Snapshot:
-    """The picture that these objects make. One that cannot be read is left out, as everywhere."""
+    """The snapshot of these objects. Unreadable objects are left out, as in the cache."""
     jobs = _readable(objects.jobs, read_job)
     pods = _readable(objects.pods, cached_pod)
     return Snapshot(
@@ -75,4 +75,4 @@ def _node_views(manifests: Iterable[Manifest], pods: Iterable[CachedPod]) -> tup
 
 
 def _ignore(reason: str) -> None:
-    """Readings that make no sense are counted by the operator; here they are only left out."""
+    """The operator counts implausible readings; here they are only left out."""

@@ -1,1 +1,1 @@
-"""Pure rendering: items of a plan to the exact objects and patches that are written."""
+"""Pure rendering: items of a plan become the objects and patches to write."""

@@ -1,4 +1,4 @@
-"""Events on a job: `kubectl describe` tells its story with numbers."""
+"""Events on a job: `kubectl describe` shows its history with numbers."""
 
 import hashlib
 from datetime import datetime
@@ -12,7 +12,9 @@ REPORTER = "gpujob-operator"
 
 
 def event(metadata: Metadata, note: EventNote, now: datetime) -> dict[str, Any]:
-    """A core/v1 Event. Its name follows from its content, so that a retry does not double it."""
+    """A core/v1 Event. Its name is derived from its content, so that a retry does not
+    duplicate it.
+    """
     content = f"{metadata.uid}/{note.reason}/{note.message}/{format_time(now)}"
     digest = hashlib.sha256(content.encode()).hexdigest()[:16]
     return {

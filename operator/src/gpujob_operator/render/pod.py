@@ -1,4 +1,4 @@
-"""CreatePod to the pod that is created: the user's template plus what one worker needs to know."""
+"""Renders the pod of a worker: the user's template plus what the operator adds for one worker."""
 
 import copy
 import zlib
@@ -33,7 +33,7 @@ VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 TERMINATION_FILE = "/dev/termination-log"
 SHARED_MEMORY_DIRECTORY = "/dev/shm"  # noqa: S108 - where POSIX shared memory is, not a temporary file
 SHARED_MEMORY_VOLUME = "gpujob-shared-memory"
-# Below the ports that Linux gives to outgoing connections.
+# Below Linux's ephemeral port range.
 MASTER_PORT_FIRST, MASTER_PORTS = 20_000, 12_768
 
 
@@ -93,7 +93,8 @@ def _complete_spec(
     spec["affinity"] = _on_node(spec.get("affinity") or {}, worker.node)
     spec["tolerations"] = [dict(toleration) for toleration in tolerations(job)]
     spec["terminationGracePeriodSeconds"] = grace_seconds(job, configuration)
-    # The worker has no rights in the API: its only token has our audience (I12).
+    # The worker has no access to the API: its only token has the audience of the report endpoint
+    # (I12).
     spec["automountServiceAccountToken"] = False
     if job.spec.workers > 1:
         spec["hostname"] = worker_hostname(worker.rank)
@@ -102,14 +103,14 @@ def _complete_spec(
         spec.setdefault("runtimeClassName", configuration.runtime_class_name)
     security = spec.setdefault("securityContext", {})
     security.setdefault("runAsNonRoot", True)
-    # A volume is then writable to a worker that is not root.
+    # This makes volumes writable for a worker that is not root.
     security.setdefault("fsGroup", WORKER_GROUP)
     security.setdefault("seccompProfile", {"type": "RuntimeDefault"})
     spec["volumes"] = [*(spec.get("volumes") or ()), _token_volume(), _checkpoint_volume(job)]
 
 
 def _on_node(affinity: dict[str, Any], node: str) -> dict[str, Any]:
-    """The user's affinity, narrowed to the chosen node; kube-scheduler binds the pod."""
+    """The user's affinity, narrowed to the chosen node. kube-scheduler binds the pod."""
     terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]
     required = {"nodeSelectorTerms": terms}
     node_affinity = affinity.get("nodeAffinity") or {}
@@ -149,10 +150,11 @@ def _checkpoint_volume(job: GPUJob) -> dict[str, Any]:
 
 
 def _share_memory(spec: dict[str, Any], worker: dict[str, Any]) -> None:
-    """Room for what processes of one worker hand each other: batches of data loader workers, NCCL.
+    """A larger /dev/shm for data that processes of one worker share: batches of data loader
+    workers, NCCL.
 
-    A container gets 64 MiB, and who writes more is killed by SIGBUS. What is written counts as the
-    container's own memory, so its limit is the bound.
+    The default is 64 MiB, and a process that writes more is killed by SIGBUS. The content counts as
+    the container's memory, so the container's memory limit is the bound.
     """
     mounts: list[dict[str, Any]] = worker["volumeMounts"]
     if any(mount["mountPath"].rstrip("/") == SHARED_MEMORY_DIRECTORY for mount in mounts):
@@ -162,7 +164,9 @@ def _share_memory(spec: dict[str, Any], worker: dict[str, Any]) -> None:
 
 
 def _restrict(container: dict[str, Any]) -> None:
-    """What Pod Security "restricted" asks of every container, unless the user says otherwise."""
+    """The settings that Pod Security "restricted" requires of every container, unless the user sets
+    others.
+    """
     security = container.setdefault("securityContext", {})
     security.setdefault("allowPrivilegeEscalation", False)
     security.setdefault("capabilities", {"drop": ["ALL"]})
@@ -189,7 +193,7 @@ def _complete_worker(
         {"name": "gpujob-token", "mountPath": TOKEN_DIRECTORY, "readOnly": True},
         {"name": "gpujob-checkpoints", "mountPath": configuration.checkpoint_mount},
     ]
-    # Its end is the end of the attempt: nothing may start it again.
+    # The container must not restart: its end is the end of the attempt.
     for name in ("restartPolicy", "restartPolicyRules"):
         container.pop(name, None)
     container["terminationMessagePath"] = TERMINATION_FILE
@@ -239,7 +243,7 @@ def _environment(
 
 
 def _limits(job: GPUJob) -> dict[str, str]:
-    """A memory limit only where the GPU is shared; alone, a worker may use all of it."""
+    """A memory limit only if the GPU is shared. A job alone on its GPU may use all of it."""
     held = job.status.reservation
     if held is None or held.exclusive or held.source is ReservationSource.WHOLE_GPU:
         return {}
@@ -247,7 +251,7 @@ def _limits(job: GPUJob) -> dict[str, str]:
 
 
 def _ranks(job: GPUJob, worker: WorkerPlacement) -> dict[str, str]:
-    """What torchrun and torch.distributed read."""
+    """The variables that torchrun and torch.distributed read."""
     if job.spec.workers == 1:
         return {}
     return {
@@ -260,8 +264,8 @@ def _ranks(job: GPUJob, worker: WorkerPlacement) -> dict[str, str]:
 
 
 def _master_port(job: GPUJob) -> int:
-    """Another one for every attempt: where pods share a network, as on process nodes, two gangs or
-    an old attempt's closing connections are hardly ever in the way.
+    """A different port for every attempt. Where pods share a network, as on process nodes, this
+    avoids collisions between gangs and with an old attempt's closing connections.
     """
     key = f"{job.metadata.uid}/{job.status.attempt}"
     return MASTER_PORT_FIRST + zlib.crc32(key.encode()) % MASTER_PORTS

@@ -1,4 +1,4 @@
-"""GPUProfile objects: spec once, status whenever something was learned."""
+"""Renders GPUProfiles: the spec once, the status after every new measurement."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from gpujob_operator.decide.model.plan import SaveProfile
 
 
 def profile_manifest(save: SaveProfile) -> dict[str, Any]:
-    """The whole object, for creation; the API server drops its status there."""
+    """The whole object, for creation. The API server drops the status then."""
     metadata = save.profile.metadata
     return {
         "apiVersion": API_VERSION,
@@ -20,7 +20,7 @@ def profile_manifest(save: SaveProfile) -> dict[str, Any]:
 
 
 def profile_status_patch(save: SaveProfile, resource_version: str) -> dict[str, Any]:
-    """The status, provided that the profile still is at this resourceVersion."""
+    """The status patch, valid only at this resourceVersion."""
     return {
         "metadata": {"resourceVersion": resource_version},
         "status": encode(save.profile.status),

@@ -1,7 +1,7 @@
-"""A gang to the headless Service that gives its workers names, so that they find each other.
+"""Renders the headless Service of a gang, which gives its workers DNS names.
 
-Rank r is `worker-<r>.<service>.<namespace>.svc` in the cluster's DNS: from the pod's hostname and
-subdomain, which `render.pod` sets.
+Rank r is `worker-<r>.<service>.<namespace>.svc`, from the pod's hostname and subdomain, which
+`render.pod` sets.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ LABEL_CHARACTERS_MAX = 63
 
 
 def service_name(job: GPUJob) -> str:
-    """By UID: nobody else's Service has this name, and it begins with a letter as it must."""
+    """The Service's name, derived from the UID so that it is unique and starts with a letter."""
     return f"gpujob-{job.metadata.uid}"
 
 
@@ -22,12 +22,12 @@ def worker_hostname(rank: int) -> str:
 
 
 def master_address(job: GPUJob) -> str:
-    """Where rank 0 listens; found with every dnsPolicy that asks the cluster's DNS."""
+    """The DNS name of rank 0. It resolves with every dnsPolicy that uses the cluster's DNS."""
     return f"{worker_hostname(0)}.{service_name(job)}.{job.metadata.namespace}.svc"
 
 
 def gang_service(job: GPUJob) -> dict[str, Any]:
-    """One a job, for all of its attempts; it goes with the job."""
+    """The Service of all attempts of a job. It is deleted with the job."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -43,14 +43,16 @@ def gang_service(job: GPUJob) -> dict[str, Any]:
         "spec": {
             "clusterIP": "None",
             "selector": {LABEL_JOB_UID: job.metadata.uid},
-            # Workers look for each other before any of them is ready.
+            # Workers need the names before any of them is ready.
             "publishNotReadyAddresses": True,
         },
     }
 
 
 def owner_reference(job: GPUJob) -> dict[str, Any]:
-    """What is owned goes when the job goes, and does not hold it up."""
+    """Makes the object a dependent of the job: it is deleted with the job and does not
+    block that.
+    """
     return {
         "apiVersion": API_VERSION,
         "kind": "GPUJob",

@@ -1,4 +1,4 @@
-"""Status patches, with the snapshot's resourceVersion as the precondition of every one."""
+"""Renders status patches. The snapshot's resourceVersion is the precondition of each."""
 
 from datetime import datetime
 from typing import Any
@@ -12,13 +12,13 @@ from gpujob_operator.render.patch import merge_patch
 
 
 def status_patch(write: WriteStatus) -> dict[str, Any]:
-    # A job that was never written to has no status at all; what equals a default is still news.
+    # A job without any status: a value that equals its default must still be written.
     known = encode(write.job.status) if write.job.status.observed_at is not None else {}
     return _with_precondition(write.job.metadata, merge_patch(known, encode(write.status)))
 
 
 def rejection_patch(reject: RejectJob, now: datetime) -> dict[str, Any]:
-    """Accepted=False naming the field, for a job that the nouns refuse (I10)."""
+    """Accepted=False naming the field, for a job that the API types reject (I10)."""
     metadata = reject.job.metadata
     message = f"{reject.job.field}: {reject.job.problem}"[:1024]
     condition = Condition(
@@ -37,7 +37,7 @@ def rejection_patch(reject: RejectJob, now: datetime) -> dict[str, Any]:
         observed_at=now,
     )
     wanted = encode(status)
-    # What an earlier, readable generation came to is kept.
+    # The phase that an earlier, readable generation reached is kept.
     written = ("observedGeneration", "summary", "conditions", "observedAt")
     return _with_precondition(metadata, {name: wanted[name] for name in written})
 

@@ -97,9 +97,9 @@ def test_what_can_never_fit_claims_nothing() -> None:
     assert claimed(make_job(), gpus=[make_gpu(healthy=False)]) == frozenset()
 
 
-def test_a_gpu_full_of_strangers_is_not_claimed() -> None:
+def test_a_gpu_full_of_unmanaged_processes_is_not_claimed() -> None:
     """I11: they go when they like; until then others may use what is left."""
-    gpus = [make_gpu(stranger=10 * GIB)]
+    gpus = [make_gpu(unmanaged=10 * GIB)]
     assert claimed(make_job(memory_bytes=20 * GIB), gpus=gpus) == frozenset()
     assert claimed(make_job(memory_bytes=14 * GIB), gpus=gpus) == {"GPU-0"}
 

@@ -98,7 +98,7 @@ def test_alone_again_its_profile_may_learn() -> None:
 
 def test_a_gpu_that_is_sick_or_over_full() -> None:
     assert not nothing(tenant("a"), tenant("b"), gpu=make_gpu(healthy=False))
-    assert not nothing(tenant("a"), tenant("b"), gpu=make_gpu(stranger=20 * GIB))
+    assert not nothing(tenant("a"), tenant("b"), gpu=make_gpu(unmanaged=20 * GIB))
 
 
 @pytest.mark.parametrize("seconds", [0.105, 0.13])

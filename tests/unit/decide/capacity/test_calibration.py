@@ -220,10 +220,10 @@ def test_alone_a_job_tells_how_fast_it_is_alone() -> None:
     assert saved(applied(lonely, plan(lonely, T0), T0)) == {}
 
 
-def test_beside_a_stranger_nothing_is_learned() -> None:
-    """What a stranger does is in nobody's sum of utilizations."""
+def test_beside_an_unmanaged_process_nothing_is_learned() -> None:
+    """What an unmanaged process does is in nobody's sum of utilizations."""
     seen = pair(0.12)
-    busy = make_gpu_node("n0", make_gpu(stranger=GIB))
+    busy = make_gpu_node("n0", make_gpu(unmanaged=GIB))
     beside = saved(replace(seen, gpu_nodes=(busy,)))
     assert all(entry.shared == () for entry in beside.values())
     lonely = replace(seen, jobs=seen.jobs[1:], pods=seen.pods[1:], gpu_nodes=(busy,))
@@ -251,7 +251,7 @@ def test_where_pairs_are_slowed_more_than_published_fewer_share() -> None:
     slow = [told((80, 23.63), name=f"w{n}") for n in range(3)]
     refused = newcomer(*slow)
     assert not places(refused)
-    assert "would slow a job by over 10 %" in plan_message(refused)
+    assert "would slow a job by more than 10 %" in plan_message(refused)
 
 
 def plan_message(snapshot: Snapshot) -> str:

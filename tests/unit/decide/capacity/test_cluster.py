@@ -55,9 +55,9 @@ def test_an_empty_gpu_is_free_less_what_the_driver_keeps() -> None:
     assert free(gpus=[make_gpu(driver=450 << 20)]) == CARD_BYTES - (450 << 20)
 
 
-def test_strangers_are_respected() -> None:
+def test_unmanaged_processes_are_respected() -> None:
     """I1: memory of nobody's job is not free, whoever uses it."""
-    assert free(gpus=[make_gpu(stranger=5 * GIB)]) == CARD_BYTES - 5 * GIB
+    assert free(gpus=[make_gpu(unmanaged=5 * GIB)]) == CARD_BYTES - 5 * GIB
     assert free(gpus=[make_gpu(ours=[("some-pod", 5 * GIB)])]) == CARD_BYTES - 5 * GIB
 
 
@@ -65,7 +65,7 @@ def test_reservations_count_instead_of_measured_use() -> None:
     """I1: the job's own memory is not counted twice."""
     job = running(make_job(), held=reserve(10 * GIB))
     pod = make_pod(job)
-    gpu = make_gpu(stranger=2 * GIB, ours=[(pod.uid, 6 * GIB)])
+    gpu = make_gpu(unmanaged=2 * GIB, ours=[(pod.uid, 6 * GIB)])
     assert free(job, pods=[pod], gpus=[gpu]) == CARD_BYTES - 12 * GIB
 
 
@@ -123,7 +123,7 @@ def test_a_live_pod_that_no_attempt_owns_blocks_its_gpu(jobs: Any, pod: Any) -> 
     assert not only_gpu(*jobs, pods=[done], gpus=gpus).blocked
 
 
-def test_memory_of_an_earlier_attempt_is_a_strangers() -> None:
+def test_memory_of_an_earlier_attempt_is_unmanaged() -> None:
     """I1: the new attempt holds other GPUs, so nothing else accounts for it."""
     job = running(make_job(), ("n0", ("GPU-1",)), attempt=2)
     old = make_pod(job, attempt=1, gpus=("GPU-0",))
@@ -170,7 +170,7 @@ def test_why_a_node_takes_nothing_new(
     closed = ledger(snapshot, seconds).nodes["n0"].closed
     assert (closed.reason if closed is not None else None) is reason
     if closed is not None and reason is ClosedReason.STALE:
-        assert closed.text == "measurements are 31 s old (limit 30 s)"
+        assert closed.text == "readings are 31 s old (limit 30 s)"
 
 
 def test_a_node_that_was_never_measured_is_closed() -> None:
@@ -178,7 +178,7 @@ def test_a_node_that_was_never_measured_is_closed() -> None:
     blank = make_gpu_node()
     blank = replace(blank, status=replace(blank.status, observed_at=None))
     closed = ledger(make_snapshot(gpu_nodes=[blank])).nodes["n0"].closed
-    assert closed == NodeClosed(ClosedReason.UNMEASURED, "the agent has not measured it yet")
+    assert closed == NodeClosed(ClosedReason.UNMEASURED, "no reading from the agent yet")
 
 
 def test_host_room_of_workers_that_are_not_bound_yet_is_taken() -> None:

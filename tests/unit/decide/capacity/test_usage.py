@@ -13,6 +13,7 @@ from gpujob_operator.decide.capacity.usage import (
     usage_of_gone,
     usage_of_orphans,
 )
+from gpujob_operator.decide.model.pod_requests import PodRequests
 from gpujob_operator.decide.model.snapshot import GonePod
 from tests.harness.builders import T0, make_job, make_pod, placed, running
 
@@ -24,10 +25,10 @@ def some_holdings() -> list[JobUsage]:
     done = placed(make_job("done"), phase=JobPhase.SUCCEEDED)
     ended = make_pod(done, exit_code=0)
     return [
-        usage_of(one, (make_pod(one),), (1000, 5)),
-        usage_of(other, (make_pod(other), make_pod(other, attempt=0)), (1000, 5)),
-        usage_of(starting, (), (2000, 7)),
-        usage_of(done, (ended,), (0, 0)),
+        usage_of(one, (make_pod(one),), PodRequests(1000, 5)),
+        usage_of(other, (make_pod(other), make_pod(other, attempt=0)), PodRequests(1000, 5)),
+        usage_of(starting, (), PodRequests(2000, 7)),
+        usage_of(done, (ended,), PodRequests()),
         usage_of_orphans((make_pod(one, attempt=9),)),
         usage_of_gone(GonePod(ended.uid, T0, ended.gpus)),
     ]

@@ -116,16 +116,16 @@ def test_scores_are_those_that_the_rule_compares() -> None:
 def test_what_a_node_lacks_is_told_with_the_numbers() -> None:
     found = explain_placement(picture(small()), NOW, "uid-new")
     # 22 of 24 GiB are held; 4 GiB and a tenth are needed.
-    assert "1 too full; nearest: GPU-2 on n2 with 2 GiB free of 24" in found.lacks["n2"]
-    assert "2.4 GiB are missing" in found.lacks["n2"]
+    assert "1 too full; closest: GPU-2 on n2 (2 GiB of 24" in found.lacks["n2"]
+    assert "2.4 GiB short" in found.lacks["n2"]
     assert found.lacks["n3"] == "of 1 GPUs: 1 the node is cordoned"
 
 
 @pytest.mark.parametrize(
     ("node", "lack"),
     [
-        ({"cpu_milli_free": 400}, "600 milli-CPU short"),
-        ({"memory_bytes_free": GIB // 2}, "512 MiB host memory short"),
+        ({"cpu_milli_free": 400}, "short of 600 milli-CPU"),
+        ({"memory_bytes_free": GIB // 2}, "short of 512 MiB host memory"),
         ({"ready": False}, "the node is not ready"),
     ],
 )
@@ -141,10 +141,10 @@ def test_the_words_carry_cost_terms_and_differences() -> None:
     assert "Needs: 1 x 4.4 GiB at 20 % (Measured), 1000 milli-CPU, 1 GiB each" in found
     assert "Placed: n0 (GPU-0), costs " in found
     assert "of a GPU (worth " in found
-    assert "Because: it costs the jobs to come the least" in found
+    assert "Because: it costs future jobs the least" in found
     assert "Next best 1: n1 (GPU-1), costs " in found
     assert "of a GPU more" in found
-    assert "No room: n3: of 1 GPUs: 1 the node is cordoned" in found
+    assert "Lacks: n3: of 1 GPUs: 1 the node is cordoned" in found
 
 
 def test_equal_costs_are_decided_by_the_price_and_then_by_the_order() -> None:
@@ -171,7 +171,7 @@ def test_equal_prices_are_decided_by_how_often_such_a_node_is_taken_away() -> No
     seen = make_snapshot(small(), gpu_nodes=gpu_nodes, nodes=nodes, spot_pools=pools)
     found = explain_placement(seen, NOW, "uid-new")
     assert nodes_of(found) == ["n1", "n0"]
-    assert "; taken away 0.49 times an hour instead of 0.002" in text(found)
+    assert "; reclaimed 0.49 times an hour instead of 0.002" in text(found)
 
 
 def test_spot_comes_first_where_it_is_preferred() -> None:
@@ -180,7 +180,7 @@ def test_spot_comes_first_where_it_is_preferred() -> None:
     job = small(spot=SpotPolicy.PREFER)
     found = explain_placement(make_snapshot(job, gpu_nodes=gpu_nodes, nodes=nodes), NOW, "uid-new")
     assert nodes_of(found) == ["n1", "n0"]
-    assert "not spot as preferred" in text(found)
+    assert "not spot, which the job prefers" in text(found)
 
 
 def test_jobs_that_the_same_cycle_places_before_it_are_in_its_way() -> None:
@@ -190,8 +190,8 @@ def test_jobs_that_the_same_cycle_places_before_it_are_in_its_way() -> None:
     found = explain_placement(snapshot, NOW, "uid-new")
     assert found.before == 1
     assert nodes_of(found) == ["n0"]
-    assert "held whole by another job" in found.lacks["n1"]
-    assert "after 1 jobs" in text(found) or "nowhere else is room" in text(found)
+    assert "allocated exclusively to another job" in found.lacks["n1"]
+    assert "after 1 job" in text(found) or "it fits nowhere else" in text(found)
     assert explain_placement(snapshot, NOW, "uid-first").before == 0
 
 
@@ -211,7 +211,7 @@ def test_a_job_in_its_place_is_explained_as_if_it_were_placed_now() -> None:
     assert found.chosen.placement == job.status.placement
     assert found.rank == 0
     assert found.chosen.scores[0] is not None
-    assert "Because: nowhere else is room for all of it" in text(found)
+    assert "Because: it fits nowhere else" in text(found)
 
 
 def test_a_place_that_would_not_be_chosen_now_is_told() -> None:
@@ -219,8 +219,8 @@ def test_a_place_that_would_not_be_chosen_now_is_told() -> None:
     found = explain_placement(picture(job), NOW, "uid-here")
     assert nodes_of(found)[0] == "n0"
     assert found.rank == 1
-    assert "now another place would come first" in text(found)
-    assert "Before it now: n0 (GPU-0)" in text(found)
+    assert "another place would be better now" in text(found)
+    assert "Better now: n0 (GPU-0)" in text(found)
     assert "of a GPU less" in text(found)
     assert "Next best" not in text(found)
 
@@ -229,9 +229,9 @@ def test_a_job_without_a_place_is_told_why_and_what_every_node_lacks() -> None:
     found = explain_placement(picture(small(gigabytes=20, models=("H100",))), NOW, "uid-new")
     assert (found.chosen, found.best) == (None, ())
     assert "no GPU of model H100" in found.refusal
-    assert found.lacks["n0"] == "no GPU of a model that the job accepts, but NVIDIA A10"
+    assert found.lacks["n0"] == "no GPU of a model that the job accepts, only NVIDIA A10"
     assert len(found.lacks) == 4
-    assert "No place: no GPU of model H100" in text(found)
+    assert "Does not fit: no GPU of model H100" in text(found)
 
 
 def test_a_gang_goes_close_together_and_costs_are_not_told() -> None:
@@ -253,7 +253,7 @@ def test_a_gang_goes_close_together_and_costs_are_not_told() -> None:
 def test_many_nodes_without_room_are_counted() -> None:
     full = [make_gpu_node(f"n{n:02}", make_gpu(f"GPU-{n}", total=GIB)) for n in range(30)]
     found = rows(explain_placement(make_snapshot(small(), gpu_nodes=full), NOW, "uid-new"))
-    without = [value for label, value in found if label == "No room"]
+    without = [value for label, value in found if label == "Lacks"]
     assert len(without) == LACKS_TOLD + 1
     assert without[-1].startswith(f"{30 - LACKS_TOLD} more nodes: {30 - LACKS_TOLD} x ")
 

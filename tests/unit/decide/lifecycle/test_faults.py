@@ -61,7 +61,7 @@ def test_a_reclaimed_node_is_left_before_its_deadline() -> None:
     """I13: the grace ends when the node does, and not before a second from now."""
     noticed = found(A, **reclaimed(str(int(after(12).timestamp()))))
     assert noticed == StopReason(
-        "NodeReclaimed", "node n0 is being reclaimed, 12 s are left", after(12)
+        "NodeReclaimed", "node n0 is being reclaimed, 12 s left", after(12)
     )
     late = found(A, **reclaimed(str(int(T0.timestamp()) - 99)))
     assert late is not None
@@ -87,7 +87,7 @@ def test_an_unhealthy_gpu_is_left() -> None:
 
 def test_stale_or_missing_readings_never_stop_a_job() -> None:
     """I14."""
-    overfull = make_gpu(healthy=False, stranger=20 * GIB)
+    overfull = make_gpu(healthy=False, unmanaged=20 * GIB)
     assert found(A, A, B, gpus=[overfull], seconds=3600) is None
     assert found(A, gpus=[make_gpu("GPU-7")]) is None
     assert faults.of(A, sites_of(A.status.placement, Capacity()), CONFIGURATION, T0) is None
@@ -104,9 +104,9 @@ def test_a_gpu_that_cannot_be_read_is_kept_but_takes_nothing_new(why: str) -> No
     assert seen.blocked.text == f"not readable: {why}"
 
 
-def test_a_stranger_alone_never_moves_a_job() -> None:
+def test_an_unmanaged_process_alone_never_moves_a_job() -> None:
     """I1: the condition says so; the job keeps what it holds."""
-    gpus = [make_gpu(stranger=20 * GIB)]
+    gpus = [make_gpu(unmanaged=20 * GIB)]
     assert found(A, gpus=gpus) is None
     assert found(A, A, B, gpus=gpus) is None
     assert found(B, A, B, gpus=gpus) is None
@@ -114,7 +114,7 @@ def test_a_stranger_alone_never_moves_a_job() -> None:
     assert gpu is not None
     message = faults.pressure_message(gpu)
     assert "22 GiB reserved by 2 jobs" in message
-    assert "20 GiB used by strangers" in message
+    assert "20 GiB used by unmanaged processes" in message
     assert "> 24 GiB" in message
 
 
@@ -146,7 +146,7 @@ def test_alone_on_an_overfull_gpu_nobody_moves() -> None:
 
 
 def test_pressure_is_only_of_running_jobs() -> None:
-    seen = sites(A, make_snapshot(A, B, gpus=[make_gpu(stranger=20 * GIB)]))
+    seen = sites(A, make_snapshot(A, B, gpus=[make_gpu(unmanaged=20 * GIB)]))
     assert faults.pressure(A.status, seen) is not None
     assert faults.pressure(make_job().status, seen) is None
     assert faults.pressure(with_status(A, phase=JobPhase.SUCCEEDED).status, seen) is None

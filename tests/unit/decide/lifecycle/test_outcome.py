@@ -67,7 +67,7 @@ def test_exit_codes(exit_code: int, end: AttemptEnd, kind: FailureClass | None) 
     assert outcome.end is end
     assert (outcome.failure.failure_class if outcome.failure else None) is kind
     if kind is not None:
-        assert f"exit code {exit_code}" in outcome.failure.message
+        assert f"code {exit_code}" in outcome.failure.message
 
 
 @pytest.mark.parametrize("kind", list(FailureClass))
@@ -197,7 +197,7 @@ def test_user_errors_are_repeated_only_after_a_first_step(
 ) -> None:
     decision = decide(FailureClass.USER_ERROR, running(make_job(), **status), step)
     assert decision.retry is again
-    assert again or "first step" in decision.message
+    assert again or "first training step" in decision.message
 
 
 def test_limit_zero_means_one_attempt() -> None:

@@ -130,8 +130,8 @@ def test_the_reservation_follows_once_the_worker_has_settled(
     assert (status != JOB.status) is settled
     assert [event.reason for event in events] == (["ReservationMeasured"] if settled else [])
     if settled:
-        assert "measured 4 GiB and 20 % of the GPU over 10 samples" in events[0].message
-        assert "holds 4.4 GiB instead of 24 GiB" in events[0].message
+        assert "measured a peak of 4 GiB and 20 % utilization (10 readings)" in events[0].message
+        assert "reserves 4.4 GiB instead of 24 GiB" in events[0].message
 
 
 def test_a_worker_without_reports_is_measured_for_longer() -> None:

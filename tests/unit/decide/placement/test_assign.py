@@ -89,15 +89,15 @@ def test_n_jobs_of_exactly_m_bytes_on_a_gpu_one_byte_short(count: int) -> None:
         jobs.append(running(make_job(f"j{n}", **shared), held=held))
     assert len(jobs) == count - 1
     message = why(make_job("last", **shared), make_snapshot(*jobs, gpus=[gpu])).message
-    assert "1 B are missing" in message or "1 too small" in message
+    assert "1 B short" in message or "1 too small" in message
 
 
 def test_a_job_without_measurement_starts_alone_and_holds_all_that_is_free() -> None:
-    """I1: unknown use may be all of it, less the driver and strangers."""
-    found = result(make_job(), make_snapshot(gpus=[make_gpu(driver=GIB, stranger=GIB)]))
+    """I1: unknown use may be all of it, less the driver and unmanaged processes."""
+    found = result(make_job(), make_snapshot(gpus=[make_gpu(driver=GIB, unmanaged=GIB)]))
     assert found.reservation.memory_bytes == CARD_BYTES - 2 * GIB
     assert found.reservation.source is ReservationSource.WHOLE_GPU
-    assert "starts alone" in why(make_job(), make_snapshot(of("a", GIB))).message
+    assert "needs an idle GPU" in why(make_job(), make_snapshot(of("a", GIB))).message
 
 
 def test_measured_jobs_join_others_where_somebody_may_need_a_whole_gpu() -> None:
@@ -112,35 +112,35 @@ def test_an_unmeasured_job_takes_an_empty_gpu() -> None:
     assert gpus_of(make_job(), seen) == ["GPU-1"]
 
 
-def test_an_unknown_job_does_not_start_where_strangers_left_next_to_nothing() -> None:
-    full = make_gpu(stranger=CARD_BYTES - UNKNOWN_BYTES + MIB)
-    assert "255 MiB free" in why(make_job(), make_snapshot(gpus=[full])).message
-    room = make_gpu(stranger=CARD_BYTES - UNKNOWN_BYTES)
+def test_an_unknown_job_does_not_start_where_unmanaged_processes_left_next_to_nothing() -> None:
+    full = make_gpu(unmanaged=CARD_BYTES - UNKNOWN_BYTES + MIB)
+    assert "255 MiB of 24 GiB free" in why(make_job(), make_snapshot(gpus=[full])).message
+    room = make_gpu(unmanaged=CARD_BYTES - UNKNOWN_BYTES)
     assert gpus_of(make_job(), make_snapshot(gpus=[room])) == ["GPU-0"]
 
 
 def test_exclusive_jobs_share_with_nobody() -> None:
-    """I2: neither with jobs nor with strangers, and nobody joins them."""
+    """I2: neither with jobs nor with unmanaged processes, and nobody joins them."""
     alone = make_job(sharing=SharingMode.EXCLUSIVE)
     found = result(alone, make_snapshot())
     assert found.reservation.exclusive
-    assert "shared already" in why(alone, make_snapshot(of("a", GIB))).message
-    stranger = make_snapshot(gpus=[make_gpu(stranger=GIB)])
-    assert "used by strangers (1 GiB)" in why(alone, stranger).message
+    assert "already shared" in why(alone, make_snapshot(of("a", GIB))).message
+    unmanaged = make_snapshot(gpus=[make_gpu(unmanaged=GIB)])
+    assert "used by unmanaged processes (1 GiB)" in why(alone, unmanaged).message
     taken = running(make_job("x"), held=reserve(GIB, exclusive=True))
-    assert "held whole" in why(sized(GIB), make_snapshot(taken)).message
+    assert "allocated exclusively" in why(sized(GIB), make_snapshot(taken)).message
 
 
 def test_a_whole_gpu_is_not_shared_before_it_is_measured() -> None:
     """I1."""
-    assert "held whole" in why(sized(GIB), make_snapshot(running(make_job("x")))).message
+    assert "allocated exclusively" in why(sized(GIB), make_snapshot(running(make_job("x")))).message
 
 
 def test_gangs_are_placed_whole_or_not_at_all() -> None:
     """I1, I4: two of three GPUs are no start."""
     gang = make_job(workers=3)
     message = why(gang, make_snapshot(gpus=gpus(2))).message
-    assert message.startswith("needs 3 x a whole GPU (room for 2 of 3 workers); of 2 GPUs")
+    assert message.startswith("needs 3 x a whole GPU (capacity for 2 of 3 workers); of 2 GPUs")
     assert gpus_of(gang, make_snapshot(gpus=gpus(3))) == ["GPU-0", "GPU-1", "GPU-2"]
 
 
@@ -148,7 +148,7 @@ def test_workers_of_a_gang_do_not_share_what_only_one_can_have() -> None:
     """I1: the trial ledger counts the earlier ranks."""
     cores = make_job(workers=2, template=make_template(cpu="3"))
     assert (
-        "milli-CPU short"
+        "short of 1000 milli-CPU"
         in why(cores, make_snapshot(gpus=gpus(2), nodes=[make_node(cpu=5)])).message
     )
 
@@ -227,10 +227,10 @@ def test_selectors_and_taints(
 def test_host_room_counts() -> None:
     job = make_job(template=make_template(cpu="6", memory="300Gi"))
     refusal = why(job, make_snapshot(nodes=[make_node(cpu=4)]))
-    assert "2000 milli-CPU short" in refusal.message
+    assert "short of 2000 milli-CPU" in refusal.message
     assert refusal.could_ever_fit is False
     big = make_job(template=make_template(memory="300Gi"))
-    assert "44 GiB host memory short" in why(big, make_snapshot()).message
+    assert "short of 44 GiB host memory" in why(big, make_snapshot()).message
     busy = make_node(cpu=8, cpu_milli_free=1000)
     assert why(
         make_job(template=make_template(cpu="6")), make_snapshot(nodes=[busy])
@@ -250,13 +250,13 @@ def test_a_job_that_fits_only_without_its_margin_gets_the_whole_gpu() -> None:
 def test_neighbours_that_would_slow_each_other_are_kept_apart() -> None:
     busy = of("a", 4 * GIB, utilization_percent=70.0)
     message = why(sized(GIB), make_snapshot(busy)).message
-    assert "1 busy: 90 % together would slow a job by over 10 %" in message
+    assert "1 busy: 90 % in total would slow a job by more than 10 %" in message
     calm = of("a", 4 * GIB, utilization_percent=50.0)
     assert gpus_of(sized(GIB), make_snapshot(calm)) == ["GPU-0"]
     touchy = replace(
         calm, spec=replace(calm.spec, sharing=replace(calm.spec.sharing, max_slowdown_percent=2))
     )
-    assert "over 2 %" in why(sized(GIB), make_snapshot(touchy)).message
+    assert "more than 2 %" in why(sized(GIB), make_snapshot(touchy)).message
 
 
 def test_the_limit_of_summed_utilization_follows_the_law() -> None:
@@ -271,7 +271,7 @@ def test_claimed_gpus_are_not_for_later_jobs() -> None:
     assert gpus_of(make_job(), make_snapshot(gpus=gpus(2)), ("GPU-0",)) == ["GPU-1"]
     refusal = why(make_job(), make_snapshot(), ("GPU-0",))
     assert refusal.could_ever_fit
-    assert "1 kept for an earlier job" in refusal.message
+    assert "1 nominated for an earlier job" in refusal.message
 
 
 def test_the_cheaper_node_then_the_node_with_fewer_free_gpus() -> None:
@@ -291,15 +291,12 @@ def test_messages_carry_the_numbers() -> None:
     message = why(sized(6 * GIB), make_snapshot(*jobs, gpus=gpus(2))).message
     assert message == (
         "needs 1 x 6.6 GiB at 20 %; of 2 GPUs: 2 too full; "
-        "nearest: GPU-0 on n0 with 4 GiB free of 24 GiB, 2.6 GiB are missing"
+        "closest: GPU-0 on n0 (4 GiB of 24 GiB free, 2.6 GiB short)"
     )
 
 
 def test_no_gpus_at_all() -> None:
-    assert (
-        "no node with an agent has joined"
-        in why(make_job(), replace(make_snapshot(), gpu_nodes=())).message
-    )
+    assert "no node has an agent" in why(make_job(), replace(make_snapshot(), gpu_nodes=())).message
     message = why(make_job(models=("H100",)), make_snapshot()).message
     assert message == "no GPU of model H100; models in the cluster: NVIDIA A10"
     assert re.search(r"\d", why(make_job(memory_bytes=40 * GIB), make_snapshot()).message)
@@ -337,7 +334,8 @@ def test_workers_of_a_gang_never_share_a_gpu() -> None:
     """Two small workers would fit on the one GPU; NCCL would refuse to join them."""
     small = sized(GIB, workers=2, max_slowdown_percent=100)
     assert (
-        "room for 1 of 2 workers" in why(small, make_snapshot(of("a", GIB), gpus=gpus(1))).message
+        "capacity for 1 of 2 workers"
+        in why(small, make_snapshot(of("a", GIB), gpus=gpus(1))).message
     )
     assert sorted(gpus_of(small, make_snapshot(gpus=gpus(2)))) == ["GPU-0", "GPU-1"]
 

@@ -37,16 +37,32 @@ def test_findings_that_differ_in_the_figure_are_told_as_one_and_the_most_gpus_fi
     snapshot = make_snapshot(other, nodes=nodes, gpu_nodes=gpu_nodes)
     message = message_of(make_job(template=make_template(cpu="4")), snapshot)
     assert message.endswith(
-        "of 4 GPUs: 3 on nodes 3000 to 4000 milli-CPU short; 1 held whole by another job"
+        "of 4 GPUs: 3 on nodes short of 3000 to 4000 milli-CPU; "
+        "1 allocated exclusively to another job"
     )
     memory = [replace(node, cpu_milli_free=64_000, memory_bytes_free=0) for node in nodes[:1]]
     memory.append(replace(nodes[1], cpu_milli_free=64_000, memory_bytes_free=GIB))
     big = make_job(template=make_template(memory="3Gi"))
     snapshot = make_snapshot(nodes=memory, gpu_nodes=gpu_nodes[:2])
-    assert message_of(big, snapshot).endswith("2 on nodes 2 GiB to 3 GiB host memory short")
+    assert message_of(big, snapshot).endswith("2 on nodes short of 2 GiB to 3 GiB host memory")
 
 
 def test_words_with_braces_are_told_as_they_are() -> None:
     """A driver's or a label's words are nobody's template."""
     node = make_node(taints=(Taint("{x}", "NoSchedule", ""),))
     assert "taint {x} is not tolerated" in message_of(make_job(), make_snapshot(nodes=[node]))
+
+
+def test_requests_that_cannot_be_read_are_told() -> None:
+    job = make_job(template=make_template(cpu="four"))
+    assert "1 on nodes of any size: what the template's containers request" in message_of(
+        job, make_snapshot()
+    )
+
+
+def test_an_init_container_counts() -> None:
+    template = make_template(cpu="1")
+    first = {"name": "fetch", "resources": {"requests": {"cpu": "65"}}}
+    template["spec"]["initContainers"] = [first]
+    message = message_of(make_job(template=template), make_snapshot())
+    assert "1 on nodes 1000 milli-CPU short" in message

@@ -91,9 +91,9 @@ def test_while_the_others_grace_lasts_it_says_for_whom_it_waits() -> None:
     stop = world.status("low").stop
     assert stop is not None
     assert stop.reason == "Preempted"
-    assert "makes room for team/high (priority 5 over 0)" in stop.message
+    assert "stopped for team/high (priority 5 over 0)" in stop.message
     assert (stop.deadline - world.now).total_seconds() == CONFIGURATION.termination_grace_seconds
-    assert world.why("high").startswith("MakingRoom: waiting for team/low to stop and free ")
+    assert world.why("high").startswith("MakingRoom: waiting for team/low to stop (preempted ")
     # Nobody slips in between.
     world.submit(small("thief", created=2))
     world.stubborn = set()
@@ -228,7 +228,7 @@ def test_children_share_their_parents_quota() -> None:
     world.tick()
     # One is x's own, one is borrowed from y; the third would be beyond the team's quota.
     assert len(world.running()) == 2
-    assert "queue team holds 2 of 2 GPUs, needs 1" in world.why("x2")
+    assert "queue team uses 2 of 2 GPUs, needs 1 more" in world.why("x2")
     world.submit(whole("y0", queue="y", created=5))
     world.tick(10)
     assert "y0" in world.running()
@@ -338,12 +338,12 @@ def test_a_short_job_runs_on_gpus_kept_for_a_long_wait() -> None:
     world.submit(long, short)
     world.tick()
     assert world.running() == {"busy", "short"}
-    assert "kept for an earlier job" in world.why("unknown")
+    assert "nominated for an earlier job" in world.why("unknown")
     assert "could start in about" in world.why("large")
 
 
 def test_nobody_else_is_interrupted_while_a_reading_still_shows_who_has_left() -> None:
-    """The pod has ended, the agent has not read its GPU again: that is no stranger."""
+    """The pod has ended, the agent has not read its GPU again: that is no unmanaged process."""
     gone = placed(make_job("gone"), phase=JobPhase.SUCCEEDED)
     old = make_pod(gone, exit_code=0)
     gpus = [
@@ -362,7 +362,7 @@ def test_nobody_else_is_interrupted_while_a_reading_still_shows_who_has_left() -
     assert world.running() == {"stays", "urgent"}
 
 
-def test_a_deleted_pod_that_a_reading_still_shows_is_no_stranger_either() -> None:
+def test_a_deleted_pod_that_a_reading_still_shows_is_no_unmanaged_process_either() -> None:
     gpus = [make_gpu("GPU-0a", ours=[("old", 4 * GIB)]), make_gpu("GPU-0b", index=1)]
     world = World(
         whole("stays"),
@@ -377,8 +377,8 @@ def test_a_deleted_pod_that_a_reading_still_shows_is_no_stranger_either() -> Non
     assert world.running() == {"urgent"}, "a newer reading shows it still: it is in the way"
 
 
-def test_a_real_stranger_is_no_reason_to_wait() -> None:
-    gpu = make_gpu("GPU-0a", stranger=4 * GIB)
+def test_a_real_unmanaged_process_is_no_reason_to_wait() -> None:
+    gpu = make_gpu("GPU-0a", unmanaged=4 * GIB)
     nodes = [make_gpu_node("n0", gpu, make_gpu("GPU-0b", index=1))]
     world = World(whole("stays"), gpu_nodes=nodes)
     world.tick()

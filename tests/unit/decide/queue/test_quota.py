@@ -61,10 +61,10 @@ def test_quota_counts_gpus_and_memory_of_attempts_that_are_not_finished() -> Non
     assert queues.quota_shortfall(make_job(), GIB) == ""
     assert (
         queues.quota_shortfall(make_job(workers=2), GIB)
-        == "queue default holds 2 of 3 GPUs, needs 2"
+        == "queue default uses 2 of 3 GPUs, needs 2 more"
     )
     queues.add(make_job(), jobs[0].status)
-    assert queues.quota_shortfall(make_job(), GIB) == "queue default holds 3 of 3 GPUs, needs 1"
+    assert queues.quota_shortfall(make_job(), GIB) == "queue default uses 3 of 3 GPUs, needs 1 more"
 
 
 def test_memory_quota() -> None:
@@ -72,7 +72,7 @@ def test_memory_quota() -> None:
     job = make_job(queue="q")
     queues = queues_of([queue], [running(make_job("a", queue="q"), held=reserve(8 * GIB))])
     assert queues.quota_shortfall(job, 12 * GIB) == ""
-    assert queues.quota_shortfall(job, 13 * GIB) == "queue q would hold 21 GiB of 20 GiB GPU memory"
+    assert queues.quota_shortfall(job, 13 * GIB) == "queue q would use 21 GiB of 20 GiB GPU memory"
 
 
 def test_queues_that_do_not_exist_are_named() -> None:
@@ -82,7 +82,9 @@ def test_queues_that_do_not_exist_are_named() -> None:
     assert queues.unknown_queue(make_job()) == ""
     assert queues.quota_shortfall(make_job(), GIB) == ""
     text = queues.unknown_queue(make_job(queue="resaerch"))
-    assert text == "spec.queue: no GPUQueue 'resaerch'; there are: default, research"
+    assert (
+        text == "spec.queue: GPUQueue 'resaerch' does not exist; existing queues: default, research"
+    )
 
 
 def test_quota_is_kept_for_a_job_that_can_be_within_it() -> None:
@@ -91,7 +93,7 @@ def test_quota_is_kept_for_a_job_that_can_be_within_it() -> None:
     queues.hold_quota(make_job(workers=5), GIB)
     assert queues.quota_shortfall(make_job(), GIB) == ""
     queues.hold_quota(make_job(workers=4), GIB)
-    assert "kept for an earlier job" in queues.quota_shortfall(make_job(), GIB)
+    assert "held for an earlier job" in queues.quota_shortfall(make_job(), GIB)
     assert queues.quota_shortfall(make_job(queue="other"), GIB) == ""
 
 
@@ -177,7 +179,7 @@ def test_borrowing_has_a_limit() -> None:
     assert queues.quota_shortfall(make_job(), GIB) == ""
     assert (
         queues.quota_shortfall(make_job(workers=2), GIB)
-        == "queue default holds 3 of 4 GPUs, needs 2"
+        == "queue default uses 3 of 4 GPUs, needs 2 more"
     )
     assert queues.would_borrow(make_job(), GIB)
     assert not queues.fits_in_nominal(make_job(), GIB)
@@ -203,7 +205,7 @@ def test_a_child_within_its_own_is_entitled_while_its_sibling_has_all() -> None:
         [running(make_job(f"x{n}", queue="x"), held=reserve(GIB)) for n in range(2)],
     )
     child = make_job("y0", queue="y")
-    assert queues.quota_shortfall(child, GIB) == "queue team holds 2 of 2 GPUs, needs 1"
+    assert queues.quota_shortfall(child, GIB) == "queue team uses 2 of 2 GPUs, needs 1 more"
     assert queues.fits_in_nominal(child, GIB)
     assert queues.can_be_reclaimed_for("x", "y")
     # The team as a whole is within its quota: that is no business of others.

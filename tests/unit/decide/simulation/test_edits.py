@@ -96,14 +96,14 @@ def test_a_job_arrives_now_whatever_its_file_says_of_its_past() -> None:
 @pytest.mark.parametrize(
     ("changes", "field", "problem"),
     [
-        (Edits(without_nodes=("n9",)), "without node", "no node n9 .* there are: n0"),
-        (Edits(more_nodes=(MoreNodes("n9", 1),)), "more nodes", "no node n9 .* there are: n0"),
+        (Edits(without_nodes=("n9",)), "without node", "no node n9 .* existing nodes: n0"),
+        (Edits(more_nodes=(MoreNodes("n9", 1),)), "more nodes", "no node n9 .* existing nodes: n0"),
         (Edits(more_nodes=(MoreNodes("n0", 0),)), "more nodes", "1 to 1000; got 0"),
-        (Edits(jobs=(make_job("first"),)), "metadata.name", "a job team/first already"),
+        (Edits(jobs=(make_job("first"),)), "metadata.name", "job team/first already exists"),
         (
             Edits(jobs=(make_job("twice"), make_job("twice"))),
             "metadata.name",
-            "a job team/twice already",
+            "job team/twice already exists",
         ),
         (
             Edits(jobs=(make_job("many"),) * (ADDED_JOBS_MAX + 1)),

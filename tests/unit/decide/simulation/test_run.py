@@ -61,12 +61,12 @@ def test_a_job_that_fits_starts_at_once_and_the_simulation_ends() -> None:
     assert new.placed[0].placement.workers[0].gpus == ("GPU-0",)
     assert "GPU-0" in new.placed[0].message
     assert new.waited == []
-    assert story.ended == "nobody waits"
+    assert story.ended == "no pending jobs"
     assert story.cycles < 10
 
 
 def test_a_job_waits_for_the_estimated_end_of_another() -> None:
-    """1,000 steps of 0.1 s are left: 100 s, told by the operator's own words and kept."""
+    """1,000 steps of 0.1 s left: 100 s, told by the operator's own words and kept."""
     first = busy()
     story = run(make_snapshot(first, whole("new"), pods=make_pods(first)))
     new = told(story, "new")
@@ -93,7 +93,7 @@ def test_a_preempted_job_uses_its_grace_and_goes_on_from_what_it_saved() -> None
     story = run(replace(snapshot, configuration=replace(snapshot.configuration)))
     stop = told(story, "low").stopped[0]
     assert (stop.seconds, stop.reason) == (0, "Preempted")
-    assert "makes room for team/high" in stop.message
+    assert "stopped for team/high" in stop.message
     # 2 s to write a checkpoint, and 30 s to start again, on one GPU.
     assert stop.lost_gpu_seconds == pytest.approx(32)
     assert f"loses {stop.lost_gpu_seconds:.0f} GPU-seconds" in stop.message
@@ -135,7 +135,7 @@ def test_a_lost_node_interrupts_its_jobs_and_they_start_elsewhere() -> None:
 
 
 def test_a_gpu_is_free_of_the_processes_of_who_left() -> None:
-    """Measured memory of an ended pod must not pass for a stranger's."""
+    """Measured memory of an ended pod must not pass for an unmanaged process's."""
     first = busy()
     pods = make_pods(first)
     gpu = make_gpu(ours=[(pods[0].uid, 20 * GIB)])
@@ -158,7 +158,7 @@ def test_a_stale_agent_stays_stale_and_a_fresh_one_fresh() -> None:
     started = [s for s in story.jobs.values() if s.starts_seconds is not None]
     assert [s.placed[0].placement.workers[0].node for s in started] == ["n1"]
     waiting = next(s for s in story.jobs.values() if s.starts_seconds is None)
-    assert "measurements are" in waiting.waited[-1].message
+    assert "readings are" in waiting.waited[-1].message
 
 
 def test_a_running_job_never_passes_for_hung() -> None:

@@ -65,23 +65,23 @@ def waiting(message: str) -> GPUJob:
 @pytest.mark.parametrize(
     ("message", "attempt", "holds"),
     [
-        ("1 too full, strangers included; 244 MiB are missing", 1, True),
+        ("1 too full, unmanaged processes included; 244 MiB short)", 1, True),
         ("no room", 1, False),
-        ("1 too full, strangers included; 244 MiB are missing", 2, False),
+        ("1 too full, unmanaged processes included; 244 MiB short)", 2, False),
     ],
 )
-def test_the_stranger_claim_needs_numbers_and_one_attempt(
+def test_the_unmanaged_process_claim_needs_numbers_and_one_attempt(
     message: str, attempt: int, holds: bool
 ) -> None:
     final = placed(make_job("guest"), attempt=attempt)
-    claim = claims.stranger_respected(waiting(message), final, GIB, 2 * GIB)
+    claim = claims.unmanaged_process_respected(waiting(message), final, GIB, 2 * GIB)
     assert claim.holds is holds
 
 
 TUNING = with_status(
     placed(make_job()),
     tuned=TUNED,
-    explain=("precision applied: 2.00x", "compile refused: tried once training has lasted 120 s"),
+    explain=("precision applied: 2.00x", "compile skipped: tried once training has lasted 120 s"),
 )
 
 
@@ -97,7 +97,7 @@ def test_the_loss_must_agree(loss: float, learned: float, holds: bool) -> None:
     claim = claims.optimized(TUNING, {"loss": learned}, compared([2.0] * PAIRS, loss))
     assert claim.holds is holds
     assert "2.00x (95 % 2.00 to 2.00, 20 pairs)" in claim.figures[0]
-    assert claim.figures[1] == "in force: precision bfloat16, batchPerStep 16"
+    assert claim.figures[1] == "applied: precision bfloat16, batchPerStep 16"
     assert claim.figures[2] == "precision applied: 2.00x"
 
 

@@ -38,7 +38,7 @@ def set_variables(wishes: RequestedSettings, explanation: DecisionLog) -> None:
         if value is None:
             continue
         if name in os.environ:
-            explanation.refused(f"{ACCELERATE} {name}", f"it is {os.environ[name]!r} already")
+            explanation.skipped(f"{ACCELERATE} {name}", f"it is {os.environ[name]!r} already")
             continue
         os.environ[name] = value
         explanation.applied(f"{ACCELERATE} {name}", f"{value}, as asked for")
@@ -68,7 +68,7 @@ def _adapt_arguments(wishes: RequestedSettings, explanation: DecisionLog) -> Non
                 raise
             _set(self, before)
             plain_init(self)
-            explanation.refused(TRAINER, f"{_text(changes)}: {error}")
+            explanation.skipped(TRAINER, f"{_text(changes)}: {error}")
             return
         if changes:
             explanation.applied(TRAINER, _text(changes))
@@ -99,7 +99,7 @@ def changed_arguments(
     changes = _split(arguments, wishes, explanation)
     if wishes.mixed_precision is not None:
         if given & {"bf16", "fp16", "tf32"}:
-            explanation.refused(f"{TRAINER} precision", "the script chooses it itself")
+            explanation.skipped(f"{TRAINER} precision", "the script chooses it itself")
         else:
             changes[wishes.mixed_precision] = True
     if wishes.compile and not given & {"torch_compile", "torch_compile_backend"}:
@@ -118,9 +118,9 @@ def _split(arguments: Any, wishes: RequestedSettings, explanation: DecisionLog) 
     present = arguments.per_device_train_batch_size
     total = present * arguments.gradient_accumulation_steps
     if arguments.auto_find_batch_size:
-        explanation.refused(item, "auto_find_batch_size changes the batch itself")
+        explanation.skipped(item, "auto_find_batch_size changes the batch itself")
     elif rows >= present or total % rows:
-        explanation.refused(item, f"steps of {rows} do not split {present}, {total} in all")
+        explanation.skipped(item, f"steps of {rows} do not split {present}, {total} in all")
     else:
         explanation.applied(item, f"{total} samples in steps of {rows}, in all {total} as before")
         return {

@@ -43,7 +43,7 @@ def _adapt(module: str, wishes: RequestedSettings, explanation: DecisionLog) -> 
             explanation.applied(LIGHTNING, f"{precision}, as asked for")
             return
         plain(self, *args, **kwargs)
-        explanation.refused(LIGHTNING, f"{precision}: {refusal}")
+        explanation.skipped(LIGHTNING, f"{precision}: {refusal}")
 
     kind.__init__ = __init__
 
@@ -66,6 +66,6 @@ def chosen_precision(
     if wishes.mixed_precision is None:
         return None
     if keywords.get("precision") is not None or keywords.get("plugins"):
-        explanation.refused(LIGHTNING, "the script chooses it itself")
+        explanation.skipped(LIGHTNING, "the script chooses it itself")
         return None
     return _PRECISIONS[wishes.mixed_precision]

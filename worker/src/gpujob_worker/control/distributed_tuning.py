@@ -67,7 +67,7 @@ class LeadingTuner(SharedTuner):
             self._decision.start()
             if not self._waited:
                 text = f"not all {self.agreement.size} processes came to it"
-                self._decision.refuse("tuning", text)
+                self._decision.skip("tuning", text)
         return self._waited
 
 
@@ -84,7 +84,7 @@ class FollowingTuner(SharedTuner):
             self._decision.source = "as the first process measured"
             self._proposed = self.agreement.proposal(self._patience_seconds)
             if self._proposed is None:
-                self._decision.refuse("tuning", "the first process proposed nothing")
+                self._decision.skip("tuning", "the first process proposed nothing")
         return self._proposed or TunedSettings()
 
     @property
@@ -124,7 +124,7 @@ def root_inside(
         return None
     reason = wrapper_refusal(wrapper, session.world_size)
     if reason is not None:
-        session.explanation.refused("processes", reason)
+        session.explanation.skipped("processes", reason)
         _decide_together(in_force)
         in_force.refuse_runs(reason)
         return None

@@ -54,7 +54,7 @@ def require_all(session: Session, store: Store | None = None) -> str | None:
     reason = absence(store or group_store(), session.world_size, digest(session))
     if reason is not None:
         session.switch_off(setting.NAME for setting in SETTINGS if not setting.OWN)
-        session.explanation.refused("processes", reason)
+        session.explanation.skipped("processes", reason)
     return reason
 
 

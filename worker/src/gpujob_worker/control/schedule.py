@@ -110,7 +110,7 @@ class TuningSchedule:
         # Hooks may have come since the first look.
         reason = probe_refusal(root.module)
         if reason is not None:
-            self._explain.refused("compile", reason)
+            self._explain.skipped("compile", reason)
             return
         session.meter.new_window()
         with measuring("compile", self._explain):

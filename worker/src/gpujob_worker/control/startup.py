@@ -88,7 +88,7 @@ class Startup:
             in_force.refuse_runs(communicates(root, recorded))
         if limited and in_force.run_refusal is not None:
             text = f"nothing was measured: {in_force.run_refusal}"
-            in_force.explanation.refused("memory limit", text)
+            in_force.explanation.skipped("memory limit", text)
         if session.state.known_tuned is not None:
             self._apply_known(root, recorded, session.state.known_tuned)
         elif limited and in_force.run_refusal is None:
@@ -180,7 +180,7 @@ class Startup:
         in_force.beside.append(found)
         reason = self._beside_refusal(root, recorded)
         if reason is not None:
-            said.refused("memory limit", f"nothing was measured: {reason}")
+            said.skipped("memory limit", f"nothing was measured: {reason}")
             return found
         found.fit = fit = MemoryFit(session.meter.memory, said, tuner, limit)
         fit.others = lambda: [other for other in in_force.fits if other is not fit]

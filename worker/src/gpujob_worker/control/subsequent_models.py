@@ -110,7 +110,7 @@ class SubsequentModels:
         session.state.begin_model(alike=False)
         text = f"{why}; {self._count} more ran as written"
         text += ", without a look at the memory limit" if self._limited else ""
-        session.explanation.refused(ITEM, text, aloud=self._count == 1)
+        session.explanation.skipped(ITEM, text, aloud=self._count == 1)
         return True
 
     def _is_another(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -243,11 +243,11 @@ class SubsequentModels:
         if not in_force.first_shape:
             return
         names = _names(in_force.tuner.tuned() if in_force.tuner is not None else None)
-        refused = [str(decision) for decision in in_force.explanation.refusals]
-        refused += [in_force.run_refusal] if in_force.run_refusal is not None else []
+        skipped = [str(decision) for decision in in_force.explanation.skips]
+        skipped += [in_force.run_refusal] if in_force.run_refusal is not None else []
         wanted = _names(self._session.state.known_tuned)
-        if wanted and refused:
-            say.note("refused", f"{in_force.whose.strip()}: {'; '.join(refused)}")
+        if wanted and skipped:
+            say.note("skipped", f"{in_force.whose.strip()}: {'; '.join(skipped)}")
         if names:
             self._started += 1
             self._settings = names

@@ -39,7 +39,7 @@ class TuningRun:
             if setting.chosen(self._tuner.applied):
                 keeps_limit = True
             else:
-                self._explain.refused(setting.ITEM, reason)
+                self._explain.skipped(setting.ITEM, reason)
         self._fused_optimizer()
         if self._in_force.fit is not None and not (keeps_limit or judged):
             self._in_force.fit.judge(self._session.state.baseline_peak_bytes)
@@ -108,10 +108,10 @@ class TuningRun:
         if asked is not None and (rows is None or asked < rows):
             self._tuner.split(root, recorded, asked, "as asked for")
         elif rows is None and not binds:
-            self._explain.refused("batch split", not_asked)
+            self._explain.skipped("batch split", not_asked)
         self._activation(root, recorded, None if binds else not_asked)
         if not binds:
-            self._explain.refused("offload", not_asked)
+            self._explain.skipped("offload", not_asked)
 
     def _activation(self, root: Root, recorded: RecordedCall, not_asked: str | None) -> None:
         """`not_asked` says why memory does not ask for it; None where it does."""
@@ -121,14 +121,14 @@ class TuningRun:
         if wanted is Toggle.ON:
             self._tuner.activation_checkpointing(root, recorded, "as asked for")
         elif wanted is Toggle.OFF:
-            self._explain.refused("activation checkpointing", "asked not to")
+            self._explain.skipped("activation checkpointing", "asked not to")
         elif not_asked is not None:
-            self._explain.refused("activation checkpointing", not_asked)
+            self._explain.skipped("activation checkpointing", not_asked)
 
     def _fused_optimizer(self) -> None:
         number = len(self._in_force.facts.optimizers)
         if number != 1:
-            self._explain.refused("fused optimizer", f"{number} optimizers step; one is needed")
+            self._explain.skipped("fused optimizer", f"{number} optimizers step; one is needed")
             return
         limit = self._session.environment.memory_limit_bytes
         room: int | None = None
@@ -140,11 +140,11 @@ class TuningRun:
         wanted = self._session.environment.settings.compile
         if wanted is Toggle.AUTO and self._in_force.agreement is not None:
             why = "the others would wait for it; several processes have to ask for it"
-            self._explain.refused("compile", why)
+            self._explain.skipped("compile", why)
             return None
         if wanted is Toggle.AUTO and self._session.features.allows("compile"):
             why = f"tried once training has lasted {COMPILE_AFTER_SECONDS:.0f} s"
-            self._explain.refused("compile", why)
+            self._explain.skipped("compile", why)
             return time.monotonic() + COMPILE_AFTER_SECONDS
         self._tuner.compile(root, recorded)
         return None

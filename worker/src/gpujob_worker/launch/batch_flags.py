@@ -45,7 +45,7 @@ def adapt(
         batch = _value(given, batch_flag, declared[batch_flag])
         steps = _value(given, steps_flag, declared[steps_flag])
         if batch is None or steps is None or (batch * steps) % per_step or per_step >= batch:
-            explanation.refused(_ITEM, f"{batch_flag} {batch} x {steps_flag} {steps} stays")
+            explanation.skipped(_ITEM, f"{batch_flag} {batch} x {steps_flag} {steps} stays")
             return given
         more = batch * steps // per_step
         arguments = _set(given, batch_flag, per_step)

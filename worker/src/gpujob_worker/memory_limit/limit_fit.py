@@ -62,7 +62,7 @@ class MemoryFit:
         """
         total = recorded.inputs.rows
         if total is None or total < ROWS_MIN:
-            self._explain.refused(ITEM, "the call has no batch of four samples to measure")
+            self._explain.skipped(ITEM, "the call has no batch of four samples to measure")
             return
         self._memory.give_back_early(True)
         plain = MemoryProbe(root, recorded, self._memory).model()
@@ -190,7 +190,7 @@ class MemoryFit:
         if ends and self._overstepped(observed_bytes):
             self._fail(observed_bytes, "measured")
         else:
-            self._explain.refused(ITEM, self._needs(observed_bytes, "measured"))
+            self._explain.skipped(ITEM, self._needs(observed_bytes, "measured"))
 
     def _gives_back_early(self, observed_bytes: int) -> bool:
         """Whether that is something new; then it is looked at again after some steps."""
@@ -230,7 +230,7 @@ class MemoryFit:
 
     def _fail(self, taken_bytes: float, how: str) -> None:
         text = self._needs(taken_bytes, how)
-        self._explain.refused(ITEM, text)
+        self._explain.skipped(ITEM, text)
         assert self.needed_bytes is not None
         if not self._tuner.recommends:
             raise MemoryLimitError(text, self.needed_bytes)
@@ -241,7 +241,7 @@ class MemoryFit:
         text = f"cannot be kept: {format_memory(int(taken_bytes))} {how}"
         if self._chooser is not None:
             text += f" for {self._chooser.way()}"
-        against = {decision.item: str(decision) for decision in self._explain.refusals}
+        against = {decision.item: str(decision) for decision in self._explain.skips}
         said = "".join(f"; {against[item]}" for item in _WAYS if item in against)
         return (
             f"{text}, limit {format_memory(self._limit)}. It needs a limit of "

@@ -58,7 +58,7 @@ class SplitStep:
             return [batch], [rows]
         if any(size != rows for size in sizes):
             text = f"the batch's tensors have {sorted(set(sizes))} rows"
-            self._session.explanation.refused("batch split", text)
+            self._session.explanation.skipped("batch split", text)
             return [batch], [rows]
         columns = [
             leaf.split(per_step) if isinstance(leaf, torch.Tensor) and leaf.dim() else None
@@ -83,7 +83,7 @@ class SplitStep:
             return rows
         reason = batch_statistics(self._model)
         if reason is not None:
-            session.explanation.refused("batch split", reason)
+            session.explanation.skipped("batch split", reason)
             return rows
         if per_step < rows:
             session.explanation.applied("batch split", f"{rows} samples in steps of {per_step}")

@@ -155,7 +155,7 @@ class Job:
             return None
         if environment.world_size > 1:
             text = f"{environment.world_size} workers: checkpoints of several are not written yet"
-            self._session.explanation.refused("checkpoint", text)
+            self._session.explanation.skipped("checkpoint", text)
             return None
         return Store(directory, environment.attempt, environment.settings.checkpoint_keep)
 

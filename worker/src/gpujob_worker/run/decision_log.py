@@ -1,4 +1,4 @@
-"""What was applied to the script and what was refused, with the reason: one line per item.
+"""What was applied to the script and what was skipped, with the reason: one line per item.
 
 Code that needs to know what was decided asks for the decision; lines are for people.
 """
@@ -13,7 +13,7 @@ LINE_CHARACTERS_MAX = 300
 
 class Verdict(Enum):
     APPLIED = "applied"
-    REFUSED = "refused"
+    SKIPPED = "skipped"
     RECOMMENDED = "recommended"
     # Neither: something is told of the item.
     NOTED = ""
@@ -51,8 +51,8 @@ class DecisionLog:
     def applied(self, item: str, what: str) -> None:
         self._record(Decision(item, Verdict.APPLIED, what))
 
-    def refused(self, item: str, why: str, *, aloud: bool = True) -> None:
-        self._record(Decision(item, Verdict.REFUSED, why), aloud=aloud)
+    def skipped(self, item: str, why: str, *, aloud: bool = True) -> None:
+        self._record(Decision(item, Verdict.SKIPPED, why), aloud=aloud)
 
     def recommended(self, item: str, what: str) -> None:
         self._record(Decision(item, Verdict.RECOMMENDED, what))
@@ -85,8 +85,8 @@ class DecisionLog:
         return DecisionLog(within=self, addition=f" of {whose}")
 
     @property
-    def refusals(self) -> tuple[Decision, ...]:
-        return tuple(d for d in self._decisions.values() if d.verdict is Verdict.REFUSED)
+    def skips(self) -> tuple[Decision, ...]:
+        return tuple(d for d in self._decisions.values() if d.verdict is Verdict.SKIPPED)
 
     @property
     def lines(self) -> tuple[str, ...]:

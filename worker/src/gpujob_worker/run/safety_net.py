@@ -69,8 +69,8 @@ class SafetyNet:
     def say(self, reason: str) -> None:
         """Once on standard error, whatever was asked to be explained, and in the report."""
         text = f"{reason}; the script runs as written"
-        sys.stderr.write(f"gpujob: {ITEM} refused: {text}\n")
-        self._explanation.refused(ITEM, text, aloud=False)
+        sys.stderr.write(f"gpujob: {ITEM} skipped: {text}\n")
+        self._explanation.skipped(ITEM, text, aloud=False)
         self._explanation.said(ITEM)
 
 

@@ -180,7 +180,7 @@ class Session:
             beside = " but for the memory limit" if self.environment.memory_limit_bytes else ""
             self.explanation.note("speed-up", f"{text}, in turns with as written{beside}")
         elif before is not None:
-            self.explanation.refused("speed-up", "not measured with the settings now in force")
+            self.explanation.skipped("speed-up", "not measured with the settings now in force")
 
     def _efficiency(self) -> Efficiency | None:
         tuned = self.state.tuned or TunedSettings()
@@ -196,7 +196,7 @@ class Session:
         may well make."""
         late, refusal = self.meter.steps > 0, self.stop.listen()
         if refusal is not None:
-            self.explanation.refused("graceful stop", refusal)
+            self.explanation.skipped("graceful stop", refusal)
         elif late and self.is_first:
             self.explanation.applied("graceful stop", "from the first step on")
 

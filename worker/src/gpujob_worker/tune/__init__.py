@@ -1,1 +1,3 @@
-"""Measured choices: probes that leave no trace, paired comparisons, the memory model, the tuner."""
+"""Choices by measurement: probes without side effects, paired comparisons, the settings and the
+tuner.
+"""

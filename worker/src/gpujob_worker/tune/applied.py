@@ -1,4 +1,4 @@
-"""What is in force in a run; `registry` reads it, puts it in force and takes it back."""
+"""The settings that are applied in a run; `registry` reads, applies and rolls them back."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from gpujob_worker.inject.wrapped_module import RootPlan
 
 @dataclass(slots=True)
 class Applied:
-    """What is in force; everything that a roll-back has to take back."""
+    """The applied settings: everything that a roll-back has to undo."""
 
     plan: RootPlan = field(default_factory=RootPlan)
     activation_checkpointing: bool = False
@@ -16,7 +16,7 @@ class Applied:
     loader_workers: int | None = None
 
     def memory_only(self) -> "Applied":
-        """Without what is for speed."""
+        """Without settings for speed."""
         return Applied(
             plan=self.plan.memory_only(),
             activation_checkpointing=self.activation_checkpointing,

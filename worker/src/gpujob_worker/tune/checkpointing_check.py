@@ -1,4 +1,4 @@
-"""Whether activation checkpointing changes nothing but memory and time: tried on few samples."""
+"""Checks on a few samples that activation checkpointing changes nothing but memory and time."""
 
 import torch
 
@@ -21,7 +21,7 @@ _ROWS = 4
 def checkpointing_refusal(
     checkpointing: ActivationCheckpointing, recorded: RecordedCall
 ) -> str | None:
-    """Why it must stay off; None when a run with and without it gave the same gradients."""
+    """Why it must stay off; None if a run with it gave the same gradients as one without."""
     module = checkpointing.root.module
     wrapper = parallel_wrapper(module)
     if wrapper is not None:
@@ -68,7 +68,7 @@ def _difference(checkpointing: ActivationCheckpointing, recorded: RecordedCall) 
 
 
 def _counted(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Buffers in which layers count statistics of their inputs, by name."""
+    """Buffers of running statistics, by name."""
     owners = {id(layer) for layer in statistics_layers(module)}
     return {
         f"{name}.{key}" if name else key: buffer

@@ -1,4 +1,6 @@
-"""Compilation: the whole root, its repeated blocks, or with CUDA graphs; compared like any item."""
+"""Compilation of the whole root or its repeated blocks, optionally with CUDA graphs; compared like
+any setting.
+"""
 
 import time
 from collections.abc import Callable
@@ -13,7 +15,7 @@ from gpujob_worker.tune.setting import Context
 from gpujob_worker.tune.trial import agreement, short, tolerance_of
 
 COMPARE_COMPILED_SECONDS = 3.0
-# From so many blocks on, compiling the whole model takes minutes and the blocks go first.
+# From this many blocks on, compiling the whole model takes minutes, and the blocks are tried first.
 MANY_BLOCKS = 16
 WHOLE, BLOCKS, GRAPHS = "compile", "compile blocks", "CUDA graphs"
 
@@ -34,7 +36,7 @@ class CompileItems:
         if self._context.settings.compile is Toggle.OFF:
             reason = "not asked for (compile: Off)"
         if reason is not None:
-            self._decision.refuse(WHOLE, reason)
+            self._decision.skip(WHOLE, reason)
             return
         if not self._decision.measures(WHOLE, self._forced):
             return
@@ -58,7 +60,7 @@ class CompileItems:
     def _blocks(self) -> bool:
         reason = self._blocks_refusal()
         if reason is not None:
-            self._decision.refuse(BLOCKS, reason)
+            self._decision.skip(BLOCKS, reason)
             return False
 
         def plan(same_draws: bool) -> RootPlan:
@@ -71,15 +73,15 @@ class CompileItems:
         return setting_called("regional_compile").refusal(self._context)
 
     def _graphs(self) -> None:
-        """Only where asked for: replayed steps were not measured on any GPU yet."""
+        """CUDA graphs, only if requested: replayed steps have not been measured on a GPU yet."""
         if not self._context.features.cuda_graphs:
-            self._decision.refuse(GRAPHS, "not asked for (--cuda-graphs)")
+            self._decision.skip(GRAPHS, "not asked for (--cuda-graphs)")
             return
         reason = self._graphs_refusal()
         if reason is not None:
-            self._decision.refuse(GRAPHS, reason)
+            self._decision.skip(GRAPHS, reason)
             return
-        # What is compiled draws the same with graphs and without.
+        # Compiled code draws the same random numbers with graphs and without.
         graphs = self._graphs_plan()
         self._try(GRAPHS, lambda _: graphs, forced=False)
 
@@ -110,18 +112,19 @@ class CompileItems:
 
         try:
             trial = self._context.trial()
-            # Compiled code draws its own masks. That is right, and tells nothing when compared.
+            # Compiled code draws its own masks. That is correct, but a comparison would show
+            # nothing.
             draws = not present.compiles and trial.draws(present)
             plan = self._with_signature(plan_with(False))
             alike = self._with_signature(plan_with(True)) if draws else plan
             outputs, gradients = trial.same_draws_closeness(present, alike)
             numbers = agreement(outputs, gradients)
             if not tolerance_of(plan).holds(outputs, gradients):
-                self._decision.refuse(item, f"numbers disagree: {numbers}")
+                self._decision.skip(item, f"numbers disagree: {numbers}")
                 return False
             found = trial.speedup_of_compiled(item, present, plan, compiled)
         except Exception as error:
-            self._decision.refuse(item, f"failed: {short(error)}")
+            self._decision.skip(item, f"failed: {short(error)}")
             return False
         numbers = f"after {took[0]:.1f} s, {numbers}"
         kept = self._decision.decide(item, found, numbers, True, forced)
@@ -130,7 +133,9 @@ class CompileItems:
         return kept
 
     def adopt(self, tuned: TunedSettings) -> None:
-        """The way of an earlier run; compilation happens in the first step, or comes from disk."""
+        """Adopts the compilation of an earlier run; it happens in the first step, or is loaded from
+        disk.
+        """
         if not tuned.compile:
             return
         item, plan = (BLOCKS if tuned.regional_compile else WHOLE), self._applied.plan
@@ -138,7 +143,7 @@ class CompileItems:
         if reason is None and tuned.regional_compile:
             reason = self._blocks_refusal()
         if reason is not None:
-            self._decision.refuse(item, reason)
+            self._decision.skip(item, reason)
             return
         if tuned.regional_compile:
             plan = replace(plan, compiled_blocks=CompiledBlocks(self._root.module))

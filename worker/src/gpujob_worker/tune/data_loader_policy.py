@@ -1,7 +1,8 @@
-"""When the script's data loader gets worker processes, and when it loses them again.
+"""Decides when the script's data loader gets worker processes, and when it loses them again.
 
-They are asked for, known from an earlier run, or tried where the loop starves. What is tried is
-kept only when steps get shorter by the clock and wait less; else the pass under way ends without.
+Workers are requested, known from an earlier run, or tried if the loop waits for data. A trial is
+kept only if steps get shorter by the clock and wait less; otherwise the current pass ends without
+workers.
 """
 
 import weakref
@@ -22,21 +23,22 @@ from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.pinned_memory import PinnedMemory
 
 WAIT_PERCENT_NEEDED = 10.0
-# Steps with workers that are not counted: they start, and what they prefetch is there at once.
+# Steps with workers that are not counted: the workers start, and prefetched batches are available
+# at once.
 SETTLE_STEPS = 5
 TRIAL_STEPS = 20
-# Steps without workers that a trial is compared with; a pass that begins sooner stays as it is.
+# Steps without workers that a trial is compared with; a pass that begins earlier stays unchanged.
 BEFORE_STEPS = 10
 _ITEM = "data loading"
 
 
 class LoaderPolicy:
-    """Decides once; carries the decision out before the next pass over each training loader."""
+    """Decides once; applies the decision before the next pass over each training loader."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._workers: int | None = None
-        # By their identity, for as long as the script has them: a loader may come with each epoch.
+        # By identity, for as long as the script keeps them: a loader may be created for each epoch.
         self._seen: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._given: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._passes: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -54,7 +56,9 @@ class LoaderPolicy:
                 self._workers = workers_wanted()
 
     def stop(self) -> None:
-        """In a process that the script forked, which may not be allowed to start others."""
+        """For a process that the script forked, which may not be allowed to start other
+        processes.
+        """
         self._stopped = True
         self._pinned.stop()
 
@@ -70,11 +74,11 @@ class LoaderPolicy:
             return
         self._seen[id(loader)] = loader
         if self._workers < 1:
-            session.explanation.refused(_ITEM, "no core to spare for worker processes")
+            session.explanation.skipped(_ITEM, "no core to spare for worker processes")
             return
         reason = loader_refusal(loader)
         if reason is not None:
-            session.explanation.refused(_ITEM, reason)
+            session.explanation.skipped(_ITEM, reason)
             return
         add_workers(loader, self._workers)
         self._given[id(loader)] = loader
@@ -85,16 +89,18 @@ class LoaderPolicy:
             session.explanation.applied(_ITEM, text)
 
     def begun(self, loader: Any, iterator: Any) -> None:
-        """A pass over the loader; its workers, if ours, may have to leave before its end."""
+        """A pass over the loader starts; its workers, if added here, may have to end before the
+        pass does.
+        """
         if id(loader) in self._given:
             self._passes.add(iterator)
 
     def received(self, batch: Any) -> Any:
-        """The batch as the script is to have it."""
+        """The batch that the script gets."""
         return self._pinned.received(batch, beside=self._trial is not None)
 
     def waited(self, seconds: float) -> None:
-        """After each batch: what was tried is judged as soon as it was seen long enough."""
+        """Called after each batch: judges a trial once it was observed for long enough."""
         meter = self._session.meter
         meter.waited(seconds)
         trial = self._trial
@@ -117,25 +123,25 @@ class LoaderPolicy:
         self._given.clear()
         self._passes.clear()
         self._workers = None
-        session.explanation.refused(_ITEM, f"no gain: {why}")
+        session.explanation.skipped(_ITEM, f"no gain: {why}")
         if self._applied is not None:
             self._applied.loader_workers = None
         if session.state.tuned is not None:
             session.settings_are(replace(session.state.tuned, data_loader_workers=None))
 
     def decide(self, applied: Applied) -> None:
-        """After the baseline: workers from the next pass on when the loop starves for data."""
+        """After the baseline: adds workers from the next pass on if the loop waits for data."""
         session = self._session
         settings = session.environment.settings
         self._pinned.tuned()
         wait = session.state.baseline_wait_percent
         if not session.features.allows("data_loader") or settings.data_loading is Toggle.OFF:
-            session.explanation.refused(_ITEM, "switched off")
+            session.explanation.skipped(_ITEM, "switched off")
         elif self._workers is not None:
             applied.loader_workers = self._workers if self._workers > 0 else None
         elif wait is None or wait < WAIT_PERCENT_NEEDED:
             share = 0.0 if wait is None else wait
-            session.explanation.refused(
+            session.explanation.skipped(
                 _ITEM,
                 f"{share:.1f} % of the step is spent waiting, below {WAIT_PERCENT_NEEDED:.0f}",
             )
@@ -145,7 +151,7 @@ class LoaderPolicy:
     def _try(self, applied: Applied, wait_percent: float) -> None:
         session, workers, busy = self._session, workers_wanted(), loaded()
         if workers < 1 or busy is not None:
-            session.explanation.refused(_ITEM, busy or "no core to spare for worker processes")
+            session.explanation.skipped(_ITEM, busy or "no core to spare for worker processes")
             return
         if self._recommends:
             text = f"{workers} worker processes: waiting takes {wait_percent:.0f} % of a step"
@@ -177,7 +183,7 @@ class _Verdict:
 
 
 class _Trial:
-    """Compares the steps after tuning with those after the workers came."""
+    """Compares the steps after tuning with those after the workers were added."""
 
     def __init__(self, tuned_at: Timed) -> None:
         self._tuned_at = tuned_at
@@ -193,7 +199,7 @@ class _Trial:
             self._started, self._before = now, now.since(self._tuned_at)
 
     def verdict(self, now: Timed) -> _Verdict | None:
-        """None until enough was seen."""
+        """None until enough steps were observed."""
         if self._started is None:
             return None
         if self._settled is None:

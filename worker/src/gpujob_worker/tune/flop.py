@@ -1,4 +1,4 @@
-"""How many floating point operations a step of the root is, counted by torch on a few samples."""
+"""Counts the floating point operations of a step of the root, by torch on a few samples."""
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -32,6 +32,6 @@ def step_flop(root: Root, recorded: RecordedCall) -> float | None:
 
 
 def forced_float32(root: Root) -> bool:
-    """Whether the script's products run in plain float32: no autocast, no TF32, no other types."""
+    """True if the script's products run in plain float32: no autocast, no TF32, no other types."""
     plain = torch.get_float32_matmul_precision() == "highest" and not root.user_autocast
     return plain and all(p.dtype is torch.float32 for p in root.module.parameters())

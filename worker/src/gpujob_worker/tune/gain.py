@@ -1,7 +1,8 @@
-"""What the chosen settings gain together: in turns with the script's own way, on one batch.
+"""Measures the gain of all chosen settings together: in turns with the script's own settings, on
+one batch.
 
-Each item was chosen by a measurement that ended as soon as it was clear, and the mean of such a
-measurement is too high. Here the number of pairs is fixed before the first of them runs.
+Each setting was chosen by a measurement that ended once it was clear, and the mean of such a
+measurement is biased upwards. Here the number of pairs is fixed before the first one runs.
 """
 
 import torch
@@ -15,14 +16,16 @@ from gpujob_worker.tune.probe import RootProbe
 from gpujob_worker.tune.registry import put_in_force
 
 GAIN_PAIRS = 10
-# At least so long, also when the time for tuning is over.
+# Minimum time, also after the tuning budget is spent.
 GAIN_SECONDS = 5.0
-# And this part of the time for tuning, which is longer where steps are.
+# And at least this part of the tuning budget, which is longer for long steps.
 GAIN_FRACTION = 0.4
 
 
 class _Side:
-    """One way to run forward and backward, and the optimizer's step where the ways differ in it."""
+    """One variant of forward and backward, and of the optimizer's step if the variants differ in
+    it.
+    """
 
     def __init__(
         self, root: Root, recorded: RecordedCall, applied: Applied, copy: OptimizerCopy | None
@@ -45,9 +48,9 @@ def measure_gain(
     ways: tuple[Applied, Applied],
     seconds: float,
 ) -> Speedup | None:
-    """How many times as fast the second way is; None where it would take more than `seconds`.
+    """The speed-up of the second variant; None if the measurement would take more than `seconds`.
 
-    Leaves in force what ran last.
+    Leaves the variant applied that ran last.
     """
     copies: list[OptimizerCopy | None] = [None, None]
     if ways[1].fused and optimizer is not None:
@@ -58,7 +61,7 @@ def measure_gain(
     plain, chosen = (
         _Side(root, recorded, way, copy) for way, copy in zip(ways, copies, strict=True)
     )
-    # Libraries set themselves up in a first run.
+    # Libraries initialize themselves in a first run.
     chosen.seconds()
     plain.seconds()
     pairs = int(min(GAIN_PAIRS, seconds / max(plain.seconds() + chosen.seconds(), 1e-9)))

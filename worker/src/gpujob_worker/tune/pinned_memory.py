@@ -1,7 +1,8 @@
-"""Batches in pinned host memory, from which a GPU copies beside its work: kept where it helps.
+"""Batches in pinned host memory, from which a GPU copies while it computes: kept if measurably
+faster.
 
-Batches are pinned as the script receives them, so this can begin and end with any of them, and what
-cannot be pinned goes through as it is.
+Batches are pinned as the script receives them, so pinning can start and stop with any batch. A
+batch that cannot be pinned is passed through unchanged.
 """
 
 from enum import Enum, auto
@@ -15,7 +16,7 @@ from gpujob_worker.run.meter import Timed
 from gpujob_worker.run.session import Session
 
 BEFORE_STEPS = 10
-# Steps that are not counted: memory is pinned anew for the first batches.
+# Steps that are not counted: pinned memory is allocated for the first batches.
 SETTLE_STEPS = 5
 TRIAL_STEPS = 20
 SHORTER_NEEDED = 1.02
@@ -40,7 +41,7 @@ _STEPS = {
 
 
 class PinnedMemory:
-    """One trial of a run; only where settings are applied, and data loading is not off."""
+    """One trial in a run; only if settings are applied and data loading is not off."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -52,17 +53,17 @@ class PinnedMemory:
         self._without = 0.0
 
     def stop(self) -> None:
-        """Batches go through as they are from now on."""
+        """From now on batches are passed through unchanged."""
         self._phase = _Phase.OVER
 
     def tuned(self) -> None:
-        """Nothing else changes the steps from now on. Nothing is copied where there is no GPU."""
+        """No other setting changes the steps from now on. Nothing is pinned without a GPU."""
         if self._phase is _Phase.BEFORE_TUNING:
             on_gpu = self._session.meter.events is not None
             self._enter(_Phase.MEASURING_WITHOUT if on_gpu else _Phase.OVER)
 
     def received(self, batch: Any, *, beside: bool) -> Any:
-        """The batch for the script. With `beside`, something else of data loading is on trial."""
+        """The batch for the script. `beside`: another data loading setting is on trial."""
         if self._phase in (_Phase.BEFORE_TUNING, _Phase.OVER):
             return batch
         if beside:
@@ -70,7 +71,7 @@ class PinnedMemory:
             return batch
         reason = pin_refusal(batch)
         if reason is not None:
-            self._refuse(reason)
+            self._skip(reason)
             return batch
         self._go_on()
         if self._phase not in _PINS:
@@ -78,7 +79,7 @@ class PinnedMemory:
         try:
             return pinned(batch)
         except Exception as error:
-            self._refuse(f"failed: {type(error).__name__}: {error}"[:160])
+            self._skip(f"failed: {type(error).__name__}: {error}"[:160])
             return batch
 
     def _go_on(self) -> None:
@@ -97,13 +98,13 @@ class PinnedMemory:
     def _judge(self, seconds: float) -> None:
         numbers = f"steps take {seconds:.4f} s with it after {self._without:.4f} s"
         if seconds * SHORTER_NEEDED > self._without:
-            self._refuse(f"no gain: {numbers}")
+            self._skip(f"no gain: {numbers}")
             return
         self._session.explanation.applied(_ITEM, numbers)
         self._enter(_Phase.KEPT)
 
-    def _refuse(self, why: str) -> None:
-        self._session.explanation.refused(_ITEM, why)
+    def _skip(self, why: str) -> None:
+        self._session.explanation.skipped(_ITEM, why)
         self._enter(_Phase.OVER)
 
     def _enter(self, phase: _Phase) -> None:

@@ -24,13 +24,13 @@ from gpujob_worker.probe.side_effects import RandomStates
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What a call returns, less what the loss does not use, and what it teaches."""
+    """The outputs of a call that the loss uses, and the gradients."""
 
     outputs: list[torch.Tensor]
     gradients: list[torch.Tensor | None]
 
     def compare(self, other: "ProbeResult") -> tuple[Closeness, Closeness]:
-        """Closeness of outputs and of gradients, this one being the reference."""
+        """Closeness of outputs and of gradients; this result is the reference."""
         outputs = [out for out in self.outputs if _counts(out)]
         others = [out for out in other.outputs if _counts(out)]
         if len(outputs) != len(others):
@@ -48,7 +48,7 @@ def probe(
     recorded: RecordedCall,
     after_forward: Callable[[], None] | None = None,
 ) -> ProbeResult:
-    """Runs once; never touches `.grad`. `after_forward` is called with the graph still held."""
+    """Runs once; never changes `.grad`. `after_forward` is called while the graph exists."""
     with torch.enable_grad():
         output = call(recorded.inputs.detached())
         if after_forward is not None:
@@ -97,7 +97,7 @@ class RootProbe:
             return self.run(present).compare(self.run(plan))
 
     def draws(self, plan: RootPlan) -> bool:
-        """Whether a run draws random numbers of torch, for dropout or anything else."""
+        """True if a run draws torch's random numbers, for dropout or anything else."""
         self.run(plan)
         before, now = self._states, RandomStates()
         pairs = zip((before.torch, *before.cuda), (now.torch, *now.cuda), strict=True)

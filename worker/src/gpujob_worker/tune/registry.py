@@ -1,4 +1,4 @@
-"""Every setting that can be injected, in the order in which they are tried."""
+"""All settings that can be injected, in the order in which they are tried."""
 
 from importlib import import_module
 
@@ -19,7 +19,7 @@ def _load(name: str) -> Setting:
 
 
 SETTINGS: tuple[Setting, ...] = tuple(sorted(map(_load, NAMES), key=lambda s: (s.ORDER, s.NAME)))
-# Fields of `TunedSettings` that each process has for itself.
+# Fields of `TunedSettings` that each process decides for itself.
 OWN = tuple(field for setting in SETTINGS if setting.OWN for field in setting.FIELDS)
 
 
@@ -28,13 +28,13 @@ def setting_called(name: str) -> Setting:
 
 
 def tuned(applied: Applied) -> TunedSettings:
-    """What is chosen, for reports and for the next run."""
+    """The choices, for reports and for the next run."""
     values = {name: value for s in SETTINGS for name, value in s.tuned(applied).items()}
     return TunedSettings(**values)
 
 
 def keep_only(applied: Applied, agreed: TunedSettings) -> None:
-    """Takes back what `agreed` has not; nothing is added."""
+    """Drops choices that are not in `agreed`; adds nothing."""
     for setting in SETTINGS:
         setting.keep_only(applied, agreed)
 
@@ -42,7 +42,7 @@ def keep_only(applied: Applied, agreed: TunedSettings) -> None:
 def put_in_force(
     root: Root | None, optimizer: torch.optim.Optimizer | None, applied: Applied
 ) -> None:
-    """Makes the next step run with `applied`; `Applied()` is the script's own way."""
+    """Makes the next step run with `applied`; `Applied()` is the script's own settings."""
     if root is not None:
         root.plan = applied.plan
     target = Target(root, optimizer)

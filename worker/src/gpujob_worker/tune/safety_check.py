@@ -1,9 +1,10 @@
-"""The first run of the root that the script did not ask for: does it leave what cannot be undone?
+"""Runs the root once to check whether a run without the script's request has effects that cannot be
+undone.
 
-A forward may change parameters (a momentum encoder), its inputs, the dict that it was given, add
-hooks that call the script, or train by itself (meta learning). Runs for a measurement would do so
-again and again. This one runs on copies, stops before an optimizer's step, puts the parameters and
-their gradients back, and says what it saw.
+A forward may change parameters (a momentum encoder), its inputs, or a dict that it was given, add
+hooks that call the script, or train by itself (meta learning). Runs for a measurement would repeat
+that. This run uses copies, stops before an optimizer's step, restores the parameters and their
+gradients, and reports what it saw.
 """
 
 from collections.abc import Generator
@@ -27,9 +28,9 @@ _HOOKING = ("register_hook", "register_post_accumulate_grad_hook")
 
 
 def trace_refusal(root: Root, recorded: RecordedCall, *, whole: bool) -> str | None:
-    """Why the module must not be run for a measurement; None where nothing speaks against it.
+    """Why the module must not be run for a measurement; None if nothing prevents it.
 
-    Where few samples cannot run, all of them do if `whole`; else nothing is known.
+    If a few samples cannot run, all of them do if `whole`; otherwise nothing is known.
     """
     reason = recorded.refusal or probe_refusal(root.module)
     if reason is not None or parallel_wrapper(root.module) is not None:
@@ -80,9 +81,9 @@ def _look(module: torch.nn.Module, inputs: CallInputs) -> str | None:
 
 
 class _Parameters:
-    """Parameters with a copy of each, also where a forward gives them other memory.
+    """Parameters with a copy of each, even if a forward gives them other memory.
 
-    They have no gradients meanwhile, so that those of the script cannot be added to.
+    They have no gradients meanwhile, so that nothing is added to the script's gradients.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -160,7 +161,7 @@ class _Arguments:
 
 
 def _opaque(output: Any) -> str | None:
-    """What is returned inside an object is out of reach: neither compared nor put into its type."""
+    """Outputs inside an object are out of reach: they can be neither compared nor cast."""
     for leaf in pytree.tree_leaves(output):
         kind = type(leaf)
         if isinstance(leaf, torch.Tensor) or kind.__module__.split(".")[0] == "transformers":

@@ -1,6 +1,7 @@
-"""What a setting that can be injected says of itself; a module each in `settings`.
+"""The interface of a setting that can be injected; each module in `settings` has one.
 
-The tuning, the settings in force, reports and the command line ask these and know none by name.
+The tuning, the applied settings, the reports and the command line use this interface and know no
+setting by name.
 """
 
 from abc import ABC, abstractmethod
@@ -21,7 +22,7 @@ from gpujob_worker.tune.trial import AcceptanceRule, Tolerance, Trial
 
 @dataclass(slots=True)
 class Context:
-    """What is known where a setting is chosen: what was asked for, the module, a call of it."""
+    """The facts on which the choice of a setting depends: the request, the module, a call of it."""
 
     settings: Settings
     features: Features
@@ -33,7 +34,7 @@ class Context:
 
     @property
     def plan(self) -> RootPlan:
-        """What was chosen so far."""
+        """The choices so far."""
         return self.applied.plan
 
     def trial(self) -> Trial:
@@ -42,7 +43,7 @@ class Context:
 
 @dataclass(slots=True)
 class Target:
-    """What a setting is put on: a module, an optimizer, or both."""
+    """What a setting is applied to: a module, an optimizer, or both."""
 
     root: Root | None
     optimizer: torch.optim.Optimizer | None
@@ -50,48 +51,50 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A plan that may take the place of the present one, for one item or as part of it."""
+    """A plan that may replace the present one, for a setting or for a part of it."""
 
     plan: RootPlan
     what: str = ""
-    # In place of the setting's own item.
+    # Overrides the setting's own name.
     item: str = ""
-    # None: what another order of the same operations differs by.
+    # None: the tolerance for a different order of the same operations.
     tolerance: Tolerance | None = None
-    # Asked for: kept where it is close, however fast.
+    # Requested: kept if it is close, however fast it is.
     forced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why a part of an item is not tried."""
+    """Why a part of a setting is not tried."""
 
     why: str
     item: str = ""
 
 
 class Setting(ABC):
-    """One setting. `NAME` is that of its module, and of the switch that turns it off."""
+    """One setting. `NAME` is the name of its module, and of the switch that turns it off."""
 
     NAME: ClassVar[str]
-    # In what is said of it.
+    # Its name in messages.
     ITEM: ClassVar[str]
-    # Of `TunedSettings`, those that it fills.
+    # The fields of `TunedSettings` that it sets.
     FIELDS: ClassVar[tuple[str, ...]]
     # Lower ones are tried before higher ones.
     ORDER: ClassVar[int]
-    # It says so where there is no root module to try it on; parts of another item need not.
+    # It logs a line if there is no root module; parts of another setting need not.
     SAID_WITHOUT_ROOT: ClassVar[bool] = True
-    # It changes no number, or no more than the order of additions: each process has its own.
+    # It changes no number, or only by the order of additions: each process decides for itself.
     OWN: ClassVar[bool] = False
 
     def refusal(self, context: Context) -> str | None:
-        """What speaks against it before anything is tried."""
+        """Why the setting is not tried at all."""
         return self.switched_off(context)
 
     def candidates(self, context: Context) -> Iterator[Candidate | Refused]:
-        """Plans to measure, the most promising first; asked for one after the other, so that each
-        may build on `context.plan` as it then is. None: it is not chosen for speed."""
+        """Plans to measure, the most promising first. They are generated one after the other, so
+        that each may build on the then current `context.plan`. None: the setting is not chosen for
+        speed.
+        """
         del context
         return iter(())
 
@@ -101,7 +104,7 @@ class Setting(ABC):
         return self.candidates(context) if reason is None else iter((Refused(reason),))
 
     def known(self, context: Context, tuned: TunedSettings) -> Candidate | Refused | None:
-        """What an earlier run found, to be taken over; None where that run had nothing of it."""
+        """The value that an earlier run found, to be adopted; None if that run had none."""
         del context, tuned
         return None
 
@@ -111,38 +114,38 @@ class Setting(ABC):
 
     @abstractmethod
     def drop(self, applied: Applied) -> None:
-        """Takes it out of what was chosen, before that is in force."""
+        """Removes it from the choices before they are applied."""
 
     def keep_only(self, applied: Applied, agreed: TunedSettings) -> None:
-        """Drops what `agreed` has not; nothing is added."""
+        """Drops choices that are not in `agreed`; adds nothing."""
         if any(value != getattr(agreed, name) for name, value in self.tuned(applied).items()):
             self.drop(applied)
 
     def put(self, target: Target, applied: Applied) -> None:
-        """Makes the target as `applied` has it."""
+        """Makes the target match `applied`."""
         if self.chosen(applied):
             self.apply(target)
         else:
             self.undo(target)
 
     def chosen(self, applied: Applied) -> bool:
-        """Whether `applied` has it."""
+        """True if `applied` has it."""
         plain = self.tuned(Applied())
         return self.tuned(applied) != plain
 
     def apply(self, target: Target) -> None:
-        """Puts in force what a plan does not carry; once more changes nothing."""
+        """Applies what a plan does not contain; idempotent."""
         del target
 
     def undo(self, target: Target) -> None:
-        """Takes back what `apply` did; where it did nothing, nothing."""
+        """Undoes `apply`; no effect if `apply` had none."""
         del target
 
     def switched_off(self, context: Context) -> str | None:
         return None if context.features.allows(self.NAME) else "switched off"
 
     def not_measured(self, context: Context) -> str | None:
-        """What speaks against every measurement: the switch, a wrapper that must not be run."""
+        """Why nothing can be measured for it: the switch, a wrapper that must not be run."""
         wrapper = parallel_wrapper(context.root.module)
         left = f"{wrapper} is left as it is" if wrapper else None
         return self.switched_off(context) or left

@@ -1,4 +1,4 @@
-"""Settings that make a step faster: each one's candidates are tried on one recorded batch."""
+"""Settings that make a step faster: the candidates of each are tried on one recorded batch."""
 
 from gpujob_api.settings import TunedSettings
 from gpujob_worker.tune.registry import SETTINGS, setting_called
@@ -10,14 +10,14 @@ SPEED = tuple(s for s in SETTINGS if type(s).candidates is not Setting.candidate
 
 
 class SpeedItems:
-    """Tries settings one after the other; what is accepted is what the next ones build on."""
+    """Tries settings one after the other; the next ones build on what is accepted."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._trial = context.trial()
 
     def expected(self) -> list[str]:
-        """Items that nothing known beforehand speaks against."""
+        """Settings that are not ruled out beforehand."""
         return [setting.ITEM for setting in SPEED if setting.refusal(self._context) is None]
 
     def choose_all(self) -> None:
@@ -25,12 +25,12 @@ class SpeedItems:
             self.choose(setting.NAME)
 
     def choose(self, name: str) -> None:
-        """One setting by its name."""
+        """Chooses one setting by its name."""
         context, setting = self._context, setting_called(name)
         for found in setting.tried(context):
             item = found.item or setting.ITEM
             if isinstance(found, Refused):
-                context.decision.refuse(item, found.why)
+                context.decision.skip(item, found.why)
             elif self._accepts(item, found):
                 context.applied.plan = found.plan
 
@@ -45,7 +45,7 @@ class SpeedItems:
         )
 
     def adopt(self, tuned: TunedSettings) -> None:
-        """Takes over what an earlier run found; few samples show that it is safe here too."""
+        """Adopts the settings of an earlier run, after a check on a few samples."""
         for setting in SPEED:
             found = setting.known(self._context, tuned)
             if found is not None:
@@ -54,7 +54,7 @@ class SpeedItems:
     def _adopt(self, item: str, found: Candidate | Refused) -> None:
         context = self._context
         if isinstance(found, Refused):
-            context.decision.refuse(item, found.why)
+            context.decision.skip(item, found.why)
         elif self._trial.safe(item, context.plan, found.plan, tolerance_of(found.plan)):
             context.applied.plan = found.plan
             context.decision.accept(item, f"{found.what}{context.decision.source}")

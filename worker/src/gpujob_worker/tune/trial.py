@@ -1,7 +1,7 @@
-"""One candidate against what is in force: is it close, is it faster beyond noise, then is it kept.
+"""Decides whether a candidate replaces the present plan: close, and faster beyond noise.
 
-A candidate that nobody asked for is kept only when it is faster with 95 % confidence and its
-outputs and gradients agree with those of the plan in force, on a real batch.
+A candidate that was not requested is kept only if it is faster with 95 % confidence, and its
+outputs and gradients agree with those of the present plan on a real batch.
 """
 
 import time
@@ -22,16 +22,16 @@ from gpujob_worker.tune.probe import RootProbe
 
 SPEEDUP_NEEDED = 1.02
 AN_EARLIER_RUN = "an earlier run"
-# So much slower on few samples, nothing is worth a measurement on all of them.
+# A candidate this much slower on a few samples is not worth a measurement on all of them.
 HOPELESS = 2.5
-# A run on a GPU is repeated within 1 to 2 % alone, and within this beside others. So few runs of a
-# long step prove a large gain, as those on a CPU do not.
+# A run on a GPU varies by 1 to 2 % alone, and by this beside co-tenants. A few runs of a long step
+# therefore prove a large gain, unlike those on a CPU.
 GPU_NOISE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How far outputs may differ (relative 2-norm), and the least cosine of the gradients."""
+    """Maximum difference of outputs (relative 2-norm), and minimum cosine of the gradients."""
 
     output_error: float
     cosine: float
@@ -49,7 +49,7 @@ SAME_TYPE = Tolerance(1e-3, 0.9999)
 
 
 class AcceptanceRule:
-    """The rule by which a measured candidate is kept, the time left, and what is said of it."""
+    """The rule by which a measured candidate is kept, the time left, and the log."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class AcceptanceRule:
     ) -> None:
         self._processes = processes
         self.limited = limited
-        # Where settings come from that are taken over without a measurement.
+        # Origin of settings that are adopted without a measurement.
         self.source = f"from {source}"
         self._explain = explanation
         self._recommend = settings.mode is OptimizeMode.RECOMMEND
@@ -73,40 +73,40 @@ class AcceptanceRule:
         self.start()
 
     def start(self, budget_seconds: float | None = None) -> None:
-        """The time for measuring begins now; as long as before where nothing else is given."""
+        """Starts the time for measuring, by default for as long as before."""
         self.budget_seconds = self.budget_seconds if budget_seconds is None else budget_seconds
         self._ends = time.monotonic() + self.budget_seconds
 
     def expects(self, items: Iterable[str]) -> None:
-        """Items that may want to be measured; each is one until something is said of it."""
+        """Settings that may be measured. Each is pending until a decision about it is logged."""
         self._pending.update(items)
 
     def measures(self, item: str, forced: bool) -> bool:
-        """Whether a measurement may decide here; says so where it may not."""
+        """True if a measurement may decide here; logs the reason if not."""
         if self._processes > 1 and not forced:
-            self.refuse(item, f"{self._processes} processes could measure and decide differently")
+            self.skip(item, f"{self._processes} processes could measure and decide differently")
             return False
         if torch.are_deterministic_algorithms_enabled() and not forced:
             why = "a measurement could decide otherwise in the next run"
-            self.refuse(item, f"the script asks for deterministic algorithms; {why}")
+            self.skip(item, f"the script asks for deterministic algorithms; {why}")
             return False
         return True
 
     def in_time(self, item: str, forced: bool) -> bool:
-        """Whether there is time to measure; says so where there is none."""
+        """True if there is time to measure; logs it if there is none."""
         if forced or time.monotonic() < self._ends:
             return True
-        self.refuse(item, f"not tried: the {self.budget_seconds:g} s for tuning are over")
+        self.skip(item, f"not tried: the {self.budget_seconds:g} s for tuning are over")
         return False
 
     def share(self, item: str) -> Callable[[], bool]:
-        """Time for one item: an equal part of what is left, for it and each that is pending."""
+        """Time for one setting: an equal part of the rest, for it and for each pending one."""
         now = time.monotonic()
         ends = now + max(0.0, self._ends - now) / len(self._pending | {item})
         return lambda: time.monotonic() < ends
 
     def grant(self, seconds: float) -> None:
-        """At least so many seconds are left from now on."""
+        """Guarantees at least this many seconds from now on."""
         self._ends = max(self._ends, time.monotonic() + seconds)
 
     def seconds_left(self) -> float:
@@ -114,10 +114,10 @@ class AcceptanceRule:
 
     def decide(self, item: str, found: Speedup, numbers: str, close: bool, forced: bool) -> bool:
         if not close:
-            self.refuse(item, f"numbers disagree: {numbers}")
+            self.skip(item, f"numbers disagree: {numbers}")
             return False
         if found.low <= SPEEDUP_NEEDED and not forced:
-            self.refuse(item, f"not faster beyond noise: {self.factor(found)}; {numbers}")
+            self.skip(item, f"not faster beyond noise: {self.factor(found)}; {numbers}")
             return False
         told = self.factor(found)
         if forced:
@@ -128,13 +128,13 @@ class AcceptanceRule:
         return True
 
     def factor(self, found: Speedup) -> str:
-        """What was measured, for people. A run that nothing is applied to has no speed-up."""
+        """The measurement as text. Without applied settings a run has no speed-up."""
         return f"{found.pairs} pairs of runs" if self._recommend else str(found)
 
-    def refuse_slower(self, item: str, what: str, times: float, device: str) -> None:
-        """What a first look at few samples found hopeless."""
+    def skip_slower(self, item: str, what: str, times: float, device: str) -> None:
+        """Logs that a first look at a few samples found the candidate hopeless."""
         told = "far slower" if self._recommend else f"{times:.1f} times slower"
-        self.refuse(item, f"{what} is {told} on {device}")
+        self.skip(item, f"{what} is {told} on {device}")
 
     def accept(self, item: str, what: str) -> None:
         self._pending.discard(item)
@@ -143,13 +143,13 @@ class AcceptanceRule:
         else:
             self._explain.applied(item, what)
 
-    def refuse(self, item: str, why: str) -> None:
+    def skip(self, item: str, why: str) -> None:
         self._pending.discard(item)
-        self._explain.refused(item, why)
+        self._explain.skipped(item, why)
 
 
 class Trial:
-    """Plans of one root, run on one recorded batch. Nothing of a run is left behind."""
+    """Plans of one root, run on one recorded batch, without side effects."""
 
     def __init__(self, decision: AcceptanceRule, root: Root, recorded: RecordedCall) -> None:
         self.decision = decision
@@ -167,7 +167,7 @@ class Trial:
         tolerance: Tolerance = SAME_TYPE,
         forced: bool = False,
     ) -> bool:
-        """Whether `plan` is to take the place of `present`; says so under the item's name."""
+        """True if `plan` should replace `present`; logs the decision under the setting's name."""
         if not self.decision.measures(item, forced) or not self.decision.in_time(item, forced):
             return False
         lead = f"{what}, " if what else ""
@@ -175,29 +175,31 @@ class Trial:
             slower = self._times_slower(present, plan)
             if slower > HOPELESS and not forced:
                 device = self.root.device.type
-                self.decision.refuse_slower(item, what or item, slower, device)
+                self.decision.skip_slower(item, what or item, slower, device)
                 return False
             with no_trace(self.root.module):
                 outputs, gradients = self._probe.compare(present, plan)
                 found = self.speedup(item, present, plan)
         except Exception as error:
-            self.decision.refuse(item, f"{what} failed: {short(error)}".lstrip())
+            self.decision.skip(item, f"{what} failed: {short(error)}".lstrip())
             return False
         numbers = f"{lead}{agreement(outputs, gradients)}"
         close = tolerance.holds(outputs, gradients)
         return self.decision.decide(item, found, numbers, close, forced)
 
     def safe(self, item: str, present: RootPlan, plan: RootPlan, tolerance: Tolerance) -> bool:
-        """Whether few samples come out close; without a measurement, for settings known before."""
+        """True if the results are close on a few samples; without a measurement, for known
+        settings.
+        """
         probe = RootProbe(self.root, few_rows(self.recorded, 4))
         try:
             with no_trace(self.root.module):
                 outputs, gradients = probe.compare(present, plan)
         except Exception as error:
-            self.decision.refuse(item, f"failed: {short(error)}")
+            self.decision.skip(item, f"failed: {short(error)}")
             return False
         if not tolerance.holds(outputs, gradients):
-            self.decision.refuse(item, f"numbers disagree: {agreement(outputs, gradients)}")
+            self.decision.skip(item, f"numbers disagree: {agreement(outputs, gradients)}")
             return False
         return True
 
@@ -218,7 +220,9 @@ class Trial:
     def same_draws_closeness(
         self, present: RootPlan, plan: RootPlan
     ) -> tuple[Closeness, Closeness]:
-        """Closeness of two plans that drop the same; `plan` runs first, and is compiled then."""
+        """Closeness of two plans with the same dropout masks; `plan` runs first, and is compiled
+        then.
+        """
         with no_trace(self.root.module):
             result = self._probe.run(plan)
             return self._probe.run(present).compare(result)
@@ -226,19 +230,20 @@ class Trial:
     def speedup_of_compiled(
         self, item: str, present: RootPlan, plan: RootPlan, compiled: Callable[[], None]
     ) -> Speedup:
-        """As `speedup`, with `compiled` called once the plan has run for the first time."""
+        """Like `speedup`; calls `compiled` once the plan has run for the first time."""
         with no_trace(self.root.module):
             self._probe.run(plan)
             compiled()
             return self.speedup(item, present, plan)
 
     def _times_slower(self, present: RootPlan, plan: RootPlan) -> float:
-        """A first look at few samples, so that a hopeless candidate costs no full step."""
+        """A first look at a few samples, so that a hopeless candidate costs no full step."""
         rows = self.recorded.inputs.rows or 1
         probe = RootProbe(self.root, few_rows(self.recorded, max(2, rows // 16)))
         with no_trace(self.root.module):
             plain, other = [probe.seconds(present)], list[float]()
-            # In turns. Libraries set themselves up in a first call, so that one does not count.
+            # In turns. The first call does not count, because libraries initialize themselves in
+            # it.
             for _ in range(2):
                 other.append(probe.seconds(plan))
                 plain.append(probe.seconds(present))
@@ -246,7 +251,9 @@ class Trial:
 
 
 def few_rows(recorded: RecordedCall, rows: int) -> RecordedCall:
-    """The first samples of a call, with the gradients that they had in it; all where they must."""
+    """The first samples of a call, with their gradients; all samples if they cannot be
+    separated.
+    """
     if recorded.whole_only:
         return recorded
     total = recorded.inputs.rows or 1
@@ -261,26 +268,26 @@ def few_rows(recorded: RecordedCall, rows: int) -> RecordedCall:
 
 
 def tolerance_of(plan: RootPlan) -> Tolerance:
-    """Under autocast another order of operations shows in every rounding."""
+    """The tolerance. Under autocast a different order of operations shows in every rounding."""
     same = plan.autocast is None and plan.setting(Tf32) is None
     return SAME_TYPE if same else BFLOAT16
 
 
 def agreement(outputs: Closeness, gradients: Closeness) -> str:
-    """How close two runs are, for people."""
+    """The closeness of two runs as text."""
     cosine = f"gradients' cosine {gradients.cosine:.5f}"
     return f"outputs differ by {100 * outputs.relative_error:.2g} %, {cosine}"
 
 
 @contextmanager
 def measuring(item: str, explanation: DecisionLog) -> Generator[None]:
-    """What fails in our own measuring is said, and is not the script's failure."""
+    """Logs errors of the worker's own measurement, which are not the script's failure."""
     try:
         yield
     except MemoryLimitError:
         raise
     except Exception as error:
-        explanation.refused(item, f"measuring failed: {short(error)}")
+        explanation.skipped(item, f"measuring failed: {short(error)}")
 
 
 def short(error: Exception) -> str:

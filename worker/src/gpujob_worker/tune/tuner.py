@@ -1,4 +1,4 @@
-"""Chooses the settings of a running job by measurement, between two steps, leaving no trace.
+"""Chooses the settings of a running job by measurement, between two steps and without side effects.
 
 Order: memory first (split, then activation checkpointing), then speed (precision, attention kernel,
 memory format, convolutions, compile, the optimizer's kernel).
@@ -73,16 +73,16 @@ class Tuner:
         self.applied = Applied()
 
     def start(self, budget_seconds: float) -> None:
-        """The time for measuring begins now; a memory limit is looked at long before."""
+        """Starts the time for measuring; a memory limit is checked long before."""
         self._decision.start(budget_seconds)
 
     @property
     def recommends(self) -> bool:
-        """Whether choices are only said, not made."""
+        """True if choices are only reported, not applied."""
         return self._settings.mode is OptimizeMode.RECOMMEND
 
     def whole(self, root: Root) -> None:
-        """Takes back what was chosen for memory, to choose again."""
+        """Undoes the choices for memory, so that they can be made again."""
         ActivationCheckpointing(root).disable()
         self.without_split()
         self.applied.activation_checkpointing = False
@@ -91,15 +91,15 @@ class Tuner:
         self.applied.plan = self.applied.plan.without_split()
 
     def split_finer(self, rows: int) -> None:
-        """Fewer samples at once than were shown to be safe; each chunk is computed twice."""
+        """Splits into fewer samples than were shown to be safe; each chunk is computed twice."""
         self.applied.plan = replace(self.applied.plan, rows_per_step=rows, keeps_chunk=False)
 
     def checkpoint(self, on: bool) -> None:
-        """Activation checkpointing that was shown to be safe, on or off."""
+        """Turns activation checkpointing on or off, after it was shown to be safe."""
         self.applied.activation_checkpointing = on
 
     def settle_for(self, applied: Applied) -> None:
-        """All that is left of what was chosen."""
+        """Sets what is left of the choices."""
         self.applied = applied
 
     def split(
@@ -111,14 +111,14 @@ class Tuner:
         *,
         keeps_chunk: bool = True,
     ) -> bool:
-        """Splits the root's call into `rows` samples where that is shown to change nothing."""
+        """Splits the root's call into `rows` samples if that is shown to change nothing."""
         context, setting = self._context(root, recorded), setting_called("batch_split")
         total, reason = recorded.inputs.rows, setting.switched_off(context)
         if reason is None and total is not None and rows >= total:
             reason = f"the batch of {total} goes through at once"
         reason = reason or setting.refusal(context)
         if reason is not None:
-            self._explain.refused(setting.ITEM, reason)
+            self._explain.skipped(setting.ITEM, reason)
             return False
         self._decision.accept(setting.ITEM, f"{total} samples in steps of {rows}, {why}")
         plan = self.applied.plan
@@ -129,7 +129,7 @@ class Tuner:
         setting = setting_called("activation_checkpointing")
         reason = setting.refusal(self._context(root, recorded))
         if reason is not None:
-            self._explain.refused(setting.ITEM, reason)
+            self._explain.skipped(setting.ITEM, reason)
             return False
         blocks = len(ActivationCheckpointing(root).blocks)
         self._decision.accept(setting.ITEM, f"{blocks} blocks, {why}")
@@ -137,7 +137,7 @@ class Tuner:
         return True
 
     def offload(self, root: Root, recorded: RecordedCall, why: str) -> bool:
-        """The last resort for memory: activations and the optimizer's state wait on the host."""
+        """The last resort for memory: keeps activations and optimizer state on the host."""
         activations = self._activation_offload(root, recorded, why)
         return self._optimizer_offload(root, recorded, why) or activations
 
@@ -146,7 +146,7 @@ class Tuner:
         plan = replace(present, activations_on_host=True)
         reason = self._offload_refusal(root, recorded)
         if reason is not None:
-            self._explain.refused(item, reason)
+            self._explain.skipped(item, reason)
             return False
         if not Trial(self._decision, root, recorded).safe(item, present, plan, tolerance_of(plan)):
             return False
@@ -157,7 +157,7 @@ class Tuner:
     def _optimizer_offload(self, root: Root, recorded: RecordedCall, why: str) -> bool:
         item, reason = "optimizer offload", self._offload_refusal(root, recorded)
         if reason is not None:
-            self._explain.refused(item, reason)
+            self._explain.skipped(item, reason)
             return False
         self._decision.accept(item, why)
         self.applied.optimizer_offload = True
@@ -178,14 +178,14 @@ class Tuner:
         )
 
     def tuned(self) -> TunedSettings:
-        """What is chosen, for reports and for the next run."""
+        """The choices, for reports and for the next run."""
         return tuned(self.applied)
 
     def speed_items(self, root: Root, recorded: RecordedCall) -> SpeedItems:
         return SpeedItems(self._context(root, recorded))
 
     def speed(self, root: Root, recorded: RecordedCall) -> None:
-        """Everything but compilation, which may have to wait."""
+        """Tunes everything but compilation, which may have to wait."""
         self.speed_items(root, recorded).choose_all()
 
     def compile(self, root: Root, recorded: RecordedCall) -> None:
@@ -195,13 +195,13 @@ class Tuner:
         return CompileItems(self._context(root, recorded))
 
     def expects_speed(self, root: Root, recorded: RecordedCall) -> None:
-        """Lets what is measured before `speed` leave time for it."""
+        """Makes earlier measurements leave time for `speed`."""
         self._decision.expects(self.speed_items(root, recorded).expected())
 
     def fused_optimizer(
         self, optimizer: torch.optim.Optimizer, room_bytes: int | None = None
     ) -> None:
-        """Measures on copies, for which there must be room; None: as much as is ever used."""
+        """Measures on copies, which need free memory; None: as much as is ever used."""
         if not self._decision.measures(_FUSED, forced=False):
             return
         reason = None if self._features.allows("optimizer") else "switched off"
@@ -212,7 +212,7 @@ class Tuner:
         if reason is None and not self._decision.in_time(_FUSED, forced=False):
             return
         if reason is not None:
-            self._explain.refused(_FUSED, reason)
+            self._explain.skipped(_FUSED, reason)
             return
         try:
             plain, fused = OptimizerCopy(optimizer), OptimizerCopy(optimizer)
@@ -227,7 +227,7 @@ class Tuner:
                 needed=SPEEDUP_NEEDED,
             )
         except Exception as error:
-            self._explain.refused(_FUSED, f"failed: {short(error)}")
+            self._explain.skipped(_FUSED, f"failed: {short(error)}")
             return
         numbers = f"parameters differ by {close:.1e} after a step"
         if self._decision.decide(_FUSED, found, numbers, close <= FUSED_ERROR_MAX, False):
@@ -236,7 +236,9 @@ class Tuner:
     def gain(
         self, root: Root, recorded: RecordedCall, optimizer: torch.optim.Optimizer | None
     ) -> Speedup | None:
-        """What was chosen, in turns with the script's own way; None where that cannot be said."""
+        """The gain of the choices, in turns with the script's own settings; None if it cannot be
+        measured.
+        """
         chosen, plain = self.applied, Applied(loader_workers=self.applied.loader_workers)
         if self._facts.memory_limited:
             plain = chosen.memory_only()
@@ -248,15 +250,15 @@ class Tuner:
             with no_trace(root.module):
                 return measure_gain(root, recorded, optimizer, (plain, chosen), seconds)
         except Exception as error:
-            self._explain.refused("speed-up", f"measuring failed: {short(error)}")
+            self._explain.skipped("speed-up", f"measuring failed: {short(error)}")
             return None
 
     def adopt(
         self, root: Root, recorded: RecordedCall, tuned: TunedSettings, *, keeps_chunk: bool = True
     ) -> None:
-        """Takes over settings of an earlier run. What cannot be shown to be safe is left out."""
+        """Adopts settings of an earlier run, without those that cannot be shown to be safe."""
         self.applied.loader_workers = tuned.data_loader_workers
-        # The optimizer is not known yet; `adopt_fused` looks at it before its first step.
+        # The optimizer is not known yet; `adopt_fused` checks it before its first step.
         self.applied.fused = tuned.fused_optimizer and self._features.allows("optimizer")
         if tuned.batch_per_step is not None:
             rows, source = tuned.batch_per_step, self._decision.source
@@ -271,7 +273,7 @@ class Tuner:
         self.compile_items(root, recorded).adopt(tuned)
 
     def adopt_scaling(self, optimizer: torch.optim.Optimizer) -> None:
-        """Before the first step: float16 stays only where the optimizer can skip a step."""
+        """Before the first step: keeps float16 only if the optimizer can skip a step."""
         if self.applied.plan.loss_scale is None:
             return
         reason = skip_refusal([optimizer])
@@ -279,23 +281,24 @@ class Tuner:
             reason = "gradients are computed inside the optimizer's step, too late to skip it"
         if reason is not None:
             self.applied.plan = replace(self.applied.plan, autocast=None, loss_scale=None)
-            self._explain.refused("precision", reason)
+            self._explain.skipped("precision", reason)
 
     def adopt_fused(self, optimizer: torch.optim.Optimizer, tuned: TunedSettings) -> None:
-        """Before the first step of a run that knows its settings: the kernel of the earlier run.
+        """Before the first step of a run with known settings: applies the optimizer kernel of the
+        earlier run.
 
-        A script that made copies of its optimizer may bring it along in the optimizer's own groups.
+        A script that made copies of its optimizer may carry it in the optimizer's own groups.
         """
         if not tuned.fused_optimizer:
             return
         if not self._features.allows("optimizer"):
             if fused_in_force(optimizer):
                 use_fused(optimizer, False)
-            self._explain.refused(_FUSED, "switched off")
+            self._explain.skipped(_FUSED, "switched off")
             return
         reason = None if fused_in_force(optimizer) else fused_refusal(optimizer)
         self.applied.fused = reason is None
         if reason is not None:
-            self._explain.refused(_FUSED, reason)
+            self._explain.skipped(_FUSED, reason)
             return
         self._decision.accept(_FUSED, self._decision.source)

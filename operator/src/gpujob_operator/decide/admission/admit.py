@@ -1,8 +1,9 @@
-"""The pass over waiting jobs: who gets GPUs this cycle, who makes room, what the others are told.
+"""The admission pass over the pending jobs: which ones get GPUs in this cycle, which jobs are
+preempted for them, and the reason written to the others.
 
-In the order of `queue.heads`. A job that does not fit first looks whether room comes by itself,
-then whether it may make some (`preemption`), and once it has waited for long keeps GPUs from later
-ones (`backfill.nomination`), which only jobs that are gone in time may still use.
+The order is that of `queue.heads`. A job that does not fit first checks whether capacity will be
+free soon. Otherwise it may preempt (`preemption`). After a long wait, GPUs are nominated for it
+(`backfill.nomination`), which only jobs expected to finish in time may still use.
 """
 
 from collections.abc import Callable, Hashable, Iterable
@@ -45,18 +46,20 @@ from gpujob_operator.decide.queue.pending import (
 )
 from gpujob_operator.decide.queue.quota import QuotaState
 
-# How many jobs of the line keep GPUs for themselves.
+# How many pending jobs may have nominated GPUs.
 NOMINATIONS_MAX = 8
-# Looking for the soonest GPUs reads every GPU: for so many kinds of jobs a cycle.
+# A search for the earliest start reads every GPU, so it runs for this many classes a cycle.
 CANDIDATES_MAX = 2
-# So many kinds are told again a cycle why they wait; the others in the next, this much later.
+# The reason of this many classes is renewed in one cycle; the next cycle, this much later,
+# continues.
 EXPLANATIONS_MAX = 16
 
 
 @dataclass(slots=True)
 class Admission:
-    """One pass. `steps` are the waiting jobs' next steps; `preemptor.stops` says who makes
-    room for them."""
+    """One pass. `steps` has the next steps of the pending jobs; `preemptor.stops` has
+    the victims.
+    """
 
     board: AssumedCapacity
     queues: QuotaState
@@ -86,7 +89,7 @@ class Admission:
         )
 
     def admit(self, lines: OrderedQueues) -> None:
-        """Gives every waiting job its step, in order. All workers of a job or none (I11)."""
+        """Decides every pending job in order. All workers of a job are placed or none (I11)."""
         line = QueueHeads(lines, self.queues, self.board.capacity.size, self._memory_bytes)
         state = self._state()
         for entry in line:
@@ -113,13 +116,13 @@ class Admission:
         )
 
     def _starvation_is_idle(self, job: GPUJob, reason: PendingReason) -> bool:
-        """Whether nothing more can be kept for a job, however long it has waited."""
+        """True if nothing more can be nominated for a job, however long it has waited."""
         if reason is PendingReason.OVER_QUOTA:
             return job.spec.queue in self.queues.quota_held
         return self._nominations >= NOMINATIONS_MAX
 
     def _state(self) -> tuple[int, ...]:
-        """What a refusal rests on. GPUs only become fewer in a pass."""
+        """The state that a refusal depends on. During a pass free capacity only decreases."""
         quota = self.queues.version if self.queues.by_name else 0
         return (
             quota,
@@ -129,7 +132,9 @@ class Admission:
         )
 
     def _remember_refusal(self, entry: Pending, needs: JobRequirements, wait: Wait) -> None:
-        """Keeps that the kind was refused, if nothing can be done for others of it either."""
+        """Remembers that the class was refused, if nothing can be done for its other
+        jobs either.
+        """
         if not entry.equivalence_class or wait.reason not in (
             PendingReason.NO_ROOM,
             PendingReason.OVER_QUOTA,
@@ -183,7 +188,7 @@ class Admission:
     # -- a job that does not fit now
 
     def _without_room(self, needs: JobRequirements, wait: Wait) -> Wait:
-        """What is done for it, and what it is told."""
+        """Handles a job that does not fit: preempts, nominates, or gives the reason."""
         nomination = None
         making = ""
         if wait.reason is PendingReason.OVER_QUOTA:
@@ -197,7 +202,7 @@ class Admission:
         return replace(told, position=self._position, nomination=nomination)
 
     def _room_in_quota(self, needs: JobRequirements, wait: Wait) -> str:
-        """Interrupts jobs whose share of the quota this one may have; says so."""
+        """Preempts jobs whose quota this job may reclaim. Returns the waiting message."""
         leaving = self.preemptor.being_preempted(self.queues.cohort(needs.job.spec.queue))
         with self.queues.simulate_removal(leaving):
             if not self.queues.quota_shortfall(needs.job, wait.memory_bytes):
@@ -213,7 +218,7 @@ class Admission:
         return ""
 
     def _room_on_gpus(self, needs: JobRequirements, nomination: Nomination) -> str:
-        """Interrupts jobs where this one may, or keeps GPUs for it; says for whom it waits."""
+        """Preempts for the job where it may, or nominates GPUs. Returns the waiting message."""
         jobs = [self.releases.jobs[uid] for uid in nomination.making_room]
         if jobs and nomination.start_seconds <= self._stop_seconds(jobs):
             self._hold_gpus(nomination)
@@ -230,11 +235,11 @@ class Admission:
         return ""
 
     def _stop_seconds(self, jobs: Iterable[GPUJob]) -> float:
-        """Until the last of these jobs is stopped."""
+        """Seconds until the last of these jobs is stopped."""
         return max((stop_seconds(job, self.configuration) for job in jobs), default=0.0)
 
     def _earliest_start(self, needs: JobRequirements) -> Nomination | None:
-        """The earliest start, looked for when something may follow from it."""
+        """The earliest start, computed only if the result can be used."""
         acts = (
             self._is_starved(needs.job)
             or self.preemptor.may_preempt(needs)
@@ -246,7 +251,9 @@ class Admission:
         return self._nomination(needs)
 
     def _nomination(self, needs: JobRequirements) -> Nomination | None:
-        """Kinds of jobs are looked at once a cycle, and not more than some of them."""
+        """The nomination of the job's class, computed at most once a cycle and for a bounded number
+        of classes.
+        """
         if needs.scheduling_signature not in self._candidates:
             if len(self._candidates) >= CANDIDATES_MAX:
                 return None
@@ -261,7 +268,7 @@ class Admission:
     def _hold_gpus(self, nomination: Nomination) -> None:
         self.board.nominate(nomination.uuids, nomination.start_seconds)
 
-    # -- what is known of a job
+    # -- the job's status
 
     def _needs_of(self, job: GPUJob) -> JobRequirements:
         return self.view.needs_of(job.metadata.uid)
@@ -285,13 +292,13 @@ class Admission:
         before = conditions.find(job.status, conditions.SCHEDULED)
         news = before is None or before.reason != wait.reason.value
         if not news and written_recently(job, self.configuration, self.now):
-            # Thousands of waiting jobs of which nothing new can be said cost next to nothing.
+            # Thousands of pending jobs with an unchanged reason cost next to nothing.
             return NextStep(job.status, next_seconds=wait.next_seconds)
         if not news and not self._may_explain(job):
             return NextStep(job.status, next_seconds=LATER_SECONDS)
         message = wait.tell()
         if wait.position:
-            message += f"; position {wait.position} of those waiting for room"
+            message += f"; position {wait.position} of the jobs waiting for GPUs"
         message += self._estimate(job, wait)
         status = changed(job.status, phase=JobPhase.PENDING)
         status = ConditionWriter(job, self.now).set(
@@ -301,14 +308,14 @@ class Admission:
         return NextStep(status, events=events, next_seconds=wait.next_seconds)
 
     def _may_explain(self, job: GPUJob) -> bool:
-        """Whether the job's kind is one of those that are told again in this cycle."""
+        """True if the reason of the job's class is renewed in this cycle."""
         signature = self._needs_of(job).scheduling_signature
         if signature not in self._explained and len(self._explained) < EXPLANATIONS_MAX:
             self._explained.add(signature)
         return signature in self._explained
 
     def _estimate(self, job: GPUJob, wait: Wait) -> str:
-        """When it could start, for a job that waits for GPUs."""
+        """The estimated start of a job that waits for GPUs."""
         if wait.reason is not PendingReason.NO_ROOM:
             return ""
         nomination = wait.nomination or self._nomination(self._needs_of(job))

@@ -1,4 +1,4 @@
-"""Refusals that hold for all jobs of one class."""
+"""Refusals that hold for every job of an equivalence class."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,11 @@ from gpujob_operator.decide.model.pending_reasons import PendingReason
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why the jobs of a kind wait, as long as nothing else is placed, kept or interrupted."""
+    """Why the jobs of a class wait, valid until a job is placed, GPUs are nominated or a job is
+    preempted.
+    """
 
     reason: PendingReason
     state: tuple[int, ...]
-    # Short jobs too, which may use GPUs that are kept for others.
+    # Includes short jobs, which may backfill nominated GPUs.
     by_backfill: bool

@@ -1,4 +1,4 @@
-"""What a pending job is told: the Scheduled condition's reason, message, position and estimate."""
+"""The Scheduled condition of a pending job: reason, message, position and estimated start."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,16 +22,16 @@ LATER_SECONDS = 1.0
 @dataclass(frozen=True, slots=True)
 class Wait:
     reason: PendingReason
-    # Found when it is asked for: most jobs were told already.
+    # Computed on demand, because most jobs already show their reason.
     tell: Callable[[], str]
     next_seconds: float | None = None
-    # Among those that wait for room; 0: it waits for something else.
+    # Position among the jobs that wait for GPUs; 0 if the job waits for something else.
     position: int = 0
-    # Where it could start first, if that was looked for.
+    # The earliest start, if it was computed.
     nomination: Nomination | None = None
-    # What it would hold on a GPU, where only the quota is in the way.
+    # What the job would reserve on each GPU, if only quota is missing.
     memory_bytes: int = 0
-    # Whether it fits on GPUs, where only the quota is in the way.
+    # Whether the job fits on GPUs, if only quota is missing.
     fits: bool = False
 
 
@@ -45,25 +45,25 @@ def not_eligible(entry: Pending, queues: QuotaState, now: datetime) -> Wait | No
     live = [pod.name for pod in entry.pods if not pod.finished]
     if live:
         return Wait(
-            PendingReason.OLD_ATTEMPT_ENDING, lambda: f"waits for {', '.join(live[:3])} to end"
+            PendingReason.OLD_ATTEMPT_ENDING, lambda: f"waiting for {', '.join(live[:3])} to end"
         )
     at = job.status.next_attempt_at
     if at is not None and at > now:
         left = (at - now).total_seconds()
         before = conditions.find(job.status, conditions.SCHEDULED)
-        message = before.message if before is not None else f"tried again in {left:.0f} s"
+        message = before.message if before is not None else f"retry in {left:.0f} s"
         return Wait(PendingReason.WAITING_FOR_RETRY, lambda: message, next_seconds=left)
     return None
 
 
 def placed(job: GPUJob, found: Assignment, now: datetime) -> NextStep:
-    """The decision, made durable before any pod exists."""
+    """The status with the placement. It is durable before any pod exists."""
     placement, reservation = found.placement, found.reservation
     where = ", ".join(sorted({worker.node for worker in placement.workers}))
     gpus = ", ".join(uuid for worker in placement.workers for uuid in worker.gpus[:4])
     held = format_memory(reservation.memory_bytes)
     text = (
-        f"attempt {job.status.attempt + 1} on {where} ({gpus}), holds {held} a GPU "
+        f"attempt {job.status.attempt + 1} on {where} ({gpus}), reserves {held} on each GPU "
         f"({reservation.source.value}{', spot' if placement.spot else ''})"
     )
     status = changed(
@@ -80,6 +80,6 @@ def placed(job: GPUJob, found: Assignment, now: datetime) -> NextStep:
     )
     writer = ConditionWriter(job, now)
     status = writer.set(status, conditions.SCHEDULED, True, "Placed", text)
-    # The same finding as while its pods are created: one write, not two.
-    status = writer.set(status, conditions.RUNNING, False, "Starting", "its pods are to be created")
+    # The same condition as while the pods are being created, which saves a write.
+    status = writer.set(status, conditions.RUNNING, False, "Starting", "creating pods")
     return NextStep(status, events=(EventNote("Placed", text),), next_seconds=0.0)

@@ -1,7 +1,7 @@
-"""Where workers of a waiting job could be, and from when on, soonest first.
+"""Finds where the workers of a pending job could start, earliest first.
 
-For every GPU: how many of its tenants must be gone, and when the last of them is expected to be
-(`release_times`). Every GPU of the cluster is asked at once, on arrays (`tenancy`).
+For every GPU: how many of its tenants must leave, and when the last of them is expected to
+(`release_times`). All GPUs of the cluster are computed at once, on arrays (`tenancy`).
 """
 
 from collections.abc import Iterator
@@ -20,13 +20,14 @@ from gpujob_operator.decide.placement.memo import Memo
 from gpujob_operator.decide.placement.node_filter import node_mismatch
 from gpujob_operator.decide.placement.requirements import JobRequirements, WorkerRequest, resolve
 
-# Before every moment: a GPU is ready, or will be once it was read again.
+# Earlier than any time: the GPU is ready, or will be after its next reading.
 _READY, _UNREAD = 0.0, 1.0
 
 
 class ReadyTime(NamedTuple):
-    """How soon a GPU is ready: the moment in seconds since 1970, how many must go first, its free
-    memory negated; then the UUID."""
+    """When a GPU is ready, as a sort key: time in seconds since 1970, number of tenants that must
+    leave first, negated free memory, UUID.
+    """
 
     at: float
     leaving: int
@@ -35,8 +36,9 @@ class ReadyTime(NamedTuple):
 
 
 class CandidateGpus(NamedTuple):
-    """GPUs of one node for one worker: how soon the last of them is ready, and who must be gone by
-    then."""
+    """GPUs of one node for one worker, when the last of them is ready, and which jobs must leave
+    until then.
+    """
 
     soon: ReadyTime
     uuids: tuple[str, ...]
@@ -45,15 +47,15 @@ class CandidateGpus(NamedTuple):
 
     @property
     def awaiting_reading(self) -> bool:
-        """Whether memory of pods that have ended is still in the last reading."""
+        """True while the last reading still shows memory of pods that have ended."""
         return any(gpu.terminating_bytes for gpu in self.gpus)
 
 
 @dataclass(slots=True)
 class Candidates:
-    """Candidates, the soonest first; told in words only as far as anybody looks."""
+    """Candidates in order of readiness. Details are computed only for those that are read."""
 
-    # Of each place its GPUs' rows, the last to be ready last.
+    # Rows of each candidate's GPUs, the last to be ready at the end.
     _rows: Integers
     _gpus: list[GPUCapacity]
     _tenants: list[list[Tenant]]
@@ -87,8 +89,9 @@ def candidates(
     memo: Memo,
     configuration: Configuration,
 ) -> tuple[Candidates, ...]:
-    """For every model that the job accepts. `tenancy` is that of `capacity`, for whose nodes `memo`
-    holds."""
+    """Candidates on every model that the job accepts. `tenancy` must be that of `capacity`, and
+    `memo` must belong to the same nodes.
+    """
     found: list[Candidates] = []
     for model in capacity.models(needs.job.spec.gpu.models):
         request = resolve(needs, model, capacity, configuration)
@@ -99,7 +102,7 @@ def candidates(
 
 
 def _ever_fits(request: WorkerRequest, tenancy: Tenancy, memo: Memo) -> Booleans:
-    """Of each GPU: whether it would do with none of our jobs on it."""
+    """For each GPU: whether a worker would fit if no GPUJob ran there."""
     fits = tenancy.usable & (tenancy.models == request.model)
     fits &= tenancy.usable_after_release_bytes >= request.least_bytes
     if tenancy.nodes:
@@ -112,11 +115,12 @@ def _ever_fits(request: WorkerRequest, tenancy: Tenancy, memo: Memo) -> Booleans
 def _departures_needed(
     request: WorkerRequest, tenancy: Tenancy, law: Law
 ) -> tuple[Integers, Booleans]:
-    """Of each GPU: how many of its tenants must be gone, in the order of their ends, before it can
-    take a worker; and whether that is ever enough."""
+    """For each GPU: how many of its tenants must leave, in order of release time, before a worker
+    fits, and whether it ever fits.
+    """
     wanted = request.wanted
     if wanted is None:
-        # Rows are brought up to date while candidates are still asked for.
+        # Rows are updated while candidates are still being read.
         return tenancy.count.copy(), np.ones(len(tenancy.gpus), dtype=np.bool_)
     stay = tenancy.stay
     room_bytes = tenancy.usable_after_release_bytes[:, None] - wanted.memory_bytes
@@ -129,7 +133,7 @@ def _departures_needed(
 
 
 def _allowed_nodes(needs: JobRequirements, tenancy: Tenancy, memo: Memo) -> Booleans:
-    """Nodes that will do as they are labelled and tainted."""
+    """Nodes whose labels and taints allow the job."""
 
     def find() -> Booleans:
         allowed = [not node_mismatch(needs, node.node) for node in tenancy.nodes]
@@ -151,13 +155,14 @@ def _in_order(size: int, count: Integers, fits: Booleans, tenancy: Tenancy) -> C
         found = found[:, None]
     last = found[:, -1]
     found = found[np.lexsort([key[last] for key in keys])]
-    # The order is brought up to date while candidates are still asked for.
+    # The order is updated while candidates are still being read.
     return Candidates(found, tenancy.gpus, tenancy.tenants, at, count, tenancy.stay.order.copy())
 
 
 def _groups(size: int, rows: Integers, node_of: Integers) -> Integers:
-    """Rows of each worker that a node could take, of rows in the order of nodes: those that are
-    ready first together."""
+    """Groups the rows of each node into workers, GPUs that are ready first together. Rows must be
+    in node order.
+    """
     nodes = node_of[rows]
     first = np.searchsorted(nodes, nodes)
     position = np.arange(len(rows)) - first
@@ -166,8 +171,9 @@ def _groups(size: int, rows: Integers, node_of: Integers) -> Integers:
 
 
 def _limits_percent(slowdown_percent: int, law: Law) -> NDArray[np.float64]:
-    """The summed utilization up to which a job that allows so much and others that allow 0, 1, ...
-    percent may share a GPU."""
+    """The summed utilization up to which the job may share a GPU with jobs that allow 0, 1, ...
+    percent of slowdown.
+    """
     return np.array(
         [
             summed_utilization_limit_percent(min(others, slowdown_percent), law)

@@ -15,15 +15,15 @@ from gpujob_operator.decide.backfill.earliest_start import CandidateGpus
 from gpujob_operator.decide.backfill.release_times import ReleaseTimes
 from gpujob_operator.decide.placement.requirements import JobRequirements
 
-# Until an agent has read its GPUs again and told it.
+# Time until an agent has read its GPUs again and published that.
 READING_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Nomination:
-    """The GPUs, and in how many seconds the job could start on them (infinite: unknown).
+    """The GPUs, and the seconds until the job could start on them (infinite: unknown).
 
-    `making_room` names the jobs on them that are being stopped.
+    `making_room` has the jobs on them that are being stopped.
     """
 
     uuids: frozenset[str]
@@ -37,9 +37,9 @@ def earliest_start(
     releases: ReleaseTimes,
     nominated: frozenset[str] = frozenset(),
 ) -> Nomination | None:
-    """The nomination with the earliest start, of the candidates on each model in order (see
-    `earliest_start`); None when the job would not even fit were all our jobs gone. GPUs in
-    `nominated` are an earlier job's."""
+    """The nomination with the earliest start among the candidates of each model; None if the job
+    would not fit even without other GPUJobs. GPUs in `nominated` belong to an earlier job.
+    """
     workers = needs.job.spec.workers
     best: list[CandidateGpus] | None = None
     for of_model in candidates:
@@ -59,7 +59,7 @@ def earliest_start(
 
 
 def describe_start(nomination: Nomination) -> str:
-    """When the job could start, for its condition; "" when nobody can tell."""
+    """The estimated start as text for the job's condition; "" if it is unknown."""
     if nomination.start_seconds == inf:
         return ""
     return f"could start in about {max(nomination.start_seconds, 1.0):.0f} s"

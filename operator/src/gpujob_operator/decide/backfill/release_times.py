@@ -1,31 +1,35 @@
-"""When running jobs are expected to give their GPUs back, and how long waiting ones will take.
+"""Estimates when running jobs release their GPUs, and how long pending jobs will run.
 
-From a job's own measured pace where it says how many steps it has, else from runs of the same
-workload that succeeded. Nothing known is infinite: nobody counts on it.
+The estimate uses the job's own measured pace if it reports how many steps it has, else runs of the
+same workload that succeeded. Unknown is infinite, so that no decision relies on it.
 
-Kept from cycle to cycle: `put` jobs that are new or not the same any more, `drop` those that are
-gone, and set the time.
+Kept from cycle to cycle: `put` new and changed jobs, `drop` those that are gone, and set the time.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from math import inf
+from typing import NamedTuple
 
 from gpujob_api.gpujob import GPUJob, JobPhase
+from gpujob_operator.decide.measurement.fingerprint import program_of
 from gpujob_operator.decide.measurement.profile import profile_name
-from gpujob_operator.decide.measurement.runtime import Run, RunHistory, remaining_seconds
+from gpujob_operator.decide.measurement.runtime import Run, RunHistory, remaining_of
 
-# A workload, by its profile's namespace and name.
+# A workload, as namespace and name of its profile.
 Workload = tuple[str, str]
-# Runs of a workload on so many GPUs.
-RunClass = tuple[Workload, int]
+# Workloads of one program: its namespace, image and command without options.
+Family = tuple[str, tuple[str, ...]]
+# Runs of a workload or a family on so many GPUs.
+RunClass = tuple[Workload | Family, int]
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseTime:
-    """When a job's GPUs are free, in seconds since 1970; or, with `run_class`, since when it runs,
-    for as long as those did."""
+    """When a job releases its GPUs, in seconds since 1970. With `run_class`: when it started; its
+    expected run time is that of the class.
+    """
 
     at: float
     run_class: RunClass | None = None
@@ -41,9 +45,15 @@ class ReleaseTime:
 UNKNOWN = ReleaseTime(inf)
 
 
+class _KnownRun(NamedTuple):
+    run: Run
+    workload: Workload
+    family: Family
+
+
 @dataclass(slots=True)
 class ReleaseTimes:
-    """Estimates are made when first asked for, and hold while the job is the same object."""
+    """Estimates, computed on first use. An estimate holds while the job is the same object."""
 
     # Seconds since 1970.
     now_seconds: float = 0.0
@@ -52,10 +62,14 @@ class ReleaseTimes:
     jobs: dict[str, GPUJob] = field(default_factory=dict[str, GPUJob])
     _workloads: dict[str, Workload] = field(default_factory=dict[str, Workload])
     _history: RunHistory = field(default_factory=RunHistory)
-    # What each succeeded job adds to it.
-    _runs: dict[str, Run] = field(default_factory=dict[str, Run])
+    # What each succeeded job adds to it, and to which workload and family.
+    _runs: dict[str, _KnownRun] = field(default_factory=dict[str, _KnownRun])
+    # Families of jobs that were asked for, by UID.
+    _families: dict[str, Family] = field(default_factory=dict[str, Family])
+    # Workloads and families with other runs than when `take_changed` was called last.
+    _changed: set[Workload | Family] = field(default_factory=set[Workload | Family])
     _ends: dict[str, ReleaseTime] = field(default_factory=dict[str, ReleaseTime])
-    # How long runs are expected to take, while the history is the same.
+    # Expected run times, valid while the history is unchanged.
     _lengths: dict[RunClass, float] = field(default_factory=dict[RunClass, float])
 
     @classmethod
@@ -66,41 +80,60 @@ class ReleaseTimes:
         return releases
 
     def begin(self, now: datetime) -> None:
-        """Another cycle: from now on this is the time."""
+        """Starts another cycle at this time."""
         self.now_seconds = now.timestamp()
         self.version += 1
 
     def put(self, job: GPUJob, workload: Workload | None = None) -> None:
-        """This job as it is now. `workload` is its profile's namespace and name, if known."""
+        """Stores the job as it is now. `workload` is its profile's namespace and name, if known."""
         uid = job.metadata.uid
         self.drop(uid)
         workload = workload or (job.metadata.namespace, profile_name(job))
         self.jobs[uid], self._workloads[uid] = job, workload
         run = _run_of(job)
         if run is not None:
-            self._runs[uid] = run
+            known = self._runs[uid] = _KnownRun(run, workload, _family_of(job))
             self._history.add(workload, run)
-            self._lengths.clear()
+            self._history.add(known.family, run)
+            self._runs_changed(known)
 
     def drop(self, uid: str) -> None:
         self.version += 1
         self._ends.pop(uid, None)
         self.jobs.pop(uid, None)
-        workload = self._workloads.pop(uid, None)
-        run = self._runs.pop(uid, None)
-        if run is not None and workload is not None:
-            self._history.remove(workload, run)
-            self._lengths.clear()
+        self._families.pop(uid, None)
+        self._workloads.pop(uid, None)
+        known = self._runs.pop(uid, None)
+        if known is not None:
+            self._history.remove(known.workload, known.run)
+            self._history.remove(known.family, known.run)
+            self._runs_changed(known)
+
+    def _runs_changed(self, known: _KnownRun) -> None:
+        self._lengths.clear()
+        self._changed |= {known.workload, known.family}
+
+    def take_changed(self, uids: Iterable[str]) -> list[str]:
+        """Those of the jobs whose `expected_first_run_seconds` may have changed since the last
+        call. Every job that anybody keeps an expectation of is asked for each time."""
+        changed, self._changed = self._changed, set()
+        if not changed:
+            return []
+        workloads, families = self._workloads, self._families
+        return [
+            uid for uid in uids if workloads.get(uid) in changed or families.get(uid) in changed
+        ]
 
     def released_at(self, uid: str) -> float:
-        """When this job's GPUs are free, in seconds since 1970, perhaps past; infinite when
-        nobody can tell."""
+        """When this job releases its GPUs, in seconds since 1970, possibly in the past; infinite if
+        unknown.
+        """
         end = self.end(uid)
         length = 0.0 if end.run_class is None else self.length(end.run_class)
         return end.released_at(length, self.now_seconds)
 
     def seconds(self, uid: str) -> float:
-        """The same from now."""
+        """The same, in seconds from now."""
         return max(self.released_at(uid) - self.now_seconds, 0.0)
 
     def stopping(self, uid: str) -> bool:
@@ -108,16 +141,26 @@ class ReleaseTimes:
         return job is not None and job.status.phase is JobPhase.STOPPING
 
     def expected_run_seconds(self, job: GPUJob) -> float:
-        """How long a waiting job will run, what it did in earlier attempts excluded."""
-        left = _own_remaining(job)
+        """How long a pending job will run, without the time of its earlier attempts."""
+        left = remaining_of(job)
         if left is not None:
             return left
         workload = self._workloads.get(job.metadata.uid)
         workload = workload or (job.metadata.namespace, profile_name(job))
-        return self.length((workload, _gpus(job)))
+        return self.length((workload, job.spec.gpus))
+
+    def expected_first_run_seconds(self, job: GPUJob) -> float | None:
+        """How long a job will run that has not run yet: as runs of its workload did, else those of
+        its family; None when nobody can tell."""
+        uid = job.metadata.uid
+        found = self.length((self._workloads[uid], job.spec.gpus))
+        if found == inf:
+            family = self._families[uid] = _family_of(job)
+            found = self.length((family, job.spec.gpus))
+        return found if found < inf else None
 
     def end(self, uid: str) -> ReleaseTime:
-        """As far as the job alone tells it; see `released_at`."""
+        """The release time as far as the job alone determines it; see `released_at`."""
         end, job = self._ends.get(uid), self.jobs.get(uid)
         if job is None:
             return UNKNOWN
@@ -129,40 +172,35 @@ class ReleaseTimes:
         status, stop = job.status, job.status.stop
         if status.phase is JobPhase.STOPPING and stop is not None:
             return ReleaseTime(stop.deadline.timestamp())
-        left = _own_remaining(job)
+        left = remaining_of(job)
         if left is not None and status.observed_at is not None:
             return ReleaseTime(status.observed_at.timestamp() + left)
         if status.attempt_started_at is None:
             return UNKNOWN
         workload = self._workloads[job.metadata.uid]
-        return ReleaseTime(status.attempt_started_at.timestamp(), (workload, _gpus(job)))
+        return ReleaseTime(status.attempt_started_at.timestamp(), (workload, job.spec.gpus))
 
     def length(self, run_class: RunClass) -> float:
-        """How long such runs are expected to take, in seconds; infinite when nobody can tell."""
+        """Expected duration of such runs in seconds; infinite if unknown."""
         if run_class not in self._lengths:
             expected = self._history.expected_seconds(*run_class)
-            # Nobody knows it better than to two digits.
+            # The estimate is no more precise than two digits.
             self._lengths[run_class] = inf if expected is None else float(f"{expected:.2g}")
         return self._lengths[run_class]
 
 
 def _run_of(job: GPUJob) -> Run | None:
-    """What a succeeded run took."""
+    """The run of a succeeded job."""
     status = job.status
     if status.phase is not JobPhase.SUCCEEDED:
         return None
     if status.finished_at is None or status.started_at is None:
         return None
-    seconds = max((status.finished_at - status.started_at).total_seconds(), 0.0)
-    return Run(status.finished_at.timestamp(), job.metadata.uid, seconds * _gpus(job))
+    seconds = status.held_seconds
+    if seconds is None:
+        seconds = max((status.finished_at - status.started_at).total_seconds(), 0.0)
+    return Run(status.finished_at.timestamp(), job.metadata.uid, seconds * job.spec.gpus)
 
 
-def _gpus(job: GPUJob) -> int:
-    return job.spec.workers * job.spec.gpus_per_worker
-
-
-def _own_remaining(job: GPUJob) -> float | None:
-    measured = job.status.measurement
-    if measured is None or measured.current is None:
-        return None
-    return remaining_seconds(measured.step, measured.steps_total, measured.current.step_seconds)
+def _family_of(job: GPUJob) -> Family:
+    return job.metadata.namespace, program_of(job.spec)

@@ -1,5 +1,6 @@
-"""All GPUs with their tenants as plain columns, and what remains on each once its first tenants, in
-the order of their ends, have left."""
+"""All GPUs with their tenants as plain columns, and what remains on each GPU after its first
+tenants, in order of release time, have left.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,10 +21,10 @@ class RemainingTenancy:
 
     memory_bytes: Integers
     utilization_percent: Floats
-    # The least that any of them allows.
+    # The least slowdown that any of them allows.
     slowdown_percent: Integers
     whole_gpu: Booleans
-    # When the last of those who left is gone, in seconds since 1970.
+    # When the last of the departed tenants has left, in seconds since 1970.
     since: Floats
     # Columns of the tenants, in the order in which they leave.
     order: Integers
@@ -31,19 +32,20 @@ class RemainingTenancy:
 
 @dataclass(slots=True)
 class Tenancy:
-    """Rows are GPUs in the order of nodes and of the GPUs on them. Read it at once: arrays change
-    with the next one that is asked for, lists are replaced."""
+    """Rows are GPUs, in the order of nodes and of the GPUs on them. Read it before the next one is
+    computed: arrays are updated in place, lists are replaced.
+    """
 
     nodes: list[NodeCapacity]
-    # Another number whenever a row may be another GPU.
+    # Changes whenever a row may stand for another GPU.
     order_version: int
     open_nodes: Booleans
-    # By row, as all that follows.
+    # By row, like all that follows.
     gpus: list[GPUCapacity]
     # By UID.
     tenants: list[list[Tenant]]
     node_of: Integers
-    # The place of the GPU's UUID among all.
+    # Rank of the GPU's UUID among all UUIDs.
     rank: Integers
     models: NDArray[np.object_]
     free_bytes: Integers
@@ -51,17 +53,17 @@ class Tenancy:
     usable: Booleans
     has_external_use: Booleans
     awaiting_reading: Booleans
-    # How many tenants.
+    # Number of tenants.
     count: Integers
     stay: RemainingTenancy
 
 
 def sums_left(values: NDArray[Any]) -> NDArray[Any]:
-    """Of each row, what is left of the sum once the first 0, 1, ... are gone."""
+    """For each row, the sum that remains after the first 0, 1, ... tenants have left."""
     return np.pad(np.cumsum(values[:, ::-1], axis=1)[:, ::-1], ((0, 0), (0, 1)))
 
 
 def least_left(values: Integers) -> Integers:
-    """The least of those that are left, likewise; of nobody the most."""
+    """For each row, the minimum over the remaining tenants; the maximum value if none remain."""
     found = np.minimum.accumulate(values[:, ::-1], axis=1)[:, ::-1]
     return np.pad(found, ((0, 0), (0, 1)), constant_values=SLOWDOWN_PERCENT_MAX)

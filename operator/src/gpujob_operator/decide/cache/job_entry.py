@@ -8,7 +8,7 @@ from gpujob_api.gpuprofile import GPUProfile
 from gpujob_operator.decide.cache.diff import ListDiff
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.model.plan import NextStep
-from gpujob_operator.decide.model.pod_template import HostRequests
+from gpujob_operator.decide.model.pod_requests import PodRequests
 from gpujob_operator.decide.model.snapshot import PodView, ReceivedReport
 from gpujob_operator.decide.model.workers import Crew
 from gpujob_operator.decide.packing.demand import Demand
@@ -23,7 +23,7 @@ class JobEntry:
     """One job, with what follows from it alone; the rest is set as it is found out."""
 
     job: GPUJob
-    requests: HostRequests
+    requests: PodRequests
     profile_key: ProfileKey
     held: bool
     # The nodes that its placement names, and the nodes where its GPUs are.

@@ -8,12 +8,13 @@ from datetime import datetime
 from math import inf
 
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.queue.order import OrderKey, OrderRules, order_keys
+from gpujob_operator.decide.queue.order import OrderKey, order_keys
 from gpujob_operator.decide.queue.pending import (
     KEY_OF,
     Keyed,
     OrderedQueues,
     Pending,
+    arrival,
     order_entry,
     order_rules,
 )
@@ -59,7 +60,7 @@ class PendingQueues:
         self._now_seconds = now_seconds
         self._moved |= self._undated
         if self._moved:
-            self._place_again(order_rules(configuration), now)
+            self._place_again(configuration, now)
         return self._queues
 
     def _advance_clock(self, now_seconds: float) -> None:
@@ -75,13 +76,13 @@ class PendingQueues:
             if due > now_seconds:
                 self._due_seconds = min(self._due_seconds, due)
 
-    def _place_again(self, rules: OrderRules, now: datetime) -> None:
+    def _place_again(self, configuration: Configuration, now: datetime) -> None:
         moved, self._moved, self._undated = self._moved, set(), set()
         for uid in moved:
             self._take_out(uid)
         for uid in moved & self.entries.keys():
             entry = self.entries[uid]
-            queue, key = entry.job.spec.queue, self._key(uid, entry, rules, now)
+            queue, key = entry.job.spec.queue, self._key(uid, entry, configuration, now)
             insort(self._queues.setdefault(queue, []), (key, entry), key=KEY_OF)
             self._at[uid] = queue, key
 
@@ -94,11 +95,14 @@ class PendingQueues:
         if not line:
             del self._queues[queue]
 
-    def _key(self, uid: str, entry: Pending, rules: OrderRules, now: datetime) -> OrderKey:
+    def _key(
+        self, uid: str, entry: Pending, configuration: Configuration, now: datetime
+    ) -> OrderKey:
         keys = entry.order_keys
         if keys is None:
             self._undated.add(uid)
-            keys = order_keys(order_entry(entry.job, now), rules)
+            known = order_entry(entry.job, arrival(entry.job) or now, configuration)
+            keys = order_keys(known, order_rules(configuration))
         if self._now_seconds < keys.due_seconds:
             self._due_seconds = min(self._due_seconds, keys.due_seconds)
         return keys.key(self._now_seconds)

@@ -39,7 +39,7 @@ from gpujob_operator.decide.packing.demand import WorkloadMix
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.node_views import in_order
 from gpujob_operator.decide.placement.requirements import JobRequirements, demand_of, needs_of
-from gpujob_operator.decide.queue.pending import Pending, last_reason_of, order_keys_of, order_rules
+from gpujob_operator.decide.queue.pending import Pending, last_reason_of, order_keys_of
 from gpujob_operator.decide.queue.quota import QuotaState
 
 _Usage = Mapping[tuple[str, int], GPUUsage]
@@ -371,8 +371,8 @@ class SchedulerCache:
 
     def _renew_waiting(self) -> None:
         """The line's entries of the changed jobs."""
-        rules = order_rules(self._configuration)
-        for uid in sorted(self._changed):
+        expected_anew = self.releases.take_changed(self.waiting.entries)
+        for uid in sorted(self._changed.union(expected_anew)):
             known = self.known.get(uid)
             if known is None or not known.waits:
                 self.waiting.drop(uid)
@@ -382,7 +382,11 @@ class SchedulerCache:
                 known.pods,
                 equivalence_class=self._equivalence_class(known),
                 last_reason=last_reason_of(known.job, known.pods, self._configuration),
-                order_keys=order_keys_of(known.job, rules),
+                order_keys=order_keys_of(
+                    known.job,
+                    self._configuration,
+                    self.releases.expected_first_run_seconds(known.job),
+                ),
             )
             self.waiting.put(entry)
 

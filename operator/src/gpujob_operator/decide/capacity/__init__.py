@@ -1,4 +1,4 @@
-"""What the cluster has: nodes and GPUs with their tenants, prices and the law of slowdowns.
+"""The cluster's capacity: nodes and GPUs with their tenants, prices, and the slowdown law.
 
 The package decides nothing about a pending job. It may import `model`, and `packing` for numbers.
 """

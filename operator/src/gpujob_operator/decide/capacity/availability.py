@@ -1,4 +1,4 @@
-"""Why a node or a GPU takes nothing new."""
+"""Decides why a node or a GPU is closed to new placements."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -14,13 +14,13 @@ class ClosedReason(Enum):
     RECLAIMED = "the node is being reclaimed"
     NOT_READY = "the node is not ready"
     CORDONED = "the node is cordoned"
-    UNMEASURED = "the agent has not measured it yet"
-    STALE = "measurements are old"
+    UNMEASURED = "no reading from the agent yet"
+    STALE = "readings are too old"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeClosed:
-    """`text` has the numbers, if there are any."""
+    """The reason why a node is closed. `text` has the numbers, if any."""
 
     reason: ClosedReason
     text: str
@@ -39,12 +39,12 @@ def why_closed(
     age, limit_seconds = now - observed, configuration.telemetry_stale_seconds
     if age <= timedelta(seconds=limit_seconds):
         return None
-    text = f"measurements are {age.total_seconds():.0f} s old (limit {limit_seconds:.0f} s)"
+    text = f"readings are {age.total_seconds():.0f} s old (limit {limit_seconds:.0f} s)"
     return NodeClosed(ClosedReason.STALE, text)
 
 
 def _closed_for_good(view: NodeView, gpu_node: GPUNode) -> ClosedReason | None:
-    """Until the node or its GPUNode says otherwise."""
+    """The reason that holds until the node or its GPUNode changes."""
     if any(taint.key == TAINT_RECLAIM for taint in view.taints):
         return ClosedReason.RECLAIMED
     if not view.ready:
@@ -56,9 +56,9 @@ def _closed_for_good(view: NodeView, gpu_node: GPUNode) -> ClosedReason | None:
 
 class BlockedReason(Enum):
     UNHEALTHY = "unhealthy"
-    # What is known of it is old, which is no reason to leave it (I14).
+    # Stale readings close the GPU for new jobs and stop no running one (I14).
     UNREADABLE = UNREADABLE
-    STRAY_POD = "a pod of an ended attempt is still there"
+    STRAY_POD = "a pod of an earlier attempt has not ended yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,9 @@ class GPUBlocked:
 
 
 def why_blocked(gpu: GPU, *, stray_pod: bool) -> GPUBlocked | None:
-    """Why nothing new may be placed on the GPU, or None. `stray_pod`: a pod that no attempt owns
-    holds it."""
+    """Why nothing new may be placed on the GPU, or None. `stray_pod`: a pod of an ended attempt
+    still uses it.
+    """
     message = gpu.health_message
     if not gpu.healthy and message.startswith(UNREADABLE):
         return GPUBlocked(BlockedReason.UNREADABLE, message.removeprefix(UNREADABLE).lstrip(": "))

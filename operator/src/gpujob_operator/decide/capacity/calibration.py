@@ -1,10 +1,9 @@
-"""The law of slowdown beside others, calibrated for each GPU model by what our own jobs measured.
+"""Calibrates the slowdown law for each GPU model by this cluster's own measurements.
 
-Every workload that ran beside others has told in its profile how much longer a step took then than
-alone, by band of the GPU's summed utilization. For each band the published law stands for some
-workloads, every workload that was measured there counts as one more, and their median is the law:
-single workloads that something else slowed do not move it. In steps of half a percent; a fuller
-GPU is never said to slow less than an emptier one.
+The profile of every workload that ran beside co-tenants has its slowdown by band of the GPU's
+summed utilization. For each band, the published law counts as some workloads, and every measured
+workload counts as one more. Their median is the calibrated law, so that single outliers do not move
+it. Values are in steps of half a percent, and never decrease with utilization.
 """
 
 from collections.abc import Iterable
@@ -15,17 +14,17 @@ from gpujob_operator.decide.capacity.slowdown_law import BANDS_PERCENT, PUBLISHE
 
 PRIOR_WORKLOADS = 3
 _STEPS_PER_PERCENT = 2
-# A figure that grew by less is not written again.
+# A smaller increase is not written again.
 WORTH_WRITING_PERCENT = 5.0
 
 
 def band_percent(summed_percent: float) -> int:
-    """The upper bound of the band that this sum of utilizations is in."""
+    """Upper bound of the band of this summed utilization, in percent."""
     return next(bound for bound in BANDS_PERCENT if summed_percent < bound)
 
 
 def laws(profiles: Iterable[GPUProfile]) -> dict[str, Law]:
-    """By GPU model, of those on which anything was measured."""
+    """The calibrated laws by GPU model, for models with measurements."""
     measured: dict[str, dict[int, list[float]]] = {}
     for profile in profiles:
         for entry in profile.status.entries:
@@ -51,10 +50,10 @@ def _middle(published: float, measured: list[float]) -> float:
 
 
 def with_pace(known: tuple[SharedPace, ...], pace: SharedPace | None) -> tuple[SharedPace, ...]:
-    """What is known of a workload with this, if that says anything new.
+    """The profile's figures with this measurement added, if that changes anything.
 
-    The most that any run was slowed counts, so that runs with different neighbours come to the same
-    and then stop writing.
+    The largest measured slowdown counts. Runs with different co-tenants therefore converge and stop
+    writing.
     """
     if pace is None:
         return known

@@ -1,6 +1,7 @@
-"""Nodes and GPUs: what is free on each, after the driver, strangers and reservations (I1).
+"""Nodes and GPUs with their free capacity, after the driver, unmanaged processes and reservations
+(I1).
 
-`usage` fills them in from what was observed.
+`usage` fills them in from observed objects.
 """
 
 from collections.abc import Collection, Mapping
@@ -12,13 +13,15 @@ from gpujob_operator.decide.capacity.availability import GPUBlocked, NodeClosed
 from gpujob_operator.decide.capacity.slowdown_law import PUBLISHED_SLOWDOWNS, Law
 from gpujob_operator.decide.model.snapshot import NodeView
 
-# A stranger below this is the desktop or a monitoring tool, not a tenant.
+# An unmanaged process below this is the desktop or a monitoring tool, not a tenant.
 EXTERNAL_NOISE_BYTES = 64 * MIB
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A job that holds part of a GPU. `excess_bytes` is measured use above what it holds."""
+    """A job with a reservation on a GPU. `excess_bytes` is its measured use above the
+    reservation.
+    """
 
     job_uid: str
     memory_bytes: int
@@ -39,12 +42,12 @@ class GPUCapacity:
     external_bytes: int
     tenants: tuple[Tenant, ...] = ()
     blocked: GPUBlocked | None = None
-    # Of `external_bytes`, what was still seen of pods that have finished since. It counts until it
-    # is seen to be gone (I1), and is no reason to interrupt anybody.
+    # The part of `external_bytes` that the last reading still showed of finished pods. It counts
+    # until a reading shows that it is gone (I1), and is no reason to preempt a job.
     terminating_bytes: int = 0
     # GPUs of a node with the same number are close together.
     link_group: int = 0
-    # How much tenants slow each other on this model (see `calibration`).
+    # The slowdown law of this model (see `calibration`).
     law: Law = PUBLISHED_SLOWDOWNS
 
     @property
@@ -57,7 +60,7 @@ class GPUCapacity:
 
     @property
     def free_bytes(self) -> int:
-        """May be negative when a stranger or a leak took more than was left."""
+        """Free memory. Negative if unmanaged processes or a leak took more than was left."""
         free_bytes = self.total_bytes - self.driver_bytes - self.external_bytes
         for tenant in self.tenants:
             free_bytes -= tenant.memory_bytes + tenant.excess_bytes
@@ -65,12 +68,12 @@ class GPUCapacity:
 
     @property
     def usable_bytes(self) -> int:
-        """What our jobs together can have: all but the driver's and strangers' memory."""
+        """Memory that GPUJobs can use together: all but the driver's and unmanaged processes'."""
         return self.total_bytes - self.driver_bytes - self.external_bytes
 
     @property
     def usable_after_release_bytes(self) -> int:
-        """The same once another reading has come."""
+        """`usable_bytes` after the next reading, without the memory of finished pods."""
         return self.usable_bytes + self.terminating_bytes
 
     @property
@@ -84,7 +87,7 @@ class GPUCapacity:
 
 @dataclass(frozen=True, slots=True)
 class NodeCapacity:
-    """One node of ours: its GPUs and what is left of CPU and memory after assumed pods."""
+    """One managed node: its GPUs, and the CPU and memory that are free after assumed pods."""
 
     node: NodeView
     price_per_gpu_hour: float | None
@@ -93,7 +96,7 @@ class NodeCapacity:
     memory_bytes_free: int
     # Why nothing new may be placed here, or None.
     closed: NodeClosed | None = None
-    # How often such a node is taken away, and the price with what that costs (see `prices`).
+    # Expected interruptions per hour, and the price including their cost (see `prices`).
     interruptions_per_hour: float = 0.0
     price_with_losses: float | None = None
 
@@ -117,9 +120,9 @@ class Capacity:
     """All nodes by name, in stable order."""
 
     nodes: Mapping[str, NodeCapacity] = field(default_factory=dict[str, NodeCapacity])
-    # What a job can have at most of an empty GPU, by model.
+    # The most that a job can have of an idle GPU, by model.
     largest: Mapping[str, int] = field(default_factory=dict[str, int])
-    # Laws of slowdown that were measured, by model.
+    # Calibrated slowdown laws, by model.
     laws: Mapping[str, Law] = field(default_factory=dict[str, Law])
     # All GPUs there are, whoever uses them.
     size: ClusterSize = ClusterSize(0, 0)
@@ -135,21 +138,21 @@ class Capacity:
         return [gpu for node, uuid in named if (gpu := self.gpu(node, uuid)) is not None]
 
     def models(self, accepted: Collection[str]) -> list[str]:
-        """GPU models that there are and that a job accepts; it accepts any if it names none."""
+        """The GPU models in the cluster that the job accepts: all of them if it names none."""
         return sorted(model for model in self.largest if not accepted or model in accepted)
 
     def law(self, model: str) -> Law:
         return self.laws.get(model, PUBLISHED_SLOWDOWNS)
 
     def largest_bytes(self, model: str) -> int:
-        """What a job can have at most of an empty GPU of this model."""
+        """The most memory that a job can have of an idle GPU of this model."""
         return self.largest.get(model, 0)
 
 
 def capacity_of(
     nodes: Mapping[str, NodeCapacity], laws: Mapping[str, Law] | None = None
 ) -> Capacity:
-    """The ledger of these nodes."""
+    """The capacity of these nodes."""
     largest: dict[str, int] = {}
     gpus = total_bytes = 0
     for node in nodes.values():
@@ -161,7 +164,7 @@ def capacity_of(
 
 
 def sizes(node: NodeCapacity) -> tuple[tuple[str, int, int], ...]:
-    """Of each GPU its model, its memory and what the driver keeps of that, in bytes."""
+    """For each GPU: its model, its memory and the driver's part of it, in bytes."""
     return tuple((gpu.model, gpu.total_bytes, gpu.driver_bytes) for gpu in node.gpus)
 
 
@@ -187,7 +190,7 @@ def as_tenant(job: GPUJob) -> Tenant | None:
 
 
 def has_external_use(gpu: GPUCapacity, *, soon: bool = False) -> bool:
-    """True when a stranger uses more of the GPU than noise; with `soon`, once another reading has
-    come."""
+    """True if unmanaged processes use more of the GPU than noise; with `soon`, after another
+    reading."""
     external_bytes = gpu.external_bytes - gpu.terminating_bytes if soon else gpu.external_bytes
     return external_bytes > EXTERNAL_NOISE_BYTES

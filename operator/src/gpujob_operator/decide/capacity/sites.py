@@ -1,4 +1,4 @@
-"""What a job can see of the nodes and GPUs that its workers are on, and nothing else of them."""
+"""The facts of nodes and GPUs that can affect a job running there, and nothing else."""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -10,9 +10,9 @@ from gpujob_operator.decide.capacity.cluster import Capacity, GPUCapacity, NodeC
 from gpujob_operator.decide.model.snapshot import Taint
 
 
-# Named tuples: they are made and compared for thousands of jobs in every cycle.
+# Named tuples, because thousands are created and compared in every cycle.
 class NodeFacts(NamedTuple):
-    """What a job that runs on a node sees of it, besides its own GPUs there."""
+    """The facts of a node that affect a job there, besides its own GPUs."""
 
     closed: NodeClosed | None
     not_ready_since: datetime | None
@@ -26,7 +26,9 @@ def facts_of(node: NodeCapacity) -> NodeFacts:
 
 
 class WorkerSite(NamedTuple):
-    """Where one worker is. Without facts its node is gone; GPUs that are gone are left out."""
+    """The node and GPUs of one worker. `facts` is None if the node is gone; GPUs that are gone are
+    left out.
+    """
 
     node: str
     facts: NodeFacts | None
@@ -41,7 +43,7 @@ Sites = tuple[WorkerSite, ...]
 
 
 def sites_of(placement: Placement | None, capacity: Capacity) -> Sites:
-    """Empty for a job without a place."""
+    """The sites of the job's workers; empty without a placement."""
     found: list[WorkerSite] = []
     for worker in placement.workers if placement is not None else ():
         node = capacity.nodes.get(worker.node)

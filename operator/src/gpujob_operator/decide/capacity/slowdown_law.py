@@ -1,5 +1,4 @@
-"""How much jobs slow each other down when they share a GPU: the law by their
-summed utilization."""
+"""The slowdown law: how much jobs on one GPU slow each other, by their summed utilization."""
 
 import math
 from functools import lru_cache
@@ -9,11 +8,11 @@ from functools import lru_cache
 PUBLISHED_LAW: tuple[tuple[float, float], ...] = ((50, 2.00), (80, 1.93), (95, 1.79))
 PUBLISHED_LAW_ABOVE = 1.58
 
-# The same as percent by which a step takes longer, by the upper bound of the sum.
+# The same as slowdown in percent, by the upper bound of the sum.
 BANDS_PERCENT = (50, 80, 95, 10_000)
 Law = tuple[float, float, float, float]
 
-# A prediction never goes below this: no job was ever seen to stand still beside another.
+# Lower bound of a prediction: no measured job came to a standstill beside another.
 SPEED_MIN = 0.05
 
 
@@ -34,10 +33,9 @@ PUBLISHED_SLOWDOWNS: Law = (
 def summed_utilization_limit_percent(
     max_slowdown_percent: float, law: Law = PUBLISHED_SLOWDOWNS
 ) -> float:
-    """The summed utilization up to which a pair is not slowed by more than this, by the law of the
-    GPU's model.
+    """The summed utilization up to which the law of the GPU's model predicts at most this slowdown.
 
-    Above full use time is shared in proportion, so that 100 % + s slow each by s %.
+    Above full use, time is shared in proportion, so that a sum of 100 % + s slows each job by s %.
     """
     limit = 0.0
     for summed, slowdown in zip(BANDS_PERCENT[:-1], law, strict=False):

@@ -1,9 +1,9 @@
-"""What jobs and pods hold of nodes and GPUs, kept up to date one job at a time; from it the ledger
-of GPUs.
+"""What jobs and pods use of nodes and GPUs, updated one job at a time, and the capacity that
+remains.
 
-The sum of all `JobUsage`s says who is on which GPU, whose processes are whose, and what CPU and
-memory is given away but not yet seen on a node. A node's ledger is then read off in one pass over
-its GPUs, however many jobs there are elsewhere.
+The sum of all `JobUsage`s gives the tenants of each GPU, the owner of each process, and the CPU and
+memory that is assigned but not yet requested on a node. A node's capacity is then computed in one
+pass over its GPUs, whatever the number of jobs elsewhere.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,31 +29,31 @@ from gpujob_operator.decide.capacity.prices import (
 )
 from gpujob_operator.decide.capacity.slowdown_law import PUBLISHED_SLOWDOWNS, Law
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.model.pod_template import HostRequests
+from gpujob_operator.decide.model.pod_requests import PodRequests
 from gpujob_operator.decide.model.snapshot import GonePod, NodeView, PodPhase, PodView, Snapshot
 from gpujob_operator.decide.model.workers import current_workers, place_of
 
 T = TypeVar("T")
-# A pod's end and a reading are told by different clocks, and a process takes a moment to go.
+# The end of a pod and a reading have different clocks, and a process takes a moment to exit.
 CLOCKS_DIFFER_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class JobUsage:
-    """What one job and its pods hold."""
+    """What one job and its pods reserve and request."""
 
     tenant: Tenant | None = None
     # The job's GPUs; one that two workers share is named twice.
     gpus: tuple[str, ...] = ()
-    # Live pods of the attempt that holds the GPUs, by UID.
+    # Live pods of the attempt that reserves the GPUs, by UID.
     pods: tuple[str, ...] = ()
     # Node and GPU of live pods of any other attempt, or of a job that is gone. The node is "" for
     # a pod that may yet come to one.
     gpus_of_stale_pods: tuple[tuple[str, str], ...] = ()
-    # What workers will take that are not on their node yet.
+    # Requests of workers that are not on their node yet.
     not_yet_bound: tuple[tuple[str, int, int], ...] = ()
     job_uid: str = ""
-    # Pods that are proven finished, with when and the GPUs that they had.
+    # Pods that are proven finished, with the time of their end and their GPUs.
     ended: tuple["TerminatedPod", ...] = ()
 
 
@@ -67,13 +67,14 @@ class TerminatedPod:
 NOTHING = JobUsage()
 
 
-def usage_of(job: GPUJob, pods: Sequence[PodView], requests: HostRequests) -> JobUsage:
-    """`requests` are one worker's. The pods are the job's own."""
+def usage_of(job: GPUJob, pods: Sequence[PodView], requests: PodRequests) -> JobUsage:
+    """The usage of a job. `requests` are those of one worker. The pods must be the job's own."""
     live = [pod for pod in pods if not pod.finished]
     current = current_workers(job, pods)
     uids = {pod.uid for pod in current}
     leaves = job.metadata.deletion_timestamp is not None
-    # A job that is being deleted is written to no more: its pods alone say when it has left.
+    # A job that is being deleted is not written any more, so only its pods tell when it has
+    # released its GPUs.
     has_left = leaves and not any(pod.uid in uids for pod in live)
     placement = job.status.placement if not (job.finished or has_left) else None
     rest = live if placement is None else [pod for pod in live if pod.uid not in uids]
@@ -102,7 +103,7 @@ def usage_of(job: GPUJob, pods: Sequence[PodView], requests: HostRequests) -> Jo
 
 
 def usage_of_orphans(pods: Sequence[PodView]) -> JobUsage:
-    """Of pods whose controller owner is a GPUJob that is not there."""
+    """The usage of pods whose controller owner is a GPUJob that does not exist."""
     live = [pod for pod in pods if not pod.finished]
     strays = tuple(stray for pod in live for stray in _gpus_of_stale_pod(pod, None))
     return JobUsage(gpus_of_stale_pods=strays, ended=_ended(pods))
@@ -148,7 +149,7 @@ def learned_from(snapshot: Snapshot) -> Learned:
 
 @dataclass(slots=True)
 class ClusterUsage:
-    """The sum of what all hold. `add` and `remove` are each other's inverse."""
+    """The sum over all jobs and pods. `add` and `remove` are inverse."""
 
     # By GPU, in the order of the jobs' UIDs.
     tenants: dict[str, tuple[Tenant, ...]] = field(default_factory=dict[str, tuple[Tenant, ...]])
@@ -158,7 +159,7 @@ class ClusterUsage:
     gpus_of_stale_pods: dict[tuple[str, str], int] = field(
         default_factory=dict[tuple[str, str], int]
     )
-    not_yet_bound: dict[str, HostRequests] = field(default_factory=dict[str, HostRequests])
+    not_yet_bound: dict[str, PodRequests] = field(default_factory=dict[str, PodRequests])
     # Pods whose processes are gone, by UID; twice for one that finished and was deleted.
     ended: dict[str, tuple[TerminatedPod, ...]] = field(
         default_factory=dict[str, tuple[TerminatedPod, ...]]
@@ -191,10 +192,11 @@ class ClusterUsage:
             if not self.gpus_of_stale_pods[stray]:
                 del self.gpus_of_stale_pods[stray]
         for node, cpu, memory in holding.not_yet_bound:
-            had_cpu, had_memory = self.not_yet_bound.get(node, (0, 0))
-            self.not_yet_bound[node] = (had_cpu + sign * cpu, had_memory + sign * memory)
-            if self.not_yet_bound[node] == (0, 0):
-                # Nodes come and go under new names.
+            had_cpu, had_memory = self.not_yet_bound.get(node, PodRequests())
+            left = PodRequests(had_cpu + sign * cpu, had_memory + sign * memory)
+            self.not_yet_bound[node] = left
+            if left == PodRequests():
+                # Names of nodes change over time.
                 del self.not_yet_bound[node]
 
     def node(
@@ -206,9 +208,9 @@ class ClusterUsage:
         learned: "Learned",
         known: Mapping[str, GPUCapacity] | None = None,
     ) -> NodeCapacity:
-        """The ledger of one node. `known` are those of its GPUs on which nothing changed."""
+        """The capacity of one node. `known` has those of its GPUs whose usage is unchanged."""
         known = known or {}
-        cpu, memory = self.not_yet_bound.get(view.name, (0, 0))
+        cpu, memory = self.not_yet_bound.get(view.name, PodRequests())
         price = price_of(gpu_node, view, configuration)
         rate = interruptions_per_hour(view, learned.spot_rates)
         gpus = sorted(gpu_node.status.gpus, key=lambda gpu: (gpu.index, gpu.uuid))
@@ -256,7 +258,7 @@ class ClusterUsage:
         return used
 
     def _terminating_bytes(self, gpu: GPU, observed_at: datetime | None) -> int:
-        """What a reading shows of pods that have finished since: the next will not."""
+        """Memory of finished pods that the reading still shows and the next one will not."""
         return sum(
             process.memory_bytes
             for process in gpu.processes
@@ -267,8 +269,9 @@ class ClusterUsage:
 
 
 def _is_before(observed_at: datetime | None, ended_at: datetime | None) -> bool:
-    """Whether a reading is from before the end, as far as clocks agree. Later ones show what a pod
-    left behind, which is in the way."""
+    """True if the reading was taken before the pod's end, within clock differences. A later reading
+    shows memory that the pod left behind.
+    """
     if observed_at is None or ended_at is None:
         return True
     return observed_at <= ended_at + timedelta(seconds=CLOCKS_DIFFER_SECONDS)
@@ -281,7 +284,7 @@ def _with_excess(tenant: Tenant, used_bytes: int) -> Tenant:
 
 
 def _keep(groups: dict[str, tuple[T, ...]], key: str, left: tuple[T, ...]) -> None:
-    """A group of nobody does not stay: keys come and go."""
+    """Stores a group; an empty group is removed, because keys change over time."""
     if left:
         groups[key] = left
     else:
@@ -289,7 +292,7 @@ def _keep(groups: dict[str, tuple[T, ...]], key: str, left: tuple[T, ...]) -> No
 
 
 def _without(group: tuple[T, ...], one: T) -> tuple[T, ...]:
-    """The group less one of these, wherever it is."""
+    """The group without one of these items, wherever it is."""
     if one not in group:
         return group
     at = group.index(one)

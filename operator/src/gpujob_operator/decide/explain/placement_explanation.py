@@ -1,7 +1,7 @@
-"""Why there and not elsewhere: a placement beside the next best ones and the nodes that lack room.
+"""Explains a placement: its score, the next best places, and the nodes that lack capacity.
 
-Everything is asked of `assign` and `select.choose` themselves: the next best place is what they
-choose when the nodes of the better ones are not allowed, and a score is the one that they compare.
+Everything comes from `assign` and `select.choose` themselves. The next best place is what they
+choose if the nodes of the better ones are excluded, and a score is the one that they compare.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -35,28 +35,29 @@ CANDIDATES_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A place for all workers. `scores` are those of each worker alone, in GPUs; they decide for
-    one worker, a gang goes close together. None: the worker does not fit there any more."""
+    """A place for all workers. `scores` are the scores of the single workers, in GPUs. They decide
+    for one worker; a gang is placed close together. None: the worker does not fit there any more.
+    """
 
     placement: Placement
     reservation: Reservation | None
     scores: tuple[Score | None, ...]
-    # Of the nodes, per GPU and hour with what interruptions cost; None where nobody set one.
+    # Price of the nodes per GPU-hour including interruptions; None if no price is set.
     prices: tuple[float | None, ...]
-    # Of the nodes: how often such a node is taken away.
+    # Interruptions of the nodes per hour.
     interruptions_per_hour: tuple[float, ...]
-    # As far as it was compared, for a place that was chosen now.
+    # The step cost, if it was compared for a place that was chosen now.
     step_cost: StepCost
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementExplanation:
-    """Where a job is or would be, and where it is not.
+    """Where a job is or would be placed, and why not elsewhere.
 
-    `chosen` is the decision, None for a job that has no place. `best` are the places in the order
-    of preference, the first being what is chosen with nobody else in the way. `lacks` says for each
-    node that cannot take a worker what it lacks. `before` is how many jobs the same cycle placed
-    first.
+    `chosen` is the decision; None for a job without a placement. `best` has the places in order of
+    preference; the first one is chosen if no other job is in the way. `lacks` has for each node
+    that cannot take a worker what is missing. `before` is the number of jobs that the same cycle
+    placed first.
     """
 
     needs: JobRequirements
@@ -65,12 +66,12 @@ class PlacementExplanation:
     lacks: Mapping[str, str]
     refusal: str = ""
     before: int = 0
-    # Whether the decision was taken on this very picture, not on an earlier one.
+    # Whether the decision was made on this snapshot, not on an earlier one.
     decided_here: bool = False
 
     @property
     def rank(self) -> int | None:
-        """Where among `best` the nodes of the decision are; None: not among them."""
+        """Rank of the decision's nodes in `best`; None if they are not in it."""
         chosen = _nodes(self.chosen.placement) if self.chosen is not None else None
         places = (n for n, one in enumerate(self.best) if _nodes(one.placement) == chosen)
         return next(places, None)
@@ -79,16 +80,17 @@ class PlacementExplanation:
 def explain_placement(
     snapshot: Snapshot, now: datetime, uid: str, count: int = CANDIDATES_MAX
 ) -> PlacementExplanation:
-    """Explains the job's place on this picture. Raises `FieldError` for a job that is not there.
+    """Explains the job's placement in this snapshot. Raises `FieldError` if there is no such job.
 
-    A job that waits is explained as this cycle decides it, after the jobs that the cycle places
-    before it; one that has its place as if it were placed now, on what the others left.
+    A pending job is explained as this cycle decides it, after the jobs that the cycle places before
+    it. A placed job is explained as if it were placed now, in the capacity that the other jobs
+    leave.
     """
     job = next((one for one in snapshot.jobs if one.metadata.uid == uid), None)
     if job is None:
-        raise FieldError("job", f"there is no job with UID {uid}")
+        raise FieldError("job", f"no job with UID {uid}")
     if job.finished:
-        raise FieldError("job", f"{job.metadata.name} has ended and holds no GPUs")
+        raise FieldError("job", f"{job.metadata.name} has ended and has no GPUs")
     if job.status.placement is not None:
         without = without_attempt(snapshot, job)
         held = job.status.placement, job.status.reservation
@@ -118,11 +120,11 @@ class _ObservedCapacity(AssumedCapacity):
         def allows_others(node: NodeView) -> bool:
             return node.name not in left_out and allows(node)
 
-        # `slots=True` makes a new class, of which the bare `super()` knows nothing.
+        # `slots=True` creates a new class, which the bare `super()` does not know.
         return AssumedCapacity.mask(self, (key, left_out), allows_others)
 
     def score(self, place: WorkerPlace, request: Request, *, no_external_use: bool) -> Score | None:
-        """What the rule compares; None where the place is not free."""
+        """The score that the rule compares; None if the place is not free."""
         side = self._without_external_use() if no_external_use else self._views.main
         row = self._rows[place.node]
         allowed = np.zeros(len(self._rows), dtype=np.bool_)
@@ -147,7 +149,7 @@ class _Explainer:
     requests: dict[str, Request] = field(default_factory=dict[str, Request])
 
     def best(self, count: int) -> tuple[Candidate, ...]:
-        """The first places in the order of preference, each on nodes of its own."""
+        """The best places in order of preference, each on nodes of its own."""
         found: list[Candidate] = []
         while len(found) < count:
             self.board.unfit_classes.clear()
@@ -177,14 +179,14 @@ class _Explainer:
         return Candidate(where, held, scores, prices, rates, step)
 
     def lacks(self) -> dict[str, str]:
-        """What every node lacks that could not take one worker on any model."""
+        """What is missing on every node that could not take one worker on any model."""
         found: dict[str, str] = {}
         accepted = self.capacity.models(self.needs.job.spec.gpu.models)
         for name, node in self.capacity.nodes.items():
             here = [model for model in accepted if any(c.model == model for c in node.gpus)]
             if not here:
                 models = ", ".join(sorted({gpu.model for gpu in node.gpus})) or "no GPUs"
-                found[name] = f"no GPU of a model that the job accepts, but {models}"
+                found[name] = f"no GPU of a model that the job accepts, only {models}"
                 continue
             texts = [node_lacks(self._asked(model), node) for model in here]
             if all(texts):
@@ -195,7 +197,7 @@ class _Explainer:
         return resolve(self.needs, model, self.capacity, self.configuration)
 
     def _request(self, model: str) -> Request | None:
-        """What was asked for on this model, where a place was found on it."""
+        """The request on this model, if a place was found on it."""
         known = self.requests.get(model)
         return replace(known, nodes=None) if known is not None else None
 
@@ -243,7 +245,7 @@ def _placed_by(snapshot: Snapshot, now: datetime) -> dict[str, GPUJobStatus]:
 def _placed_before(
     snapshot: Snapshot, now: datetime, uid: str, placed: Mapping[str, GPUJobStatus]
 ) -> dict[str, GPUJobStatus]:
-    """Of these, those before the job in the line, which is walked as the cycle walks it."""
+    """Those of them that come before the job in the order of the cycle."""
     memory = SchedulerCache()
     memory.update(snapshot, now)
     queues = memory.queues(snapshot)

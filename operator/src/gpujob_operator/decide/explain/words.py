@@ -1,49 +1,49 @@
-"""An explanation of a placement in words with numbers: rows of a label and a text."""
+"""Renders an explanation of a placement as text: rows of a label and a value with numbers."""
 
 from collections import Counter
 from dataclasses import fields
 
 from gpujob_api.gpujob import Placement, Reservation, SpotPolicy
-from gpujob_api.quantities import format_memory
+from gpujob_api.quantities import format_count, format_memory
 from gpujob_operator.decide.explain.placement_explanation import Candidate, PlacementExplanation
 from gpujob_operator.decide.packing.request import Score
 from gpujob_operator.decide.packing.select import STEP_GPUS
 
 Row = tuple[str, str]
-# Nodes without room that are told one by one; the others are counted.
+# Nodes without capacity that are listed one by one; the others are counted.
 LACKS_TOLD = 10
 GPUS_TOLD = 8
 
 
 def rows(explanation: PlacementExplanation) -> list[Row]:
-    """What is needed, where it is and for what it costs, the next best, and what others lack."""
+    """The rows: requirements, placement and its score, next best places, and what other
+    nodes lack.
+    """
     found: list[Row] = [("Needs", _needs(explanation))]
     if explanation.chosen is not None:
         found.append(("Placed", _candidate(explanation.chosen)))
         found.append(("Because", _because(explanation)))
     elif explanation.refusal:
-        found.append(("No place", explanation.refusal))
+        found.append(("Does not fit", explanation.refusal))
     else:
-        found.append(("Not placed", "although there is room: see its conditions"))
+        found.append(("Not placed", "although it fits: see the conditions"))
     found += _others(explanation)
-    found += [("No room", f"{node}: {text}") for node, text in _told(explanation)]
+    found += [("Lacks", f"{node}: {text}") for node, text in _told(explanation)]
     left = len(explanation.lacks) - LACKS_TOLD
     if left > 0:
-        found.append(("No room", f"{left} more nodes: {_counted(explanation)}"))
+        found.append(("Lacks", f"{left} more nodes: {_counted(explanation)}"))
     return found
 
 
 def _others(explanation: PlacementExplanation) -> list[Row]:
-    """Places that would come before the decision now, then those behind it."""
+    """The places that rank before the decision now, then those behind it."""
     rank = explanation.rank if explanation.rank is not None else len(explanation.best)
     found: list[Row] = []
     for number, one in enumerate(explanation.best):
         if number == rank:
             continue
         before = number < rank and explanation.chosen is not None
-        label = (
-            "Before it now" if before else f"Next best {number if rank < number else number + 1}"
-        )
+        label = "Better now" if before else f"Next best {number if rank < number else number + 1}"
         text = _candidate(one)
         if explanation.chosen is not None:
             text += f": {_difference(explanation, explanation.chosen, one)}"
@@ -80,7 +80,7 @@ def _candidate(one: Candidate) -> str:
 
 
 def _score(score: Score) -> str:
-    """The cost in GPUs and all of its terms, which add up to it."""
+    """The score in GPUs with all of its terms, which add up to it."""
     names = [one.name for one in fields(score) if one.name != "total"]
     terms = " + ".join(f"{name} {getattr(score, name):.3f}" for name in names)
     return f"{score.total:.3f} of a GPU ({terms})"
@@ -102,27 +102,31 @@ def _because(explanation: PlacementExplanation) -> str:
     assert chosen is not None, "asked by the caller"
     if explanation.rank != 0:
         if explanation.decided_here:
-            return "nearer places are kept for jobs before it in the line"
-        return "it was decided on an earlier picture; now another place would come first"
+            return "better places are kept for earlier jobs"
+        return "decided on an earlier snapshot; another place would be better now"
     fitting = len(explanation.best)
     if fitting == 1:
-        return "nowhere else is room for all of it"
+        return "it fits nowhere else"
     if len(chosen.scores) > 1:
         count = len({worker.node for worker in chosen.placement.workers})
-        return f"its workers are closest together there, on {count} nodes"
+        return f"its workers are closest together there, on {format_count(count, 'node')}"
     before = (
-        f", after {explanation.before} jobs that this cycle placed first"
+        f", after {format_count(explanation.before, 'job')} placed earlier in this cycle"
         if explanation.before
         else ""
     )
-    return f"it costs the jobs to come the least{before}"
+    return f"it costs future jobs the least{before}"
 
 
 def _difference(explanation: PlacementExplanation, first: Candidate, one: Candidate) -> str:
-    """What sets the other place apart from the decision, in the order of comparison."""
+    """The first difference between the other place and the decision, in the order of comparison."""
     prefers = explanation.needs.job.spec.spot.policy is SpotPolicy.PREFER
     if prefers and first.placement.spot is not one.placement.spot:
-        return "spot, which the job prefers" if one.placement.spot else "not spot as preferred"
+        return (
+            "spot, which the job prefers"
+            if one.placement.spot
+            else "not spot, which the job prefers"
+        )
     if one.placement.gpu_model != first.placement.gpu_model:
         between = _between_models(first, one)
         if between:
@@ -133,7 +137,7 @@ def _difference(explanation: PlacementExplanation, first: Candidate, one: Candid
 
 
 def _between_models(first: Candidate, one: Candidate) -> str:
-    """What tells the models apart, or "" for nothing but their names."""
+    """The difference between the models, or "" if only their names differ."""
     on = f"on {one.placement.gpu_model}"
     mine, theirs = first.step_cost, one.step_cost
     if None not in (mine.dollars, theirs.dollars) and mine.dollars != theirs.dollars:
@@ -143,7 +147,7 @@ def _between_models(first: Candidate, one: Candidate) -> str:
     more = _bytes(one) - _bytes(first)
     if not more:
         return ""
-    return f"{on} it holds {format_memory(abs(more))} {'more' if more > 0 else 'less'}"
+    return f"{on} it reserves {format_memory(abs(more))} {'more' if more > 0 else 'less'}"
 
 
 def _by_cost(first: Candidate, one: Candidate) -> str:
@@ -153,14 +157,14 @@ def _by_cost(first: Candidate, one: Candidate) -> str:
     more = theirs.total - mine.total
     if abs(more) > STEP_GPUS:
         return f"{abs(more):.3f} of a GPU {'more' if more > 0 else 'less'}"
-    step = f"{more:+.3f} of a GPU, where steps of {STEP_GPUS} count"
+    step = f"{more:+.3f} of a GPU, less than the smallest difference that counts ({STEP_GPUS})"
     known, other = first.prices[0], one.prices[0]
     if known != other:
         prices = [f"{price:.2f}" if price is not None else "no price" for price in (other, known)]
         return f"{step}; {prices[0]} an hour instead of {prices[1]}"
     known_rate, other_rate = first.interruptions_per_hour[0], one.interruptions_per_hour[0]
     if known_rate != other_rate:
-        return f"{step}; taken away {other_rate:.3g} times an hour instead of {known_rate:.3g}"
+        return f"{step}; reclaimed {other_rate:.3g} times an hour instead of {known_rate:.3g}"
     return f"{step}; then the order of nodes decides"
 
 
@@ -169,7 +173,7 @@ def _less_close(first: Placement, one: Placement) -> str:
     theirs = len({worker.node for worker in one.workers})
     if theirs != mine:
         return f"on {theirs} nodes instead of {mine}"
-    return f"also on {theirs} nodes; then racks and what is left over there decide"
+    return f"also on {theirs} nodes; racks and remaining capacity decide"
 
 
 def _bytes(one: Candidate) -> int:
@@ -181,7 +185,7 @@ def _told(explanation: PlacementExplanation) -> list[tuple[str, str]]:
 
 
 def _counted(explanation: PlacementExplanation) -> str:
-    """The nodes that are not told one by one, by what they lack."""
+    """The nodes that are not listed, counted by what they lack."""
     left = sorted(explanation.lacks.items())[LACKS_TOLD:]
-    counts = Counter(text.split("; nearest")[0] for _, text in left)
+    counts = Counter(text.split("; closest")[0] for _, text in left)
     return "; ".join(f"{count} x {text}" for text, count in counts.most_common(LACKS_TOLD))

@@ -17,6 +17,7 @@ from datetime import datetime
 from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, StopReason
 from gpujob_api.meta import FINALIZER_ORPHAN
+from gpujob_api.quantities import format_count
 from gpujob_api.report import FailureClass, Report
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.outcome import (
@@ -61,7 +62,7 @@ ATTEMPTS_KEPT = 3
 def advance(
     job: GPUJob, inputs: JobInputs, configuration: Configuration, now: datetime
 ) -> NextStep:
-    """The next step of a job that is not waiting for a place."""
+    """The next step of a job that is not pending."""
     if job.metadata.deletion_timestamp is not None:
         return NextStep(job.status, deletes=_abandoned(job, inputs.pods, configuration))
     strays = _strays(job, inputs.pods, configuration)
@@ -72,9 +73,9 @@ def advance(
 
 
 def stopped_for(job: GPUJob, step: NextStep, stop: StopReason, now: datetime) -> NextStep:
-    """The step of a running job once another job's sake ends its attempt.
+    """The step of a running job when its attempt is stopped for another job.
 
-    Pods that this step would have created are not; what it learned stays.
+    Pods that the step would have created are dropped; what it learned stays.
     """
     running = replace(job, status=step.status)
     stopping = _stop(running, stop, job.spec.workers, now)
@@ -84,8 +85,9 @@ def stopped_for(job: GPUJob, step: NextStep, stop: StopReason, now: datetime) ->
 def _abandoned(
     job: GPUJob, pods: tuple[PodView, ...], configuration: Configuration
 ) -> tuple[DeletePod, ...]:
-    """What still runs of a job that is being deleted, whoever keeps its object; nothing where the
-    user wants its pods to outlive it."""
+    """Deletes the live pods of a job that is being deleted, even while a finalizer keeps the
+    object. Does nothing if the user orphans the pods.
+    """
     if FINALIZER_ORPHAN in job.metadata.finalizers:
         return ()
     return tuple(
@@ -98,10 +100,10 @@ def _abandoned(
 def _strays(
     job: GPUJob, pods: tuple[PodView, ...], configuration: Configuration
 ) -> tuple[DeletePod, ...]:
-    """Live pods that no attempt of the job owns any more, and finished ones nobody will read."""
+    """Live pods of ended attempts, and finished pods whose logs are no longer kept."""
     waiting = job.status.placement is None or job.finished
     current = {pod.uid for pod in current_workers(job, pods)}
-    # Pods of a later attempt than the status knows mean that our view of the job is old.
+    # Pods of a later attempt than that of the status mean that this view of the job is old.
     known = tuple(pod for pod in pods if pod.attempt <= job.status.attempt)
     found: list[DeletePod] = []
     for pod in known:
@@ -122,7 +124,7 @@ def _advance_placed(
     job: GPUJob, inputs: JobInputs, configuration: Configuration, now: datetime
 ) -> NextStep:
     pods = current_workers(job, inputs.pods)
-    # A worker's end is what counts: other containers of its pod may go on until it is deleted.
+    # The end of the worker counts: other containers of its pod may run until the pod is deleted.
     live = tuple(pod for pod in pods if not pod.ended)
     maybe_ours = perhaps_workers(job, inputs.in_the_way)
     if not live and not maybe_ours and not _missing_can_be_created(job, pods):
@@ -139,8 +141,9 @@ def _advance_placed(
 
 
 def _missing_can_be_created(job: GPUJob, pods: tuple[PodView, ...]) -> bool:
-    """Still starting, and no pod has ended badly or is gone: the missing ones are yet to be
-    created."""
+    """True while the attempt is starting and no pod has failed or is gone: missing pods are still
+    to be created.
+    """
     starting = job.status.phase is JobPhase.STARTING
     short = len({pod.rank for pod in pods}) < job.spec.workers
     return starting and short and not any(p.ended for p in pods) and not lost_ranks(job, pods)
@@ -155,14 +158,14 @@ def _starting(
 ) -> NextStep:
     present = {pod.rank for pod in pods}
     placement = job.status.placement
-    # A rank without a place (somebody edited the status) never gets a pod; the attempt then ends
-    # for want of workers.
+    # A rank without a placement (the status was edited by hand) never gets a pod; the attempt then
+    # ends for lack of workers.
     placed = sorted(worker.rank for worker in placement.workers) if placement is not None else []
     missing = [rank for rank in placed if rank not in present]
     settings = settings_for(job, inputs.profile)
     taken = {pod.rank: pod for pod in inputs.in_the_way}
     creates = tuple(CreatePod(job, rank, settings) for rank in missing if rank not in taken)
-    # Once all are there: one write, not one a pod.
+    # Written once all pods exist: one write instead of one for each pod.
     known = job.status if missing else with_pod_uids(job.status, pods)
     writer = ConditionWriter(job, now)
     if not missing and all(pod.phase is not PodPhase.PENDING for pod in pods):
@@ -179,7 +182,8 @@ def _starting(
     reason, message = _name_taken(in_the_way) if in_the_way else _waiting(pods, len(missing))
     status = writer.set(known, conditions.RUNNING, False, reason, message)
     left = configuration.start_timeout_seconds - age_seconds(job, now)
-    # Past its time only somebody else's pod holds it up, of which we hear.
+    # After the limit only another owner's pod delays the attempt, and a change of that pod causes a
+    # cycle.
     next_seconds = max(left, 1.0) if left >= 0 else None
     return NextStep(status, creates=creates, next_seconds=next_seconds)
 
@@ -188,21 +192,25 @@ def _waiting(pods: tuple[PodView, ...], missing: int) -> tuple[str, str]:
     for pod in pods:
         if pod.phase is PodPhase.PENDING and pod.reason:
             return pod.reason, f"pod {pod.name}: {pod.message or pod.reason}"
-    return "Starting", f"{len(pods)} pods created, {missing} to create"
+    return "Starting", f"{format_count(len(pods), 'pod')} created, {missing} to create"
 
 
 def _name_taken(pods: list[PodView]) -> tuple[str, str]:
-    """Pods that are not the job's have the names of its workers: we remove nobody else's."""
+    """Reports pods of other owners that have the names of the job's workers. The operator does not
+    delete them.
+    """
     names = ", ".join(f"{pod.namespace}/{pod.name}" for pod in pods[:3])
     message = (
-        f"{len(pods)} pods have the names of workers and another controller owner or none "
-        f"({names}): delete them, the attempt goes on once they are gone"
+        f"pods that this job does not own have the names of its workers ({names}): "
+        "delete the pods, and the attempt continues once they are gone"
     )
     return "PodNameTaken", message
 
 
 def _waits_for(job: GPUJob, step: NextStep, pods: list[PodView], now: datetime) -> NextStep:
-    """A stop that cannot end yet, for nobody can tell whether these are the attempt's own pods."""
+    """Reports a stop that cannot end yet, because it is unknown whether these pods belong to the
+    attempt.
+    """
     reason, message = _name_taken(pods)
     writer = ConditionWriter(job, now)
     return replace(step, status=writer.set(step.status, conditions.RUNNING, False, reason, message))
@@ -221,7 +229,7 @@ def _running(
     status = with_measurement(status, report, usage)
     status, events = with_measured_reservation(job, status, report, usage, configuration)
     if status.resumed_from_step is not None and job.status.resumed_from_step is None:
-        text = f"attempt {status.attempt} continues after step {status.resumed_from_step}"
+        text = f"attempt {status.attempt} resumes after step {status.resumed_from_step}"
         events = (*events, EventNote("Resumed", text))
     since = status.progressed_at or now
     left = job.spec.retry.hang_timeout_seconds - (now - since).total_seconds()
@@ -229,12 +237,13 @@ def _running(
 
 
 def _stop(job: GPUJob, stop: StopReason, live: int, now: datetime) -> NextStep:
-    """First the decision is made durable; the pods are stopped from the next cycle on."""
+    """Makes the decision durable first. The next cycle stops the pods."""
     status = changed(job.status, phase=JobPhase.STOPPING, stop=stop)
     writer = ConditionWriter(job, now)
     status = writer.set(status, conditions.RUNNING, False, stop.reason, stop.message)
     left = (stop.deadline - now).total_seconds()
-    text = f"attempt {status.attempt}, {live} workers, {left:.0f} s of grace: {stop.message}"
+    workers = format_count(live, "worker")
+    text = f"attempt {status.attempt}, {workers}, {left:.0f} s of grace: {stop.message}"
     note = EventNote(f"Stopping{stop.reason}", text, EventType.WARNING)
     return NextStep(status, events=(note,), next_seconds=0.0)
 
@@ -246,11 +255,11 @@ def _stopping(
     configuration: Configuration,
     now: datetime,
 ) -> NextStep:
-    """SIGTERM and grace for every live pod.
+    """Stops every live pod with SIGTERM and its grace.
 
     The workers of a gang are first asked through the reply to their reports, so that they agree on
-    a step; after half as long as their grace, or without reports, their pods are deleted. Only a
-    node that goes away cuts the grace short.
+    a step. After half of their grace, or without reports, their pods are deleted. Only a node that
+    is being reclaimed shortens the grace.
     """
     stop = job.status.stop
     left = max((stop.deadline - now).total_seconds(), 0.0) if stop is not None else 0.0
@@ -278,9 +287,12 @@ def _end(
     configuration: Configuration,
     now: datetime,
 ) -> NextStep:
-    """All workers have ended or are gone. The attempt holds its GPUs no more; a pod in which
-    other containers go on holds them until it is gone (see `capacity.usage`)."""
-    job = replace(job, status=_with_final_report(job, inputs, pods, now))
+    """Ends the attempt: all workers have ended or are gone. Its reservation ends, except on GPUs of
+    pods in which other containers still run (see `capacity.usage`).
+    """
+    held = (job.status.held_seconds or 0.0) + max(age_seconds(job, now), 0.0)
+    ended = changed(_with_final_report(job, inputs, pods, now), held_seconds=round(held, 1))
+    job = replace(job, status=ended)
     outcome = judge(job, pods, inputs.lost_nodes)
     if outcome.end is AttemptEnd.SUCCEEDED:
         return _succeeded(job, now)
@@ -292,7 +304,9 @@ def _end(
 def _with_final_report(
     job: GPUJob, inputs: JobInputs, pods: tuple[PodView, ...], now: datetime
 ) -> GPUJobStatus:
-    """The termination message is the last report; nothing depends on the network at the end."""
+    """The status with the termination message as the last report, so that the end does not depend
+    on the network.
+    """
     words = [pod for pod in pods if pod.termination is not None and pod.rank == 0]
     received = inputs.report
     if words and words[0].termination is not None:
@@ -308,8 +322,8 @@ def _succeeded(job: GPUJob, now: datetime) -> NextStep:
     started = job.status.started_at or now
     seconds = (now - started).total_seconds()
     text = (
-        f"finished after {seconds:.0f} s, {job.status.attempt} attempts, "
-        f"{job.status.counters.interruptions} interruptions"
+        f"finished after {seconds:.0f} s, {format_count(job.status.attempt, 'attempt')}, "
+        f"{format_count(job.status.counters.interruptions, 'interruption')}"
     )
     status = changed(
         job.status, phase=JobPhase.SUCCEEDED, finished_at=now, stop=None, next_attempt_at=None
@@ -345,7 +359,8 @@ def _retry_or_fail(
     status = changed(
         status,
         phase=JobPhase.PENDING,
-        # Behind those that were there already: else it would take back what it gave.
+        # The job goes behind the jobs that were already pending; otherwise it would take back what
+        # it gave up.
         requeued_at=now if made_room else status.requeued_at,
         placement=None,
         reservation=None,
@@ -363,14 +378,14 @@ def _kind_of(interruption: Outcome) -> str:
 
 def _why_interrupted(job: GPUJob, outcome: Outcome) -> str:
     stop = job.status.stop
-    what = stop.message if stop else "its pods are gone"
+    what = stop.message if stop else "the pods are gone"
     if outcome.lost_node:
-        what = f"its node {outcome.lost_node} went away"
+        what = f"node {outcome.lost_node} was lost"
     saved = job.status.checkpoint
-    step = f", checkpoint of step {saved.step} is kept" if saved is not None else ", no checkpoint"
-    return f"interrupted ({what}){step}"
+    step = f"checkpoint at step {saved.step} saved" if saved is not None else "no checkpoint"
+    return f"interrupted ({what}); {step}"
 
 
 def _ranks(pods: tuple[PodView, ...]) -> str:
     where = sorted({pod.node or "?" for pod in pods})
-    return f"{len(pods)} workers on {', '.join(where)}"
+    return f"{format_count(len(pods), 'worker')} on {', '.join(where)}"

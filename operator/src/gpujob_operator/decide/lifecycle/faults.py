@@ -1,4 +1,6 @@
-"""Why a running attempt must leave its GPUs: its node goes, its GPU is sick or over full."""
+"""Decides why a running attempt must leave its GPUs: its node is reclaimed, or a GPU is unhealthy
+or over-full.
+"""
 
 import re
 from dataclasses import replace
@@ -6,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, StopReason
 from gpujob_api.meta import TAINT_RECLAIM
-from gpujob_api.quantities import format_memory
+from gpujob_api.quantities import format_count, format_memory
 from gpujob_operator.decide.capacity.availability import BlockedReason, ClosedReason
 from gpujob_operator.decide.capacity.cluster import GPUCapacity
 from gpujob_operator.decide.capacity.sites import NodeFacts, Sites, gpus_at
@@ -19,7 +21,7 @@ _SECONDS = re.compile(r"^[0-9]{1,10}$", re.ASCII)
 
 
 def of(job: GPUJob, sites: Sites, configuration: Configuration, now: datetime) -> StopReason | None:
-    """The first trouble on any of the job's nodes and GPUs, in a fixed order."""
+    """The first fault of any of the job's nodes and GPUs, in a fixed order."""
     grace = timedelta(seconds=stop_seconds(job, configuration))
     for site in sites:
         if site.facts is None:
@@ -29,7 +31,7 @@ def of(job: GPUJob, sites: Sites, configuration: Configuration, now: datetime) -
             return found
         closed = site.facts.closed
         if closed is not None and closed.reason is ClosedReason.STALE:
-            continue  # Stale telemetry never stops a job (I14).
+            continue  # Stale readings never stop a job (I14).
         for gpu in site.gpus:
             blocked = gpu.blocked
             if blocked is not None and blocked.reason is BlockedReason.UNHEALTHY:
@@ -47,16 +49,16 @@ def _reclaimed(node: str, facts: NodeFacts, now: datetime, grace: timedelta) -> 
         noticed = datetime.fromtimestamp(int(taint.value), UTC)
         deadline = min(deadline, max(noticed, now + timedelta(seconds=1)))
     left = (deadline - now).total_seconds()
-    message = f"node {node} is being reclaimed, {left:.0f} s are left"
+    message = f"node {node} is being reclaimed, {left:.0f} s left"
     return StopReason(NODE_RECLAIMED, message, deadline)
 
 
 def _outgrown(job: GPUJob, sites: Sites, deadline: datetime) -> StopReason | None:
-    """Of the tenants of an over-full GPU, the one that uses most above what it holds, else the
-    largest.
+    """The tenant of an over-full GPU that must leave: the one with the most use above its
+    reservation, else the largest.
 
-    A GPU is over full when its free memory is negative. A stranger alone never makes a job move:
-    the job keeps what it holds, and the condition says so.
+    A GPU is over-full if its free memory is negative. Unmanaged processes alone never make a job
+    move: the job keeps its reservation, and a condition reports it.
     """
     for gpu in gpus_at(sites):
         if gpu.free_bytes >= 0 or len(gpu.tenants) < 2:
@@ -69,17 +71,19 @@ def _outgrown(job: GPUJob, sites: Sites, deadline: datetime) -> StopReason | Non
 
 
 def unreachable(sites: Sites, configuration: Configuration, now: datetime) -> str:
-    """That a node of the attempt has not answered for too long, with the numbers; or "".
+    """The message that a node of the attempt has not answered for too long, with the numbers; or
+    "".
 
-    It proves nothing: its pods may still run. The job waits until the node is back or gone (I3).
+    Silence proves nothing, since the pods may still run. The job waits until the node is back or
+    gone (I3).
     """
     for site in sites:
         since = site.facts.not_ready_since if site.facts is not None else None
         silent_seconds = (now - since).total_seconds() if since is not None else 0.0
         if silent_seconds > configuration.node_lost_seconds:
             return (
-                f"node {site.node} has not answered for {silent_seconds:.0f} s; the job goes on "
-                "elsewhere once its Node object is removed, or here when it is back"
+                f"node {site.node} has not answered for {silent_seconds:.0f} s; the job resumes "
+                "on another node once the Node object is removed, or here once the node is back"
             )
     return ""
 
@@ -87,14 +91,15 @@ def unreachable(sites: Sites, configuration: Configuration, now: datetime) -> st
 def pressure_message(gpu: GPUCapacity) -> str:
     return (
         f"GPU {gpu.uuid}: {format_memory(gpu.reserved_bytes)} reserved by "
-        f"{len(gpu.tenants)} jobs + {format_memory(gpu.excess_bytes)} used above that + "
-        f"{format_memory(gpu.external_bytes)} used by strangers + "
+        f"{format_count(len(gpu.tenants), 'job')} + "
+        f"{format_memory(gpu.excess_bytes)} used above that + "
+        f"{format_memory(gpu.external_bytes)} used by unmanaged processes + "
         f"{format_memory(gpu.driver_bytes)} driver > {format_memory(gpu.total_bytes)}"
     )
 
 
 def pressure(status: GPUJobStatus, sites: Sites) -> GPUCapacity | None:
-    """The first over-full GPU that a job of this status is on, or None."""
+    """The first over-full GPU of the job's placement, or None."""
     if status.placement is None or status.finished:
         return None
     return next((gpu for gpu in gpus_at(sites) if gpu.free_bytes < 0), None)

@@ -1,4 +1,4 @@
-"""What is seen of one job, for the decision on its next step and on what is written of it."""
+"""The inputs of one job's next step and status."""
 
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -10,22 +10,22 @@ from gpujob_operator.decide.model.snapshot import GPUUsage, PodView, ReceivedRep
 
 @dataclass(frozen=True, slots=True)
 class JobInputs:
-    """All that a step, a status rule and a profile rule are given besides the job and the time.
+    """Everything that a step, a status rule and a profile rule read besides the job and the time.
 
-    While these are equal, nothing new follows before the step's deadline. `pods` are the job's
-    workers, of all attempts (see `workers`).
+    While the inputs are equal, nothing new can be decided before the step's deadline. `pods` has
+    the job's workers of all attempts (see `workers`).
     """
 
     pods: tuple[PodView, ...] = ()
-    # Pods of others that have the name of a worker of the current attempt.
+    # Pods of other owners that have the name of a worker of the current attempt.
     in_the_way: tuple[PodView, ...] = ()
     report: ReceivedReport | None = None
     usage: GPUUsage | None = None
-    # The nodes and GPUs of its workers.
+    # The nodes and GPUs of the job's workers.
     sites: Sites = ()
-    # Those of the attempt's nodes that are there no more.
+    # Nodes of the attempt that no longer exist.
     lost_nodes: frozenset[str] = frozenset()
     listening_since: datetime | None = None
-    # Not compared: that others of the workload told a pace is nothing new to this job, and of any
-    # other change of its profile the cache tells.
+    # Not compared: a pace measured by another job of the workload does not affect this job, and the
+    # cache tracks any other change of the profile.
     profile: GPUProfile | None = field(default=None, compare=False)

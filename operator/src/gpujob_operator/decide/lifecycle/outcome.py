@@ -1,4 +1,4 @@
-"""How an attempt ended, and whether the job is tried again."""
+"""Decides how an attempt ended, and whether the job is retried."""
 
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -13,14 +13,14 @@ from gpujob_operator.decide.model.stop_reasons import rule_of
 
 EXIT_KILLED = 137
 _INTERRUPTED = (EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED)
-# Kubernetes' words for a node that went away, or restarted and found its containers dead.
+# Pod reasons in Kubernetes for a node that was lost, or restarted and found its containers dead.
 _NODE_LOSSES = ("ContainerStatusUnknown", "NodeLost")
-# The kubelet's words for "this node could not run it", which is not the job's fault.
+# Pod reasons of the kubelet for "this node could not run the pod", which is not the job's fault.
 _NODE_REFUSALS = (
     *("Evicted", "NodeAffinity", "NodeShutdown", "OutOf", "Preempting"),
     *("Terminated", "UnexpectedAdmissionError", *_NODE_LOSSES),
 )
-# More interruptions than this without a durable step are treated like errors.
+# More interruptions than this without a durable step count as errors.
 FRUITLESS_INTERRUPTIONS_MAX = 50
 
 
@@ -34,18 +34,18 @@ class AttemptEnd(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`step` is the last step that any worker reported in its termination message."""
+    """The outcome of an attempt. `step` is the last step in any worker's termination message."""
 
     end: AttemptEnd
     failure: JobFailure | None = None
     step: int = 0
-    # Of an interruption: the node that went away under it, unannounced; or "".
+    # After an interruption: the node that was lost without notice; or "".
     lost_node: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryDecision:
-    """What happens next: try again at a time, or fail for good."""
+    """What happens next: a retry at a time, or failure."""
 
     counters: Counters
     retry: bool
@@ -58,8 +58,8 @@ def judge(
 ) -> Outcome:
     """The outcome of an attempt whose workers have all ended or are gone.
 
-    A pod that is gone without an exit code was taken by its node or by somebody: interrupted.
-    `lost_nodes` are those of its nodes that are there no more.
+    A pod that is gone without an exit code was removed with its node or by someone, so the attempt
+    was interrupted. `lost_nodes` are nodes of the attempt that no longer exist.
     """
     ranks = {pod.rank for pod in pods}
     complete = ranks.issuperset(range(job.spec.workers))
@@ -71,7 +71,7 @@ def judge(
     rule = rule_of(stop)
     if stop is not None and rule.failure is not None:
         return Outcome(AttemptEnd.FAILED, JobFailure(rule.failure, stop.message))
-    # A worker that ended first was not killed by our stop, even if by the same signal.
+    # A worker that ended before the stop was not killed by it, even if the signal is the same.
     ours = stop is not None and not rule.worker_ended_first
     if not real or (ours and all(_is_kill(pod) for pod in pods if _failed(pod))):
         return Outcome(AttemptEnd.INTERRUPTED, lost_node=_lost_node(job, pods, lost_nodes))
@@ -82,14 +82,15 @@ def judge(
 def retry_decision(
     job: GPUJob, outcome: Outcome, configuration: Configuration, now: datetime
 ) -> RetryDecision:
-    """Whether a failed attempt is repeated. User errors before the first step are not."""
+    """Whether a failed attempt is retried. User errors before the first step are not."""
     failure = outcome.failure
     assert failure is not None, "only a failed attempt has a decision on its retry"
     counters = _count(job.status.counters, failure.failure_class)
     retries = counters.errors + counters.out_of_memory + counters.hung
     limit = job.spec.retry.limit
     if failure.failure_class is FailureClass.USER_ERROR and not _made_progress(job, outcome):
-        return RetryDecision(counters, False, None, "failed before its first step: not repeated")
+        message = "failed before the first training step; not retrying"
+        return RetryDecision(counters, False, None, message)
     if retries > limit:
         return RetryDecision(
             counters, False, None, f"failed {retries} times, retry.limit is {limit}"
@@ -105,7 +106,9 @@ def retry_decision(
 def interrupted(
     job: GPUJob, outcome: Outcome, configuration: Configuration, now: datetime
 ) -> RetryDecision:
-    """An interruption is not the job's fault: tried again at once, but never in a tight loop."""
+    """The decision after an interruption, which is not the job's fault: retry at once, but never in
+    a tight loop.
+    """
     before, for_others = job.status.counters, rule_of(job.status.stop).for_others
     lost = outcome.lost_node != ""
     counters = replace(
@@ -122,11 +125,11 @@ def interrupted(
     backoff = configuration.retry_backoff_seconds
     ended_at_once = (now - (job.status.attempt_started_at or now)).total_seconds() < backoff
     delay = backoff if ended_at_once or fruitless > 3 else 0.0
-    return RetryDecision(counters, True, now + timedelta(seconds=delay), "tried again elsewhere")
+    return RetryDecision(counters, True, now + timedelta(seconds=delay), "rescheduling")
 
 
 def _cause_first(pod: PodView) -> tuple[object, ...]:
-    """The worker that fell first is the cause; those that were killed after it are not."""
+    """The worker that failed first is the cause; workers that were killed because of it are not."""
     at = pod.finished_at.timestamp() if pod.finished_at is not None else float("inf")
     return _is_kill(pod), at, pod.rank
 
@@ -140,11 +143,11 @@ def _pod_failure(pod: PodView) -> JobFailure | None:
     if pod.phase is PodPhase.FAILED and pod.reason.startswith(_NODE_REFUSALS):
         return None
     if pod.reason == "OOMKilled":
-        message = f"worker {pod.rank} was killed: the node ran out of host memory for it"
+        message = f"worker {pod.rank} was killed: out of host memory"
         return JobFailure(FailureClass.OUT_OF_MEMORY, message)
     text = pod.termination_text or pod.message or pod.reason
     detail = f": {text[-400:]}" if text else ""
-    message = f"worker {pod.rank} ended with exit code {pod.exit_code}{detail}"
+    message = f"worker {pod.rank} exited with code {pod.exit_code}{detail}"
     return JobFailure(FailureClass.UNKNOWN, message)
 
 
@@ -167,7 +170,7 @@ def _with_need(failure: Failure) -> str:
 
 
 def _failed_start(pod: PodView) -> bool:
-    """Failed without ever running; `OutOfcpu` and the like are the node's doing."""
+    """A pod that failed without ever running. The node causes `OutOfcpu` and similar reasons."""
     failed = pod.phase is PodPhase.FAILED and pod.exit_code is None
     return failed and not pod.reason.startswith(_NODE_REFUSALS)
 
@@ -177,7 +180,7 @@ def _failed(pod: PodView) -> bool:
 
 
 def _is_kill(pod: PodView) -> bool:
-    """SIGKILL at the end of the grace, by whoever stopped the attempt."""
+    """True for SIGKILL at the end of the grace, whatever stopped the attempt."""
     return pod.exit_code == EXIT_KILLED and pod.termination is None
 
 
@@ -187,7 +190,7 @@ def _made_progress(job: GPUJob, outcome: Outcome) -> bool:
 
 
 def _count(counters: Counters, failure_class: FailureClass) -> Counters:
-    """A worker that says itself that its node was lost is one that failed."""
+    """Counts the failure. A worker that itself reports a lost node counts as failed."""
     if failure_class is FailureClass.OUT_OF_MEMORY:
         return replace(counters, out_of_memory=counters.out_of_memory + 1)
     if failure_class is FailureClass.HUNG:

@@ -1,4 +1,4 @@
-"""The printer columns of a job: where, how fast, how much memory, what it costs, why."""
+"""The printer columns of a job: placement, speed, memory, cost and reason."""
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, Summary
 from gpujob_api.quantities import format_memory
@@ -21,7 +21,7 @@ def summarize(job: GPUJob, status: GPUJobStatus, sites: Sites) -> Summary:
 
 
 def format_seconds(seconds: float) -> str:
-    """Three digits: 1.23 s, 412 ms."""
+    """Seconds with three digits: 1.23 s, 412 ms."""
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
 
 
@@ -36,7 +36,9 @@ def _where(status: GPUJobStatus) -> str:
 
 
 def _speed(job: GPUJob, status: GPUJobStatus) -> str:
-    """With a factor only where it was measured in turns, of settings that may be in force."""
+    """The step time, with a factor only if it was measured in turns for settings that may be
+    applied.
+    """
     measured = status.measurement
     if measured is None or measured.current is None:
         return f"step {measured.step}" if measured is not None and measured.step else ""
@@ -57,7 +59,7 @@ def _memory(status: GPUJobStatus) -> str:
 
 
 def cost_text(job: GPUJob, status: GPUJobStatus, sites: Sites) -> str:
-    """Price of the GPUs per hour; a shared GPU is split by reserved memory."""
+    """Price of the job's GPUs per hour. The price of a shared GPU is split by reserved memory."""
     if status.placement is None or status.finished_at is not None:
         return ""
     total = 0.0

@@ -1,4 +1,6 @@
-"""Which settings an attempt starts with: the user's wishes and what is already known."""
+"""Decides the settings with which an attempt starts: the user's spec and what was
+measured before.
+"""
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpuprofile import GPUProfile
@@ -7,10 +9,10 @@ from gpujob_operator.decide.measurement.reservation import profile_entry
 
 
 def settings_for(job: GPUJob, profile: GPUProfile | None) -> Settings:
-    """Settings of the job's next pod.
+    """The settings of the job's next pod.
 
-    An earlier attempt's choice comes first, so that a resumed run continues as it was; then the
-    profile of the workload on this GPU model, so that a second run does not probe again.
+    The choice of an earlier attempt comes first, so that a resumed run continues unchanged. Then
+    comes the workload's profile on this GPU model, so that a second run does not tune again.
     """
     optimize = job.spec.optimize
     per_step = optimize.batch_size.per_step

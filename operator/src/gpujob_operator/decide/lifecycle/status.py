@@ -1,5 +1,6 @@
-"""What of a job's next status is written, and when: conditions that every status has, and the rate
-at which figures are updated."""
+"""Decides which part of a job's next status is written, and when: the conditions that every status
+has, and the rate at which figures are updated.
+"""
 
 from dataclasses import fields
 from datetime import datetime
@@ -16,7 +17,7 @@ from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionWriter
 from gpujob_operator.decide.model.configuration import Configuration
 
-# What moves while a job runs, and what is told with it.
+# Figures that change while a job runs, and conditions that change with them.
 _LIVE_FIGURES = (
     *("measurement", "checkpoint", "tuning_seconds", "progressed_at", "observed_at"),
     *("explain", "summary", "conditions"),
@@ -33,7 +34,9 @@ def finish_status(
     configuration: Configuration,
     now: datetime,
 ) -> GPUJobStatus:
-    """What every status has, whatever the job's phase. `inputs` have the sites of this status."""
+    """The status with the parts that every status has, whatever the phase. `inputs` must have the
+    sites of this status.
+    """
     writer, sites = ConditionWriter(job, now), inputs.sites
     status = writer.set(status, conditions.ACCEPTED, True, "Valid", "the spec is valid")
     if conditions.find(status, conditions.SUCCEEDED) is None:
@@ -45,7 +48,9 @@ def finish_status(
         message = faults.pressure_message(gpu)
         status = writer.set(status, conditions.GPU_PRESSURE, True, "GPUOverfull", message)
     elif conditions.find(status, conditions.GPU_PRESSURE) is not None:
-        status = writer.set(status, conditions.GPU_PRESSURE, False, "Fits", "all of it fits again")
+        status = writer.set(
+            status, conditions.GPU_PRESSURE, False, "Fits", "the GPU has enough memory again"
+        )
     status = _with_slowdown(job, status, writer, inputs)
     generation, summary = job.metadata.generation, summarize(job, status, sites)
     if (generation, summary) == (status.observed_generation, status.summary):
@@ -66,7 +71,7 @@ def _with_slowdown(
 
 
 def _with_suspension(job: GPUJob, status: GPUJobStatus, writer: ConditionWriter) -> GPUJobStatus:
-    """Suspended once nothing of it runs any more, as for its GPUs it then is."""
+    """The job is suspended once all of its pods have ended, because its GPUs are free then."""
     if job.spec.suspend and status.placement is None and not status.finished:
         return writer.set(status, conditions.SUSPENDED, True, "Suspended", "spec.suspend is true")
     before = conditions.find(status, conditions.SUSPENDED)
@@ -76,7 +81,7 @@ def _with_suspension(job: GPUJob, status: GPUJobStatus, writer: ConditionWriter)
 
 
 def _with_reachability(status: GPUJobStatus, writer: ConditionWriter, message: str) -> GPUJobStatus:
-    """`message` says which node does not answer; "" where all do."""
+    """`message` names the node that does not answer; "" if all do."""
     if status.phase is not JobPhase.RUNNING or status.placement is None:
         return status
     if message:
@@ -90,7 +95,7 @@ def _with_reachability(status: GPUJobStatus, writer: ConditionWriter, message: s
 def needs_write(
     job: GPUJob, status: GPUJobStatus, configuration: Configuration, now: datetime
 ) -> bool:
-    """At once when something happened; at a bounded rate when only figures moved."""
+    """True at once after an event; at a bounded rate if only figures changed."""
     before = job.status
     if status is before or status == before:
         return False
@@ -108,7 +113,7 @@ def needs_write(
 
 
 def _essence(status: GPUJobStatus) -> tuple[object, ...]:
-    """The status without what moves all the time."""
+    """The status without the figures that change all the time."""
     measured = status.measurement
     timed = measured is not None and measured.current is not None
     findings = tuple((c.type, c.status, c.reason, c.observed_generation) for c in status.conditions)

@@ -1,4 +1,4 @@
-"""Why an attempt is stopped before it has ended, as far as the job itself tells."""
+"""Decides whether an attempt is stopped for a reason of the job itself."""
 
 from datetime import datetime, timedelta
 
@@ -19,7 +19,7 @@ from gpujob_operator.decide.model.stop_reasons import (
 )
 from gpujob_operator.decide.model.workers import lost_ranks, perhaps_workers
 
-# A worker that does not report is at work while it uses its GPU at least this much.
+# A worker without reports counts as active while it uses its GPU at least this much.
 BUSY_PERCENT_MIN = 1.0
 
 
@@ -30,14 +30,16 @@ def reason_to_stop(
     configuration: Configuration,
     now: datetime,
 ) -> StopReason | None:
-    """The first reason to end an attempt of which these are the pods, or None."""
+    """The first reason to stop the attempt of these pods, or None."""
     deadline = now + timedelta(seconds=stop_seconds(job, configuration))
     if job.spec.suspend:
         return StopReason(SUSPENDED, "spec.suspend is true", deadline)
     failed = [pod.name for pod in pods if pod.ended and pod.exit_code != 0]
     if failed:
         names = ", ".join(failed)
-        return StopReason(WORKER_ENDED, f"{names} ended, the others cannot go on", deadline)
+        return StopReason(
+            WORKER_ENDED, f"{names} ended, so the other workers cannot continue", deadline
+        )
     present = len({pod.rank for pod in pods})
     is_short = job.status.phase is JobPhase.RUNNING and present < job.spec.workers
     if is_short or lost_ranks(job, pods):
@@ -50,7 +52,7 @@ def reason_to_stop(
 
 
 def age_seconds(job: GPUJob, now: datetime) -> float:
-    """Of the attempt."""
+    """Age of the attempt in seconds."""
     started = job.status.attempt_started_at or now
     return (now - started).total_seconds()
 
@@ -61,7 +63,7 @@ def _timed_out(
     deadline = now + timedelta(seconds=stop_seconds(job, configuration))
     if job.status.phase is JobPhase.STARTING:
         if perhaps_workers(job, inputs.in_the_way):
-            # The attempt could not end.
+            # The attempt did not end within the limit.
             return None
         if age_seconds(job, now) <= configuration.start_timeout_seconds:
             return None
@@ -72,7 +74,7 @@ def _timed_out(
     limit_seconds = job.spec.retry.hang_timeout_seconds
     if _works_silently(job, inputs):
         return None
-    # The status is written now and then; the last report may be newer.
+    # The status is written at intervals, so the last report may be newer.
     status = with_report(job.status, inputs.report)
     idle_seconds = is_hung(status, limit_seconds, now, inputs.listening_since)
     if idle_seconds is None:
@@ -82,7 +84,7 @@ def _timed_out(
 
 
 def _works_silently(job: GPUJob, inputs: JobInputs) -> bool:
-    """A worker of another framework reports nothing; that its GPU is busy is sign enough."""
+    """True for a worker of another framework that reports nothing and keeps its GPU busy."""
     measurement = job.status.measurement
     spoke = measurement is not None and measurement.current is not None
     speaks = inputs.report is not None and inputs.report.report.attempt == job.status.attempt

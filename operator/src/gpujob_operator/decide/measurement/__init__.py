@@ -1,4 +1,4 @@
-"""Derives what is known of a workload from its runs: memory, utilization, step time, slowdown.
+"""Derives memory, utilization, step time and slowdown of a workload from its runs.
 
-The reservation of an attempt follows from it. The package may import capacity, packing and model.
+The reservation of an attempt follows from them. The package may import capacity, packing and model.
 """

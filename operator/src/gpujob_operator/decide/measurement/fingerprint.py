@@ -1,14 +1,16 @@
-"""What makes two jobs the same workload: image, command and arguments without what differs from
-run to run."""
+"""What makes two jobs the same workload: image, command and arguments, without arguments that
+differ between runs.
+"""
 
 import hashlib
 import json
 import re
 from collections.abc import Iterable
+from itertools import takewhile
 
 from gpujob_api.gpujob import GPUJobSpec
 
-# Arguments that change from run to run of the same workload and do not change what it needs.
+# Arguments that differ between runs of a workload and do not affect its resource use.
 _VOLATILE_FLAG = re.compile(
     r"^--?(?:seed|result|output|output[-_]dir|out[-_]dir|log[-_]dir|logging[-_]dir|run[-_]name"
     r"|name|resume|resume[-_]from[-_]checkpoint|tag)(=.*)?$"
@@ -33,7 +35,7 @@ def without_volatile(arguments: Iterable[str]) -> list[str]:
 
 
 def fingerprint(spec: GPUJobSpec) -> str:
-    """SHA-256 (16 hex digits) over what makes two runs the same workload."""
+    """SHA-256 (16 hex digits) of what makes two runs the same workload."""
     worker = spec.worker_container()
     batch = spec.optimize.batch_size
     plain_environment = sorted(
@@ -52,3 +54,12 @@ def fingerprint(spec: GPUJobSpec) -> str:
     }
     text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def program_of(spec: GPUJobSpec) -> tuple[str, ...]:
+    """What runs of one program have in common, whatever its options: the image, and the words of
+    the command before the first option."""
+    worker = spec.worker_container()
+    words = [str(word) for key in ("command", "args") for word in worker.get(key) or ()]
+    image = str(worker.get("image", ""))
+    return image, *takewhile(lambda word: not word.startswith("-"), words)

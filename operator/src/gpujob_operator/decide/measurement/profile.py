@@ -1,4 +1,4 @@
-"""GPUProfile: finding what is known about a workload, and saving what was measured."""
+"""GPUProfile: looks up what earlier runs of a workload measured, and saves new measurements."""
 
 from dataclasses import replace
 from datetime import datetime
@@ -16,7 +16,7 @@ from gpujob_api.settings import TunedSettings
 from gpujob_operator.decide.capacity.calibration import with_pace
 from gpujob_operator.decide.measurement.fingerprint import fingerprint
 
-# Entries of one workload: one a GPU model and torch version, newest first.
+# Entries of one workload: one for each GPU model and torch version, newest first.
 ENTRIES_MAX = 32
 
 
@@ -25,7 +25,7 @@ def profile_name(job: GPUJob) -> str:
 
 
 def differ_in_paces(before: GPUProfile, after: GPUProfile) -> bool:
-    """Whether the only news is how much runs were slowed by others."""
+    """True if only the measured slowdowns differ."""
     return _without_paces(before) == _without_paces(after)
 
 
@@ -43,8 +43,9 @@ def new_entries(
     alone: bool = False,
     pace: SharedPace | None = None,
 ) -> tuple[ProfileEntry, ...] | None:
-    """The profile's entries with this job's measurement, or None when it says nothing new. `alone`:
-    it has its GPUs to itself; else `pace` is what it measured beside others, if that is known."""
+    """The profile's entries with this job's measurement, or None if it adds nothing. `alone`: the
+    job has its GPUs to itself; otherwise `pace` is its measurement beside co-tenants, if known.
+    """
     entry = _entry(job, now, alone=alone)
     if entry is None:
         return None
@@ -75,8 +76,9 @@ def with_entries(
 def _alone_seconds(
     before: ProfileEntry, after: ProfileEntry, tuned: TunedSettings | None
 ) -> float | None:
-    """The fastest step that either knows from having GPUs to itself with these settings, which
-    are those of the entry; what is faster by less than 5 % is noise."""
+    """The fastest step alone on its GPUs, of either entry, with the settings of the entry. A gain
+    below 5 % is noise.
+    """
     known = before.alone_step_seconds if before.tuned == tuned else None
     new = after.alone_step_seconds if after.tuned == tuned else None
     if known is None or new is None:
@@ -87,7 +89,7 @@ def _alone_seconds(
 def _alone_joules(
     before: ProfileEntry, after: ProfileEntry, tuned: TunedSettings | None, seconds: float | None
 ) -> float | None:
-    """What was drawn for the step that takes so long; one measurement is as good as the next."""
+    """The energy of the step with that time; one measurement is as good as another."""
     known = before.alone_joules_per_step if before.tuned == tuned else None
     new = after.alone_joules_per_step if after.tuned == tuned else None
     if known is None or new is None:
@@ -125,9 +127,9 @@ def _key(entry: ProfileEntry) -> tuple[str, str]:
 def _joined(
     before: ProfileEntry, after: ProfileEntry, pace: SharedPace | None
 ) -> ProfileEntry | None:
-    """What both know, or None when it is not worth a write: more memory by 5 %, faster settings, or
-    another timing are. Only more memory and faster settings replace what is there, so that several
-    jobs of one workload come to the same entry and then stop writing.
+    """The union of both entries, or None if it is not worth a write: 5 % more memory, faster
+    settings or another timing are. Only more memory and faster settings replace existing values, so
+    that several jobs of one workload converge to the same entry and stop writing.
     """
     best = after if before.current is None or _is_faster(after, before) else before
     memory_bytes = max(before.memory_bytes, after.memory_bytes)

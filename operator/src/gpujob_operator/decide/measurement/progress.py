@@ -1,32 +1,32 @@
-"""What the measurements of a running attempt change in its status: speed, memory, reservation."""
+"""Updates the status of a running attempt from its measurements: speed, memory, reservation."""
 
 from dataclasses import replace
 from datetime import datetime
 
 from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, Measurement, ReservationSource
-from gpujob_api.quantities import format_memory
+from gpujob_api.quantities import format_count, format_memory
 from gpujob_api.report import Report, WorkerPhase
 from gpujob_operator.decide.measurement.reservation import measured_reservation
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import EventNote
 from gpujob_operator.decide.model.snapshot import GPUUsage, ReceivedReport
 
-# Before these phases are over, what is seen on the GPU is not yet what the job needs.
+# Before these phases are over, the measured use is not yet what the job needs.
 _UNSETTLED = (WorkerPhase.STARTING, WorkerPhase.MEASURING, WorkerPhase.TUNING)
 
 
 def with_report(status: GPUJobStatus, received: ReceivedReport | None) -> GPUJobStatus:
-    """Copies what rank 0 last reported. Reports of another attempt are ignored."""
+    """The status with the last report of rank 0. Reports of another attempt are ignored."""
     if received is None or received.report.attempt != status.attempt:
         return status
     report = received.report
-    # A new attempt starts behind where the last one ended; that it moves is progress all the same.
+    # A new attempt starts before the step that the last one reached, and still makes progress.
     moved = status.measurement is None or report.step not in (0, status.measurement.step)
     busy = report.phase is not WorkerPhase.TRAINING
     checkpoint = report.checkpoint
     if checkpoint is not None and status.checkpoint is not None:
-        # The durable step never goes back, whatever an odd report says (I6).
+        # The durable step never goes back, whatever a report says (I6).
         checkpoint = max(checkpoint, status.checkpoint, key=lambda c: c.step)
     return changed(
         status,
@@ -48,7 +48,9 @@ def with_report(status: GPUJobStatus, received: ReceivedReport | None) -> GPUJob
 def with_measurement(
     status: GPUJobStatus, report: Report | None, usage: GPUUsage | None
 ) -> GPUJobStatus:
-    """Joins what the agent saw from outside with what the worker says from inside."""
+    """The status with the agent's readings from outside joined with the worker's report from
+    inside.
+    """
     if usage is None or usage.samples == 0:
         return _with_steps(status, report)
     before = status.measurement
@@ -102,7 +104,7 @@ def with_measured_reservation(
     usage: GPUUsage | None,
     configuration: Configuration,
 ) -> tuple[GPUJobStatus, tuple[EventNote, ...]]:
-    """Lets the reservation follow the measurement once the worker has settled down."""
+    """The status with the measured reservation, once the worker's use has settled."""
     held = status.reservation
     if usage is None or held is None or not _settled(report, usage, configuration):
         return status, ()
@@ -111,16 +113,19 @@ def with_measured_reservation(
         return status, ()
     note = EventNote(
         "ReservationMeasured",
-        f"measured {format_memory(usage.memory_peak_bytes)} and "
-        f"{usage.utilization_percent:.0f} % of the GPU over {usage.samples} samples; "
-        f"holds {format_memory(wanted.memory_bytes)} instead of "
+        f"measured a peak of {format_memory(usage.memory_peak_bytes)} and "
+        f"{usage.utilization_percent:.0f} % utilization "
+        f"({format_count(usage.samples, 'reading')}); "
+        f"reserves {format_memory(wanted.memory_bytes)} instead of "
         f"{format_memory(held.memory_bytes)} ({_source(held.source)})",
     )
     return changed(status, reservation=wanted), (note,)
 
 
 def joined_usage(usage: GPUUsage | None, report: Report | None) -> GPUUsage | None:
-    """The agent reads every few seconds and can miss a peak that the worker saw from inside."""
+    """The larger of both: the agent reads every few seconds and can miss a peak that the worker
+    saw.
+    """
     timing = report.current if report is not None else None
     if usage is None or timing is None:
         return usage
@@ -129,7 +134,9 @@ def joined_usage(usage: GPUUsage | None, report: Report | None) -> GPUUsage | No
 
 
 def _settled(report: Report | None, usage: GPUUsage, configuration: Configuration) -> bool:
-    """A worker that does not report (another framework) is measured from outside, for longer."""
+    """True once the measurement can be trusted. A worker that does not report (another framework)
+    needs more readings.
+    """
     if report is None:
         return usage.samples >= configuration.measurement_samples_without_reports_min
     return report.phase not in _UNSETTLED and report.current is not None
@@ -137,10 +144,10 @@ def _settled(report: Report | None, usage: GPUUsage, configuration: Configuratio
 
 def _source(source: ReservationSource) -> str:
     return {
-        ReservationSource.WHOLE_GPU: "the whole GPU, until measured",
-        ReservationSource.HINT: "the hint",
-        ReservationSource.PROFILE: "from the profile",
-        ReservationSource.MEASURED: "measured before",
+        ReservationSource.WHOLE_GPU: "whole GPU",
+        ReservationSource.HINT: "hint",
+        ReservationSource.PROFILE: "profile",
+        ReservationSource.MEASURED: "earlier measurement",
     }[source]
 
 
@@ -150,9 +157,10 @@ def is_hung(
     now: datetime,
     listening_since: datetime | None = None,
 ) -> float | None:
-    """Seconds without progress when they are over the limit, else None.
+    """Seconds without progress if they exceed the limit, else None.
 
-    They count only while somebody listened: an operator that has just started has heard nothing.
+    Only time during which this process received reports counts; after a start of the operator it
+    begins at 0.
     """
     since = status.progressed_at or status.attempt_started_at
     if since is None:

@@ -1,7 +1,8 @@
-"""How much of a GPU an attempt holds: from what is best known about the job.
+"""Decides how much of a GPU an attempt reserves, from the best knowledge of the job.
 
-The user's hint where sharing is `Shared`: it is a cap. Else, best first: measured in this job, its
-workload's profile on this GPU model, the whole GPU until a measurement exists.
+If sharing is `Shared`, the user's hint is a cap and decides. Otherwise, best first: the job's own
+measurement, its workload's profile on this GPU model, or the whole GPU until there is a
+measurement.
 """
 
 from gpujob_api.gpujob import GPUJob, Measurement, Reservation, ReservationSource, SharingMode
@@ -22,8 +23,9 @@ def profile_entry(profile: GPUProfile | None, gpu_model: str) -> ProfileEntry | 
 
 
 def takes_whole_gpus(job: GPUJob, configuration: Configuration) -> bool:
-    """Whether the job never shares: it does not want to, or the kubelet picks the GPUs, which need
-    not be those that were chosen."""
+    """True if the job never shares GPUs: its spec says so, or the kubelet picks the GPUs, which
+    need not be the chosen ones.
+    """
     picked = configuration.device_access is DeviceAccess.DEVICE_PLUGIN
     return picked or job.spec.sharing.mode is SharingMode.EXCLUSIVE
 
@@ -31,13 +33,13 @@ def takes_whole_gpus(job: GPUJob, configuration: Configuration) -> bool:
 def wanted_reservation(
     job: GPUJob, entry: ProfileEntry | None, configuration: Configuration
 ) -> Reservation | None:
-    """What a new attempt should hold on a GPU of the entry's model; None: the whole GPU."""
+    """What a new attempt should reserve on a GPU of the entry's model; None: the whole GPU."""
     measurement = job.status.measurement
     if takes_whole_gpus(job, configuration):
         return None
     hint = job.spec.gpu.memory
     if job.spec.sharing.mode is SharingMode.SHARED and hint is not None:
-        # A hard cap, whatever was measured: the worker is held to it.
+        # A hard cap, whatever was measured: the worker's limit.
         known = measurement or entry
         utilization_percent = known.utilization_percent if known is not None else 100.0
         return Reservation(hint.bytes, utilization_percent, ReservationSource.HINT)
@@ -58,7 +60,9 @@ def wanted_reservation(
 
 
 def is_settled(measurement: Measurement, configuration: Configuration) -> bool:
-    """Whether it says what the job needs: an attempt that ended early only began to use memory."""
+    """True if the measurement shows what the job needs. An attempt that ended early had only begun
+    to allocate.
+    """
     if measurement.current is None:
         return measurement.samples >= configuration.measurement_samples_without_reports_min
     return measurement.samples >= configuration.measurement_samples_min
@@ -67,10 +71,11 @@ def is_settled(measurement: Measurement, configuration: Configuration) -> bool:
 def measured_reservation(
     job: GPUJob, usage: GPUUsage, configuration: Configuration
 ) -> Reservation | None:
-    """The reservation after measuring, or None while it must stay as it is.
+    """The reservation after a measurement, or None while it stays unchanged.
 
-    It shrinks once, from the whole GPU or a profile's guess to what was measured, and grows only
-    when the job is seen to use more than it holds: the rest may be somebody's already (I1).
+    It shrinks once, from the whole GPU or a profile's estimate to the measured value. It grows only
+    if the job is seen to use more than it reserved, because the rest may already be reserved by
+    other jobs (I1).
     """
     held = job.status.reservation
     if held is None or held.exclusive or takes_whole_gpus(job, configuration):
@@ -85,7 +90,7 @@ def measured_reservation(
         source=ReservationSource.MEASURED,
     )
     if held.source is ReservationSource.HINT:
-        # Shared: the hint is a hard cap; only the utilization is learned.
+        # Shared: the hint is a hard cap, and only the utilization is measured.
         changed = abs(held.utilization_percent - wanted.utilization_percent) >= 10
         return (
             Reservation(held.memory_bytes, wanted.utilization_percent, held.source)

@@ -1,7 +1,7 @@
-"""How long a job will still hold its GPUs: from its own measured pace, else from earlier runs.
+"""Estimates how long a job will still run: from its own measured pace, else from earlier runs.
 
-Feeds `order.OrderEntry.remaining_seconds`. Nothing here looks into the future: a job that has not
-run, and whose like has not finished yet, has no estimate.
+The result is `order.OrderEntry.remaining_seconds`. A job that has not run, and whose workload has
+no finished run, has no estimate.
 """
 
 from bisect import bisect_left, insort
@@ -10,22 +10,32 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
-# So many runs of a workload count, the newest.
+from gpujob_api.gpujob import GPUJob
+
+# The newest runs of a workload that count.
 RUNS_MAX = 16
 
 
 def remaining_seconds(done: float, total: float | None, seconds_per_unit: float) -> float | None:
-    """Units left times the measured seconds of one; None where the end or the pace is unknown.
+    """Remaining units times the measured seconds of one; None if the total or the pace is unknown.
 
-    A unit is a step (or whatever the job counts its progress in).
+    A unit is a step, or whatever the job counts its progress in.
     """
     if total is None or not 0 < seconds_per_unit < float("inf"):
         return None
     return max(total - done, 0.0) * seconds_per_unit
 
 
+def remaining_of(job: GPUJob) -> float | None:
+    """What is left of a job that has told its pace and how many steps it has."""
+    measured = job.status.measurement
+    if measured is None or measured.current is None:
+        return None
+    return remaining_seconds(measured.step, measured.steps_total, measured.current.step_seconds)
+
+
 class Run(NamedTuple):
-    """A run that finished: when (in seconds), of which job, and the GPU-seconds it took."""
+    """A finished run: its end in seconds, its job, and the GPU-seconds that it took."""
 
     finished_at: float
     uid: str
@@ -34,9 +44,9 @@ class Run(NamedTuple):
 
 @dataclass(slots=True)
 class RunHistory:
-    """Runs that finished, by workload."""
+    """Finished runs by workload."""
 
-    # Of each workload in the order of their ends.
+    # The runs of each workload in the order of their ends.
     _runs: dict[Hashable, list[Run]] = field(default_factory=dict[Hashable, list[Run]])
     _medians: dict[Hashable, float] = field(default_factory=dict[Hashable, float])
 
@@ -45,7 +55,7 @@ class RunHistory:
         self._medians.pop(workload, None)
 
     def remove(self, workload: Hashable, run: Run) -> None:
-        """Takes out a run that was added."""
+        """Removes a run that was added."""
         runs = self._runs[workload]
         del runs[bisect_left(runs, run)]
         if not runs:
@@ -53,7 +63,7 @@ class RunHistory:
         self._medians.pop(workload, None)
 
     def expected_seconds(self, workload: Hashable, gpus: int) -> float | None:
-        """The median of the newest runs, for a job on this many GPUs; None when there is none."""
+        """The median of the newest runs, for a job on this many GPUs; None without runs."""
         if workload not in self._runs:
             return None
         if workload not in self._medians:

@@ -1,8 +1,8 @@
-"""The running pair's own measurement: who is slowed by its neighbours more than it allows.
+"""Decides from measurements which job is slowed by its co-tenants more than it allows.
 
 The reference is the workload's profile: the fastest step measured on this GPU model with the same
-settings. Who moves counts from then on with so much utilization that the same pair is not put
-together again.
+settings. A migrated job is packed with a utilization floor from then on, so that the same pair is
+not placed together again.
 """
 
 from collections.abc import Sequence
@@ -16,13 +16,16 @@ from gpujob_operator.decide.capacity.cluster import GPUCapacity, has_external_us
 from gpujob_operator.decide.measurement.reservation import profile_entry
 from gpujob_operator.decide.model import conditions
 
-# Over its limit a job counts as slowed from this many points on: steps vary by themselves.
+# A job counts as slowed only from this many percentage points above its limit, because step times
+# vary.
 SLACK_PERCENT = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """How much longer a step takes beside others. Seconds of a step; percent of the reference."""
+    """How much longer a step takes beside co-tenants: seconds of a step, and percent of the
+    reference.
+    """
 
     step_seconds: float
     alone_seconds: float
@@ -48,8 +51,7 @@ class Slowdown:
 def measured_slowdown(
     job: GPUJob, status: GPUJobStatus, profile: GPUProfile | None, gpus: Sequence[GPUCapacity]
 ) -> Slowdown | None:
-    """The job's slowdown beside others on its GPUs; None when it is alone or nothing to compare is
-    known."""
+    """The job's slowdown beside co-tenants; None if it is alone or there is no reference."""
     if not any(len(gpu.tenants) > 1 for gpu in gpus):
         return None
     step_seconds, entry = _comparable(status, profile)
@@ -62,8 +64,9 @@ def measured_slowdown(
 def _comparable(
     status: GPUJobStatus, profile: GPUProfile | None
 ) -> tuple[float, ProfileEntry | None]:
-    """The job's step in seconds, and what is known of its workload on the same model of GPU with
-    the same settings."""
+    """The job's step time in seconds, and the profile entry with the same GPU model and
+    settings.
+    """
     placement, measured = status.placement, status.measurement
     if placement is None or measured is None or measured.current is None:
         return 0.0, None
@@ -75,7 +78,7 @@ def _comparable(
 
 
 def has_gpus_alone(status: GPUJobStatus, gpus: Sequence[GPUCapacity]) -> bool:
-    """Whether a running job shares its GPUs with nobody, strangers included."""
+    """True if a running job shares its GPUs with no other job and no unmanaged process."""
     running = status.phase is JobPhase.RUNNING and bool(gpus)
     return running and not any(len(gpu.tenants) > 1 or has_external_use(gpu) for gpu in gpus)
 
@@ -83,8 +86,9 @@ def has_gpus_alone(status: GPUJobStatus, gpus: Sequence[GPUCapacity]) -> bool:
 def observed_pace(
     status: GPUJobStatus, profile: GPUProfile | None, gpus: Sequence[GPUCapacity]
 ) -> SharedPace | None:
-    """What a job's run beside others says of its GPU model; None when it says nothing: the step
-    must be known from a run with GPUs to itself and the same settings."""
+    """The pace that the job measured beside co-tenants; None unless the step time alone is known
+    for this GPU model and these settings.
+    """
     step_seconds, entry = _comparable(status, profile)
     if status.phase is not JobPhase.RUNNING or entry is None or not entry.alone_step_seconds:
         return None

@@ -1,5 +1,5 @@
 """The vocabulary of the decisions: snapshot, plan, configuration, reasons and conditions.
 
-The package decides nothing. It imports no other package of the decisions, and it is the only one
-that the rest of the operator (`act`, `observe`, `read`, `render`) may import.
+The package decides nothing. It imports no other package of `decide`, and it is the only one that
+the rest of the operator (`act`, `observe`, `read`, `render`) may import.
 """

@@ -1,8 +1,8 @@
-"""What counts of a decided status before it is durable.
+"""Which part of a decided status counts before the status is durable.
 
-A decision whose write is under way is assumed in the next snapshot, so that nothing is given away
-twice. What a decision frees is not assumed: until the API server has it, whoever reads the job's
-status still finds it held, and a write that fails would have freed nothing.
+A decision whose write is under way is assumed in the next snapshot, so that no capacity is assigned
+twice. Capacity that the decision releases is not assumed to be free: until the write succeeds,
+readers of the job's status still find it reserved, and a failed write would have released nothing.
 """
 
 from dataclasses import replace
@@ -11,9 +11,9 @@ from gpujob_api.gpujob import GPUJobStatus, Reservation, ReservationSource
 
 
 def assumed_status(before: GPUJobStatus, after: GPUJobStatus) -> GPUJobStatus | None:
-    """The status `after`, holding at least what the job holds with `before`.
+    """The status `after`, with at least the reservation of `before`.
 
-    None where it would hold other GPUs or none: then the status before still counts.
+    None if it has other GPUs or none: then `before` still counts.
     """
     if before.placement is None or before.finished:
         return after
@@ -24,7 +24,7 @@ def assumed_status(before: GPUJobStatus, after: GPUJobStatus) -> GPUJobStatus | 
 
 
 def _places(status: GPUJobStatus) -> list[tuple[int, str, tuple[str, ...]]]:
-    """Where the workers are; not which pods they are."""
+    """The placement without the pods' UIDs."""
     workers = () if status.placement is None else status.placement.workers
     return [(worker.rank, worker.node, worker.gpus) for worker in workers]
 

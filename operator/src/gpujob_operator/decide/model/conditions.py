@@ -1,4 +1,4 @@
-"""Conditions of a GPUJob: set without touching the transition time of what stays as it was."""
+"""Conditions of a GPUJob. An unchanged status keeps its transition time."""
 
 from datetime import datetime
 
@@ -11,7 +11,7 @@ SCHEDULED = "Scheduled"
 RUNNING = "Running"
 SUCCEEDED = "Succeeded"
 FAILED = "Failed"
-# True at either end.
+# True whether the job succeeded or failed.
 FINISHED = "Finished"
 SUSPENDED = "Suspended"
 GPU_PRESSURE = "GPUPressure"
@@ -41,13 +41,13 @@ def with_condition(
     generation: int,
     now: datetime,
 ) -> GPUJobStatus:
-    """Returns the status with this condition; `value` None means Unknown."""
+    """The status with this condition; `value` None means Unknown."""
     wanted = _STATUS[value]
     message = message[:MESSAGE_CHARACTERS_MAX]
     before = find(status, kind)
     said = wanted, reason, message, generation
     if before is not None and said == _said(before):
-        # So it is for thousands of jobs in every cycle.
+        # This is the common case for thousands of jobs in every cycle.
         return status
     turned = before is None or before.status is not wanted
     since = now if turned or before is None else before.last_transition_time
@@ -64,7 +64,7 @@ def with_condition(
 
 
 def _said(condition: Condition) -> tuple[object, ...]:
-    """All but since when."""
+    """The condition without its transition time."""
     return condition.status, condition.reason, condition.message, condition.observed_generation
 
 

@@ -1,4 +1,6 @@
-"""The grace of a worker: one number, rendered in its pod, told to it, and given when it stops."""
+"""The grace of a worker: one number that is rendered in its pod, passed to the worker, and used at
+a stop.
+"""
 
 from typing import Any, cast
 
@@ -7,14 +9,15 @@ from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.pod_template import pod_spec
 from gpujob_operator.decide.model.snapshot import PodView
 
-# Less is none: the API server then removes the pod before its processes are known to be gone.
+# 0 would let the API server remove the pod before its processes are known to be gone.
 GRACE_SECONDS_MIN = 1
 
 
 def grace_seconds(job: GPUJob, configuration: Configuration) -> int:
-    """Of each of the job's workers, from SIGTERM to SIGKILL: the template's
-    terminationGracePeriodSeconds, or the configured default; never more than the configured
-    maximum."""
+    """The grace of each worker, from SIGTERM to SIGKILL: the template's
+    terminationGracePeriodSeconds or the configured default, and never more than the configured
+    maximum.
+    """
     asked = cast("Any", pod_spec(job).get("terminationGracePeriodSeconds"))
     is_number = isinstance(asked, int) and not isinstance(asked, bool)
     seconds = asked if is_number else configuration.termination_grace_seconds
@@ -23,16 +26,16 @@ def grace_seconds(job: GPUJob, configuration: Configuration) -> int:
 
 
 def pod_grace_seconds(pod: PodView, otherwise: int) -> int:
-    """What this pod was made with and its worker was told, or `otherwise` where nobody knows."""
+    """The grace with which this pod was created, or `otherwise` if unknown."""
     seconds = pod.grace_seconds if pod.grace_seconds is not None else otherwise
     return max(seconds, GRACE_SECONDS_MIN)
 
 
 def asked_seconds(job: GPUJob, configuration: Configuration) -> float:
-    """How long the workers of a gang are asked to agree on a step before they get SIGTERM."""
+    """How long the workers of a gang may agree on a step before they get SIGTERM."""
     return grace_seconds(job, configuration) / 2 if job.spec.workers > 1 else 0.0
 
 
 def stop_seconds(job: GPUJob, configuration: Configuration) -> float:
-    """How long a stop takes at most, from the decision to SIGKILL."""
+    """The longest time from the decision of a stop to SIGKILL."""
     return asked_seconds(job, configuration) + grace_seconds(job, configuration)

@@ -1,4 +1,6 @@
-"""Why a pending job waits: the reasons of its Scheduled condition. They are part of the API."""
+"""Why a pending job waits: the reasons of its Scheduled condition. The reasons are part
+of the API.
+"""
 
 from enum import Enum
 
@@ -8,9 +10,9 @@ class PendingReason(Enum):
     QUEUE_NOT_FOUND = "QueueNotFound"
     OLD_ATTEMPT_ENDING = "OldAttemptEnding"
     WAITING_FOR_RETRY = "WaitingForRetry"
-    # It never fits on the GPUs that there are.
+    # The job can never fit on the GPUs of the cluster.
     IMPOSSIBLE = "Impossible"
     OVER_QUOTA = "OverQuota"
     NO_ROOM = "NoRoom"
-    # Other jobs are ending for it.
+    # Other jobs are being stopped for this job.
     MAKING_ROOM = "MakingRoom"

@@ -1,4 +1,4 @@
-"""What one cycle decided: the writes that bring the cluster closer to what it should be."""
+"""The plan of one cycle: the writes that bring the cluster closer to the desired state."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -17,7 +17,7 @@ class EventType(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EventNote:
-    """A Kubernetes event to post on the job: a unique reason and a message with numbers."""
+    """A Kubernetes event to post on the job: a unique reason, and a message with numbers."""
 
     reason: str
     message: str
@@ -26,7 +26,7 @@ class EventNote:
 
 @dataclass(frozen=True, slots=True)
 class WriteStatus:
-    """Write `status`, provided that the job still is at the resourceVersion of the snapshot."""
+    """Write `status`, if the job still has the resourceVersion of the snapshot."""
 
     job: GPUJob
     status: GPUJobStatus
@@ -35,7 +35,7 @@ class WriteStatus:
 
 @dataclass(frozen=True, slots=True)
 class RejectJob:
-    """Write Accepted=False with the field and the problem to a job that cannot be read."""
+    """Write Accepted=False, with the field and the problem, to a job that cannot be read."""
 
     job: InvalidJob
 
@@ -51,9 +51,10 @@ class CreatePod:
 
 @dataclass(frozen=True, slots=True)
 class DeletePod:
-    """Stop a pod: SIGTERM, its grace, SIGKILL. Preconditions: the pod's UID, and its state as the
-    snapshot had it, which the executor fills in (`resource_version`): a pod that ended meanwhile is
-    judged before it is deleted."""
+    """Stop a pod: SIGTERM, its grace, SIGKILL. Preconditions are the pod's UID and its state in the
+    snapshot, which the executor fills in (`resource_version`): a pod that ended meanwhile is judged
+    before it is deleted.
+    """
 
     pod: PodView
     grace_seconds: int
@@ -79,9 +80,10 @@ PlanItem = WriteStatus | RejectJob | CreatePod | DeletePod | SaveProfile | Write
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Items in the order in which they are to be written; at most one a job and step.
+    """Items in the order in which they are written; at most one for a job and step.
 
-    `next_seconds` is when to look again even if nothing happens (a back-off or a deadline ends).
+    `next_seconds` is when the next cycle is due even if nothing happens (a back-off or a deadline
+    ends).
     """
 
     items: tuple[PlanItem, ...] = ()
@@ -90,7 +92,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class NextStep:
-    """The job's next status and what goes with it."""
+    """The job's next status and the writes that belong to it."""
 
     status: GPUJobStatus
     events: tuple[EventNote, ...] = ()

@@ -1,7 +1,7 @@
-"""What one scheduling cycle sees: an immutable picture of the cluster, in our own nouns.
+"""The snapshot of one cycle: an immutable view of the cluster in the project's own types.
 
-`observe` builds it; the simulator and the replay command build it from elsewhere. Nothing in it
-refers to a clock: `plan` is told the time.
+`observe` builds it; the simulator and the replay command build it from other sources. It has no
+clock: `plan` gets the time as an argument.
 """
 
 from collections.abc import Mapping
@@ -31,27 +31,27 @@ class PodPhase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """A pod that has the name of a worker. Whether it is one, `workers` tells.
+    """A pod with a worker's name. `workers` decides whether it is one.
 
-    `exit_code` and `termination` are the worker container's, whatever other containers do.
+    `exit_code` and `termination` are those of the worker container, whatever other containers do.
     """
 
     name: str
     namespace: str
     uid: str
-    # Of the GPUJob that is its controller owner; "" for none.
+    # UID of the GPUJob that is its controller owner; "" if there is none.
     job_uid: str
-    # As its name says.
+    # From the pod's name.
     attempt: int
     rank: int
     phase: PodPhase
     node: str | None = None
-    # As its annotation says: believed of our own pods only.
+    # From the pod's annotation, which counts for workers only.
     gpus: tuple[str, ...] = ()
     exit_code: int | None = None
     termination: Report | None = None
     termination_text: str = ""
-    # Kubernetes' words: Evicted, NodeLost, ImagePullBackOff, Unschedulable ...
+    # Kubernetes' reason: Evicted, NodeLost, ImagePullBackOff, Unschedulable ...
     reason: str = ""
     message: str = ""
     created_at: datetime | None = None
@@ -62,12 +62,12 @@ class PodView:
 
     @property
     def finished(self) -> bool:
-        """Proven: its processes are gone and the GPU's memory is free."""
+        """True if the processes are proven gone and the GPU's memory is free."""
         return self.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED)
 
     @property
     def ended(self) -> bool:
-        """The worker has ended and is not started again; other containers may go on."""
+        """True if the worker has ended and is not started again; other containers may still run."""
         return self.finished or self.exit_code is not None
 
 
@@ -80,7 +80,9 @@ class Taint:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """A Kubernetes node. `*_free` is allocatable less the requests of every pod bound to it."""
+    """A Kubernetes node. `*_free` is its allocatable amount less the requests of every pod bound to
+    it.
+    """
 
     name: str
     ready: bool = True
@@ -92,13 +94,13 @@ class NodeView:
     cpu_milli_free: int = 0
     memory_bytes_allocatable: int = 0
     memory_bytes_free: int = 0
-    # Since when the node is not ready, or None.
+    # Since when the node is not ready; None if it is ready.
     not_ready_since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedReport:
-    """The newest report of one worker, with the time at which it came in."""
+    """The newest report of one worker, with the time of its arrival."""
 
     job_uid: str
     rank: int
@@ -108,7 +110,9 @@ class ReceivedReport:
 
 @dataclass(frozen=True, slots=True)
 class InvalidJob:
-    """A GPUJob that the API server let in and the nouns refuse (an older CRD, say)."""
+    """A GPUJob that the API server accepted and the API types reject (for example under an older
+    CRD).
+    """
 
     metadata: Metadata
     field: str
@@ -130,7 +134,9 @@ class GPUUsage:
 
 @dataclass(frozen=True, slots=True)
 class GonePod:
-    """A pod of ours that is gone since a moment: readings from before still show its processes."""
+    """A worker pod that is gone, with the time of its end: readings from before still show its
+    processes.
+    """
 
     uid: str
     gone_at: datetime
@@ -139,8 +145,9 @@ class GonePod:
 
 @dataclass(frozen=True, slots=True)
 class SpotPool:
-    """Spot nodes of one kind, which are taken away together: for how many node-hours they were
-    watched, and how many nodes were taken away meanwhile. See `capacity.prices`."""
+    """Spot nodes of one kind, which are reclaimed together: for how many node-hours they were
+    observed, and how many nodes were reclaimed. See `capacity.prices`.
+    """
 
     name: str
     node_hours: int
@@ -159,7 +166,7 @@ class Snapshot:
     reports: tuple[ReceivedReport, ...] = ()
     spot_pools: tuple[SpotPool, ...] = ()
     gone_pods: tuple[GonePod, ...] = ()
-    # Since when this process has received reports; None: always.
+    # Since when this process receives reports; None: always.
     listening_since: datetime | None = None
     # Measured use by (job UID, attempt).
     usage: Mapping[tuple[str, int], GPUUsage] = field(
@@ -169,5 +176,5 @@ class Snapshot:
 
 
 def pool_of(node: NodeView) -> str:
-    """Instance type and zone, as far as the node is labelled."""
+    """Instance type and zone, from the node's labels."""
     return f"{node.labels.get(_INSTANCE_TYPE, '-')}/{node.labels.get(_ZONE, '-')}"

@@ -1,4 +1,4 @@
-"""A picture with a piece taken out or put in, for questions about what was or might be."""
+"""Edits of a snapshot for questions about what was or might be."""
 
 from collections.abc import Mapping, Set
 from dataclasses import replace
@@ -11,7 +11,7 @@ from gpujob_operator.decide.model.workers import is_worker_of
 
 
 def with_statuses(snapshot: Snapshot, statuses: Mapping[str, GPUJobStatus]) -> Snapshot:
-    """The picture once these statuses are written, by job UID."""
+    """The snapshot with these statuses, by job UID."""
     jobs = tuple(
         replace(job, status=statuses[job.metadata.uid]) if job.metadata.uid in statuses else job
         for job in snapshot.jobs
@@ -20,7 +20,7 @@ def with_statuses(snapshot: Snapshot, statuses: Mapping[str, GPUJobStatus]) -> S
 
 
 def without_attempt(snapshot: Snapshot, job: GPUJob) -> Snapshot:
-    """As if the job waited for a place: without its pods, what they use and what they request."""
+    """The snapshot as if the job were pending: without its pods, their use and their requests."""
     uid = job.metadata.uid
     status = replace(job.status, phase=JobPhase.PENDING, placement=None, reservation=None)
     ours = [pod for pod in snapshot.pods if is_worker_of(pod, job)]

@@ -1,4 +1,4 @@
-"""Why a running attempt is stopped, and what follows from each reason: one row a reason."""
+"""Why a running attempt is stopped, and the consequence of each reason: one row for each."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from gpujob_api.gpujob import StopReason
 from gpujob_api.report import FailureClass
 
-# For another job's sake: see `preemption`.
+# Stopped for another job: see `preemption`.
 PREEMPTED = "Preempted"
 RECLAIMED = "Reclaimed"
 MOVED = "Moved"
 SLOWED = "Slowed"
-# For the user's, the node's or the GPU's sake.
+# Stopped for the user, the node or the GPU.
 SUSPENDED = "Suspended"
 NODE_RECLAIMED = "NodeReclaimed"
 GPU_UNHEALTHY = "GPUUnhealthy"
 GPU_OVERFULL = "GPUOverfull"
-# The job's own.
+# Stopped for a reason of the job itself.
 WORKER_ENDED = "WorkerEnded"
 WORKER_LOST = "WorkerLost"
 HUNG = "Hung"
@@ -25,15 +25,18 @@ START_TIMEOUT = "StartTimeout"
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
-    """By default the attempt was interrupted, through no fault of the job."""
+    """The consequence of a stop. By default the attempt was interrupted, through no fault of the
+    job.
+    """
 
-    # Another job's sake: the stop is counted, and bounded.
+    # Stopped for another job: such stops are counted and bounded.
     for_others: bool = False
     # The stop is a failure of the job, of this class.
     failure: FailureClass | None = None
-    # It follows from a worker's end; any other stop was announced, and explains what comes after.
+    # The stop follows the end of a worker. Any other stop came first, and explains the ends after
+    # it.
     is_consequence: bool = False
-    # A worker ended before the stop, so that no signal of ours killed it.
+    # A worker ended before the stop, so no signal of the operator killed it.
     worker_ended_first: bool = False
 
 
@@ -55,10 +58,10 @@ _OTHER = StopRule()
 
 
 def rule_for(reason: str) -> StopRule:
-    """The default one for a reason that nobody knows."""
+    """The rule of the reason; the default rule for an unknown reason."""
     return STOP_RULES.get(reason, _OTHER)
 
 
 def rule_of(stop: StopReason | None) -> StopRule:
-    """The default one without a stop."""
+    """The rule of the stop; the default rule without a stop."""
     return rule_for(stop.reason) if stop is not None else _OTHER

@@ -1,9 +1,9 @@
-"""Whose pod is it: the one rule by which a pod is a worker of a GPUJob.
+"""Decides whether a pod is a worker of a GPUJob.
 
 A worker is in the job's namespace, is called `<job>-<attempt>-<rank>` with a rank that the job has,
-and has the job for its controller owner; or its UID is in the job's status, so that an owner
-reference that was stripped changes nothing. Labels and annotations prove nothing. Every other pod
-is unmanaged.
+and has the job as its controller owner. A pod whose UID is in the job's status is a worker too, so
+that removing the owner reference changes nothing. Labels and annotations do not count. Every other
+pod is unmanaged.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,12 +21,12 @@ JobName = tuple[str, str]
 
 
 def worker_name(job_name: str, attempt: int, rank: int) -> str:
-    """Deterministic, so that creating it twice is refused by the API server."""
+    """The worker's name. It is deterministic, so that the API server refuses a second creation."""
     return f"{job_name}-{attempt}-{rank}"
 
 
 def controller_uid(metadata: Mapping[str, Any]) -> str:
-    """The UID of the GPUJob that is the object's controller owner, or "". Raises nothing."""
+    """The UID of the GPUJob that is the object's controller owner, or "". Never raises."""
     owners = metadata.get("ownerReferences")
     for owner in cast("list[object]", owners) if isinstance(owners, list) else ():
         if not isinstance(owner, Mapping):
@@ -42,7 +42,7 @@ def controller_uid(metadata: Mapping[str, Any]) -> str:
 
 
 def was_created_for(metadata: Mapping[str, Any], job: GPUJob, rank: int) -> bool:
-    """Whether this object's metadata are those of the worker of the current attempt."""
+    """True if this object's metadata are those of the worker of the current attempt."""
     return (
         metadata.get("namespace") == job.metadata.namespace
         and metadata.get("name") == worker_name(job.metadata.name, job.status.attempt, rank)
@@ -51,7 +51,7 @@ def was_created_for(metadata: Mapping[str, Any], job: GPUJob, rank: int) -> bool
 
 
 def is_worker_of(pod: PodView, job: GPUJob) -> bool:
-    """Whether the pod is a worker of the job, of whatever attempt."""
+    """True if the pod is a worker of the job, of any attempt."""
     if job_name_of(pod) != (job.metadata.namespace, job.metadata.name):
         return False
     if pod.rank >= job.spec.workers:
@@ -64,13 +64,15 @@ def is_worker_of(pod: PodView, job: GPUJob) -> bool:
 
 
 def speaks_for(pod: PodView, job: GPUJob) -> bool:
-    """Whether what the pod reports and uses is the job's: not of one that took a worker's place."""
+    """True if the pod's reports and use belong to the job. A pod that took a worker's name does not
+    count.
+    """
     place = place_of(pod, job)
     return is_worker_of(pod, job) and (place is None or place.pod_uid in (None, pod.uid))
 
 
 def place_of(pod: PodView, job: GPUJob) -> WorkerPlacement | None:
-    """The place that the current attempt has for a pod of this attempt and rank."""
+    """The placement that the current attempt has for a pod of this attempt and rank."""
     placement = job.status.placement
     if placement is None or pod.attempt != job.status.attempt:
         return None
@@ -78,8 +80,7 @@ def place_of(pod: PodView, job: GPUJob) -> WorkerPlacement | None:
 
 
 def current_workers(job: GPUJob, pods: Iterable[PodView]) -> tuple[PodView, ...]:
-    """Of the job's pods, those of the current attempt: at most one a rank once their UIDs are
-    known."""
+    """The job's pods of the current attempt: at most one for a rank once their UIDs are known."""
     found: list[PodView] = []
     for pod in pods:
         place = place_of(pod, job)
@@ -89,8 +90,9 @@ def current_workers(job: GPUJob, pods: Iterable[PodView]) -> tuple[PodView, ...]
 
 
 def perhaps_workers(job: GPUJob, in_the_way: Iterable[PodView]) -> list[PodView]:
-    """Live pods that have the name of a worker of which no pod is known, and no owner: the
-    reference may have been stripped before the pod was seen, and the worker may run."""
+    """Live pods without an owner that have the name of a worker whose pod is unknown: the reference
+    may have been removed before the pod was seen, and the worker may run.
+    """
     found: list[PodView] = []
     for pod in in_the_way:
         place = place_of(pod, job)
@@ -100,7 +102,7 @@ def perhaps_workers(job: GPUJob, in_the_way: Iterable[PodView]) -> list[PodView]
 
 
 def lost_ranks(job: GPUJob, current: Iterable[PodView]) -> list[int]:
-    """Ranks whose pod was there and is no more."""
+    """Ranks whose pod existed and is gone."""
     placement = job.status.placement
     present = {pod.rank for pod in current}
     workers = placement.workers if placement is not None else ()
@@ -108,11 +110,11 @@ def lost_ranks(job: GPUJob, current: Iterable[PodView]) -> list[int]:
 
 
 def with_pod_uids(status: GPUJobStatus, current: Iterable[PodView]) -> GPUJobStatus:
-    """The status that knows the UIDs of these pods of its attempt; the same object if it did."""
+    """The status with the UIDs of these pods of its attempt; the same object if it had them."""
     placement = status.placement
     if placement is None:
         return status
-    # The first of two that claim one rank, whatever order they came in.
+    # The first of two pods with one rank, whatever the order of their arrival.
     uids = {pod.rank: pod.uid for pod in sorted(current, key=lambda pod: pod.uid, reverse=True)}
     workers = tuple(
         replace(worker, pod_uid=uids[worker.rank])
@@ -126,7 +128,7 @@ def with_pod_uids(status: GPUJobStatus, current: Iterable[PodView]) -> GPUJobSta
 
 
 def job_name_of(pod: PodView) -> JobName | None:
-    """The namespace and name of the job whose worker the pod is by its own name, or None."""
+    """Namespace and name of the job to which the pod's own name refers, or None."""
     ending = worker_name("", pod.attempt, pod.rank)
     if not pod.name.endswith(ending) or len(pod.name) == len(ending):
         return None
@@ -135,15 +137,16 @@ def job_name_of(pod: PodView) -> JobName | None:
 
 @dataclass(frozen=True, slots=True)
 class Crew:
-    """The pods of one job in order, and others that have the name of a worker of its current
-    attempt."""
+    """The pods of one job in order, and other pods that have the name of a worker of its current
+    attempt.
+    """
 
     pods: tuple[PodView, ...] = ()
     in_the_way: tuple[PodView, ...] = ()
 
 
 def crew_of(job: GPUJob, namesakes: Iterable[PodView]) -> Crew:
-    """`namesakes` are pods called as if they were the job's."""
+    """The job's pods. `namesakes` are pods named like the job's workers."""
     ours: list[PodView] = []
     others: list[PodView] = []
     for pod in sorted(namesakes, key=lambda p: (p.attempt, p.rank, p.uid)):
@@ -155,7 +158,7 @@ def crew_of(job: GPUJob, namesakes: Iterable[PodView]) -> Crew:
 
 
 def joined(jobs: Iterable[GPUJob], pods: Iterable[PodView]) -> tuple[PodView, ...]:
-    """Workers of these jobs, each with its job's UID, and pods whose job is not there."""
+    """The workers of these jobs, each with its job's UID, and the pods whose job does not exist."""
     by_name = {(job.metadata.namespace, job.metadata.name): job for job in jobs}
     uids = {job.metadata.uid for job in by_name.values()}
     found: list[PodView] = []

@@ -1,9 +1,9 @@
 """The GPUs of all nodes as arrays: what placement reads, and what a placement changes.
 
-Built once from plain values; afterwards only nodes that changed are replaced. Rows keep the order
-in which nodes were given, GPUs the order within their node, so that ties are always broken the
-same way. `changed` stamps every row with the clock of its last change: whoever keeps something
-computed from a row knows when to renew it.
+Built once from plain values; afterwards only changed nodes are replaced. Rows keep the order in
+which nodes were given, and GPUs the order within their node, so that ties are always broken in the
+same way. `changed` has the clock of each row's last change, so that values computed from a row can
+be renewed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,11 +21,12 @@ UTILIZATION_FULL_PERCENT = 100.0
 
 @dataclass(frozen=True, slots=True)
 class GPUState:
-    """One GPU. `memory_total_bytes` is what an idle GPU offers to our jobs.
+    """One GPU. `memory_total_bytes` is what an idle GPU offers to GPUJobs.
 
-    `memory_free_bytes` is what is left after reservations, strangers and leaks. `idle`: no job of
-    ours on it. `held_whole`: a job holds it whole. `usable` is False for a GPU that takes nothing
-    new. `utilization_limit_percent` is the sum up to which its tenants let others join them.
+    `memory_free_bytes` is what is left after reservations, unmanaged processes and leaks. `idle`:
+    the GPU has no tenant. `held_whole`: a job has the GPU to itself. `usable` is False for a GPU
+    that takes nothing new. `utilization_limit_percent` is the summed utilization up to which its
+    tenants let other jobs join.
     """
 
     uuid: str
@@ -55,20 +56,20 @@ class NodeState:
     interruptions_per_hour: float = 0.0
 
 
-# In columns without a GPU.
+# Value of columns without a GPU.
 _NO_GPU = GPUState("", "", 0, 0, idle=False, usable=False)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerAllocation:
-    """What one worker takes of a node: host resources, and the same of each of its GPUs."""
+    """What one worker takes of a node: host resources, and the same amount of each of its GPUs."""
 
     cpu_milli: int
     memory_bytes: int
     gpu_memory_bytes: int
     utilization_percent: float
     whole_gpu: bool
-    # Up to which sum of utilizations others may join it.
+    # Limit of the summed utilization up to which other jobs may join.
     utilization_limit_percent: float = UTILIZATION_FULL_PERCENT
 
 
@@ -99,7 +100,7 @@ class NodeArrays:
 
     @classmethod
     def of(cls, nodes: Iterable[NodeState]) -> "NodeArrays":
-        """Raises ValueError when a node's name comes twice."""
+        """Raises ValueError if two nodes have the same name."""
         states = tuple(nodes)
         names = tuple(node.name for node in states)
         if len(set(names)) != len(names):
@@ -110,13 +111,13 @@ class NodeArrays:
         return fleet
 
     def renew(self, row: int, node: NodeState) -> None:
-        """As `renew_all`, of one."""
+        """`renew_all` for one node."""
         self.renew_all((row,), (node,))
 
     def renew_all(self, rows: Sequence[int], nodes: Sequence[NodeState]) -> None:
-        """Takes over the new states of the nodes in these rows.
+        """Stores the new states of the nodes in these rows.
 
-        Raises ValueError for another node's name, or for more GPUs than the fleet has columns.
+        Raises ValueError for another node's name, and for more GPUs than there are columns.
         """
         for row, node in zip(rows, nodes, strict=True):
             if node.name != self.names[row]:
@@ -126,7 +127,7 @@ class NodeArrays:
         self._fill(rows, nodes)
 
     def copy(self) -> "NodeArrays":
-        """A fleet of its own for a what-if; some 100 microseconds for 10,000 GPUs."""
+        """An independent copy, for trials; about 100 microseconds for 10,000 GPUs."""
         return replace(
             self,
             uuids=list(self.uuids),
@@ -150,7 +151,7 @@ class NodeArrays:
         )
 
     def copy_rows(self, other: "NodeArrays", rows: Integers) -> None:
-        """Takes over these rows of a fleet that this one was copied from."""
+        """Copies these rows from arrays of which this one is a copy."""
         if not len(rows):
             return
         for column in fields(self):
@@ -164,7 +165,7 @@ class NodeArrays:
         self.changed_at_clock[rows] = self.clock
 
     def reordered(self, order: Integers) -> "NodeArrays":
-        """The same nodes with row `order[n]` of this fleet as row n."""
+        """The same nodes, with row `order[n]` of these arrays as row n."""
         rows = order.tolist()
         arrays = {
             column.name: value[order]
@@ -176,7 +177,7 @@ class NodeArrays:
         return replace(self, names=names, uuids=uuids, kinds=list(self.kinds), **arrays)
 
     def place(self, row: int, gpus: Sequence[int], allocation: WorkerAllocation) -> None:
-        """Takes a worker's resources. The caller has checked that they are free."""
+        """Subtracts a worker's resources. The caller has checked that they are free."""
         self.cpu_milli_free[row] -= allocation.cpu_milli
         self.memory_bytes_free[row] -= allocation.memory_bytes
         for gpu in gpus:
@@ -190,13 +191,13 @@ class NodeArrays:
         self._touch(row)
 
     def close(self, row: int, gpus: Sequence[int]) -> None:
-        """Keeps new work off some GPUs (an earlier job waits for them, say)."""
+        """Closes GPUs to new placements (for example, those nominated for an earlier job)."""
         self.usable[row, list(gpus)] = False
         self._touch(row)
 
     @property
     def size_bytes(self) -> int:
-        """Memory of the arrays."""
+        """Memory of the arrays, in bytes."""
         values = (getattr(self, field.name) for field in fields(self))
         return sum(value.nbytes for value in values if isinstance(value, np.ndarray))
 
@@ -205,7 +206,7 @@ class NodeArrays:
         return sum(len(uuids) for uuids in self.uuids)
 
     def kinds_in_order(self) -> list[tuple[str, int]]:
-        """The kinds of GPUs that there are, in the order in which a new fleet would find them."""
+        """The kinds of GPUs in the order in which new arrays would number them."""
         counts = np.array([len(uuids) for uuids in self.uuids], dtype=np.int64)
         present = np.arange(self.kind.shape[1]) < counts[:, None]
         numbers, first = np.unique(self.kind[present], return_index=True)
@@ -216,7 +217,9 @@ class NodeArrays:
         self.changed_at_clock[row] = self.clock
 
     def _fill(self, rows: Sequence[int], nodes: Sequence[NodeState]) -> None:
-        """Column by column: an assignment to an array costs as much for one row as for many."""
+        """Fills column by column, because an assignment to an array costs as much for one row as
+        for many.
+        """
         if not rows:
             return
         at = np.array(rows, dtype=np.int64)
@@ -248,7 +251,7 @@ class NodeArrays:
         self.changed_at_clock[at] = self.clock
 
     def _kind_of(self, gpu: GPUState) -> int:
-        """GPUs of one model and size are of one kind; kinds only ever get more."""
+        """The kind of GPUs of one model and size. Kinds are never removed."""
         if gpu is _NO_GPU:
             return 0
         kind = (gpu.model, gpu.memory_total_bytes)

@@ -1,12 +1,12 @@
-"""What room on a GPU is worth: prices of requests from the cutting-stock problem.
+"""The value of free capacity on a GPU: prices of requests from the cutting-stock problem.
 
-How few GPUs would hold the jobs seen, were they all packed at once? The linear relaxation
-(Gilmore and Gomory, Operations Research 9, 1961) answers with a price for every size of request:
-the share of a GPU that one more of it costs. A GPU's room is then worth the best sum of prices
-that still fits into it. Room that no request fits into is worth nothing; room for which there are
-more GPUs than requests is worth nothing either.
+How few GPUs would hold all observed jobs if they were packed at once? The linear relaxation
+(Gilmore and Gomory, Operations Research 9, 1961) gives a price for every size of request: the
+fraction of a GPU that one more such request costs. The value of a GPU's free capacity is then the
+largest sum of prices that still fits into it. Capacity into which no request fits has no value.
+Capacity of which there is more than requests has no value either.
 
-Sizes are pairs of whole steps, (memory, utilization), of a GPU of `shape` steps.
+Sizes are pairs of whole steps, (memory, utilization), of a GPU with `shape` steps.
 """
 
 from collections.abc import Sequence
@@ -22,16 +22,16 @@ Size = tuple[int, int]
 PATTERNS_MAX = 400
 TOLERANCE = 1e-9
 EIGHTHS = 8
-# A mix nearby has every other size more, the rest less often, by this factor.
+# A nearby mix has every other size more often, and the rest less often, by this factor.
 NEARBY = 1.1
 
 
 def packing_bound(sizes: tuple[Size, ...], shares: tuple[float, ...], shape: Size) -> Floats:
-    """Worth of room for a mix of sizes with their shares, each above 0; read-only.
+    """The value of free capacity for a mix of sizes with their shares, each above 0; read-only.
 
-    Optimal prices jump where the mix crosses from one best way of packing to the next. So they are
-    means over four mixes nearby, and shares are rounded to eighths of an octave (a mix that moved
-    by a few jobs is the same and costs nothing to look at again).
+    Optimal prices jump where the mix crosses from one best packing to the next. Therefore they are
+    means over four nearby mixes, and shares are rounded to eighths of an octave: a mix that changed
+    by a few jobs gives the same result from the cache.
     """
     eighths = tuple(round(log2(share) * EIGHTHS) for share in shares)
     return _worth_of_rounded(sizes, eighths, shape)
@@ -81,7 +81,9 @@ def request_prices(sizes: Sequence[Size], demand: Sequence[float], shape: Size) 
 def free_space_value(
     sizes: Sequence[Size], prices: Sequence[float] | Floats, shape: Size
 ) -> Floats:
-    """Worth of room [memory steps, utilization steps]: the best sum of prices that fits into it."""
+    """Value of free capacity [memory steps, utilization steps]: the largest sum of prices that
+    fits.
+    """
     worth = np.zeros((shape[0] + 1, shape[1] + 1))
     for (memory, utilization), price in zip(sizes, prices, strict=True):
         if price <= 0.0:
@@ -101,7 +103,7 @@ def _copies_max(size: Size, shape: Size) -> int:
 
 
 def _best_pattern(sizes: Sequence[Size], prices: Floats, worth: Floats, shape: Size) -> Floats:
-    """Counts of each size in a pattern that reaches the worth of an idle GPU."""
+    """Counts of each size in a pattern with the value of an idle GPU."""
     counts = np.zeros(len(sizes))
     room = shape
     while True:
@@ -118,7 +120,7 @@ def _best_pattern(sizes: Sequence[Size], prices: Floats, worth: Floats, shape: S
 
 
 def _leaving(basis: Floats, pattern: Floats, wanted: Floats) -> int | None:
-    """The basic pattern that runs out first when the new one is used; the first on ties."""
+    """The basic pattern that runs out first if the new one is used; the first on ties."""
     direction = np.linalg.solve(basis, pattern)
     amount = np.maximum(np.linalg.solve(basis, wanted), 0.0)
     shrinking = direction > TOLERANCE

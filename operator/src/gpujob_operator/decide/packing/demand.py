@@ -1,4 +1,4 @@
-"""What one worker asks for, and the mix of such requests, as numbers."""
+"""The request of one worker, and the workload mix, as numbers."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ TYPICAL_SHARE = 0.95
 TYPICAL_MAX = 64
 # Sizes of requests in the cutting-stock problem; beyond, the rarest are left out.
 SIZES_MAX = 48
-# What counts as fragmented without processor: nothing asks for less than this.
+# Free capacity below this counts as fragmented: no job requests less.
 CPU_MILLI_MIN = 100
 
 
@@ -41,7 +41,7 @@ class Demand:
         return max(self.gpu_memory_bytes / memory_total_bytes, self.utilization_percent / 100)
 
     def steps(self, memory_total_bytes: int, utilization_steps: int) -> Size | None:
-        """Steps of a GPU that one request takes; None when it can never be on such a GPU."""
+        """Steps of a GPU that one request takes; None if it never fits on such a GPU."""
         if self.gpu_memory_bytes > memory_total_bytes:
             return None
         if self.exclusive:
@@ -53,7 +53,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkloadMix:
-    """Requests seen with their weights, which sum to 1; heaviest first. Compared by identity."""
+    """Requests with their weights, which sum to 1; heaviest first. Compared by identity."""
 
     demands: tuple[Demand, ...] = ()
     weights: tuple[float, ...] = ()
@@ -92,7 +92,9 @@ class WorkloadMix:
         return cls.of(counts)
 
     def equals(self, other: "WorkloadMix") -> bool:
-        """Whether the same is computed from both: then keep the old one, and its tables stay."""
+        """True if both mixes give the same results: then keep the old one, whose tables
+        are cached.
+        """
         return (self.demands, self.weights) == (other.demands, other.weights)
 
 

@@ -1,6 +1,6 @@
-"""Which nodes and GPUs can take a request. Why one fits nowhere is told by `placement.diagnosis`.
+"""Filters the nodes and GPUs that can take a request. `placement.diagnosis` explains why none can.
 
-Amounts are exact (bytes, milli-CPU, percent), unlike the steps in which room is valued.
+Amounts are exact (bytes, milli-CPU, percent), unlike the steps in which free capacity is valued.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ from gpujob_operator.decide.packing.demand import Demand
 
 
 def host_fits(fleet: NodeArrays, rows: Integers, demand: Demand, allowed: Booleans) -> Booleans:
-    """Rows that may be used and have the processor and the host memory."""
+    """Rows that may be used and have enough free CPU and host memory."""
     return (
         allowed[rows]
         & (fleet.cpu_milli_free[rows] >= demand.cpu_milli)
@@ -45,6 +45,6 @@ def _open_gpus(fleet: NodeArrays, rows: Integers, demand: Demand) -> Booleans:
 def _over_percent(
     fleet: NodeArrays, rows: Integers, demand: Demand, limit_percent: float
 ) -> Floats:
-    """Utilization above what the GPU's tenants and the request itself put up with."""
+    """Utilization above what the GPU's tenants and the request itself accept."""
     limit = np.minimum(fleet.utilization_limit[rows], limit_percent)
     return fleet.utilization_used[rows] + demand.utilization_percent - limit

@@ -1,9 +1,9 @@
-"""What every node's free room is worth to the mix, renewed only for nodes that changed.
+"""The value of every node's free capacity to the mix, renewed only for nodes that changed.
 
-For a node: `worth`, the sum over its GPUs; `usable`, the expected room that a stream of one
-typical class could fill before GPUs, processor or memory run out; and what is stranded, worth of
-GPUs beyond what the node's free processor or memory can serve. A placement's cost is what it takes
-from the first two and adds to the third.
+For a node: `worth` is the sum over its GPUs. `usable` is the expected capacity that a stream of one
+typical class could fill before GPUs, CPU or memory run out. `stranded` is the value of GPUs beyond
+what the node's free CPU or memory can serve. The cost of a placement is what it takes from the
+first two and adds to the third.
 """
 
 from copy import copy
@@ -15,7 +15,7 @@ from gpujob_operator.decide.packing.arrays import Booleans, Floats, Integers, No
 from gpujob_operator.decide.packing.demand import MEMORY_STEPS, Demand, WorkloadMix
 from gpujob_operator.decide.packing.tables import Tables
 
-# How the parts of a score weigh against a GPU's worth. Fixed; see docs/design/0010-placement.md.
+# Weights of the score's terms relative to a GPU's worth. Fixed; see docs/design/0010-placement.md.
 USABLE_WEIGHT = 0.1
 STRANDED_WEIGHT = 0.4
 # A GPU counts as served by this part of the average request's processor and memory for a GPU.
@@ -41,7 +41,7 @@ class CostTerms:
 
 
 class FragmentationCost:
-    """A fleet seen through a mix. Keeps one row of figures per node."""
+    """The fragmentation cost on these arrays for a mix. Keeps one row of figures for each node."""
 
     def __init__(self, fleet: NodeArrays, mix: WorkloadMix) -> None:
         rows, columns = fleet.usable.shape
@@ -55,7 +55,7 @@ class FragmentationCost:
         self.renew(fleet)
 
     def reordered(self, order: Integers) -> "FragmentationCost":
-        """The same figures for the fleet with its rows in this order."""
+        """The same figures for the arrays with its rows in this order."""
         other = copy(self)
         other.state, other.worth, other.usable = (
             self.state[order],
@@ -66,7 +66,7 @@ class FragmentationCost:
         return other
 
     def renew(self, fleet: NodeArrays) -> None:
-        """Brings the rows that changed up to date."""
+        """Renews the rows that changed."""
         if self._seen == fleet.clock:
             return
         if len(fleet.kinds) != len(self.tables.kinds):

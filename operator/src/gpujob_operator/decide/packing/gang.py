@@ -1,29 +1,29 @@
-"""Which nodes a gang's workers go to: close together, on as few nodes as there are, leaving whole
-nodes whole.
+"""Chooses the nodes of a gang: close together, on as few nodes as possible, keeping idle nodes
+whole.
 
-A step of a gang ends with a synchronisation whose cost grows with the number of nodes and with how
-far apart they are, so that a gang on fewer nodes of one rack is faster; and an idle node kept whole
-is where the next large one goes.
+A step of a gang ends with a synchronization whose cost grows with the number of nodes and with
+their distance, so a gang on fewer nodes of one rack is faster. An idle node that stays whole can
+take the next large gang.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 Node = TypeVar("Node", bound=tuple[object, ...] | str)
-# A node's part of the gang, in workers.
+# Number of the gang's workers on a node.
 Parts = tuple[tuple[Node, int], ...]
 
 
 def place_gang(
     free: Mapping[Node, int], workers: int, levels: Sequence[Mapping[Node, object]] = ()
 ) -> Parts[Node] | None:
-    """(node, workers) for all members, largest part first; None unless all fit.
+    """(node, workers) for all workers, largest part first; None unless all fit.
 
-    `free` is how many workers each node could take. `levels` say to which rack, zone ... a node
-    belongs, the closest first: the first level is taken on which one domain holds all workers, and
-    there the domain with the fewest nodes, then with the least room left over. Within it, the
-    fullest nodes that can be used up completely, then for what is left the node where least stays
-    free. Ties go by the domain and the node, which have an order.
+    `free` is the number of workers that each node could take. `levels` name each node's rack, zone
+    ..., the closest level first. The first level is used on which one domain holds all workers, and
+    there the domain with the fewest nodes, then with the least capacity left over. Within the
+    domain: the fullest nodes that can be used up completely, then for the rest the node with the
+    least left over. Ties are broken by the order of domains and nodes.
     """
     if workers <= 0:
         return None

@@ -1,4 +1,4 @@
-"""What is asked of the packing, and what it answers."""
+"""The request to the packing, and its answer."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -16,14 +16,14 @@ class SpotPreference(Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeMask:
-    """Nodes that a request may use, by row. Make one per selector and use it again."""
+    """Nodes that a request may use, by row. Create one for each selector and reuse it."""
 
     allowed: Booleans
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One worker: its demand, and which nodes it may use."""
+    """One worker: its demand, and the nodes that it may use."""
 
     demand: Demand
     nodes: NodeMask | None = None
@@ -45,7 +45,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a placement costs, in GPUs, and what it is made of."""
+    """The cost of a placement, in GPUs, and its terms."""
 
     total: float
     worth: float
@@ -56,7 +56,9 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A node's row and GPU columns. `candidates` is how many nodes could take the request."""
+    """A node's row and GPU columns. `candidates` is the number of nodes that could take the
+    request.
+    """
 
     row: int
     gpus: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Scores of every node for each kind of request, renewed row by row as the arrays change."""
+"""Scores of every node for each class of request, renewed row by row as the arrays change."""
 
 from dataclasses import dataclass, field, replace
 
@@ -14,7 +14,7 @@ from gpujob_operator.decide.packing.fragmentation import (
 )
 from gpujob_operator.decide.packing.request import Request
 
-# Different requests whose scores are kept at a time.
+# Maximum number of requests whose scores are kept.
 REQUESTS_MAX = 512
 
 
@@ -45,7 +45,7 @@ class NodeScores:
         )
 
     def put(self, rows: Integers, parts: CostTerms, at: Integers | slice) -> None:
-        """Takes over the parts at these places of a longer evaluation."""
+        """Stores the results of an evaluation of these rows."""
         self.worth[rows] = parts.worth[at]
         self.usable[rows] = USABLE_WEIGHT * parts.usable[at]
         self.stranded[rows] = STRANDED_WEIGHT * parts.stranded[at]
@@ -54,14 +54,15 @@ class NodeScores:
 
 @dataclass(slots=True)
 class ScoreCache:
-    """Figures of one fleet, kept between choices. Derived only: dropping it changes no choice."""
+    """Cached scores of one set of arrays. Dropping it changes no choice."""
 
     valuation: FragmentationCost | None = None
     scores: dict[Request, NodeScores] = field(default_factory=dict[Request, NodeScores])
 
     def reordered(self, order: Integers) -> "ScoreCache":
-        """The figures of the fleet with its rows in this order. A mask names rows, so that what
-        was kept for masks is dropped."""
+        """The scores of the arrays with its rows in this order. Scores for masks are dropped,
+        because a mask names rows.
+        """
         return ScoreCache(
             self.valuation.reordered(order) if self.valuation is not None else None,
             {

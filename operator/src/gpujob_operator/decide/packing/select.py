@@ -74,7 +74,7 @@ def choose_gang(
     rows = np.flatnonzero(counts > 0)
     if request.spot is SpotPreference.PREFER and counts[fleet.spot].sum() >= workers:
         rows = rows[fleet.spot[rows]]
-    # Of equals the cheaper node, then the one taken away less often, then the first row.
+    # Among equals the cheaper node, then the one reclaimed less often, then the first row.
     nodes = {
         (float(fleet.price[row]), float(fleet.risk[row]), int(row)): int(counts[row])
         for row in rows
@@ -131,7 +131,7 @@ def _first_best(fleet: NodeArrays, request: Request, steps: Floats) -> int | Non
     if best == np.inf:
         return None
     ties = np.flatnonzero(steps == best)
-    # Stable: of equals the first row.
+    # Stable: among equals the first row.
     return int(ties[np.lexsort((fleet.risk[ties], fleet.price[ties]))[0]])
 
 
@@ -222,7 +222,7 @@ def _gpus_of_worker(
 def _linked(
     fleet: NodeArrays, row: int, free: Booleans, gpus: tuple[int, ...], demand: Demand
 ) -> tuple[int, ...]:
-    """Whole GPUs of one worker within one link group, the one with the fewest free GPUs."""
+    """Whole GPUs of one worker within one link group, the group with the fewest free GPUs."""
     groups = fleet.link_group[row]
     if demand.gpus < 2 or not demand.exclusive or len(set(groups[free].tolist())) < 2:
         return gpus

@@ -1,15 +1,15 @@
-"""What jobs ask for, and what the free room of a GPU or node is worth to those seen.
+"""Look-up tables for the workload mix: the value of a GPU's or a node's free capacity.
 
-A `WorkloadMix` is the requests of the snapshot's jobs (waiting, running and recent) by how often
-each is asked for. From it and from the kinds of GPUs come tables with one entry for every state of
-a GPU, so that placing looks up and does not compute:
+A `WorkloadMix` has the requests of the snapshot's jobs (pending, running and recent) with their
+frequencies. From it and from the kinds of GPUs come tables with one entry for every state of a GPU,
+so that placing only looks up values:
 
-- worth: what the GPU's room is worth (see `cutting_stock`), in GPUs of the largest memory: an
-  idle GPU of half that memory is worth 0.5;
+- worth: the value of the GPU's free capacity (see `cutting_stock`), in GPUs of the largest memory:
+  an idle GPU of half that memory is worth 0.5;
 - slots: how many requests of each typical class the GPU can still take.
 
-Memory counts in hundredths of a GPU, utilization in twentieths; requests are rounded up, room is
-rounded down.
+Memory is counted in hundredths of a GPU, utilization in twentieths. Requests are rounded up, free
+capacity is rounded down.
 """
 
 from collections.abc import Sequence
@@ -172,7 +172,7 @@ def _host_per_gpu(mix: WorkloadMix, kinds: Sequence[tuple[str, int]]) -> tuple[f
 def _restricted(
     mix: WorkloadMix, kinds: Sequence[tuple[str, int]], models: tuple[str, ...]
 ) -> tuple[Floats, Floats]:
-    """Which models the restricted requests accept, and their share of all GPUs asked for."""
+    """The models that the restricted requests accept, and their share of all requested GPUs."""
     total = 0.0
     shares: dict[frozenset[str], float] = {}
     for demand, weight in zip(mix.demands, mix.weights, strict=True):

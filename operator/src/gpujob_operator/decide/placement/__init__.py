@@ -1,5 +1,5 @@
-"""Decides on which node and GPUs a job's workers go; for a job that fits nowhere, says why not.
+"""Decides on which node and GPUs a job's workers go, and explains why a job fits nowhere.
 
-The filter, the assumed capacity and the diagnosis are here. The choice between fitting nodes is
-made in `packing`. The package may import measurement, capacity, packing and model.
+The filter, the assumed capacity and the diagnosis are here. `packing` chooses between the nodes
+that fit. The package may import measurement, capacity, packing and model.
 """

@@ -1,9 +1,9 @@
-"""GPUs for one job, all its workers or none, and for one that fits nowhere the reasons.
+"""Assigns GPUs to all workers of one job or to none, and gives the reasons if the job fits nowhere.
 
-On GPUs of one model the order of preference is that of `select.choose`: the spot policy, then
-what costs the jobs still to come the least, then the cheaper node, then the first name; for gangs
-that of `select.choose_gang`: the spot policy, then close together. Between models see `_best`.
-Stable: the same snapshot always gives the same answer.
+On GPUs of one model the order of preference is that of `select.choose`: the spot policy, then the
+lowest cost for future jobs, then the cheaper node, then the first name. For gangs it is that of
+`select.choose_gang`: the spot policy, then close together. `_best` chooses between models. Stable:
+the same snapshot always gives the same answer.
 """
 
 from dataclasses import dataclass, replace
@@ -29,14 +29,14 @@ _SPOT = {
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Where the job goes and what it holds; `assume` makes it so for the rest of the cycle."""
+    """The placement and reservation of a job. `assume` applies it for the rest of the cycle."""
 
     placement: Placement
     reservation: Reservation
     request: Request
     places: tuple[WorkerPlace, ...]
     tenant: Tenant
-    # As far as it was compared with that on other models.
+    # The step cost, if it was compared with that on other models.
     step_cost: StepCost
 
     def assume(self, board: AssumedCapacity) -> None:
@@ -50,11 +50,13 @@ def assign(
     configuration: Configuration,
     expected_run_seconds: float = inf,
 ) -> Assignment | Diagnosis:
-    """A place for every worker of the job, or with numbers why not. Leaves the board as it was.
+    """A place for every worker of the job, or the reasons why there is none. The capacity is
+    unchanged.
 
-    All GPUs of a gang are of one model, so that its workers run at one speed.
-    `expected_run_seconds` is how long the job will run, as far as known: short ones may use GPUs
-    that wait for a long one."""
+    All GPUs of a gang are of one model, so that its workers run at the same speed.
+    `expected_run_seconds` is how long the job will run, if known: short jobs may backfill nominated
+    GPUs.
+    """
     backfill = board.may_backfill(expected_run_seconds)
     signature = (needs.scheduling_signature, backfill)
     known = board.unfit_classes.get(signature)
@@ -77,8 +79,9 @@ def assign(
 
 
 def _best(fitting: list[Assignment], needs: JobRequirements) -> Assignment:
-    """Between GPU models: spot as wished, then the less money and the less energy for a step, each
-    only where it is known on all of them, then less memory held, then the model's name."""
+    """Chooses between GPU models: the spot policy, then the lower money and energy of a step, each
+    only if it is known on all models, then the smaller reservation, then the model's name.
+    """
     prefer = needs.job.spec.spot.policy is SpotPolicy.PREFER
     priced = all(one.step_cost.dollars is not None for one in fitting)
     metered = all(one.step_cost.joules is not None for one in fitting)
@@ -142,8 +145,9 @@ def _places(
     *,
     backfill: bool,
 ) -> list[WorkerPlace]:
-    """One for each worker that finds one. Workers of a gang never share a GPU: collective
-    communication between processes on one GPU is refused by NCCL."""
+    """One place for each worker that finds one. Workers of a gang never share a GPU, because NCCL
+    refuses collective communication between processes on one GPU.
+    """
     workers = needs.job.spec.workers
     if workers > 1:
         labels = configuration.topology_labels
@@ -178,7 +182,7 @@ def _tenant(needs: JobRequirements, held: Reservation) -> Tenant:
 
 
 def _whole(needs: JobRequirements, gpus: tuple[GPUCapacity, ...]) -> Reservation:
-    """Whole GPUs of one model can differ by what the driver keeps: a job holds the least."""
+    """The smallest of the whole GPUs: GPUs of one model can differ in what the driver reserves."""
     return Reservation(
         memory_bytes=min(gpu.free_bytes for gpu in gpus),
         utilization_percent=100.0,

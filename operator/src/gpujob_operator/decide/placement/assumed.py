@@ -1,7 +1,7 @@
-"""The board of one cycle: the ledger of GPUs twice, to choose on and to explain from.
+"""The capacity of one cycle with the placements that it assumes, in two forms.
 
-`Capacity` says in words what is on each GPU; the `NodeArrays` hold the same as arrays, on which
-`select.choose` finds the best place among thousands. Every placement of the cycle is taken on
+`Capacity` has it as objects, to explain from. `NodeArrays` has the same as arrays, on which
+`select.choose` finds the best place among thousands. Every placement of the cycle is applied to
 both.
 """
 
@@ -38,24 +38,23 @@ class WorkerPlace:
 
 @dataclass(slots=True)
 class AssumedCapacity:
-    # Its nodes are the board's own, and change as places are taken.
+    # Copied nodes, which change as places are assumed.
     capacity: Capacity
     mix: WorkloadMix
     nominated: frozenset[str] = frozenset()
-    # When the first of the nominations is expected to be taken up; whoever is gone by then may use
-    # them.
+    # When the first nominated job is expected to start. Jobs that end earlier may use the GPUs.
     nominated_from_seconds: float = inf
     # The nominated GPUs by node; never changed, but replaced.
     nominated_on: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
-    # What kinds of jobs fitted nowhere. A board only fills up, so that it holds for the cycle.
+    # Equivalence classes that fit nowhere. Capacity only shrinks, so this holds for the cycle.
     unfit_classes: dict[Hashable, object] = field(default_factory=dict[Hashable, object])
     _rows: dict[str, int] = field(default_factory=dict[str, int])
-    # By GPU; made when first asked for.
+    # By GPU; computed on first use.
     _gpus_rows: dict[str, int] = field(default_factory=dict[str, int])
     _views: NodeViews = field(default_factory=lambda: NodeViews.of([]))
-    # For jobs that share with nobody: the same without GPUs on which strangers are.
+    # For jobs that never share: the same without GPUs with unmanaged processes.
     _no_external_use: PackedNodes | None = None
-    # For jobs that are gone before any nomination is taken up: the same with nominated GPUs open.
+    # For jobs that end before any nominated job starts: the same with nominated GPUs open.
     _backfill: PackedNodes | None = None
     memo: Memo = field(default_factory=Forgetful)
     _nodes: dict[str, NodeCapacity] = field(default_factory=dict[str, NodeCapacity])
@@ -68,8 +67,9 @@ class AssumedCapacity:
         views: NodeViews | None = None,
         memo: Memo | None = None,
     ) -> "AssumedCapacity":
-        """`views` are true to the nodes of `capacity`, and `memo` holds for them; both are made
-        here where none are kept."""
+        """The assumed capacity. `views` must match the nodes of `capacity`, and `memo` must belong
+        to them; both are created if none are kept.
+        """
         views = views if views is not None else NodeViews.of(in_order(capacity))
         rows = {name: row for row, name in enumerate(views.main.fleet.names)}
         nodes = dict(capacity.nodes)
@@ -85,8 +85,9 @@ class AssumedCapacity:
     def choose(
         self, request: Request, *, no_external_use: bool = False, backfill: bool = False
     ) -> WorkerPlace | None:
-        """The best place for one worker; `no_external_use` avoids GPUs that strangers use,
-        `backfill` may use nominated ones."""
+        """The best place for one worker. `no_external_use` avoids GPUs with unmanaged processes;
+        `backfill` may use nominated ones.
+        """
         side = self._side(no_external_use=no_external_use, backfill=backfill)
         choice = select.choose(side.fleet, request, self.mix, side.ledger)
         if choice is None:
@@ -111,15 +112,16 @@ class AssumedCapacity:
         no_external_use: bool = False,
         backfill: bool = False,
     ) -> list[WorkerPlace]:
-        """Places close together, each on GPUs of its own, for as many workers as fit."""
+        """Places close together, each on its own GPUs, for as many workers as fit."""
         side = self._side(no_external_use=no_external_use, backfill=backfill)
         levels = self._levels(tuple(topology_labels))
         found = select.choose_gang(side.fleet, request, workers, side.ledger, self.mix, levels)
         return [self._place(side, row, columns) for row, columns in found]
 
     def _levels(self, labels: tuple[str, ...]) -> list[Integers]:
-        """By row the domain of its node, the closest level first. A node without one of the labels
-        is in no domain of that level and of those within it."""
+        """The domain of each row's node, the closest level first. A node without one of the labels
+        is in no domain of that level and of the levels within it.
+        """
 
         def find() -> list[Integers]:
             nodes = [self.capacity.nodes[name].node for name in self._rows]
@@ -131,7 +133,7 @@ class AssumedCapacity:
         return self.memo.once(("levels", self._views.order, labels), find)
 
     def assume(self, place: WorkerPlace, request: Request, tenant: Tenant) -> None:
-        """Gives a worker its place for the rest of the cycle."""
+        """Assigns a place to a worker for the rest of the cycle."""
         row = self._rows[place.node]
         columns = self._columns(place.node, {gpu.uuid for gpu in place.gpus})
         amount = replace(
@@ -147,15 +149,16 @@ class AssumedCapacity:
     def with_assumed(
         self, places: Iterable[WorkerPlace], request: Request, tenant: Tenant
     ) -> Capacity:
-        """What there would be with these places taken; the board stays as it is."""
+        """The capacity with these places assumed; this object is unchanged."""
         nodes = dict(self._nodes)
         for place in places:
             nodes[place.node] = _with_tenant(nodes[place.node], place, request, tenant)
         return replace(self.capacity, nodes=nodes)
 
     def nominate(self, uuids: Iterable[str], start_seconds: float = 0.0) -> None:
-        """Keeps GPUs for a job that has waited and could start there in `start_seconds`: nothing
-        later is placed there this cycle, except what is gone by then."""
+        """Nominates GPUs for a job that could start there in `start_seconds`. No later job is
+        placed there in this cycle, unless it ends by then.
+        """
         new = frozenset(uuids) - self.nominated
         if not new:
             return
@@ -178,16 +181,18 @@ class AssumedCapacity:
                     side.fleet.close(self._rows[name], self._columns(name, here))
 
     def may_backfill(self, expected_run_seconds: float) -> bool:
-        """Whether a job of this length is gone before the first nomination is taken up."""
+        """True if a job of this duration ends before the first nominated job starts."""
         return bool(self.nominated) and expected_run_seconds <= self.nominated_from_seconds
 
     def refuses_backfill(self, scheduling_signature: Hashable) -> bool:
-        """Whether jobs of a kind fit nowhere even where GPUs wait for others."""
+        """True if jobs of a class fit nowhere, nominated GPUs included."""
         return (scheduling_signature, True) in self.unfit_classes
 
     def mask(self, key: Hashable, allows: Callable[[NodeView], bool]) -> NodeMask | None:
-        """The nodes that are allowed; None: all. `key` stands for `allows`, which looks at labels,
-        taints and spot alone; the same key gives the same object: choices are kept by it."""
+        """The nodes that are allowed; None: all. `key` identifies `allows`, which may read only
+        labels, taints and spot. The same key returns the same object, because choices are cached by
+        it.
+        """
 
         def find() -> NodeMask | None:
             nodes = self.capacity.nodes
@@ -225,7 +230,7 @@ class AssumedCapacity:
 
 
 def _domains(values: list[list[str | None]]) -> Integers:
-    """A number for each combination of values, in their order; -1 where one is missing."""
+    """A number for each combination of values, in their order; -1 if one is missing."""
     known = sorted({tuple(str(v) for v in one) for one in values if None not in one})
     numbers = {one: number for number, one in enumerate(known)}
     return np.array(

@@ -1,7 +1,8 @@
-"""Why a job fits nowhere now, with numbers: the GPUs counted by what keeps it off them.
+"""Explains with numbers why a job fits nowhere now: counts the GPUs by the reason that excludes
+them.
 
-What is found on a node holds as long as the node is the same object, and is kept for the next
-cycle: thousands of waiting jobs are told again and again.
+A node's findings hold while the node is the same object, and are kept for the next cycle, because
+thousands of pending jobs repeat the question.
 """
 
 from collections import Counter
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 
 from gpujob_api.quantities import format_memory
 from gpujob_operator.decide.capacity.cluster import Capacity, GPUCapacity, NodeCapacity
+from gpujob_operator.decide.model.pod_requests import WHOLE_NODE
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.finding import (
     FARTHEST,
@@ -23,17 +25,21 @@ from gpujob_operator.decide.placement.memo import Memo
 from gpujob_operator.decide.placement.node_filter import node_mismatch
 from gpujob_operator.decide.placement.requirements import JobRequirements, WorkerRequest
 
-# A GPU that would do, on a node that has too few of them.
+# A GPU that fits, on a node that has too few of them.
 _FREE = UnfitReason("free, but too few on one node")
-# With the figure in thousandths of a processor, and in bytes.
-_CPU_SHORT = "on nodes {} milli-CPU short"
-_MEMORY_SHORT = "on nodes {} host memory short"
+_UNREADABLE_REQUESTS = UnfitReason(
+    "on nodes of any size: what the template's containers request cannot be read"
+)
+# The figure is in thousandths of a CPU core, or in bytes.
+_CPU_SHORT = "on nodes short of {} milli-CPU"
+_MEMORY_SHORT = "on nodes short of {} host memory"
 
 
 @dataclass(slots=True)
 class Diagnosis:
-    """`possible` is False when the job never fits on these GPUs. The message is found when it is
-    asked for: most are not."""
+    """`possible` is False if the job can never fit on these GPUs. The message is rendered on
+    demand, because most are never read.
+    """
 
     could_ever_fit: bool
     describe: Callable[[], str]
@@ -52,9 +58,10 @@ def diagnose(
     capacity: Capacity,
     placed: int,
 ) -> Diagnosis:
-    """The refusal on GPUs of one model; `placed` workers of the gang found a place, which is taken
-    in `capacity`."""
-    # As it was when the job was refused: its own nomination is not in its way.
+    """The diagnosis on GPUs of one model. `placed` workers of the gang found a place, which
+    `capacity` assumes.
+    """
+    # The state at the refusal: the job's own nomination does not count.
     nominated_on = board.nominated_on
     return Diagnosis(
         _could_ever_fit(request, board),
@@ -63,16 +70,16 @@ def diagnose(
 
 
 def no_model(needs: JobRequirements, board: AssumedCapacity) -> Diagnosis:
-    """There is no GPU of a model that the job accepts."""
+    """The diagnosis if there is no GPU of a model that the job accepts."""
     present = sorted(board.capacity.largest)
     wanted = ", ".join(needs.job.spec.gpu.models) or "any"
-    have = ", ".join(present) or "none: no node with an agent has joined"
+    have = ", ".join(present) or "none, because no node has an agent"
     message = f"no GPU of model {wanted}; models in the cluster: {have}"
     return Diagnosis(False, lambda: message)
 
 
 def _could_ever_fit(request: WorkerRequest, board: AssumedCapacity) -> bool:
-    """Whether the workers would fit were all GPUs well and none of our jobs there."""
+    """True if the workers would fit on healthy GPUs without any other GPUJob."""
     needs = request.needs
 
     def find() -> bool:
@@ -91,7 +98,7 @@ def _could_ever_fit(request: WorkerRequest, board: AssumedCapacity) -> bool:
 
 
 def _node_never(needs: JobRequirements, node: NodeCapacity) -> bool:
-    """Whether the job can never be on this node, whatever else is there."""
+    """True if the job can never be on this node, whatever runs there."""
     if needs.cpu_milli > node.node.cpu_milli_allocatable:
         return True
     if needs.memory_bytes > node.node.memory_bytes_allocatable:
@@ -106,7 +113,7 @@ def _explain(
     memo: Memo,
     placed: int,
 ) -> str:
-    """Counts the GPUs by what keeps the job off them, and names the nearest fit."""
+    """Counts the GPUs by reason, and names the closest fit."""
     needs = request.needs
     counts, nearest = memo.findings(
         (needs.scheduling_signature, request.model),
@@ -115,16 +122,16 @@ def _explain(
         lambda node, nominated: _diagnose_node(request, node, nominated),
     )
     total = sum(counts.values())
-    asked = needs.job.spec.workers * needs.job.spec.gpus_per_worker
+    asked = needs.job.spec.gpus
     what = _request_text(request)
-    gang = f" (room for {placed} of {needs.job.spec.workers} workers)" if placed else ""
+    gang = f" (capacity for {placed} of {needs.job.spec.workers} workers)" if placed else ""
     message = f"needs {asked} x {what}{gang}; of {total} GPUs: {_in_words(counts)}"
     missing_bytes, uuid, name = nearest
     return message + _nearest_text(missing_bytes, name, capacity.gpu(name, uuid))
 
 
 def _in_words(counts: Mapping[UnfitReason, int]) -> str:
-    """What keeps most of the GPUs comes first; findings that differ in the figure are one."""
+    """The most frequent reason first. Reasons that differ only in a figure are merged."""
     gpus: Counter[str] = Counter()
     figures: dict[str, list[int]] = {}
     for finding, count in counts.items():
@@ -145,12 +152,12 @@ def _nearest_text(missing_bytes: int, node: str, gpu: GPUCapacity | None) -> str
     if gpu is None:
         return ""
     free, total = format_memory(max(gpu.free_bytes, 0)), format_memory(gpu.total_bytes)
-    where = f"{gpu.uuid} on {node} with {free} free of {total}"
-    return f"; nearest: {where}, {format_memory(missing_bytes)} are missing"
+    where = f"{gpu.uuid} on {node} ({free} of {total} free"
+    return f"; closest: {where}, {format_memory(missing_bytes)} short)"
 
 
 def node_lacks(request: WorkerRequest, node: NodeCapacity) -> str:
-    """What keeps one worker off this node, with numbers; "" where it fits."""
+    """Why one worker does not fit on this node, with numbers; "" if it fits."""
     if all(gpu.model != request.model for gpu in node.gpus):
         return f"no GPU of model {request.model}"
     found = _diagnose_node(request, node, NO_GPUS)
@@ -182,10 +189,12 @@ def _diagnose_node(
 
 
 def _node_unfit_reason(needs: JobRequirements, node: NodeCapacity) -> UnfitReason | None:
-    """What keeps the job off all of the node's GPUs."""
+    """The reason that excludes all of the node's GPUs."""
     refusal = node.closed.text if node.closed is not None else node_mismatch(needs, node.node)
     if refusal:
         return render_reason(refusal)
+    if (needs.cpu_milli, needs.memory_bytes) == WHOLE_NODE:
+        return _UNREADABLE_REQUESTS
     if node.cpu_milli_free < needs.cpu_milli:
         return UnfitReason(_CPU_SHORT, needs.cpu_milli - node.cpu_milli_free)
     if node.memory_bytes_free < needs.memory_bytes:

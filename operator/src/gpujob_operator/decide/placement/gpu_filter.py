@@ -1,5 +1,6 @@
-"""Whether a worker fits on a GPU, and if not, why: the one rule. The arrays of `packing.filter` and
-the columns of `backfill.earliest_start` follow it."""
+"""Decides whether a worker fits on a GPU and, if not, gives the reason. The arrays of
+`packing.filter` and the columns of `backfill.earliest_start` implement the same rule.
+"""
 
 from collections.abc import Set
 from dataclasses import replace
@@ -11,23 +12,24 @@ from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.finding import NO_GPUS, UnfitReason
 from gpujob_operator.decide.placement.requirements import JobRequirements, WorkerRequest, resolve
 
-_NOMINATED = UnfitReason("kept for an earlier job")
-_TAKEN = UnfitReason("held whole by another job")
+_NOMINATED = UnfitReason("nominated for an earlier job")
+_TAKEN = UnfitReason("allocated exclusively to another job")
 _TOO_SMALL = UnfitReason("too small")
 _TOO_FULL = UnfitReason("too full")
-_TOO_FULL_BY_EXTERNAL_USE = UnfitReason("too full, strangers included")
-_UNMEASURED = UnfitReason("shared already, and this job starts alone until it is measured")
-# With the figure in bytes.
-EXTERNAL_USE = "used by strangers ({})"
-# What keeps a worker off a GPU, and what is missing in bytes where that is it.
+_TOO_FULL_BY_EXTERNAL_USE = UnfitReason("too full, unmanaged processes included")
+_UNMEASURED = UnfitReason("already shared, and an unmeasured job needs an idle GPU")
+# The figure is in bytes.
+EXTERNAL_USE = "used by unmanaged processes ({})"
+# The reason, and the missing bytes if memory is the reason.
 Misfit = tuple[UnfitReason, int]
 
 
 def why_not(
     request: WorkerRequest, gpu: GPUCapacity, nominated: Set[str] = NO_GPUS
 ) -> Misfit | None:
-    """What keeps the worker off this GPU of its model; None where it fits. `nominated` are GPUs
-    that are kept for other jobs."""
+    """Why the worker does not fit on this GPU of its model; None if it fits. `nominated` are GPUs
+    that are nominated for other jobs.
+    """
     if gpu.blocked is not None:
         return render_reason(f"blocked ({gpu.blocked.reason.value})"), 0
     room = gpu.total_bytes - gpu.driver_bytes
@@ -55,7 +57,9 @@ def _slowed(request: WorkerRequest, gpu: GPUCapacity) -> Misfit | None:
     limit = min(*limits, request.max_slowdown_percent)
     if total <= summed_utilization_limit_percent(limit, gpu.law):
         return None
-    return UnfitReason(f"busy: {{}} % together would slow a job by over {limit} %", round(total)), 0
+    return UnfitReason(
+        f"busy: {{}} % in total would slow a job by more than {limit} %", round(total)
+    ), 0
 
 
 def render_reason(text: str) -> UnfitReason:
@@ -64,7 +68,7 @@ def render_reason(text: str) -> UnfitReason:
 
 
 def after_departures(gpu: GPUCapacity, gone: Set[str]) -> GPUCapacity:
-    """The GPU once these jobs have left it and another reading has come."""
+    """The GPU after these jobs have left it and another reading has arrived."""
     if not gone and not gpu.terminating_bytes:
         return gpu
     return replace(
@@ -78,7 +82,7 @@ def after_departures(gpu: GPUCapacity, gone: Set[str]) -> GPUCapacity:
 def least_reservation_bytes(
     needs: JobRequirements, board: AssumedCapacity, configuration: Configuration
 ) -> int:
-    """What the job would hold of a GPU: the least over the models it may run on."""
+    """The job's smallest reservation on a GPU, over the models that it accepts."""
     capacity = board.capacity
     wanted_models = needs.job.spec.gpu.models
     held: list[int] = []

@@ -1,4 +1,4 @@
-"""Answers about the nodes that are asked for again and again, by thousands of pending jobs."""
+"""Cached answers about nodes, because thousands of pending jobs ask the same questions."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
@@ -14,15 +14,15 @@ from gpujob_operator.decide.placement.finding import (
 )
 
 T = TypeVar("T")
-# Of one node, with those of its GPUs that are kept for other jobs.
+# For one node, and those of its GPUs that are nominated for other jobs.
 Diagnose = Callable[[NodeCapacity, frozenset[str]], NodeDiagnosis]
 
 
 class Memo(Protocol):
-    """Remembers answers by a key that stands for the question; dropping them changes none."""
+    """Caches answers by a key that identifies the question. Dropping answers changes no result."""
 
     def once(self, key: Hashable, find: Callable[[], T]) -> T:
-        """What `find` returns, which rests only on labels, taints and sizes of nodes."""
+        """The result of `find`, which may depend only on labels, taints and sizes of nodes."""
         ...
 
     def findings(
@@ -32,12 +32,12 @@ class Memo(Protocol):
         nominated_on: Mapping[str, frozenset[str]],
         diagnose: Diagnose,
     ) -> tuple[Mapping[UnfitReason, int], Nearest]:
-        """The sum of what `look` says of each node, and the nearest fit of all."""
+        """The sum of `look` over the nodes, and the closest fit of all."""
         ...
 
 
 class Forgetful:
-    """A memo that asks anew each time."""
+    """A memo that caches nothing."""
 
     def once(self, key: Hashable, find: Callable[[], T]) -> T:
         return find()

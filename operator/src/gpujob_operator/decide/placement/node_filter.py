@@ -1,4 +1,4 @@
-"""Which nodes a job may use at all: labels, taints and spot."""
+"""Decides which nodes a job may use: labels, taints and spot."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,12 +18,12 @@ def nodes_for(needs: JobRequirements, capacity: Capacity) -> list[NodeCapacity]:
 
 
 def constraint_fields(node: NodeView) -> tuple[object, ...]:
-    """What `node_mismatch` looks at."""
+    """The node fields that `node_mismatch` reads."""
     return node.spot, node.taints, node.labels
 
 
 def node_mismatch(needs: JobRequirements, node: NodeView) -> str:
-    """Why this node will never do for the job as it is labelled and tainted, or ""."""
+    """Why the node's labels, taints or spot exclude the job, or ""."""
     policy = needs.job.spec.spot.policy
     if policy is SpotPolicy.REQUIRE and not node.spot:
         return "not a spot node"

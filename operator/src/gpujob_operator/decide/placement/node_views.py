@@ -1,5 +1,6 @@
-"""The packed nodes, and views of them that differ in some GPUs and follow the main one: only rows
-are copied that changed on either."""
+"""The packed nodes, and views that differ from them in some GPUs. A view follows the main arrays by
+copying only rows that changed on either side.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from gpujob_operator.decide.packing.score_cache import ScoreCache
 
 @dataclass(slots=True)
 class PackedNodes:
-    """One fleet with the figures kept for it."""
+    """Arrays of nodes with the scores that are cached for them."""
 
     fleet: NodeArrays
     ledger: ScoreCache = field(default_factory=ScoreCache)
@@ -22,10 +23,10 @@ class PackedNodes:
 
 @dataclass(slots=True)
 class DerivedView:
-    """A view of the main side that follows its changes and has edits of its own."""
+    """A view that follows the changes of the main arrays and has edits of its own."""
 
     _side: PackedNodes | None = None
-    # What it follows; the clocks of both when they were last as they should be.
+    # The arrays that it follows, and the clocks of both when they last agreed.
     _main: NodeArrays | None = None
     _main_clock: int = 0
     _clock: int = 0
@@ -54,12 +55,14 @@ class DerivedView:
 
 @dataclass(slots=True)
 class NodeViews:
-    """The packed nodes: as they are, without GPUs of external use, and with nominated GPUs open."""
+    """The packed nodes in three views: all GPUs, without GPUs with unmanaged processes, and with
+    nominated GPUs open.
+    """
 
     main: PackedNodes
     no_external_use: DerivedView = field(default_factory=DerivedView)
     backfill: DerivedView = field(default_factory=DerivedView)
-    # Another number whenever a row may be another node.
+    # Changes whenever a row may stand for another node.
     order: int = 0
 
     @classmethod
@@ -68,8 +71,9 @@ class NodeViews:
 
 
 def in_order(capacity: Capacity) -> list[NodeCapacity]:
-    """The nodes as rows. Of equals the first wins: what is in use before what is idle and could be
-    left so, small nodes before large ones, which larger jobs may need."""
+    """The nodes in row order. The first of equals wins: nodes in use before idle nodes that could
+    stay idle, small nodes before large nodes that larger jobs may need.
+    """
     return sorted(capacity.nodes.values(), key=_node_order)
 
 
@@ -78,7 +82,7 @@ def _node_order(node: NodeCapacity) -> tuple[bool, int, str]:
 
 
 def node_state(node: NodeCapacity, state_of: Callable[[GPUCapacity], GPUState]) -> NodeState:
-    """A row; `state_of` is `gpu_state`, or gives the same."""
+    """The row of a node. `state_of` is `gpu_state`, or returns the same."""
     return NodeState(
         name=node.node.name,
         cpu_milli_free=node.cpu_milli_free,

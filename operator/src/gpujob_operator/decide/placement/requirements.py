@@ -1,4 +1,4 @@
-"""What a pending job needs of nodes and GPUs, in one place for placing and for explaining."""
+"""What a pending job requires of nodes and GPUs, for placing and for explaining."""
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
@@ -15,24 +15,19 @@ from gpujob_operator.decide.measurement.reservation import (
     wanted_reservation,
 )
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.model.pod_template import (
-    HostRequests,
-    host_requests,
-    pod_spec,
-    tolerations,
-)
+from gpujob_operator.decide.model.pod_requests import PodRequests
+from gpujob_operator.decide.model.pod_template import host_requests, pod_spec, tolerations
 from gpujob_operator.decide.packing.demand import Demand
 from gpujob_operator.decide.placement.step_cost import step_of
 
-# What a job of which nothing is known must find free: a GPU that strangers have filled is none.
+# What an unmeasured job must find free: a GPU that unmanaged processes have filled does not do.
 UNKNOWN_BYTES = 256 * MIB
 
 
-# Without slots: jobs that hold GPUs are never asked for their signature, which is found when
-# asked.
+# No slots: placed jobs never need their signature, which is computed on demand.
 @dataclass(frozen=True)
 class JobRequirements:
-    """Needs of each worker of a job. `hint_bytes` is 0 without a hint."""
+    """Requirements of each worker of a job. `hint_bytes` is 0 without a hint."""
 
     job: GPUJob
     profile: GPUProfile | None
@@ -40,14 +35,16 @@ class JobRequirements:
     memory_bytes: int
     hint_bytes: int
     exclusive: bool
-    # Whether its own measurement says what it needs.
+    # Whether the job's own measurement shows what it needs.
     measured: bool
     selector: Mapping[str, str]
     tolerations: tuple[Mapping[str, Any], ...]
 
     @cached_property
     def scheduling_signature(self) -> Hashable:
-        """The same for jobs that fit or do not fit together: thousands of them cost one answer."""
+        """Equal for jobs that fit or do not fit together, so that thousands of them need one
+        answer.
+        """
         job = self.job
         measured = job.status.measurement
         return (
@@ -64,16 +61,16 @@ class JobRequirements:
 
     @cached_property
     def node_constraints(self) -> Hashable:
-        """What `node_mismatch` looks at."""
+        """The constraints that `node_mismatch` checks."""
         selector = tuple(sorted(self.selector.items()))
         return selector, str(self.tolerations), self.job.spec.spot.policy
 
     def reservation(
         self, gpu_model: str, largest_bytes: int, configuration: Configuration
     ) -> Reservation | None:
-        """What to hold on a GPU of this model; None is the whole GPU.
+        """The reservation on a GPU of this model; None is the whole GPU.
 
-        A job that fits on the largest GPU, and only its margin does not, gets the whole GPU.
+        A job that fits on the largest GPU without its margin gets the whole GPU.
         """
         entry = profile_entry(self.profile, gpu_model)
         wanted = wanted_reservation(self.job, entry, configuration)
@@ -86,18 +83,20 @@ class JobRequirements:
         return None if known <= largest_bytes < wanted.memory_bytes else wanted
 
     def known_bytes(self, gpu_model: str) -> int:
-        """The least that a GPU must have for what is known of the job; 0 when nothing is."""
+        """The minimum memory that a GPU must have according to what is known of the job; 0 if
+        nothing is.
+        """
         known = self.job.status.measurement or profile_entry(self.profile, gpu_model)
         return max(self.hint_bytes, known.memory_bytes if known is not None else 0)
 
     def least_bytes(self, gpu_model: str, wanted: Reservation | None) -> int:
-        """What a GPU must offer for this reservation, in bytes."""
+        """The memory that a GPU must offer for this reservation, in bytes."""
         if wanted is not None:
             return max(wanted.memory_bytes, 1)
         return self.known_bytes(gpu_model) or UNKNOWN_BYTES
 
     def demand(self, gpu_model: str, wanted: Reservation | None) -> Demand:
-        """What one worker asks of placement. A whole GPU counts as fully used."""
+        """The request of one worker for placement. A whole GPU counts as fully used."""
         return Demand(
             cpu_milli=self.cpu_milli,
             memory_bytes=self.memory_bytes,
@@ -111,13 +110,13 @@ class JobRequirements:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRequest:
-    """What one worker of a job asks of the GPUs of one model. Make it with `resolve`."""
+    """What one worker of a job requests of GPUs of one model. Create it with `resolve`."""
 
     needs: JobRequirements
     model: str
-    # What it holds there; None: a whole GPU.
+    # The reservation; None: a whole GPU.
     wanted: Reservation | None
-    # What a GPU must offer.
+    # The memory that a GPU must offer.
     least_bytes: int
 
     @property
@@ -140,16 +139,16 @@ def resolve(
     return WorkerRequest(needs, model, wanted, needs.least_bytes(model, wanted))
 
 
-# Without slots: the running jobs are found when they are first asked for.
+# No slots: the running jobs are computed on demand.
 @dataclass(frozen=True)
 class CycleView:
-    """What the pass over pending jobs sees of all jobs, besides their GPUs."""
+    """What the admission pass knows of all jobs, besides their GPUs."""
 
-    # What a job needs, by its UID.
+    # Requirements by job UID.
     needs_of: Callable[[str], JobRequirements]
-    # Jobs that hold GPUs, by UID, as they are after this cycle's step.
+    # Jobs with a reservation, by UID, as they are after this cycle's step.
     find_running: Callable[[], Mapping[str, GPUJob]]
-    # The lowest priority of jobs that hold GPUs, and whether any makes room for others already.
+    # The lowest priority of jobs with a reservation, and whether any of them is being preempted.
     lowest_priority: int
     preemption_in_flight: bool
 
@@ -159,7 +158,7 @@ class CycleView:
 
 
 def _known(entries: tuple[ProfileEntry, ...]) -> Hashable:
-    """What placement reads of a profile."""
+    """The part of a profile that placement reads."""
     return tuple((e.gpu_model, e.memory_bytes, e.utilization_percent, *step_of(e)) for e in entries)
 
 
@@ -167,10 +166,11 @@ def needs_of(
     job: GPUJob,
     profile: GPUProfile | None,
     configuration: Configuration | None = None,
-    requests: HostRequests | None = None,
+    requests: PodRequests | None = None,
 ) -> JobRequirements:
-    """What the job needs; without a configuration by the default one. `requests` are its worker's,
-    where they were read before."""
+    """The job's requirements, with the default configuration if none is given. `requests` are those
+    of its worker, if already read.
+    """
     cpu, memory = requests or host_requests(job)
     hint = job.spec.gpu.memory
     measured = job.status.measurement
@@ -189,7 +189,9 @@ def needs_of(
 
 
 def demand_of(needs: JobRequirements, capacity: Capacity, configuration: Configuration) -> Demand:
-    """What one worker of the job asks for: waiting by what it needs, placed by what it holds."""
+    """The request of one worker of the job: by its requirements while pending, by its reservation
+    once placed.
+    """
     wanted_models = needs.job.spec.gpu.models
     placement, held = needs.job.status.placement, needs.job.status.reservation
     if placement is not None and held is not None:

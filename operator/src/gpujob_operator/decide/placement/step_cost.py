@@ -1,9 +1,9 @@
-"""What a step of a workload costs on the GPUs of one model: money and energy, as far as measured.
+"""The cost of a training step on the GPUs of one model, in money and energy, as far as measured.
 
     dollars of a step = price of all its GPUs per hour x seconds of a step / 3600
 
-Seconds and joules are those of earlier runs of the workload with GPUs to themselves (its profile),
-joules those of one GPU, times the number of GPUs.
+Seconds and joules are those of earlier runs of the workload alone on its GPUs (its profile). Joules
+are those of one GPU times the number of GPUs.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ _SECONDS_PER_HOUR = 3600
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """None: not known, for want of a price or of a run on this model."""
+    """None: unknown, because a price or a run on this model is missing."""
 
     dollars: float | None = None
     joules: float | None = None
@@ -28,8 +28,9 @@ class StepCost:
 def step_cost(
     profile: GPUProfile | None, placement: Placement, nodes: Mapping[str, NodeCapacity]
 ) -> StepCost:
-    """Of the workload of this profile on these GPUs, to two digits: less is noise. A shared GPU
-    counts whole."""
+    """The step cost of this profile's workload on these GPUs, rounded to two digits. A shared GPU
+    counts as a whole.
+    """
     entry = profile_entry(profile, placement.gpu_model)
     if entry is None:
         return StepCost()
@@ -45,7 +46,7 @@ def step_cost(
 
 
 def step_of(entry: ProfileEntry) -> tuple[float | None, float | None]:
-    """Seconds and joules of one GPU: alone where it was seen alone, else seconds as measured."""
+    """Seconds and joules on one GPU: measured alone if possible, else seconds as measured."""
     seconds = entry.alone_step_seconds
     if seconds is None and entry.current is not None:
         seconds = entry.current.step_seconds

@@ -1,4 +1,4 @@
-"""GPU-seconds that are lost when a job is interrupted."""
+"""The cost of an interruption, in GPU-seconds."""
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_operator.decide.model.configuration import Configuration
@@ -8,12 +8,12 @@ from gpujob_operator.decide.model.grace import grace_seconds
 def interruption_gpu_seconds(
     job: GPUJob, configuration: Configuration, now_age: float, *, asked: bool = True
 ) -> float:
-    """What interrupting the job loses: work since its last checkpoint or, where it can save within
-    its grace, the time to write one, and the restart; times its GPUs.
+    """The GPU-seconds that an interruption of the job loses, on all its GPUs: the work since its
+    last checkpoint (or the time to save one, if it can do so within its grace) and the restart.
 
-    `now_age` is how long the attempt has run, in seconds. Who is not `asked` cannot save.
+    `now_age` is how long the attempt has run, in seconds. A job that is not `asked` cannot save.
     """
-    gpus = job.spec.workers * job.spec.gpus_per_worker
+    gpus = job.spec.gpus
     lost_seconds = _lost_seconds(job, configuration, now_age, asked=asked)
     return gpus * (lost_seconds + configuration.restart_seconds)
 

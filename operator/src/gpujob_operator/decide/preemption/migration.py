@@ -1,4 +1,4 @@
-"""Moving a job off a GPU where it is slowed too much, or slows another one."""
+"""Decides which job is migrated because co-tenants on a GPU slow each other too much."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -20,8 +20,9 @@ from gpujob_operator.decide.preemption.victims import is_preemptible
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A job that leaves its GPU for its neighbour's sake, or its own, and what it counts with
-    from then on."""
+    """A job that is migrated for a co-tenant's sake or its own, and its utilization floor from then
+    on.
+    """
 
     job: GPUJob
     stop: StopReason
@@ -35,8 +36,9 @@ def find_move(
     configuration: Configuration,
     now: datetime,
 ) -> Move | None:
-    """Of the first GPU on which a job has been slowed for long enough, the tenant that loses the
-    least and fits elsewhere now."""
+    """On the first GPU where a job has been slowed for long enough: the tenant that loses the least
+    and fits on another GPU now.
+    """
     for job in slowed:
         found = conditions.find(job.status, conditions.SLOWED)
         if found is None:
@@ -72,8 +74,8 @@ def _off_gpu(
             grace = timedelta(seconds=stop_seconds(job, configuration))
             found = conditions.find(slowed.status, conditions.SLOWED)
             text = found.message if found is not None else ""
-            name = f"{slowed.metadata.namespace}/{slowed.metadata.name}"
-            message = f"moved to another GPU because {name} is slowed: {text}"
+            name = slowed.metadata.key
+            message = f"migrated to another GPU because {name} is slowed: {text}"
             return Move(job, StopReason(SLOWED, message, now + grace), floor)
     return None
 
@@ -85,7 +87,9 @@ def _cost_key(job: GPUJob, configuration: Configuration, now: datetime) -> tuple
 
 
 def _floor(moved: GPUJob, slowed: GPUJob, gpu: GPUCapacity) -> float:
-    """So much that beside the same neighbours the sum is over the slowed job's limit."""
+    """A utilization with which the sum beside the same co-tenants exceeds the slowed
+    job's limit.
+    """
     others = sum(t.utilization_percent for t in gpu.tenants if t.job_uid != moved.metadata.uid)
     limit = summed_utilization_limit_percent(slowed.spec.sharing.max_slowdown_percent, gpu.law)
     return min(max(limit - others + 1.0, 1.0), 100.0)

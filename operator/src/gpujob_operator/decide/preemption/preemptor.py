@@ -1,7 +1,7 @@
-"""Whom to interrupt for a waiting job: who may be asked, and whether it is worth it.
+"""Decides which running jobs may be preempted for a pending job, and whether that pays off.
 
-`victims` finds the cheapest way for given victims; here is who they are. Kept for one cycle, so
-that thousands of waiting jobs ask the running ones once.
+`victims` finds the cheapest set among given victims; this module selects them. It is kept for one
+cycle, so that thousands of pending jobs share one scan of the running ones.
 """
 
 from collections.abc import Iterable
@@ -28,13 +28,13 @@ from gpujob_operator.decide.preemption.victims import (
 from gpujob_operator.decide.queue.pending import waited_seconds, written_recently
 from gpujob_operator.decide.queue.quota import QuotaState
 
-# Looking for whom to interrupt reads every GPU: so often a cycle.
+# A search for victims reads every GPU, so it runs this often in a cycle.
 SEARCHES_MAX = 4
 
 
 @dataclass(slots=True)
 class Preemptor:
-    """`stops` are the attempts that end for others, by job UID."""
+    """Selects victims. `stops` has the attempts that are stopped for other jobs, by job UID."""
 
     board: AssumedCapacity
     queues: QuotaState
@@ -48,14 +48,15 @@ class Preemptor:
 
     @property
     def exhausted(self) -> bool:
-        """Whether nobody more is looked for in this cycle."""
+        """True if no more victims are searched for in this cycle."""
         return self._searches >= SEARCHES_MAX
 
     def targets_in_quota(
         self, needs: JobRequirements, memory_bytes: int, *, fits: bool
     ) -> PreemptionTargets | None:
-        """The cheapest jobs of its queues without which the job is within its quota and has GPUs;
-        None when none help. `fits`: on GPUs it does already."""
+        """The cheapest jobs of its queues whose removal brings the job within its quota and onto
+        GPUs; None if none do. `fits`: it already fits on GPUs.
+        """
         if self.exhausted or not self.may_preempt(needs):
             return None
         self._searches += 1
@@ -67,7 +68,7 @@ class Preemptor:
         }
         targets = PreemptionTargets((), frozenset())
         if not fits:
-            # Quota alone would not let it start, and others would take what was given up.
+            # Quota alone would not let the job start, and other jobs would take the freed quota.
             found = select_victims(needs, self.board, candidates, self.configuration)
             if found is None:
                 return None
@@ -84,15 +85,16 @@ class Preemptor:
         return replace(targets, victims=tuple(chosen))
 
     def _exceeds(self, needs: JobRequirements, memory_bytes: int, gone: list[Victim]) -> bool:
-        """Whether the job would be over its quota with these gone."""
+        """True if the job would exceed its quota without these jobs."""
         with self.queues.simulate_removal([victim.job for victim in gone]):
             return bool(self.queues.quota_shortfall(needs.job, memory_bytes))
 
     def targets_on_gpus(
         self, needs: JobRequirements, start_seconds: float
     ) -> PreemptionTargets | None:
-        """Whom to interrupt so that the job fits on GPUs; None when nobody should be. Without that
-        it could start in `start_seconds`."""
+        """The victims whose removal makes the job fit on GPUs; None if no job should be preempted.
+        Without preemption it could start in `start_seconds`.
+        """
         if self.exhausted:
             return None
         victims = self._victims(needs)
@@ -106,7 +108,7 @@ class Preemptor:
     def _consolidation(
         self, needs: JobRequirements, start_seconds: float
     ) -> PreemptionTargets | None:
-        """Moving others closer together, when this job is told anew that it waits."""
+        """Migrates other jobs closer together for this job, when its reason is renewed."""
         waited = waited_seconds(needs.job, self.now)
         told = written_recently(needs.job, self.configuration, self.now)
         if told or waited < self.configuration.consolidate_after_seconds:
@@ -122,16 +124,16 @@ class Preemptor:
         )
         if targets is None:
             return None
-        # Who has waited this long is expected to wait as long again.
+        # A job that has waited this long is expected to wait as long again.
         saved = min(start_seconds, waited)
-        gpus = needs.job.spec.workers * needs.job.spec.gpus_per_worker
+        gpus = needs.job.spec.gpus
         if not pays_off(targets, gpus, saved):
             return None
         fits = all_reschedulable(targets, self.board, self.view, self.configuration)
         return targets if fits else None
 
     def may_preempt(self, needs: JobRequirements) -> bool:
-        """Whether anybody could have to make room for the job; asked of every waiting one."""
+        """True if a running job could be preempted for this job; called for every pending one."""
         job = needs.job
         if job.spec.priority > self.view.lowest_priority:
             return True
@@ -146,10 +148,10 @@ class Preemptor:
         )
 
     def _victims(self, needs: JobRequirements) -> dict[str, Victim]:
-        """Who may be interrupted for the job, and why.
+        """The jobs that may be preempted for the job, with the reason for each.
 
-        A job that would borrow never takes from those who do not, whatever its priority: they
-        would have the right to take it back.
+        A job that would borrow never preempts a job of a queue that does not, whatever its
+        priority: that queue could reclaim the quota.
         """
         job = needs.job
         memory_bytes = least_reservation_bytes(needs, self.board, self.configuration)
@@ -172,7 +174,7 @@ class Preemptor:
         return found
 
     def _stays_within_borrowed(self, needs: JobRequirements, targets: PreemptionTargets) -> bool:
-        """No queue gives back more than it borrowed."""
+        """True if no queue gives back more than it borrowed."""
         taken: list[GPUJob] = []
         for victim in targets.victims:
             with self.queues.simulate_removal(taken):
@@ -185,11 +187,13 @@ class Preemptor:
         return True
 
     def interrupt(self, needs: JobRequirements, victims: Iterable[Victim]) -> str:
-        """Ends the victims' attempts from this cycle on; says for whom the job waits."""
+        """Stops the victims' attempts in this cycle. Returns the message with the jobs that it
+        waits for.
+        """
         chosen = list(victims)
         for victim in chosen:
             text = (
-                f"makes room for {needs.job.metadata.namespace}/{needs.job.metadata.name} "
+                f"stopped for {needs.job.metadata.key} "
                 f"({_preemption_reason(victim, needs.job)}); "
                 f"loses {victim.cost_gpu_seconds:.0f} GPU-seconds"
             )
@@ -209,7 +213,7 @@ class Preemptor:
         return self._costs[uid]
 
     def being_preempted(self, cohort: str) -> list[GPUJob]:
-        """Jobs of a parent's queues whose attempts are ending."""
+        """Jobs of a cohort whose attempts are being stopped."""
         if self._stopping is None:
             self._stopping = [
                 job for job in self.view.running.values() if job.status.phase is JobPhase.STOPPING
@@ -220,14 +224,14 @@ class Preemptor:
 
 
 def waiting_message(jobs: Iterable[GPUJob]) -> str:
-    names = sorted(f"{job.metadata.namespace}/{job.metadata.name}" for job in jobs)
+    names = sorted(job.metadata.key for job in jobs)
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"waiting for {', '.join(names[:3])}{more} to stop and free capacity"
+    return f"waiting for {', '.join(names[:3])}{more} to stop (preempted for this job)"
 
 
 def _preemption_reason(victim: Victim, job: GPUJob) -> str:
     if victim.reason == PREEMPTED:
         return f"priority {job.spec.priority} over {victim.job.spec.priority}"
     if victim.reason == RECLAIMED:
-        return f"queue {victim.job.spec.queue} borrows what is queue {job.spec.queue}'s"
-    return "it fits elsewhere"
+        return f"queue {victim.job.spec.queue} borrows quota of queue {job.spec.queue}"
+    return "it fits on other GPUs"

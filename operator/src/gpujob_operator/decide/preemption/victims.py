@@ -1,11 +1,13 @@
-"""Making room: which running jobs to interrupt so that a waiting one can start.
+"""Finds the cheapest running jobs to stop so that a pending job can start.
 
-Three reasons allow it. `Preempted`: the waiting job has the higher priority. `Reclaimed`: it is
-within its queue's nominal quota and the other's queue borrows. `Moved`: the other has a checkpoint,
-fits elsewhere at once, and the move costs less than half of what it gains (consolidation).
+Three reasons allow it. `Preempted`: the pending job has the higher priority. `Reclaimed`: it is
+within its queue's nominal quota, and the victim's queue borrows. `Moved`: the victim has a
+checkpoint, fits elsewhere at once, and the migration costs less than half of what it gains
+(consolidation).
 
-Of all ways the one is taken that loses the least work. It ends: who makes room waits behind those
-who were there already, can never ask the same back, and does so a bounded number of times.
+The set that loses the least work is chosen. Preemption terminates: a victim waits behind the jobs
+that were already pending, can never preempt the same job in turn, and is preempted a bounded number
+of times.
 """
 
 from collections.abc import Iterable, Mapping, Set
@@ -26,13 +28,13 @@ from gpujob_operator.decide.placement.requirements import (
     resolve,
 )
 
-# No more jobs than this are interrupted for one.
+# Maximum number of victims for one job.
 VICTIMS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """A running job that may be interrupted, why, and what that loses in GPU-seconds."""
+    """A running job that may be stopped, the reason, and the loss in GPU-seconds."""
 
     job: GPUJob
     reason: str
@@ -41,7 +43,7 @@ class Victim:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionTargets:
-    """Whom to interrupt. `nominated` is the GPUs on which the waiting job will fit then."""
+    """The victims. `nominated` has the GPUs on which the pending job will fit."""
 
     victims: tuple[Victim, ...]
     nominated: frozenset[str]
@@ -52,7 +54,7 @@ class PreemptionTargets:
 
 
 def is_preemptible(job: GPUJob, configuration: Configuration) -> bool:
-    """Whether the job may be interrupted for another's sake once more."""
+    """True if the job may be stopped for another job once more."""
     at_work = job.status.phase in (JobPhase.STARTING, JobPhase.RUNNING)
     return at_work and job.status.counters.preemptions < configuration.preemptions_max
 
@@ -63,10 +65,11 @@ def select_victims(
     victims: Mapping[str, Victim],
     configuration: Configuration,
 ) -> PreemptionTargets | None:
-    """The cheapest interruptions found after which the job fits; None when none help.
+    """The cheapest victims whose removal makes the job fit; None if none do.
 
-    Per GPU the cheapest jobs first until the worker fits; then the cheapest GPUs of a node, the
-    cheapest nodes. The result is tried on the ledger, and whoever is not needed is spared.
+    On each GPU the cheapest jobs first until the worker fits; then the cheapest GPUs of a node;
+    then the cheapest nodes. The result is checked against the capacity, and victims that are not
+    needed are spared.
     """
     best: PreemptionTargets | None = None
     for model in board.capacity.models(needs.job.spec.gpu.models):
@@ -86,7 +89,7 @@ def all_reschedulable(
     view: CycleView,
     configuration: Configuration,
 ) -> bool:
-    """Whether every victim finds another place now, when the GPUs of `targets` are kept free."""
+    """True if every victim finds another place now, with the GPUs of `targets` kept free."""
     trial = AssumedCapacity.of(board.capacity, board.mix)
     trial.nominate(board.nominated | targets.nominated)
     for victim in targets.victims:
@@ -99,7 +102,7 @@ def all_reschedulable(
 
 @dataclass(frozen=True, slots=True)
 class _FreedPlace:
-    """GPUs of one node for one worker, and who must go for it."""
+    """GPUs of one node for one worker, and the jobs that must leave them."""
 
     node: str
     uuids: tuple[str, ...]
@@ -138,7 +141,7 @@ def _worker_places(
     gpus: list[tuple[float, str, tuple[str, ...]]],
     victims: Mapping[str, Victim],
 ) -> list[_FreedPlace]:
-    """Groups of GPUs for the workers that the node could take, as far as its host room goes."""
+    """Groups of GPUs for the workers that the node could take, within its free CPU and memory."""
     count = needs.job.spec.gpus_per_worker
     cpu_milli, memory_bytes = node.cpu_milli_free, node.memory_bytes_free
     places: list[_FreedPlace] = []
@@ -191,7 +194,7 @@ def _verified(
     victims: Mapping[str, Victim],
     configuration: Configuration,
 ) -> PreemptionTargets | None:
-    """The places tried as a whole; victims that turn out not to be needed are spared."""
+    """The places checked together; victims that are not needed are spared."""
     chosen = list(places)
     names = {place.node for place in chosen}
     uuids = {uuid for place in chosen for uuid in place.uuids}
@@ -226,7 +229,7 @@ def _fits(
 
 
 def _without(part: Capacity, gone: Set[str], victims: Mapping[str, Victim]) -> Capacity:
-    """The ledger once these jobs have left it."""
+    """The capacity after these jobs have left it."""
     nodes: dict[str, NodeCapacity] = {}
     for name, node in part.nodes.items():
         cpu_milli, memory_bytes = node.cpu_milli_free, node.memory_bytes_free
@@ -247,5 +250,7 @@ def _staying(tenants: tuple[Tenant, ...], gone: Set[str]) -> tuple[Tenant, ...]:
 
 
 def pays_off(targets: PreemptionTargets, gpus: int, saved_seconds: float) -> bool:
-    """Whether a move gains at least twice what it costs: GPUs times the waiting it saves."""
+    """True if a migration gains at least twice its cost. The gain is GPUs times the waiting time it
+    saves.
+    """
     return gpus * saved_seconds >= 2 * targets.cost_gpu_seconds

@@ -1,4 +1,4 @@
-"""Decides which pending job is next: the order in a queue, quotas, and shares between queues.
+"""Decides which pending job is next: order within a queue, quotas, and fair sharing between queues.
 
-The package may import measurement, capacity, packing and model. It knows nothing of nodes' labels.
+The package may import measurement, capacity, packing and model. It reads no node labels.
 """

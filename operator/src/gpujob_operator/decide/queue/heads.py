@@ -1,9 +1,9 @@
-"""The line of waiting jobs, told one at a time: shares of queues grow while jobs are placed.
+"""Yields the pending jobs of all queues in order, one at a time, because shares grow as jobs are
+placed.
 
-Who is next, compared in this order: jobs within their queue's nominal quota before those that
-borrow; then as `order.order_key` says: priority, overdue waiting, the smaller share of the queue's
-parent and of the queue, work left, arrival, UID. Within a queue nobody passes who comes later by
-that key.
+The order: jobs within their queue's nominal quota before jobs that borrow; then by
+`order.order_key`: priority, overdue waiting, the smaller share of the cohort and of the queue,
+remaining work, arrival, UID. Within a queue no job overtakes an earlier one by that key.
 """
 
 import heapq
@@ -20,8 +20,9 @@ MemoryOf = Callable[[Pending], int]
 
 @dataclass(slots=True)
 class QueueHeads:
-    """`memory_of` is what a job would hold of each GPU, in bytes, as far as known: it decides
-    whether the job's queue would borrow."""
+    """The heads of the queues. `memory_of` is what a job would reserve on each GPU, in bytes, if
+    known: it decides whether the job's queue would borrow.
+    """
 
     lines: OrderedQueues
     queues: QuotaState
@@ -30,7 +31,7 @@ class QueueHeads:
 
     def __iter__(self) -> Iterator[Pending]:
         if len(self.lines) == 1:
-            # Nobody to take turns with.
+            # Only one queue: no shares to compare.
             (line,) = self.lines.values()
             for _, entry in line:
                 yield entry
@@ -56,7 +57,7 @@ class QueueHeads:
             heapq.heapreplace(heap, (self._key(name, after), name, self.queues.version))
 
     def _key(self, name: str, head: Keyed) -> _Key:
-        """The key of the queue's next job."""
+        """The key of the queue's head."""
         (priority, on_time, due, work, arrived, uid), entry = head
         borrows = self.queues.would_borrow(entry.job, self.memory_of(entry))
         if not on_time:

@@ -1,8 +1,8 @@
-"""In which order jobs are given GPUs: priority, overdue waiting, work left, arrival.
+"""The order in which pending jobs get GPUs: priority, overdue waiting, remaining work, arrival.
 
-Between queues `heads` puts their shares before the work. Pure sort keys over a few numbers of each
-job, running ones included (who comes late enough in the order loses its GPUs to an earlier one).
-The queueing of a cycle and the benchmarks use this same function.
+Between queues, `heads` compares shares before the remaining work. These are pure sort keys of a few
+numbers of each job, running jobs included (a job late in the order may lose its GPUs to an earlier
+one). The scheduling cycle and the benchmarks use the same function.
 """
 
 import math
@@ -10,15 +10,16 @@ from dataclasses import dataclass
 
 from gpujob_operator.decide.model.configuration import OrderPolicy
 
-# An unknown amount of work is guessed in steps of this many GPU-seconds, doubling.
+# Unknown remaining work is estimated in doubling steps from this many GPU-seconds.
 _GUESS_GPU_SECONDS = 14_400.0
 
 
 @dataclass(frozen=True, slots=True)
 class OrderRules:
-    """How to order. A job is overdue once it has been in the system for the longer of
-    `waiting_seconds_max` and `stretch_max` times its own estimated length (waiting excluded);
-    infinite means never."""
+    """The rules of the order. A job is overdue once it has been in the system for the longer of
+    `waiting_seconds_max` and `stretch_max` times its own estimated length without waiting; infinite
+    means never.
+    """
 
     policy: OrderPolicy = OrderPolicy.ARRIVAL
     waiting_seconds_max: float = 86_400.0
@@ -27,11 +28,12 @@ class OrderRules:
 
 @dataclass(frozen=True, slots=True)
 class OrderEntry:
-    """What the order looks at. Seconds; `gpus` is the number of GPUs of all workers together.
+    """The inputs of the order. Times are in seconds; `gpus` is the number of GPUs of all workers
+    together.
 
-    `remaining_seconds` is steps left times the measured step time, None where the job does not say
-    how many steps it has; `attained_seconds` is how long it has held GPUs. `restart_seconds` is
-    what starting it costs, counted for jobs that do not run.
+    `remaining_seconds` is the remaining steps times the measured step time; None if the job does
+    not report how many steps it has. `attained_seconds` is how long it has had GPUs.
+    `restart_seconds` is the cost of starting it, counted for jobs that do not run.
     """
 
     uid: str
@@ -48,11 +50,11 @@ OrderKey = tuple[int, bool, float, float, float, str]
 
 
 def order_key(entry: OrderEntry, now_seconds: float, rules: OrderRules) -> OrderKey:
-    """Smaller is earlier: higher priority; overdue, longest overdue first; then, by policy, less
-    work left; then arrival; then UID.
+    """The sort key; smaller is earlier: higher priority; overdue, longest overdue first; then, by
+    policy, less remaining work; then arrival; then UID.
 
-    Waiting is bounded within a priority: nobody who arrives after a job is overdue has an earlier
-    due time, so only those can go first who were there before.
+    Waiting is bounded within a priority: a job that arrives after another one is overdue has a
+    later due time, so only jobs that were there before can still go first.
     """
     return order_keys(entry, rules).key(now_seconds)
 
@@ -65,7 +67,7 @@ def due_seconds(entry: OrderEntry, rules: OrderRules) -> float:
 
 @dataclass(frozen=True, slots=True)
 class OrderKeys:
-    """An entry's keys, on time and overdue: time alone changes nothing else."""
+    """The keys of an entry, on time and overdue. Time alone changes nothing else."""
 
     due_seconds: float
     on_time: OrderKey
@@ -89,9 +91,8 @@ def order_keys(entry: OrderEntry, rules: OrderRules) -> OrderKeys:
 def work_gpu_seconds(entry: OrderEntry) -> float:
     """GPU-seconds still to be spent on the job.
 
-    Who does not say how many steps it has is expected to need as much again as it has had (the
-    lengths of training jobs have a heavy tail), in doubling steps so that equal jobs do not take
-    turns.
+    A job without a number of steps is expected to need as much again as it has had (lengths of
+    training jobs are heavy-tailed), in doubling steps so that equal jobs do not alternate.
     """
     start = 0.0 if entry.running else entry.restart_seconds
     if entry.remaining_seconds is not None:

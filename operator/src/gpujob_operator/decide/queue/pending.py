@@ -1,4 +1,4 @@
-"""A pending job with its key in the order, how long it has waited, and what it was told last."""
+"""A pending job with its key in the order, its waiting time, and the last reason written to it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from operator import itemgetter
 
 from gpujob_api.gpujob import GPUJob
-from gpujob_operator.decide.measurement.runtime import remaining_seconds
+from gpujob_operator.decide.measurement.runtime import remaining_of
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import PodView
@@ -25,34 +25,36 @@ class LastReason:
 
     reason: str
     until: datetime
-    # From when on the job may keep GPUs from later ones.
+    # When GPUs may be nominated for the job.
     starved_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A job without GPUs. Its pods, if any, are remains of an earlier attempt."""
+    """A job without a placement. Its pods, if any, are left over from an earlier attempt."""
 
     job: GPUJob
     pods: tuple[PodView, ...] = ()
-    # Jobs of one class fit, or do not, together and have the same rights; 0: nobody knows.
+    # Jobs of one equivalence class fit or do not fit together and have the same rights; 0: unknown.
     equivalence_class: int = 0
     last_reason: LastReason | None = None
-    # None: nobody knows when it arrived, and it counts as having arrived now.
+    # None: the arrival is unknown and counts as now.
     order_keys: OrderKeys | None = None
 
 
-# With its key of this moment, which ends with the UID, so that none tie.
+# The key at this time. It ends with the UID, so that no two are equal.
 Keyed = tuple[OrderKey, Pending]
 KEY_OF = itemgetter(0)
-# Of each queue, who is next comes first.
+# The head of each queue comes first.
 OrderedQueues = Mapping[str, Sequence[Keyed]]
 
 
 def last_reason_of(
     job: GPUJob, pods: tuple[PodView, ...], configuration: Configuration
 ) -> LastReason | None:
-    """None where the job was told nothing yet, or may wait for something of its own."""
+    """The last reason; None if none was written yet, or the job may wait for something
+    of its own.
+    """
     status, since = job.status, _since(job)
     finding = conditions.find(status, conditions.SCHEDULED)
     told = status.observed_at
@@ -95,29 +97,41 @@ def order_rules(configuration: Configuration) -> OrderRules:
     )
 
 
-def order_entry(job: GPUJob, now: datetime) -> OrderEntry:
-    """The job as `order` sees it, without its queue's share. Times are seconds since 1970."""
-    return _order_entry(job, _arrival(job) or now)
+def order_entry(
+    job: GPUJob,
+    arrived: datetime,
+    configuration: Configuration,
+    expected_run_seconds: float | None = None,
+) -> OrderEntry:
+    """The job as `order` sees it, without its queue's share. Times are seconds since 1970.
 
-
-def order_keys_of(job: GPUJob, rules: OrderRules) -> OrderKeys | None:
-    """The job's keys; None while nobody knows when it arrived."""
-    arrived = _arrival(job)
-    return order_keys(_order_entry(job, arrived), rules) if arrived is not None else None
-
-
-def _arrival(job: GPUJob) -> datetime | None:
-    return job.status.requeued_at or job.metadata.creation_timestamp
-
-
-def _order_entry(job: GPUJob, arrived: datetime) -> OrderEntry:
-    measured = job.status.measurement
-    pace = measured.current.step_seconds if measured is not None and measured.current else 0.0
-    steps = (measured.step, measured.steps_total) if measured is not None else (0, None)
+    `expected_run_seconds` is how long a job takes that has not run yet, as far as known.
+    """
+    attained_seconds = job.status.held_seconds or 0.0
+    left = remaining_of(job)
+    if left is None and not attained_seconds:
+        left = expected_run_seconds
     return OrderEntry(
         uid=job.metadata.uid,
         arrived_seconds=arrived.timestamp(),
-        gpus=job.spec.workers * job.spec.gpus_per_worker,
+        gpus=job.spec.gpus,
         priority=job.spec.priority,
-        remaining_seconds=remaining_seconds(*steps, pace),
+        remaining_seconds=left,
+        attained_seconds=attained_seconds,
+        restart_seconds=configuration.restart_seconds,
     )
+
+
+def arrival(job: GPUJob) -> datetime | None:
+    return job.status.requeued_at or job.metadata.creation_timestamp
+
+
+def order_keys_of(
+    job: GPUJob, configuration: Configuration, expected_run_seconds: float | None
+) -> OrderKeys | None:
+    """The job's keys; None while nobody knows when it arrived."""
+    arrived = arrival(job)
+    if arrived is None:
+        return None
+    entry = order_entry(job, arrived, configuration, expected_run_seconds)
+    return order_keys(entry, order_rules(configuration))

@@ -1,9 +1,9 @@
-"""Shares of the cluster: quota, borrowing, and what a queue holds, for queues with one parent.
+"""Quotas, borrowing and use of queues and cohorts.
 
-A queue may always have its nominal quota. Beyond it, it borrows what others leave idle, up to its
-borrowing limit, and gives it back: jobs within their queue's nominal quota come first, and jobs of
-a queue that borrows make room for them (see `preemption`). A parent's quota holds for it and its
-children together.
+A queue may always have its nominal quota. Beyond it, the queue borrows unused quota up to its
+borrowing limit, and the quota can be reclaimed: jobs within their queue's nominal quota come first,
+and jobs of a queue that borrows are preempted for them (see `preemption`). A parent's quota holds
+for the parent and its children together.
 """
 
 from collections.abc import Generator, Iterable, Mapping
@@ -18,14 +18,14 @@ from gpujob_operator.decide.capacity.cluster import ClusterSize
 
 @dataclass(slots=True)
 class QueueUse:
-    """What the running jobs of a queue hold."""
+    """What the running jobs of a queue use."""
 
     jobs: int = 0
     gpus: int = 0
     memory_bytes: int = 0
 
     def count(self, job: GPUJob, status: GPUJobStatus, sign: int = 1) -> None:
-        """Adds what the job holds by this status; with `sign` -1 takes it away."""
+        """Adds the job's use by this status; `sign` -1 subtracts it."""
         if status.placement is None or status.reservation is None:
             return
         gpus = sum(len(worker.gpus) for worker in status.placement.workers)
@@ -36,7 +36,7 @@ class QueueUse:
 
 @dataclass(frozen=True, slots=True)
 class _Limit:
-    """A bound on what a queue or a parent with its children holds; None: no bound."""
+    """An upper bound on the use of a queue or a cohort; None: no bound."""
 
     gpus: int | None
     memory_bytes: int | None
@@ -56,20 +56,20 @@ class _Limit:
 
 @dataclass(slots=True)
 class QuotaState:
-    """Quota of all queues, kept up to date while this cycle places jobs."""
+    """The quotas of all queues, updated while this cycle places jobs."""
 
     by_name: Mapping[str, GPUQueue]
     use: dict[str, QueueUse] = field(default_factory=dict[str, QueueUse])
-    # Of a parent with all its children, by the parent's name.
+    # Use of a cohort, by the parent's name.
     cohort_use: dict[str, QueueUse] = field(default_factory=dict[str, QueueUse])
-    # Queues whose quota is kept for a job that has waited for long.
+    # Queues whose quota is held for a job that has waited for long.
     quota_held: set[str] = field(default_factory=set[str])
-    # Grows with every change of use: whoever keeps a share knows when to ask again.
+    # Incremented with every change of use, so that cached shares can be renewed.
     version: int = 0
 
     @classmethod
     def of(cls, by_name: Mapping[str, GPUQueue], use: dict[str, QueueUse]) -> "QuotaState":
-        """Queues with what each holds by itself."""
+        """The quota state of queues with the use of each."""
         found = cls(by_name, use)
         for name, held in use.items():
             cohort = found.cohort(name)
@@ -77,7 +77,7 @@ class QuotaState:
         return found
 
     def add(self, job: GPUJob, status: GPUJobStatus, sign: int = 1) -> None:
-        """Counts what the job holds by this status; with `sign` -1 no longer."""
+        """Adds the job's use by this status; `sign` -1 subtracts it."""
         name = job.spec.queue
         self.use.setdefault(name, QueueUse()).count(job, status, sign)
         self.cohort_use.setdefault(self.cohort(name), QueueUse()).count(job, status, sign)
@@ -85,7 +85,7 @@ class QuotaState:
 
     @contextmanager
     def simulate_removal(self, jobs: Iterable[GPUJob]) -> Generator[None]:
-        """As if these jobs, which are counted, held nothing."""
+        """The state as if these jobs, which are counted, used nothing."""
         gone, version = list(jobs), self.version
         for job in gone:
             self.add(job, job.status, -1)
@@ -97,51 +97,56 @@ class QuotaState:
             self.version = version
 
     def cohort(self, name: str) -> str:
-        """The queue's parent, or itself; a parent that does not exist is none."""
+        """The queue's parent, or the queue itself if there is no such parent."""
         queue = self.by_name.get(name)
         parent = queue.spec.parent if queue is not None else None
         return parent if parent is not None and parent in self.by_name else name
 
     def shares(self, name: str, fleet: ClusterSize) -> tuple[float, float]:
-        """Dominant share of GPUs and GPU memory divided by the weight: of the queue's parent with
-        all its children, and of the queue alone."""
+        """Dominant share of GPUs and GPU memory divided by the weight: of the cohort, and of the
+        queue alone.
+        """
         cohort = self.cohort(name)
         group = self._share(cohort, self.cohort_use.get(cohort, QueueUse()), fleet)
         return group, self._share(name, self.use.get(name, QueueUse()), fleet)
 
     def unknown_queue(self, job: GPUJob) -> str:
-        """Why the job's queue does not exist, or ""."""
+        """The message that the job's queue does not exist, or ""."""
         name = job.spec.queue
         if name in self.by_name or name == DEFAULT_QUEUE:
             return ""
         known = ", ".join(sorted({*self.by_name, DEFAULT_QUEUE})[:10])
-        return f"spec.queue: no GPUQueue {name!r}; there are: {known}"
+        return f"spec.queue: GPUQueue {name!r} does not exist; existing queues: {known}"
 
     def quota_shortfall(self, job: GPUJob, memory_bytes: int) -> str:
-        """Why this job would exceed its queue's or its parent's quota, or "".
+        """Why this job would exceed its queue's or its cohort's quota, or "".
 
         `memory_bytes` is per GPU.
         """
         if job.spec.queue in self.quota_held:
-            return f"the quota of queue {job.spec.queue} is kept for an earlier job"
+            return f"the quota of queue {job.spec.queue} is held for an earlier job"
         return self._shortfall(job, memory_bytes, self.use, self.cohort_use)
 
     def hold_quota(self, job: GPUJob, memory_bytes: int) -> None:
-        """Lets no later job of the queue overtake this one, if it can ever be within the quota."""
+        """Lets no later job of the queue overtake this one, if the job can ever be within the
+        quota.
+        """
         if not self._shortfall(job, memory_bytes, {}, {}):
             self.quota_held.add(job.spec.queue)
 
     def fits_in_nominal(self, job: GPUJob, memory_bytes: int) -> bool:
-        """True when the job's queue has a nominal quota and stays within it with the job, and so
-        does its parent once those of its children that borrow give back."""
+        """True if the job's queue has a nominal quota and stays within it with the job, and so does
+        its cohort once its borrowing queues give back.
+        """
         queue = self.by_name.get(job.spec.queue)
         if queue is None or queue.spec.nominal == Quota():
             return False
         return not self.would_borrow(job, memory_bytes)
 
     def would_borrow(self, job: GPUJob, memory_bytes: int) -> bool:
-        """True when with the job its queue is beyond its nominal quota, or its parent is by what
-        all its children hold of their own."""
+        """True if with the job its queue exceeds its nominal quota, or its parent does by the use
+        of all children within their own quotas.
+        """
         name = job.spec.queue
         if not self.by_name:
             return False
@@ -158,14 +163,15 @@ class QuotaState:
         return self._nominal(cohort).exceeded(firm)
 
     def is_borrowing(self, name: str) -> bool:
-        """True while the queue, or its parent with all its children, holds more than its own."""
+        """True while the queue or its cohort uses more than its nominal quota."""
         cohort = self.cohort(name)
         own, group = self.use.get(name, QueueUse()), self.cohort_use.get(cohort, QueueUse())
         return self._nominal(name).exceeded(own) or self._nominal(cohort).exceeded(group)
 
     def can_be_reclaimed_for(self, name: str, for_queue: str) -> bool:
-        """True while queue `name` holds what a job of `for_queue` within its quota can ask back:
-        both of one parent, or the parent itself is beyond its quota."""
+        """True while queue `name` uses quota that a job of `for_queue` within its quota can
+        reclaim: both have one parent, or the parent itself exceeds its quota.
+        """
         if name == for_queue:
             return False
         cohort = self.cohort(name)
@@ -193,10 +199,10 @@ class QuotaState:
         after = _with(use, job, memory_bytes)
         if limit.gpus is not None and after.gpus > limit.gpus:
             gpus = after.gpus - use.gpus
-            return f"queue {name} holds {use.gpus} of {limit.gpus} GPUs, needs {gpus}"
+            return f"queue {name} uses {use.gpus} of {limit.gpus} GPUs, needs {gpus} more"
         if limit.memory_bytes is not None and after.memory_bytes > limit.memory_bytes:
             wanted, allowed = format_memory(after.memory_bytes), format_memory(limit.memory_bytes)
-            return f"queue {name} would hold {wanted} of {allowed} GPU memory"
+            return f"queue {name} would use {wanted} of {allowed} GPU memory"
         return ""
 
     def _children(self, cohort: str) -> list[str]:
@@ -210,8 +216,9 @@ class QuotaState:
         return _Limit(queue.spec.nominal.gpus, memory.bytes if memory is not None else None)
 
     def _limit(self, name: str) -> _Limit:
-        """The nominal quota with what may be borrowed. Absent borrowing limit: with a parent all
-        that the parent has, without one nothing."""
+        """The nominal quota plus what may be borrowed. Without a borrowing limit: with a parent,
+        all that the parent has; without one, nothing.
+        """
         nominal = self._nominal(name)
         queue = self.by_name.get(name)
         if queue is None:
@@ -238,8 +245,8 @@ def _sum(nominal: int | None, extra: int | None, *, unlimited: bool) -> int | No
 
 
 def _with(use: QueueUse, job: GPUJob, memory_bytes: int) -> QueueUse:
-    """The use with one more job of `memory_bytes` a GPU."""
-    gpus = job.spec.workers * job.spec.gpus_per_worker
+    """The use with one more job of `memory_bytes` for each GPU."""
+    gpus = job.spec.gpus
     return QueueUse(use.jobs + 1, use.gpus + gpus, use.memory_bytes + gpus * memory_bytes)
 
 

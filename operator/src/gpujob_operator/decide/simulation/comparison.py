@@ -1,17 +1,17 @@
-"""What a change does to the jobs that were there before: a timeline with it beside one without."""
+"""The effect of an edit on the existing jobs: a timeline with the edit compared to one without."""
 
 from dataclasses import dataclass
 
 from gpujob_operator.decide.simulation.timeline import JobTimeline, Timeline
 
-# Moments are looked at in steps that grow with the time that passed; less is no difference.
+# Cycles are simulated at intervals that grow with the elapsed time; a smaller difference is none.
 SECONDS_MIN = 2.0
 FRACTION_MIN = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One job, without the changes and with them."""
+    """One job, without the edits and with them."""
 
     before: JobTimeline
     after: JobTimeline
@@ -26,7 +26,7 @@ class Difference:
 
 
 def differences(before: Timeline, after: Timeline) -> tuple[Difference, ...]:
-    """Jobs that start at another time or are interrupted otherwise, by name."""
+    """Jobs that start at another time or are interrupted differently, by name."""
     both = (
         Difference(before.jobs[uid], timeline)
         for uid, timeline in after.jobs.items()

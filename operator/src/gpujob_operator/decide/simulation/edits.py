@@ -1,4 +1,4 @@
-"""The question: jobs, nodes and queues that are added to a picture or taken from it."""
+"""Edits of a snapshot: jobs, nodes and queues that are added, replaced or removed."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from gpujob_operator.decide.model.snapshot import NodeView, Snapshot
 HOSTNAME = "kubernetes.io/hostname"
 ADDED_NODES_MAX = 1000
 ADDED_JOBS_MAX = 1000
-# The UIDs of jobs that are only asked about begin with this.
+# Prefix of the UIDs of added jobs.
 ADDED_UID = "what-if"
 
 
@@ -28,10 +28,10 @@ class MoreNodes:
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """Jobs and queues by what they are to be, nodes by name."""
+    """Added jobs and queues as objects, removed nodes by name."""
 
     jobs: tuple[GPUJob, ...] = ()
-    # Replace the queue of their name, or come to those there are.
+    # A queue replaces the queue of its name, or is added.
     queues: tuple[GPUQueue, ...] = ()
     more_nodes: tuple[MoreNodes, ...] = ()
     without_nodes: tuple[str, ...] = ()
@@ -42,8 +42,9 @@ class Edits:
 
 
 def edited(snapshot: Snapshot, edits: Edits, now: datetime) -> Snapshot:
-    """The picture after the changes. Raises `FieldError` for a node that there is not, more nodes
-    or jobs than are allowed, and a job that there is already."""
+    """The snapshot with the edits. Raises `FieldError` for an unknown node, for too many nodes or
+    jobs, and for a job that already exists.
+    """
     after = _with_nodes(snapshot, edits.more_nodes)
     after = _without_nodes(after, edits.without_nodes)
     after = _with_queues(after, edits.queues)
@@ -58,7 +59,7 @@ def _with_jobs(snapshot: Snapshot, jobs: tuple[GPUJob, ...], now: datetime) -> S
     for number, job in enumerate(jobs):
         name = (job.metadata.namespace, job.metadata.name)
         if name in known:
-            raise FieldError("metadata.name", f"there is a job {name[0]}/{name[1]} already")
+            raise FieldError("metadata.name", f"job {name[0]}/{name[1]} already exists")
         known.add(name)
         metadata = replace(
             job.metadata,
@@ -73,7 +74,7 @@ def _with_jobs(snapshot: Snapshot, jobs: tuple[GPUJob, ...], now: datetime) -> S
 
 
 def _with_queues(snapshot: Snapshot, queues: tuple[GPUQueue, ...]) -> Snapshot:
-    """Keeps the identity and the status of a queue that is there already."""
+    """Keeps the identity and the status of an existing queue."""
     found = {queue.metadata.name: queue for queue in snapshot.queues}
     for queue in queues:
         name = queue.metadata.name
@@ -84,7 +85,7 @@ def _with_queues(snapshot: Snapshot, queues: tuple[GPUQueue, ...]) -> Snapshot:
 
 
 def _without_nodes(snapshot: Snapshot, names: Iterable[str]) -> Snapshot:
-    """As if the nodes had gone this moment, with the pods on them."""
+    """The snapshot as if the nodes were lost now, with the pods on them."""
     gone = set(names)
     for name in sorted(gone):
         _node(snapshot, name, "without node")
@@ -118,7 +119,7 @@ def _node(snapshot: Snapshot, name: str, field: str) -> tuple[NodeView, GPUNode]
     gpu_nodes = {node.metadata.name: node for node in snapshot.gpu_nodes}
     if name not in views or name not in gpu_nodes:
         there = ", ".join(sorted(views.keys() & gpu_nodes.keys())[:20]) or "none"
-        raise FieldError(field, f"there is no node {name} with an agent; there are: {there}")
+        raise FieldError(field, f"no node {name} with an agent; existing nodes: {there}")
     return views[name], gpu_nodes[name]
 
 

@@ -1,4 +1,4 @@
-"""How running attempts go on: at the pace that was measured, to the end that `plan` expects."""
+"""Progress of simulated attempts: at the measured pace, until the end that `plan` expects."""
 
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -15,8 +15,7 @@ from gpujob_operator.decide.model.snapshot import ReceivedReport
 
 @dataclass(frozen=True, slots=True)
 class AttemptProgress:
-    """One attempt at work: since when, from which step, and when it is expected to end (None:
-    nobody can tell)."""
+    """A running attempt: its start, its first step, and its expected end (None: unknown)."""
 
     attempt: int
     since: datetime
@@ -31,7 +30,7 @@ class AttemptProgress:
 
 
 def pace_now(job: GPUJob, releases: ReleaseTimes, now: datetime) -> AttemptProgress:
-    """Of an attempt that runs when the simulation begins."""
+    """The progress of an attempt that is running when the simulation starts."""
     measured = job.status.measurement
     at = job.status.observed_at or now
     step = measured.step if measured is not None else 0
@@ -42,7 +41,9 @@ def pace_now(job: GPUJob, releases: ReleaseTimes, now: datetime) -> AttemptProgr
 def pace_from_start(
     job: GPUJob, releases: ReleaseTimes, configuration: Configuration, now: datetime
 ) -> AttemptProgress:
-    """Of an attempt whose pods began to run now. One that goes on takes the restart time first."""
+    """The progress of an attempt whose pods start now. A resumed attempt first takes the restart
+    time.
+    """
     saved = job.status.checkpoint
     step = saved.step if saved is not None else 0
     restart = configuration.restart_seconds if job.status.attempt > 1 else 0.0
@@ -52,8 +53,9 @@ def pace_from_start(
 
 
 def report_of(job: GPUJob, pace: AttemptProgress, now: datetime) -> ReceivedReport:
-    """What rank 0 would say now. Where no step was taken since, or nobody counts them, it says that
-    it is busy with something else: it does not hang."""
+    """The report of rank 0 at this time. Without a new step, or without a step count, it reports
+    another phase, so that it does not count as hung.
+    """
     measured = job.status.measurement
     counted = measured is not None and measured.current is not None
     step = _bounded_step(job, pace, now)
@@ -72,8 +74,9 @@ def report_of(job: GPUJob, pace: AttemptProgress, now: datetime) -> ReceivedRepo
 def final_report(
     job: GPUJob, pace: AttemptProgress | None, configuration: Configuration, now: datetime
 ) -> tuple[int, Report | None]:
-    """Exit code and last report of a worker that used its grace: saved where the last checkpoint
-    was written within as much time, as the weighing of whom to interrupt has it."""
+    """Exit code and last report of a worker that used its grace. It saves if its last checkpoint
+    took no longer than the grace, as in `preemption.cost`.
+    """
     saved = job.status.checkpoint
     in_time = saved is not None and saved.write_seconds <= grace_seconds(job, configuration)
     if saved is None or pace is None or not in_time:
@@ -92,7 +95,7 @@ def _bounded_step(job: GPUJob, pace: AttemptProgress, now: datetime) -> int:
 
 
 def _from_step(job: GPUJob, step: int) -> GPUJob:
-    """The job as measured, with this many steps behind it."""
+    """The job as measured, with this many steps completed."""
     measured = job.status.measurement
     if measured is None:
         return job
@@ -107,6 +110,6 @@ def _step_seconds(job: GPUJob) -> float | None:
 
 
 def _in(now: datetime, seconds: float) -> datetime | None:
-    """Further away than a thousand years is never."""
+    """A time more than a thousand years away is never."""
     within = seconds < inf and isfinite(seconds) and seconds < 3e10
     return now + timedelta(seconds=max(seconds, 0.0)) if within else None

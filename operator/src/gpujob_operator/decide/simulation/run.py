@@ -1,4 +1,6 @@
-"""The loop: plan, write down, carry out, let time pass; until nobody waits or the horizon."""
+"""The simulation loop: plan, record, apply, advance time; until no job is pending, or
+the horizon.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,13 +16,12 @@ PlanFunction = Callable[[Snapshot, datetime], Plan]
 
 HORIZON_SECONDS = 24 * 3600.0
 CYCLES_MAX = 2000
-# The operator looks again after this long at most. Here the looks grow apart while nothing happens:
-# what time alone brings about (a nomination, a move) comes within minutes, and events are looked
-# at.
+# Longest interval between cycles. The interval grows while nothing happens: what time alone
+# triggers (a nomination, a migration) comes within minutes, and every event triggers a cycle.
 LOOK_SECONDS = 30.0
 LOOK_GROWTH = 1.5
 LOOK_SECONDS_MAX = 3600.0
-# Two cycles are at least this far apart: in the beginning, and as a part of the time that passed.
+# Shortest interval between two cycles: absolute at first, later as a fraction of the elapsed time.
 STEP_SECONDS = 0.1
 STEP_FRACTION = 0.01
 
@@ -34,7 +35,7 @@ class Limits:
 def simulate(
     snapshot: Snapshot, now: datetime, limits: Limits, plan: PlanFunction | None = None
 ) -> Timeline:
-    """What `plan` does with the picture from now on, and what follows from it."""
+    """Runs `plan` on the snapshot from now on, and records what follows."""
     plan = plan if plan is not None else Planner()
     cluster = SimulatedCluster.of(snapshot, now)
     recorder = TimelineRecorder(now, cluster.jobs, cluster.configuration)
@@ -47,7 +48,7 @@ def simulate(
         cluster.carry_out(decided)
         calm = 0 if news else calm + 1
         if not news and not _acts(decided) and _nobody_waits(cluster):
-            ended = "nobody waits"
+            ended = "no pending jobs"
             break
         if cluster.now >= end:
             ended = "horizon"
@@ -61,7 +62,9 @@ def _acts(decided: Plan) -> bool:
 
 
 def _nobody_waits(cluster: SimulatedCluster) -> bool:
-    """Everybody has GPUs, has finished or is suspended, and no pod is under way."""
+    """True if every job has a placement, has finished or is suspended, and no pod is starting or
+    stopping.
+    """
     waits = any(
         not job.finished and job.status.placement is None and not job.spec.suspend
         for job in cluster.jobs.values()
@@ -70,10 +73,9 @@ def _nobody_waits(cluster: SimulatedCluster) -> bool:
 
 
 def _next_moment(cluster: SimulatedCluster, decided: Plan, start: datetime, calm: int) -> datetime:
-    """The operator's next look: when something happens, when the plan asks for it, or now and
-    then."""
+    """The time of the next cycle: an event, the plan's own deadline, or the longest interval."""
     passed = (cluster.now - start).total_seconds()
-    # What was written is seen at once.
+    # A write is visible at once.
     look = LOOK_SECONDS * LOOK_GROWTH ** min(calm - 1, 100) if calm else 0.0
     look = min(look, LOOK_SECONDS_MAX)
     if decided.next_seconds is not None:

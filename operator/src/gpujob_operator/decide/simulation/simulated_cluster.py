@@ -1,4 +1,4 @@
-"""A cluster that only exists in this computation: it carries out plans and lets time pass."""
+"""A simulated cluster: it applies plans and advances time."""
 
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -37,18 +37,18 @@ from gpujob_operator.decide.simulation.progress_model import (
     report_of,
 )
 
-# From the creation of a pod until it runs.
+# Seconds from the creation of a pod until it runs.
 START_SECONDS = 1.0
-# A worker reports this often within the time after which it would pass for hung. More often would
-# change no estimate: those count on from the last report by the measured pace.
+# A worker reports this often within the time after which it would count as hung. More reports would
+# change no estimate, because estimates extrapolate from the last report.
 REPORTS_PER_HANG_TIMEOUT = 4
-# Readings that are fresh at the start stay fresh: their time is put this far ahead.
+# Readings that are fresh at the start stay fresh: their time is moved this far ahead.
 FRESH = timedelta(days=3650)
 
 
 @dataclass(slots=True)
 class SimulatedCluster:
-    """State that changes with plans and with time. Objects are replaced, never changed."""
+    """State that changes with plans and with time. Objects are replaced, never modified."""
 
     now: datetime
     # What time and plans do not change.
@@ -63,14 +63,15 @@ class SimulatedCluster:
     )
     paces: dict[str, AttemptProgress] = field(default_factory=dict[str, AttemptProgress])
     reports: dict[str, ReceivedReport] = field(default_factory=dict[str, ReceivedReport])
-    # When pods that were created begin to run, and when pods that are stopped are gone.
+    # When created pods start to run, and when stopped pods are gone.
     starts: dict[str, datetime] = field(default_factory=dict[str, datetime])
     ends: dict[str, datetime] = field(default_factory=dict[str, datetime])
 
     @classmethod
     def of(cls, snapshot: Snapshot, now: datetime) -> "SimulatedCluster":
-        """The picture as it is. Jobs that cannot be read play no part, nor do deleted ones, whose
-        pods are on their way out, nor pods that are nobody's workers."""
+        """The cluster of the snapshot. Unreadable jobs, deleted jobs (whose pods are stopping) and
+        unmanaged pods take no part.
+        """
         cluster = cls(
             now=now,
             base=snapshot,
@@ -107,7 +108,7 @@ class SimulatedCluster:
             queues=tuple(self.queues.values()),
             profiles=tuple(self.profiles.values()),
             reports=tuple(self.reports.values()),
-            # Somebody listens all the time, and nothing is measured.
+            # Reports are always received, and nothing is measured.
             listening_since=None,
             usage={},
         )
@@ -186,13 +187,13 @@ class SimulatedCluster:
     # -- what time does
 
     def next_event(self) -> datetime | None:
-        """When something happens by itself; not before now."""
+        """Time of the next event without a plan; never before now."""
         own = (pace.ends_at for pace in self.paces.values() if pace.ends_at is not None)
         first = min((*self.starts.values(), *self.ends.values(), *own), default=None)
         return None if first is None else max(first, self.now)
 
     def pass_until(self, moment: datetime) -> None:
-        """Lets everything happen that is due by then."""
+        """Applies every event that is due by then."""
         self.now = moment
         for uid in _due(self.starts, moment):
             self._start(uid)
@@ -215,7 +216,7 @@ class SimulatedCluster:
         return next((one.node for one in workers if one.rank == pod.rank), None)
 
     def _end(self, uid: str) -> None:
-        """At the end of its grace a worker has stopped; its pod stays until it is not read."""
+        """Ends a stopped worker at the end of its grace; its pod stays until it is read."""
         pod = self.pods[uid]
         job = self.jobs.get(pod.job_uid)
         code, words = None, None
@@ -225,7 +226,7 @@ class SimulatedCluster:
         self._finish(replace(pod, exit_code=code, termination=words, phase=PodPhase.FAILED))
 
     def _complete(self, job_uid: str) -> None:
-        """The job has done all its steps, if all its workers are still there."""
+        """Completes the job after its last step, if all its workers are still there."""
         del self.paces[job_uid]
         job = self.jobs[job_uid]
         if job.status.phase is not JobPhase.RUNNING:
@@ -256,7 +257,7 @@ class SimulatedCluster:
         )
 
     def _renew_reports(self) -> None:
-        """Every running job says now and then how far it is, or it would pass for hung."""
+        """Renews the report of every running job, which would otherwise count as hung."""
         for uid, pace in self.paces.items():
             job, known = self.jobs[uid], self.reports.get(uid)
             if known is None or self._is_old(job, known):
@@ -275,7 +276,7 @@ def _workers(job: GPUJob) -> tuple[WorkerPlacement, ...]:
 
 
 def _due(moments: dict[str, datetime], moment: datetime) -> list[str]:
-    """Takes out what is due, the earliest first."""
+    """Removes and returns the events that are due, the earliest first."""
     due = sorted((at, uid) for uid, at in moments.items() if at <= moment)
     for _, uid in due:
         del moments[uid]
@@ -283,7 +284,7 @@ def _due(moments: dict[str, datetime], moment: datetime) -> list[str]:
 
 
 def _kept_fresh(node: GPUNode, configuration: Configuration, now: datetime) -> GPUNode:
-    """Agents that are well stay well; what is stale stays stale."""
+    """Keeps fresh readings fresh; stale readings stay stale."""
     at = node.status.observed_at
     if at is None or (now - at).total_seconds() > configuration.telemetry_stale_seconds:
         return node

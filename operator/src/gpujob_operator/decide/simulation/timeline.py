@@ -1,5 +1,6 @@
-"""What became of every job in a simulation, in seconds from its start. Written down by
-`TimelineRecorder`."""
+"""The timeline of every job in a simulation, in seconds from its start. `TimelineRecorder` records
+it.
+"""
 
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -11,9 +12,9 @@ from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import Plan, WriteStatus
 from gpujob_operator.decide.preemption.cost import interruption_gpu_seconds
 
-# What a job is told between two attempts, until it is looked at again.
+# Messages of a job between two attempts, before the next admission pass.
 _IN_BETWEEN = ("OldAttemptEnding", "WaitingForRetry")
-# A job that is stopped and placed again without end is told so often.
+# Maximum number of recorded starts and stops of one job.
 EVENTS_MAX = 100
 
 
@@ -23,13 +24,13 @@ class Placed:
     attempt: int
     placement: Placement
     reservation: Reservation
-    # The operator's own words.
+    # The operator's own messages.
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """An attempt that ends before its time; `lost_gpu_seconds` is the work that is done again."""
+    """An attempt that was stopped early; `lost_gpu_seconds` is the work that is done again."""
 
     seconds: float
     reason: str
@@ -39,7 +40,7 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Waited:
-    """Why the job waited at a moment, in the operator's words."""
+    """Why the job waited at a time, in the operator's words."""
 
     seconds: float
     reason: str
@@ -54,25 +55,25 @@ class JobTimeline:
     ran_before: Placement | None
     placed: list[Placed] = field(default_factory=list[Placed])
     stopped: list[Stopped] = field(default_factory=list[Stopped])
-    # The first thing it was told, and what it was told last.
+    # The first and the last reason written to it.
     waited: list[Waited] = field(default_factory=list[Waited])
     finished_seconds: float | None = None
     phase: JobPhase = JobPhase.PENDING
 
     @property
     def name(self) -> str:
-        return f"{self.job.metadata.namespace}/{self.job.metadata.name}"
+        return self.job.metadata.key
 
     @property
     def starts_seconds(self) -> float | None:
-        """When it first gets GPUs; 0 for a job that has them already."""
+        """When the job first gets GPUs; 0 if it already has them."""
         if self.ran_before is not None:
             return 0.0
         return self.placed[0].seconds if self.placed else None
 
     @property
     def waits_in_the_end(self) -> bool:
-        """Whether it has no GPUs, although it should run."""
+        """True if the job has no GPUs although it should run."""
         return self.phase is JobPhase.PENDING and not self.job.spec.suspend
 
     @property
@@ -82,7 +83,7 @@ class JobTimeline:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """All jobs by UID, how far the simulation looked, and why it stopped looking."""
+    """All jobs by UID, how far the simulation ran, and why it ended."""
 
     jobs: dict[str, JobTimeline]
     seconds: float
@@ -91,7 +92,7 @@ class Timeline:
 
 
 class TimelineRecorder:
-    """Reads plans before they are carried out."""
+    """Records plans before they are applied."""
 
     def __init__(
         self, start: datetime, jobs: dict[str, GPUJob], configuration: Configuration
@@ -104,7 +105,7 @@ class TimelineRecorder:
         }
 
     def note(self, plan: Plan, jobs: dict[str, GPUJob], now: datetime) -> bool:
-        """Takes down what the plan changes; True when anybody enters another phase."""
+        """Records what the plan changes. Returns True if any job changes its phase."""
         news = False
         for item in plan.items:
             if isinstance(item, WriteStatus):
@@ -138,7 +139,7 @@ class TimelineRecorder:
         timeline.placed = [*timeline.placed, placed][-EVENTS_MAX:]
 
     def _stop(self, before: GPUJob, item: WriteStatus, now: datetime) -> Stopped:
-        """A stop that was decided, or an attempt that ended with its node."""
+        """Records a stop that was decided, or an attempt that ended with its node."""
         stop = item.status.stop
         running = conditions.find(item.status, conditions.RUNNING)
         if stop is not None:

@@ -1,10 +1,10 @@
-"""The settings that can be injected, a module each; `registry` has them.
+"""The settings that can be injected, one module each; `registry` lists them.
 
-Their names are known without importing them, and so without torch.
+Their names are available without importing them, and therefore without torch.
 """
 
 import pkgutil
 
 NAMES = tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
-# What `--no-NAME` turns off: beside the settings, what trainers are told in their own arguments.
+# The names for `--no-NAME`: the settings, and what is passed to trainers in their own arguments.
 FEATURES = (*NAMES, "trainers")

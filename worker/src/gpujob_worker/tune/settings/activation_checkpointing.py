@@ -1,4 +1,4 @@
-"""Insides of repeated blocks that are computed again in backward."""
+"""Activation checkpointing: recomputes the activations of repeated blocks in backward."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Which kernel computes `scaled_dot_product_attention`."""
+"""The kernel of `scaled_dot_product_attention`."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,7 +28,7 @@ class AttentionSetting(Setting):
             yield Candidate(context.plan.having(AttentionChoice(kernel)), kernel.value)
 
     def refusal(self, context: Context) -> str | None:
-        """Without a run: which kernels a model calls is only seen in one."""
+        """Empty without a run: only a run shows which kernels a model calls."""
         return self.not_measured(context)
 
     def known(self, context: Context, tuned: TunedSettings) -> Candidate | Refused | None:

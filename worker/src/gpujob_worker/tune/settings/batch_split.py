@@ -1,4 +1,4 @@
-"""A batch that goes through the module in parts, with the gradients of the whole."""
+"""Batch split: a batch passes through the module in parts, with the gradients of the whole."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Images with their channels last, which convolutions of many GPUs are faster on."""
+"""channels_last for images, with which convolutions on many GPUs are faster."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -30,7 +30,7 @@ class CompileSetting(Setting):
         applied.plan = replace(applied.plan, cuda_graphs=graphs)
 
     def drop(self, applied: Applied) -> None:
-        """Also where it is the blocks that are compiled."""
+        """Also removes compiled blocks."""
         applied.plan = replace(
             applied.plan,
             compiled=None,

@@ -1,4 +1,4 @@
-"""cuDNN tries its convolution kernels, where a model sees one shape."""
+"""cuDNN benchmarks its convolution kernels, if a model sees one input shape."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Activations and the optimizer's state in host memory: the last resort of a memory limit."""
+"""Offloads activations and optimizer state to host memory: the last resort for a memory limit."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,6 @@
-"""The number format of the heavy arithmetic: TF32, bfloat16, float16 with loss scaling."""
+"""The number format of matrix products and convolutions: TF32, bfloat16, float16 with
+loss scaling.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -43,7 +45,7 @@ class PrecisionSetting(Setting):
         elif wanted is Precision.TF32 and root.device.type != "cuda":
             reason = f"tf32 exists on CUDA GPUs; this is {root.device.type}"
         elif root.user_autocast or "_original_forward" in vars(root.module):
-            # Accelerate keeps a model's own forward under that name and calls it under autocast.
+            # Accelerate stores a model's own forward under that name and calls it under autocast.
             reason = "the script uses autocast itself"
         elif any(p.dtype != torch.float32 for p in root.module.parameters()):
             reason = "the script chose the parameters' type itself"

@@ -1,4 +1,4 @@
-"""Compilation of a module's repeated blocks one by one, in place of the whole."""
+"""Compiles a module's repeated blocks one by one, instead of the whole module."""
 
 from dataclasses import replace
 from typing import Any
@@ -27,7 +27,7 @@ class RegionalCompileSetting(Setting):
         return {"regional_compile": applied.plan.compiled_blocks is not None}
 
     def keep_only(self, applied: Applied, agreed: TunedSettings) -> None:
-        """Goes with `compile`, which says whether anything is compiled."""
+        """Follows `compile`, which says whether anything is compiled."""
 
     def drop(self, applied: Applied) -> None:
         applied.plan = replace(applied.plan, compiled_blocks=None)

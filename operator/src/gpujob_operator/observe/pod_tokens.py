@@ -1,0 +1,77 @@
+"""What a service account token of a pod says of itself: read, not proven.
+
+Only the API server can prove a token (TokenReview). What a token claims is enough to refuse most
+bad ones without a question: a token that is no token, for another audience, long expired, or of a
+pod that is no worker. The issuer is not compared: a cluster has several while its issuer changes.
+"""
+
+import base64
+import binascii
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpujob_api.json_values import FieldError, parse_json
+from gpujob_api.settings import TOKEN_AUDIENCE
+from gpujob_operator.read.shapes import mapping, text
+
+TOKEN_CHARACTERS_MAX = 16 * 1024
+# The API server judges by its own clock: a token is refused here only where no clock that is
+# roughly right would take it.
+CLOCK_ERROR_SECONDS_MAX = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class PodIdentity:
+    """The pod that a token was issued for."""
+
+    namespace: str
+    pod_name: str
+    pod_uid: str
+
+
+def claimed_identity(token: str, now_seconds: float) -> PodIdentity | None:
+    """The pod that the token claims; None where no API server would take the token for us.
+
+    `now_seconds` are seconds since 1970. The claims are those of bound service account tokens:
+    `aud`, `exp`, and `kubernetes.io` with `namespace` and `pod`.
+    """
+    claims = _claims(token)
+    if TOKEN_AUDIENCE not in _audiences(claims.get("aud")):
+        return None
+    if _seconds(claims.get("exp")) + CLOCK_ERROR_SECONDS_MAX < now_seconds:
+        return None
+    bound = mapping(claims.get("kubernetes.io"))
+    pod = mapping(bound.get("pod"))
+    identity = PodIdentity(
+        text(bound.get("namespace")), text(pod.get("name")), text(pod.get("uid"))
+    )
+    return identity if identity.namespace and identity.pod_name and identity.pod_uid else None
+
+
+def _claims(token: str) -> Mapping[str, Any]:
+    """The second of the three parts of a JSON Web Token (RFC 7519); empty for what is none."""
+    parts = token.split(".") if len(token) <= TOKEN_CHARACTERS_MAX and token.isascii() else []
+    if len(parts) != 3 or not all(parts):
+        return {}
+    padding = "=" * (-len(parts[1]) % 4)
+    try:
+        return mapping(parse_json(base64.b64decode(parts[1] + padding, b"-_", validate=True)))
+    except (binascii.Error, FieldError):
+        return {}
+
+
+def _audiences(value: object) -> list[object]:
+    """One audience or a list of them."""
+    return list[object](value) if isinstance(value, list) else [value]
+
+
+def _seconds(value: object) -> float:
+    """Seconds since 1970; 0 for what is no time."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return 0.0
+    try:
+        return float(value) if math.isfinite(value) else 0.0
+    except OverflowError:
+        return 0.0

@@ -1,0 +1,38 @@
+"""Service account tokens of pods, in the form that the API server issues; nothing is signed."""
+
+import base64
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from gpujob_api.settings import TOKEN_AUDIENCE
+
+NEVER_SECONDS = 4_000_000_000
+
+
+def pod_token(
+    namespace: str,
+    name: str,
+    uid: str,
+    *,
+    signature: str = "true",
+    audience: Any = (TOKEN_AUDIENCE,),
+    expires: Any = NEVER_SECONDS,
+) -> str:
+    """What stands for the signature is the last part: a fake reviewer judges by it."""
+    bound = {"namespace": namespace, "pod": {"name": name, "uid": uid}}
+    return token_of({"aud": audience, "exp": expires, "kubernetes.io": bound}, signature)
+
+
+def token_of(claims: Any, signature: str = "true") -> str:
+    return ".".join([_part({"alg": "RS256"}), _part(claims), signature])
+
+
+def claims_of(token: str) -> Mapping[str, Any]:
+    payload = token.split(".")[1]
+    return json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+
+
+def _part(value: Any) -> str:
+    text = value if isinstance(value, bytes) else json.dumps(value).encode()
+    return base64.urlsafe_b64encode(text).decode().rstrip("=")

@@ -1,0 +1,156 @@
+"""What a pod asks of its node: by hand, and against the rule of kube-scheduler stated slowly."""
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from gpujob_operator.decide.model.pod_requests import PodRequests, pod_requests
+from gpujob_operator.decide.model.pod_template import host_requests
+from gpujob_operator.read.pods import cached_pod
+from tests.harness.builders import make_job
+from tests.harness.manifests import pod_manifest
+
+Spec = dict[str, Any]
+
+
+def _container(cpu: str, memory: str, **fields: Any) -> Spec:
+    return {"resources": {"requests": {"cpu": cpu, "memory": memory}}, **fields}
+
+
+def _sidecar(cpu: str, memory: str) -> Spec:
+    return _container(cpu, memory, restartPolicy="Always")
+
+
+def test_containers_add_up_and_init_containers_do_not() -> None:
+    spec = {
+        "containers": [_container("1", "1Gi"), _container("500m", "1Gi")],
+        "initContainers": [_container("4", "1Mi"), _container("1", "5Gi")],
+    }
+    assert pod_requests(spec) == PodRequests(4000, 5 * 1024**3)
+
+
+def test_sidecars_run_beside_the_containers() -> None:
+    spec = {
+        "containers": [_container("1", "1Gi")],
+        "initContainers": [_sidecar("1", "1Gi")],
+        "overhead": {"cpu": "100m", "memory": "1Mi"},
+    }
+    assert pod_requests(spec) == PodRequests(2100, 2 * 1024**3 + 1024**2)
+
+
+def test_a_limit_without_a_request_is_a_request() -> None:
+    spec = {"containers": [{"resources": {"limits": {"cpu": "2"}, "requests": {"memory": "1Gi"}}}]}
+    assert pod_requests(spec) == PodRequests(2000, 1024**3)
+
+
+def test_nothing_requested() -> None:
+    assert pod_requests({"containers": [{}]}) == PodRequests(0, 0)
+
+
+def test_an_init_container_runs_beside_the_sidecars_before_it() -> None:
+    spec: Spec = {
+        "containers": [_container("1", "1Gi")],
+        "initContainers": [_sidecar("1", "1Gi"), _container("4", "2Gi"), _sidecar("1", "1Gi")],
+    }
+    assert pod_requests(spec) == PodRequests(5000, 3 * 1024**3)
+
+
+def test_a_sidecar_does_not_count_beside_what_starts_before_it() -> None:
+    spec: Spec = {"containers": [], "initContainers": [_container("4", "0"), _sidecar("1", "0")]}
+    assert pod_requests(spec) == PodRequests(4000, 0)
+
+
+@pytest.mark.parametrize(
+    ("resources", "cpu_milli"),
+    [
+        ({"requests": {"cpu": "8"}}, 8000),
+        ({"limits": {"cpu": "8"}}, 2000),
+        ({"requests": {"memory": "1"}, "limits": {"cpu": "8"}}, 2000),
+    ],
+)
+def test_what_a_pod_states_for_itself_counts(resources: Spec, cpu_milli: int) -> None:
+    spec: Spec = {"resources": resources, "containers": [{"resources": {"limits": {"cpu": "2"}}}]}
+    assert pod_requests(spec).cpu_milli == cpu_milli
+
+
+def test_the_limit_of_a_pod_counts_where_no_container_asks() -> None:
+    spec: Spec = {"resources": {"limits": {"memory": "1Gi"}}, "containers": [{}]}
+    assert pod_requests(spec).memory_bytes == 1024**3
+
+
+# -- the rule, stated slowly: what each moment of the pod's life takes, on plain numbers
+
+_UNITS = {"m": Fraction(1, 1000), "": Fraction(1), "k": 1000, "Ki": 1024, "e3": 1000, "Gi": 2**30}
+
+
+def _number(text: str) -> Fraction:
+    unit = max((one for one in _UNITS if text.endswith(one)), key=len)
+    return Fraction(text.removesuffix(unit)) * _UNITS[unit]
+
+
+def _asked(holder: Spec, resource: str) -> Fraction | None:
+    resources: dict[str, dict[str, str]] = holder.get("resources", {})
+    for kind in ("requests", "limits"):
+        if resource in resources.get(kind, {}):
+            return _number(resources[kind][resource])
+    return None
+
+
+def _moments(spec: Spec) -> list[list[Spec]]:
+    """The containers that are there at each moment: while each init container starts, and later."""
+    starting: list[Spec] = spec.get("initContainers", [])
+    sidecars = [one.get("restartPolicy") == "Always" for one in starting]
+    moments = [
+        [*(one for one, stays in zip(starting[:at], sidecars, strict=False) if stays), starting[at]]
+        for at in range(len(starting))
+    ]
+    staying = [one for one, stays in zip(starting, sidecars, strict=True) if stays]
+    return [*moments, [*staying, *spec["containers"]]]
+
+
+def _slow_requests(spec: Spec, resource: str) -> Fraction:
+    amounts = [[_asked(one, resource) for one in moment] for moment in _moments(spec)]
+    anybody_asks = any(amount is not None for moment in amounts for amount in moment)
+    together = max(sum((a for a in moment if a is not None), Fraction(0)) for moment in amounts)
+    own: dict[str, dict[str, str]] = spec.get("resources", {})
+    if resource in own.get("requests", {}):
+        together = _number(own["requests"][resource])
+    elif resource in own.get("limits", {}) and not anybody_asks:
+        together = _number(own["limits"][resource])
+    overhead: dict[str, str] = spec.get("overhead", {})
+    return together + (_number(overhead[resource]) if resource in overhead else 0)
+
+
+CPU = st.sampled_from(["0", "1", "250m", "1.5", "2e3", "3k"])
+MEMORY = st.sampled_from(["0", "1", "1.5Ki", "2Gi", "7e3", "1024"])
+AMOUNTS = st.fixed_dictionaries({}, optional={"cpu": CPU, "memory": MEMORY})
+RESOURCES = st.fixed_dictionaries({}, optional={"requests": AMOUNTS, "limits": AMOUNTS})
+CONTAINERS = st.fixed_dictionaries({"resources": RESOURCES})
+STARTING = st.one_of(CONTAINERS, CONTAINERS.map(lambda one: {**one, "restartPolicy": "Always"}))
+SPECS = st.fixed_dictionaries(
+    {"containers": st.lists(CONTAINERS, min_size=1, max_size=3)},
+    optional={
+        "initContainers": st.lists(STARTING, max_size=4),
+        "resources": RESOURCES,
+        "overhead": AMOUNTS,
+    },
+)
+
+
+@given(SPECS)
+@example({"containers": [{}], "initContainers": [_sidecar("1", "1Gi"), _container("2", "1Gi")]})
+def test_requests_are_those_that_kube_scheduler_counts(spec: Spec) -> None:
+    found = pod_requests(spec)
+    assert found.cpu_milli == _slow_requests(spec, "cpu") * 1000
+    assert found.memory_bytes == _slow_requests(spec, "memory")
+
+
+@given(SPECS)
+def test_a_job_is_placed_by_what_its_pod_is_charged_for(spec: Spec) -> None:
+    worker, *others = spec["containers"]
+    spec = {**spec, "containers": [{"name": "worker", **worker}, *others]}
+    job = make_job("job", template={"spec": spec})
+    assert host_requests(job) == cached_pod({**pod_manifest(job), "spec": spec}).requests
