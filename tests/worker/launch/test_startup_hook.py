@@ -174,6 +174,29 @@ def test_a_torch_that_is_too_old_is_said_once_by_who_trains(
     assert (silent.returncode, silent.stdout, silent.stderr) == (0, "no optimizer\n", "")
 
 
+@pytest.mark.parametrize("version", [v for v in VERSIONS if v not in ("2.7", "3.6", "3.8")])
+def test_every_module_is_imported_by_every_python(
+    version: str, packages: Path, tmp_path: Path
+) -> None:
+    program = python(version)
+    if program is None:
+        pytest.skip(f"no Python {version} here")
+    script = Path(__file__).parent / "import_all.py"
+    hook = packages / "gpujob_worker" / "python_path"
+    done = subprocess.run(
+        [program, str(script), str(hook)],
+        cwd=tmp_path,
+        env={"PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    modules = sum(path.name != "__init__.py" for path in packages.rglob("*.py"))
+    lines = done.stdout.splitlines()
+    assert len(lines) == 1, done.stdout + done.stderr
+    assert int(lines[0]) > 0.8 * modules
+
+
 def test_the_switch(tmp_path: Path) -> None:
     path = with_torch(tmp_path)
     done = run([sys.executable, "-c", TRAINS], tmp_path, path=path, GPUJOB_INJECT="0")

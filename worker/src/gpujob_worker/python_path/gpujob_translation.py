@@ -24,7 +24,7 @@ def translated(source: Any) -> ast.Module:
 
 
 class _Translation(ast.NodeTransformer):
-    """`X | Y` is a union of types in annotations, and where one side is `None`."""
+    """`X | Y` is a union of types in annotations, where one side is `None`, and between classes."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
@@ -49,7 +49,9 @@ class _Translation(ast.NodeTransformer):
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         self.generic_visit(node)
-        return _union(node) if _is_none(node.left) or _is_none(node.right) else node
+        sides = (node.left, node.right)
+        classes = all(map(_is_class, sides))
+        return _union(node) if classes or any(map(_is_none, sides)) else node
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
         """`Callable[[Any], X | Y]` and the like, outside of annotations too."""
@@ -77,6 +79,12 @@ def _union(node: Any) -> Any:
 
 def _is_none(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
+
+
+def _is_class(node: ast.AST) -> bool:
+    """By its name, or a union of such that was translated already."""
+    name = getattr(node, "id", "")
+    return (name[:1].isupper() and not name.isupper()) or getattr(node, "value", None) is _NAME
 
 
 def _is_type(node: ast.AST) -> bool:
