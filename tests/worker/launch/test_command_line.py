@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from gpujob_api.report import FailureClass, Report
+
 pytestmark = pytest.mark.any_torch
 
 SCRIPTS = {
@@ -146,3 +148,20 @@ def _code_after(number: signal.Signals, command: list[str], folder: Path) -> int
             return process.wait(100)
         finally:
             process.kill()
+
+
+def test_a_script_that_fails_before_it_trains_says_why(tmp_path: Path) -> None:
+    message = tmp_path / "termination"
+    launcher = [sys.executable, "-m", "gpujob_worker", "--", "python", "train.py"]
+    for source, text in (
+        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("import sys; sys.exit(3)", "the script ended with exit code 3"),
+        ("print(", "SyntaxError: '(' was never closed (train.py, line 1)"),
+    ):
+        (tmp_path / "train.py").write_text(source)
+        message.unlink(missing_ok=True)
+        code, _, _ = run(launcher, tmp_path, GPUJOB_TERMINATION_FILE=str(message))
+        failure = Report.from_text(message.read_text()).failure
+        assert code != 0
+        assert failure is not None
+        assert (failure.failure_class, failure.message) == (FailureClass.USER_ERROR, text)

@@ -193,3 +193,35 @@ def test_a_stop_of_the_first_process(tmp_path: Path) -> None:
         finally:
             process.kill()
     assert Report.from_text(message.read_text()).phase is WorkerPhase.DRAINING
+
+
+STOPPED_CHILDREN = (
+    TRAINING
+    + """
+import multiprocessing
+if __name__ == "__main__":
+    print("ready", flush=True)
+    child = multiprocessing.get_context("fork").Process(target=train, args=(0, 10**6))
+    child.start(); child.join(); print("not here", flush=True)
+"""
+)
+
+
+def test_a_stop_of_a_process_whose_children_train(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(STOPPED_CHILDREN)
+    own = [sys.executable, "-m", "gpujob_worker", "--explain", "--", "python", "train.py"]
+    with subprocess.Popen(
+        own, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            assert process.stdout.readline() == "ready\n"
+            # What the child says of its tuning: it has made its first steps.
+            assert process.stderr.readline().startswith("gpujob: ")
+            process.send_signal(signal.SIGTERM)
+            rest, _ = process.communicate(timeout=100)
+            assert process.returncode == 144
+            assert "not here" not in rest
+        finally:
+            process.kill()

@@ -11,6 +11,7 @@ import atexit
 import os
 import sys
 
+from gpujob_worker.launch.first_process import is_first_process
 from gpujob_worker.launch.import_hooks import when_imported
 
 TYPE_CHECKING = False
@@ -34,6 +35,9 @@ def start() -> None:
     when_imported("torch", _torch_is_there, before=_prepare)
     for name in LIBRARIES:
         when_imported(name, before=_prepare)
+    if is_first_process():
+        # How it ends is reported even where it ends before it trains.
+        _prepare()
     # Before the script reads its arguments, which may well be before it imports anything.
     if _BATCH_PER_STEP in os.environ.get("GPUJOB_SETTINGS", "") and sys.argv[0].endswith(".py"):
         _prepare()

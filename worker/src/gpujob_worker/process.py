@@ -14,7 +14,7 @@ from gpujob_api.settings import OptimizeMode
 from gpujob_worker.adapters import huggingface, lightning, tensorflow_jax
 from gpujob_worker.adapters.requested_settings import RequestedSettings
 from gpujob_worker.launch.batch_flags import adapt
-from gpujob_worker.launch.command import is_first_process
+from gpujob_worker.launch.first_process import is_first_process
 from gpujob_worker.options import Options, options_of_run
 from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.environment import Environment, read_environment

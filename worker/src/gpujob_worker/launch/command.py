@@ -6,10 +6,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from gpujob_worker.launch.first_process import ENV_FIRST_PROCESS
+
 # Stands first on PYTHONPATH of everything that is started in a run.
 HOOK_FOLDER = Path(__file__).resolve().parents[1] / "python_path"
-# The process that `gpujob-run` became; in a container it is process 1 as well.
-ENV_FIRST_PROCESS = "GPUJOB_FIRST_PROCESS"
 _OPTIONS_WITH_VALUE = ("-W", "-X")
 
 
@@ -19,11 +19,6 @@ def hooked(environ: Mapping[str, str]) -> dict[str, str]:
     there = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path != folder]
     path = os.pathsep.join([folder, *(path for path in there if path)])
     return {**environ, "PYTHONPATH": path, ENV_FIRST_PROCESS: str(os.getpid())}
-
-
-def is_first_process(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether a stop of the pod reaches this process itself."""
-    return str(os.getpid()) in ("1", environ.get(ENV_FIRST_PROCESS))
 
 
 def resolved(command: Sequence[str]) -> list[str] | None:

@@ -5,8 +5,10 @@ flag; the safe point commits a checkpoint and leaves by `Interrupted`. A watcher
 process with 144 just before the deadline when no safe point was reached.
 """
 
+import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -29,6 +31,15 @@ class Interrupted(SystemExit):
         super().__init__(EXIT_INTERRUPTED_SAVED if saved else EXIT_INTERRUPTED_UNSAVED)
         self.saved = saved
         Interrupted.latest = self
+
+
+def _tell_children() -> None:
+    """A process that only started others is asked to stop: they are the ones that train."""
+    library = sys.modules.get("multiprocessing")
+    for child in library.active_children() if library is not None else ():
+        with contextlib.suppress(OSError):
+            if child.pid:
+                os.kill(child.pid, signal.SIGTERM)
 
 
 class Stop:
@@ -95,6 +106,7 @@ class Stop:
         del number, frame
         self.request("SIGTERM", self._grace_seconds)
         if self.interrupt_at_once():
+            _tell_children()
             raise Interrupted(saved=False)
 
     def _in_child(self) -> None:
