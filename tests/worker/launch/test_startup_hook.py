@@ -197,6 +197,20 @@ def test_every_module_is_imported_by_every_python(
     assert int(lines[0]) > 0.8 * modules
 
 
+def test_the_folder_may_stand_on_the_path_twice(tmp_path: Path) -> None:
+    """The worker's image has it there by a name of its own, and `gpujob-run` puts it in front."""
+    (tmp_path / "hook").symlink_to(HOOK_FOLDER)
+    script = (
+        "import sys\n"
+        "finders = [type(finder).__name__ for finder in sys.meta_path]\n"
+        "print(finders.count('ImportHook'), [p for p in sys.path if 'hook' in p.split('/')[-1:]])\n"
+    )
+    once = run([sys.executable, "-c", script], tmp_path)
+    twice = run([sys.executable, "-c", script], tmp_path, path=str(tmp_path / "hook"))
+    assert (twice.stdout, twice.stderr) == (once.stdout, "")
+    assert once.stdout.startswith("7 ")
+
+
 def test_the_switch(tmp_path: Path) -> None:
     path = with_torch(tmp_path)
     done = run([sys.executable, "-c", TRAINS], tmp_path, path=path, GPUJOB_INJECT="0")

@@ -24,13 +24,16 @@ LIBRARIES = ("accelerate", "jax", "lightning", "pytorch_lightning", "tensorflow"
 _BATCH_PER_STEP = "batchPerStep"
 
 _process: Process | None = None
-_is_broken = False
+_watches = _is_broken = False
 
 
 def start() -> None:
-    """Watches for the imports of training libraries. Called again, it does nothing."""
-    if _process is not None or _is_watching():
+    """Watches for the imports of training libraries. Called again, it does nothing: the folder may
+    stand on the path twice, under two names."""
+    global _watches
+    if _watches:
         return
+    _watches = True
     atexit.register(_end)
     when_imported("torch", _torch_is_there, before=_prepare)
     for name in LIBRARIES:
@@ -42,10 +45,6 @@ def start() -> None:
     if _BATCH_PER_STEP in os.environ.get("GPUJOB_SETTINGS", "") and sys.argv[0].endswith(".py"):
         _prepare()
         _guarded(lambda process: process.adapt_arguments())
-
-
-def _is_watching() -> bool:
-    return any(getattr(finder, "callback", None) is _prepare for finder in sys.meta_path)
 
 
 def this_process() -> Process:

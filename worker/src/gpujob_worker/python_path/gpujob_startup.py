@@ -48,6 +48,8 @@ class Packages:
 
 def start() -> None:
     """Raises what goes wrong; the caller keeps that from the program."""
+    if any(isinstance(finder, Packages) for finder in sys.meta_path):
+        return
     translating = None
     if sys.version_info < (3, 10):
         from gpujob_translation import TranslatingLoader
