@@ -222,7 +222,8 @@ def test_every_right_is_used_and_nothing_is_refused(scene: Scene) -> None:
         scene.client.delete(f"{LEASES}/{name}")
     queue = {"apiVersion": "gpujob.dev/v1alpha1", "kind": "GPUQueue", "metadata": {"name": "team"}}
     scene.client.create(QUEUES, queue | {"spec": {}})
-    start(scene)
+    pod = ("--report-service=reports", "--pod-address=10.0.0.7", "--pod-uid=of-nobody")
+    start(scene, *pod)
     scene.submit("audited", queue="team")
     scene.wait(lambda: is_settled(scene, "audited"), "audited is measured")
     scene.client.merge(f"{JOBS}/audited", {"spec": {"suspend": True}})

@@ -15,6 +15,7 @@ from tests.harness.chart import (
     RELEASE,
     Manifest,
     helm,
+    named,
     of_kind,
     pod_spec,
     render,
@@ -30,7 +31,7 @@ def one(objects: list[Manifest], kind: str) -> Manifest:
 
 
 def configuration_of(objects: list[Manifest]) -> Configuration:
-    text = one(objects, "ConfigMap")["data"]["configuration.yaml"]
+    text = named(objects, "ConfigMap", "configuration")["data"]["configuration.yaml"]
     return decode(Configuration, yaml.safe_load(text) or {}, "configuration")
 
 
@@ -75,10 +76,10 @@ def test_an_agent_reads_often_enough_for_its_readings_to_count(
 
 def test_editors_make_jobs_and_forget_profiles_but_write_no_measurement() -> None:
     roles = of_kind(render(), "ClusterRole")
-    (edit,) = [role for role in roles if role["metadata"]["name"] == "gpujob-edit"]
+    (edit,) = [role for role in roles if role["metadata"]["name"] == "gpujob-editor"]
     granted = {rule["resources"][0]: set(rule["verbs"]) for rule in edit["rules"]}
     assert {"create", "patch", "delete"} <= granted["gpujobs"]
-    assert granted["gpuprofiles"] == {"delete", "deletecollection"}
+    assert granted["gpuprofiles"] == {"get", "list", "watch", "delete", "deletecollection"}
     assert granted.keys() == {"gpujobs", "gpuprofiles"}
 
 
@@ -169,7 +170,7 @@ def test_helm_test_asks_the_address_that_workers_are_told(
         for text in pod_spec(one(objects, "Deployment"))["containers"][0]["args"]
         if text.startswith("--report-url=")
     ]
-    environment = pod_spec(one(objects, "Pod"))["containers"][0]["env"]
+    environment = pod_spec(named(objects, "Pod", "test"))["containers"][0]["env"]
     told = configuration_of(objects).report_url or argument
     assert told == address
     assert {"name": "REPORT_URL", "value": told} in environment
@@ -177,9 +178,9 @@ def test_helm_test_asks_the_address_that_workers_are_told(
 
 def test_helm_test_gets_through_the_network_policy() -> None:
     objects = render(ALL_ON)
-    labels = one(objects, "Pod")["metadata"]["labels"]
+    labels = named(objects, "Pod", "test")["metadata"]["labels"]
     ports: set[str] = set()
-    for rule in one(objects, "NetworkPolicy")["spec"]["ingress"]:
+    for rule in named(objects, "NetworkPolicy", "operator")["spec"]["ingress"]:
         for peer in rule.get("from", ()):
             wanted = peer.get("podSelector", {}).get("matchLabels", {})
             if wanted and "namespaceSelector" not in peer and wanted.items() <= labels.items():
@@ -189,6 +190,7 @@ def test_helm_test_gets_through_the_network_policy() -> None:
 
 def test_helm_test_runs_where_the_operator_may() -> None:
     objects = render(ALL_ON)
-    operator, probe = (pod_spec(one(objects, kind)) for kind in ("Deployment", "Pod"))
-    for name in ("nodeSelector", "tolerations"):
-        assert probe[name] == operator[name]
+    operator = pod_spec(one(objects, "Deployment"))
+    for probe in of_kind(objects, "Pod"):
+        for name in ("nodeSelector", "tolerations"):
+            assert pod_spec(probe)[name] == operator[name]

@@ -17,6 +17,7 @@ from tests.harness.chart import (
     CHART,
     Manifest,
     helm,
+    named,
     of_kind,
     pod_spec,
     render,
@@ -27,7 +28,7 @@ from tests.harness.repository import ROOT
 pytestmark = pytest.mark.cluster
 KUBERNETES_VERSION = "1.36"
 # Kinds of others, whose schemas come with their own operators.
-FOREIGN = {"ServiceMonitor"}
+FOREIGN = {"ServiceMonitor", "PrometheusRule", "GPUQueue"}
 VALUES: Mapping[str, Mapping[str, Any]] = {"defaults": {}, "all on": ALL_ON}
 
 
@@ -54,7 +55,7 @@ def test_every_object_fits_its_schema(objects: list[Manifest]) -> None:
 
 
 def test_the_command_line_finds_the_operators_configuration(objects: list[Manifest]) -> None:
-    found = one(objects, "ConfigMap")
+    found = named(objects, "ConfigMap", "configuration")
     labels = found["metadata"]["labels"]
     assert set(CONFIGURATION.split(",")) <= {f"{name}={value}" for name, value in labels.items()}
     assert list(found["data"]) == [CONFIGURATION_FILE]
@@ -111,20 +112,30 @@ def test_the_roles_are_the_files_that_the_local_cluster_uses(
     assert sorted(granted, key=str) == sorted(rules, key=str)
 
 
-def test_leases_are_granted_in_the_releases_namespace_alone(objects: list[Manifest]) -> None:
-    (role,) = of_kind(objects, "Role")
-    assert [rule["resources"] for rule in role["rules"]] == [["leases"]]
+def test_what_is_the_operators_own_is_granted_in_its_namespace_alone(
+    objects: list[Manifest],
+) -> None:
+    own = ["leases", "endpointslices"]
+    role = named(objects, "Role", "operator")
+    assert [name for rule in role["rules"] for name in rule["resources"]] == own
     cluster = [rule for role in of_kind(objects, "ClusterRole") for rule in role["rules"]]
-    assert all("leases" not in rule["resources"] for rule in cluster)
+    assert all(set(own).isdisjoint(rule["resources"]) for rule in cluster)
+
+
+def test_reports_go_to_the_leader_alone(objects: list[Manifest]) -> None:
+    """The operator is told the name of a Service without a selector, and writes its endpoints."""
+    arguments = pod_spec(one(objects, "Deployment"))["containers"][0]["args"]
+    service = named(objects, "Service", "reports")
+    assert f"--report-service={service['metadata']['name']}" in arguments
+    assert "selector" not in service["spec"]
 
 
 def test_services_and_policies_select_the_operator_alone(objects: list[Manifest]) -> None:
     operator = one(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]
     agent = one(objects, "DaemonSet")["spec"]["template"]["metadata"]["labels"]
-    selectors = [found["spec"]["selector"] for found in of_kind(objects, "Service")]
-    selectors += [
-        found["spec"]["podSelector"]["matchLabels"] for found in of_kind(objects, "NetworkPolicy")
-    ]
+    selectors = [named(objects, "Service", "operator")["spec"]["selector"]]
+    policy = named(objects, "NetworkPolicy", "operator")
+    selectors.append(policy["spec"]["podSelector"]["matchLabels"])
     selectors += [
         found["spec"]["selector"]["matchLabels"]
         for found in of_kind(objects, "PodDisruptionBudget")
@@ -158,21 +169,21 @@ def test_operator_and_agent_can_be_installed_apart() -> None:
         "ClusterRole",
         "ClusterRoleBinding",
         "DaemonSet",
+        "NetworkPolicy",
         "ValidatingAdmissionPolicy",
         "ValidatingAdmissionPolicyBinding",
     }
     without = render({"agent": {"enabled": False}})
     assert of_kind(without, "DaemonSet", "ValidatingAdmissionPolicy") == []
-    assert [a["metadata"]["name"] for a in of_kind(without, "ServiceAccount")] == [
-        "gpujob-operator"
-    ]
+    accounts = {account["metadata"]["name"] for account in of_kind(without, "ServiceAccount")}
+    assert accounts == {"gpujob-operator", "gpujob-job-test"}
 
 
 def test_the_configuration_file_is_read_by_the_operator(
     objects: list[Manifest], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("configuration") / "configuration.yaml"
-    path.write_text(one(objects, "ConfigMap")["data"]["configuration.yaml"])
+    path.write_text(named(objects, "ConfigMap", "configuration")["data"]["configuration.yaml"])
     assert load_configuration_file(path).waiting_stretch_max in (15.0, 10.0)
 
 
@@ -208,9 +219,9 @@ def test_the_test_pod_checks_the_address_that_workers_are_told(objects: list[Man
         for text in pod_spec(one(objects, "Deployment"))["containers"][0]["args"]
         if text.startswith("--report-url=")
     ]
-    environment = pod_spec(one(objects, "Pod"))["containers"][0]["env"]
+    environment = pod_spec(named(objects, "Pod", "test"))["containers"][0]["env"]
     assert {"name": "REPORT_URL", "value": argument} in environment
-    assert argument == "http://gpujob-operator.gpujob-system.svc:8080/report"
+    assert argument == "http://gpujob-reports.gpujob-system.svc:8080/report"
 
 
 def test_a_pod_of_the_operator_is_ready_when_events_of_every_kind_arrive(
@@ -225,5 +236,7 @@ def test_a_pod_of_the_operator_is_ready_when_events_of_every_kind_arrive(
     assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
 
 
-def test_the_test_pods_program_compiles(objects: list[Manifest]) -> None:
-    compile(pod_spec(one(objects, "Pod"))["containers"][0]["args"][0], "reachable.py", "exec")
+def test_the_test_pods_programs_compile(objects: list[Manifest]) -> None:
+    for pod in of_kind(objects, "Pod"):
+        name = pod["metadata"]["name"]
+        compile(pod_spec(pod)["containers"][0]["args"][0], f"{name}.py", "exec")

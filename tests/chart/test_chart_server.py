@@ -15,12 +15,12 @@ from gpujob_api.settings import Settings
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import CreatePod
 from gpujob_operator.render.pod import worker_pod
-from tests.harness.chart import ALL_ON, Manifest, of_kind, render
+from tests.harness.chart import ALL_ON, Manifest, named, of_kind, pod_spec, render
 from tests.harness.cluster import RunningControlPlane
 
 pytestmark = pytest.mark.cluster
 ADMISSION_SECONDS_MAX = 30.0
-FOREIGN = {"ServiceMonitor"}
+FOREIGN = {"ServiceMonitor", "PrometheusRule"}
 PLACEMENT = {"workers": [{"rank": 0, "node": "node-a", "gpus": ["GPU-1a"]}]}
 
 
@@ -59,13 +59,27 @@ def as_pod(workload: Manifest) -> Manifest:
     }
 
 
-@pytest.mark.parametrize("values", [{}, ALL_ON], ids=["defaults", "all on"])
+@pytest.mark.parametrize(
+    "values", [{}, ALL_ON, {"agent": {"devices": "cpu"}}], ids=["defaults", "all on", "CPU cards"]
+)
 def test_the_server_takes_every_object(
     control_plane: RunningControlPlane, accounts: str, values: Mapping[str, Any]
 ) -> None:
     objects = [found for found in render(values) if found["kind"] not in FOREIGN]
     code, text = dry_run(control_plane, accounts, objects)
     assert code == 0, text
+
+
+def test_the_server_takes_the_job_of_helm_test(
+    control_plane: RunningControlPlane, namespace: str
+) -> None:
+    """As JSON in a variable of the test's pod it is checked by nobody else."""
+    environment = pod_spec(named(render(ALL_ON), "Pod", "job-test"))["containers"][0]["env"]
+    (text,) = [entry["value"] for entry in environment if entry["name"] == "JOB"]
+    job = json.loads(text)
+    job["metadata"]["namespace"] = namespace
+    code, said = dry_run(control_plane, namespace, [job])
+    assert code == 0, said
 
 
 def test_a_restricted_namespace_takes_the_operators_pod(

@@ -245,7 +245,7 @@ def made() -> Iterator[tuple[str, list[Seen]]]:
     broken = InvalidJob(make_job("broken").metadata, "spec.gpu", "is bad")
     sick.snapshot = replace(sick.snapshot, invalid_jobs=(broken,))
     sick.play(*_jobs("w", 4, 9), make_job("other", models=("none-such",)))
-    ill = make_gpu_node("n0", _gpu(0, 0, healthy=False), _gpu(0, 1, stranger=20 * GIB))
+    ill = make_gpu_node("n0", _gpu(0, 0, healthy=False), _gpu(0, 1, unmanaged=20 * GIB))
     sick.snapshot = replace(sick.snapshot, gpu_nodes=(ill, sick.snapshot.gpu_nodes[1]))
     sick.play(make_job("late"), ends="w3")
     yield "unhealthy", sick.seen

@@ -17,6 +17,13 @@ RELEASE = "gpujob"
 NAMESPACE = "gpujob-system"
 Manifest = dict[str, Any]
 
+# What a platform team adds to a pod: its proxy, a certificate.
+EXTRAS: Mapping[str, Any] = {
+    "extraEnv": [{"name": "SSL_CERT_FILE", "value": "/certificates/ca.crt"}],
+    "extraVolumes": [{"name": "certificates", "configMap": {"name": "company"}}],
+    "extraVolumeMounts": [{"name": "certificates", "mountPath": "/certificates", "readOnly": True}],
+}
+
 # Everything that is off by default, on.
 ALL_ON: Mapping[str, Any] = {
     "image": {"digest": "sha256:" + "0" * 64},
@@ -29,9 +36,13 @@ ALL_ON: Mapping[str, Any] = {
         "priorityClassName": "system-cluster-critical",
         "podAnnotations": {"example.org/team": "ml"},
         "podLabels": {"example.org/team": "ml"},
+        "logLevel": "debug",
+        **EXTRAS,
     },
     "agent": {
         "nodeSelector": {"example.org/gpu": "yes"},
+        "logLevel": "warning",
+        **EXTRAS,
         "podAnnotations": {"example.org/team": "ml"},
         "podLabels": {"example.org/team": "ml"},
     },
@@ -40,11 +51,20 @@ ALL_ON: Mapping[str, Any] = {
         "deviceAccess": "DevicePlugin",
         "pricePerGpuHour": {"NVIDIA H100 80GB HBM3": 2.5},
     },
-    "metrics": {"serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}}},
+    "metrics": {
+        "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+        "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
+        "dashboards": {"enabled": True, "annotations": {"grafana_folder": "ml"}},
+    },
+    "rbac": {"aggregate": {"view": True, "edit": True, "admin": True}},
+    "defaultQueue": {"create": True, "spec": {"nominal": {"gpus": 4, "gpuMemory": "320Gi"}}},
+    "tests": {"job": {"tolerations": [{"key": "gpu", "operator": "Exists"}]}},
     "serviceAccount": {"operator": {"annotations": {"example.org/role": "gpujob"}}},
     "networkPolicy": {
         "enabled": True,
         "metricsFrom": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}],
+        "apiServerPorts": [6443],
+        "apiServerCIDRs": ["10.0.0.0/8", "fd00::/8"],
     },
     "podDisruptionBudget": {"enabled": True},
 }
@@ -81,6 +101,14 @@ def render(values: Mapping[str, Any] | None = None) -> list[Manifest]:
 
 def of_kind(objects: Iterable[Manifest], *kinds: str) -> list[Manifest]:
     return [found for found in objects if found["kind"] in kinds]
+
+
+def named(objects: Iterable[Manifest], kind: str, name: str) -> Manifest:
+    """The object of a kind with this name after the release's. Raises `ValueError` for none."""
+    (found,) = (
+        one for one in of_kind(objects, kind) if one["metadata"]["name"] == f"{RELEASE}-{name}"
+    )
+    return found
 
 
 def pod_spec(workload: Manifest) -> Manifest:

@@ -145,7 +145,8 @@ class FakeKube(Kube):
     ) -> Listing:
         self._enter(Call("list", kind.plural, ""))
         items = [one for key, one in self._objects.items() if key[0] == kind.plural]
-        return Listing(copy.deepcopy(items), str(self.version))
+        chosen = [one for one in items if _has_fields(one, field_selector)]
+        return Listing(copy.deepcopy(chosen), str(self.version))
 
     async def create(self, kind: ResourceType, body: Manifest, namespace: str = "") -> Manifest:
         name = body.get("metadata", {}).get("name", "")
@@ -293,3 +294,15 @@ def _merged(value: Any, change: Any) -> Any:
         else:
             result[name] = _merged(result.get(name), item)
     return result
+
+
+def _has_fields(manifest: Manifest, field_selector: str) -> bool:
+    """Terms such as spec.nodeName=node-a, joined by commas."""
+    for term in filter(None, field_selector.split(",")):
+        path, _, wanted = term.partition("=")
+        found: Any = manifest
+        for name in path.split("."):
+            found = found.get(name) if isinstance(found, dict) else None
+        if found != wanted:
+            return False
+    return True

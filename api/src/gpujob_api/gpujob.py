@@ -331,6 +331,7 @@ class Summary:
     """The printer columns, ready to read."""
 
     where: Annotated[str, Text(256, clip=True)] = ""
+    progress: Annotated[str, Text(64, clip=True)] = ""
     speed: Annotated[str, Text(128, clip=True)] = ""
     memory: Annotated[str, Text(128, clip=True)] = ""
     cost: Annotated[str, Text(128, clip=True)] = ""

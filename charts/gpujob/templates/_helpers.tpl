@@ -49,7 +49,12 @@ app.kubernetes.io/component: {{ .component }}
 
 {{- define "gpujob.reportURL" -}}
 {{- $said := default .Values.reports.url .Values.configuration.reportUrl -}}
-{{- default (printf "http://%s-operator.%s.svc:%d/report" (include "gpujob.fullname" .) .Release.Namespace (int .Values.reports.port)) $said -}}
+{{- default (printf "http://%s-reports.%s.svc:%d/report" (include "gpujob.fullname" .) .Release.Namespace (int .Values.reports.port)) $said -}}
+{{- end -}}
+
+{{/* The runtime class of agents, and of workers unless said otherwise: CPU cards need none. */}}
+{{- define "gpujob.runtimeClassName" -}}
+{{- if eq .Values.agent.devices "nvml" -}}{{ .Values.agent.runtimeClassName }}{{- end -}}
 {{- end -}}
 
 {{/* What Pod Security "restricted" asks of a container, and a read-only root on top. */}}
@@ -64,4 +69,24 @@ runAsNonRoot: true
 runAsUser: 65532
 runAsGroup: 65532
 seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{/*
+What the operator and the agent call: the API server and DNS, which may be a pod, or the node's own
+cache. The API server's address is known to no chart.
+*/}}
+{{- define "gpujob.egress" -}}
+- ports:
+    - {port: 53, protocol: UDP}
+    - {port: 53, protocol: TCP}
+- ports:
+    {{- range .Values.networkPolicy.apiServerPorts }}
+    - {port: {{ . }}, protocol: TCP}
+    {{- end }}
+  {{- with .Values.networkPolicy.apiServerCIDRs }}
+  to:
+    {{- range . }}
+    - ipBlock: {cidr: {{ . }}}
+    {{- end }}
+  {{- end }}
 {{- end -}}

@@ -1,6 +1,7 @@
 """The operator's command line and configuration file."""
 
 import argparse
+import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import yaml
 from gpujob_api.codec import FieldError
 from gpujob_api.json_values import clean_text
 from gpujob_operator.act.lease import LEASE_SECONDS
+from gpujob_operator.act.report_endpoint import ReportService
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.read.configuration import configuration_from_text
 
@@ -30,6 +32,7 @@ class RunOptions:
     lease_seconds: float
     report_listen: Listen
     report_url: str | None
+    report_service: ReportService | None
     metrics_listen: Listen
     configuration: Configuration
     dump_directory: Path | None
@@ -59,6 +62,9 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     add("--lease-seconds", type=float, default=LEASE_SECONDS)
     add("--report-listen", type=_listen, default="0.0.0.0:8080", metavar="HOST:PORT")
     add("--report-url", help="report address for workers; default: the listening address")
+    add("--report-service", help="a Service without selector, to point at the leader's pod")
+    add("--pod-address", default="", help="with --report-service: this pod's IP address")
+    add("--pod-uid", default="", help="with --report-service: this pod's UID; its name: --identity")
     add("--metrics-listen", type=_listen, default="0.0.0.0:8081", metavar="HOST:PORT")
     add("--configuration", type=Path, help="YAML with the fields of Configuration, camelCase")
     add("--dump-directory", type=Path, help="folder for cycles dumped on SIGUSR1 and on errors")
@@ -83,6 +89,7 @@ def run_options(arguments: argparse.Namespace, identity: str) -> RunOptions:
         lease_seconds=arguments.lease_seconds,
         report_listen=arguments.report_listen,
         report_url=arguments.report_url,
+        report_service=_report_service(arguments),
         metrics_listen=arguments.metrics_listen,
         configuration=load_configuration_file(arguments.configuration),
         dump_directory=arguments.dump_directory,
@@ -90,6 +97,27 @@ def run_options(arguments: argparse.Namespace, identity: str) -> RunOptions:
         crash_after_writes=arguments.crash_after_writes,
         log_format=arguments.log_format,
         log_level=arguments.log_level,
+    )
+
+
+def _report_service(arguments: argparse.Namespace) -> ReportService | None:
+    if not arguments.report_service:
+        return None
+    try:
+        ipaddress.ip_address(arguments.pod_address)
+    except ValueError:
+        problem = f"must be an IP address; got {arguments.pod_address!r}"
+        raise FieldError("--pod-address", problem) from None
+    for option, value in (("--pod-uid", arguments.pod_uid), ("--identity", arguments.identity)):
+        if not value:
+            raise FieldError(option, "is required with --report-service")
+    return ReportService(
+        namespace=arguments.namespace,
+        name=arguments.report_service,
+        port=arguments.report_listen.port,
+        pod_name=arguments.identity,
+        pod_uid=arguments.pod_uid,
+        pod_address=arguments.pod_address,
     )
 
 

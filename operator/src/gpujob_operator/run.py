@@ -33,6 +33,7 @@ from gpujob_operator.act.kube import (
     ResourceType,
 )
 from gpujob_operator.act.lease import Leadership, LeaseSettings, Legacy
+from gpujob_operator.act.report_endpoint import ReportEndpoint
 from gpujob_operator.act.retry import Retry
 from gpujob_operator.act.tokens import TokenReviewer, TooManyReviews
 from gpujob_operator.act.writer import Feedback, Writer
@@ -131,6 +132,7 @@ class Operator:
         self._dirty = Dirty()
         self._stop = asyncio.Event()
         self._stale = asyncio.Event()
+        self._took_lead = asyncio.Event()
         self._listening_since = utc_now()
         self._fresh = False
         self._cache = Cache(self._dirty, self._metrics, utc_now)
@@ -182,6 +184,9 @@ class Operator:
                     keep("event poster", poster.run),
                     keep("refresh", lambda: self._keep_fresh(relist)),
                 ]
+                if (service := self._options.report_service) is not None:
+                    endpoint = ReportEndpoint(clients.lease, service, lambda: leadership.leads)
+                    parts.append(keep("endpoint", lambda: endpoint.keep(self._took_lead)))
                 async with background(*parts):
                     await self._lead(leadership, loop, executor)
                     await poster.flush(FLUSH_SECONDS)
@@ -225,6 +230,7 @@ class Operator:
             self._metrics.leader.set(leads)
             self._fresh = False
             if leads:
+                self._took_lead.set()
                 # Only the leader receives reports.
                 self._listening_since = utc_now()
                 self._distrust_cache()

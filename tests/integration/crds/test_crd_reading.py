@@ -1,13 +1,18 @@
 """What people see: defaults, columns, explanations, and waiting for a condition."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
+from gpujob_api.codec import encode
 from gpujob_api.gpujob import GPUJobSpec
 from gpujob_api.manifest import RESOURCES, gpujob_from_manifest
+from gpujob_api.quantities import GIB
+from gpujob_operator.decide.lifecycle.printer_columns import summarize
+from tests.harness.builders import make_job, measured, running, with_status
 from tests.harness.cluster import RunningControlPlane
 from tests.harness.crds import KINDS, schema_of, walk
 from tests.harness.jobs import job_manifest
@@ -19,6 +24,7 @@ STATUS: dict[str, Any] = {
     "attempt": 2,
     "summary": {
         "where": "node-a GPU-0",
+        "progress": "41/240 17%",
         "speed": "12 steps/s",
         "memory": "3 of 8 GiB",
         "cost": "0.12",
@@ -43,20 +49,56 @@ def test_defaults_are_stored_and_are_those_of_python(
     assert gpujob_from_manifest(stored).spec == GPUJobSpec(job_manifest()["spec"]["template"])
 
 
-def test_columns_say_whether_where_how_fast_and_for_how_much(
+COLUMNS = ["NAME", "PHASE", "PROGRESS", "MEMORY", "AGE"]
+WIDE_COLUMNS = [*COLUMNS, "WHERE", "SPEED", "COST", "QUEUE", "ATTEMPT", "REASON"]
+TERMINAL_COLUMNS = 100
+
+
+def test_columns_say_whether_how_far_and_where(
     control_plane: RunningControlPlane, namespace: str, path: str
 ) -> None:
     control_plane.client().merge(f"{path}/status", {"status": STATUS})
-    head, line = control_plane.kubectl("get", "gj", "-n", namespace).stdout.splitlines()
-    columns = [*("NAME", "PHASE", "WHERE", "SPEED", "MEMORY", "COST"), *("QUEUE", "ATTEMPT")]
-    columns += ["REASON", "AGE"]
-    assert head.split() == columns
-    starts = [head.index(column) for column in columns]
-    cells = [line[start:end].strip() for start, end in pairwise(starts)]
-    assert cells == [
-        *("job", "Running", "node-a GPU-0", "12 steps/s", "3 of 8 GiB", "0.12"),
-        *("default", "2", "Placed"),
-    ]
+    command = ("get", "gj", "-n", namespace, "-o", "wide")
+    head, line = control_plane.kubectl(*command).stdout.splitlines()
+    assert head.split() == WIDE_COLUMNS
+    starts = [head.index(column) for column in WIDE_COLUMNS]
+    cells = [line[start:end].strip() for start, end in pairwise([*starts, len(line)])]
+    assert cells[:4] == ["job", "Running", "41/240 17%", "3 of 8 GiB"]
+    assert cells[5:] == ["node-a GPU-0", "12 steps/s", "0.12", "default", "2", "Placed"]
+
+
+# What the columns hold at their longest, in practice: name, phase, step, steps, GPU memory.
+PRACTICE = [
+    ("llama-3-8b-finetune-lr3e-5-seed42", "Running", 1_234_567, 2_500_000, 72.4),
+    ("resnet50-imagenet-baseline", "Succeeded", 450_360, 450_360, 19.8),
+    ("sweep-007-batch256-cosine", "Pending", 0, None, 80.0),
+    ("recommender", "Starting", 12, None, 0.9),
+]
+
+
+def test_the_columns_fit_into_a_terminal(
+    control_plane: RunningControlPlane, namespace: str
+) -> None:
+    """Filled by the operator's own words. Figures of 189 columns wrap, and nobody can read them."""
+    client = control_plane.client()
+    collection = f"/apis/gpujob.dev/v1alpha1/namespaces/{namespace}/gpujobs"
+    for name, phase, step, total, memory_gib in PRACTICE:
+        manifest = job_manifest()
+        manifest["metadata"]["name"] = name
+        client.create(collection, manifest)
+        made = running(make_job())
+        seen = replace(measured(int(memory_gib * GIB), step=step), steps_total=total)
+        status = with_status(made, measurement=seen).status
+        summary = encode(summarize(made, status, ()))
+        wide = {"reason": "NoRoom: " + "of 64 GPUs 40 are too full; " * 6}
+        body = {"phase": phase, "attempt": 3, "summary": {**summary, **wide}}
+        client.merge(f"{collection}/{name}/status", {"status": body})
+    lines = control_plane.kubectl("get", "gpujobs", "-n", namespace).stdout.splitlines()
+    assert lines[0].split() == COLUMNS
+    assert len(lines) == 1 + len(PRACTICE)
+    assert "1234567/2500000 49%" in str(lines)
+    # The column for the age grows by three characters within months (118d).
+    assert max(len(line.rstrip()) for line in lines) <= TERMINAL_COLUMNS - 3, lines
 
 
 @pytest.mark.parametrize("called", ["gpujobs", "gpujob", "gj", "gpujobs.gpujob.dev"])

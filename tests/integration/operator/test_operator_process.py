@@ -12,7 +12,12 @@ import pytest
 
 from gpujob_api.quantities import GIB
 from gpujob_api.report import Report, WorkerPhase
-from tests.harness.operator_process import Process, account_kubeconfig, start_agent
+from tests.harness.operator_process import (
+    SYSTEM_NAMESPACE,
+    Process,
+    account_kubeconfig,
+    start_agent,
+)
 from tests.harness.stage import OURS, Stage
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
@@ -108,6 +113,41 @@ def test_only_one_of_two_acts_and_the_other_takes_over(stage: Stage) -> None:
     assert stage.lease_holder() == "second"
     assert "before-1-0" in stage.pod_names()
     assert stage.job("before")["status"]["attempt"] == 1
+
+
+def _reports_go_to(stage: Stage) -> list[str]:
+    path = f"/apis/discovery.k8s.io/v1/namespaces/{SYSTEM_NAMESPACE}/endpointslices"
+    return [
+        address
+        for item in stage.client.get(path)["items"]
+        for endpoint in item["endpoints"]
+        for address in endpoint["addresses"]
+    ]
+
+
+def _operator_in_a_pod(stage: Stage, name: str, address: str) -> Process:
+    """The pod is an object only; the process runs here."""
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "spec": {"containers": [{"name": "operator", "image": "any"}]},
+    }
+    created = stage.client.create(f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/pods", pod)
+    uid = created["metadata"]["uid"]
+    own = (f"--identity={name}", f"--pod-uid={uid}", f"--pod-address={address}")
+    return stage.operator("--report-service=reports", *own)
+
+
+def test_reports_go_to_the_pod_that_leads(stage: Stage) -> None:
+    first = _operator_in_a_pod(stage, "first", "10.0.0.1")
+    stage.wait(lambda: _reports_go_to(stage) == ["10.0.0.1"], "the first one leads")
+    second = _operator_in_a_pod(stage, "second", "10.0.0.2")
+    second.wait_for("started")
+    assert _reports_go_to(stage) == ["10.0.0.1"]
+    first.kill()
+    stage.wait(lambda: _reports_go_to(stage) == ["10.0.0.2"], "the second one leads")
+    assert _complaints(second) == []
 
 
 def _interruptions(stage: Stage) -> list[int]:

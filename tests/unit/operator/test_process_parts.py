@@ -13,6 +13,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from gpujob_api.codec import FieldError
 from gpujob_operator import __main__ as command
+from gpujob_operator.act.report_endpoint import ReportService
 from gpujob_operator.cycle import CycleDumps
 from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
 from gpujob_operator.decide.model.plan import Plan
@@ -247,3 +248,26 @@ def test_run_with_a_bad_configuration_says_so(
     path = _file(tmp_path, "nonsense: 1")
     assert _main(monkeypatch, "run", "--configuration", str(path)) == 2
     assert "configuration.nonsense" in capsys.readouterr().err
+
+
+SERVICE = [
+    "run",
+    "--report-service=reports",
+    "--pod-address=10.0.0.7",
+    "--pod-uid=u",
+    "--identity=p",
+]
+
+
+def test_the_service_for_reports_and_the_pod_behind_it() -> None:
+    options = run_options(parse_arguments([*SERVICE, "--report-listen=0.0.0.0:81"]), "host-1")
+    service = ReportService("gpujob-system", "reports", 81, "p", "u", "10.0.0.7")
+    assert options.report_service == service
+    assert run_options(parse_arguments(["run"]), "host-1").report_service is None
+
+
+@pytest.mark.parametrize("option", ["--pod-address", "--pod-uid", "--identity"])
+def test_a_service_for_reports_needs_its_pod(option: str) -> None:
+    arguments = [one for one in SERVICE if not one.startswith(option)]
+    with pytest.raises(FieldError, match=option):
+        run_options(parse_arguments(arguments), "host-1")

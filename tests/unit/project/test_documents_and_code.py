@@ -98,7 +98,9 @@ def test_values_schema_and_defaults_have_the_same_fields() -> None:
     """A value without a default is in no file that users read; one without a schema unchecked."""
     schema = json.loads((ROOT / "charts/gpujob/values.schema.json").read_text(encoding="utf-8"))
     defaults = yaml.safe_load((ROOT / "charts/gpujob/values.yaml").read_text(encoding="utf-8"))
-    free = re.compile(r"^(configuration|global)(\.|$)|\.(resources|affinity)\.|\.name$")
+    free = re.compile(
+        r"^(configuration|global)(\.|$)|\.(resources|affinity|labels)\.|^defaultQueue\.spec\.|\.name$"
+    )
     known = {path for path in paths(schema) if not free.search(path)}
     written = {path for path in value_paths(defaults) if not free.search(path)}
     assert known == written

@@ -16,7 +16,7 @@ EXAMPLES = tracked("examples/*.yaml")
 
 def jobs_in(text: str) -> list[GPUJob]:
     documents: list[Any] = [found for found in yaml.safe_load_all(text) if found]
-    return [from_manifest(GPUJob, found) for found in documents if found["kind"] == "GPUJob"]
+    return [from_manifest(GPUJob, found) for found in documents if found.get("kind") == "GPUJob"]
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=relative)

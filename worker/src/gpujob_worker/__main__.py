@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from gpujob_api.codec import FieldError
 from gpujob_api.settings import ENV_SETTINGS
+from gpujob_worker.device.cpu_cores import keep_to_cores
 from gpujob_worker.launch.command import hooked, ignores_path, resolved
 from gpujob_worker.options import ENV_OPTIONS, parser, read_options
 from gpujob_worker.run.environment import read_environment
@@ -31,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FieldError as error:
         sys.stderr.write(f"gpujob-run: {error}\n")
         return EXIT_USAGE
+    keep_to_cores(os.environ)
     if options.nsys and options.profile is not None:
         kept = _without(words, ("--nsys",), ("--profile-steps", "--profile-with"))
         sys.stdout.write(nsys_command(options.profile, kept, command) + "\n")

@@ -13,6 +13,7 @@ from gpujob_api.codec import FieldError
 from gpujob_api.settings import OptimizeMode
 from gpujob_worker.adapters import huggingface, lightning, tensorflow_jax
 from gpujob_worker.adapters.requested_settings import RequestedSettings
+from gpujob_worker.device.cpu_cores import keep_to_cores
 from gpujob_worker.launch.batch_flags import adapt
 from gpujob_worker.launch.first_process import is_first_process
 from gpujob_worker.options import Options, options_of_run
@@ -51,6 +52,7 @@ class Process:
         self._net.guard(self._prepare)()
 
     def _prepare(self) -> None:
+        keep_to_cores(os.environ)
         self._end.watch()
         atexit.register(self.end)
         reason = ""

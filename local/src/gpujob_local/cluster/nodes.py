@@ -7,8 +7,9 @@ from pathlib import Path
 
 from gpujob_local.cluster.options import ClusterOptions, NodeOptions
 from gpujob_local.control_plane.control_plane import ControlPlane
-from gpujob_local.gpus.cpu_cards import CpuCard, write_cards
+from gpujob_local.gpus.cpu_cards import write_cards
 from gpujob_local.kubelet.process_node import NodeConfiguration
+from gpujob_operator.agent.cpu.cards import CpuCard
 
 
 def configure_node(

@@ -22,7 +22,7 @@ from gpujob_local.cluster.state import ClusterState, socket_path
 from gpujob_local.control_plane.api_client import ApiError
 from gpujob_local.control_plane.control_plane import ControlPlaneOptions
 from gpujob_local.control_plane.go_toolchain import ToolError
-from gpujob_local.gpus.cpu_cards import CpuCardSource, read_cards
+from gpujob_local.gpus.cpu_cards import open_cards
 
 REQUEST_BYTES_MAX = 64 * 1024
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -49,7 +49,7 @@ class Owner:
         self._stop = stop
         self._changing = threading.Lock()
         self._gpus = {
-            node: CpuCardSource(read_cards(cluster.directory / "nodes" / node / "cards.json"))
+            node: open_cards(cluster.directory / "nodes" / node / "cards.json")
             for node in cluster.node_names()
         }
         self._commands: dict[str, Callable[..., Any]] = {

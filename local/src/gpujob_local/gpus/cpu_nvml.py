@@ -1,4 +1,4 @@
-"""NVML for CPU cards: use this module where `pynvml` is used on a machine with GPUs.
+"""NVML for the CPU cards of a process node: use this module where `pynvml` is used with GPUs.
 
 The cards are in the JSON file that GPUJOB_CPU_CARDS names (`cpu_cards.write_cards` writes it).
 """
@@ -7,35 +7,21 @@ import os
 from pathlib import Path
 from typing import Any
 
-from gpujob_local.gpus.cpu_cards import CpuCardSource, read_cards
-from gpujob_local.gpus.nvml_surface import CardReading, NvmlSurface
+from gpujob_local.gpus.cpu_cards import open_cards
+from gpujob_operator.agent.cpu.source import CpuCardSource, nvml_of_cpu_cards
 
 CARDS_VARIABLE = "GPUJOB_CPU_CARDS"
 
 
-class _Source:
-    """Opens the file at nvmlInit, so that importing this module needs no cards."""
-
-    def __init__(self) -> None:
-        self._gpus = CpuCardSource(())
-
-    def open(self) -> None:
-        path = os.environ.get(CARDS_VARIABLE)
-        if not path:
-            raise ValueError(f"{CARDS_VARIABLE} is not set: it names the file with the CPU cards")
-        self._gpus = CpuCardSource(read_cards(Path(path)))
-
-    def driver_version(self) -> str:
-        return f"cpu-cards-{os.uname().release}"
-
-    def read(self) -> list[CardReading]:
-        return self._gpus.read()
-
-    def time_microseconds(self) -> int:
-        return self._gpus.time_microseconds()
+def _open() -> CpuCardSource:
+    """At nvmlInit, so that importing this module needs no cards."""
+    path = os.environ.get(CARDS_VARIABLE)
+    if not path:
+        raise ValueError(f"{CARDS_VARIABLE} is not set: it names the file with the CPU cards")
+    return open_cards(Path(path))
 
 
-_surface = NvmlSurface(_Source())
+_surface = nvml_of_cpu_cards(_open)
 
 
 def __getattr__(name: str) -> Any:

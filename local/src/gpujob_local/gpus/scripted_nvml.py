@@ -20,18 +20,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gpujob_local.gpus.nvml_surface import CardReading, NvmlSurface, ProcessReading, error
+from gpujob_operator.agent.nvml_surface import GPUReading, NvmlSurface, ProcessReading, error
 
 SCRIPT_VARIABLE = "GPUJOB_SCRIPTED_CARDS"
 
 
-def card_reading(item: dict[str, Any]) -> CardReading:
+def card_reading(item: dict[str, Any]) -> GPUReading:
     """One card of the script. Raises `KeyError` naming what is missing."""
     processes = tuple(
         ProcessReading(entry["pid"], entry["memoryBytes"], entry.get("utilizationPercent", 0.0))
         for entry in item.get("processes", [])
     )
-    return CardReading(
+    return GPUReading(
         uuid=item["uuid"],
         model=item.get("model", "Scripted card"),
         memory_total_bytes=item["memoryTotalBytes"],
@@ -60,7 +60,7 @@ class _Source:
     def driver_version(self) -> str:
         return str(self._script.get("driverVersion", "scripted"))
 
-    def read(self) -> list[CardReading]:
+    def read(self) -> list[GPUReading]:
         self._reload()
         if self._script.get("error") is not None:
             raise error(self._script["error"])

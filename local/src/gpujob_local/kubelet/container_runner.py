@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from gpujob_local.control_plane.api_client import ApiError
-from gpujob_local.gpus.cpu_cards import CpuCard
 from gpujob_local.kubelet.container_process import (
     ContainerProcess,
     ProcessSpecification,
@@ -37,6 +36,7 @@ from gpujob_local.kubelet.pod_status import (
 )
 from gpujob_local.kubelet.pod_volumes import PodVolumes, text_data
 from gpujob_local.processes.launch import EXIT_START_ERROR
+from gpujob_operator.agent.cpu.cards import CpuCard
 
 RETRY_SECONDS_MIN, RETRY_SECONDS_MAX = 0.2, 2.0
 # Shorter than a kubelet's 10 s to 5 min: a local cluster is there to be watched.

@@ -123,6 +123,7 @@ NODES = ResourceType("", "v1", "nodes", namespaced=False)
 SERVICES = ResourceType("", "v1", "services", namespaced=True)
 EVENTS = ResourceType("", "v1", "events", namespaced=True)
 LEASES = ResourceType("coordination.k8s.io", "v1", "leases", namespaced=True)
+ENDPOINT_SLICES = ResourceType("discovery.k8s.io", "v1", "endpointslices", namespaced=True)
 TOKEN_REVIEWS = ResourceType("authentication.k8s.io", "v1", "tokenreviews", namespaced=False)
 
 

@@ -6,14 +6,21 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from importlib.metadata import version
 
+from gpujob_api.codec import FieldError
+from gpujob_api.gpunode import GPUS_MAX
+from gpujob_api.quantities import MIB, Memory
 from gpujob_operator.act.connection import BadConnection, load_configuration
 from gpujob_operator.act.kube import Kube
-from gpujob_operator.agent.agent import Agent
-from gpujob_operator.agent.nvml import load_nvml
+from gpujob_operator.agent.agent import Agent, nothing
+from gpujob_operator.agent.cpu.devices import cpu_devices
+from gpujob_operator.agent.cpu.pods import PodDevices
+from gpujob_operator.agent.nvml import Nvml, load_nvml
 from gpujob_operator.agent.owners import (
+    OwnerOf,
     owner_by_cgroup,
     owner_by_environment,
     remembered,
@@ -23,6 +30,7 @@ from gpujob_operator.agent.publish import Publisher
 from gpujob_operator.logs import configure_logs
 
 EXIT_USAGE = 2
+CPU_MEMORY_BYTES_MIN = 64 * MIB
 OWNERS = {"cgroup": owner_by_cgroup, "environment": owner_by_environment}
 
 
@@ -31,11 +39,11 @@ def _arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--kubeconfig", help="without it: the pod's service account")
     add("--node", default=os.environ.get("NODE_NAME"), help="default: $NODE_NAME")
-    add(
-        "--nvml-module",
-        default="pynvml",
-        help="dotted name of a module with the functions of pynvml",
-    )
+    add("--devices", choices=("nvml", "cpu"), default="nvml", help="cpu: stand-ins, see --cpu-...")
+    add("--nvml-module", default="pynvml", help="dotted name of a module with pynvml's functions")
+    add("--cpu-count", type=int, default=1, help="CPU cards of this node")
+    add("--cpu-memory", type=_memory, default="2Gi", help="memory of each, 64Mi at least")
+    add("--cpu-beside-gpus", action="store_true", help="CPU cards on a node that has a GPU, too")
     add("--process-owner", choices=sorted(OWNERS), default="cgroup")
     add("--interval-seconds", type=float, default=2.0)
     add("--log-format", choices=("json", "text"), default="json")
@@ -43,9 +51,33 @@ def _arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if not arguments.node:
         parser.error("--node is required where NODE_NAME is not set")
+    if not 1 <= arguments.cpu_count <= GPUS_MAX:
+        parser.error(f"--cpu-count: must be 1 to {GPUS_MAX}; got {arguments.cpu_count}")
     if not 0.1 <= arguments.interval_seconds <= 60:
         parser.error(f"--interval-seconds: must be 0.1 to 60; got {arguments.interval_seconds}")
     return arguments
+
+
+def _memory(text: str) -> int:
+    try:
+        found = Memory.from_json(text, "--cpu-memory").bytes
+    except FieldError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if found < CPU_MEMORY_BYTES_MIN:
+        raise argparse.ArgumentTypeError(f"must be at least 64Mi; got {text}")
+    return found
+
+
+def _devices(
+    arguments: argparse.Namespace, kube: Kube, owner: OwnerOf
+) -> tuple[Nvml, Callable[[], Awaitable[None]]]:
+    """NVML's functions, and what is to be awaited before every reading."""
+    if arguments.devices == "nvml":
+        return load_nvml(arguments.nvml_module), nothing
+    pods = PodDevices(kube, arguments.node, owner)
+    count, memory_bytes = arguments.cpu_count, arguments.cpu_memory
+    beside = arguments.cpu_beside_gpus
+    return cpu_devices(arguments.node, count, memory_bytes, pods, beside_gpus=beside), pods.learn
 
 
 async def _run(arguments: argparse.Namespace) -> None:
@@ -58,11 +90,14 @@ async def _run(arguments: argparse.Namespace) -> None:
         clock=lambda: datetime.now(UTC),
         monotonic=time.monotonic,
     )
+    owner = remembered(OWNERS[arguments.process_owner](), start_ticks())
+    nvml, prepare = _devices(arguments, kube, owner)
     agent = Agent(
-        load_nvml(arguments.nvml_module),
+        nvml,
         publisher,
-        remembered(OWNERS[arguments.process_owner](), start_ticks()),
+        owner,
         interval_seconds=arguments.interval_seconds,
+        prepare=prepare,
     )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

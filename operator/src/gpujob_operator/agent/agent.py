@@ -4,12 +4,13 @@ iteration tries again.
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from gpujob_api.gpunode import GPU
 from gpujob_operator.act.kube import ApiError
 from gpujob_operator.agent.health import GPUHealth
-from gpujob_operator.agent.nvml import Nvml
+from gpujob_operator.agent.nvml import DevicesRefused, Nvml
 from gpujob_operator.agent.publish import Publisher, Readiness
 from gpujob_operator.agent.readings import GPUReader, Owner
 from gpujob_operator.logs import Log
@@ -21,14 +22,27 @@ _READY = Readiness(True, "Measuring", "the agent reads all GPUs")
 _STOPPED = Readiness(False, "AgentStopped", "the agent was stopped; its last readings become stale")
 
 
+async def nothing() -> None:
+    """What a reading of GPUs needs beforehand."""
+
+
 class Agent:
+    """`prepare` is awaited before every reading; with an `ApiError` there is none that time."""
+
     def __init__(
-        self, nvml: Nvml, publisher: Publisher, owner: Owner, *, interval_seconds: float
+        self,
+        nvml: Nvml,
+        publisher: Publisher,
+        owner: Owner,
+        *,
+        interval_seconds: float,
+        prepare: Callable[[], Awaitable[None]] = nothing,
     ) -> None:
         self._nvml = nvml
         self._publisher = publisher
         self._owner = owner
         self._interval_seconds = interval_seconds
+        self._prepare = prepare
         self._stop = asyncio.Event()
         self._reader: GPUReader | None = None
         self._driver_version = ""
@@ -55,12 +69,22 @@ class Agent:
             log.warning("earlier readings unavailable", error=str(error))
             return
         try:
+            await self._prepare()
+        except ApiError as error:
+            # Readings that lack a process would be believed; old ones are known to be old.
+            log.warning("pods of this node not known", error=str(error))
+            return
+        try:
             gpus = await asyncio.to_thread(self._read)
         except self._nvml.NVMLError as error:
             # The driver may be restarting, so the next reading initializes NVML again.
             self._reader = None
             log.warning("NVML failed", error=str(error))
             await self._publish(None, Readiness(False, "NVMLFailed", f"NVML: {error}"))
+            return
+        except DevicesRefused as error:
+            log.error("devices refused", error=str(error))
+            await self._publish(None, Readiness(False, "DevicesRefused", str(error)))
             return
         await self._publish(gpus, _READY)
 

@@ -11,6 +11,10 @@ from typing import Any
 Nvml = Any
 
 
+class DevicesRefused(Exception):  # noqa: N818 - an answer, not a fault
+    """The node is not one for the devices that the agent was told to show. Says what to do."""
+
+
 def load_nvml(name: str) -> Nvml:
     """Imports the module. Raises ModuleNotFoundError naming it."""
     return importlib.import_module(name)

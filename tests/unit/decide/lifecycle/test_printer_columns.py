@@ -1,4 +1,4 @@
-"""The printer column for speed: a factor only where one was measured, of settings in force."""
+"""Printer columns: progress in steps; a speed-up only where one was measured, and is in force."""
 
 from dataclasses import replace
 
@@ -35,3 +35,28 @@ def job(mode: OptimizeMode, speedup: Speedup | None) -> GPUJob:
 def test_the_speed_column(mode: OptimizeMode, speedup: Speedup | None, text: str) -> None:
     found = job(mode, speedup)
     assert summarize(found, found.status, ()).speed == text
+
+
+@pytest.mark.parametrize(
+    ("step", "total", "text"),
+    [
+        (0, None, ""),
+        (0, 100, ""),
+        (7, None, "step 7"),
+        (7, 100, "7/100 7%"),
+        (999, 1000, "999/1000 99%"),
+        (1000, 1000, "1000/1000 100%"),
+        # A script may go on for longer than it said.
+        (1200, 1000, "1200/1000 100%"),
+    ],
+)
+def test_the_progress_column(step: int, total: int | None, text: str) -> None:
+    made = running(make_job())
+    seen = replace(measured(GIB, step=step), steps_total=total)
+    found = with_status(made, measurement=seen)
+    assert summarize(found, found.status, ()).progress == text
+
+
+def test_a_job_that_was_not_measured_has_no_progress() -> None:
+    found = make_job()
+    assert summarize(found, found.status, ()).progress == ""

@@ -65,4 +65,4 @@ def test_an_init_container_counts() -> None:
     first = {"name": "fetch", "resources": {"requests": {"cpu": "65"}}}
     template["spec"]["initContainers"] = [first]
     message = message_of(make_job(template=template), make_snapshot())
-    assert "1 on nodes 1000 milli-CPU short" in message
+    assert "1 on nodes short of 1000 milli-CPU" in message

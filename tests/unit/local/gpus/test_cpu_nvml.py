@@ -12,7 +12,10 @@ import pynvml
 import pytest
 
 from gpujob_local.gpus import cpu_nvml
-from gpujob_local.gpus.cpu_cards import CpuCard, bound_processes, read_cards, write_cards
+from gpujob_local.gpus.cpu_cards import read_cards, write_cards
+from gpujob_operator.agent.cpu.cards import CpuCard
+from gpujob_operator.agent.cpu.environment import EnvironmentDevices
+from gpujob_operator.agent.cpu.processes import bound_processes
 
 MIB = 1024**2
 FIRST, SECOND = "CPU-test-0", "CPU-test-1"
@@ -225,4 +228,4 @@ def test_a_file_that_describes_no_gpus_is_named(tmp_path: Path) -> None:
 def test_processes_that_see_all_gpus_or_none_are_not_bound(start: Start) -> None:
     start(ALLOCATE, "all", "1")
     start(ALLOCATE, "CPU-other", "1")
-    assert bound_processes(["CPU-mine"]) == {}
+    assert bound_processes(["CPU-mine"], EnvironmentDevices()) == {}

@@ -13,6 +13,7 @@ REASON_CHARACTERS_MAX = 200
 def summarize(job: GPUJob, status: GPUJobStatus, sites: Sites) -> Summary:
     return Summary(
         where=_where(status),
+        progress=_progress(status),
         speed=_speed(job, status),
         memory=_memory(status),
         cost=cost_text(job, status, sites),
@@ -33,6 +34,17 @@ def _where(status: GPUJobStatus) -> str:
     gpus = ",".join(uuid[:12] for uuid in first.gpus[:2])
     gpus += ",..." if len(first.gpus) > 2 else ""
     return f"{first.node}/{gpus}{more}"
+
+
+def _progress(status: GPUJobStatus) -> str:
+    """Of the newest attempt, as rank 0 reported it: 12300/100000 12%."""
+    measured = status.measurement
+    if measured is None or not measured.step:
+        return ""
+    total = measured.steps_total
+    if not total:
+        return f"step {measured.step}"
+    return f"{measured.step}/{total} {min(100, 100 * measured.step // total)}%"
 
 
 def _speed(job: GPUJob, status: GPUJobStatus) -> str:

@@ -1,8 +1,8 @@
-"""The part of NVML's Python interface that an agent uses, over any source of card readings.
+"""The part of NVML's Python interface that an agent uses, over any source of readings.
 
-`cpu_nvml` and `scripted_nvml` are modules like `pynvml`: same function names, same attributes on
-what they return, and the same exceptions (they are pynvml's own classes). What is not offered
-raises pynvml's "Not Supported", as a real driver does for a card without the feature.
+An `NvmlSurface` stands where the module `pynvml` does: same function names, same attributes on what
+they return, and the same exceptions (they are pynvml's own classes). What is not offered raises
+pynvml's "Not Supported", as a real driver does for a GPU without the feature.
 """
 
 from collections.abc import Callable
@@ -23,8 +23,8 @@ class ProcessReading:
 
 
 @dataclass(frozen=True, slots=True)
-class CardReading:
-    """What one card says now. None: this card cannot tell.
+class GPUReading:
+    """What one GPU says now. None: this GPU cannot tell.
 
     `errors` maps a function's name, or '*' for all, to the NVML error code that it raises.
     `xids` are the critical errors so far, oldest first.
@@ -45,27 +45,27 @@ class CardReading:
     errors: dict[str, int] = field(default_factory=dict)
 
 
-class CardSource(Protocol):
+class GPUSource(Protocol):
     """Where readings come from. `time_microseconds` is the time of the newest reading."""
 
     def driver_version(self) -> str: ...
     def open(self) -> None: ...
-    def read(self) -> list[CardReading]: ...
+    def read(self) -> list[GPUReading]: ...
     def time_microseconds(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The handle of a card."""
+    """The handle of a GPU."""
 
     index: int
     uuid: str
 
 
 class NvmlSurface:
-    """NVML's functions over a `CardSource`; `lookup` finds them under pynvml's names."""
+    """NVML's functions over a `GPUSource`; `lookup` finds them under pynvml's names."""
 
-    def __init__(self, source: CardSource) -> None:
+    def __init__(self, source: GPUSource) -> None:
         self._source = source
         self._open = False
         self._xids_seen: dict[str, int] = {}
@@ -96,7 +96,7 @@ class NvmlSurface:
             "nvmlDeviceGetTotalEccErrors": _field("ecc_errors"),
         }
         for name, function in per_gpu.items():
-            self._functions[name] = self._on_card(name, function)
+            self._functions[name] = self._on_gpu(name, function)
 
     def lookup(self, name: str) -> Any:
         """A function by pynvml's name; constants and exceptions are pynvml's own.
@@ -110,6 +110,11 @@ class NvmlSurface:
             return _not_supported
         return original
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self.lookup(name)
+
     def _initialize(self) -> None:
         self._source.open()
         self._open = True
@@ -122,41 +127,41 @@ class NvmlSurface:
         self._gpus()
         return self._source.driver_version()
 
-    def _gpus(self) -> list[CardReading]:
+    def _gpus(self) -> list[GPUReading]:
         if not self._open:
             raise error(pynvml.NVML_ERROR_UNINITIALIZED)
         return self._source.read()
 
     def _by_index(self, index: int) -> Device:
-        cards = self._gpus()
-        if not 0 <= index < len(cards):
+        gpus = self._gpus()
+        if not 0 <= index < len(gpus):
             raise error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        _raise_scripted(cards[index], "nvmlDeviceGetHandleByIndex")
-        return Device(index, cards[index].uuid)
+        _raise_scripted(gpus[index], "nvmlDeviceGetHandleByIndex")
+        return Device(index, gpus[index].uuid)
 
     def _by_uuid(self, uuid: str | bytes) -> Device:
         text = uuid.decode() if isinstance(uuid, bytes) else uuid
-        for index, card in enumerate(self._gpus()):
-            if card.uuid == text:
+        for index, gpu in enumerate(self._gpus()):
+            if gpu.uuid == text:
                 return Device(index, text)
         raise error(pynvml.NVML_ERROR_NOT_FOUND)
 
-    def _index(self, card: CardReading) -> int:
-        return self._by_uuid(card.uuid).index
+    def _index(self, gpu: GPUReading) -> int:
+        return self._by_uuid(gpu.uuid).index
 
-    def _on_card(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _on_gpu(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(device: Device, *arguments: Any, **named: Any) -> Any:
-            for card in self._gpus():
-                if card.uuid == device.uuid:
-                    _raise_scripted(card, name)
-                    return function(card, *arguments, **named)
+            for gpu in self._gpus():
+                if gpu.uuid == device.uuid:
+                    _raise_scripted(gpu, name)
+                    return function(gpu, *arguments, **named)
             raise error(pynvml.NVML_ERROR_GPU_IS_LOST)
 
         return call
 
-    def _process_utilization(self, card: CardReading, last_seen: int) -> list[SimpleNamespace]:
+    def _process_utilization(self, gpu: GPUReading, last_seen: int) -> list[SimpleNamespace]:
         time_microseconds = self._source.time_microseconds()
-        if time_microseconds <= last_seen or not card.processes:
+        if time_microseconds <= last_seen or not gpu.processes:
             raise error(pynvml.NVML_ERROR_NOT_FOUND)
         return [
             SimpleNamespace(
@@ -167,19 +172,19 @@ class NvmlSurface:
                 encUtil=0,
                 decUtil=0,
             )
-            for process in card.processes
+            for process in gpu.processes
         ]
 
     def _wait_event(self, _events: object, _limit_milliseconds: int) -> SimpleNamespace:
         """The next critical error that was not told yet; raises Timeout at once without one."""
-        for index, card in enumerate(self._gpus()):
-            seen = self._xids_seen.get(card.uuid, 0)
-            if seen < len(card.xids):
-                self._xids_seen[card.uuid] = seen + 1
+        for index, gpu in enumerate(self._gpus()):
+            seen = self._xids_seen.get(gpu.uuid, 0)
+            if seen < len(gpu.xids):
+                self._xids_seen[gpu.uuid] = seen + 1
                 return SimpleNamespace(
-                    device=Device(index, card.uuid),
+                    device=Device(index, gpu.uuid),
                     eventType=pynvml.nvmlEventTypeXidCriticalError,
-                    eventData=card.xids[seen],
+                    eventData=gpu.xids[seen],
                     gpuInstanceId=NO_INSTANCE,
                     computeInstanceId=NO_INSTANCE,
                 )
@@ -195,8 +200,8 @@ def _not_supported(*_arguments: Any, **_named: Any) -> Any:
     raise error(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
 
-def _raise_scripted(card: CardReading, name: str) -> None:
-    code = card.errors.get(name, card.errors.get("*"))
+def _raise_scripted(gpu: GPUReading, name: str) -> None:
+    code = gpu.errors.get(name, gpu.errors.get("*"))
     if code is not None:
         raise error(code)
 
@@ -206,10 +211,10 @@ def _nothing(*_arguments: Any) -> None:
 
 
 def _field(name: str) -> Callable[..., Any]:
-    """Serves one field of the reading; what the card cannot tell is not supported."""
+    """Serves one field of the reading; what the GPU cannot tell is not supported."""
 
-    def get(card: CardReading, *_arguments: Any) -> Any:
-        value = getattr(card, name)
+    def get(gpu: GPUReading, *_arguments: Any) -> Any:
+        value = getattr(gpu, name)
         return _not_supported() if value is None else value
 
     return get
@@ -217,7 +222,7 @@ def _field(name: str) -> Callable[..., Any]:
 
 def _thousandths(name: str) -> Callable[..., Any]:
     get = _field(name)
-    return lambda card: _whole(get(card) * 1000)  # pyright: ignore[reportUnknownLambdaType]
+    return lambda gpu: _whole(get(gpu) * 1000)  # pyright: ignore[reportUnknownLambdaType]
 
 
 def _whole(value: float) -> Any:
@@ -225,11 +230,11 @@ def _whole(value: float) -> Any:
     return value if value != value else round(value)
 
 
-def _memory(card: CardReading, version: int | None = None) -> SimpleNamespace:
+def _memory(gpu: GPUReading, version: int | None = None) -> SimpleNamespace:
     total, reserved, used = (
-        card.memory_total_bytes,
-        card.memory_reserved_bytes,
-        card.memory_used_bytes,
+        gpu.memory_total_bytes,
+        gpu.memory_reserved_bytes,
+        gpu.memory_used_bytes,
     )
     if version:
         free = total - reserved - used
@@ -240,14 +245,12 @@ def _memory(card: CardReading, version: int | None = None) -> SimpleNamespace:
     return SimpleNamespace(total=total, free=total - reserved - used, used=used + reserved)
 
 
-def _utilization(card: CardReading) -> SimpleNamespace:
-    memory = (
-        100 * card.memory_used_bytes / card.memory_total_bytes if card.memory_total_bytes else 0
-    )
-    return SimpleNamespace(gpu=_whole(card.utilization_percent), memory=_whole(memory))
+def _utilization(gpu: GPUReading) -> SimpleNamespace:
+    memory = 100 * gpu.memory_used_bytes / gpu.memory_total_bytes if gpu.memory_total_bytes else 0
+    return SimpleNamespace(gpu=_whole(gpu.utilization_percent), memory=_whole(memory))
 
 
-def _running(card: CardReading) -> list[SimpleNamespace]:
+def _running(gpu: GPUReading) -> list[SimpleNamespace]:
     return [
         SimpleNamespace(
             pid=process.pid,
@@ -255,5 +258,5 @@ def _running(card: CardReading) -> list[SimpleNamespace]:
             gpuInstanceId=NO_INSTANCE,
             computeInstanceId=NO_INSTANCE,
         )
-        for process in card.processes
+        for process in gpu.processes
     ]

@@ -1,0 +1,36 @@
+"""What a CPU card is, and which ones a node has."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpujob_api.cpu_cards import cores_of, cpu_card_uuids
+
+MODEL = "CPU card"
+# As a driver keeps some memory for itself.
+RESERVED_FRACTION = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class CpuCard:
+    """`reserved_bytes` plays the part of what a driver keeps for itself."""
+
+    uuid: str
+    core: int
+    memory_bytes: int
+    reserved_bytes: int = 0
+    model: str = MODEL
+
+
+def make_cards(
+    node: str, count: int, memory_bytes: int, cores: Sequence[int]
+) -> tuple[CpuCard, ...]:
+    """The CPU cards of a node: the same ones after a restart. `cores` may be used."""
+    return tuple(
+        CpuCard(
+            uuid=uuid,
+            core=min(cores_of(uuid, cores)),
+            memory_bytes=memory_bytes,
+            reserved_bytes=int(memory_bytes * RESERVED_FRACTION),
+        )
+        for uuid in cpu_card_uuids(node, count)
+    )

@@ -1,0 +1,80 @@
+"""Whether a node may have CPU cards: it has no GPU, and as much memory as they say.
+
+CPU cards on a node with a GPU would stay an unnoticed mistake: jobs would run on the processor
+beside an idle GPU.
+"""
+
+from pathlib import Path
+
+from gpujob_operator.agent.nvml import DevicesRefused
+
+NVIDIA_VENDOR = "0x10de"
+# The classes of PCI devices that show pictures or compute (0x03...).
+DISPLAY_CLASS = "0x03"
+SHOWN_MAX = 4
+
+
+def check_node(
+    count: int,
+    memory_bytes: int,
+    *,
+    beside_gpus: bool,
+    proc: Path = Path("/proc"),
+    sysfs: Path = Path("/sys"),
+) -> None:
+    """Raises `DevicesRefused`, which says what is wrong and what to do."""
+    gpus = [] if beside_gpus else nvidia_gpus(proc, sysfs)
+    if gpus:
+        shown = ", ".join(gpus[:SHOWN_MAX]) + (", ..." if len(gpus) > SHOWN_MAX else "")
+        raise DevicesRefused(
+            f"this node has {len(gpus)} NVIDIA GPU{'s' if len(gpus) > 1 else ''} ({shown}), and "
+            "CPU cards are for nodes without one: set agent.devices=nvml, or "
+            "agent.cpu.besideGPUs=true if pods cannot use it (kind on a laptop)"
+        )
+    there = memory_total_bytes(proc)
+    if count * memory_bytes > there:
+        raise DevicesRefused(
+            f"{count} CPU cards of {memory_bytes} bytes need {count * memory_bytes} bytes, and "
+            f"this node has {there}: set agent.cpu.count or agent.cpu.memory lower"
+        )
+
+
+def nvidia_gpus(proc: Path, sysfs: Path) -> list[str]:
+    """The PCI addresses of the node's NVIDIA GPUs, with and without a driver.
+
+    A container sees the host's buses and the driver's folder in /proc, whatever devices it has.
+    """
+    driver = proc / "driver" / "nvidia" / "gpus"
+    found = {folder.name for folder in _folders(driver)}
+    for device in _folders(sysfs / "bus" / "pci" / "devices"):
+        kind, vendor = _line(device / "class"), _line(device / "vendor")
+        if kind.startswith(DISPLAY_CLASS) and vendor == NVIDIA_VENDOR:
+            found.add(device.name)
+    return sorted(found)
+
+
+def memory_total_bytes(proc: Path) -> int:
+    """The node's memory; 0 where /proc/meminfo does not say."""
+    for line in _text(proc / "meminfo").splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemTotal":
+            return int(value.split()[0]) * 1024
+    return 0
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _line(path: Path) -> str:
+    return _text(path).strip().lower()
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,249 @@
+"""Who may do what, and who reaches whom: roles for people, network policies, choices of a pod."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.harness.chart import (
+    CHART,
+    EXTRAS,
+    NAMESPACE,
+    RELEASE,
+    Manifest,
+    helm,
+    named,
+    of_kind,
+    pod_spec,
+    render,
+    template,
+)
+from tests.harness.repository import ROOT
+
+pytestmark = pytest.mark.cluster
+READ = {"get", "list", "watch"}
+WRITE = {"create", "update", "patch", "delete", "deletecollection"}
+
+
+def rights(objects: list[Manifest], role: str) -> dict[str, set[str]]:
+    rules = named(objects, "ClusterRole", role)["rules"]
+    return {name: set(rule["verbs"]) for rule in rules for name in rule["resources"]}
+
+
+def aggregated(values: Mapping[str, Any]) -> set[str]:
+    prefix = "rbac.authorization.k8s.io/aggregate-to-"
+    labels = [role["metadata"]["labels"] for role in of_kind(render(values), "ClusterRole")]
+    return {name.removeprefix(prefix) for one in labels for name in one if name.startswith(prefix)}
+
+
+# Roles
+
+
+def test_a_viewer_an_editor_and_an_admin_can_be_bound() -> None:
+    objects = render()
+    assert rights(objects, "viewer") == {"gpujobs": READ, "gpuprofiles": READ}
+    forget = READ | {"delete", "deletecollection"}
+    assert rights(objects, "editor") == {"gpujobs": READ | WRITE, "gpuprofiles": forget}
+    every = READ | WRITE
+    assert rights(objects, "admin") == {
+        "gpujobs": every,
+        "gpunodes": every,
+        "gpuqueues": every,
+        "gpuprofiles": forget,
+    }
+
+
+def test_nobody_but_the_operator_and_the_agents_writes_status() -> None:
+    for name in ("viewer", "editor", "admin"):
+        assert not [one for one in rights(render(), name) if "/" in one]
+
+
+def test_only_looking_is_given_away_by_itself() -> None:
+    assert aggregated({}) == {"view"}
+    for name in ("view", "edit", "admin"):
+        every = dict.fromkeys(("view", "edit", "admin"), False)
+        assert aggregated({"rbac": {"aggregate": {**every, name: True}}}) == {name}
+
+
+def test_without_rbac_there_is_no_role_but_that_of_a_test() -> None:
+    objects = render({"rbac": {"create": False}})
+    roles = of_kind(objects, "ClusterRole", "Role")
+    assert {role["metadata"]["name"] for role in roles} == {"gpujob-job-test"}
+
+
+# Network policies
+
+
+def ports(rule: Manifest) -> set[Any]:
+    return {port["port"] for port in rule["ports"]}
+
+
+def test_policies_are_on_and_name_both_directions() -> None:
+    for name in ("operator", "agent"):
+        policy = named(render(), "NetworkPolicy", name)["spec"]
+        assert policy["policyTypes"] == ["Ingress", "Egress"]
+    assert of_kind(render({"networkPolicy": {"enabled": False}}), "NetworkPolicy") == []
+
+
+def test_workers_of_every_namespace_reach_the_report_port_alone() -> None:
+    rules = named(render(), "NetworkPolicy", "operator")["spec"]["ingress"]
+    (workers,) = [rule for rule in rules if "namespaceSelector" in str(rule)]
+    (peer,) = workers["from"]
+    assert peer["namespaceSelector"] == {}
+    assert "gpujob.dev/job" in str(peer["podSelector"])
+    assert ports(workers) == {"reports"}
+
+
+def test_nobody_reaches_an_agent() -> None:
+    assert "ingress" not in named(render(), "NetworkPolicy", "agent")["spec"]
+
+
+@pytest.mark.parametrize("name", ["operator", "agent"])
+def test_both_reach_the_api_server_and_dns_and_nothing_else(name: str) -> None:
+    dns, server = named(render(), "NetworkPolicy", name)["spec"]["egress"]
+    assert ports(dns) == {53}
+    assert {port["protocol"] for port in dns["ports"]} == {"UDP", "TCP"}
+    assert "to" not in dns, "a node's own DNS cache is no pod"
+    assert {443, 6443} <= ports(server)
+    values = {"networkPolicy": {"apiServerPorts": [6443], "apiServerCIDRs": ["10.0.0.1/32"]}}
+    _dns, server = named(render(values), "NetworkPolicy", name)["spec"]["egress"]
+    assert ports(server) == {6443}
+    assert server["to"] == [{"ipBlock": {"cidr": "10.0.0.1/32"}}]
+
+
+# Choices of a pod
+
+
+@pytest.mark.parametrize(("part", "kind"), [("operator", "Deployment"), ("agent", "DaemonSet")])
+def test_a_pod_gets_what_a_platform_team_adds(part: str, kind: str) -> None:
+    added = {**EXTRAS, "extraArgs": ["--log-format=text"], "logLevel": "debug"}
+    before, after = (
+        pod_spec(named(render(values), kind, part)) for values in ({}, {part: dict(added)})
+    )
+    (old,), (new,) = before["containers"], after["containers"]
+    assert new["args"][-2:] == ["--log-level=debug", "--log-format=text"]
+    assert old["args"][-1] == "--log-level=info"
+    assert new["env"] == old["env"] + EXTRAS["extraEnv"]
+    for name, value in (("volumes", after), ("volumeMounts", new)):
+        wanted = EXTRAS["extraVolumes" if name == "volumes" else "extraVolumeMounts"]
+        assert value[name] == (before if name == "volumes" else old).get(name, []) + wanted
+
+
+@pytest.mark.parametrize(
+    ("values", "named_value"),
+    [
+        ({"operator": {"extraEnv": [{"value": "x"}]}}, "extraEnv"),
+        ({"operator": {"extraEnv": [{"name": "A", "val": "x"}]}}, "extraEnv"),
+        ({"operator": {"extraArgs": ["verbose"]}}, "extraArgs"),
+        ({"operator": {"logLevel": "chatty"}}, "logLevel"),
+        ({"agent": {"extraVolumes": [{"configMap": {"name": "x"}}]}}, "extraVolumes"),
+        ({"agent": {"extraVolumeMounts": [{"name": "x"}]}}, "extraVolumeMounts"),
+        ({"agent": {"tolerations": [{"keys": "x"}]}}, "tolerations"),
+        ({"operator": {"affinity": {"podAfinity": {}}}}, "affinity"),
+        ({"rbac": {"aggregate": True}}, "aggregate"),
+        ({"rbac": {"aggregate": {"views": True}}}, "aggregate"),
+        ({"networkPolicy": {"apiServerPorts": []}}, "apiServerPorts"),
+        ({"networkPolicy": {"apiServerCIDRs": ["10.0.0.1"]}}, "apiServerCIDRs"),
+        ({"networkPolicy": {"metricsFrom": [{"namespace": {}}]}}, "metricsFrom"),
+        ({"metrics": {"prometheusRule": {"runbookUrl": "ftp://x"}}}, "runbookUrl"),
+        ({"defaultQueue": {"spec": {"nominal": {"cards": 8}}}}, "defaultQueue"),
+        ({"defaultQueue": {"spec": {"nominal": {"gpus": -1}}}}, "defaultQueue"),
+        ({"tests": {"job": {"timeoutSeconds": 0}}}, "timeoutSeconds"),
+    ],
+    ids=str,
+)
+def test_nonsense_in_it_is_refused(values: Mapping[str, Any], named_value: str) -> None:
+    done = template(values)
+    assert done.returncode != 0
+    assert named_value in done.stderr
+
+
+# The default queue and the test's job
+
+
+def fields(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: fields(part) if "properties" in part else None
+        for name, part in schema["properties"].items()
+    }
+
+
+def test_the_default_queues_values_are_those_of_the_crd() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    crd = yaml.safe_load((ROOT / "crds/gpujob.dev_gpuqueues.yaml").read_text(encoding="utf-8"))
+    (version,) = crd["spec"]["versions"]
+    ours = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    assert fields(schema["definitions"]["queue"]) == fields(ours)
+
+
+def test_the_default_queue_is_made_once_and_then_left_alone() -> None:
+    assert of_kind(render(), "GPUQueue") == []
+    values = {"defaultQueue": {"create": True, "spec": {"nominal": {"gpus": 4}}}}
+    (queue,) = of_kind(render(values), "GPUQueue")
+    assert queue["metadata"]["name"] == "default"
+    assert queue["spec"]["nominal"] == {"gpus": 4}
+    # A part of the release would be set back by an upgrade and deleted with the release.
+    assert queue["metadata"]["annotations"]["helm.sh/hook"] == "post-install,post-upgrade"
+
+
+def test_what_the_job_test_may_do_is_there_for_the_test_only() -> None:
+    objects = render()
+    mine = [one for one in objects if one["metadata"]["name"] == "gpujob-job-test"]
+    kinds = {"Pod", "ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"}
+    assert {one["kind"] for one in mine} == kinds
+    for one in mine:
+        annotations = one["metadata"]["annotations"]
+        assert annotations["helm.sh/hook"] == "test"
+        assert "hook-succeeded" in annotations["helm.sh/hook-delete-policy"]
+    (pod,) = of_kind(mine, "Pod")
+    early = {one["metadata"]["annotations"].get("helm.sh/hook-weight") for one in mine}
+    assert "helm.sh/hook-weight" not in pod["metadata"]["annotations"]
+    assert early == {None, "-1"}
+
+
+def test_the_job_of_a_long_release_name_is_one_that_the_api_takes() -> None:
+    """A GPUJob's name has at most 52 characters."""
+    values = {"fullnameOverride": "a" * 63}
+    pod = next(
+        one
+        for one in of_kind(render(values), "Pod")
+        if one["metadata"]["name"].endswith("-job-test")
+    )
+    environment = {e["name"]: e["value"] for e in pod_spec(pod)["containers"][0]["env"]}
+    assert len(json.loads(environment["JOB"])["metadata"]["name"]) <= 52
+
+
+def test_the_job_test_can_be_left_out() -> None:
+    objects = render({"tests": {"job": {"enabled": False}}})
+    assert [one["metadata"]["name"] for one in of_kind(objects, "Pod")] == ["gpujob-test"]
+
+
+# The notes
+
+
+def notes(values: Mapping[str, Any]) -> str:
+    arguments = ("install", RELEASE, str(CHART), "--dry-run=client", "--namespace", NAMESPACE)
+    done = helm(*arguments, values=values)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.partition("\nNOTES:\n")[2]
+
+
+def test_the_notes_are_the_next_three_commands() -> None:
+    commands = [line.strip() for line in notes({}).splitlines() if line.startswith("  ")]
+    assert [command.split()[:2] for command in commands] == [
+        ["kubectl", "label"],
+        ["helm", "test"],
+        ["kubectl", "apply"],
+    ]
+
+
+def test_a_release_without_an_operator_recommends_no_test() -> None:
+    assert "helm test" not in notes({"operator": {"enabled": False}})
+
+
+def test_the_notes_name_cpu_cards() -> None:
+    assert "CPU cards" in notes({"agent": {"devices": "cpu"}})
+    assert "runtime class" not in notes({"agent": {"devices": "cpu"}})
+    assert "CPU cards" not in notes({})

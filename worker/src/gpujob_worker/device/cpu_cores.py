@@ -1,0 +1,25 @@
+"""Keeps a worker with CPU cards on their cores, as a worker with GPUs keeps to its GPUs.
+
+A kubelet gives a container all cores of its node. Without this, jobs on different CPU cards would
+slow each other, and jobs that share one would not.
+"""
+
+import os
+from collections.abc import Mapping
+
+from gpujob_api.cpu_cards import cores_of
+
+VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
+
+
+def keep_to_cores(environment: Mapping[str, str]) -> frozenset[int]:
+    """Call it before torch is imported: its threads are as many as the cores that may be used.
+
+    Returns the cores, or nothing where the worker has no CPU card or the system has no affinity.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        return frozenset()
+    cores = cores_of(environment.get(VISIBLE_DEVICES, ""), sorted(os.sched_getaffinity(0)))
+    if cores:
+        os.sched_setaffinity(0, cores)
+    return cores
