@@ -41,6 +41,8 @@ class WorkerRun:
 
     process: ForkServerProcess
     folder: Path
+    # A method of the worker raises by intention; else an error in it fails the test.
+    broken: bool = False
 
     def wait(self, seconds: float = DEADLINE_SECONDS) -> int:
         self.process.join(seconds)
@@ -48,6 +50,7 @@ class WorkerRun:
             self.process.kill()
             self.process.join()
             raise AssertionError(f"still running after {seconds} s: {self.errors[-2000:]}")
+        assert self.broken or "everything skipped: the worker " not in self.errors, self.errors
         return self.process.exitcode
 
     def send(self, number: signal.Signals) -> None:
@@ -206,7 +209,7 @@ def start_worker(
         target=_child, args=(arguments, str(folder), variables, False, gpu, broken)
     )
     process.start()
-    return WorkerRun(process, folder)
+    return WorkerRun(process, folder, broken is not None)
 
 
 def run_worker(folder: Path, command: list[str], **keywords: Any) -> tuple[int, WorkerRun]:

@@ -15,6 +15,7 @@ from gpujob_worker.launch.command import hooked
 from gpujob_worker.options import ENV_OPTIONS
 
 pytestmark = pytest.mark.timeout(240)
+SLOW = pytest.mark.slow
 
 TRAINING = """
 import sys, torch
@@ -127,7 +128,7 @@ def test_a_console_script(tmp_path: Path) -> None:
     assert report.step == 12
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+@pytest.mark.parametrize("method", ["spawn", "fork", pytest.param("forkserver", marks=SLOW)])
 def test_a_child_of_the_script(method: str, tmp_path: Path) -> None:
     done, report = run(tmp_path, ["python", "train.py", method], CHILDREN)
     assert (done.returncode, done.stdout) == (0, "trained 0\nparent 0\n"), done.stderr
@@ -135,7 +136,7 @@ def test_a_child_of_the_script(method: str, tmp_path: Path) -> None:
     assert (report.step, report.phase) == (12, WorkerPhase.FINISHED)
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork"])
+@pytest.mark.parametrize("method", ["spawn", pytest.param("fork", marks=SLOW)])
 def test_a_child_that_fails_says_why(method: str, tmp_path: Path) -> None:
     done, report = run(tmp_path, ["python", "train.py", method, "fail"], CHILDREN)
     assert (done.returncode, done.stdout) == (1, "parent 1\n"), done.stderr
@@ -151,7 +152,7 @@ def test_a_forked_child_with_the_parents_optimizer(tmp_path: Path) -> None:
     assert report.step == 12
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=SLOW)])
 def test_spawned_replicas_decide_together(size: int, tmp_path: Path) -> None:
     done, report = run(tmp_path, ["python", "train.py", str(size)], DATA_PARALLEL)
     assert done.returncode == 0, done.stderr
