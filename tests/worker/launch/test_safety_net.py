@@ -115,8 +115,10 @@ def test_taking_off_may_fail_too() -> None:
     assert explanation.lines[1] == "injection could not be taken off: ValueError: still there"
 
 
-@pytest.mark.parametrize("error", [MemoryLimitError("x", 1), Interrupted(saved=False)])
-def test_what_ends_a_run_by_intention_passes(error: BaseException) -> None:
+@pytest.mark.parametrize("stop", [True, False])
+def test_what_ends_a_run_by_intention_passes(stop: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Interrupted, "latest", None)
+    error = Interrupted(saved=False) if stop else MemoryLimitError("x", 1)
     net = SafetyNet(DecisionLog())
 
     def ends() -> None:
@@ -125,4 +127,3 @@ def test_what_ends_a_run_by_intention_passes(error: BaseException) -> None:
     with pytest.raises(type(error)):
         net.guard(ends)()
     assert not net.cut
-    Interrupted.latest = None

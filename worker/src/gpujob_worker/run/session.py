@@ -227,7 +227,8 @@ class Session:
         """The last report: the phase for a clean end, the failure's class for any other."""
         if os.getpid() != self._process:
             return
-        error = error if error is not None else Interrupted.latest
+        if error is None and self.stop.requested:
+            error = Interrupted.latest
         self.stop.end()
         self.launches = launches
         if isinstance(error, Interrupted):
