@@ -14,7 +14,7 @@ PYTHON_FOLDERS := $(wildcard api operator worker cli local bench examples tests)
 .PHONY: help
 help: ## List the targets
 	@echo 'GPUJob. Targets:'
-	@grep -hE '^[a-z][a-z-]*:.*## ' $(firstword $(MAKEFILE_LIST)) | \
+	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(firstword $(MAKEFILE_LIST)) | \
 	  awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 .PHONY: demo
@@ -26,6 +26,10 @@ demo: setup ## Run the story on a real Kubernetes on this machine, no GPU, root 
 test: tools ## Run the tests with coverage (TESTS="tests/unit -k why" for a part)
 	@$(VENV)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
 	  --cov --cov-report=term:skip-covered $(or $(TESTS),tests)
+
+.PHONY: e2e
+e2e: setup ## Play scenes with the chart on real kubelets (Linux, root; 15 min; TESTS=... for a part)
+	@$(VENV)/python -m pytest -n 0 -p no:randomly -m e2e $(or $(TESTS),tests/e2e)
 
 .PHONY: test-oldest
 test-oldest: setup ## Run the worker's tests with the oldest torch that we promise (TESTS=... for a part)
@@ -79,6 +83,20 @@ setup: ## Make .venv with the locked packages (TORCH_BACKEND=cpu for the small t
 .PHONY: lock
 lock: setup ## Rewrite requirements/*.txt from pyproject.toml, with hashes
 	@requirements/lock.sh
+
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+ENGINE ?= docker
+BASE ?= python:3.12-slim
+TORCH ?= cuda
+# The time of the newest commit, so that two builds of it are equal.
+SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
+BUILD = $(ENGINE) build --build-arg BASE=$(BASE) --build-arg VERSION=$(VERSION) \
+  --build-arg SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH)
+
+.PHONY: images
+images: ## Build the images with Docker (TORCH=cpu, REGISTRY=host/, BASE=image@digest, ENGINE=podman)
+	@$(BUILD) --target operator --tag $(REGISTRY)gpujob-operator:$(VERSION) .
+	@$(BUILD) --target worker --build-arg TORCH=$(TORCH) --tag $(REGISTRY)gpujob-worker:$(VERSION) .
 
 .PHONY: generate
 generate: ## Copy the CRDs into the chart

@@ -122,12 +122,12 @@ def _gpu_state(
 class Cluster:
     """A fleet being filled, with the draws that fill it."""
 
-    fleet: NodeArrays
+    arrays: NodeArrays
     mix: WorkloadMix
     requests: list[Request]
     weights: np.ndarray[Any, np.dtype[np.float64]]
     random: np.random.Generator
-    ledger: ScoreCache
+    score_cache: ScoreCache
     on_row: list[list[Held]]
     held: list[Held] = field(default_factory=list[Held])
 
@@ -138,9 +138,9 @@ class Cluster:
         mix = WorkloadMix.of({request.demand: weight for request, weight in classes})
         requests = [request for request, _ in classes]
         random = np.random.default_rng(SEED)
-        fleet = NodeArrays.of(node_state(number) for number in range(nodes))
+        arrays = NodeArrays.of(node_state(number) for number in range(nodes))
         return cls(
-            fleet,
+            arrays,
             mix,
             requests,
             weights / weights.sum(),
@@ -161,10 +161,10 @@ class Cluster:
         return measured_job(f"late-{number}", self.requests.index(request), request.demand)
 
     def place(self, request: Request) -> bool:
-        choice = choose(self.fleet, request, self.mix, self.ledger)
+        choice = choose(self.arrays, request, self.mix, self.score_cache)
         if choice is None:
             return False
-        self.fleet.place(choice.row, choice.gpus, request.allocation)
+        self.arrays.place(choice.row, choice.gpus, request.allocation)
         held = Held(choice.row, choice.gpus, request)
         self.held.append(held)
         self.on_row[held.row].append(held)
@@ -180,12 +180,12 @@ class Cluster:
 
     def renew(self, row: int) -> None:
         """What an observed change costs: the node's state built anew and put in its row."""
-        self.fleet.renew(row, node_state(row, self.on_row[row]))
+        self.arrays.renew(row, node_state(row, self.on_row[row]))
 
 
 def time_placements(cluster: Cluster) -> dict[str, float]:
     """Fills the cluster with jobs for 0.9 of its GPUs; milliseconds of each placement."""
-    capacity = cluster.fleet.gpu_count
+    capacity = cluster.arrays.gpu_count
     share = sum(
         weight * request.demand.gpus * request.demand.gpu_share(GPU_MEMORY_BYTES)
         for request, weight in zip(cluster.requests, cluster.weights, strict=True)
@@ -222,7 +222,7 @@ def time_cycle(cluster: Cluster, pending: int) -> dict[str, float]:
             if number % 2 and cluster.held:
                 cluster.end_one()
             else:
-                cluster.renew(int(cluster.random.integers(len(cluster.fleet.names))))
+                cluster.renew(int(cluster.random.integers(len(cluster.arrays.names))))
         placed += offer(cluster, queue)
         taken.append(1000 * (time.perf_counter() - start))
         processor.append(1000 * (time.process_time() - processor_start))
@@ -294,9 +294,9 @@ def _time_cycles(cycles: Cycles, name: str) -> dict[str, float]:
 
 def measure(nodes: int, pending: int) -> dict[str, Any]:
     cluster = Cluster.of(nodes)
-    row: dict[str, Any] = {"nodes": nodes, "gpus": cluster.fleet.gpu_count}
+    row: dict[str, Any] = {"nodes": nodes, "gpus": cluster.arrays.gpu_count}
     row |= time_placements(cluster)
-    row["fleet_megabytes"] = cluster.fleet.size_bytes / 1e6
+    row["fleet_megabytes"] = cluster.arrays.size_bytes / 1e6
     row |= time_cycle(cluster, pending)
     row |= time_plan(cluster, pending)
     return row
@@ -304,15 +304,15 @@ def measure(nodes: int, pending: int) -> dict[str, Any]:
 
 def snapshot_of(cluster: Cluster, queue: Sequence[Request]) -> Snapshot:
     """The same cluster in the operator's own nouns: running jobs with their pods, and the queue."""
-    fleet = cluster.fleet
+    arrays = cluster.arrays
     classes = {request: number for number, request in enumerate(cluster.requests)}
     running = [
         running_job(
             f"running-{number}",
             classes[held.request],
             held.request.demand,
-            fleet.names[held.row],
-            [fleet.uuids[held.row][gpu] for gpu in held.gpus],
+            arrays.names[held.row],
+            [arrays.uuids[held.row][gpu] for gpu in held.gpus],
         )
         for number, held in enumerate(cluster.held)
     ]
@@ -327,15 +327,15 @@ def snapshot_of(cluster: Cluster, queue: Sequence[Request]) -> Snapshot:
             NodeView(
                 name=name,
                 cpu_milli_allocatable=NODE_CPU_MILLI,
-                cpu_milli_free=int(fleet.cpu_milli_free[row]),
+                cpu_milli_free=int(arrays.cpu_milli_free[row]),
                 memory_bytes_allocatable=NODE_MEMORY_BYTES,
-                memory_bytes_free=int(fleet.memory_bytes_free[row]),
+                memory_bytes_free=int(arrays.memory_bytes_free[row]),
             )
-            for row, name in enumerate(fleet.names)
+            for row, name in enumerate(arrays.names)
         ),
         gpu_nodes=tuple(
-            gpu_node(name, fleet.uuids[row], MODEL, GPU_MEMORY_BYTES)
-            for row, name in enumerate(fleet.names)
+            gpu_node(name, arrays.uuids[row], MODEL, GPU_MEMORY_BYTES)
+            for row, name in enumerate(arrays.names)
         ),
     )
 

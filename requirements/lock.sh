@@ -9,6 +9,7 @@
 #   build.txt     what builds our wheel
 #   operator.txt  the operator image: a subset of base.txt, without torch
 #   worker.txt    the worker image: torch.txt and a few more
+#   worker-cpu.txt  the same without torch and its CUDA packages, for torch's CPU build
 #   oldest.txt    the oldest torch that pyproject.toml promises, and what its tests need; without the
 #                 packages that torch does not load on a processor (1.1 GB)
 set -euo pipefail
@@ -31,6 +32,7 @@ echo 'uv' | "${compile[@]}" - -o requirements/uv.txt
 echo 'hatchling' | "${compile[@]}" "${same[@]}" - -o requirements/build.txt
 "${compile[@]}" "${same[@]}" --extra operator pyproject.toml -o requirements/operator.txt
 "${compile[@]}" "${same[@]}" --extra worker pyproject.toml -o requirements/worker.txt
+"${compile[@]}" "${same[@]}" "${skip[@]}" --extra worker pyproject.toml -o requirements/worker-cpu.txt
 
 oldest=$(sed -n 's/^worker = .*"torch>=\([0-9.]*\)".*/\1/p' pyproject.toml)
 pins=$(mktemp)

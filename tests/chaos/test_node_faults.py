@@ -223,7 +223,7 @@ def test_a_job_leaves_a_gpu_that_fails(scene: Scene, script: Path, fault: Json) 
         script.write_text(json.dumps(broken))
         scene.wait(lambda: scene.place("patient")[1] not in ("", gpu), "it has another GPU")
         scene.finish_and_wait("patient")
-    assert scene.counters("patient") == {"interruptions": 1}
+    assert scene.counters("patient") == {"interruptions": 1, "unhealthyGpus": 1}
 
 
 def test_an_agent_that_starts_while_a_gpu_is_lost_still_lists_it(

@@ -247,3 +247,68 @@ def test_the_notes_name_cpu_cards() -> None:
     assert "CPU cards" in notes({"agent": {"devices": "cpu"}})
     assert "runtime class" not in notes({"agent": {"devices": "cpu"}})
     assert "CPU cards" not in notes({})
+
+
+# Namespaces to watch
+
+WATCHED: Mapping[str, Any] = {"operator": {"watchNamespaces": ["team-a", "team-b"]}}
+
+
+def granted(rules: list[Manifest]) -> set[tuple[str, str, str]]:
+    return {
+        (group, resource, verb)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def test_with_namespaces_to_watch_the_operator_writes_in_those_alone() -> None:
+    objects = render(WATCHED)
+    everywhere = granted(named(objects, "ClusterRole", "operator")["rules"])
+    writes = {(resource, verb) for _group, resource, verb in everywhere if verb not in READ}
+    assert writes == {("gpuqueues/status", "patch"), ("tokenreviews", "create")}
+    roles = [one for one in of_kind(objects, "Role") if "-operator-jobs" in one["metadata"]["name"]]
+    assert [role["metadata"]["namespace"] for role in roles] == ["team-a", "team-b"]
+    there = granted(roles[0]["rules"])
+    assert ("", "pods", "create") in there
+    assert not [one for one in there if one[2] in READ]
+    leases = granted(named(objects, "Role", "operator")["rules"])
+    rules = yaml.safe_load((CHART / "files" / "operator-rules.yaml").read_text(encoding="utf-8"))
+    assert everywhere | there | leases == granted(rules)
+
+
+def test_each_role_of_a_namespace_is_bound_there() -> None:
+    bindings = [one for one in of_kind(render(WATCHED), "RoleBinding") if "namespace" in str(one)]
+    found = {
+        (one["metadata"].get("namespace"), one["roleRef"]["name"])
+        for one in bindings
+        if one["roleRef"]["name"].startswith("gpujob-operator")
+    }
+    assert found == {
+        (None, "gpujob-operator"),
+        ("team-a", "gpujob-operator-jobs"),
+        ("team-b", "gpujob-operator-jobs"),
+    }
+
+
+def test_the_operator_is_told_which_namespaces_to_watch() -> None:
+    def arguments(values: Mapping[str, Any]) -> list[str]:
+        return pod_spec(named(render(values), "Deployment", "operator"))["containers"][0]["args"]
+
+    assert "--watch-namespaces=team-a,team-b" in arguments(WATCHED)
+    assert not [text for text in arguments({}) if text.startswith("--watch-namespaces")]
+
+
+def test_helm_test_runs_its_job_only_where_the_operator_watches() -> None:
+    assert [one["metadata"]["name"] for one in of_kind(render(WATCHED), "Pod")] == ["gpujob-test"]
+    values = {"operator": {"watchNamespaces": [NAMESPACE]}}
+    assert len(of_kind(render(values), "Pod")) == 2
+
+
+@pytest.mark.parametrize("names", [["Team"], ["a", "a"], "team", [""]], ids=str)
+def test_names_that_no_namespace_has_are_refused(names: object) -> None:
+    done = template({"operator": {"watchNamespaces": names}})
+    assert done.returncode != 0
+    assert "watchNamespaces" in done.stderr

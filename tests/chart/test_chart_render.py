@@ -101,6 +101,13 @@ def test_nobody_reads_secrets(objects: list[Manifest]) -> None:
         assert all("secrets" not in rule.get("resources", ()) for rule in role["rules"])
 
 
+def test_the_kubelet_asks_the_agent_whether_it_still_reads(objects: list[Manifest]) -> None:
+    (container,) = one(objects, "DaemonSet")["spec"]["template"]["spec"]["containers"]
+    (port,) = container["ports"]
+    assert f"--health-listen=0.0.0.0:{port['containerPort']}" in container["args"]
+    assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": port["name"]}
+
+
 @pytest.mark.parametrize("name", ["operator", "agent"])
 def test_the_roles_are_the_files_that_the_local_cluster_uses(
     objects: list[Manifest], name: str

@@ -109,7 +109,7 @@ def test_a_restricted_namespace_takes_a_workers_pod(
     control_plane: RunningControlPlane, namespace: str
 ) -> None:
     restrict(control_plane, namespace, "restricted")
-    template = {"spec": {"containers": [{"name": "worker", "image": "gpujob-worker:dev"}]}}
+    template = {"spec": {"containers": [{"name": "worker", "image": "worker"}]}}
     job = from_manifest(
         GPUJob,
         {

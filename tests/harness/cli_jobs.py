@@ -23,7 +23,7 @@ def manifest(
     status: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """A GPUJob object as JSON."""
-    template = {"spec": {"containers": [{"name": "worker", "image": "gpujob-worker:dev"}]}}
+    template = {"spec": {"containers": [{"name": "worker", "image": "worker"}]}}
     return {
         "apiVersion": "gpujob.dev/v1alpha1",
         "kind": "GPUJob",

@@ -22,6 +22,7 @@ from gpujob_operator.act.kube import (
     ResourceType,
     Unavailable,
 )
+from gpujob_operator.act.streams import without_bulk
 
 Key = tuple[str, str, str]
 
@@ -142,11 +143,15 @@ class FakeKube(Kube):
         *,
         label_selector: str = "",
         field_selector: str = "",
+        whole: bool = False,
     ) -> Listing:
         self._enter(Call("list", kind.plural, ""))
         items = [one for key, one in self._objects.items() if key[0] == kind.plural]
-        chosen = [one for one in items if _has_fields(one, field_selector)]
-        return Listing(copy.deepcopy(chosen), str(self.version))
+        chosen = copy.deepcopy([one for one in items if _has_fields(one, field_selector)])
+        if not whole:
+            for one in chosen:
+                without_bulk(one)
+        return Listing(chosen, str(self.version))
 
     async def create(self, kind: ResourceType, body: Manifest, namespace: str = "") -> Manifest:
         name = body.get("metadata", {}).get("name", "")

@@ -1,8 +1,15 @@
 """pynvml's functions over GPUs that a test scripts: what NVML says, refuses and gets wrong."""
 
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
+
+from gpujob_api.gpunode import GPU
+from gpujob_operator.agent.health import GPUHealth
+from gpujob_operator.agent.processes import Owner
+from gpujob_operator.agent.readings import GPUReader
+from gpujob_operator.agent.xids import XIDMemory
 
 GIB = 1024**3
 
@@ -118,13 +125,16 @@ class FakeNvml:
         self._check(gpu, "nvmlDeviceGetTemperature")
         return gpu.temperature
 
-    def nvmlDeviceGetComputeRunningProcesses(self, gpu: FakeGPU) -> Any:  # noqa: N802
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, gpu: FakeGPU) -> Any:  # noqa: N802
         self._check(gpu, "nvmlDeviceGetComputeRunningProcesses")
         return [SimpleNamespace(pid=p, usedGpuMemory=m) for p, m in gpu.compute.items()]
 
-    def nvmlDeviceGetGraphicsRunningProcesses(self, gpu: FakeGPU) -> Any:  # noqa: N802
+    def nvmlDeviceGetGraphicsRunningProcesses_v3(self, gpu: FakeGPU) -> Any:  # noqa: N802
         self._check(gpu, "nvmlDeviceGetGraphicsRunningProcesses")
         return [SimpleNamespace(pid=p, usedGpuMemory=m) for p, m in gpu.graphics.items()]
+
+    nvmlDeviceGetComputeRunningProcesses = nvmlDeviceGetComputeRunningProcesses_v3  # noqa: N815
+    nvmlDeviceGetGraphicsRunningProcesses = nvmlDeviceGetGraphicsRunningProcesses_v3  # noqa: N815
 
     def nvmlDeviceGetProcessUtilization(self, gpu: FakeGPU, since: int) -> Any:  # noqa: N802
         self._check(gpu, "nvmlDeviceGetProcessUtilization")
@@ -173,3 +183,9 @@ class FakeNvml:
             raise NVMLError(gpu.errors["*"])
         if gpu is not None and name in gpu.errors:
             raise NVMLError(gpu.errors[name])
+
+
+def reader_of(nvml: Any, owner: Owner, recalled: tuple[GPU, ...] = ()) -> GPUReader:
+    """As an agent has it that starts now and knows what an earlier one published."""
+    xids = XIDMemory(recalled, lambda: datetime.now(UTC))
+    return GPUReader(nvml, owner, GPUHealth(nvml, xids), recalled)

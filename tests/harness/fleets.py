@@ -66,17 +66,17 @@ def whole(gpus: int = 1, *, cpu: float = 1, **fields: Any) -> Demand:
 
 
 def place_all(
-    fleet: NodeArrays, demands: list[Demand], mix: WorkloadMix
+    arrays: NodeArrays, demands: list[Demand], mix: WorkloadMix
 ) -> list[tuple[str, tuple[int, ...]]]:
     """Places one after the other; where each went, ("", ()) for the refused."""
-    ledger = ScoreCache()
+    score_cache = ScoreCache()
     where: list[tuple[str, tuple[int, ...]]] = []
     for demand in demands:
         request = Request(demand)
-        choice = choose(fleet, request, mix, ledger)
+        choice = choose(arrays, request, mix, score_cache)
         if choice is not None:
-            fleet.place(choice.row, choice.gpus, request.allocation)
-            where.append((fleet.names[choice.row], choice.gpus))
+            arrays.place(choice.row, choice.gpus, request.allocation)
+            where.append((arrays.names[choice.row], choice.gpus))
         else:
             where.append(("", ()))
     return where

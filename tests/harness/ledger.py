@@ -4,10 +4,13 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from gpujob_operator.decide.cache.pods import Pods
+from gpujob_operator.decide.capacity.calibration import laws
 from gpujob_operator.decide.capacity.cluster import Capacity, capacity_of
+from gpujob_operator.decide.capacity.prices import rates
+from gpujob_operator.decide.capacity.suspects import suspects
 from gpujob_operator.decide.capacity.usage import (
     ClusterUsage,
-    learned_from,
+    Learned,
     usage_of,
     usage_of_gone,
     usage_of_orphans,
@@ -27,13 +30,13 @@ def build_capacity(
     for job in snapshot.jobs:
         uid = job.metadata.uid
         crew = crew_of(job, pods.namesakes(job))
-        holdings.add(usage_of(job, crew.pods, host_requests.get(uid, PodRequests())))
+        holdings.add(usage_of(job, crew, host_requests.get(uid, PodRequests())))
     for uid in sorted(owners - {job.metadata.uid for job in snapshot.jobs}):
         holdings.add(usage_of_orphans(pods.owned(uid)))
     for pod in snapshot.gone_pods:
         holdings.add(usage_of_gone(pod))
     views = {view.name: view for view in snapshot.nodes}
-    learned = learned_from(snapshot)
+    learned = Learned(rates(snapshot), laws(snapshot.profiles), suspects(snapshot.program_faults))
     return capacity_of(
         {
             node.metadata.name: holdings.node(

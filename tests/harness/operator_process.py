@@ -156,5 +156,6 @@ def start_operator(
     )
 
 
-def start_agent(kubeconfig: Path, folder: Path, *options: str) -> Process:
-    return Process("agent", folder, "gpujob_operator.agent", f"--kubeconfig={kubeconfig}", *options)
+def start_agent(kubeconfig: Path, folder: Path, *options: str, **child: Any) -> Process:
+    command = ("gpujob_operator.agent", f"--kubeconfig={kubeconfig}", *options)
+    return Process("agent", folder, *command, **child)

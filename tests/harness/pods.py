@@ -5,11 +5,12 @@ from collections.abc import Callable
 from typing import Any
 
 from gpujob_local.cluster.cluster import LocalCluster
+from gpujob_local.cluster.options import WORKER_IMAGE
 from gpujob_local.control_plane.api_client import ApiClient, ApiError
 
 Json = dict[str, Any]
 
-IMAGE = "gpujob-worker:dev"
+IMAGE = WORKER_IMAGE
 LIMIT_SECONDS = 60.0
 IGNORE_TERM = (
     "import signal; signal.signal(15, signal.SIG_IGN); print('up')\nwhile True: signal.pause()"

@@ -11,7 +11,7 @@ from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.packing.filter import free_gpus
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.gpu_filter import why_not
-from gpujob_operator.decide.placement.requirements import WorkerRequest, needs_of, resolve
+from gpujob_operator.decide.placement.requirements import WorkerRequest, requirements_of, resolve
 from tests.harness.builders import T0, make_job, measured, with_status
 from tests.property.test_starts import CONFIGURATION, WAITING, pictures
 
@@ -32,29 +32,31 @@ JOBS = (
 )
 
 
-def by_the_arrays(request: WorkerRequest, board: AssumedCapacity) -> set[str]:
+def by_the_arrays(request: WorkerRequest, assumed: AssumedCapacity) -> set[str]:
     """GPUs that are free for the worker in the packed nodes."""
-    side = board._side(no_external_use=request.exclusive, backfill=False)
-    fleet, law = side.fleet, board.capacity.law(request.model)
+    packed = assumed._packed(no_external_use=request.exclusive, backfill=False)
+    arrays, law = packed.arrays, assumed.capacity.law(request.model)
     limit = summed_utilization_limit_percent(request.max_slowdown_percent, law)
-    free = free_gpus(fleet, np.arange(len(fleet.names)), request.demand, limit)
-    return {fleet.uuids[row][column] for row, column in np.argwhere(free).tolist()}
+    free = free_gpus(arrays, np.arange(len(arrays.names)), request.demand, limit)
+    return {arrays.uuids[row][column] for row, column in np.argwhere(free).tolist()}
 
 
-def by_the_rule(request: WorkerRequest, board: AssumedCapacity) -> set[str]:
-    gpus = [gpu for node in board.capacity.nodes.values() for gpu in node.gpus]
+def by_the_rule(request: WorkerRequest, assumed: AssumedCapacity) -> set[str]:
+    gpus = [gpu for node in assumed.capacity.nodes.values() for gpu in node.gpus]
     ours = [gpu for gpu in gpus if gpu.model == request.model]
-    return {gpu.uuid for gpu in ours if why_not(request, gpu, board.nominated) is None}
+    return {gpu.uuid for gpu in ours if why_not(request, gpu, assumed.nominated) is None}
 
 
 @given(pictures())
 def test_arrays_and_rule_agree_on_every_gpu(picture: Snapshot) -> None:
     memory = SchedulerCache()
     memory.update(picture, T0)
-    board = memory.assumed()
+    assumed = memory.assumed()
     for claimed in ((), ("GPU-00", "GPU-11")):
-        board.nominate(claimed)
+        assumed.nominate(claimed)
         for job in JOBS:
-            for model in board.capacity.models(()):
-                request = resolve(needs_of(job, None), model, board.capacity, CONFIGURATION)
-                assert by_the_arrays(request, board) == by_the_rule(request, board)
+            for model in assumed.capacity.models(()):
+                request = resolve(
+                    requirements_of(job, None), model, assumed.capacity, CONFIGURATION
+                )
+                assert by_the_arrays(request, assumed) == by_the_rule(request, assumed)

@@ -1,5 +1,6 @@
 """What must hold of placement for every fleet, mix and sequence of requests."""
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -72,32 +73,32 @@ def demands(draw: st.DrawFn) -> Demand:
 QUEUES = st.lists(demands(), min_size=1, max_size=12)
 
 
-def check_row(fleet: NodeArrays, row: int, columns: tuple[int, ...], demand: Demand) -> None:
+def check_row(arrays: NodeArrays, row: int, columns: tuple[int, ...], demand: Demand) -> None:
     """I1 and I2: nothing below zero, and GPUs that could take it."""
     assert len(set(columns)) == demand.gpus
-    assert fleet.eligible[row]
-    assert fleet.cpu_milli_free[row] >= demand.cpu_milli
-    assert fleet.memory_bytes_free[row] >= demand.memory_bytes
+    assert arrays.eligible[row]
+    assert arrays.cpu_milli_free[row] >= demand.cpu_milli
+    assert arrays.memory_bytes_free[row] >= demand.memory_bytes
     for column in columns:
-        model, _ = fleet.kinds[int(fleet.kind[row, column])]
-        assert fleet.usable[row, column]
-        assert not fleet.held_whole[row, column]
+        model, _ = arrays.kinds[int(arrays.kind[row, column])]
+        assert arrays.usable[row, column]
+        assert not arrays.held_whole[row, column]
         assert not demand.models or model in demand.models
-        assert fleet.memory_free[row, column] >= demand.gpu_memory_bytes
+        assert arrays.memory_free[row, column] >= demand.gpu_memory_bytes
         if demand.exclusive:
-            assert fleet.idle[row, column]
-        elif not fleet.idle[row, column]:
-            together = fleet.utilization_used[row, column] + demand.utilization_percent
-            assert together <= fleet.utilization_limit[row, column]
+            assert arrays.idle[row, column]
+        elif not arrays.idle[row, column]:
+            together = arrays.utilization_used[row, column] + demand.utilization_percent
+            assert together <= arrays.utilization_limit[row, column]
 
 
-def fits_somewhere(fleet: NodeArrays, demand: Demand) -> bool:
+def fits_somewhere(arrays: NodeArrays, demand: Demand) -> bool:
     """The same question asked GPU by GPU."""
-    for row in range(len(fleet.names)):
+    for row in range(len(arrays.names)):
         fitting = 0
-        for column in range(len(fleet.uuids[row])):
+        for column in range(len(arrays.uuids[row])):
             try:
-                check_row(fleet, row, (column,), replace(demand, gpus=1))
+                check_row(arrays, row, (column,), replace(demand, gpus=1))
             except AssertionError:
                 continue
             fitting += 1
@@ -111,14 +112,14 @@ def fits_somewhere(fleet: NodeArrays, demand: Demand) -> bool:
 def test_only_room_that_is_there_is_given_and_room_that_is_there_is_found(
     states: list[NodeState], queue: list[Demand]
 ) -> None:
-    fleet, mix, ledger = NodeArrays.of(states), WorkloadMix.of_demands(queue), ScoreCache()
+    arrays, mix, score_cache = NodeArrays.of(states), WorkloadMix.of(Counter(queue)), ScoreCache()
     for demand in queue:
         request = Request(demand)
-        found = choose(fleet, request, mix, ledger)
-        assert (found is not None) is fits_somewhere(fleet, demand)
+        found = choose(arrays, request, mix, score_cache)
+        assert (found is not None) is fits_somewhere(arrays, demand)
         if found is not None:
-            check_row(fleet, found.row, found.gpus, demand)
-            fleet.place(found.row, found.gpus, request.allocation)
+            check_row(arrays, found.row, found.gpus, demand)
+            arrays.place(found.row, found.gpus, request.allocation)
 
 
 @given(node_lists(), QUEUES, st.data())
@@ -127,11 +128,11 @@ def test_kept_figures_change_no_choice(
     states: list[NodeState], queue: list[Demand], data: st.DataObject
 ) -> None:
     """Placements, closed GPUs and renewed nodes between choices."""
-    fleet, mix, ledger = NodeArrays.of(states), WorkloadMix.of_demands(queue), ScoreCache()
+    arrays, mix, score_cache = NodeArrays.of(states), WorkloadMix.of(Counter(queue)), ScoreCache()
     for demand in [*queue, *queue]:
         request = Request(demand)
-        kept = choose(fleet, request, mix, ledger)
-        fresh = choose(fleet.copy(), request, mix, ScoreCache())
+        kept = choose(arrays, request, mix, score_cache)
+        fresh = choose(arrays.copy(), request, mix, ScoreCache())
         if kept is not None and fresh is not None:
             assert (kept.row, kept.gpus, kept.candidates) == (
                 fresh.row,
@@ -143,12 +144,12 @@ def test_kept_figures_change_no_choice(
             assert kept == fresh
         action = data.draw(st.sampled_from(("place", "place", "close", "renew")))
         if action == "place" and kept is not None:
-            fleet.place(kept.row, kept.gpus, request.allocation)
+            arrays.place(kept.row, kept.gpus, request.allocation)
         elif action == "close" and kept is not None and kept.gpus:
-            fleet.close(kept.row, kept.gpus[:1])
+            arrays.close(kept.row, kept.gpus[:1])
         elif action == "renew":
             row = data.draw(st.integers(0, len(states) - 1))
-            fleet.renew(row, states[row])
+            arrays.renew(row, states[row])
 
 
 @given(node_lists(), QUEUES)
@@ -157,15 +158,15 @@ def test_the_same_input_gives_the_same_choices(
     states: list[NodeState], queue: list[Demand]
 ) -> None:
     def run(mix: WorkloadMix) -> list[object]:
-        fleet, ledger, found = NodeArrays.of(states), ScoreCache(), list[object]()
+        arrays, score_cache, found = NodeArrays.of(states), ScoreCache(), list[object]()
         for demand in queue:
-            choice = choose(fleet, Request(demand), mix, ledger)
+            choice = choose(arrays, Request(demand), mix, score_cache)
             found.append(choice)
             if choice is not None:
-                fleet.place(choice.row, choice.gpus, Request(demand).allocation)
+                arrays.place(choice.row, choice.gpus, Request(demand).allocation)
         return found
 
-    assert run(WorkloadMix.of_demands(queue)) == run(WorkloadMix.of_demands(queue[::-1]))
+    assert run(WorkloadMix.of(Counter(queue))) == run(WorkloadMix.of(Counter(queue[::-1])))
 
 
 @given(node_lists(), demands(), st.data())
@@ -173,7 +174,7 @@ def test_the_same_input_gives_the_same_choices(
 def test_more_capacity_never_blocks_what_fitted(
     states: list[NodeState], demand: Demand, data: st.DataObject
 ) -> None:
-    mix = WorkloadMix.of_demands([demand])
+    mix = WorkloadMix.of(Counter([demand]))
     before = choose(NodeArrays.of(states), Request(demand), mix, ScoreCache())
     extra = data.draw(nodes(99))
     after = choose(NodeArrays.of([*states, extra]), Request(demand), mix, ScoreCache())

@@ -18,7 +18,7 @@ from gpujob_operator.decide.cache.scheduler_cache import SchedulerCache
 from gpujob_operator.decide.measurement.profile import profile_name
 from gpujob_operator.decide.model.configuration import Configuration, OrderPolicy
 from gpujob_operator.decide.model.plan import Plan
-from gpujob_operator.decide.model.snapshot import GonePod, Snapshot
+from gpujob_operator.decide.model.snapshot import GonePod, ProgramFault, Snapshot
 from gpujob_operator.decide.planner import Planner, plan
 from tests.harness.builders import (
     MODEL,
@@ -81,15 +81,17 @@ def test_a_memory_of_another_picture_changes_nothing(
     one: Snapshot, other: Snapshot, seed: int
 ) -> None:
     random = Random(seed)
-    memory = SchedulerCache()
+    memory = SchedulerCache.of(one)
     pictures = (one, between(one, other, random), other, between(other, one, random), one, one)
     for number, snapshot in enumerate(pictures):
         now = NOW + timedelta(seconds=number * 7)
-        fresh = SchedulerCache()
+        if not memory.holds_for(snapshot):
+            memory = SchedulerCache.of(snapshot)
+        fresh = SchedulerCache.of(snapshot)
         assert_same(plan(snapshot, now, memory), plan(snapshot, now, fresh))
         assert memory.mix.equals(fresh.mix)
         assert memory.capacity == fresh.capacity
-        assert memory.known.keys() == fresh.known.keys()
+        assert memory.entries.keys() == fresh.entries.keys()
         assert set(memory.holders.jobs) == set(fresh.holders.jobs)
 
 
@@ -169,7 +171,7 @@ def test_a_cycle_that_fails_leaves_no_half_memory() -> None:
 class Thorough(SchedulerCache):
     """A memory that does not say which waiting jobs are of one kind: each is looked at."""
 
-    def _equivalence_class(self, known: JobEntry) -> int:
+    def _equivalence_class(self, entry: JobEntry) -> int:
         return 0
 
 
@@ -219,6 +221,19 @@ def test_pods_that_went_are_remembered_as_long_as_they_are_told() -> None:
         assert node.gpus[0].terminating_bytes == (3 * GIB if told else 0)
 
 
+def test_gpus_that_programs_failed_on_are_closed_as_long_as_it_is_told() -> None:
+    memory, job = SchedulerCache(), make_job("a")
+    two = tuple(ProgramFault("GPU-0", 31, uid, "team") for uid in ("x", "y"))
+    gpus = [make_gpu(), make_gpu("GPU-1", index=1)]
+    for told in ((), two, two[:1], two, (*two, ProgramFault("GPU-1", 31, "z", "team"))):
+        snapshot = make_snapshot(job, gpus=gpus, program_faults=told)
+        fresh = SchedulerCache()
+        assert_same(plan(snapshot, T0, memory), plan(snapshot, T0, fresh))
+        assert memory.capacity == fresh.capacity
+        blocked = [gpu.blocked is not None for gpu in memory.capacity.nodes["n0"].gpus]
+        assert blocked == [told == two, False]
+
+
 def test_a_profile_that_comes_later_changes_the_mix() -> None:
     """What is known of the workload by then counts, although the job itself stays the same."""
     memory, job = SchedulerCache(), make_job("a")
@@ -234,3 +249,14 @@ def test_a_profile_that_comes_later_changes_the_mix() -> None:
     assert_same(plan(known, NOW, memory), plan(known, NOW, fresh))
     assert memory.mix.demands
     assert memory.mix.equals(fresh.mix)
+
+
+def test_a_cache_of_another_configuration_is_refused_and_replaced() -> None:
+    snapshot = make_snapshot(make_job("a"))
+    other = replace(snapshot, configuration=Configuration(preemptions_max=9))
+    memory, planner = SchedulerCache.of(snapshot), Planner()
+    plan(snapshot, NOW, memory)
+    planner(snapshot, NOW)
+    with pytest.raises(ValueError, match="another configuration"):
+        plan(other, NOW, memory)
+    assert planner(other, NOW) == plan(other, NOW)

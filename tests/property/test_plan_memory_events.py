@@ -66,7 +66,7 @@ class Still(World):
         assert found.items == fresh.items
         assert (found.next_seconds is None) is (fresh.next_seconds is None)
         assert abs((found.next_seconds or 0.0) - (fresh.next_seconds or 0.0)) < 1e-3
-        self.tally.rested += len(self.memory.known) - len(self.memory.to_step)
+        self.tally.rested += len(self.memory.entries) - len(self.memory.steps.to_step)
         return found
 
     def tick(self, seconds: float = 1.0) -> None:

@@ -143,7 +143,7 @@ def test_a_claim_changes_no_plan(pods: tuple[Manifest, ...], known: bool) -> Non
 def test_claims_that_come_go_and_change_raise_nothing(
     snapshot: Snapshot, turns: list[tuple[Manifest, ...]]
 ) -> None:
-    memory = SchedulerCache()
+    memory = SchedulerCache.of(snapshot)
     for number, pods in enumerate(turns):
         views = picture((), pods).pods
         seen = replace(snapshot, pods=(*snapshot.pods, *views))

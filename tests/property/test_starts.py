@@ -28,7 +28,7 @@ from gpujob_operator.decide.placement.node_filter import nodes_for
 from gpujob_operator.decide.placement.requirements import (
     JobRequirements,
     WorkerRequest,
-    needs_of,
+    requirements_of,
     resolve,
 )
 from tests.harness.builders import (
@@ -136,18 +136,24 @@ def kept(memory: SchedulerCache, *jobs: GPUJob) -> list[Found]:
     """The places of each, with all that the memory keeps."""
     memo, capacity = memory.assumed().memo, memory.capacity
     tenancy = memory.tenancy_of(capacity)
-    return [candidates(needs_of(job, None), tenancy, capacity, memo, CONFIGURATION) for job in jobs]
+    return [
+        candidates(requirements_of(job, None), tenancy, capacity, memo, CONFIGURATION)
+        for job in jobs
+    ]
 
 
 def anew(capacity: Capacity, releases: ReleaseTimes, *jobs: GPUJob) -> list[Found]:
     tenancy, memo = TenancyArrays().renew(capacity, ReleaseArrays(releases)), Forgetful()
-    return [candidates(needs_of(job, None), tenancy, capacity, memo, CONFIGURATION) for job in jobs]
+    return [
+        candidates(requirements_of(job, None), tenancy, capacity, memo, CONFIGURATION)
+        for job in jobs
+    ]
 
 
 def answers(found: list[Found], releases: ReleaseTimes) -> list[object]:
     return [
         (
-            earliest_start(needs_of(job, None), of_job, releases),
+            earliest_start(requirements_of(job, None), of_job, releases),
             [list(of_model) for of_model in of_job],
         )
         for job, of_job in zip(WAITING, found, strict=True)
@@ -196,20 +202,20 @@ def test_places_are_those_that_asking_every_gpu_finds(picture: Snapshot) -> None
     memory.update(picture, T0)
     capacity, releases = memory.capacity, memory.releases
     for job in WAITING:
-        needs = needs_of(job, None)
+        requirements = requirements_of(job, None)
         (found,) = kept(memory, job)
         models = capacity.models(())
-        expected = [asked_one_by_one(needs, model, capacity, releases) for model in models]
+        expected = [asked_one_by_one(requirements, model, capacity, releases) for model in models]
         assert [list(of_model) for of_model in found] == expected
 
 
 def asked_one_by_one(
-    needs: JobRequirements, model: str, capacity: Capacity, releases: ReleaseTimes
+    requirements: JobRequirements, model: str, capacity: Capacity, releases: ReleaseTimes
 ) -> list[CandidateGpus]:
-    request = resolve(needs, model, capacity, CONFIGURATION)
-    size = needs.job.spec.gpus_per_worker
+    request = resolve(requirements, model, capacity, CONFIGURATION)
+    size = requirements.job.spec.gpus_per_worker
     places: list[CandidateGpus] = []
-    for node in nodes_for(needs, capacity):
+    for node in nodes_for(requirements, capacity):
         gpus = [gpu for gpu in node.gpus if gpu.model == model]
         ready = sorted(
             place for gpu in gpus if (place := on_gpu(request, gpu, releases)) is not None

@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from gpujob_api.codec import format_time, parse_time
+from gpujob_api.gpunode import XIDS_MAX
 from gpujob_api.meta import API_VERSION, LABEL_SPOT, TAINT_RECLAIM
 from gpujob_api.quantities import GIB
 from gpujob_operator.act.kube import Conflict, NotFound
@@ -383,4 +384,14 @@ class Cluster:
             "healthy": gpu.healthy,
             "healthMessage": "" if gpu.healthy else "XID 79",
             "processes": processes,
+            "xids": self._program_errors(gpu),
         }
+
+    def _program_errors(self, gpu: PhysicalGPU) -> list[dict[str, Any]]:
+        """As the agent tells them: the newest, for an hour."""
+        since = self.clock.moment - timedelta(hours=1)
+        told = [one for one in gpu.program_errors if one[0] >= since]
+        return [
+            {"xid": xid, "at": format_time(at), "podUid": pod_uid}
+            for at, pod_uid, xid in told[-XIDS_MAX:]
+        ]

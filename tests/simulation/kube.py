@@ -87,6 +87,7 @@ class SimulatedKube(Kube):
         *,
         label_selector: str = "",
         field_selector: str = "",
+        whole: bool = False,
     ) -> Listing:
         def answer() -> Listing:
             return Listing(self._api.list(KINDS[kind]), str(self._api.version))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,6 +22,10 @@ class PhysicalGPU:
     driver_bytes: int
     unmanaged_bytes: int = 0
     healthy: bool = True
+    # Errors of programs that the driver told of: when, of which pod, the XID.
+    program_errors: list[tuple[datetime, str, int]] = field(
+        default_factory=list[tuple[datetime, str, int]]
+    )
     # "", MISSING_GPU or ABSURD_GPU: how the agent's readings of it are wrong.
     misread: str = ""
 

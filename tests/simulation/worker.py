@@ -118,6 +118,9 @@ class Worker:
             return
         if not self._stands_still and self._peers(self):
             self._advance()
+        if self._workload.breaks_gpus:
+            for uuid in self.gpus:
+                self.machine.gpus[uuid].healthy = False
         if self._step >= self._workload.steps:
             self._commit(self._workload.steps)
             self._end(EXIT_DONE)
@@ -219,6 +222,10 @@ class Worker:
         self.ended = True
 
     def _fail(self, failure_class: FailureClass) -> None:
+        if self._workload.failing_xid:
+            error = self._clock.moment, self.pod_uid, self._workload.failing_xid
+            for uuid in self.gpus:
+                self.machine.gpus[uuid].program_errors.append(error)
         self._end(1, Failure(failure_class, f"failed at step {int(self._step)}"))
 
     def _end(self, exit_code: int, failure: Failure | None = None) -> None:

@@ -35,6 +35,10 @@ class Workload:
     hang_at_step: int = 0
     hanging_attempts: int = 0
     leak_bytes_per_second: int = 0
+    # What its kernels bring about breaks every GPU that it runs on, at its first step.
+    breaks_gpus: bool = False
+    # The driver tells of this error when an attempt fails.
+    failing_xid: int = 0
     ignores_sigterm: bool = False
     is_silent: bool = False
     # What the process leaves as its termination message instead of a report.

@@ -309,6 +309,8 @@ class Counters:
     interruptions: SmallCount = 0
     # Those of the interruptions that another job or a move was the reason for.
     preemptions: SmallCount = 0
+    # So many GPUs in a row became unhealthy soon after an attempt of the job had started on them.
+    unhealthy_gpus: SmallCount = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from gpujob_api.quantities import format_memory, is_gpu_uuid
 UNREADABLE = "not readable"
 GPUS_MAX = 64
 PROCESSES_MAX = 256
+XIDS_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,16 @@ class GPUProcess:
     memory_bytes: GPUMemoryBytes
     pod_uid: Annotated[str, Text(64)] | None = None
     utilization_percent: Percent | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class XIDEvent:
+    """An error that the driver told of. `pod_uid` is of the pod whose program met it, where that is
+    known: it was alone on the GPU."""
+
+    xid: SmallCount
+    at: datetime
+    pod_uid: Annotated[str, Text(64)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +70,8 @@ class GPU:
     # GPUs with the same number are close together: NVLink, or one NUMA node.
     link_group: Annotated[int, Range(0, 1023)] = 0
     processes: Annotated[tuple[GPUProcess, ...], Items(PROCESSES_MAX, clip=True)] = ()
+    # Errors that matter still, oldest first: see the agent's `xids`.
+    xids: Annotated[tuple[XIDEvent, ...], Items(XIDS_MAX)] = ()
 
     def __post_init__(self) -> None:
         if not is_gpu_uuid(self.uuid):

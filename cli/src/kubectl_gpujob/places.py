@@ -24,7 +24,7 @@ def found(picture: Picture, name: str) -> PlacementExplanation:
 
 
 def headline(told: PlacementExplanation, picture: Picture) -> str:
-    job = told.needs.job.metadata
+    job = told.requirements.job.metadata
     how = "as this cycle decides it" if told.decided_here else "as if it were placed now"
     when = f"{picture.now:%Y-%m-%d %H:%M:%S} UTC"
     return f"{job.namespace}/{job.name}, {how}, from {picture.source} of {when}"
@@ -32,7 +32,7 @@ def headline(told: PlacementExplanation, picture: Picture) -> str:
 
 def as_json(told: PlacementExplanation) -> dict[str, Any]:
     """The same for programs. Costs are in GPUs."""
-    job = told.needs.job.metadata
+    job = told.requirements.job.metadata
     return {
         "namespace": job.namespace,
         "name": job.name,

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -17,7 +17,7 @@ from rich.table import Table
 
 from gpujob_api.codec import FieldError
 from gpujob_api.quantities import Memory, format_memory
-from gpujob_local.cluster.options import DEFAULT_IMAGES, ClusterOptions, NodeOptions
+from gpujob_local.cluster.options import DEFAULT_IMAGES, NODES_MAX, ClusterOptions, NodeOptions
 from gpujob_local.cluster.owner import options_to_text
 from gpujob_local.cluster.state import (
     LOG_NAME,
@@ -30,12 +30,21 @@ from gpujob_local.cluster.state import (
     remove_root_if_empty,
 )
 from gpujob_local.control_plane.control_plane import ControlPlaneOptions
-from gpujob_local.processes.processes import marked_processes
+from gpujob_local.kubelets.commands import clean_leftovers, end, has_kubelets, kubelets_wanted
+from gpujob_local.kubelets.options import KubeletOptions
+from gpujob_local.kubelets.owner import options_to_text as kubelet_options_to_text
+from gpujob_local.kubelets.requirements import Machine, refusal
+from gpujob_local.processes.processes import MARKER, marked_processes
 from gpujob_local.processes.watchdog import kill_marked
 
 UP_LIMIT_SECONDS = 1800.0  # a first start builds the tools
 DOWN_LIMIT_SECONDS = 30.0
+OWNER_LIMIT_SECONDS = 90.0  # kubelets' files take a while to remove
 POLL_SECONDS = 0.1
+INSTALL_COMMAND = (
+    "helm install gpujob charts/gpujob --namespace gpujob-system --create-namespace --wait "
+    "--set agent.devices=cpu"
+)
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 console = Console(highlight=False)
@@ -48,7 +57,9 @@ Name = Annotated[
 @app.command()
 def up(
     name: Name = "default",
-    nodes: Annotated[int, typer.Option(min=1, max=64, help="Number of nodes.")] = 3,
+    nodes: Annotated[
+        str, typer.Option(help="How many; or real kubelets: kubelet, kubelet:3 (Linux, root).")
+    ] = "3",
     spot: Annotated[int, typer.Option(min=0, help="Number of spot nodes among them.")] = 1,
     cards: Annotated[int, typer.Option(min=0, max=64, help="CPU cards of each node.")] = 2,
     card_memory: Annotated[str, typer.Option(help="Memory of each card.")] = "2Gi",
@@ -59,20 +70,49 @@ def up(
         list[str] | None, typer.Option(help="NAME=FOLDER: where an image's process starts.")
     ] = None,
 ) -> None:
-    """Start a cluster; it stays until `down`."""
-    if spot > nodes:
-        raise typer.BadParameter(f"--spot {spot} is more than --nodes {nodes}")
+    """Start a cluster; it stays until `down`.
+
+    A cluster of kubelets takes --name and --audit alone; the chart is installed on it as on any
+    cluster.
+    """
+    control_plane = ControlPlaneOptions(audit=audit)
+    if (kubelets := kubelets_wanted(nodes)) is not None:
+        _up_kubelets(name, KubeletOptions(kubelets, control_plane=control_plane))
+        return
+    total = _number_of_nodes(nodes)
+    if spot > total:
+        raise typer.BadParameter(f"--spot {spot} is more than --nodes {total}")
     options = ClusterOptions(
-        nodes=_nodes(nodes, spot, cards),
+        nodes=_nodes(total, spot, cards),
         card_bytes=_memory("--card-memory", card_memory),
         images=DEFAULT_IMAGES | _images(image or []),
         operator=operator,
         agents=agents,
-        control_plane=ControlPlaneOptions(audit=audit),
+        control_plane=control_plane,
     )
+    _up(name, "gpujob_local.cluster.owner", options_to_text(options))
+
+
+def _number_of_nodes(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= NODES_MAX:
+        raise typer.BadParameter(
+            f"--nodes must be 1 to {NODES_MAX}, kubelet or kubelet:NUMBER; got {text!r}"
+        )
+    return int(text)
+
+
+def _up_kubelets(name: str, options: KubeletOptions) -> None:
+    if words := refusal(Machine.look()):
+        raise StateError(words)
+    _up(name, "gpujob_local.kubelets.owner", kubelet_options_to_text(options))
+    console.print("then install the chart; gpujob-worker:dev is the image of your jobs:")
+    console.print(f"  {INSTALL_COMMAND}")
+
+
+def _up(name: str, owner_module: str, options: str) -> None:
     directory = _fresh_directory(name)
     began = time.monotonic()
-    _start_owner(directory, options)
+    _start_owner(directory, owner_module, options)
     console.print(f"cluster {name} is up after {time.monotonic() - began:.1f} s; in your shell:")
     console.print(f'  eval "$(gpujob-local env{"" if name == "default" else f" --name {name}"})"')
 
@@ -101,11 +141,12 @@ def _images(pairs: list[str]) -> dict[str, Path]:
 
 def _fresh_directory(name: str) -> Path:
     directory = cluster_directory(name)
+    if (directory / STATE_NAME).exists() and ClusterState.read(name).alive():
+        raise StateError(f"cluster {name!r} is up already; `gpujob-local down --name {name}`")
+    if clean_leftovers(directory):
+        console.print(f"removed what an earlier cluster {name} left")
     if (directory / STATE_NAME).exists():
-        state = ClusterState.read(name)
-        if state.alive():
-            raise StateError(f"cluster {name!r} is up already; `gpujob-local down --name {name}`")
-        kill_marked(state.marker)
+        kill_marked(f"{MARKER}={ClusterState.read(name).marker}")
         shutil.rmtree(directory)
     if directory.exists():
         if in_use(directory):
@@ -115,11 +156,11 @@ def _fresh_directory(name: str) -> Path:
     return directory
 
 
-def _start_owner(directory: Path, options: ClusterOptions) -> None:
+def _start_owner(directory: Path, module: str, options: str) -> None:
     """Starts the owning process and retells what it says until the cluster is up."""
-    (directory / "options.json").write_text(options_to_text(options))
+    (directory / "options.json").write_text(options)
     log = directory / LOG_NAME
-    command = [sys.executable, "-m", "gpujob_local.cluster.owner", str(directory)]
+    command = [sys.executable, "-m", module, str(directory)]
     with log.open("wb") as output:
         owner = subprocess.Popen(
             [*command, str(directory / "options.json")],
@@ -134,7 +175,8 @@ def _start_owner(directory: Path, options: ClusterOptions) -> None:
             _retell(owner, text.read, directory / STATE_NAME)
         except BaseException:
             owner.terminate()
-            owner.wait(DOWN_LIMIT_SECONDS)
+            owner.wait(OWNER_LIMIT_SECONDS)
+            clean_leftovers(directory)
             shutil.rmtree(directory, ignore_errors=True)
             raise
 
@@ -154,7 +196,12 @@ def _retell(owner: "subprocess.Popen[bytes]", read: Callable[[], str], done: Pat
 
 @app.command()
 def down(name: Name = "default") -> None:
-    """End a cluster and remove all that it kept."""
+    """End a cluster and remove all that it kept, also what a crashed one left."""
+    if has_kubelets(cluster_directory(name)):
+        end(cluster_directory(name))
+        remove_root_if_empty()
+        console.print(f"cluster {name} is gone")
+        return
     state = ClusterState.read(name)
     if state.alive():
         # The owner may be gone before its answer is out.
@@ -173,14 +220,21 @@ def down(name: Name = "default") -> None:
 def _end_by_force(state: ClusterState) -> None:
     if state.alive():
         os.kill(state.owner_pid, signal.SIGKILL)
-    kill_marked(state.marker)
+    kill_marked(f"{MARKER}={state.marker}")
     shutil.rmtree(state.directory, ignore_errors=True)
+
+
+def _ask(name: str, command: str, limit_seconds: float = 30, **arguments: Any) -> Any:
+    """Raises `StateError` for a cluster of kubelets, of which kubectl is asked."""
+    if has_kubelets(cluster_directory(name)):
+        raise StateError(f"cluster {name!r} has real kubelets: use kubectl for {command}")
+    return ask_owner(name, command, limit_seconds, **arguments)
 
 
 @app.command()
 def status(name: Name = "default") -> None:
     """Show parts, nodes and what is in use on the cards."""
-    answer = ask_owner(name, "status")
+    answer = _ask(name, "status")
     table = Table("node", "state", "card", "memory", "busy", "processes", box=None, pad_edge=False)
     for card in answer["cards"]:
         used, total = card["memoryUsedBytes"], card["memoryTotalBytes"]
@@ -209,7 +263,7 @@ def reclaim(
 ) -> None:
     """Reclaim a node like a cloud reclaims a spot node: notice, grace, gone."""
     limit = notice + grace + 60
-    ask_owner(name, "reclaim", limit, node=node, notice_seconds=notice, grace_seconds=grace)
+    _ask(name, "reclaim", limit, node=node, notice_seconds=notice, grace_seconds=grace)
     console.print(f"{node} is gone")
 
 
@@ -221,14 +275,14 @@ def unmanaged_process(
 ) -> None:
     """Start an unmanaged process that allocates memory on a card; end it with `kill`."""
     amount = _memory("--memory", memory)
-    part = ask_owner(name, "unmanaged_process", 120, card=card, memory_bytes=amount)
+    part = _ask(name, "unmanaged_process", 120, card=card, memory_bytes=amount)
     console.print(part)
 
 
 @app.command()
 def kill(part: str, name: Name = "default") -> None:
     """End a part with SIGKILL: an unmanaged process, an agent, the operator, a node."""
-    ask_owner(name, "kill", part=part)
+    _ask(name, "kill", part=part)
 
 
 @app.command()

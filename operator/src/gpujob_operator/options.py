@@ -2,6 +2,7 @@
 
 import argparse
 import ipaddress
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,8 @@ from gpujob_operator.act.lease import LEASE_SECONDS
 from gpujob_operator.act.report_endpoint import ReportService
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.read.configuration import configuration_from_text
+
+_NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,7 @@ class RunOptions:
 
     kubeconfig: str | None
     namespace: str
+    watch_namespaces: frozenset[str]
     identity: str
     lease_seconds: float
     report_listen: Listen
@@ -58,14 +62,21 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     add = run.add_argument
     add("--kubeconfig", help="without it: the pod's service account")
     add("--namespace", default="gpujob-system", help="namespace of the operator's Lease")
+    add(
+        "--watch-namespaces",
+        type=_namespaces,
+        default="",
+        metavar="A,B",
+        help="namespaces whose GPUJobs are managed; default: all",
+    )
     add("--identity", default="", help="the Lease's holder; default: host name and process id")
     add("--lease-seconds", type=float, default=LEASE_SECONDS)
-    add("--report-listen", type=_listen, default="0.0.0.0:8080", metavar="HOST:PORT")
+    add("--report-listen", type=listen_address, default="0.0.0.0:8080", metavar="HOST:PORT")
     add("--report-url", help="report address for workers; default: the listening address")
     add("--report-service", help="a Service without selector, to point at the leader's pod")
     add("--pod-address", default="", help="with --report-service: this pod's IP address")
     add("--pod-uid", default="", help="with --report-service: this pod's UID; its name: --identity")
-    add("--metrics-listen", type=_listen, default="0.0.0.0:8081", metavar="HOST:PORT")
+    add("--metrics-listen", type=listen_address, default="0.0.0.0:8081", metavar="HOST:PORT")
     add("--configuration", type=Path, help="YAML with the fields of Configuration, camelCase")
     add("--dump-directory", type=Path, help="folder for cycles dumped on SIGUSR1 and on errors")
     add("--dump-every", action="store_true", help="dump every cycle that writes something")
@@ -85,6 +96,7 @@ def run_options(arguments: argparse.Namespace, identity: str) -> RunOptions:
     return RunOptions(
         kubeconfig=arguments.kubeconfig,
         namespace=arguments.namespace,
+        watch_namespaces=arguments.watch_namespaces,
         identity=arguments.identity or identity,
         lease_seconds=arguments.lease_seconds,
         report_listen=arguments.report_listen,
@@ -136,7 +148,15 @@ def with_report_url(configuration: Configuration, url: str) -> Configuration:
     return replace(configuration, report_url=configuration.report_url or url)
 
 
-def _listen(text: str) -> Listen:
+def _namespaces(text: str) -> frozenset[str]:
+    names = frozenset(name.strip() for name in text.split(",") if name.strip())
+    wrong = sorted(name for name in names if not _NAMESPACE.fullmatch(name))
+    if wrong:
+        raise argparse.ArgumentTypeError(f"{wrong[0]!r} is not a name of a namespace")
+    return names
+
+
+def listen_address(text: str) -> Listen:
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
         raise argparse.ArgumentTypeError(f"must be HOST:PORT; got {text!r}")

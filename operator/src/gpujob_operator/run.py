@@ -53,6 +53,7 @@ from gpujob_operator.observe.health import HealthServer
 from gpujob_operator.observe.listener import listening
 from gpujob_operator.observe.pod_tokens import PodIdentity
 from gpujob_operator.observe.reports import REPORT_PATH, ReportReceiver, TokenCheckFailed
+from gpujob_operator.observe.scope import Scope
 from gpujob_operator.options import RunOptions, with_report_url
 from gpujob_operator.render.event import event
 from gpujob_operator.supervision import Supervisor
@@ -135,7 +136,8 @@ class Operator:
         self._took_lead = asyncio.Event()
         self._listening_since = utc_now()
         self._fresh = False
-        self._cache = Cache(self._dirty, self._metrics, utc_now)
+        scope = Scope(options.watch_namespaces)
+        self._cache = Cache(self._dirty, self._metrics, utc_now, scope)
         self._configuration: Configuration = options.configuration
 
     def stop(self) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from gpujob_local.cluster.options import WORKER_IMAGE
 from gpujob_local.cluster.state import ClusterState, in_use
 from gpujob_local.processes.processes import marked_processes
 
@@ -130,8 +131,9 @@ def test_nothing_is_left_when_the_owner_ends(machine: Machine, number: signal.Si
     assert machine.run("up", *SMALL).returncode == 0
     state = machine.state()
     pod = """{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "works"}, "spec":
-        {"containers": [{"name": "worker", "image": "gpujob-worker:dev", "command":
+        {"containers": [{"name": "worker", "image": "IMAGE", "command":
         ["python", "-c", "import subprocess; subprocess.run(['sleep', '600'])"]}]}}"""
+    pod = pod.replace("IMAGE", WORKER_IMAGE)
     kubectl = [shutil.which("kubectl", path=state.environment["PATH"]) or "", "create", "-f", "-"]
     subprocess.run(kubectl, input=pod, text=True, check=True, env=os.environ | state.environment)
 

@@ -13,7 +13,7 @@ from gpujob_local.cluster.cluster import ClusterOptions, LocalCluster, NodeOptio
 from gpujob_local.control_plane.api_client import ApiClient
 from gpujob_local.processes.watchdog import marked_processes as processes_with
 from tests.harness.cluster import StartCluster
-from tests.harness.pods import IGNORE_TERM, Pods, phase, pod, state, wait_log
+from tests.harness.pods import IGNORE_TERM, IMAGE, Pods, phase, pod, state, wait_log
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
@@ -300,7 +300,7 @@ def test_init_containers_come_first_and_failures_are_retried(
     mounts = [{"name": "shared", "mountPath": "/shared"}]
     first = {
         "name": "first",
-        "image": "gpujob-worker:dev",
+        "image": IMAGE,
         "command": ["python", "-c", "open('/shared/order', 'a').write('init ')"],
         "volumeMounts": mounts,
     }

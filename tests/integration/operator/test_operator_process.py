@@ -324,6 +324,8 @@ def test_the_agents_rules_suffice(stage: Stage) -> None:
     """Without NVML here the agent has nothing to read, and says so in its own node's status."""
     kubeconfig = account_kubeconfig(stage.plane, "agent", stage.folder)
     name = f"{stage.node}-x"
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
+    uid = stage.client.create("/api/v1/nodes", node)["metadata"]["uid"]
     agent = start_agent(kubeconfig, stage.folder, f"--node={name}", "--interval-seconds=0.2")
     stage.processes.append(agent)
     agent.wait_for("NVML failed")
@@ -331,7 +333,14 @@ def test_the_agents_rules_suffice(stage: Stage) -> None:
     assert agent.stop() == 0
     assert _agent_reason(stage, name) == "AgentStopped"
     assert "orbidden" not in agent.log_path.read_text()
-    stage.client.delete(f"{OURS}/gpunodes/{name}")
+    (owner,) = stage.client.get(f"{OURS}/gpunodes/{name}")["metadata"]["ownerReferences"]
+    assert owner["uid"] == uid
+    stage.client.delete(f"/api/v1/nodes/{name}")
+    stage.wait(lambda: name not in _gpu_node_names(stage), "it goes with its node")
+
+
+def _gpu_node_names(stage: Stage) -> list[str]:
+    return [one["metadata"]["name"] for one in stage.client.get(f"{OURS}/gpunodes")["items"]]
 
 
 def _agent_reason(stage: Stage, name: str) -> str:

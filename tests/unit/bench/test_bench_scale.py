@@ -29,18 +29,18 @@ def test_filling_and_ending_keep_the_books() -> None:
     assert cluster.held
     while cluster.held:
         cluster.end_one()
-    assert cluster.fleet.idle.all()
-    assert (cluster.fleet.memory_free == scale.GPU_MEMORY_BYTES).all()
-    assert (cluster.fleet.cpu_milli_free == scale.NODE_CPU_MILLI).all()
+    assert cluster.arrays.idle.all()
+    assert (cluster.arrays.memory_free == scale.GPU_MEMORY_BYTES).all()
+    assert (cluster.arrays.cpu_milli_free == scale.NODE_CPU_MILLI).all()
 
 
 def test_renewing_a_row_changes_nothing_on_it() -> None:
     cluster = scale.Cluster.of(2)
     scale.offer(cluster, cluster.draw(30))
-    before = cluster.fleet.memory_free.tolist(), cluster.fleet.held_whole.tolist()
+    before = cluster.arrays.memory_free.tolist(), cluster.arrays.held_whole.tolist()
     cluster.renew(0)
     cluster.renew(1)
-    assert (cluster.fleet.memory_free.tolist(), cluster.fleet.held_whole.tolist()) == before
+    assert (cluster.arrays.memory_free.tolist(), cluster.arrays.held_whole.tolist()) == before
 
 
 def test_the_snapshot_is_the_same_cluster() -> None:

@@ -1,7 +1,7 @@
 """Which GPUs are close together, as NVML tells it."""
 
-from gpujob_operator.agent.health import GPUHealth
 from gpujob_operator.agent.readings import GPUReader
+from tests.harness import fake_nvml
 from tests.harness.fake_nvml import GPU_IS_LOST, FakeGPU, FakeNvml
 
 
@@ -10,7 +10,7 @@ def machine(count: int) -> FakeNvml:
 
 
 def reader_of(nvml: FakeNvml) -> GPUReader:
-    return GPUReader(nvml, lambda pid: None, GPUHealth(nvml))
+    return fake_nvml.reader_of(nvml, lambda pid: None)
 
 
 def groups(nvml: FakeNvml) -> list[int]:

@@ -10,7 +10,7 @@ from gpujob_api.gpunode import GPU, GPUProcess
 from gpujob_api.manifest import gpunode_from_manifest
 from gpujob_api.meta import ConditionStatus
 from gpujob_api.quantities import GIB, MIB
-from gpujob_operator.act.kube import GPU_NODES, Unavailable
+from gpujob_operator.act.kube import GPU_NODES, NODES, NotFound, Unavailable
 from gpujob_operator.agent.agent import Agent
 from gpujob_operator.agent.publish import Publisher, Readiness
 from gpujob_operator.decide.model.configuration import Configuration
@@ -27,6 +27,7 @@ A_GPU = make_gpu(ours=[("pod-a", 2 * GIB)])
 class _Bench:
     def __init__(self, interval_seconds: float = 2.0) -> None:
         self.kube = FakeKube()
+        self.kube.put(NODES, {"metadata": {"name": "n0", "uid": "node-n0"}})
         self.clock = FakeClock()
         self.publisher = Publisher(
             self.kube,
@@ -59,6 +60,22 @@ async def test_the_first_reading_creates_the_node(bench: _Bench) -> None:
     assert status.conditions[0].status is ConditionStatus.TRUE
     verbs = [(call.verb, call.subresource) for call in bench.kube.writes()]
     assert verbs == [("patch", "status"), ("create", ""), ("patch", "status")]
+
+
+async def test_a_gpu_node_goes_with_its_node(bench: _Bench) -> None:
+    await bench.publish(A_GPU)
+    (owner,) = bench.kube.stored(GPU_NODES, "n0")["metadata"]["ownerReferences"]
+    assert owner == {"apiVersion": "v1", "kind": "Node", "name": "n0", "uid": "node-n0"}
+
+
+async def test_a_node_that_is_gone_gets_no_gpu_node(bench: _Bench) -> None:
+    """An agent may outlive its Node for a moment; nobody would delete what it made."""
+    bench.kube.remove(NODES, "n0")
+    with pytest.raises(NotFound):
+        await bench.publish(A_GPU)
+    assert bench.kube.names(GPU_NODES) == []
+    bench.kube.put(NODES, {"metadata": {"name": "n0"}})
+    assert await bench.publish(A_GPU)
 
 
 async def test_an_existing_node_keeps_its_spec(bench: _Bench) -> None:

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 
 from gpujob_api.gpunode import GPU
-from gpujob_operator.agent.health import GPUHealth
 from gpujob_operator.agent.nvml import load_nvml
 from gpujob_operator.agent.owners import (
     owner_by_cgroup,
@@ -16,14 +15,22 @@ from gpujob_operator.agent.owners import (
     start_ticks,
 )
 from gpujob_operator.agent.readings import GPUReader
-from tests.harness.fake_nvml import GIB, GPU_IS_LOST, NOT_SUPPORTED, FakeGPU, FakeNvml, NVMLError
+from tests.harness.fake_nvml import (
+    GIB,
+    GPU_IS_LOST,
+    NOT_SUPPORTED,
+    FakeGPU,
+    FakeNvml,
+    NVMLError,
+    reader_of,
+)
 
 OWNERS = {11: "pod-a", 12: "pod-b"}
 
 
 def _reader(*gpus: FakeGPU) -> tuple[GPUReader, FakeNvml]:
     nvml = FakeNvml(*gpus)
-    return GPUReader(nvml, OWNERS.get, GPUHealth(nvml)), nvml
+    return reader_of(nvml, OWNERS.get), nvml
 
 
 def _read(device: FakeGPU) -> GPU:
@@ -88,7 +95,7 @@ def test_a_module_without_the_newer_functions() -> None:
         },
         NVMLError=NVMLError,
     )
-    (gpu,) = GPUReader(plain, OWNERS.get, GPUHealth(plain)).read()
+    (gpu,) = reader_of(plain, OWNERS.get).read()
     assert (gpu.memory_reserved_bytes, gpu.power_watts, gpu.processes) == (0, None, ())
     assert reader.driver_version() == "580.1"
 
@@ -109,7 +116,11 @@ def test_where_processes_cannot_be_told_apart_utilization_is_unknown() -> None:
 
 def test_unknown_memory_of_processes_is_what_is_left() -> None:
     device = FakeGPU(used=7 * GIB, reserved=GIB, compute={11: 2 * GIB, 12: None, 99: None})
-    assert [one.memory_bytes for one in _read(device).processes] == [2 * GIB, 2 * GIB, 2 * GIB]
+    assert [one.memory_bytes for one in _read(device).processes] == [
+        2 * GIB,
+        5 * GIB // 2,
+        5 * GIB // 2,
+    ]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), None, "hot"])
@@ -139,7 +150,7 @@ def test_a_gpu_that_was_lost_before_the_agent_restarted_keeps_its_place() -> Non
     earlier = _reader(device, other)[0].read()
     device.errors["*"] = GPU_IS_LOST
     nvml = FakeNvml(device, other)
-    reader = GPUReader(nvml, OWNERS.get, GPUHealth(nvml), earlier)
+    reader = reader_of(nvml, OWNERS.get, earlier)
     lost, well = reader.read()
     assert (lost.uuid, lost.healthy, lost.memory_total_bytes) == ("GPU-0", False, 24 * GIB)
     assert well == earlier[1]
@@ -152,7 +163,7 @@ def test_a_gpu_is_not_recalled_that_was_taken_out_or_has_another_place() -> None
     broken = FakeGPU("GPU-2", errors={"*": GPU_IS_LOST})
     for gpus in ((FakeGPU("GPU-1"),), (broken, FakeGPU())):
         nvml = FakeNvml(*gpus)
-        found = GPUReader(nvml, OWNERS.get, GPUHealth(nvml), earlier).read()
+        found = reader_of(nvml, OWNERS.get, earlier).read()
         assert [gpu.uuid for gpu in found] == [gpus[-1].uuid]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from gpujob_api.gpunode import GPU, GPUNode
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.model.snapshot import GPUUsage, InvalidJob, PodView
+from gpujob_operator.decide.model.snapshot import GPUUsage, InvalidJob, PodView, SeenGPUs
 from gpujob_operator.observe.freshness import DELAYS_MAX, Freshness
 from gpujob_operator.observe.usage import READINGS_PER_STATUS_MAX, UsageLedger
 from gpujob_operator.read.nouns import read_gpu_node, read_job
@@ -37,81 +37,90 @@ def _ours(memory: int, utilization: float | None = None, *, busy: float = 0.0) -
     return replace(gpu, processes=(process,), utilization_percent=busy)
 
 
-def _use(ledger: UsageLedger) -> GPUUsage:
-    return ledger.usage()[KEY]
+def _use(score_cache: UsageLedger) -> GPUUsage:
+    return score_cache.usage()[KEY]
 
 
 def test_peak_is_the_worst_moment_of_the_worst_gpu() -> None:
+    score_cache = UsageLedger()
+    other = replace(_ours(5 * GIB), uuid="GPU-1", index=1)
+    assert score_cache.observe(_node(_ours(1 * GIB), other, at=0), _find)
+    score_cache.observe(_node(_ours(3 * GIB), replace(other, processes=()), at=2), _find)
+    score_cache.observe(_node(_ours(2 * GIB), at=4), _find)
+    assert _use(score_cache).memory_peak_bytes == 5 * GIB
+    assert _use(score_cache).samples == 3
+
+
+def test_where_a_worker_was_seen_is_that_of_the_newest_reading() -> None:
     ledger = UsageLedger()
     other = replace(_ours(5 * GIB), uuid="GPU-1", index=1)
-    assert ledger.observe(_node(_ours(1 * GIB), other, at=0), _find)
-    ledger.observe(_node(_ours(3 * GIB), replace(other, processes=()), at=2), _find)
-    ledger.observe(_node(_ours(2 * GIB), at=4), _find)
-    assert _use(ledger).memory_peak_bytes == 5 * GIB
-    assert _use(ledger).samples == 3
+    ledger.observe(_node(_ours(1 * GIB), other, at=0), _find)
+    assert _use(ledger).seen == (SeenGPUs(0, ("GPU-0", "GPU-1")),)
+    ledger.observe(_node(make_gpu(), other, at=2), _find)
+    assert _use(ledger).seen == (SeenGPUs(0, ("GPU-1",)),)
 
 
 def test_processes_of_one_pod_on_a_gpu_add_up() -> None:
-    ledger = UsageLedger()
+    score_cache = UsageLedger()
     gpu = make_gpu(ours=[(POD.uid, GIB), (POD.uid, 2 * GIB)], unmanaged=4 * GIB)
-    ledger.observe(_node(gpu, at=0), _find)
-    assert _use(ledger).memory_peak_bytes == 3 * GIB
+    score_cache.observe(_node(gpu, at=0), _find)
+    assert _use(score_cache).memory_peak_bytes == 3 * GIB
 
 
 @pytest.mark.parametrize(("gap_seconds", "samples"), [(2, 2), (6, 4), (10, 6), (600, 6), (0.5, 2)])
 def test_a_status_stands_for_the_readings_since_the_last(gap_seconds: float, samples: int) -> None:
     """The agent writes only what changed; a long gap is silence and not readings."""
-    ledger = UsageLedger()
-    ledger.observe(_node(_ours(GIB), at=0), _find)
-    ledger.observe(_node(_ours(GIB), at=gap_seconds), _find)
-    assert _use(ledger).samples == samples <= 1 + READINGS_PER_STATUS_MAX
+    score_cache = UsageLedger()
+    score_cache.observe(_node(_ours(GIB), at=0), _find)
+    score_cache.observe(_node(_ours(GIB), at=gap_seconds), _find)
+    assert _use(score_cache).samples == samples <= 1 + READINGS_PER_STATUS_MAX
 
 
 def test_the_same_reading_counts_once() -> None:
-    ledger = UsageLedger()
-    assert ledger.observe(_node(_ours(GIB), at=0), _find)
-    assert not ledger.observe(_node(_ours(GIB), at=0), _find)
-    assert not ledger.observe(_node(_ours(2 * GIB), at=-1), _find)
-    assert _use(ledger).samples == 1
+    score_cache = UsageLedger()
+    assert score_cache.observe(_node(_ours(GIB), at=0), _find)
+    assert not score_cache.observe(_node(_ours(GIB), at=0), _find)
+    assert not score_cache.observe(_node(_ours(2 * GIB), at=-1), _find)
+    assert _use(score_cache).samples == 1
 
 
 def test_utilization_forgets_how_it_started() -> None:
-    ledger = UsageLedger()
+    score_cache = UsageLedger()
     for second in range(5):
-        ledger.observe(_node(_ours(GIB, busy=0.0), at=2 * second), _find)
-    assert _use(ledger).utilization_percent == 0
+        score_cache.observe(_node(_ours(GIB, busy=0.0), at=2 * second), _find)
+    assert _use(score_cache).utilization_percent == 0
     for second in range(5, 200):
-        ledger.observe(_node(_ours(GIB, busy=90.0), at=2 * second), _find)
-    assert _use(ledger).utilization_percent == pytest.approx(90, abs=0.5)
+        score_cache.observe(_node(_ours(GIB, busy=90.0), at=2 * second), _find)
+    assert _use(score_cache).utilization_percent == pytest.approx(90, abs=0.5)
 
 
 def test_beside_others_only_the_own_utilization_counts() -> None:
-    ledger = UsageLedger()
+    score_cache = UsageLedger()
     gpu = replace(make_gpu(ours=[(POD.uid, GIB)], unmanaged=GIB), utilization_percent=95.0)
     mine, unmanaged = gpu.processes
     gpu = replace(gpu, processes=(replace(mine, utilization_percent=20.0), unmanaged))
-    ledger.observe(_node(gpu, at=0), _find)
-    assert _use(ledger).utilization_percent == 20
+    score_cache.observe(_node(gpu, at=0), _find)
+    assert _use(score_cache).utilization_percent == 20
 
 
 def test_where_the_driver_cannot_tell_the_gpus_figure_is_the_bound() -> None:
-    ledger = UsageLedger()
+    score_cache = UsageLedger()
     gpu = make_gpu(ours=[(POD.uid, GIB)], unmanaged=GIB)
-    ledger.observe(_node(replace(gpu, utilization_percent=95.0), at=0), _find)
-    assert _use(ledger).utilization_percent == 95
+    score_cache.observe(_node(replace(gpu, utilization_percent=95.0), at=0), _find)
+    assert _use(score_cache).utilization_percent == 95
 
 
 def test_unmanaged_processes_belong_to_no_job() -> None:
-    ledger = UsageLedger()
-    assert not ledger.observe(_node(make_gpu(ours=[("unknown", GIB)]), at=0), _find)
-    assert ledger.usage() == {}
+    score_cache = UsageLedger()
+    assert not score_cache.observe(_node(make_gpu(ours=[("unknown", GIB)]), at=0), _find)
+    assert score_cache.usage() == {}
 
 
 def test_forgets_what_is_gone() -> None:
-    ledger = UsageLedger()
-    ledger.observe(_node(_ours(GIB), at=0), _find)
-    ledger.keep_only({("uid-other", 1)}, {"n0"})
-    assert ledger.usage() == {}
+    score_cache = UsageLedger()
+    score_cache.observe(_node(_ours(GIB), at=0), _find)
+    score_cache.keep_only({("uid-other", 1)}, {"n0"})
+    assert score_cache.usage() == {}
 
 
 def _drop(manifest: dict[str, Any]) -> tuple[GPUNode, Sequence[str]]:
@@ -219,13 +228,13 @@ def test_never_measured() -> None:
 
 def test_until_something_changes_all_is_the_same_object() -> None:
     """Who plans looks again at jobs of which there is another object."""
-    ledger = UsageLedger()
-    ledger.observe(_node(_ours(GIB), at=0), _find)
-    first = ledger.usage()
-    assert ledger.usage() is first
-    ledger.observe(_node(make_gpu(ours=[("unknown", GIB)]), at=2), _find)
-    assert ledger.usage() is first
-    ledger.observe(_node(_ours(2 * GIB), at=4), _find)
-    assert ledger.usage() != first
-    ledger.keep_only(set(), {"n0"})
-    assert ledger.usage() == {}
+    score_cache = UsageLedger()
+    score_cache.observe(_node(_ours(GIB), at=0), _find)
+    first = score_cache.usage()
+    assert score_cache.usage() is first
+    score_cache.observe(_node(make_gpu(ours=[("unknown", GIB)]), at=2), _find)
+    assert score_cache.usage() is first
+    score_cache.observe(_node(_ours(2 * GIB), at=4), _find)
+    assert score_cache.usage() != first
+    score_cache.keep_only(set(), {"n0"})
+    assert score_cache.usage() == {}

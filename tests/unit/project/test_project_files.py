@@ -15,7 +15,7 @@ from tests.harness.repository import ROOT, relative, tracked
 
 DOCUMENTS = tracked("*.md")
 TEST_NAME = re.compile(r"`(tests/[\w/.-]+\.py)(?:::(\w+))?(?:::(\w+))?`")
-MAKE_COMMAND = re.compile(r"(?:^|[`$ ])make ([a-z][a-z-]*)", re.MULTILINE)
+MAKE_COMMAND = re.compile(r"(?:^|[`$ ])make ([a-z][a-z0-9-]*)", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)")
 
 
@@ -25,7 +25,7 @@ def project() -> dict[str, Any]:
 
 def make_targets() -> set[str]:
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
-    return set(re.findall(r"^([a-z][a-z-]*):", text, re.MULTILINE))
+    return set(re.findall(r"^([a-z][a-z0-9-]*):", text, re.MULTILINE))
 
 
 def code_of(document: Path) -> str:
@@ -79,7 +79,7 @@ def require(name: str) -> str:
 
 def test_make_alone_lists_every_target() -> None:
     result = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True)
-    listed = set(re.findall(r"^  make ([a-z-]+)", result.stdout, re.MULTILINE))
+    listed = set(re.findall(r"^  make ([a-z0-9-]+)", result.stdout, re.MULTILINE))
     assert listed == make_targets()
 
 

@@ -102,8 +102,8 @@ def test_without_a_path_of_the_users_own_the_images_stays() -> None:
 def test_other_containers_get_no_gpu() -> None:
     """I2: an image made for CUDA asks for all GPUs; only the worker gets any."""
     template = make_template()
-    side = {"name": "side", "image": "x", "env": [{"name": "A", "value": "1"}]}
-    template["spec"]["containers"].append(side)
+    packed = {"name": "side", "image": "x", "env": [{"name": "A", "value": "1"}]}
+    template["spec"]["containers"].append(packed)
     template["spec"]["initContainers"] = [{"name": "first", "image": "x"}]
     spec = pod_of(placed(make_job(template=template)))["spec"]
     void = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
@@ -224,7 +224,11 @@ def test_without_a_claim_checkpoints_stay_with_the_pod() -> None:
 
 
 def test_with_the_device_plugin_the_kubelet_picks_the_gpu() -> None:
+    """A variable of the template would win over the plugin's, and give the pod any GPU."""
     configuration = Configuration(device_access=DeviceAccess.DEVICE_PLUGIN)
-    pod = pod_of(placed(make_job()), configuration=configuration)
+    template = make_template()
+    greedy = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}
+    template["spec"]["containers"][0]["env"] = [greedy]
+    pod = pod_of(placed(make_job(template=template)), configuration=configuration)
     assert "NVIDIA_VISIBLE_DEVICES" not in environment(pod)
     assert pod["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "1"}

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ from gpujob_api.quantities import GIB, MIB
 from gpujob_local.control_plane.control_plane import ControlPlaneOptions
 from gpujob_local.control_plane.manifests import REPOSITORY
 
-DEFAULT_IMAGES = {"gpujob-worker:dev": REPOSITORY / "examples"}
+# As `make images` names it, and the examples.
+WORKER_IMAGE = f"gpujob-worker:{version('gpujob')}"
+DEFAULT_IMAGES = {WORKER_IMAGE: REPOSITORY / "examples"}
 NODES_MAX = 64
 CARDS_MAX = 64
 

@@ -50,6 +50,23 @@ class ControlPlaneOptions:
     controllers: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a control plane runs: on this machine's loopback, or in a network of its own.
+
+    There, every component's command begins with `enter`, nodes and pods reach the API server at
+    `addresses` (the nodes at the first of them), and somebody leads `port` on this machine's
+    loopback to the same port inside.
+    """
+
+    enter: tuple[str, ...] = ()
+    addresses: tuple[str, ...] = ()
+    port: int = 0
+
+
+LOOPBACK = Place()
+
+
 class ControlPlane:
     """Start, stop, and break on purpose: `stop_component` and `start_component`."""
 
@@ -59,6 +76,7 @@ class ControlPlane:
         binaries: dict[str, Path],
         marker_value: str,
         options: ControlPlaneOptions | None = None,
+        place: Place = LOOPBACK,
     ) -> None:
         self.directory = directory
         self.marker_value = marker_value
@@ -69,7 +87,8 @@ class ControlPlane:
         self._binaries = binaries
         self._environment = {MARKER: marker_value, "PATH": os.defpath}
         self._tokens = {name: new_token() for name in _TOKEN_USERS}
-        self._port = 0
+        self._place = place
+        self._port = place.port
 
     @property
     def server(self) -> str:
@@ -84,7 +103,9 @@ class ControlPlane:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._authority = Authority(self.directory)
         self.kubelet_client = self._authority.issue("kubelet-client", KUBELET_CLIENT)
-        self._server_certificate = self._authority.issue("apiserver", "kube-apiserver")
+        self._server_certificate = self._authority.issue(
+            "apiserver", "kube-apiserver", addresses=self._place.addresses
+        )
         self._account_keys = write_service_account_keys(self.directory)
         self._write_tokens()
         self.start_component("etcd")
@@ -114,18 +135,22 @@ class ControlPlane:
     def certificate_identity(self, file_name: str, user: str, group: str = "") -> Identity:
         """A new client certificate; users and groups are what RBAC and the node rules see."""
         certificate, key = self._authority.issue(file_name, user, group)
-        return Identity(self.server, self._authority.path, certificate=certificate, key=key)
+        address = self._place.addresses[0] if self._place.addresses else "127.0.0.1"
+        server = f"https://{address}:{self._port}"
+        return Identity(server, self._authority.path, certificate=certificate, key=key)
 
     @property
     def authority_path(self) -> Path:
         return self._authority.path
 
-    def issue(self, file_name: str, common_name: str) -> tuple[Path, Path]:
-        return self._authority.issue(file_name, common_name)
+    def issue(
+        self, file_name: str, common_name: str, addresses: tuple[str, ...] = ()
+    ) -> tuple[Path, Path]:
+        return self._authority.issue(file_name, common_name, addresses=addresses)
 
     def start_component(self, name: str) -> Child:
         """Starts etcd, kube-apiserver, ... (again) with the same state and port."""
-        command = [str(self._binaries[name]), *self._arguments(name)]
+        command = [*self._place.enter, str(self._binaries[name]), *self._arguments(name)]
         log = self.directory / f"{name}.log"
         child = start_child(name, command, self._environment, log, folder=self.directory)
         self.children[name] = child
@@ -154,7 +179,7 @@ class ControlPlane:
 
     def _start_api_server(self) -> None:
         for attempt in range(1, START_ATTEMPTS + 1):
-            self._port = free_port()
+            self._port = self._place.port or free_port()
             self._write_kubeconfigs()
             child = self.start_component("kube-apiserver")
             try:
@@ -212,9 +237,7 @@ class ControlPlane:
         client_certificate, client_key = self.kubelet_client
         return {
             "etcd-servers": ETCD_URL,
-            "bind-address": "127.0.0.1",
-            "advertise-address": "127.0.0.1",
-            "endpoint-reconciler-type": "none",
+            **self._address_arguments(),
             "secure-port": str(self._port),
             "tls-cert-file": str(certificate),
             "tls-private-key-file": str(key),
@@ -234,6 +257,12 @@ class ControlPlane:
             "shutdown-delay-duration": "0s",
             **(self._audit_arguments() if self.options.audit else {}),
         }
+
+    def _address_arguments(self) -> dict[str, str]:
+        if self._place.addresses:
+            return {"bind-address": "0.0.0.0", "advertise-address": self._place.addresses[0]}  # noqa: S104 - in its own network
+        local = {"bind-address": "127.0.0.1", "advertise-address": "127.0.0.1"}
+        return local | {"endpoint-reconciler-type": "none"}
 
     def _audit_arguments(self) -> dict[str, str]:
         policy = self.directory / "audit-policy.yaml"

@@ -3,6 +3,7 @@
 import datetime
 import ipaddress
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 
 from cryptography import x509
@@ -45,13 +46,19 @@ class Authority:
         self.path = folder / "ca.crt"
         self.path.write_bytes(self._certificate.public_bytes(serialization.Encoding.PEM))
 
-    def issue(self, file_name: str, common_name: str, organization: str = "") -> tuple[Path, Path]:
-        """A certificate for a client and for a server on loopback, in one."""
+    def issue(
+        self,
+        file_name: str,
+        common_name: str,
+        organization: str = "",
+        addresses: Sequence[str] = (),
+    ) -> tuple[Path, Path]:
+        """A certificate for a client and for a server on loopback and these addresses, in one."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = _name(common_name, organization)
         usage = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         names: list[x509.GeneralName] = [
-            x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
+            *(x509.IPAddress(ipaddress.ip_address(each)) for each in ("127.0.0.1", *addresses)),
             x509.DNSName("localhost"),
             x509.DNSName("kubernetes.default.svc"),
         ]

@@ -1,8 +1,9 @@
 """The binaries of a control plane: found, or built once from pinned Go modules.
 
-`python -m gpujob_local.control_plane.tools [kubernetes|helm]` (also `make tools`) prints where they
-are. A binary comes from, in this order: KUBEBUILDER_ASSETS, the cache, PATH, and a build from a
-go.mod in `tools/` into the cache. Those not built here must have the version that the go.mod pins.
+`python -m gpujob_local.control_plane.tools [kubernetes|helm|...]` prints where the binaries of
+those sets are; without a set, those of `DEFAULT_SETS` (`make tools`). A binary comes from, in this
+order: KUBEBUILDER_ASSETS, the cache, PATH, and a build from a go.mod in `tools/` into the cache.
+Those not built here must have the version that the go.mod pins.
 """
 
 import fcntl
@@ -38,8 +39,9 @@ Say = Callable[[str], None]
 class Binary:
     """One binary: its Go package, and how it tells its version.
 
-    `version_parts` is how many leading numbers of the version must equal the pinned ones;
-    `build_seconds` what a cold build took on two cores.
+    `version_parts` is how many leading numbers of the version must equal the pinned ones; without a
+    `version_command` only what was built here is taken. `build_seconds` is what a cold build took
+    on two cores.
     """
 
     name: str
@@ -55,6 +57,12 @@ def _kubernetes(name: str, version_command: tuple[str, ...], build_seconds: int)
     return Binary(name, package, "k8s.io/kubernetes", version_command, 2, build_seconds)
 
 
+def _containerd(name: str, build_seconds: int) -> Binary:
+    # Those on PATH are not asked for their version: shim, daemon and client must be of one build.
+    return Binary(name, f"{_CONTAINERD}/cmd/{name}", _CONTAINERD, (), 0, build_seconds)
+
+
+_CONTAINERD = "github.com/containerd/containerd/v2"
 _ETCD = "go.etcd.io/etcd/server/v3"
 SETS: dict[str, tuple[Binary, ...]] = {
     "kubernetes": (
@@ -69,7 +77,20 @@ SETS: dict[str, tuple[Binary, ...]] = {
             "helm", "helm.sh/helm/v4/cmd/helm", "helm.sh/helm/v4", ("version", "--short"), 1, 100
         ),
     ),
+    "kubelet": (
+        _kubernetes("kubelet", ("--version",), 140),
+        _kubernetes("kube-proxy", ("--version",), 10),
+    ),
+    "containerd": (
+        _containerd("containerd", 50),
+        _containerd("containerd-shim-runc-v2", 5),
+        _containerd("ctr", 5),
+        Binary("pause", "./pause", _CONTAINERD, (), 0, 5),
+    ),
+    "coredns": (Binary("coredns", ".", "github.com/coredns/coredns", (), 0, 100),),
 }
+# What a local cluster of process nodes and the chart's tests need; real kubelets need all sets.
+DEFAULT_SETS = ("kubernetes", "helm")
 
 
 def find_tools(set_name: str = "kubernetes", say: Say | None = None) -> dict[str, Path]:
@@ -113,7 +134,9 @@ class Pins:
         go_line = re.search(r"^go (\S+)", text, re.MULTILINE)
         go_version = parse_version(go_line.group(1)) if go_line else ()
         flags = repr([_linker_flags(binary, versions) for binary in SETS[set_name]])
-        digest = hashlib.sha256(text.encode() + sums + flags.encode()).hexdigest()[:16]
+        sources = b"".join(path.read_bytes() for path in sorted(folder.rglob("*.go")))
+        content = text.encode() + sums + flags.encode() + sources
+        digest = hashlib.sha256(content).hexdigest()[:16]
         return cls(folder, go_version, versions, cache_directory() / "tools" / digest)
 
     def wanted(self, binary: Binary) -> Version:
@@ -134,10 +157,12 @@ def _linker_flags(binary: Binary, versions: dict[str, str]) -> str:
 
 
 def _existing(binary: Binary, pins: Pins) -> Path | None:
+    cached = pins.cache / "bin" / binary.name
+    if not binary.version_command:
+        return cached if cached.is_file() else None
     assets = os.environ.get("KUBEBUILDER_ASSETS")
     if assets and _has_version(Path(assets) / binary.name, binary, pins):
         return Path(assets) / binary.name
-    cached = pins.cache / "bin" / binary.name
     if cached.is_file():
         return cached
     on_path = shutil.which(binary.name)
@@ -243,13 +268,13 @@ def _print(text: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Finds or builds the sets that are named (all without names) and prints their paths."""
+    """Finds or builds the sets that are named, else `DEFAULT_SETS`, and prints their paths."""
     unknown = [name for name in arguments if name not in SETS]
     if unknown:
         _print(f"unknown: {', '.join(unknown)}; there are: {', '.join(SETS)}")
         return 2
     try:
-        for set_name in arguments or SETS:
+        for set_name in arguments or DEFAULT_SETS:
             for name, path in find_tools(set_name).items():
                 sys.stdout.write(f"{name} {path}\n")
     except ToolError as error:

@@ -162,9 +162,11 @@ class Kube:
         *,
         label_selector: str = "",
         field_selector: str = "",
+        whole: bool = False,
     ) -> Listing:
         """Returns all objects as of one resourceVersion, read in pages. Pages get smaller if
-        objects are large. The objects are unchecked JSON.
+        objects are large. The objects are unchecked JSON. Unless `whole`, they lack what makes
+        them large and is seldom read (`without_bulk`).
         """
         query = _selectors(label_selector, field_selector)
         limit, items = LIST_PAGE_OBJECTS, list[Any]()
@@ -182,7 +184,8 @@ class Kube:
             found, metadata = page.get("items") or [], page.get("metadata") or {}
             if not isinstance(found, list) or not isinstance(metadata, dict):
                 raise Unavailable(0, "BadAnswer", f"the list of {kind.plural} is not a list")
-            items += (without_bulk(one) for one in cast("list[object]", found))
+            objects = cast("list[object]", found)
+            items += objects if whole else map(without_bulk, objects)
             facts = cast("Manifest", metadata)
             if not facts.get("continue"):
                 return Listing(items, str(facts.get("resourceVersion", "")))

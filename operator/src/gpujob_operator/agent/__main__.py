@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from importlib.metadata import version
 
@@ -15,9 +16,10 @@ from gpujob_api.gpunode import GPUS_MAX
 from gpujob_api.quantities import MIB, Memory
 from gpujob_operator.act.connection import BadConnection, load_configuration
 from gpujob_operator.act.kube import Kube
-from gpujob_operator.agent.agent import Agent, nothing
+from gpujob_operator.agent.agent import HANG_SECONDS, Agent, AgentMustEndError, nothing
 from gpujob_operator.agent.cpu.devices import cpu_devices
 from gpujob_operator.agent.cpu.pods import PodDevices
+from gpujob_operator.agent.liveness import Liveness
 from gpujob_operator.agent.nvml import Nvml, load_nvml
 from gpujob_operator.agent.owners import (
     OwnerOf,
@@ -27,9 +29,14 @@ from gpujob_operator.agent.owners import (
     start_ticks,
 )
 from gpujob_operator.agent.publish import Publisher
-from gpujob_operator.logs import configure_logs
+from gpujob_operator.logs import Log, configure_logs
+from gpujob_operator.observe.listener import listening
+from gpujob_operator.options import listen_address
+
+log = Log(__name__)
 
 EXIT_USAGE = 2
+EXIT_RESTART = 3
 CPU_MEMORY_BYTES_MIN = 64 * MIB
 OWNERS = {"cgroup": owner_by_cgroup, "environment": owner_by_environment}
 
@@ -40,12 +47,25 @@ def _arguments() -> argparse.Namespace:
     add("--kubeconfig", help="without it: the pod's service account")
     add("--node", default=os.environ.get("NODE_NAME"), help="default: $NODE_NAME")
     add("--devices", choices=("nvml", "cpu"), default="nvml", help="cpu: stand-ins, see --cpu-...")
-    add("--nvml-module", default="pynvml", help="dotted name of a module with pynvml's functions")
+    add(
+        "--nvml-module",
+        default="pynvml",
+        help="dotted name of a module with the functions of pynvml",
+    )
     add("--cpu-count", type=int, default=1, help="CPU cards of this node")
     add("--cpu-memory", type=_memory, default="2Gi", help="memory of each, 64Mi at least")
     add("--cpu-beside-gpus", action="store_true", help="CPU cards on a node that has a GPU, too")
     add("--process-owner", choices=sorted(OWNERS), default="cgroup")
     add("--interval-seconds", type=float, default=2.0)
+    add(
+        "--hang-seconds",
+        type=float,
+        default=HANG_SECONDS,
+        help="the agent ends if the driver does not answer for so long",
+    )
+    add(
+        "--health-listen", type=listen_address, metavar="HOST:PORT", help="where /healthz is served"
+    )
     add("--log-format", choices=("json", "text"), default="json")
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     arguments = parser.parse_args()
@@ -55,6 +75,8 @@ def _arguments() -> argparse.Namespace:
         parser.error(f"--cpu-count: must be 1 to {GPUS_MAX}; got {arguments.cpu_count}")
     if not 0.1 <= arguments.interval_seconds <= 60:
         parser.error(f"--interval-seconds: must be 0.1 to 60; got {arguments.interval_seconds}")
+    if not 1 <= arguments.hang_seconds <= 3600:
+        parser.error(f"--hang-seconds: must be 1 to 3600; got {arguments.hang_seconds}")
     return arguments
 
 
@@ -90,6 +112,7 @@ async def _run(arguments: argparse.Namespace) -> None:
         clock=lambda: datetime.now(UTC),
         monotonic=time.monotonic,
     )
+    liveness = Liveness(2 * arguments.hang_seconds, time.monotonic)
     owner = remembered(OWNERS[arguments.process_owner](), start_ticks())
     nvml, prepare = _devices(arguments, kube, owner)
     agent = Agent(
@@ -97,19 +120,32 @@ async def _run(arguments: argparse.Namespace) -> None:
         publisher,
         owner,
         interval_seconds=arguments.interval_seconds,
+        hang_seconds=arguments.hang_seconds,
+        beat=liveness.beat,
         prepare=prepare,
     )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, agent.stop)
     try:
-        await agent.run()
+        async with AsyncExitStack() as stack:
+            if arguments.health_listen is not None:
+                address = arguments.health_listen
+                serving = listening(liveness.application(), address.host, address.port)
+                url = await stack.enter_async_context(serving)
+                log.info("serving health", url=url)
+            await agent.run()
+    except AgentMustEndError as error:
+        print(f"gpujob-agent: {error}", file=sys.stderr, flush=True)
+        # The interpreter would wait for the thread that is in the driver.
+        os._exit(EXIT_RESTART)
     finally:
         await kube.close()
 
 
 def main() -> int:
-    """Exit codes: 0 after SIGTERM, with a last status that says the agent is gone; 2 bad input."""
+    """Exit codes: 0 after SIGTERM, with a last status that says the agent is gone; 2 bad input; 3
+    where only a new container can read the GPUs."""
     arguments = _arguments()
     configure_logs(arguments.log_format, arguments.log_level)
     try:

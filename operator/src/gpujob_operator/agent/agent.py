@@ -1,5 +1,8 @@
 """The agent's loop: read, publish, wait. A failure is reported in a condition, and the next
 iteration tries again.
+
+Two failures end the process, because only a new container helps: a driver that does not answer,
+and a driver that was replaced and no longer fits the library in this container.
 """
 
 import asyncio
@@ -7,27 +10,37 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from gpujob_api.gpunode import GPU
 from gpujob_operator.act.kube import ApiError
-from gpujob_operator.agent.health import GPUHealth
+from gpujob_operator.agent.advice import needs_new_container, with_advice
 from gpujob_operator.agent.nvml import DevicesRefused, Nvml
+from gpujob_operator.agent.processes import Owner
 from gpujob_operator.agent.publish import Publisher, Readiness
-from gpujob_operator.agent.readings import GPUReader, Owner
+from gpujob_operator.agent.session import NvmlSession, Reading
 from gpujob_operator.logs import Log
 
 log = Log(__name__)
 
 LAST_WORD_SECONDS = 5.0
-_READY = Readiness(True, "Measuring", "the agent reads all GPUs")
+# A driver without persistence mode takes seconds to wake the GPUs of a large node.
+HANG_SECONDS = 60.0
 _STOPPED = Readiness(False, "AgentStopped", "the agent was stopped; its last readings become stale")
+
+
+class AgentMustEndError(Exception):
+    """Nothing in this process or its container can read the GPUs any more."""
 
 
 async def nothing() -> None:
     """What a reading of GPUs needs beforehand."""
 
 
+def _no_beat() -> None:
+    return None
+
+
 class Agent:
-    """`prepare` is awaited before every reading; with an `ApiError` there is none that time."""
+    """`prepare` is awaited before every reading; with an `ApiError` there is none that time. `beat`
+    is called after each step that came to its end."""
 
     def __init__(
         self,
@@ -36,33 +49,39 @@ class Agent:
         owner: Owner,
         *,
         interval_seconds: float,
+        hang_seconds: float = HANG_SECONDS,
         prepare: Callable[[], Awaitable[None]] = nothing,
+        beat: Callable[[], None] = _no_beat,
     ) -> None:
         self._nvml = nvml
         self._publisher = publisher
         self._owner = owner
         self._interval_seconds = interval_seconds
+        self._hang_seconds = hang_seconds
         self._prepare = prepare
+        self._beat = beat
         self._stop = asyncio.Event()
-        self._reader: GPUReader | None = None
-        self._driver_version = ""
+        self._session: NvmlSession | None = None
 
     def stop(self) -> None:
         self._stop.set()
 
     async def run(self) -> None:
-        """Runs until `stop`. Then publishes that the readings will grow old."""
+        """Runs until `stop`. Then publishes that the readings will grow old. Raises
+        `AgentMustEndError`: a thread may still be in the driver, and the process must not wait for
+        it.
+        """
         while not self._stop.is_set():
             started = time.monotonic()
             await self.step()
+            self._beat()
             left = self._interval_seconds - (time.monotonic() - started)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), max(0.0, left))
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._publish(None, _STOPPED), LAST_WORD_SECONDS)
+        await self._say_last(_STOPPED)
 
     async def step(self) -> None:
-        """Takes one reading and, if needed, makes one write. Transient errors do not raise."""
+        """Takes one reading and, if needed, makes one write. Raises only `AgentMustEndError`."""
         try:
             await self._publisher.recall()
         except ApiError as error:
@@ -74,34 +93,59 @@ class Agent:
             # Readings that lack a process would be believed; old ones are known to be old.
             log.warning("pods of this node not known", error=str(error))
             return
+        if self._session is None:
+            known = self._publisher.last.gpus
+            self._session = NvmlSession(self._nvml, self._owner, known)
         try:
-            gpus = await asyncio.to_thread(self._read)
+            reading = await self._read(self._session)
         except self._nvml.NVMLError as error:
-            # The driver may be restarting, so the next reading initializes NVML again.
-            self._reader = None
-            log.warning("NVML failed", error=str(error))
-            await self._publish(None, Readiness(False, "NVMLFailed", f"NVML: {error}"))
+            message = with_advice(error)
+            log.warning("NVML failed", error=str(error), advice=message)
+            if needs_new_container(error):
+                await self._end("DriverReplaced", message)
+            await self._publish(None, Readiness(False, "NVMLFailed", message))
             return
         except DevicesRefused as error:
             log.error("devices refused", error=str(error))
             await self._publish(None, Readiness(False, "DevicesRefused", str(error)))
             return
-        await self._publish(gpus, _READY)
+        await self._publish(reading, _readiness(reading))
 
-    def _read(self) -> tuple[GPU, ...]:
-        """Reads in a thread: NVML calls block, and a broken driver may block for long."""
-        if self._reader is None:
-            self._nvml.nvmlInit()
-            known = self._publisher.last.gpus
-            self._reader = GPUReader(self._nvml, self._owner, GPUHealth(self._nvml), known)
-            self._driver_version = self._reader.driver_version()
-        return self._reader.read()
+    async def _read(self, session: NvmlSession) -> Reading:
+        """Reads in a thread: NVML calls block, and a broken driver may never return."""
+        reading = asyncio.ensure_future(asyncio.to_thread(session.read))
+        done, _ = await asyncio.wait({reading}, timeout=self._hang_seconds)
+        if not done:
+            await self._end(
+                "NVMLHung",
+                f"the driver has not answered for {self._hang_seconds:.0f} s; the agent ends, so "
+                "that it starts anew; if that does not help, the node needs a restart",
+            )
+        return reading.result()
 
-    async def _publish(self, gpus: tuple[GPU, ...] | None, readiness: Readiness) -> None:
+    async def _end(self, reason: str, message: str) -> None:
+        log.error("the agent ends", reason=reason, problem=message)
+        await self._say_last(Readiness(False, reason, message))
+        raise AgentMustEndError(message)
+
+    async def _say_last(self, readiness: Readiness) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._publish(None, readiness), LAST_WORD_SECONDS)
+
+    async def _publish(self, reading: Reading | None, readiness: Readiness) -> None:
         try:
-            if gpus is None:
+            if reading is None:
                 await self._publisher.publish_trouble(readiness)
             else:
-                await self._publisher.publish(gpus, self._driver_version, readiness)
+                await self._publisher.publish(reading.gpus, reading.driver_version, readiness)
         except ApiError as error:
             log.warning("status not written", error=str(error))
+
+
+def _readiness(reading: Reading) -> Readiness:
+    """Ready if it reads any GPU. Those that it does not read are named."""
+    unread = "; ".join(reading.unread)
+    if not unread:
+        return Readiness(True, "Measuring", "the agent reads all GPUs")
+    reason = "Measuring" if reading.gpus else "NothingReadable"
+    return Readiness(bool(reading.gpus), reason, f"not read: {unread}")

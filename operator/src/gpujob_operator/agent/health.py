@@ -1,33 +1,50 @@
-"""Decides whether a GPU is healthy. Uncorrectable memory errors, failed row remapping and critical
-XIDs make it unhealthy.
-"""
+"""Is a GPU fit for work? Uncorrectable errors, failed remapping, MIG mode and XIDs of hardware say
+no."""
 
-from gpujob_operator.agent.nvml import Nvml, optional
+import ctypes
+from collections.abc import Callable, Iterable
+
+from gpujob_operator.agent.nvml import Nvml, optional, text
+from gpujob_operator.agent.xids import XIDMemory, hardware_problem
 from gpujob_operator.logs import Log
 
 log = Log(__name__)
 
-# XIDs that a program causes, not the GPU (NVIDIA's XID catalogue): 13 graphics engine exception, 31
-# memory page fault, 43 reset channel, 45 preemptive cleanup, 68 video processor.
-XIDS_OF_PROGRAMS = frozenset({13, 31, 43, 45, 68})
 EVENTS_PER_READING_MAX = 64
+MIG_INSTANCES_MAX = 64
+# The pods on a GPU, by its UUID.
+PodsOn = Callable[[str], Iterable[str]]
 
 
 class GPUHealth:
-    """Remembers critical XIDs: a GPU that had one stays unhealthy until the agent restarts."""
+    """For one session of NVML; what must outlive it is in the memory of XIDs."""
 
-    def __init__(self, nvml: Nvml) -> None:
+    def __init__(self, nvml: Nvml, xids: XIDMemory) -> None:
+        self.xids = xids
         self._nvml = nvml
-        self._critical: dict[str, int] = {}
-        self._registered: set[str] = set()
+        # By UUID the GPU's handle: one that is lost cannot be asked for its UUID any more.
+        self._registered: dict[str, object] = {}
         self._events = self._event_set()
 
-    def problem(self, handle: object, uuid: str) -> str:
-        """Why the GPU is unhealthy; empty if it is healthy."""
+    def collect(self, pods_on: PodsOn) -> None:
+        """Takes the XIDs since the last reading; waits for nothing.
+
+        NVML's wait fails for all GPUs when one of them is lost. Which one, its own figures tell.
+        """
+        nvml = self._nvml
+        for _ in range(EVENTS_PER_READING_MAX if self._events is not None else 0):
+            try:
+                event = nvml.nvmlEventSetWait(self._events, 0)
+            except (nvml.NVMLError, AttributeError):
+                return
+            self._note(event, pods_on)
+
+    def problem(self, handle: object, uuid: str, index: int) -> str:
+        """Why the GPU is unhealthy; empty if it is not."""
         self._register(handle, uuid)
-        self._collect()
-        if uuid in self._critical:
-            return f"XID {self._critical[uuid]}"
+        broken = hardware_problem(self.xids.of(uuid))
+        if broken:
+            return broken
         errors = self._uncorrected(handle)
         if errors:
             return f"{errors} uncorrectable memory errors since boot"
@@ -35,7 +52,31 @@ class GPUHealth:
         rows = optional(nvml, lambda: nvml.nvmlDeviceGetRemappedRows(handle))
         if rows is not None and rows[3]:
             return "row remapping failed: the memory has no spare rows left"
-        return ""
+        return self._mig(handle, index)
+
+    def _mig(self, handle: object, index: int) -> str:
+        """A GPU in MIG mode opens no device under its own UUID."""
+        nvml = self._nvml
+        modes = optional(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle))
+        if modes is None or modes[0] != getattr(nvml, "NVML_DEVICE_MIG_ENABLE", 1):
+            return ""
+        most = optional(nvml, lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(handle), 0)
+        instances = [
+            optional(nvml, lambda n=n: nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, n))
+            for n in range(min(most, MIG_INSTANCES_MAX))
+        ]
+        count = sum(1 for instance in instances if instance is not None)
+        return (
+            f"MIG mode is on, with {count} instances: only whole GPUs are used; "
+            f"nvidia-smi -i {index} -mig 0 turns it off"
+        )
+
+    def _uncorrected(self, handle: object) -> int:
+        nvml = self._nvml
+        kind = getattr(nvml, "NVML_MEMORY_ERROR_TYPE_UNCORRECTED", 1)
+        since_boot = getattr(nvml, "NVML_VOLATILE_ECC", 0)
+        errors = optional(nvml, lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, kind, since_boot))
+        return int(errors) if isinstance(errors, int) else 0
 
     def _event_set(self) -> object | None:
         nvml = self._nvml
@@ -47,34 +88,32 @@ class GPUHealth:
         if self._events is None or uuid in self._registered:
             return
         nvml = self._nvml
-        self._registered.add(uuid)
         kind = nvml.nvmlEventTypeXidCriticalError
         optional(nvml, lambda: nvml.nvmlDeviceRegisterEvents(handle, kind, self._events))
+        self._registered[uuid] = handle
 
-    def _collect(self) -> None:
-        """Collects XID events since the last reading without waiting."""
-        nvml = self._nvml
-        if self._events is None:
-            return
-        for _ in range(EVENTS_PER_READING_MAX):
-            event = optional(nvml, lambda: nvml.nvmlEventSetWait(self._events, 0))
-            if event is None:
-                return
-            self._note(event)
-
-    def _note(self, event: object) -> None:
-        nvml = self._nvml
+    def _note(self, event: object, pods_on: PodsOn) -> None:
         xid = int(getattr(event, "eventData", 0))
-        device = getattr(event, "device", None)
-        uuid = optional(nvml, lambda: nvml.nvmlDeviceGetUUID(device), "")
-        log.warning("xid", uuid=str(uuid), xid=xid)
-        if xid not in XIDS_OF_PROGRAMS:
-            name = uuid.decode() if isinstance(uuid, bytes) else str(uuid)
-            self._critical.setdefault(name, xid)
+        uuid = self._uuid_of(getattr(event, "device", None))
+        log.warning("xid", uuid=uuid, xid=xid)
+        if uuid:
+            self.xids.note(uuid, xid, pods_on(uuid))
 
-    def _uncorrected(self, handle: object) -> int:
-        nvml = self._nvml
-        kind = getattr(nvml, "NVML_MEMORY_ERROR_TYPE_UNCORRECTED", 1)
-        since_boot = getattr(nvml, "NVML_VOLATILE_ECC", 0)
-        errors = optional(nvml, lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, kind, since_boot))
-        return int(errors) if isinstance(errors, int) else 0
+    def _uuid_of(self, device: object) -> str:
+        """Of a GPU that was never read: empty."""
+        wanted = _address(device)
+        for uuid, handle in self._registered.items():
+            if _address(handle) == wanted:
+                return uuid
+        try:
+            return text(self._nvml.nvmlDeviceGetUUID(device))
+        except self._nvml.NVMLError:
+            return ""
+
+
+def _address(handle: object) -> object:
+    """What is the same for two handles of one GPU: of a pointer, where it points to."""
+    try:
+        return ctypes.cast(handle, ctypes.c_void_p).value  # pyright: ignore[reportArgumentType]
+    except ctypes.ArgumentError:
+        return handle

@@ -7,6 +7,20 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+SUCCESS = 0
+NOT_SUPPORTED = 3
+NO_PERMISSION = 4
+NOT_FOUND = 6
+INSUFFICIENT_SIZE = 7
+DRIVER_NOT_LOADED = 9
+LIBRARY_NOT_FOUND = 12
+FUNCTION_NOT_FOUND = 13
+GPU_IS_LOST = 15
+RESET_REQUIRED = 16
+VERSION_MISMATCH = 18
+DEPRECATED = 26
+UNKNOWN = 999
+
 # The module's functions have NVML's names; declaring types for all of them would repeat pynvml.
 Nvml = Any
 
@@ -30,14 +44,24 @@ def optional(nvml: Nvml, call: Callable[[], Any], default: Any = None) -> Any:
     except AttributeError:
         return default
     except nvml.NVMLError as error:
-        if is_lost(nvml, error):
+        if is_lost(error):
             raise
         return default
 
 
-def is_lost(nvml: Nvml, error: Exception) -> bool:
-    lost = getattr(nvml, "NVML_ERROR_GPU_IS_LOST", 15)
-    return getattr(error, "value", None) == lost
+def code_of(error: Exception) -> int:
+    """NVML's number of the error; they are part of its binary interface."""
+    return int(getattr(error, "value", UNKNOWN))
+
+
+def is_lost(error: Exception) -> bool:
+    return code_of(error) == GPU_IS_LOST
+
+
+def cannot_tell(error: Exception) -> bool:
+    """True if the driver, the GPU or this container's rights never give the answer, as opposed to a
+    failure of this one call."""
+    return code_of(error) in (NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND, DEPRECATED)
 
 
 def text(value: object) -> str:

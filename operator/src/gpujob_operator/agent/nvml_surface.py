@@ -89,6 +89,7 @@ class NvmlSurface:
             "nvmlDeviceGetMemoryInfo": _memory,
             "nvmlDeviceGetUtilizationRates": _utilization,
             "nvmlDeviceGetComputeRunningProcesses": _running,
+            "nvmlDeviceGetComputeRunningProcesses_v3": _running,
             "nvmlDeviceGetProcessUtilization": self._process_utilization,
             "nvmlDeviceGetPowerUsage": _thousandths("power_watts"),
             "nvmlDeviceGetTotalEnergyConsumption": _thousandths("energy_joules"),

@@ -10,7 +10,18 @@ from gpujob_api.codec import FieldError, encode
 from gpujob_api.gpunode import GPU, UNREADABLE, GPUNodeStatus, summarize
 from gpujob_api.manifest import GPUNODE, gpunode_from_manifest
 from gpujob_api.meta import API_VERSION, Condition, ConditionStatus
-from gpujob_operator.act.kube import GPU_NODES, AlreadyExists, Kube, Manifest, NotFound
+from gpujob_operator.act.kube import (
+    GPU_NODES,
+    NODES,
+    AlreadyExists,
+    Forbidden,
+    Kube,
+    Manifest,
+    NotFound,
+)
+from gpujob_operator.logs import Log
+
+log = Log(__name__)
 
 READY = "Ready"
 HEARTBEAT_INTERVALS = 5
@@ -149,16 +160,27 @@ class Publisher:
         self._generation = int(answer["metadata"].get("generation") or 0)
 
     async def _create(self) -> None:
+        """Owned by the Node: the garbage collector deletes the GPUNode with it. Raises `NotFound`
+        while there is no Node, so that nothing outlives one that is gone."""
         body: Manifest = {
             "apiVersion": API_VERSION,
             "kind": GPUNODE.kind,
-            "metadata": {"name": self._node},
+            "metadata": {"name": self._node, "ownerReferences": await self._owners()},
             "spec": {},
         }
         try:
             await self._kube.create(GPU_NODES, body)
         except AlreadyExists:
             return
+
+    async def _owners(self) -> list[Manifest]:
+        try:
+            node = await self._kube.get(NODES, self._node)
+        except Forbidden as error:
+            log.warning("the GPUNode will outlive its Node", error=str(error))
+            return []
+        uid = node["metadata"]["uid"]
+        return [{"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": uid}]
 
 
 def materially_different(before: GPUNodeStatus, now: GPUNodeStatus) -> bool:

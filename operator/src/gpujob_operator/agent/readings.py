@@ -1,24 +1,22 @@
 """One reading of all GPUs of a node, from NVML, as `GPU` values.
 
-A lost GPU, uncorrectable memory errors since boot, failed row remapping and critical XIDs make a
-GPU unhealthy. An unhealthy GPU keeps its UUID and has a message.
+A GPU that is lost, or that `health` finds unfit, is unhealthy. An unhealthy GPU keeps its UUID and
+has a message.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, replace
 
 from gpujob_api.codec import FieldError
-from gpujob_api.gpunode import GPU, GPUS_MAX, PROCESSES_MAX, UNREADABLE, GPUProcess
+from gpujob_api.gpunode import GPU, GPUS_MAX, UNREADABLE
 from gpujob_operator.agent.health import GPUHealth
 from gpujob_operator.agent.links import LinkGroups
-from gpujob_operator.agent.nvml import Nvml, is_lost, optional, text
+from gpujob_operator.agent.nvml import RESET_REQUIRED, Nvml, code_of, is_lost, optional, text
+from gpujob_operator.agent.processes import Owner, ProcessReader
 from gpujob_operator.logs import Log
 
 log = Log(__name__)
-
-# Returns the UID of the process's pod, or None for an unmanaged process.
-Owner = Callable[[int], str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +36,27 @@ class GPUReader:
         self, nvml: Nvml, owner: Owner, health: GPUHealth, recalled: Iterable[GPU] = ()
     ) -> None:
         self._nvml = nvml
-        self._owner = owner
         self._health = health
+        self._processes = ProcessReader(nvml, owner)
+        # By index: why a GPU is not read that was never read before.
+        self._unread: dict[int, str] = {}
         self._known: dict[int, GPU] = {}
         self._recalled = {gpu.index: gpu for gpu in recalled}
-        self._utilization_since: dict[str, int] = {}
         self._links = LinkGroups(nvml)
 
     def driver_version(self) -> str:
         return text(optional(self._nvml, self._nvml.nvmlSystemGetDriverVersion, ""))
 
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """Of the last reading: each GPU that is not in it, and why."""
+        return tuple(f"GPU {index}: {why}"[:256] for index, why in sorted(self._unread.items()))
+
     def read(self) -> tuple[GPU, ...]:
         """Reads all GPUs. Raises the module's NVMLError if NVML itself fails."""
         count = self._nvml.nvmlDeviceGetCount()
+        self._unread = {}
+        self._health.collect(self._pods_on)
         # A GPU that only an earlier agent saw has been removed from the node.
         self._recalled = {i: gpu for i, gpu in self._recalled.items() if i < count}
         results = [
@@ -103,8 +109,11 @@ class GPUReader:
         known = self._known.get(index) or self._recalled.get(index)
         if known is None or known.uuid in read:
             log.warning("GPU unreadable", index=index, error=str(error))
+            if known is None:
+                self._unread[index] = str(error)
             return None
-        word = "lost" if is_lost(self._nvml, error) else UNREADABLE
+        word = "lost" if is_lost(error) else UNREADABLE
+        word = "needs a reset" if code_of(error) == RESET_REQUIRED else word
         return GPU(
             uuid=known.uuid,
             index=index,
@@ -114,7 +123,14 @@ class GPUReader:
             memory_reserved_bytes=known.memory_reserved_bytes,
             healthy=False,
             health_message=f"{word}: {error}"[:256],
+            xids=self._health.xids.of(known.uuid),
         )
+
+    def _pods_on(self, uuid: str) -> list[str]:
+        """Those whose processes were on the GPU at the last reading."""
+        known = next((gpu for gpu in self._known.values() if gpu.uuid == uuid), None)
+        processes = known.processes if known is not None else ()
+        return [process.pod_uid or "" for process in processes]
 
     def _read_gpu(self, index: int) -> GPU:
         nvml = self._nvml
@@ -122,7 +138,11 @@ class GPUReader:
         uuid = text(nvml.nvmlDeviceGetUUID(handle))
         memory = self._memory(handle)
         rates = optional(nvml, lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
-        problem = self._health.problem(handle, uuid)
+        energy_joules = _scaled(
+            optional(nvml, lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
+        )
+        self._health.xids.see_energy(uuid, energy_joules)
+        problem = self._health.problem(handle, uuid, index)
         return GPU(
             uuid=uuid,
             index=index,
@@ -132,15 +152,14 @@ class GPUReader:
             memory_reserved_bytes=memory.reserved,
             utilization_percent=_percent(rates.gpu if rates is not None else 0.0),
             power_watts=_scaled(optional(nvml, lambda: nvml.nvmlDeviceGetPowerUsage(handle))),
-            energy_joules=_scaled(
-                optional(nvml, lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
-            ),
+            energy_joules=energy_joules,
             temperature_celsius=_finite(
                 optional(nvml, lambda: nvml.nvmlDeviceGetTemperature(handle, 0))
             ),
             healthy=problem == "",
             health_message=problem,
-            processes=self._processes(handle, uuid, memory),
+            processes=self._processes.read(handle, uuid, memory.used),
+            xids=self._health.xids.of(uuid),
         )
 
     def _memory(self, handle: object) -> _Memory:
@@ -154,52 +173,6 @@ class GPUReader:
             info = nvml.nvmlDeviceGetMemoryInfo(handle)
         reserved = int(getattr(info, "reserved", 0) or 0)
         return _Memory(int(info.total), int(info.used), reserved)
-
-    def _processes(self, handle: object, uuid: str, memory: _Memory) -> tuple[GPUProcess, ...]:
-        used = self._memory_by_process(handle)
-        unknown = [pid for pid, amount in used.items() if amount is None]
-        known_bytes = sum(amount for amount in used.values() if amount is not None)
-        # If the driver does not report memory by process, the processes share what remains.
-        left = max(0, memory.used - memory.reserved - known_bytes) // max(1, len(unknown))
-        busy = self._utilization_by_process(handle, uuid)
-        processes = [
-            GPUProcess(
-                pid=pid,
-                memory_bytes=left if amount is None else amount,
-                pod_uid=self._owner(pid),
-                utilization_percent=busy.get(pid, 0.0) if busy is not None else None,
-            )
-            for pid, amount in sorted(used.items())
-        ]
-        return tuple(processes[:PROCESSES_MAX])
-
-    def _memory_by_process(self, handle: object) -> dict[int, int | None]:
-        nvml = self._nvml
-        used: dict[int, int | None] = {}
-        for name in (
-            "nvmlDeviceGetComputeRunningProcesses",
-            "nvmlDeviceGetGraphicsRunningProcesses",
-        ):
-            for process in optional(nvml, lambda name=name: getattr(nvml, name)(handle), ()):
-                amount = process.usedGpuMemory
-                used[int(process.pid)] = None if amount is None else int(amount)
-        return used
-
-    def _utilization_by_process(self, handle: object, uuid: str) -> Mapping[int, float] | None:
-        """Mean SM utilization of each process since the last reading; None if unsupported."""
-        nvml = self._nvml
-        since = self._utilization_since.get(uuid, 0)
-        samples = optional(nvml, lambda: nvml.nvmlDeviceGetProcessUtilization(handle, since))
-        if samples is None:
-            # NVML also answers "not found" if no process has used the GPU since then.
-            return {} if uuid in self._utilization_since else None
-        newest = max((int(sample.timeStamp) for sample in samples), default=since)
-        self._utilization_since[uuid] = newest
-        busy: dict[int, list[float]] = {}
-        for sample in samples:
-            if int(sample.timeStamp) > since:
-                busy.setdefault(int(sample.pid), []).append(_percent(sample.smUtil))
-        return {pid: sum(values) / len(values) for pid, values in busy.items()}
 
 
 def _percent(value: object) -> float:

@@ -4,50 +4,48 @@ It is total and deterministic: the same snapshot and time always give the same p
 order of the snapshot's tuples. Applying a plan and planning again gives an empty plan.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
-from gpujob_api.gpuqueue import GPUQueueStatus
 from gpujob_operator.decide.admission.admit import Admission
 from gpujob_operator.decide.cache.job_entry import JobEntry, ProfileKey
 from gpujob_operator.decide.cache.quiescence import is_steady, quiet_until, still_holds
 from gpujob_operator.decide.cache.scheduler_cache import SchedulerCache
 from gpujob_operator.decide.capacity.cluster import Capacity, holds_gpus
-from gpujob_operator.decide.capacity.sites import gpus_at, sites_of
+from gpujob_operator.decide.capacity.sites import gpus_at, is_same_place, sites_of
 from gpujob_operator.decide.lifecycle import attempt
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
+from gpujob_operator.decide.lifecycle.pod_cleanup import orphaned_pods
 from gpujob_operator.decide.lifecycle.status import finish_status, needs_write
 from gpujob_operator.decide.measurement.profile import new_entries, with_entries
 from gpujob_operator.decide.measurement.slowdown import has_gpus_alone, observed_pace
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.model.grace import pod_grace_seconds
 from gpujob_operator.decide.model.plan import (
-    DeletePod,
     NextStep,
     Plan,
     PlanItem,
     RejectJob,
     SaveProfile,
-    WriteQueueStatus,
     WriteStatus,
 )
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.requirements import CycleView
 from gpujob_operator.decide.preemption.migration import find_move
-from gpujob_operator.decide.queue.quota import QueueUse, QuotaState
+from gpujob_operator.decide.queue.queue_status import queue_statuses
+from gpujob_operator.decide.queue.quota import QuotaState
 
 
 def plan(snapshot: Snapshot, now: datetime, cache: SchedulerCache | None = None) -> Plan:
     """Decides what to write. `now` must be timezone-aware; it is the only source of time.
 
-    The `cache` of earlier cycles saves time and never changes the plan.
+    The `cache` of earlier cycles saves time and never changes the plan. Raises ValueError for a
+    cache of another configuration.
     """
-    cache = cache if cache is not None else SchedulerCache()
+    cache = cache if cache is not None else SchedulerCache.of(snapshot)
     cache.update(snapshot, now)
     cycle = _Cycle(snapshot, now, cache)
     steps = cycle.steps()
@@ -60,22 +58,26 @@ def plan(snapshot: Snapshot, now: datetime, cache: SchedulerCache | None = None)
         if job.observed_generation != job.metadata.generation
     ]
     for uid in sorted(uid for uid, step in steps.items() if cycle.matters(uid, step)):
-        written = _items(cache.known[uid], steps[uid], cycle)
+        written = _items(cache.entries[uid], steps[uid], cycle)
         cycle.remember(uid, steps[uid], written)
         items += written
-    items += _orphans(snapshot, cache)
-    items += _queue_items(snapshot, queues.use, cache)
+    invalid = {job.metadata.uid for job in snapshot.invalid_jobs}
+    items += orphaned_pods(cache.pods_of_gone(), invalid, snapshot.configuration)
+    items += queue_statuses(snapshot.queues, queues.use, cache.waiting.entries.values())
     return Plan(tuple(items), cycle.next_seconds(steps))
 
 
 class Planner:
-    """`plan` with its own cache, which a cycle that raises does not corrupt."""
+    """`plan` with a cache of its own."""
 
     def __init__(self) -> None:
-        self._cache = SchedulerCache()
+        self._cache: SchedulerCache | None = None
 
     def __call__(self, snapshot: Snapshot, now: datetime) -> Plan:
-        cache, self._cache = self._cache, SchedulerCache()
+        # A cycle that raises leaves no cache behind: it may be half updated.
+        cache, self._cache = self._cache, None
+        if cache is None or not cache.holds_for(snapshot):
+            cache = SchedulerCache.of(snapshot)
         decided = plan(snapshot, now, cache)
         self._cache = cache
         return decided
@@ -85,7 +87,7 @@ def _admit(steps: dict[str, NextStep], queues: QuotaState, cycle: "_Cycle") -> N
     """Decides the steps of the pending jobs and of the jobs that are preempted for them."""
     cache = cycle.cache
     admission = Admission(
-        board=cache.assumed(),
+        assumed=cache.assumed(),
         queues=queues,
         releases=cache.releases,
         tenancy_of=cache.tenancy_of,
@@ -99,21 +101,21 @@ def _admit(steps: dict[str, NextStep], queues: QuotaState, cycle: "_Cycle") -> N
         steps[uid] = replace(step, deletes=own.deletes) if own and own.deletes else step
     for uid, stop in admission.preemptor.stops.items():
         step = cycle.step(uid, steps)
-        steps[uid] = attempt.stopped_for(cache.known[uid].job, step, stop, cycle.now)
+        steps[uid] = attempt.stopped_for(cache.entries[uid].job, step, stop, cycle.now)
     if cache.holders.slowed and not admission.preemptor.stops:
-        _separate(steps, admission.board, cycle)
+        _separate(steps, admission.assumed, cycle)
 
 
-def _separate(steps: dict[str, NextStep], board: AssumedCapacity, cycle: "_Cycle") -> None:
+def _separate(steps: dict[str, NextStep], assumed: AssumedCapacity, cycle: "_Cycle") -> None:
     """Migrates a job that slows a co-tenant too much, or is slowed by one."""
     cache, view = cycle.cache, cycle.view(steps)
     slowed = [view.running[uid] for uid in sorted(cache.holders.slowed) if uid in view.running]
-    move = find_move(slowed, view, board, cycle.configuration, cycle.now)
+    move = find_move(slowed, view, assumed, cycle.configuration, cycle.now)
     if move is None:
         return
     uid = move.job.metadata.uid
     before = cycle.step(uid, steps)
-    step = attempt.stopped_for(cache.known[uid].job, before, move.stop, cycle.now)
+    step = attempt.stopped_for(cache.entries[uid].job, before, move.stop, cycle.now)
     floor = max(step.status.utilization_floor_percent, move.utilization_floor_percent)
     status = changed(step.status, utilization_floor_percent=floor)
     steps[uid] = replace(step, status=status)
@@ -146,73 +148,73 @@ class _Cycle:
         """The next step, by UID, of jobs for which anything changed."""
         cache = self.cache
         found: dict[str, NextStep] = {}
-        for uid in sorted(cache.to_step):
-            known = cache.known[uid]
-            job = known.job
-            if not known.held and not known.pods:
+        for uid in sorted(cache.steps.to_step):
+            entry = cache.entries[uid]
+            job = entry.job
+            if not entry.held and not entry.crew.pods:
                 if job.status.phase is JobPhase.PENDING:
                     # Only the admission pass can change a pending job without pods.
-                    cache.to_step.discard(uid)
+                    cache.steps.to_step.discard(uid)
                 found[uid] = NextStep(job.status)
                 continue
-            step = self._next_step(uid, known)
+            step = self._next_step(uid, entry)
             if step is None:
-                cache.to_step.discard(uid)
+                cache.steps.to_step.discard(uid)
             else:
                 found[uid] = step
         return found
 
     def step(self, uid: str, steps: Mapping[str, NextStep]) -> NextStep:
         """The job's step: this cycle's, or the last one if it still holds."""
-        known = self.cache.known[uid]
-        return steps.get(uid) or known.step or NextStep(known.job.status)
+        entry = self.cache.entries[uid]
+        return steps.get(uid) or entry.step or NextStep(entry.job.status)
 
-    def _next_step(self, uid: str, known: JobEntry) -> NextStep | None:
+    def _next_step(self, uid: str, entry: JobEntry) -> NextStep | None:
         """The step of a job that has pods or a reservation; None while the last one holds."""
         inputs = self.cache.inputs(uid)
-        if still_holds(known, inputs, self.now):
-            known.inputs = inputs
+        if still_holds(entry, inputs, self.now):
+            entry.inputs = inputs
             return None
         self._inputs[uid] = inputs
-        return attempt.advance(known.job, inputs, self.configuration, self.now)
+        return attempt.advance(entry.job, inputs, self.configuration, self.now)
 
     def inputs_after(self, uid: str, status: GPUJobStatus) -> JobInputs:
         """The inputs of a job that has this status after its step."""
         inputs = self._inputs.get(uid) or self.cache.inputs(uid)
-        if status.placement is self.cache.known[uid].job.status.placement:
+        if is_same_place(status.placement, self.cache.entries[uid].job.status.placement):
             return inputs
         return replace(inputs, sites=sites_of(status.placement, self.capacity))
 
     def matters(self, uid: str, step: NextStep) -> bool:
         """True if the job may need a write."""
-        job = self.cache.known[uid].job
+        job = self.cache.entries[uid].job
         waits = job.status.phase is JobPhase.PENDING and step.status is job.status
         return not waits or bool(step.deletes)
 
     def remember(self, uid: str, step: NextStep, written: list[PlanItem]) -> None:
         """Settles a job whose step wrote nothing, until its inputs change or its deadline comes."""
-        cache, known, inputs = self.cache, self.cache.known[uid], self._inputs.get(uid)
+        cache, entry, inputs = self.cache, self.cache.entries[uid], self._inputs.get(uid)
         heard = not written and uid not in self.unheard
-        if heard and inputs is not None and is_steady(known.job, inputs.sites):
+        if heard and inputs is not None and is_steady(entry.job, inputs.sites):
             after = step.next_seconds
             next_at = None if after is None else self.now + timedelta(seconds=after)
             until = quiet_until(
-                known.job, next_at, self.configuration, held_back=uid in self.held_back
+                entry.job, next_at, self.configuration, held_back=uid in self.held_back
             )
-            cache.settle(uid, step, inputs, until, next_at)
+            cache.steps.settle(entry, step, inputs, until, next_at)
             return
-        cache.requeue(uid)
-        job = known.job
+        cache.steps.requeue(entry)
+        job = entry.job
         leaves = job.metadata.deletion_timestamp is not None
-        ended = job.finished and not known.held and not known.pods
+        ended = job.finished and not entry.held and not entry.crew.pods
         if not written and (leaves or ended):
-            cache.to_step.discard(uid)
+            cache.steps.to_step.discard(uid)
 
     def view(self, steps: Mapping[str, NextStep]) -> CycleView:
         """All jobs after these steps."""
         cache, holders = self.cache, self.cache.holders
         return CycleView(
-            needs_of=cache.needs,
+            requirements_of=cache.requirements,
             find_running=lambda: self._running(steps),
             lowest_priority=holders.lowest_priority,
             preemption_in_flight=holders.preemption_in_flight,
@@ -222,7 +224,7 @@ class _Cycle:
         """Jobs with a reservation, as they are after their step."""
         found: dict[str, GPUJob] = {}
         for uid in self.cache.holders.jobs:
-            job = self.cache.known[uid].job
+            job = self.cache.entries[uid].job
             if job.metadata.deletion_timestamp is not None:
                 continue
             status = self.step(uid, steps).status
@@ -234,15 +236,15 @@ class _Cycle:
     def next_seconds(self, steps: Mapping[str, NextStep]) -> float | None:
         """Seconds until the first deadline of any job."""
         found = [step.next_seconds for step in steps.values() if step.next_seconds is not None]
-        first = self.cache.next_at.first
+        first = self.cache.steps.next_at.first
         if first is not None:
             found.append((first - self.now).total_seconds())
         return min(found, default=None)
 
 
-def _items(known: JobEntry, step: NextStep, cycle: _Cycle) -> list[PlanItem]:
+def _items(entry: JobEntry, step: NextStep, cycle: _Cycle) -> list[PlanItem]:
     """The job's writes in order: its status, its pods, its profile."""
-    job = known.job
+    job = entry.job
     if job.metadata.deletion_timestamp is not None:
         return list(step.deletes)
     if step.status is job.status and job.status.phase is JobPhase.PENDING:
@@ -259,57 +261,16 @@ def _items(known: JobEntry, step: NextStep, cycle: _Cycle) -> list[PlanItem]:
         cycle.held_back.add(job.metadata.uid)
     items += step.deletes
     items += step.creates
-    after = job if status is job.status else replace(job, status=status)
+    after = job if status is job.status else changed(job, status=status)
     gpus = gpus_at(inputs.sites)
     alone = has_gpus_alone(status, gpus)
-    pace = None if alone else observed_pace(status, known.profile, gpus)
-    entries = new_entries(after, known.profile, cycle.now, alone=alone, pace=pace)
+    pace = None if alone else observed_pace(status, entry.profile, gpus)
+    entries = new_entries(after, entry.profile, cycle.now, alone=alone, pace=pace)
     if entries is None:
         return items
-    if known.profile_key in cycle.saved:
+    if entry.profile_key in cycle.saved:
         cycle.unheard.add(job.metadata.uid)
         return items
-    cycle.saved.add(known.profile_key)
-    items.append(SaveProfile(with_entries(job, known.profile, entries)))
-    return items
-
-
-def _orphans(snapshot: Snapshot, cache: SchedulerCache) -> list[PlanItem]:
-    """Pods whose owner is a job that is gone, in case the garbage collector has missed them (I7). A
-    user who orphans the pods removes the owner reference.
-    """
-    invalid = {job.metadata.uid for job in snapshot.invalid_jobs}
-    grace = snapshot.configuration.termination_grace_seconds
-    orphans = [
-        pod
-        for pod in cache.pods_of_gone()
-        if pod.deletion_at is None and pod.job_uid not in invalid
-    ]
-    orphans.sort(key=lambda pod: pod.uid)
-    return [DeletePod(pod, pod_grace_seconds(pod, grace), "its GPUJob is gone") for pod in orphans]
-
-
-def _queue_items(
-    snapshot: Snapshot, use: Mapping[str, QueueUse], cache: SchedulerCache
-) -> list[PlanItem]:
-    """Queue statuses, written if counts of jobs or GPUs changed; reserved memory is updated along
-    with them.
-    """
-    items: list[PlanItem] = []
-    waiting = cache.waiting.entries.values() if snapshot.queues else ()
-    counts = Counter(entry.job.spec.queue for entry in waiting)
-    for queue in sorted(snapshot.queues, key=lambda q: q.metadata.name):
-        name = queue.metadata.name
-        held = use.get(name, QueueUse())
-        pending = counts.get(name, 0)
-        status = GPUQueueStatus(
-            observed_generation=queue.metadata.generation,
-            pending_jobs=pending,
-            running_jobs=held.jobs,
-            reserved_gpus=held.gpus,
-            reserved_memory_bytes=held.memory_bytes,
-            conditions=queue.status.conditions,
-        )
-        if status != queue.status:
-            items.append(WriteQueueStatus(queue, status))
+    cycle.saved.add(entry.profile_key)
+    items.append(SaveProfile(with_entries(job, entry.profile, entries)))
     return items

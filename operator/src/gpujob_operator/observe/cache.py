@@ -29,6 +29,8 @@ from gpujob_operator.decide.model.workers import job_name_of, speaks_for
 from gpujob_operator.metrics import Metrics
 from gpujob_operator.observe.dirty import Dirty
 from gpujob_operator.observe.freshness import Freshness
+from gpujob_operator.observe.program_faults import ProgramFaults
+from gpujob_operator.observe.scope import EVERYWHERE, Scope
 from gpujob_operator.observe.spot import SpotHistory
 from gpujob_operator.observe.store import FOR_EVER, Store
 from gpujob_operator.observe.unreadable import Unreadable
@@ -54,6 +56,9 @@ class Kind(Enum):
 _SOFT = frozenset({Kind.GPU_NODE, Kind.PROFILE})
 
 
+# The kinds of a user's namespace that only this operator writes.
+_SCOPED = frozenset({Kind.JOB, Kind.PROFILE})
+
 PRUNE_SECONDS = 10.0
 # How long deleted pods are remembered. By then an agent has read its GPUs again.
 GONE_SECONDS = 60.0
@@ -70,16 +75,25 @@ class Cache:
     """The observed cache. Not thread-safe: all calls come from the operator's event loop.
 
     Objects may have any content. An object that cannot be read is ignored and recorded
-    (`unreadable`); an unreadable pod still counts on its node.
+    (`unreadable`); an unreadable pod still counts on its node. Jobs, profiles and workers out of
+    `scope` are ignored.
     """
 
-    def __init__(self, dirty: Dirty, metrics: Metrics, clock: Callable[[], datetime]) -> None:
+    def __init__(
+        self,
+        dirty: Dirty,
+        metrics: Metrics,
+        clock: Callable[[], datetime],
+        scope: Scope = EVERYWHERE,
+    ) -> None:
+        self._scope = scope
         self.unreadable = Unreadable(metrics, clock)
         self._dirty = dirty
         self._metrics = metrics
         self._clock = clock
         self._freshness = Freshness()
         self._ledger = UsageLedger()
+        self._program_faults = ProgramFaults()
         self.spot = SpotHistory(clock)
         self._pruned_at: datetime | None = None
         self._gone: dict[str, GonePod] = {}
@@ -100,7 +114,7 @@ class Cache:
             gpuprofile_from_manifest, _same_noun, ignored=self._ignored(Kind.PROFILE)
         )
         self.pods = Store(
-            cached_pod,
+            self._read_pod,
             changed=self._pod_changed,
             ignored=self._ignored(Kind.POD),
             opaque=opaque_pod,
@@ -127,6 +141,8 @@ class Cache:
 
     def apply(self, kind: Kind, event_type: str | None, manifest: object) -> bool:
         """Applies a watch event, or the answer to a write (`event_type` None). Never raises."""
+        if kind in _SCOPED and not self._scope.covers(manifest):
+            return False
         store = self._stores[kind]
         try:
             found = identity(manifest)
@@ -151,7 +167,7 @@ class Cache:
 
     def resync(self, kind: Kind, manifests: Iterable[object], resource_version: str) -> bool:
         """Applies a full list of a kind. Returns True if it changed anything. Never raises."""
-        changed = self._stores[kind].resync(manifests, resource_version)
+        changed = self._stores[kind].resync(self._in_scope(kind, manifests), resource_version)
         first = kind not in self.synced
         self.synced.add(kind)
         if changed or first:
@@ -160,7 +176,10 @@ class Cache:
 
     def lacks(self, kind: Kind, manifests: Iterable[object], resource_version: str) -> bool:
         """True if the list has a change that no event has brought."""
-        return self._stores[kind].lacks(manifests, resource_version)
+        return self._stores[kind].lacks(self._in_scope(kind, manifests), resource_version)
+
+    def _in_scope(self, kind: Kind, manifests: Iterable[object]) -> Iterable[object]:
+        return self._scope.only(manifests) if kind in _SCOPED else manifests
 
     def pod(self, uid: str) -> PodView | None:
         pod = self.pods.get(uid)
@@ -195,6 +214,7 @@ class Cache:
             usage=self._ledger.usage(),
             spot_pools=self.spot.pools(),
             gone_pods=self._gone_pods(),
+            program_faults=self._program_faults.all(),
             configuration=configuration,
         )
 
@@ -225,11 +245,17 @@ class Cache:
             view = self._node_views[name] = with_pods(node, use.cpu_milli, use.memory_bytes)
         return view
 
+    def _read_pod(self, manifest: Mapping[str, Any]) -> CachedPod:
+        """A worker out of scope is a pod like any other: it uses its node, and is not touched."""
+        pod = cached_pod(manifest)
+        return pod if self._scope.covers(manifest) else replace(pod, view=None)
+
     def _read_gpu_node(self, manifest: Mapping[str, Any]) -> GPUNode:
         node = read_gpu_node(
             manifest, lambda reason: self._metrics.readings_dropped.labels(reason).inc()
         )
         self._ledger.observe(node, self._worker)
+        self._program_faults.observe(node, self._worker)
         arrived = self._freshness.arrived(
             node.metadata.name, node.status.observed_at, self._clock()
         )
@@ -247,6 +273,7 @@ class Cache:
     def _gpu_node_changed(self, before: GPUNode | None, after: GPUNode | None) -> None:
         if after is None and before is not None:
             self._freshness.forget(before.metadata.name)
+            self._program_faults.forget(before.metadata.name)
 
     def _pod_changed(self, before: CachedPod | None, after: CachedPod | None) -> None:
         for pod, sign in ((before, -1), (after, 1)):
@@ -259,6 +286,7 @@ class Cache:
         if after is None and before is not None and before.view is not None:
             view = before.view
             self._gone[view.uid] = GonePod(view.uid, self._clock(), view.gpus)
+            self._program_faults.remember(view)
 
     def _gone_pods(self) -> tuple[GonePod, ...]:
         """Pods that ended since the agents' last readings, or shortly before."""

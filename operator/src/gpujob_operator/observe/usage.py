@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from gpujob_api.gpunode import GPU, GPUNode, GPUProcess
-from gpujob_operator.decide.model.snapshot import GPUUsage, PodView
+from gpujob_operator.decide.model.snapshot import GPUUsage, PodView, SeenGPUs
 
 AttemptKey = tuple[str, int]
 # The worker pod with a UID, or None for any other pod.
@@ -38,6 +38,8 @@ class _GPU:
 @dataclass(slots=True)
 class _Attempt:
     gpus: dict[str, _GPU] = field(default_factory=dict[str, _GPU])
+    # By rank, the GPUs of the newest reading of the worker's node.
+    seen: dict[int, tuple[str, ...]] = field(default_factory=dict[int, tuple[str, ...]])
     # The object stays the same until the next reading, so that the planner sees that nothing
     # changed.
     _usage: GPUUsage | None = None
@@ -54,6 +56,7 @@ class _Attempt:
                 memory_peak_bytes=max(gpu.memory_peak_bytes for gpu in gpus),
                 utilization_percent=round(max(gpu.utilization_percent for gpu in gpus), 1),
                 samples=max(gpu.samples for gpu in gpus),
+                seen=tuple(SeenGPUs(rank, self.seen[rank]) for rank in sorted(self.seen)),
             )
         return self._usage
 
@@ -78,7 +81,20 @@ class UsageLedger:
         news = False
         for gpu in node.status.gpus:
             news |= self._observe_gpu(gpu, pod_of, samples)
+        self._observe_places(node, pod_of)
         return news
+
+    def _observe_places(self, node: GPUNode, pod_of: PodOf) -> None:
+        """Notes on which GPUs each worker was seen."""
+        found: dict[tuple[AttemptKey, int], dict[str, None]] = {}
+        for gpu in node.status.gpus:
+            for process in gpu.processes:
+                pod = pod_of(process.pod_uid or "")
+                if pod is not None:
+                    key = (pod.job_uid, pod.attempt), pod.rank
+                    found.setdefault(key, {})[gpu.uuid] = None
+        for (key, rank), gpus in found.items():
+            self._attempts[key].seen[rank] = tuple(gpus)
 
     def usage(self) -> Mapping[AttemptKey, GPUUsage]:
         """The use of all attempts; the same object until something changes."""

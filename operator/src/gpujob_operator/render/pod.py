@@ -185,7 +185,8 @@ def _complete_worker(
     configuration: Configuration,
 ) -> None:
     ours = _environment(create, worker, configuration)
-    reserved = {entry["name"] for entry in ours}
+    # Which GPUs it gets is the operator's or the device plugin's word, never the template's.
+    reserved = {VISIBLE_DEVICES, *(entry["name"] for entry in ours)}
     users = [entry for entry in container.get("env") or () if entry["name"] not in reserved]
     container["env"] = [*ours, *map(_with_hook, users)]
     container["volumeMounts"] = [

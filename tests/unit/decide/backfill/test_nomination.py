@@ -13,7 +13,7 @@ from gpujob_operator.decide.cache.release_arrays import ReleaseArrays
 from gpujob_operator.decide.cache.tenancy import TenancyArrays
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.placement.memo import Forgetful
-from gpujob_operator.decide.placement.requirements import needs_of
+from gpujob_operator.decide.placement.requirements import requirements_of
 from tests.harness.builders import (
     T0,
     after,
@@ -34,10 +34,10 @@ CONFIGURATION = Configuration()
 
 def claim_of(job: GPUJob, *jobs: GPUJob, **snapshot: Any) -> Nomination | None:
     capacity = build_capacity(make_snapshot(*jobs, **snapshot), T0, {})
-    needs, releases = needs_of(job, None), ReleaseTimes.of(jobs, T0)
+    requirements, releases = requirements_of(job, None), ReleaseTimes.of(jobs, T0)
     tenancy = TenancyArrays().renew(capacity, ReleaseArrays(releases))
-    found = candidates(needs, tenancy, capacity, Forgetful(), CONFIGURATION)
-    return earliest_start(needs, found, releases)
+    found = candidates(requirements, tenancy, capacity, Forgetful(), CONFIGURATION)
+    return earliest_start(requirements, found, releases)
 
 
 def claimed(job: GPUJob, *jobs: GPUJob, **snapshot: Any) -> frozenset[str]:

@@ -34,34 +34,34 @@ def assert_same(one: NodeArrays, other: NodeArrays) -> None:
 
 def test_at_first_every_row_is_new_and_then_only_what_changed() -> None:
     main, follower = main_side(), DerivedView()
-    side, rows = follower.follow(main)
+    packed, rows = follower.follow(main)
     assert rows == [0, 1, 2]
-    assert side.fleet is not main.fleet
-    assert follower.follow(main) == (side, [])
-    main.fleet.place(1, [0], REQUEST.allocation)
+    assert packed.arrays is not main.arrays
+    assert follower.follow(main) == (packed, [])
+    main.arrays.place(1, [0], REQUEST.allocation)
     assert follower.follow(main)[1] == [1]
-    assert_same(side.fleet, main.fleet)
+    assert_same(packed.arrays, main.arrays)
 
 
 def test_what_was_planned_on_it_does_not_stay() -> None:
     main, follower = main_side(), DerivedView()
-    side, _ = follower.follow(main)
-    side.fleet.place(2, [0], REQUEST.allocation)
-    assert main.fleet.idle[2, 0]
+    packed, _ = follower.follow(main)
+    packed.arrays.place(2, [0], REQUEST.allocation)
+    assert main.arrays.idle[2, 0]
     assert follower.follow(main)[1] == [2]
-    assert_same(side.fleet, main.fleet)
+    assert_same(packed.arrays, main.arrays)
 
 
 def test_what_is_settled_stays_until_the_row_changes() -> None:
     main, follower = main_side(), DerivedView()
-    side, _ = follower.follow(main)
-    side.fleet.close(0, [1])
+    packed, _ = follower.follow(main)
+    packed.arrays.close(0, [1])
     follower.settle()
     assert follower.follow(main)[1] == []
-    assert not side.fleet.usable[0, 1]
-    main.fleet.place(0, [0], REQUEST.allocation)
+    assert not packed.arrays.usable[0, 1]
+    main.arrays.place(0, [0], REQUEST.allocation)
     assert follower.follow(main)[1] == [0]
-    assert side.fleet.usable[0, 1]
+    assert packed.arrays.usable[0, 1]
 
 
 def test_another_fleet_is_followed_from_the_start() -> None:
@@ -70,7 +70,7 @@ def test_another_fleet_is_followed_from_the_start() -> None:
     main = PackedNodes(NodeArrays.of([idle_node("z", 1)]))
     second, rows = follower.follow(main)
     assert (rows, second is first) == ([0], False)
-    assert_same(second.fleet, main.fleet)
+    assert_same(second.arrays, main.arrays)
 
 
 @given(st.randoms(use_true_random=False))
@@ -78,12 +78,12 @@ def test_another_fleet_is_followed_from_the_start() -> None:
 def test_figures_that_were_kept_change_no_choice(random: Random) -> None:
     main, follower = main_side(), DerivedView()
     for _ in range(12):
-        side, _ = follower.follow(main)
-        kept = choose(side.fleet, REQUEST, MIX, side.ledger)
-        assert kept == choose(main.fleet.copy(), REQUEST, MIX, ScoreCache())
+        packed, _ = follower.follow(main)
+        kept = choose(packed.arrays, REQUEST, MIX, packed.score_cache)
+        assert kept == choose(main.arrays.copy(), REQUEST, MIX, ScoreCache())
         if kept is not None:
-            one = random.choice((main, side))
-            one.fleet.place(kept.row, kept.gpus, REQUEST.allocation)
+            one = random.choice((main, packed))
+            one.arrays.place(kept.row, kept.gpus, REQUEST.allocation)
         if random.random() < 0.3:
             held = random.randrange(80) * GIB
-            main.fleet.renew(2, node("c", gpu("c-0", held=held)))
+            main.arrays.renew(2, node("c", gpu("c-0", held=held)))

@@ -34,13 +34,13 @@ from tests.harness.builders import (
 from tests.harness.ledger import build_capacity
 
 
-def ledger(snapshot: Snapshot, seconds: float = 0.0) -> Capacity:
+def score_cache(snapshot: Snapshot, seconds: float = 0.0) -> Capacity:
     requests = {job.metadata.uid: host_requests(job) for job in snapshot.jobs}
     return build_capacity(snapshot, after(seconds), requests)
 
 
 def only_gpu(*jobs: GPUJob, seconds: float = 0.0, **fields: Any) -> GPUCapacity:
-    gpu = ledger(make_snapshot(*jobs, **fields), seconds).gpu("n0", "GPU-0")
+    gpu = score_cache(make_snapshot(*jobs, **fields), seconds).gpu("n0", "GPU-0")
     assert gpu is not None
     return gpu
 
@@ -141,13 +141,13 @@ def test_unhealthy_gpus_are_blocked_with_their_reason() -> None:
 def test_lost_gpus_and_nodes_are_not_there() -> None:
     """I14: a GPU that is not reported any more offers nothing; zero GPUs are no error."""
     job = running(make_job())
-    gone = ledger(make_snapshot(job, gpus=[make_gpu("GPU-9")]))
+    gone = score_cache(make_snapshot(job, gpus=[make_gpu("GPU-9")]))
     assert gone.gpu("n0", "GPU-0") is None
     assert gone.gpu("n7", "GPU-0") is None
     empty = replace(make_snapshot(job), gpu_nodes=(make_gpu_node(),), nodes=())
-    assert not ledger(empty).nodes
+    assert not score_cache(empty).nodes
     bare = replace(make_gpu_node(), status=replace(make_gpu_node().status, gpus=()))
-    assert ledger(make_snapshot(job, gpu_nodes=[bare])).nodes["n0"].gpus == ()
+    assert score_cache(make_snapshot(job, gpu_nodes=[bare])).nodes["n0"].gpus == ()
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_why_a_node_takes_nothing_new(
 ) -> None:
     """I14: stale readings close a node, with the age in seconds."""
     snapshot = make_snapshot(gpu_nodes=[make_gpu_node(**spec)], nodes=[make_node(**node)])
-    closed = ledger(snapshot, seconds).nodes["n0"].closed
+    closed = score_cache(snapshot, seconds).nodes["n0"].closed
     assert (closed.reason if closed is not None else None) is reason
     if closed is not None and reason is ClosedReason.STALE:
         assert closed.text == "readings are 31 s old (limit 30 s)"
@@ -177,7 +177,7 @@ def test_a_node_that_was_never_measured_is_closed() -> None:
     """I14."""
     blank = make_gpu_node()
     blank = replace(blank, status=replace(blank.status, observed_at=None))
-    closed = ledger(make_snapshot(gpu_nodes=[blank])).nodes["n0"].closed
+    closed = score_cache(make_snapshot(gpu_nodes=[blank])).nodes["n0"].closed
     assert closed == NodeClosed(ClosedReason.UNMEASURED, "no reading from the agent yet")
 
 
@@ -187,7 +187,7 @@ def test_host_room_of_workers_that_are_not_bound_yet_is_taken() -> None:
     node = make_node(cpu=8)
     unbound = make_pod(job, 0, phase=PodPhase.PENDING, node=None)
     bound = make_pod(job, 1)
-    room = ledger(make_snapshot(job, pods=[unbound, bound], nodes=[node])).nodes["n0"]
+    room = score_cache(make_snapshot(job, pods=[unbound, bound], nodes=[node])).nodes["n0"]
     assert room.cpu_milli_free == 7000
     assert room.memory_bytes_free == 255 * GIB
 
@@ -200,7 +200,7 @@ def test_prices_come_from_the_node_then_from_the_table() -> None:
     def price(node: dict[str, Any], own: float | None) -> float | None:
         gpu_nodes, nodes = [make_gpu_node(price=own)], [make_node(**node)]
         snapshot = make_snapshot(gpu_nodes=gpu_nodes, nodes=nodes, configuration=table)
-        return ledger(snapshot).nodes["n0"].price_per_gpu_hour
+        return score_cache(snapshot).nodes["n0"].price_per_gpu_hour
 
     assert price({}, 2.5) == 2.5
     assert price({}, None) == 1.0
@@ -213,6 +213,6 @@ def test_the_order_of_the_snapshot_does_not_matter() -> None:
         running(make_job(f"j{n}"), held=reserve(GIB, utilization_percent=0.1 * n)) for n in range(5)
     ]
     gpus = [make_gpu(f"GPU-{n}") for n in range(3)]
-    one = ledger(make_snapshot(*jobs, gpus=gpus))
-    other = ledger(make_snapshot(*reversed(jobs), gpus=gpus[::-1]))
+    one = score_cache(make_snapshot(*jobs, gpus=gpus))
+    other = score_cache(make_snapshot(*reversed(jobs), gpus=gpus[::-1]))
     assert one == other

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpujob_api.gpujob import JobPhase
+from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_operator.decide.capacity.usage import (
     ClusterUsage,
     JobUsage,
@@ -14,8 +14,13 @@ from gpujob_operator.decide.capacity.usage import (
     usage_of_orphans,
 )
 from gpujob_operator.decide.model.pod_requests import PodRequests
-from gpujob_operator.decide.model.snapshot import GonePod
+from gpujob_operator.decide.model.snapshot import GonePod, PodView
+from gpujob_operator.decide.model.workers import crew_of
 from tests.harness.builders import T0, make_job, make_pod, placed, running
+
+
+def usage(job: GPUJob, requests: PodRequests, *pods: PodView) -> JobUsage:
+    return usage_of(job, crew_of(job, pods), requests)
 
 
 def some_holdings() -> list[JobUsage]:
@@ -25,10 +30,10 @@ def some_holdings() -> list[JobUsage]:
     done = placed(make_job("done"), phase=JobPhase.SUCCEEDED)
     ended = make_pod(done, exit_code=0)
     return [
-        usage_of(one, (make_pod(one),), PodRequests(1000, 5)),
-        usage_of(other, (make_pod(other), make_pod(other, attempt=0)), PodRequests(1000, 5)),
-        usage_of(starting, (), PodRequests(2000, 7)),
-        usage_of(done, (ended,), PodRequests()),
+        usage(one, PodRequests(1000, 5), make_pod(one)),
+        usage(other, PodRequests(1000, 5), make_pod(other), make_pod(other, attempt=0)),
+        usage(starting, PodRequests(2000, 7)),
+        usage(done, PodRequests(), ended),
         usage_of_orphans((make_pod(one, attempt=9),)),
         usage_of_gone(GonePod(ended.uid, T0, ended.gpus)),
     ]

@@ -95,14 +95,16 @@ def test_scores_are_those_that_the_rule_compares() -> None:
             asked.append(answer)
         return answer
 
-    board = AssumedCapacity.of(memory.capacity, memory.mix)
-    needs = memory.needs("uid-new")
+    assumed = AssumedCapacity.of(memory.capacity, memory.mix)
+    requirements = memory.requirements("uid-new")
     model = "NVIDIA A10"
-    wanted = needs.reservation(model, memory.capacity.largest_bytes(model), snapshot.configuration)
+    wanted = requirements.reservation(
+        model, memory.capacity.largest_bytes(model), snapshot.configuration
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(select, "choose", spy)
-        request = Request(needs.demand(model, wanted), utilization_limit_percent=95.0)
-        assert board.choose(request) is not None
+        request = Request(requirements.demand(model, wanted), utilization_limit_percent=95.0)
+        assert assumed.choose(request) is not None
     score = found.best[0].scores[0]
     assert score is not None
     assert score.total == pytest.approx(asked[0].score.total)

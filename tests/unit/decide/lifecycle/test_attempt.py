@@ -15,6 +15,7 @@ from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import NextStep
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView, Taint
+from gpujob_operator.decide.model.workers import crew_of
 from tests.harness.builders import (
     after,
     make_job,
@@ -33,7 +34,7 @@ STOP = StopReason("NodeReclaimed", "node n0 is being reclaimed", after(30))
 
 
 def step(job: GPUJob, *pods: PodView, at: float = 10.0, **seen: Any) -> NextStep:
-    return advance(job, JobInputs(pods=pods, **seen), CONFIGURATION, after(at))
+    return advance(job, JobInputs(crew_of(job, pods), **seen), CONFIGURATION, after(at))
 
 
 def stopping(job: GPUJob) -> GPUJob:

@@ -13,8 +13,8 @@ from gpujob_operator.decide.capacity.availability import BlockedReason, GPUBlock
 from gpujob_operator.decide.capacity.cluster import Capacity
 from gpujob_operator.decide.capacity.sites import Sites, sites_of
 from gpujob_operator.decide.lifecycle import faults
-from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.model.snapshot import Snapshot, Taint
+from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
+from gpujob_operator.decide.model.snapshot import ProgramFault, Snapshot, Taint
 from tests.harness.builders import (
     T0,
     after,
@@ -29,7 +29,8 @@ from tests.harness.builders import (
 )
 from tests.harness.ledger import build_capacity
 
-CONFIGURATION = Configuration()
+ACCESS = DeviceAccess.ENVIRONMENT
+GRACE_SECONDS = Configuration().termination_grace_seconds
 A = running(make_job("a"), held=reserve(10 * GIB))
 B = running(make_job("b"), held=reserve(12 * GIB))
 
@@ -44,7 +45,9 @@ def sites(job: GPUJob, snapshot: Snapshot, seconds: float = 0.0) -> Sites:
 
 def found(job: GPUJob, *jobs: GPUJob, seconds: float = 0.0, **snapshot: Any) -> StopReason | None:
     seen = make_snapshot(*(jobs or (job,)), **snapshot)
-    return faults.of(job, sites(job, seen, seconds), CONFIGURATION, after(seconds))
+    return faults.of(
+        job, sites(job, seen, seconds), after(seconds), after(seconds + GRACE_SECONDS), ACCESS
+    )
 
 
 def reclaimed(value: str) -> dict[str, Any]:
@@ -61,8 +64,13 @@ def test_a_reclaimed_node_is_left_before_its_deadline() -> None:
     """I13: the grace ends when the node does, and not before a second from now."""
     noticed = found(A, **reclaimed(str(int(after(12).timestamp()))))
     assert noticed == StopReason(
-        "NodeReclaimed", "node n0 is being reclaimed, 12 s left", after(12)
+        "NodeReclaimed",
+        "node n0 is being reclaimed in 12 s; the workers have 12 s to end",
+        after(12),
     )
+    early = found(A, **reclaimed(str(int(after(60).timestamp()))))
+    assert early is not None
+    assert early.message == "node n0 is being reclaimed in 60 s; the workers have 30 s to end"
     late = found(A, **reclaimed(str(int(T0.timestamp()) - 99)))
     assert late is not None
     assert late.deadline == after(1)
@@ -73,7 +81,7 @@ def test_a_reclaim_without_a_readable_deadline_gets_the_whole_grace() -> None:
     for value in ("", "soon", "-1", "9" * 30):
         stop = found(A, **reclaimed(value))
         assert stop is not None, value
-        assert stop.deadline == after(CONFIGURATION.termination_grace_seconds)
+        assert stop.deadline == after(GRACE_SECONDS)
 
 
 def test_an_unhealthy_gpu_is_left() -> None:
@@ -85,12 +93,24 @@ def test_an_unhealthy_gpu_is_left() -> None:
     )
 
 
+def test_a_gpu_that_programs_failed_on_is_kept_by_the_job_that_runs_there() -> None:
+    told = tuple(ProgramFault("GPU-0", 31, uid, "team") for uid in ("uid-x", "uid-y"))
+    assert found(A, program_faults=told) is None
+    seen = capacity(make_snapshot(A, program_faults=told)).gpu("n0", "GPU-0")
+    assert seen is not None
+    assert seen.blocked is not None
+    assert seen.blocked.reason is BlockedReason.SUSPECT
+
+
 def test_stale_or_missing_readings_never_stop_a_job() -> None:
     """I14."""
     overfull = make_gpu(healthy=False, unmanaged=20 * GIB)
     assert found(A, A, B, gpus=[overfull], seconds=3600) is None
     assert found(A, gpus=[make_gpu("GPU-7")]) is None
-    assert faults.of(A, sites_of(A.status.placement, Capacity()), CONFIGURATION, T0) is None
+    assert (
+        faults.of(A, sites_of(A.status.placement, Capacity()), T0, after(GRACE_SECONDS), ACCESS)
+        is None
+    )
 
 
 @pytest.mark.parametrize("why", ["NVML: Unknown Error", "memoryUsedBytes: must be from 0 to 1"])

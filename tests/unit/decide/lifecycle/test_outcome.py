@@ -126,6 +126,24 @@ def test_stopped_by_us_is_an_interruption(reason: str, exit_code: int, end: Atte
     assert ended(exit_code, job=stopped(reason)).end is end
 
 
+@pytest.mark.parametrize(("seconds", "gpus"), [(60, 3), (3700, 64)])
+def test_a_job_under_which_gpus_break_gives_up_before_it_has_taken_them_all(
+    seconds: float, gpus: int
+) -> None:
+    """A checkpoint that stays where it is proves nothing. Under long runs GPUs break by chance."""
+    job = stopped("GPUUnhealthy")
+    job = with_status(job, checkpoint=CheckpointReport(10), attempt_started_at=after(0))
+    taken, decision = 0, None
+    while taken < 64 and (decision is None or decision.retry):
+        decision = interrupted(job, INTERRUPTION, CONFIGURATION, after(seconds))
+        job = with_status(job, counters=decision.counters)
+        taken += 1
+    assert decision is not None
+    assert (taken, decision.retry) == (gpus, gpus == 64)
+    if not decision.retry:
+        assert decision.message.startswith("3 GPUs in a row became unhealthy under it")
+
+
 def test_a_failure_while_being_stopped_is_a_failure() -> None:
     outcome = ended(1, job=stopped("Suspended"), termination=failed(FailureClass.CHECKPOINT))
     assert outcome.failure.failure_class is FailureClass.CHECKPOINT
@@ -274,3 +292,39 @@ def test_last_step_of_any_worker_counts() -> None:
         for rank, step in ((0, 3), (1, 8))
     )
     assert judge(job, pods).step == 8
+
+
+def with_resources(resources: object) -> GPUJob:
+    job = running(make_job())
+    container = {"name": "worker", "image": "i", "resources": resources}
+    template = {"spec": {"containers": [container]}}
+    return replace(job, spec=replace(job.spec, template=template))
+
+
+@pytest.mark.parametrize(
+    ("resources", "words"),
+    [
+        ({"limits": {"memory": "300Mi"}}, "its memory limit of 300Mi (resources.limits.memory)"),
+        ({"limits": {"cpu": 1}}, "the memory limit that a LimitRange of the namespace gives it"),
+        (None, "LimitRange"),
+        ("odd", "LimitRange"),
+    ],
+    ids=str,
+)
+def test_a_worker_that_is_killed_for_host_memory_is_told_which_limit(
+    resources: object, words: str
+) -> None:
+    outcome = ended(137, job=with_resources(resources), reason="OOMKilled")
+    assert outcome.failure.failure_class is FailureClass.OUT_OF_MEMORY
+    assert words in outcome.failure.message
+
+
+@pytest.mark.parametrize("reason", ["StartError", "ContainerCannotRun"])
+def test_a_command_that_is_not_in_the_image_is_not_repeated(reason: str) -> None:
+    """It was: four attempts of what can never start."""
+    words = 'exec: "train": executable file not found in $PATH'
+    job = running(make_job())
+    outcome = ended(128, job=job, reason=reason, message=words)
+    assert outcome.failure.failure_class is FailureClass.USER_ERROR
+    assert outcome.failure.message == f"worker 0 could not be started: {words}"
+    assert not retry_decision(job, outcome, CONFIGURATION, T0).retry

@@ -41,6 +41,23 @@ def test_a_node_that_is_back_is_said_too() -> None:
     assert _reason(back.status) == "WorkersRunning"
 
 
+def test_a_node_that_is_removed_is_not_said_to_be_back() -> None:
+    """For as long as the pod collector takes its time, the job has no node."""
+    late = plan(seen(True), after(90))
+    (write,) = [item for item in late.items if isinstance(item, WriteStatus)]
+    job = replace(write.job, status=write.status)
+    without = replace(make_snapshot(job, nodes=[make_node("another")]), pods=make_pods(job))
+    (gone,) = [item for item in plan(without, after(100)).items if isinstance(item, WriteStatus)]
+    assert _reason(gone.status) == "NodeGone"
+    before = Snapshot(jobs=(replace(gone.job, status=gone.status),))
+    (back,) = [
+        item
+        for item in plan(seen(False, before), after(110)).items
+        if isinstance(item, WriteStatus)
+    ]
+    assert _reason(back.status) == "WorkersRunning"
+
+
 def _reason(status: GPUJobStatus) -> str:
     found = conditions.find(status, conditions.RUNNING)
     return found.reason if found is not None else ""

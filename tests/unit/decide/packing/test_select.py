@@ -17,39 +17,39 @@ HALVES = WorkloadMix.of({shared(40): 1.0})
 
 
 def chosen(
-    fleet: NodeArrays, demand: Demand, mix: WorkloadMix = HALVES, **request: Any
+    arrays: NodeArrays, demand: Demand, mix: WorkloadMix = HALVES, **request: Any
 ) -> Selection:
-    choice = choose(fleet, Request(demand, **request), mix, ScoreCache())
+    choice = choose(arrays, Request(demand, **request), mix, ScoreCache())
     assert choice is not None
     return choice
 
 
-def fits(fleet: NodeArrays, demand: Demand, mix: WorkloadMix = HALVES, **request: Any) -> bool:
-    return choose(fleet, Request(demand, **request), mix, ScoreCache()) is not None
+def fits(arrays: NodeArrays, demand: Demand, mix: WorkloadMix = HALVES, **request: Any) -> bool:
+    return choose(arrays, Request(demand, **request), mix, ScoreCache()) is not None
 
 
 def test_the_first_node_wins_a_tie() -> None:
-    fleet = NodeArrays.of([idle_node("b", 2), idle_node("a", 2)])
-    choice = chosen(fleet, shared(40))
-    assert (fleet.names[choice.row], choice.gpus) == ("b", (0,))
+    arrays = NodeArrays.of([idle_node("b", 2), idle_node("a", 2)])
+    choice = chosen(arrays, shared(40))
+    assert (arrays.names[choice.row], choice.gpus) == ("b", (0,))
     assert choice.candidates == 2
 
 
 def test_a_half_joins_a_half_and_leaves_the_idle_gpu_whole() -> None:
-    fleet = NodeArrays.of([idle_node("a", 1), node("b", gpu("b-0"), gpu("b-1", held=40 * GIB))])
+    arrays = NodeArrays.of([idle_node("a", 1), node("b", gpu("b-0"), gpu("b-1", held=40 * GIB))])
     mix = WorkloadMix.of({shared(40): 1.0, whole(): 1.0})
-    choice = chosen(fleet, shared(40), mix)
-    assert (fleet.names[choice.row], choice.gpus) == ("b", (1,))
+    choice = chosen(arrays, shared(40), mix)
+    assert (arrays.names[choice.row], choice.gpus) == ("b", (1,))
 
 
 def test_room_that_nobody_asks_for_is_filled_first() -> None:
     # 30 GiB are left on the second GPU: a half does not fit there, so they are worth little.
-    fleet = NodeArrays.of(
+    arrays = NodeArrays.of(
         [node("a", gpu("a-0", held=40 * GIB)), node("b", gpu("b-0", held=50 * GIB))]
     )
     mix = WorkloadMix.of({shared(40): 99.0, shared(25): 1.0})
-    choice = chosen(fleet, shared(25), mix)
-    assert fleet.names[choice.row] == "b"
+    choice = chosen(arrays, shared(25), mix)
+    assert arrays.names[choice.row] == "b"
     on_the_half = chosen(NodeArrays.of([node("a", gpu("a-0", held=40 * GIB))]), shared(25), mix)
     assert on_the_half.score.worth == pytest.approx(0.5)
     assert choice.score.worth < 0.5
@@ -64,47 +64,47 @@ def test_what_the_score_is_made_of_adds_up() -> None:
 
 def test_processor_is_kept_for_gpus_that_need_it() -> None:
     # Both have two idle GPUs; on the first the job would leave too little processor for them.
-    fleet = NodeArrays.of([idle_node("tight", 2, cpu=20), idle_node("roomy", 2, cpu=64)])
+    arrays = NodeArrays.of([idle_node("tight", 2, cpu=20), idle_node("roomy", 2, cpu=64)])
     mix = WorkloadMix.of({whole(cpu=10): 1.0})
-    choice = chosen(fleet, Demand(cpu_milli=8000, memory_bytes=GIB, gpus=0), mix)
-    assert fleet.names[choice.row] == "roomy"
+    choice = chosen(arrays, Demand(cpu_milli=8000, memory_bytes=GIB, gpus=0), mix)
+    assert arrays.names[choice.row] == "roomy"
     assert choice.gpus == ()
 
 
 def test_models_that_others_need_are_left_to_them() -> None:
     t4 = [gpu(f"t-{n}", model="T4") for n in range(2)]
-    fleet = NodeArrays.of([node("t", *t4), idle_node("a", 2)])
+    arrays = NodeArrays.of([node("t", *t4), idle_node("a", 2)])
     needs_t4 = whole(models=frozenset({"T4"}))
-    assert fleet.names[chosen(fleet, whole(), WorkloadMix.of({whole(): 1.0})).row] == "t"
+    assert arrays.names[chosen(arrays, whole(), WorkloadMix.of({whole(): 1.0})).row] == "t"
     mix = WorkloadMix.of({whole(): 1.0, needs_t4: 1.0})
-    choice = chosen(fleet, whole(), mix)
-    assert fleet.names[choice.row] == "a"
-    assert fleet.names[chosen(fleet, needs_t4, mix).row] == "t"
+    choice = chosen(arrays, whole(), mix)
+    assert arrays.names[choice.row] == "a"
+    assert arrays.names[chosen(arrays, needs_t4, mix).row] == "t"
 
 
 def test_n_jobs_of_m_bytes_on_a_gpu_of_n_times_m_less_one() -> None:
     m = 10 * GIB
-    fleet = NodeArrays.of([node("a", gpu("a-0", total=4 * m - 1))])
+    arrays = NodeArrays.of([node("a", gpu("a-0", total=4 * m - 1))])
     demand = Demand(gpu_memory_bytes=m)
-    where = place_all(fleet, [demand] * 4, WorkloadMix.of({demand: 1.0}))
+    where = place_all(arrays, [demand] * 4, WorkloadMix.of({demand: 1.0}))
     assert [name for name, _ in where] == ["a", "a", "a", ""]
-    assert fleet.memory_free[0, 0] == m - 1
+    assert arrays.memory_free[0, 0] == m - 1
 
 
 def test_n_jobs_of_m_bytes_fill_a_gpu_of_n_times_m_to_the_last_byte() -> None:
     m = 10 * GIB + 7
-    fleet = NodeArrays.of([node("a", gpu("a-0", total=3 * m))])
+    arrays = NodeArrays.of([node("a", gpu("a-0", total=3 * m))])
     demand = Demand(gpu_memory_bytes=m)
-    where = place_all(fleet, [demand] * 4, WorkloadMix.of({demand: 1.0}))
+    where = place_all(arrays, [demand] * 4, WorkloadMix.of({demand: 1.0}))
     assert [name for name, _ in where] == ["a", "a", "a", ""]
-    assert fleet.memory_free[0, 0] == 0
+    assert arrays.memory_free[0, 0] == 0
 
 
 def test_whole_gpus_take_idle_ones_only() -> None:
     gpus = (gpu("a-0", held=GIB), gpu("a-1"), gpu("a-2"))
-    fleet = NodeArrays.of([node("a", *gpus)])
-    assert chosen(fleet, whole(2)).gpus == (1, 2)
-    assert not fits(fleet, whole(3))
+    arrays = NodeArrays.of([node("a", *gpus)])
+    assert chosen(arrays, whole(2)).gpus == (1, 2)
+    assert not fits(arrays, whole(3))
 
 
 def test_whole_gpus_stay_within_a_link_group() -> None:
@@ -116,16 +116,16 @@ def test_whole_gpus_stay_within_a_link_group() -> None:
 
 
 def test_shared_gpus_of_one_worker_are_different_gpus() -> None:
-    fleet = NodeArrays.of([node("a", gpu("a-0"), gpu("a-1", held=40 * GIB), gpu("a-2"))])
+    arrays = NodeArrays.of([node("a", gpu("a-0"), gpu("a-1", held=40 * GIB), gpu("a-2"))])
     demand = shared(40, gpus=2)
-    assert len(set(chosen(fleet, demand, WorkloadMix.of({demand: 1.0})).gpus)) == 2
+    assert len(set(chosen(arrays, demand, WorkloadMix.of({demand: 1.0})).gpus)) == 2
 
 
 @pytest.mark.parametrize(("limit", "below"), [(79.0, False), (80.0, True)])
 def test_utilization_of_the_pair_stays_below_the_limits(limit: float, below: bool) -> None:
     busy = gpu("a-0", held=10 * GIB, used_percent=50.0)
-    fleet = NodeArrays.of([node("a", busy)])
-    assert fits(fleet, shared(10, 30.0), utilization_limit_percent=limit) is below
+    arrays = NodeArrays.of([node("a", busy)])
+    assert fits(arrays, shared(10, 30.0), utilization_limit_percent=limit) is below
 
 
 @pytest.mark.parametrize(("utilization_percent", "below"), [(10.0, True), (10.1, False)])
@@ -135,8 +135,8 @@ def test_the_tenants_limit_counts_too(utilization_percent: float, below: bool) -
 
 
 def test_an_idle_gpu_takes_a_job_that_fills_it() -> None:
-    fleet = NodeArrays.of([idle_node("a", 1)])
-    assert chosen(fleet, shared(10, 100.0), utilization_limit_percent=50.0).gpus == (0,)
+    arrays = NodeArrays.of([idle_node("a", 1)])
+    assert chosen(arrays, shared(10, 100.0), utilization_limit_percent=50.0).gpus == (0,)
 
 
 @pytest.mark.parametrize(
@@ -149,34 +149,36 @@ def test_an_idle_gpu_takes_a_job_that_fills_it() -> None:
     ],
 )
 def test_spot(preference: SpotPreference, name: str) -> None:
-    fleet = NodeArrays.of([idle_node("a", 1), idle_node("s", 1, spot=True)])
-    assert fleet.names[chosen(fleet, shared(40), spot=preference).row] == name
+    arrays = NodeArrays.of([idle_node("a", 1), idle_node("s", 1, spot=True)])
+    assert arrays.names[chosen(arrays, shared(40), spot=preference).row] == name
 
 
 def test_preferring_spot_is_not_requiring_it() -> None:
-    fleet = NodeArrays.of([idle_node("a", 1)])
-    assert chosen(fleet, shared(40), spot=SpotPreference.PREFER).row == 0
-    assert not fits(fleet, shared(40), spot=SpotPreference.REQUIRE)
+    arrays = NodeArrays.of([idle_node("a", 1)])
+    assert chosen(arrays, shared(40), spot=SpotPreference.PREFER).row == 0
+    assert not fits(arrays, shared(40), spot=SpotPreference.REQUIRE)
 
 
 def test_of_equals_the_cheaper_node_wins_and_an_unknown_price_is_the_highest() -> None:
-    fleet = NodeArrays.of(
+    arrays = NodeArrays.of(
         [
             idle_node("unknown", 1),
             idle_node("dear", 1, price_per_gpu_hour=3.0),
             idle_node("cheap", 1, price_per_gpu_hour=2.0),
         ]
     )
-    assert fleet.names[chosen(fleet, shared(40)).row] == "cheap"
+    assert arrays.names[chosen(arrays, shared(40)).row] == "cheap"
 
 
 def test_nodes_that_are_not_allowed_are_not_used() -> None:
-    fleet = NodeArrays.of([idle_node("a", 1), idle_node("b", 1), idle_node("c", 1, eligible=False)])
-    mask = NodeMask(fleet.cpu_milli_free < 0)
-    assert not fits(fleet, shared(40), nodes=mask)
-    only_b = NodeMask(fleet.cpu_milli_free > 0)
+    arrays = NodeArrays.of(
+        [idle_node("a", 1), idle_node("b", 1), idle_node("c", 1, eligible=False)]
+    )
+    mask = NodeMask("none", arrays.cpu_milli_free < 0)
+    assert not fits(arrays, shared(40), nodes=mask)
+    only_b = NodeMask("only b", arrays.cpu_milli_free > 0)
     only_b.allowed[[0, 2]] = False
-    assert chosen(fleet, shared(40), nodes=only_b).row == 1
+    assert chosen(arrays, shared(40), nodes=only_b).row == 1
 
 
 def test_each_thing_that_is_missing_keeps_a_request_off() -> None:
@@ -197,63 +199,63 @@ def test_too_few_gpus_on_a_node_are_not_enough() -> None:
 
 @pytest.mark.parametrize("nodes", [[], [node("a")]])
 def test_no_gpus_at_all(nodes: list[NodeState]) -> None:
-    fleet = NodeArrays.of(nodes)
-    assert not fits(fleet, shared(1))
+    arrays = NodeArrays.of(nodes)
+    assert not fits(arrays, shared(1))
 
 
 def test_an_empty_mix_packs_onto_used_gpus() -> None:
-    fleet = NodeArrays.of([idle_node("a", 1), node("b", gpu("b-0", held=GIB))])
-    assert chosen(fleet, shared(10), WorkloadMix()).row == 1
+    arrays = NodeArrays.of([idle_node("a", 1), node("b", gpu("b-0", held=GIB))])
+    assert chosen(arrays, shared(10), WorkloadMix()).row == 1
 
 
 def test_what_was_taken_and_renewed_is_free_again() -> None:
-    fleet = NodeArrays.of([idle_node("a", 1)])
-    ledger = ScoreCache()
+    arrays = NodeArrays.of([idle_node("a", 1)])
+    score_cache = ScoreCache()
     request = Request(whole())
-    choice = choose(fleet, request, HALVES, ledger)
+    choice = choose(arrays, request, HALVES, score_cache)
     assert choice is not None
-    fleet.place(choice.row, choice.gpus, request.allocation)
-    assert choose(fleet, request, HALVES, ledger) is None
-    fleet.renew(choice.row, idle_node("a", 1))
-    assert choose(fleet, request, HALVES, ledger) == choice
+    arrays.place(choice.row, choice.gpus, request.allocation)
+    assert choose(arrays, request, HALVES, score_cache) is None
+    arrays.renew(choice.row, idle_node("a", 1))
+    assert choose(arrays, request, HALVES, score_cache) == choice
 
 
 def test_another_mix_with_the_same_ledger() -> None:
-    fleet = NodeArrays.of([idle_node("a", 1), node("b", gpu("b-0", held=40 * GIB))])
-    ledger = ScoreCache()
+    arrays = NodeArrays.of([idle_node("a", 1), node("b", gpu("b-0", held=40 * GIB))])
+    score_cache = ScoreCache()
     other = WorkloadMix.of({shared(30): 1.0, whole(): 5.0})
     for mix in (HALVES, other, HALVES):
-        assert choose(fleet, Request(shared(30)), mix, ledger) == choose(
-            fleet, Request(shared(30)), mix, ScoreCache()
+        assert choose(arrays, Request(shared(30)), mix, score_cache) == choose(
+            arrays, Request(shared(30)), mix, ScoreCache()
         )
 
 
 def test_a_new_kind_of_gpu_joins_between_choices() -> None:
-    fleet = NodeArrays.of([idle_node("a", 1), idle_node("b", 1)])
-    ledger = ScoreCache()
-    choose(fleet, Request(whole()), HALVES, ledger)
-    fleet.renew(1, node("b", gpu("b-0", total=CARD_BYTES // 2, model="T4")))
-    found = choose(fleet, Request(whole()), HALVES, ledger)
-    assert found == choose(fleet, Request(whole()), HALVES, ScoreCache())
+    arrays = NodeArrays.of([idle_node("a", 1), idle_node("b", 1)])
+    score_cache = ScoreCache()
+    choose(arrays, Request(whole()), HALVES, score_cache)
+    arrays.renew(1, node("b", gpu("b-0", total=CARD_BYTES // 2, model="T4")))
+    found = choose(arrays, Request(whole()), HALVES, score_cache)
+    assert found == choose(arrays, Request(whole()), HALVES, ScoreCache())
     # The smaller GPU is the smaller loss.
     assert isinstance(found, Selection)
     assert found.row == 1
 
 
 def test_requests_beyond_the_limit_are_evaluated_again() -> None:
-    fleet = NodeArrays.of([idle_node("a", 4)])
-    ledger = ScoreCache()
+    arrays = NodeArrays.of([idle_node("a", 4)])
+    score_cache = ScoreCache()
     demands = [shared(10 + n / 100) for n in range(600)]
     for demand in demands:
-        choose(fleet, Request(demand), HALVES, ledger)
-    assert len(ledger.scores) <= 512
-    again = choose(fleet, Request(demands[0]), HALVES, ledger)
-    assert again == choose(fleet, Request(demands[0]), HALVES, ScoreCache())
+        choose(arrays, Request(demand), HALVES, score_cache)
+    assert len(score_cache.scores) <= 512
+    again = choose(arrays, Request(demands[0]), HALVES, score_cache)
+    assert again == choose(arrays, Request(demands[0]), HALVES, ScoreCache())
 
 
 def test_ties_by_the_thousand_fill_nodes_in_order() -> None:
-    fleet = NodeArrays.of(idle_node(f"n{n:04d}", 1) for n in range(1000))
-    where = place_all(fleet, [whole()] * 50, WorkloadMix.of({whole(): 1.0}))
+    arrays = NodeArrays.of(idle_node(f"n{n:04d}", 1) for n in range(1000))
+    where = place_all(arrays, [whole()] * 50, WorkloadMix.of({whole(): 1.0}))
     assert where == [(f"n{n:04d}", (0,)) for n in range(50)]
 
 
@@ -279,6 +281,6 @@ def test_the_example_of_the_design_document(name: str, held_gib: int, usable: fl
 def test_the_decision_in_the_example_of_the_design_document() -> None:
     mix = WorkloadMix.of({shared(40): 2.0, shared(32): 1.0})
     held = {"a": 0, "b": 40, "c": 48}
-    fleet = NodeArrays.of(node(n, gpu(f"{n}-0", held=gib * GIB)) for n, gib in held.items())
-    assert fleet.names[chosen(fleet, shared(32), mix).row] == "c"
-    assert fleet.names[chosen(fleet, shared(40), mix).row] == "a"
+    arrays = NodeArrays.of(node(n, gpu(f"{n}-0", held=gib * GIB)) for n, gib in held.items())
+    assert arrays.names[chosen(arrays, shared(32), mix).row] == "c"
+    assert arrays.names[chosen(arrays, shared(40), mix).row] == "a"

@@ -1,5 +1,7 @@
 """The mix of requests and its tables."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -20,8 +22,8 @@ def test_weights_sum_to_one_and_the_heaviest_come_first() -> None:
 
 def test_the_order_of_counting_does_not_matter() -> None:
     demands = [shared(20), shared(40), whole(), whole(2), shared(20, models=frozenset({"T4"}))]
-    one = WorkloadMix.of_demands(demands)
-    other = WorkloadMix.of_demands(reversed(demands))
+    one = WorkloadMix.of(Counter(demands))
+    other = WorkloadMix.of(Counter(reversed(demands)))
     assert one.demands == other.demands
     assert one.weights == other.weights
 

@@ -1,6 +1,7 @@
 """Which GPUs a job gets, all workers or none, and what it is told when it gets none."""
 
 import re
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from gpujob_operator.decide.packing.demand import WorkloadMix
 from gpujob_operator.decide.placement.assign import Assignment, assign
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.diagnosis import Diagnosis
-from gpujob_operator.decide.placement.requirements import UNKNOWN_BYTES, demand_of, needs_of
+from gpujob_operator.decide.placement.requirements import UNKNOWN_BYTES, demand_of, requirements_of
 from tests.harness.builders import (
     CARD_BYTES,
     T0,
@@ -38,10 +39,10 @@ CONFIGURATION = Configuration()
 def result(job: GPUJob, snapshot: Snapshot, claimed: tuple[str, ...] = ()) -> Any:
     capacity = build_capacity(snapshot, T0, {})
     jobs = (*snapshot.jobs, job)
-    demands = [demand_of(needs_of(j, None), capacity, CONFIGURATION) for j in jobs]
-    board = AssumedCapacity.of(capacity, WorkloadMix.of_demands(demands))
-    board.nominate(claimed)
-    return assign(needs_of(job, None), board, CONFIGURATION)
+    demands = [demand_of(requirements_of(j, None), capacity, CONFIGURATION) for j in jobs]
+    assumed = AssumedCapacity.of(capacity, WorkloadMix.of(Counter(demands)))
+    assumed.nominate(claimed)
+    return assign(requirements_of(job, None), assumed, CONFIGURATION)
 
 
 def gpus_of(job: GPUJob, snapshot: Snapshot, claimed: tuple[str, ...] = ()) -> list[str]:

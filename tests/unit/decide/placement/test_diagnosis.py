@@ -8,7 +8,7 @@ from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import Snapshot, Taint
 from gpujob_operator.decide.placement.assign import Assignment, assign
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
-from gpujob_operator.decide.placement.requirements import needs_of
+from gpujob_operator.decide.placement.requirements import requirements_of
 from tests.harness.builders import (
     T0,
     make_gpu,
@@ -23,8 +23,8 @@ from tests.harness.ledger import build_capacity
 
 
 def message_of(job: GPUJob, snapshot: Snapshot) -> str:
-    board = AssumedCapacity.of(build_capacity(snapshot, T0, {}))
-    found = assign(needs_of(job, None), board, Configuration())
+    assumed = AssumedCapacity.of(build_capacity(snapshot, T0, {}))
+    found = assign(requirements_of(job, None), assumed, Configuration())
     assert not isinstance(found, Assignment)
     return found.message
 

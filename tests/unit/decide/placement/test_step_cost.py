@@ -15,7 +15,7 @@ from gpujob_operator.decide.explain.words import rows
 from gpujob_operator.decide.measurement.profile import new_entries, with_entries
 from gpujob_operator.decide.model.plan import SaveProfile
 from gpujob_operator.decide.model.snapshot import Snapshot
-from gpujob_operator.decide.placement.requirements import needs_of
+from gpujob_operator.decide.placement.requirements import requirements_of
 from gpujob_operator.decide.placement.step_cost import StepCost, step_cost, step_of
 from gpujob_operator.decide.planner import plan
 from tests.harness.builders import (
@@ -156,7 +156,7 @@ def test_kinds_of_jobs_are_told_apart_by_it() -> None:
     """Who is told together is refused and placed together."""
     job = make_job("job")
     alike = {
-        needs_of(job, profile_of(job, {OLD: figures})).scheduling_signature
+        requirements_of(job, profile_of(job, {OLD: figures})).scheduling_signature
         for figures in ((0.4, None), (0.5, None), (0.4, 7.0))
     }
     assert len(alike) == 3

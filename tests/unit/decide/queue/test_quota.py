@@ -23,14 +23,14 @@ FLEET = ClusterSize(gpus=10, memory_bytes=240 * GIB)
 CONFIGURATION = Configuration()
 
 
-def line_of(jobs: list[GPUJob], queues: QuotaState, fleet: ClusterSize = FLEET) -> QueueHeads:
+def line_of(jobs: list[GPUJob], queues: QuotaState, arrays: ClusterSize = FLEET) -> QueueHeads:
     waiting = PendingQueues.of(Pending(job) for job in jobs)
-    return QueueHeads(waiting.in_order(CONFIGURATION, after(20)), queues, fleet, lambda _: GIB)
+    return QueueHeads(waiting.in_order(CONFIGURATION, after(20)), queues, arrays, lambda _: GIB)
 
 
-def names_in_line(jobs: list[GPUJob], *queues: GPUQueue, fleet: ClusterSize = FLEET) -> list[str]:
+def names_in_line(jobs: list[GPUJob], *queues: GPUQueue, arrays: ClusterSize = FLEET) -> list[str]:
     line = line_of(
-        [job for job in jobs if job.status.placement is None], queues_of(queues, jobs), fleet
+        [job for job in jobs if job.status.placement is None], queues_of(queues, jobs), arrays
     )
     return [entry.job.metadata.name for entry in line]
 

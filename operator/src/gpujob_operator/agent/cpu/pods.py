@@ -44,7 +44,7 @@ class PodDevices:
         if not unknown:
             return
         selector = f"spec.nodeName={self._node}"
-        listing = await self._kube.list(PODS, field_selector=selector)
+        listing = await self._kube.list(PODS, field_selector=selector, whole=True)
         found = dict(_devices(manifest) for manifest in listing.items)
         # A pod is in the API before its first process starts: one that is not there never will be.
         self._devices.update((uid, found.get(uid, ())) for uid in sorted(unknown))

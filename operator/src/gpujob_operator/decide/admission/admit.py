@@ -12,25 +12,23 @@ from datetime import datetime
 from math import inf
 
 from gpujob_api.copies import changed
-from gpujob_api.gpujob import GPUJob, JobPhase
+from gpujob_api.gpujob import GPUJob
 from gpujob_operator.decide.admission.equivalence import Refused
 from gpujob_operator.decide.admission.pending_status import (
-    LATER_SECONDS,
+    PendingStatusWriter,
     Wait,
     not_eligible,
     placed,
 )
 from gpujob_operator.decide.backfill.earliest_start import Candidates, candidates
-from gpujob_operator.decide.backfill.nomination import Nomination, describe_start, earliest_start
+from gpujob_operator.decide.backfill.nomination import Nomination, earliest_start
 from gpujob_operator.decide.backfill.release_times import ReleaseTimes
 from gpujob_operator.decide.backfill.tenancy import Tenancy
 from gpujob_operator.decide.capacity.cluster import Capacity
-from gpujob_operator.decide.model import conditions
-from gpujob_operator.decide.model.conditions import ConditionWriter
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import stop_seconds
 from gpujob_operator.decide.model.pending_reasons import PendingReason
-from gpujob_operator.decide.model.plan import EventNote, NextStep
+from gpujob_operator.decide.model.plan import NextStep
 from gpujob_operator.decide.placement.assign import Assignment, assign
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.diagnosis import Diagnosis
@@ -42,7 +40,6 @@ from gpujob_operator.decide.queue.pending import (
     OrderedQueues,
     Pending,
     waited_seconds,
-    written_recently,
 )
 from gpujob_operator.decide.queue.quota import QuotaState
 
@@ -50,9 +47,6 @@ from gpujob_operator.decide.queue.quota import QuotaState
 NOMINATIONS_MAX = 8
 # A search for the earliest start reads every GPU, so it runs for this many classes a cycle.
 CANDIDATES_MAX = 2
-# The reason of this many classes is renewed in one cycle; the next cycle, this much later,
-# continues.
-EXPLANATIONS_MAX = 16
 
 
 @dataclass(slots=True)
@@ -61,7 +55,7 @@ class Admission:
     the victims.
     """
 
-    board: AssumedCapacity
+    assumed: AssumedCapacity
     queues: QuotaState
     releases: ReleaseTimes
     tenancy_of: Callable[[Capacity], Tenancy]
@@ -70,9 +64,9 @@ class Admission:
     view: CycleView
     steps: dict[str, NextStep] = field(default_factory=dict[str, NextStep])
     preemptor: Preemptor = field(init=False)
+    _status: PendingStatusWriter = field(init=False)
     _nominations: int = 0
     _refused: dict[int, "Refused"] = field(default_factory=dict[int, "Refused"])
-    _explained: set[Hashable] = field(default_factory=set[Hashable])
     _held: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
     _candidates: dict[Hashable, tuple[Candidates, ...]] = field(
         default_factory=dict[Hashable, tuple[Candidates, ...]]
@@ -81,16 +75,22 @@ class Admission:
 
     def __post_init__(self) -> None:
         self.preemptor = Preemptor(
-            board=self.board,
+            assumed=self.assumed,
             queues=self.queues,
             configuration=self.configuration,
             now=self.now,
             view=self.view,
         )
+        self._status = PendingStatusWriter(
+            self.configuration,
+            self.now,
+            signature_of=lambda job: self._requirements_of(job).scheduling_signature,
+            nominate=lambda job: self._nomination(self._requirements_of(job)),
+        )
 
     def admit(self, lines: OrderedQueues) -> None:
         """Decides every pending job in order. All workers of a job are placed or none (I11)."""
-        line = QueueHeads(lines, self.queues, self.board.capacity.size, self._memory_bytes)
+        line = QueueHeads(lines, self.queues, self.assumed.capacity.size, self._memory_bytes)
         state = self._state()
         for entry in line:
             if self._is_still_refused(entry, state):
@@ -105,13 +105,13 @@ class Admission:
         last_reason, refused = entry.last_reason, self._refused.get(entry.equivalence_class)
         if last_reason is None or refused is None or self.now >= last_reason.until:
             return False
-        if refused.reason.value != last_reason.reason or refused.state != state:
+        if refused.reason != last_reason.reason or refused.state != state:
             return False
         if self.now >= last_reason.starved_at and not self._starvation_is_idle(
             entry.job, refused.reason
         ):
             return False
-        return refused.by_backfill or not self.board.may_backfill(
+        return refused.by_backfill or not self.assumed.may_backfill(
             self.releases.expected_run_seconds(entry.job)
         )
 
@@ -127,11 +127,11 @@ class Admission:
         return (
             quota,
             len(self.queues.quota_held),
-            len(self.board.nominated),
+            len(self.assumed.nominated),
             len(self.preemptor.stops),
         )
 
-    def _remember_refusal(self, entry: Pending, needs: JobRequirements, wait: Wait) -> None:
+    def _remember_refusal(self, entry: Pending, requirements: JobRequirements, wait: Wait) -> None:
         """Remembers that the class was refused, if nothing can be done for its other
         jobs either.
         """
@@ -143,94 +143,99 @@ class Admission:
         quota = wait.reason is PendingReason.OVER_QUOTA
         spent = self.preemptor.exhausted if quota else self._nominations >= NOMINATIONS_MAX
         preemption_in_flight = self.view.preemption_in_flight
-        if not spent and (preemption_in_flight or self.preemptor.may_preempt(needs)):
+        if not spent and (preemption_in_flight or self.preemptor.may_preempt(requirements)):
             return
-        if quota and self.preemptor.being_preempted(self.queues.cohort(needs.job.spec.queue)):
+        if quota and self.preemptor.being_preempted(
+            self.queues.cohort(requirements.job.spec.queue)
+        ):
             return
-        by_backfill = not self.board.nominated or self.board.refuses_backfill(
-            needs.scheduling_signature
+        by_backfill = not self.assumed.nominated or self.assumed.refuses_backfill(
+            requirements.scheduling_signature
         )
         self._refused[entry.equivalence_class] = Refused(wait.reason, self._state(), by_backfill)
 
     def _step(self, entry: Pending) -> NextStep:
         wait = not_eligible(entry, self.queues, self.now)
         if wait is not None:
-            return self._wait(entry.job, wait)
-        needs = self._needs_of(entry.job)
-        found = self._place(needs)
+            return self._status.step(entry.job, wait)
+        requirements = self._requirements_of(entry.job)
+        found = self._place(requirements)
         if isinstance(found, Assignment):
-            found.assume(self.board)
+            found.assume(self.assumed)
             step = placed(entry.job, found, self.now)
             self.queues.add(entry.job, step.status)
             return step
         self._position += 1
-        wait = self._without_room(needs, found)
-        self._remember_refusal(entry, needs, wait)
-        return self._wait(entry.job, wait)
+        wait = self._without_room(requirements, found)
+        self._remember_refusal(entry, requirements, wait)
+        return self._status.step(entry.job, wait)
 
-    def _place(self, needs: JobRequirements) -> Assignment | Wait:
-        length = self.releases.expected_run_seconds(needs.job) if self.board.nominated else inf
-        found = assign(needs, self.board, self.configuration, length)
+    def _place(self, requirements: JobRequirements) -> Assignment | Wait:
+        length = (
+            self.releases.expected_run_seconds(requirements.job) if self.assumed.nominated else inf
+        )
+        found = assign(requirements, self.assumed, self.configuration, length)
         if isinstance(found, Diagnosis) and not found.could_ever_fit:
-            return Wait(PendingReason.IMPOSSIBLE, lambda: found.message)
+            return Wait(PendingReason.IMPOSSIBLE, found)
         if self.queues.by_name:
             fits = isinstance(found, Assignment)
-            held = found.reservation.memory_bytes if fits else self._least_reservation_bytes(needs)
-            over = self.queues.quota_shortfall(needs.job, held)
+            held = (
+                found.reservation.memory_bytes
+                if fits
+                else self._least_reservation_bytes(requirements)
+            )
+            over = self.queues.quota_shortfall(requirements.job, held)
             if over:
-                return Wait(PendingReason.OVER_QUOTA, lambda: over, memory_bytes=held, fits=fits)
-        return (
-            found
-            if isinstance(found, Assignment)
-            else Wait(PendingReason.NO_ROOM, lambda: found.message)
-        )
+                return Wait(PendingReason.OVER_QUOTA, over, memory_bytes=held, fits=fits)
+        return found if isinstance(found, Assignment) else Wait(PendingReason.NO_ROOM, found)
 
     # -- a job that does not fit now
 
-    def _without_room(self, needs: JobRequirements, wait: Wait) -> Wait:
+    def _without_room(self, requirements: JobRequirements, wait: Wait) -> Wait:
         """Handles a job that does not fit: preempts, nominates, or gives the reason."""
         nomination = None
         making = ""
         if wait.reason is PendingReason.OVER_QUOTA:
-            making = self._room_in_quota(needs, wait)
+            making = self._room_in_quota(requirements, wait)
         elif wait.reason is PendingReason.NO_ROOM:
-            nomination = self._earliest_start(needs)
-            making = self._room_on_gpus(needs, nomination) if nomination is not None else ""
-        told = (
-            replace(wait, reason=PendingReason.MAKING_ROOM, tell=lambda: making) if making else wait
-        )
-        return replace(told, position=self._position, nomination=nomination)
+            nomination = self._earliest_start(requirements)
+            making = self._room_on_gpus(requirements, nomination) if nomination is not None else ""
+        if making:
+            wait = replace(wait, reason=PendingReason.MAKING_ROOM, text=making)
+        return changed(wait, position=self._position, nomination=nomination)
 
-    def _room_in_quota(self, needs: JobRequirements, wait: Wait) -> str:
+    def _room_in_quota(self, requirements: JobRequirements, wait: Wait) -> str:
         """Preempts jobs whose quota this job may reclaim. Returns the waiting message."""
-        leaving = self.preemptor.being_preempted(self.queues.cohort(needs.job.spec.queue))
+        leaving = self.preemptor.being_preempted(self.queues.cohort(requirements.job.spec.queue))
         with self.queues.simulate_removal(leaving):
-            if not self.queues.quota_shortfall(needs.job, wait.memory_bytes):
+            if not self.queues.quota_shortfall(requirements.job, wait.memory_bytes):
                 return waiting_message(leaving)
-            targets = self.preemptor.targets_in_quota(needs, wait.memory_bytes, fits=wait.fits)
+            targets = self.preemptor.targets_in_quota(
+                requirements, wait.memory_bytes, fits=wait.fits
+            )
         if targets is not None and targets.victims:
-            self.board.nominate(
+            self.assumed.nominate(
                 targets.nominated, self._stop_seconds(v.job for v in targets.victims)
             )
-            return self.preemptor.interrupt(needs, targets.victims)
-        if self._is_starved(needs.job):
-            self.queues.hold_quota(needs.job, wait.memory_bytes)
+            return self.preemptor.interrupt(requirements, targets.victims)
+        if self._is_starved(requirements.job):
+            self.queues.hold_quota(requirements.job, wait.memory_bytes)
         return ""
 
-    def _room_on_gpus(self, needs: JobRequirements, nomination: Nomination) -> str:
+    def _room_on_gpus(self, requirements: JobRequirements, nomination: Nomination) -> str:
         """Preempts for the job where it may, or nominates GPUs. Returns the waiting message."""
         jobs = [self.releases.jobs[uid] for uid in nomination.making_room]
         if jobs and nomination.start_seconds <= self._stop_seconds(jobs):
             self._hold_gpus(nomination)
             return waiting_message(jobs)
         if nomination.start_seconds > self.configuration.preemption_wait_seconds:
-            targets = self.preemptor.targets_on_gpus(needs, nomination.start_seconds)
+            targets = self.preemptor.targets_on_gpus(requirements, nomination.start_seconds)
             if targets is not None:
-                self.board.nominate(
+                self.assumed.nominate(
                     targets.nominated, self._stop_seconds(v.job for v in targets.victims)
                 )
-                return self.preemptor.interrupt(needs, targets.victims)
-        if self._is_starved(needs.job):
+                return self.preemptor.interrupt(requirements, targets.victims)
+        if self._is_starved(requirements.job):
             self._hold_gpus(nomination)
         return ""
 
@@ -238,86 +243,54 @@ class Admission:
         """Seconds until the last of these jobs is stopped."""
         return max((stop_seconds(job, self.configuration) for job in jobs), default=0.0)
 
-    def _earliest_start(self, needs: JobRequirements) -> Nomination | None:
+    def _earliest_start(self, requirements: JobRequirements) -> Nomination | None:
         """The earliest start, computed only if the result can be used."""
         acts = (
-            self._is_starved(needs.job)
-            or self.preemptor.may_preempt(needs)
+            self._is_starved(requirements.job)
+            or self.preemptor.may_preempt(requirements)
             or self.view.preemption_in_flight
         )
         if not acts or self._nominations >= NOMINATIONS_MAX:
             return None
         self._nominations += 1
-        return self._nomination(needs)
+        return self._nomination(requirements)
 
-    def _nomination(self, needs: JobRequirements) -> Nomination | None:
+    def _nomination(self, requirements: JobRequirements) -> Nomination | None:
         """The nomination of the job's class, computed at most once a cycle and for a bounded number
         of classes.
         """
-        if needs.scheduling_signature not in self._candidates:
+        if requirements.scheduling_signature not in self._candidates:
             if len(self._candidates) >= CANDIDATES_MAX:
                 return None
-            capacity = self.board.capacity
+            capacity = self.assumed.capacity
             tenancy = self.tenancy_of(capacity)
-            self._candidates[needs.scheduling_signature] = candidates(
-                needs, tenancy, capacity, self.board.memo, self.configuration
+            self._candidates[requirements.scheduling_signature] = candidates(
+                requirements, tenancy, capacity, self.assumed.memo, self.configuration
             )
-        found = self._candidates[needs.scheduling_signature]
-        return earliest_start(needs, found, self.releases, self.board.nominated)
+        found = self._candidates[requirements.scheduling_signature]
+        return earliest_start(requirements, found, self.releases, self.assumed.nominated)
 
     def _hold_gpus(self, nomination: Nomination) -> None:
-        self.board.nominate(nomination.uuids, nomination.start_seconds)
+        self.assumed.nominate(nomination.uuids, nomination.start_seconds)
 
     # -- the job's status
 
-    def _needs_of(self, job: GPUJob) -> JobRequirements:
-        return self.view.needs_of(job.metadata.uid)
+    def _requirements_of(self, job: GPUJob) -> JobRequirements:
+        return self.view.requirements_of(job.metadata.uid)
 
     def _memory_bytes(self, entry: Pending) -> int:
         return (
-            self._least_reservation_bytes(self._needs_of(entry.job)) if self.queues.by_name else 0
+            self._least_reservation_bytes(self._requirements_of(entry.job))
+            if self.queues.by_name
+            else 0
         )
 
-    def _least_reservation_bytes(self, needs: JobRequirements) -> int:
-        if needs.scheduling_signature not in self._held:
-            self._held[needs.scheduling_signature] = least_reservation_bytes(
-                needs, self.board, self.configuration
+    def _least_reservation_bytes(self, requirements: JobRequirements) -> int:
+        if requirements.scheduling_signature not in self._held:
+            self._held[requirements.scheduling_signature] = least_reservation_bytes(
+                requirements, self.assumed, self.configuration
             )
-        return self._held[needs.scheduling_signature]
+        return self._held[requirements.scheduling_signature]
 
     def _is_starved(self, job: GPUJob) -> bool:
         return waited_seconds(job, self.now) >= self.configuration.claim_after_seconds
-
-    def _wait(self, job: GPUJob, wait: Wait) -> NextStep:
-        before = conditions.find(job.status, conditions.SCHEDULED)
-        news = before is None or before.reason != wait.reason.value
-        if not news and written_recently(job, self.configuration, self.now):
-            # Thousands of pending jobs with an unchanged reason cost next to nothing.
-            return NextStep(job.status, next_seconds=wait.next_seconds)
-        if not news and not self._may_explain(job):
-            return NextStep(job.status, next_seconds=LATER_SECONDS)
-        message = wait.tell()
-        if wait.position:
-            message += f"; position {wait.position} of the jobs waiting for GPUs"
-        message += self._estimate(job, wait)
-        status = changed(job.status, phase=JobPhase.PENDING)
-        status = ConditionWriter(job, self.now).set(
-            status, conditions.SCHEDULED, False, wait.reason.value, message
-        )
-        events = (EventNote(wait.reason.value, message),) if news else ()
-        return NextStep(status, events=events, next_seconds=wait.next_seconds)
-
-    def _may_explain(self, job: GPUJob) -> bool:
-        """True if the reason of the job's class is renewed in this cycle."""
-        signature = self._needs_of(job).scheduling_signature
-        if signature not in self._explained and len(self._explained) < EXPLANATIONS_MAX:
-            self._explained.add(signature)
-        return signature in self._explained
-
-    def _estimate(self, job: GPUJob, wait: Wait) -> str:
-        """The estimated start of a job that waits for GPUs."""
-        if wait.reason is not PendingReason.NO_ROOM:
-            return ""
-        nomination = wait.nomination or self._nomination(self._needs_of(job))
-        text = describe_start(nomination) if nomination is not None else ""
-        return f"; {text}" if text else ""

@@ -1,29 +1,36 @@
 """The Scheduled condition of a pending job: reason, message, position and estimated start."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.quantities import format_memory
-from gpujob_operator.decide.backfill.nomination import Nomination
+from gpujob_operator.decide.backfill.nomination import Nomination, describe_start
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionWriter
+from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.pending_reasons import PendingReason
 from gpujob_operator.decide.model.plan import EventNote, NextStep
 from gpujob_operator.decide.placement.assign import Assignment
-from gpujob_operator.decide.queue.pending import Pending
+from gpujob_operator.decide.placement.diagnosis import Diagnosis
+from gpujob_operator.decide.queue.pending import Pending, written_recently
 from gpujob_operator.decide.queue.quota import QuotaState
 
+# The reason of this many classes is renewed in one cycle; the next cycle, this much later,
+# continues.
+EXPLANATIONS_MAX = 16
 LATER_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
+    """Why a job is not admitted now."""
+
     reason: PendingReason
-    # Computed on demand, because most jobs already show their reason.
-    tell: Callable[[], str]
+    # A diagnosis is only put in words where the job does not show its reason already.
+    text: str | Diagnosis
     next_seconds: float | None = None
     # Position among the jobs that wait for GPUs; 0 if the job waits for something else.
     position: int = 0
@@ -34,25 +41,27 @@ class Wait:
     # Whether the job fits on GPUs, if only quota is missing.
     fits: bool = False
 
+    @property
+    def message(self) -> str:
+        return self.text if isinstance(self.text, str) else self.text.message
+
 
 def not_eligible(entry: Pending, queues: QuotaState, now: datetime) -> Wait | None:
     job = entry.job
     if job.spec.suspend:
-        return Wait(PendingReason.SUSPENDED, lambda: "spec.suspend is true")
+        return Wait(PendingReason.SUSPENDED, "spec.suspend is true")
     missing = queues.unknown_queue(job)
     if missing:
-        return Wait(PendingReason.QUEUE_NOT_FOUND, lambda: missing)
+        return Wait(PendingReason.QUEUE_NOT_FOUND, missing)
     live = [pod.name for pod in entry.pods if not pod.finished]
     if live:
-        return Wait(
-            PendingReason.OLD_ATTEMPT_ENDING, lambda: f"waiting for {', '.join(live[:3])} to end"
-        )
+        return Wait(PendingReason.OLD_ATTEMPT_ENDING, f"waiting for {', '.join(live[:3])} to end")
     at = job.status.next_attempt_at
     if at is not None and at > now:
         left = (at - now).total_seconds()
         before = conditions.find(job.status, conditions.SCHEDULED)
         message = before.message if before is not None else f"retry in {left:.0f} s"
-        return Wait(PendingReason.WAITING_FOR_RETRY, lambda: message, next_seconds=left)
+        return Wait(PendingReason.WAITING_FOR_RETRY, message, next_seconds=left)
     return None
 
 
@@ -83,3 +92,51 @@ def placed(job: GPUJob, found: Assignment, now: datetime) -> NextStep:
     # The same condition as while the pods are being created, which saves a write.
     status = writer.set(status, conditions.RUNNING, False, "Starting", "creating pods")
     return NextStep(status, events=(EventNote("Placed", text),), next_seconds=0.0)
+
+
+@dataclass(slots=True)
+class PendingStatusWriter:
+    """Writes the status of pending jobs, in one cycle."""
+
+    configuration: Configuration
+    now: datetime
+    # Jobs of one signature wait for the same reason.
+    signature_of: Callable[[GPUJob], Hashable]
+    # The earliest start of a job, if it is known or may still be computed.
+    nominate: Callable[[GPUJob], Nomination | None]
+    _explained: set[Hashable] = field(default_factory=set[Hashable])
+
+    def step(self, job: GPUJob, wait: Wait) -> NextStep:
+        """The job's step: its condition says why it waits, written at a bounded rate."""
+        before = conditions.find(job.status, conditions.SCHEDULED)
+        news = before is None or before.reason != wait.reason
+        if not news and written_recently(job, self.configuration, self.now):
+            # Thousands of pending jobs with an unchanged reason cost next to nothing.
+            return NextStep(job.status, next_seconds=wait.next_seconds)
+        if not news and not self._may_explain(job):
+            return NextStep(job.status, next_seconds=LATER_SECONDS)
+        message = wait.message
+        if wait.position:
+            message += f"; position {wait.position} of the jobs waiting for GPUs"
+        message += self._estimate(job, wait)
+        status = changed(job.status, phase=JobPhase.PENDING)
+        status = ConditionWriter(job, self.now).set(
+            status, conditions.SCHEDULED, False, wait.reason.value, message
+        )
+        events = (EventNote(wait.reason.value, message),) if news else ()
+        return NextStep(status, events=events, next_seconds=wait.next_seconds)
+
+    def _may_explain(self, job: GPUJob) -> bool:
+        """True if the reason of the job's class is renewed in this cycle."""
+        signature = self.signature_of(job)
+        if signature not in self._explained and len(self._explained) < EXPLANATIONS_MAX:
+            self._explained.add(signature)
+        return signature in self._explained
+
+    def _estimate(self, job: GPUJob, wait: Wait) -> str:
+        """The estimated start of a job that waits for GPUs."""
+        if wait.reason is not PendingReason.NO_ROOM:
+            return ""
+        nomination = wait.nomination or self.nominate(job)
+        text = describe_start(nomination) if nomination is not None else ""
+        return f"; {text}" if text else ""

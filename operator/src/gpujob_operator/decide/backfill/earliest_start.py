@@ -83,7 +83,7 @@ class Candidates:
 
 
 def candidates(
-    needs: JobRequirements,
+    requirements: JobRequirements,
     tenancy: Tenancy,
     capacity: Capacity,
     memo: Memo,
@@ -93,11 +93,11 @@ def candidates(
     `memo` must belong to the same nodes.
     """
     found: list[Candidates] = []
-    for model in capacity.models(needs.job.spec.gpu.models):
-        request = resolve(needs, model, capacity, configuration)
+    for model in capacity.models(requirements.job.spec.gpu.models):
+        request = resolve(requirements, model, capacity, configuration)
         fits = _ever_fits(request, tenancy, memo)
         count, can = _departures_needed(request, tenancy, capacity.law(model))
-        found.append(_in_order(needs.job.spec.gpus_per_worker, count, fits & can, tenancy))
+        found.append(_in_order(requirements.job.spec.gpus_per_worker, count, fits & can, tenancy))
     return tuple(found)
 
 
@@ -106,7 +106,9 @@ def _ever_fits(request: WorkerRequest, tenancy: Tenancy, memo: Memo) -> Booleans
     fits = tenancy.usable & (tenancy.models == request.model)
     fits &= tenancy.usable_after_release_bytes >= request.least_bytes
     if tenancy.nodes:
-        fits &= (tenancy.open_nodes & _allowed_nodes(request.needs, tenancy, memo))[tenancy.node_of]
+        fits &= (tenancy.open_nodes & _allowed_nodes(request.requirements, tenancy, memo))[
+            tenancy.node_of
+        ]
     if request.exclusive:
         fits &= ~tenancy.has_external_use
     return fits
@@ -132,14 +134,14 @@ def _departures_needed(
     return enough.argmax(axis=1), enough.any(axis=1)
 
 
-def _allowed_nodes(needs: JobRequirements, tenancy: Tenancy, memo: Memo) -> Booleans:
+def _allowed_nodes(requirements: JobRequirements, tenancy: Tenancy, memo: Memo) -> Booleans:
     """Nodes whose labels and taints allow the job."""
 
     def find() -> Booleans:
-        allowed = [not node_mismatch(needs, node.node) for node in tenancy.nodes]
+        allowed = [not node_mismatch(requirements, node.node) for node in tenancy.nodes]
         return np.array(allowed, dtype=np.bool_)
 
-    return memo.once(("tenancy", tenancy.order_version, needs.node_constraints), find)
+    return memo.once(("tenancy", tenancy.order_version, requirements.node_constraints), find)
 
 
 def _in_order(size: int, count: Integers, fits: Booleans, tenancy: Tenancy) -> Candidates:

@@ -32,7 +32,7 @@ class Nomination:
 
 
 def earliest_start(
-    needs: JobRequirements,
+    requirements: JobRequirements,
     candidates: Iterable[Iterable[CandidateGpus]],
     releases: ReleaseTimes,
     nominated: frozenset[str] = frozenset(),
@@ -40,7 +40,7 @@ def earliest_start(
     """The nomination with the earliest start among the candidates of each model; None if the job
     would not fit even without other GPUJobs. GPUs in `nominated` belong to an earlier job.
     """
-    workers = needs.job.spec.workers
+    workers = requirements.job.spec.workers
     best: list[CandidateGpus] | None = None
     for of_model in candidates:
         free = (place for place in of_model if nominated.isdisjoint(place.uuids))

@@ -69,6 +69,8 @@ class ReleaseTimes:
     # Workloads and families with other runs than when `take_changed` was called last.
     _changed: set[Workload | Family] = field(default_factory=set[Workload | Family])
     _ends: dict[str, ReleaseTime] = field(default_factory=dict[str, ReleaseTime])
+    # How long each of them will run: in seconds, or for as long as runs of this class.
+    _remaining: dict[str, float | RunClass] = field(default_factory=dict[str, float | RunClass])
     # Expected run times, valid while the history is unchanged.
     _lengths: dict[RunClass, float] = field(default_factory=dict[RunClass, float])
 
@@ -100,6 +102,7 @@ class ReleaseTimes:
     def drop(self, uid: str) -> None:
         self.version += 1
         self._ends.pop(uid, None)
+        self._remaining.pop(uid, None)
         self.jobs.pop(uid, None)
         self._families.pop(uid, None)
         self._workloads.pop(uid, None)
@@ -142,12 +145,20 @@ class ReleaseTimes:
 
     def expected_run_seconds(self, job: GPUJob) -> float:
         """How long a pending job will run, without the time of its earlier attempts."""
+        uid = job.metadata.uid
+        if self.jobs.get(uid) is not job:
+            left = self._remaining_of(job)
+        elif (left := self._remaining.get(uid)) is None:
+            left = self._remaining[uid] = self._remaining_of(job)
+        return self.length(left) if isinstance(left, tuple) else left
+
+    def _remaining_of(self, job: GPUJob) -> float | RunClass:
+        """By the job's own pace in seconds, else the class of runs that it is like."""
         left = remaining_of(job)
         if left is not None:
             return left
         workload = self._workloads.get(job.metadata.uid)
-        workload = workload or (job.metadata.namespace, profile_name(job))
-        return self.length((workload, job.spec.gpus))
+        return workload or (job.metadata.namespace, profile_name(job)), job.spec.gpus
 
     def expected_first_run_seconds(self, job: GPUJob) -> float | None:
         """How long a job will run that has not run yet: as runs of its workload did, else those of
@@ -182,11 +193,13 @@ class ReleaseTimes:
 
     def length(self, run_class: RunClass) -> float:
         """Expected duration of such runs in seconds; infinite if unknown."""
-        if run_class not in self._lengths:
+        length = self._lengths.get(run_class)
+        if length is None:
             expected = self._history.expected_seconds(*run_class)
             # The estimate is no more precise than two digits.
-            self._lengths[run_class] = inf if expected is None else float(f"{expected:.2g}")
-        return self._lengths[run_class]
+            length = inf if expected is None else float(f"{expected:.2g}")
+            self._lengths[run_class] = length
+        return length
 
 
 def _run_of(job: GPUJob) -> Run | None:

@@ -1,7 +1,7 @@
 """The first of many deadlines, each of which may move."""
 
 import heapq
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Generic, TypeVar
@@ -30,9 +30,8 @@ class Deadlines(Generic[K]):
             self._heap = [(at, one) for one, at in self._at.items()]
             heapq.heapify(self._heap)
 
-    def drop(self, keys: Iterable[K]) -> None:
-        for key in keys:
-            self._at.pop(key, None)
+    def drop(self, key: K) -> None:
+        self._at.pop(key, None)
 
     @property
     def first(self) -> datetime | None:

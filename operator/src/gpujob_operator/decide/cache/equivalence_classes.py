@@ -3,7 +3,9 @@
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-# Classes that are told apart at a time.
+from cachetools import LRUCache
+
+# Classes that are told apart at a time. Pending jobs keep the numbers that they have.
 CLASSES_MAX = 10_000
 
 
@@ -11,15 +13,13 @@ CLASSES_MAX = 10_000
 class EquivalenceClasses:
     """A number is never given again, not even to the class that had it."""
 
-    _numbers: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
+    _numbers: LRUCache[Hashable, int] = field(default_factory=lambda: LRUCache(CLASSES_MAX))
     _last: int = 0
 
     def number(self, of: Hashable) -> int:
         """Of this class; never 0."""
-        if len(self._numbers) >= CLASSES_MAX and of not in self._numbers:
-            # Jobs that wait keep their numbers.
-            self._numbers.clear()
-        if of not in self._numbers:
+        number = self._numbers.get(of)
+        if number is None:
             self._last += 1
-            self._numbers[of] = self._last
-        return self._numbers[of]
+            number = self._numbers[of] = self._last
+        return number

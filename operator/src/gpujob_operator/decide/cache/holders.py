@@ -1,9 +1,11 @@
 """Jobs that hold GPUs, counted as they come and go."""
 
 from collections import Counter
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field, replace
 
 from gpujob_api.gpujob import PRIORITY_MAX, GPUJob
+from gpujob_operator.decide.cache.index import Groups
 from gpujob_operator.decide.measurement.slowdown import is_slowed
 from gpujob_operator.decide.model.stop_reasons import rule_of
 from gpujob_operator.decide.queue.quota import QueueUse
@@ -14,30 +16,61 @@ class Holders:
     """`add` a job that holds GPUs, and `remove` the same object again."""
 
     # By UID, in the order in which they were added.
-    jobs: dict[str, None] = field(default_factory=dict[str, None])
+    jobs: dict[str, GPUJob] = field(default_factory=dict[str, GPUJob])
     # Those that run and are slowed by their neighbours.
     slowed: set[str] = field(default_factory=set[str])
+    # The nodes that a job's placement names and those where its GPUs are; and jobs by node.
+    _nodes: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
+    _on_node: Groups[str] = field(default_factory=lambda: Groups[str]())
     # Those whose attempt ends for another job's sake.
     _being_preempted: set[str] = field(default_factory=set[str])
     _priorities: Counter[int] = field(default_factory=Counter[int])
     _use: dict[str, QueueUse] = field(default_factory=dict[str, QueueUse])
 
-    def add(self, job: GPUJob) -> None:
+    def add(self, job: GPUJob, nodes: frozenset[str]) -> None:
         uid = job.metadata.uid
-        self.jobs[uid] = None
+        self.jobs[uid] = job
         self._use.setdefault(job.spec.queue, QueueUse()).count(job, job.status)
         self._priorities[job.spec.priority] += 1
         if rule_of(job.status.stop).for_others:
             self._being_preempted.add(uid)
         if is_slowed(job.status):
             self.slowed.add(uid)
+        self._nodes[uid] = nodes
+        for name in nodes:
+            self._on_node.add(name, uid)
 
     def remove(self, job: GPUJob) -> None:
-        self.jobs.pop(job.metadata.uid)
+        uid = job.metadata.uid
+        del self.jobs[uid]
         self._use[job.spec.queue].count(job, job.status, -1)
         self._priorities[job.spec.priority] -= 1
-        self._being_preempted.discard(job.metadata.uid)
-        self.slowed.discard(job.metadata.uid)
+        self._being_preempted.discard(uid)
+        self.slowed.discard(uid)
+        for name in self._nodes.pop(uid):
+            self._on_node.discard(name, uid)
+
+    def move(self, uid: str, nodes: frozenset[str]) -> None:
+        """The job's GPUs were found on these nodes."""
+        before = self._nodes[uid]
+        for name in before - nodes:
+            self._on_node.discard(name, uid)
+        for name in nodes - before:
+            self._on_node.add(name, uid)
+        self._nodes[uid] = nodes
+
+    def on_node(self, name: str) -> Set[str]:
+        return self._on_node.of(name)
+
+    def on_gpus(self, gpus: Set[str], uids: Iterable[str] | None = None) -> set[str]:
+        """Jobs that have any of these GPUs: of the given ones, or of all."""
+        found = set[str]()
+        for uid in self.jobs if uids is None else uids:
+            placement = self.jobs[uid].status.placement
+            for worker in placement.workers if placement is not None else ():
+                if not gpus.isdisjoint(worker.gpus):
+                    found.add(uid)
+        return found
 
     def use(self) -> dict[str, QueueUse]:
         """What each queue's jobs hold, free to be changed."""

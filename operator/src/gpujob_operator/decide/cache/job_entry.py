@@ -5,13 +5,10 @@ from datetime import datetime
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpuprofile import GPUProfile
-from gpujob_operator.decide.cache.diff import ListDiff
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.model.plan import NextStep
 from gpujob_operator.decide.model.pod_requests import PodRequests
-from gpujob_operator.decide.model.snapshot import PodView, ReceivedReport
 from gpujob_operator.decide.model.workers import Crew
-from gpujob_operator.decide.packing.demand import Demand
 from gpujob_operator.decide.placement.requirements import JobRequirements
 
 ProfileKey = tuple[str, str]
@@ -26,35 +23,20 @@ class JobEntry:
     requests: PodRequests
     profile_key: ProfileKey
     held: bool
-    # The nodes that its placement names, and the nodes where its GPUs are.
-    nodes: frozenset[str]
     crew: Crew = field(default_factory=Crew)
     profile: GPUProfile | None = None
-    needs: JobRequirements | None = None
-    demand: Demand | None = None
+    # Found when first asked for.
+    requirements: JobRequirements | None = None
     # The last decision, which was to write nothing, and until when nothing else can follow.
     inputs: JobInputs | None = None
     step: NextStep | None = None
     quiet_until: datetime | None = None
 
     @property
-    def pods(self) -> tuple[PodView, ...]:
-        return self.crew.pods
-
-    @property
     def waits(self) -> bool:
         """True for a job that admission looks at."""
         job = self.job
         return not self.held and job.metadata.deletion_timestamp is None and not job.finished
-
-
-@dataclass(slots=True)
-class Diffs:
-    """The objects of the last snapshot."""
-
-    jobs: ListDiff[GPUJob] = field(default_factory=lambda: ListDiff[GPUJob]())
-    profiles: ListDiff[GPUProfile] = field(default_factory=lambda: ListDiff[GPUProfile]())
-    reports: ListDiff[ReceivedReport] = field(default_factory=lambda: ListDiff[ReceivedReport]())
 
 
 def spec_version(job: GPUJob) -> _Version:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from cachetools import LRUCache
+
 from gpujob_operator.decide.cache.diagnosis_counts import DiagnosisCounts
 from gpujob_operator.decide.capacity.cluster import NodeCapacity
 from gpujob_operator.decide.placement.finding import Nearest, UnfitReason
@@ -19,9 +21,9 @@ DIAGNOSES_MAX = 64
 class NodeMemo:
     """The `Memo` of one operator. Call `forget` when a node's labels, taints or sizes changed."""
 
-    _answers: dict[Hashable, Any] = field(default_factory=dict[Hashable, Any])
-    _diagnoses: dict[Hashable, DiagnosisCounts] = field(
-        default_factory=dict[Hashable, DiagnosisCounts]
+    _answers: LRUCache[Hashable, Any] = field(default_factory=lambda: LRUCache(ANSWERS_MAX))
+    _diagnoses: LRUCache[Hashable, DiagnosisCounts] = field(
+        default_factory=lambda: LRUCache(DIAGNOSES_MAX)
     )
 
     def forget(self) -> None:
@@ -29,7 +31,7 @@ class NodeMemo:
         self._diagnoses.clear()
 
     def once(self, key: Hashable, find: Callable[[], T]) -> T:
-        return _recent(self._answers, key, find, ANSWERS_MAX)
+        return _found(self._answers, key, find)
 
     def findings(
         self,
@@ -39,15 +41,15 @@ class NodeMemo:
         diagnose: Diagnose,
     ) -> tuple[Mapping[UnfitReason, int], Nearest]:
         """Looks again only at nodes that are another object."""
-        survey = _recent(self._diagnoses, key, DiagnosisCounts, DIAGNOSES_MAX)
-        survey.renew(nodes, nominated_on, diagnose)
-        return survey.counts, survey.nearest
+        diagnosed = _found(self._diagnoses, key, DiagnosisCounts)
+        diagnosed.renew(nodes, nominated_on, diagnose)
+        return diagnosed.counts, diagnosed.nearest
 
 
-def _recent(known: dict[Hashable, T], key: Hashable, find: Callable[[], T], limit: int) -> T:
-    """The value of the key, found if it is not there; it is the last to be dropped."""
-    found = known.pop(key) if key in known else find()
-    known[key] = found
-    if len(known) > limit:
-        del known[next(iter(known))]
-    return found
+def _found(answers: LRUCache[Hashable, T], key: Hashable, find: Callable[[], T]) -> T:
+    """The answer that is kept, or else what `find` returns."""
+    try:
+        return answers[key]
+    except KeyError:
+        answer = answers[key] = find()
+        return answer

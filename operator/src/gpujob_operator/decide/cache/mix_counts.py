@@ -1,7 +1,7 @@
 """The mix of requests in a snapshot: what placement expects the jobs still to come to look like."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from gpujob_operator.decide.capacity.cluster import Capacity
@@ -24,30 +24,44 @@ def _step(count: float) -> float:
 
 @dataclass(slots=True)
 class MixCounter:
-    """How often each request is asked for, and the mix that follows."""
+    """How often each request is asked for: `put` unfinished jobs as they come and change, `drop`
+    them as they go, and `renew`."""
 
+    mix: WorkloadMix = field(default_factory=WorkloadMix)
     _counts: dict[Demand, float] = field(default_factory=dict[Demand, float])
-    _counted_for: Mapping[str, int] = field(default_factory=dict[str, int])
+    # What is counted of each job: its request and its number of workers.
+    _counted: dict[str, tuple[Demand, int]] = field(default_factory=dict[str, tuple[Demand, int]])
+    _uncounted: set[str] = field(default_factory=set[str])
+    # The sizes of GPUs for which it was counted.
+    _largest: Mapping[str, int] = field(default_factory=dict[str, int])
 
-    def start_again(self, capacity: Capacity) -> bool:
-        """True when all has to be counted anew: requests depend on the largest GPUs."""
-        if capacity.largest == self._counted_for:
-            return False
-        self._counted_for = dict(capacity.largest)
-        self._counts = {}
-        return True
+    def put(self, uid: str) -> None:
+        self.drop(uid)
+        self._uncounted.add(uid)
 
-    def add(self, demand: Demand, workers: int) -> None:
-        self._counts[demand] = self._counts.get(demand, 0.0) + workers
-
-    def remove(self, demand: Demand, workers: int) -> None:
+    def drop(self, uid: str) -> None:
+        self._uncounted.discard(uid)
+        counted = self._counted.pop(uid, None)
+        if counted is None:
+            return
+        demand, workers = counted
         left = self._counts[demand] - workers
         if left > 0:
             self._counts[demand] = left
         else:
             del self._counts[demand]
 
-    def mix(self, before: WorkloadMix) -> WorkloadMix:
-        """The mix of what is counted; the one before, if it is the same."""
+    def renew(self, capacity: Capacity, request: Callable[[str], tuple[Demand, int]]) -> None:
+        """Counts what was put; `request` is a job's, with its number of workers, by UID."""
+        if capacity.largest != self._largest:
+            # Requests depend on the largest GPUs.
+            self._largest = dict(capacity.largest)
+            self._uncounted |= self._counted.keys()
+            self._counted, self._counts = {}, {}
+        for uid in sorted(self._uncounted):
+            demand, workers = self._counted[uid] = request(uid)
+            self._counts[demand] = self._counts.get(demand, 0.0) + workers
+        self._uncounted.clear()
         after = rounded_mix(self._counts)
-        return before if after.equals(before) else after
+        # The same object while the mix is the same: what is computed from it stays.
+        self.mix = self.mix if after.equals(self.mix) else after

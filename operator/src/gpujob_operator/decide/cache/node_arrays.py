@@ -43,16 +43,16 @@ class NodeArrayCache:
                 NodeArrays.of([self._node_state(node) for node in ordered])
             )
             self._views.order += 1
-        self._nodes, self._clock = ordered, self._views.main.fleet.clock
+        self._nodes, self._clock = ordered, self._views.main.arrays.clock
         return self._views
 
     def _is_renewed(self, ordered: list[NodeCapacity]) -> bool:
         """Brings the main view up to date; False where it has to be built anew."""
         if not self._in_order(ordered):
             return False
-        fleet = self._views.main.fleet
-        columns = fleet.usable.shape[1]
-        planned_on = np.flatnonzero(fleet.changed_at_clock > self._clock).tolist()
+        arrays = self._views.main.arrays
+        columns = arrays.usable.shape[1]
+        planned_on = np.flatnonzero(arrays.changed_at_clock > self._clock).tolist()
         others = compress(count(), map(is_not, self._nodes, ordered))
         rows = sorted({*planned_on, *others})
         for row in rows:
@@ -61,8 +61,8 @@ class NodeArrayCache:
                 return False
             if before is not node and _lasting(before) != _lasting(node):
                 self.memo.forget()
-        fleet.renew_all(rows, [self._node_state(ordered[row]) for row in rows])
-        return fleet.kinds == fleet.kinds_in_order()
+        arrays.renew_all(rows, [self._node_state(ordered[row]) for row in rows])
+        return arrays.kinds == arrays.kinds_in_order()
 
     def _node_state(self, node: NodeCapacity) -> NodeState:
         return node_state(node, self._gpu_state)
@@ -77,13 +77,15 @@ class NodeArrayCache:
         """Brings the kept rows into this order, if they are the same nodes."""
         main = self._views.main
         names = tuple(node.node.name for node in ordered)
-        if names == main.fleet.names:
+        if names == main.arrays.names:
             return True
-        rows = {name: row for row, name in enumerate(main.fleet.names)}
+        rows = {name: row for row, name in enumerate(main.arrays.names)}
         if rows.keys() != set(names):
             return False
         order = np.array([rows[name] for name in names], dtype=np.int64)
-        self._views.main = PackedNodes(main.fleet.reordered(order), main.ledger.reordered(order))
+        self._views.main = PackedNodes(
+            main.arrays.reordered(order), main.score_cache.reordered(order)
+        )
         self._views.order += 1
         self._nodes = [self._nodes[row] for row in order.tolist()]
         return True

@@ -22,6 +22,7 @@ from gpujob_operator.decide.capacity.cluster import (
 )
 from gpujob_operator.decide.capacity.prices import rates
 from gpujob_operator.decide.capacity.sites import facts_of
+from gpujob_operator.decide.capacity.suspects import suspects
 from gpujob_operator.decide.capacity.usage import (
     NOTHING,
     ClusterUsage,
@@ -31,7 +32,7 @@ from gpujob_operator.decide.capacity.usage import (
     usage_of_gone,
 )
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.model.snapshot import GonePod, NodeView, Snapshot
+from gpujob_operator.decide.model.snapshot import GonePod, NodeView, ProgramFault, Snapshot
 
 
 @dataclass(slots=True)
@@ -52,6 +53,7 @@ class Nodes:
     _old: set[str] = field(default_factory=set[str])
     _learned: Learned = field(default_factory=Learned)
     _profiles: tuple[GPUProfile, ...] = ()
+    _program_faults: tuple[ProgramFault, ...] = ()
     # Nodes whose ledger may have changed since it was renewed: altogether, or on these GPUs.
     _dirty: set[str] = field(default_factory=set[str])
     _touched: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
@@ -81,7 +83,12 @@ class Nodes:
         same_profiles = snapshot.profiles is self._profiles
         models = before.laws if same_profiles else laws(snapshot.profiles)
         self._profiles = snapshot.profiles
-        self._learned = Learned(spot_rates, models)
+        same_faults = snapshot.program_faults is self._program_faults
+        found = before.suspects if same_faults else suspects(snapshot.program_faults)
+        self._program_faults = snapshot.program_faults
+        self._learned = Learned(spot_rates, models, found)
+        changed_suspects = before.suspects.items() ^ found.items()
+        self._touch(uuid for uuid, _ in changed_suspects)
         if spot_rates != before.spot_rates:
             self._dirty.update(name for name, view in self._views.items() if view.spot)
         if models != before.laws:
@@ -162,7 +169,7 @@ class Nodes:
             same = None if name in self._dirty else before
             after = self._node(name, same, configuration, now)
             self._old.discard(name)
-            self._old_at.drop((name,))
+            self._old_at.drop(name)
             if after is not None:
                 nodes[name] = after = _kept(before, after)
                 self._watch(name, after.closed, configuration)

@@ -1,16 +1,16 @@
 """The waiting jobs of each queue in order, kept from cycle to cycle: thousands of them wait, and
 few come, go, or become overdue in between."""
 
-from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from math import inf
 
+from sortedcontainers import SortedList
+
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.queue.order import OrderKey, order_keys
 from gpujob_operator.decide.queue.pending import (
-    KEY_OF,
     Keyed,
     OrderedQueues,
     Pending,
@@ -26,9 +26,9 @@ class PendingQueues:
 
     # By UID.
     entries: dict[str, Pending] = field(default_factory=dict[str, Pending])
-    _queues: dict[str, list[Keyed]] = field(default_factory=dict[str, list[Keyed]])
-    # The queue and key of each, by UID.
-    _at: dict[str, tuple[str, OrderKey]] = field(default_factory=dict[str, tuple[str, OrderKey]])
+    _queues: "dict[str, SortedList[Keyed]]" = field(default_factory=dict)
+    # Where each is, by UID.
+    _placed: dict[str, Keyed] = field(default_factory=dict[str, Keyed])
     # Whose places are not, or no longer, true.
     _moved: set[str] = field(default_factory=set[str])
     _undated: set[str] = field(default_factory=set[str])
@@ -38,10 +38,10 @@ class PendingQueues:
 
     @classmethod
     def of(cls, waiting: Iterable[Pending]) -> "PendingQueues":
-        lines = cls()
-        for entry in waiting:
-            lines.put(entry)
-        return lines
+        queues = cls()
+        for pending in waiting:
+            queues.put(pending)
+        return queues
 
     def put(self, entry: Pending) -> None:
         uid = entry.job.metadata.uid
@@ -81,19 +81,22 @@ class PendingQueues:
         for uid in moved:
             self._take_out(uid)
         for uid in moved & self.entries.keys():
-            entry = self.entries[uid]
-            queue, key = entry.job.spec.queue, self._key(uid, entry, configuration, now)
-            insort(self._queues.setdefault(queue, []), (key, entry), key=KEY_OF)
-            self._at[uid] = queue, key
+            pending = self.entries[uid]
+            key = self._key(uid, pending, configuration, now)
+            placed = self._placed[uid] = Keyed(key, pending)
+            queue = pending.job.spec.queue
+            if queue not in self._queues:
+                self._queues[queue] = SortedList()
+            self._queues[queue].add(placed)
 
     def _take_out(self, uid: str) -> None:
-        if uid not in self._at:
+        placed = self._placed.pop(uid, None)
+        if placed is None:
             return
-        queue, key = self._at.pop(uid)
-        line = self._queues[queue]
-        del line[bisect_left(line, key, key=KEY_OF)]
-        if not line:
-            del self._queues[queue]
+        name = placed.pending.job.spec.queue
+        self._queues[name].remove(placed)
+        if not self._queues[name]:
+            del self._queues[name]
 
     def _key(
         self, uid: str, entry: Pending, configuration: Configuration, now: datetime

@@ -2,15 +2,16 @@
 looked at again before their deadline."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_operator.decide.cache.job_entry import JobEntry
 from gpujob_operator.decide.capacity.calibration import with_pace
 from gpujob_operator.decide.capacity.cluster import GPUCapacity
-from gpujob_operator.decide.capacity.sites import Sites, gpus_at
+from gpujob_operator.decide.capacity.sites import Sites, facts_at, gpus_at
 from gpujob_operator.decide.lifecycle.faults import pressure
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.printer_columns import cost_text
@@ -20,6 +21,7 @@ from gpujob_operator.decide.model.configuration import Configuration
 
 # After every deadline.
 FAR = datetime(9000, 1, 1, tzinfo=UTC)
+_BESIDES_SITES = attrgetter(*(f.name for f in fields(JobInputs) if f.compare and f.name != "sites"))
 
 
 def still_holds(entry: JobEntry, inputs: JobInputs, now: datetime) -> bool:
@@ -27,17 +29,14 @@ def still_holds(entry: JobEntry, inputs: JobInputs, now: datetime) -> bool:
     before = entry.inputs
     if before is None or entry.quiet_until is None or now >= entry.quiet_until:
         return False
-    return before == inputs or (
-        entry.step is not None
-        and _differs_in_gpus(before, inputs)
-        and cotenants_irrelevant(entry.job, entry.step.status, inputs)
-    )
-
-
-def _differs_in_gpus(before: JobInputs, inputs: JobInputs) -> bool:
-    """Whether the GPUs of its workers are the only difference."""
-    facts = [site.facts for site in before.sites] == [site.facts for site in inputs.sites]
-    return facts and before == replace(inputs, sites=before.sites)
+    if _BESIDES_SITES(before) != _BESIDES_SITES(inputs):
+        return False
+    if before.sites == inputs.sites:
+        return True
+    # Only the GPUs of its workers may differ.
+    if entry.step is None or facts_at(before.sites) != facts_at(inputs.sites):
+        return False
+    return cotenants_irrelevant(entry.job, entry.step.status, inputs)
 
 
 def cotenants_irrelevant(job: GPUJob, status: GPUJobStatus, inputs: JobInputs) -> bool:

@@ -164,6 +164,13 @@ class TenancyArrays:
             getattr(self._tenancy.stay, column.name)[rows] = getattr(part, column.name)
 
     def _staying(self, rows: Integers) -> RemainingTenancy:
+        """What remains on these rows' GPUs as their tenants leave.
+
+        A GPU with tenants A (5 GiB, ends at 30), B (2 GiB, ends at 10) and an empty column:
+            order         [1, 0, 2]         B leaves first, then A
+            memory_bytes  [7, 5, 0, 0]      GiB once the first 0, 1, 2, 3 have left
+            since         [0, 10, 30, inf]  when the last of those is gone
+        """
         moments = self._moments[rows]
         # Stable: those whose end nobody knows leave by their UID, before the columns of nobody.
         order = np.argsort(moments, axis=1, kind="stable")

@@ -58,6 +58,8 @@ class BlockedReason(Enum):
     UNHEALTHY = "unhealthy"
     # Stale readings close the GPU for new jobs and stop no running one (I14).
     UNREADABLE = UNREADABLE
+    # Programs failed on the GPU, which closes it for new jobs and stops no running one.
+    SUSPECT = "programs of different jobs failed on it"
     STRAY_POD = "a pod of an earlier attempt has not ended yet"
 
 
@@ -71,13 +73,15 @@ class GPUBlocked:
         return f"{self.reason.value}: {self.detail}" if self.detail else self.reason.value
 
 
-def why_blocked(gpu: GPU, *, stray_pod: bool) -> GPUBlocked | None:
+def why_blocked(gpu: GPU, *, stray_pod: bool, suspect: str = "") -> GPUBlocked | None:
     """Why nothing new may be placed on the GPU, or None. `stray_pod`: a pod of an ended attempt
-    still uses it.
+    still uses it. `suspect`: why it may be the GPU's fault that programs failed (see `suspects`).
     """
     message = gpu.health_message
     if not gpu.healthy and message.startswith(UNREADABLE):
         return GPUBlocked(BlockedReason.UNREADABLE, message.removeprefix(UNREADABLE).lstrip(": "))
     if not gpu.healthy:
         return GPUBlocked(BlockedReason.UNHEALTHY, message or "no reason given")
+    if suspect:
+        return GPUBlocked(BlockedReason.SUSPECT, suspect)
     return GPUBlocked(BlockedReason.STRAY_POD) if stray_pod else None

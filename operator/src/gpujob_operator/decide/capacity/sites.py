@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from datetime import datetime
+from itertools import zip_longest
 from typing import NamedTuple
 
 from gpujob_api.gpujob import Placement
@@ -54,6 +55,18 @@ def sites_of(placement: Placement | None, capacity: Capacity) -> Sites:
         gpus = tuple([here[uuid] for uuid in worker.gpus if uuid in here])
         found.append(WorkerSite(worker.node, facts_of(node), gpus))
     return tuple(found)
+
+
+def is_same_place(one: Placement | None, other: Placement | None) -> bool:
+    """Whether the workers of both are on the same nodes and GPUs, whichever their pods are."""
+    if one is None or other is None:
+        return one is other
+    pairs = zip_longest(one.workers, other.workers)
+    return all([a and b and (a.node, a.gpus) == (b.node, b.gpus) for a, b in pairs])
+
+
+def facts_at(sites: Sites) -> list[NodeFacts | None]:
+    return [site.facts for site in sites]
 
 
 def gpus_at(sites: Iterable[WorkerSite]) -> list[GPUCapacity]:

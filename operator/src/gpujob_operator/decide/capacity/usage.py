@@ -14,7 +14,6 @@ from typing import TypeVar
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpunode import GPU, GPUNode
 from gpujob_operator.decide.capacity.availability import why_blocked, why_closed
-from gpujob_operator.decide.capacity.calibration import laws
 from gpujob_operator.decide.capacity.cluster import (
     GPUCapacity,
     NodeCapacity,
@@ -25,13 +24,12 @@ from gpujob_operator.decide.capacity.prices import (
     interruptions_per_hour,
     price_of,
     price_with_losses,
-    rates,
 )
 from gpujob_operator.decide.capacity.slowdown_law import PUBLISHED_SLOWDOWNS, Law
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.pod_requests import PodRequests
-from gpujob_operator.decide.model.snapshot import GonePod, NodeView, PodPhase, PodView, Snapshot
-from gpujob_operator.decide.model.workers import current_workers, place_of
+from gpujob_operator.decide.model.snapshot import GonePod, NodeView, PodPhase, PodView
+from gpujob_operator.decide.model.workers import Crew, place_of
 
 T = TypeVar("T")
 # The end of a pod and a reading have different clocks, and a process takes a moment to exit.
@@ -67,38 +65,35 @@ class TerminatedPod:
 NOTHING = JobUsage()
 
 
-def usage_of(job: GPUJob, pods: Sequence[PodView], requests: PodRequests) -> JobUsage:
-    """The usage of a job. `requests` are those of one worker. The pods must be the job's own."""
-    live = [pod for pod in pods if not pod.finished]
-    current = current_workers(job, pods)
-    uids = {pod.uid for pod in current}
+def usage_of(job: GPUJob, crew: Crew, requests: PodRequests) -> JobUsage:
+    """The usage of a job. `requests` are those of one worker."""
+    if job.status.placement is None and not crew.pods:
+        return NOTHING
+    live = [pod for pod in crew.pods if not pod.finished]
+    uids = {pod.uid for pod in crew.current}
     leaves = job.metadata.deletion_timestamp is not None
     # A job that is being deleted is not written any more, so only its pods tell when it has
     # released its GPUs.
     has_left = leaves and not any(pod.uid in uids for pod in live)
     placement = job.status.placement if not (job.finished or has_left) else None
     rest = live if placement is None else [pod for pod in live if pod.uid not in uids]
-    holding = JobUsage(
-        gpus_of_stale_pods=tuple(stray for pod in rest for stray in _gpus_of_stale_pod(pod, job)),
-        ended=_ended(pods),
-    )
+    strays = tuple([stray for pod in rest for stray in _gpus_of_stale_pod(pod, job)])
     if placement is None:
-        return holding
-    bound = {pod.rank for pod in current if _is_bound(pod)}
+        return JobUsage(gpus_of_stale_pods=strays, ended=_ended(crew.pods))
+    bound = {pod.rank for pod in crew.current if _is_bound(pod)}
     tenant = as_tenant(job)
-    return replace(
-        holding,
+    workers = placement.workers
+    unbound = [] if leaves else [worker for worker in workers if worker.rank not in bound]
+    return JobUsage(
         tenant=tenant,
-        gpus=tuple(uuid for worker in placement.workers for uuid in worker.gpus)
-        if tenant is not None
-        else (),
-        pods=tuple(pod.uid for pod in live if pod.uid in uids),
+        gpus=() if tenant is None else tuple([uuid for w in workers for uuid in w.gpus]),
+        pods=tuple([pod.uid for pod in live if pod.uid in uids]),
+        gpus_of_stale_pods=strays,
         not_yet_bound=tuple(
-            (worker.node, *requests)
-            for worker in placement.workers
-            if worker.rank not in bound and not leaves
+            [(worker.node, requests.cpu_milli, requests.memory_bytes) for worker in unbound]
         ),
         job_uid=job.metadata.uid,
+        ended=_ended(crew.pods),
     )
 
 
@@ -110,7 +105,8 @@ def usage_of_orphans(pods: Sequence[PodView]) -> JobUsage:
 
 
 def _ended(pods: Sequence[PodView]) -> tuple[TerminatedPod, ...]:
-    return tuple(TerminatedPod(pod.uid, pod.finished_at, pod.gpus) for pod in pods if pod.finished)
+    ended = [pod for pod in pods if pod.finished]
+    return tuple([TerminatedPod(pod.uid, pod.finished_at, pod.gpus) for pod in ended])
 
 
 def _gpus_of_stale_pod(pod: PodView, job: GPUJob | None) -> list[tuple[str, str]]:
@@ -141,10 +137,8 @@ class Learned:
 
     spot_rates: Mapping[str, float] = field(default_factory=dict[str, float])
     laws: Mapping[str, Law] = field(default_factory=dict[str, Law])
-
-
-def learned_from(snapshot: Snapshot) -> Learned:
-    return Learned(rates(snapshot), laws(snapshot.profiles))
+    # By GPU, why it may be the GPU's fault that programs failed there.
+    suspects: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(slots=True)
@@ -243,7 +237,9 @@ class ClusterUsage:
             external_bytes=external_bytes,
             terminating_bytes=min(self._terminating_bytes(gpu, observed_at), external_bytes),
             tenants=tuple(_with_excess(one, used[one.job_uid]) for one in tenants),
-            blocked=why_blocked(gpu, stray_pod=stray_pod),
+            blocked=why_blocked(
+                gpu, stray_pod=stray_pod, suspect=learned.suspects.get(gpu.uuid, "")
+            ),
             link_group=gpu.link_group,
             law=learned.laws.get(gpu.model, PUBLISHED_SLOWDOWNS),
         )

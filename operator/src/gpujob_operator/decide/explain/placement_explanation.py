@@ -60,7 +60,7 @@ class PlacementExplanation:
     placed first.
     """
 
-    needs: JobRequirements
+    requirements: JobRequirements
     chosen: Candidate | None
     best: tuple[Candidate, ...]
     lacks: Mapping[str, str]
@@ -125,12 +125,12 @@ class _ObservedCapacity(AssumedCapacity):
 
     def score(self, place: WorkerPlace, request: Request, *, no_external_use: bool) -> Score | None:
         """The score that the rule compares; None if the place is not free."""
-        side = self._without_external_use() if no_external_use else self._views.main
+        packed = self._without_external_use() if no_external_use else self._views.main
         row = self._rows[place.node]
         allowed = np.zeros(len(self._rows), dtype=np.bool_)
         allowed[row] = True
-        here = replace(request, nodes=NodeMask(allowed))
-        choice = select.choose(side.fleet, here, self.mix, side.ledger)
+        here = replace(request, nodes=NodeMask(("only", row), allowed))
+        choice = select.choose(packed.arrays, here, self.mix, packed.score_cache)
         return choice.score if choice is not None else None
 
 
@@ -141,9 +141,9 @@ _Held = tuple[Placement | None, Reservation | None]
 class _Explainer:
     """One question on one picture."""
 
-    needs: JobRequirements
+    requirements: JobRequirements
     capacity: Capacity
-    board: _ObservedCapacity
+    assumed: _ObservedCapacity
     configuration: Configuration
     refusal: Diagnosis | None = None
     requests: dict[str, Request] = field(default_factory=dict[str, Request])
@@ -152,15 +152,15 @@ class _Explainer:
         """The best places in order of preference, each on nodes of its own."""
         found: list[Candidate] = []
         while len(found) < count:
-            self.board.unfit_classes.clear()
-            one = assign(self.needs, self.board, self.configuration)
+            self.assumed.unfit_classes.clear()
+            one = assign(self.requirements, self.assumed, self.configuration)
             if isinstance(one, Diagnosis):
                 self.refusal = self.refusal or (None if found else one)
                 break
             self.requests[one.placement.gpu_model] = one.request
             found.append(self.candidate(one.placement, one.reservation, one))
-            self.board.left_out |= {worker.node for worker in one.placement.workers}
-        self.board.left_out = frozenset()
+            self.assumed.left_out |= {worker.node for worker in one.placement.workers}
+        self.assumed.left_out = frozenset()
         return tuple(found)
 
     def candidate(
@@ -175,13 +175,13 @@ class _Explainer:
         if found is not None:
             step = found.step_cost
         else:
-            step = step_cost(self.needs.profile, where, self.capacity.nodes)
+            step = step_cost(self.requirements.profile, where, self.capacity.nodes)
         return Candidate(where, held, scores, prices, rates, step)
 
     def lacks(self) -> dict[str, str]:
         """What is missing on every node that could not take one worker on any model."""
         found: dict[str, str] = {}
-        accepted = self.capacity.models(self.needs.job.spec.gpu.models)
+        accepted = self.capacity.models(self.requirements.job.spec.gpu.models)
         for name, node in self.capacity.nodes.items():
             here = [model for model in accepted if any(c.model == model for c in node.gpus)]
             if not here:
@@ -194,7 +194,7 @@ class _Explainer:
         return found
 
     def _asked(self, model: str) -> WorkerRequest:
-        return resolve(self.needs, model, self.capacity, self.configuration)
+        return resolve(self.requirements, model, self.capacity, self.configuration)
 
     def _request(self, model: str) -> Request | None:
         """The request on this model, if a place was found on it."""
@@ -204,25 +204,27 @@ class _Explainer:
     def _score(self, node: str, request: Request | None) -> Score | None:
         if request is None or node not in self.capacity.nodes:
             return None
-        return self.board.score(
-            WorkerPlace(node, ()), request, no_external_use=self.needs.exclusive
+        return self.assumed.score(
+            WorkerPlace(node, ()), request, no_external_use=self.requirements.exclusive
         )
 
 
 def _explain(
     snapshot: Snapshot, now: datetime, uid: str, held: _Held, count: int
 ) -> PlacementExplanation:
-    memory = SchedulerCache()
+    memory = SchedulerCache.of(snapshot)
     memory.update(snapshot, now)
-    board = _ObservedCapacity.of(memory.capacity, memory.mix)
-    assert isinstance(board, _ObservedCapacity), "made by its own class"
-    explainer = _Explainer(memory.needs(uid), memory.capacity, board, snapshot.configuration)
+    assumed = _ObservedCapacity.of(memory.capacity, memory.mix)
+    assert isinstance(assumed, _ObservedCapacity), "made by its own class"
+    explainer = _Explainer(
+        memory.requirements(uid), memory.capacity, assumed, snapshot.configuration
+    )
     best = explainer.best(count)
     where, reservation = held
     chosen = explainer.candidate(where, reservation) if where is not None else None
     refusal = explainer.refusal
     return PlacementExplanation(
-        needs=explainer.needs,
+        requirements=explainer.requirements,
         chosen=chosen,
         best=best,
         lacks=explainer.lacks(),
@@ -246,16 +248,18 @@ def _placed_before(
     snapshot: Snapshot, now: datetime, uid: str, placed: Mapping[str, GPUJobStatus]
 ) -> dict[str, GPUJobStatus]:
     """Those of them that come before the job in the order of the cycle."""
-    memory = SchedulerCache()
+    memory = SchedulerCache.of(snapshot)
     memory.update(snapshot, now)
     queues = memory.queues(snapshot)
-    board = AssumedCapacity.of(memory.capacity, memory.mix)
+    assumed = AssumedCapacity.of(memory.capacity, memory.mix)
     waiting = memory.waiting.in_order(snapshot.configuration, now)
 
     def memory_bytes(entry: Pending) -> int:
-        needs = memory.needs(entry.job.metadata.uid)
+        requirements = memory.requirements(entry.job.metadata.uid)
         return (
-            least_reservation_bytes(needs, board, snapshot.configuration) if queues.by_name else 0
+            least_reservation_bytes(requirements, assumed, snapshot.configuration)
+            if queues.by_name
+            else 0
         )
 
     size = memory.capacity.size

@@ -52,11 +52,11 @@ def _others(explanation: PlacementExplanation) -> list[Row]:
 
 
 def _needs(explanation: PlacementExplanation) -> str:
-    needs = explanation.needs
-    spec = needs.job.spec
+    requirements = explanation.requirements
+    spec = requirements.job.spec
     held = _held_by(explanation)
     gpu = _held(held) if held is not None else "a whole GPU"
-    host = f"{needs.cpu_milli} milli-CPU, {format_memory(needs.memory_bytes)}"
+    host = f"{requirements.cpu_milli} milli-CPU, {format_memory(requirements.memory_bytes)}"
     workers = f"{spec.workers} workers with " if spec.workers > 1 else ""
     return f"{workers}{spec.gpus_per_worker} x {gpu}, {host} each"
 
@@ -120,7 +120,7 @@ def _because(explanation: PlacementExplanation) -> str:
 
 def _difference(explanation: PlacementExplanation, first: Candidate, one: Candidate) -> str:
     """The first difference between the other place and the decision, in the order of comparison."""
-    prefers = explanation.needs.job.spec.spot.policy is SpotPolicy.PREFER
+    prefers = explanation.requirements.job.spec.spot.policy is SpotPolicy.PREFER
     if prefers and first.placement.spot is not one.placement.spot:
         return (
             "spot, which the job prefers"

@@ -15,19 +15,12 @@ from dataclasses import replace
 from datetime import datetime
 
 from gpujob_api.copies import changed
-from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, StopReason
-from gpujob_api.meta import FINALIZER_ORPHAN
+from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
 from gpujob_api.quantities import format_count
-from gpujob_api.report import FailureClass, Report
+from gpujob_api.report import Report
+from gpujob_operator.decide.lifecycle.ending import end_attempt
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
-from gpujob_operator.decide.lifecycle.outcome import (
-    AttemptEnd,
-    Outcome,
-    RetryDecision,
-    interrupted,
-    judge,
-    retry_decision,
-)
+from gpujob_operator.decide.lifecycle.pod_cleanup import abandoned_pods, delete_pod, stray_pods
 from gpujob_operator.decide.lifecycle.settings import settings_for
 from gpujob_operator.decide.lifecycle.stops import age_seconds, reason_to_stop
 from gpujob_operator.decide.measurement.progress import (
@@ -38,25 +31,21 @@ from gpujob_operator.decide.measurement.progress import (
 )
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionWriter
-from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
 from gpujob_operator.decide.model.grace import (
     GRACE_SECONDS_MIN,
     asked_seconds,
     grace_seconds,
-    pod_grace_seconds,
 )
-from gpujob_operator.decide.model.plan import CreatePod, DeletePod, EventNote, EventType, NextStep
-from gpujob_operator.decide.model.snapshot import PodPhase, PodView, ReceivedReport
-from gpujob_operator.decide.model.stop_reasons import NODE_RECLAIMED, rule_of
+from gpujob_operator.decide.model.plan import CreatePod, EventNote, EventType, NextStep
+from gpujob_operator.decide.model.snapshot import PodPhase, PodView
+from gpujob_operator.decide.model.stop_reasons import NODE_RECLAIMED
 from gpujob_operator.decide.model.workers import (
-    current_workers,
     lost_ranks,
     perhaps_workers,
     with_pod_uids,
+    with_seen_gpus,
 )
-
-# Finished pods of this many attempts are kept for their logs.
-ATTEMPTS_KEPT = 3
 
 
 def advance(
@@ -64,8 +53,8 @@ def advance(
 ) -> NextStep:
     """The next step of a job that is not pending."""
     if job.metadata.deletion_timestamp is not None:
-        return NextStep(job.status, deletes=_abandoned(job, inputs.pods, configuration))
-    strays = _strays(job, inputs.pods, configuration)
+        return NextStep(job.status, deletes=abandoned_pods(job, inputs.crew.pods, configuration))
+    strays = stray_pods(job, inputs.crew, configuration)
     if job.finished or job.status.placement is None:
         return NextStep(job.status, deletes=strays)
     step = _advance_placed(job, inputs, configuration, now)
@@ -82,53 +71,15 @@ def stopped_for(job: GPUJob, step: NextStep, stop: StopReason, now: datetime) ->
     return replace(stopping, deletes=step.deletes, events=(*step.events, *stopping.events))
 
 
-def _abandoned(
-    job: GPUJob, pods: tuple[PodView, ...], configuration: Configuration
-) -> tuple[DeletePod, ...]:
-    """Deletes the live pods of a job that is being deleted, even while a finalizer keeps the
-    object. Does nothing if the user orphans the pods.
-    """
-    if FINALIZER_ORPHAN in job.metadata.finalizers:
-        return ()
-    return tuple(
-        _delete(job, pod, "its GPUJob is being deleted", configuration)
-        for pod in pods
-        if not pod.finished and pod.deletion_at is None
-    )
-
-
-def _strays(
-    job: GPUJob, pods: tuple[PodView, ...], configuration: Configuration
-) -> tuple[DeletePod, ...]:
-    """Live pods of ended attempts, and finished pods whose logs are no longer kept."""
-    waiting = job.status.placement is None or job.finished
-    current = {pod.uid for pod in current_workers(job, pods)}
-    # Pods of a later attempt than that of the status mean that this view of the job is old.
-    known = tuple(pod for pod in pods if pod.attempt <= job.status.attempt)
-    found: list[DeletePod] = []
-    for pod in known:
-        stray = not pod.finished and (waiting or pod.uid not in current)
-        stale = pod.finished and pod.attempt <= job.status.attempt - ATTEMPTS_KEPT
-        if (stray or stale) and pod.deletion_at is None:
-            reason = "not part of the current attempt" if stray else "logs of an old attempt"
-            found.append(_delete(job, pod, reason, configuration))
-    return tuple(found)
-
-
-def _delete(job: GPUJob, pod: PodView, reason: str, configuration: Configuration) -> DeletePod:
-    grace = pod_grace_seconds(pod, grace_seconds(job, configuration))
-    return DeletePod(pod, grace, reason)
-
-
 def _advance_placed(
     job: GPUJob, inputs: JobInputs, configuration: Configuration, now: datetime
 ) -> NextStep:
-    pods = current_workers(job, inputs.pods)
+    pods = inputs.crew.current
     # The end of the worker counts: other containers of its pod may run until the pod is deleted.
     live = tuple(pod for pod in pods if not pod.ended)
-    maybe_ours = perhaps_workers(job, inputs.in_the_way)
+    maybe_ours = perhaps_workers(job, inputs.crew.in_the_way)
     if not live and not maybe_ours and not _missing_can_be_created(job, pods):
-        return _end(job, inputs, pods, configuration, now)
+        return end_attempt(job, inputs, pods, configuration, now)
     if job.status.phase is JobPhase.STOPPING:
         step = _stopping(job, inputs, live, configuration, now)
         return _waits_for(job, step, maybe_ours, now) if maybe_ours and not live else step
@@ -163,7 +114,7 @@ def _starting(
     placed = sorted(worker.rank for worker in placement.workers) if placement is not None else []
     missing = [rank for rank in placed if rank not in present]
     settings = settings_for(job, inputs.profile)
-    taken = {pod.rank: pod for pod in inputs.in_the_way}
+    taken = {pod.rank: pod for pod in inputs.crew.in_the_way}
     creates = tuple(CreatePod(job, rank, settings) for rank in missing if rank not in taken)
     # Written once all pods exist: one write instead of one for each pod.
     known = job.status if missing else with_pod_uids(job.status, pods)
@@ -225,6 +176,8 @@ def _running(
 ) -> NextStep:
     report: Report | None = inputs.report.report if inputs.report is not None else None
     status = with_report(with_pod_uids(job.status, pods), inputs.report)
+    if configuration.device_access is DeviceAccess.DEVICE_PLUGIN and inputs.usage is not None:
+        status = with_seen_gpus(status, inputs.usage.seen)
     usage = joined_usage(inputs.usage, report)
     status = with_measurement(status, report, usage)
     status, events = with_measured_reservation(job, status, report, usage, configuration)
@@ -269,7 +222,7 @@ def _stopping(
     asked = job.spec.workers > 1 and inputs.report is not None and left > until
     reason = stop.reason if stop is not None else "Stopping"
     deletes = tuple(
-        _delete(job, pod, reason, configuration)
+        delete_pod(job, pod, reason, configuration)
         for pod in live
         if pod.deletion_at is None and not asked
     )
@@ -278,112 +231,6 @@ def _stopping(
         deletes = tuple(replace(one, grace_seconds=min(one.grace_seconds, most)) for one in deletes)
     status = with_report(job.status, inputs.report)
     return NextStep(status, deletes=deletes, next_seconds=max(left - until, 1.0) if asked else None)
-
-
-def _end(
-    job: GPUJob,
-    inputs: JobInputs,
-    pods: tuple[PodView, ...],
-    configuration: Configuration,
-    now: datetime,
-) -> NextStep:
-    """Ends the attempt: all workers have ended or are gone. Its reservation ends, except on GPUs of
-    pods in which other containers still run (see `capacity.usage`).
-    """
-    held = (job.status.held_seconds or 0.0) + max(age_seconds(job, now), 0.0)
-    ended = changed(_with_final_report(job, inputs, pods, now), held_seconds=round(held, 1))
-    job = replace(job, status=ended)
-    outcome = judge(job, pods, inputs.lost_nodes)
-    if outcome.end is AttemptEnd.SUCCEEDED:
-        return _succeeded(job, now)
-    if outcome.end is AttemptEnd.INTERRUPTED:
-        return _retry_or_fail(job, outcome, interrupted(job, outcome, configuration, now), now)
-    return _retry_or_fail(job, outcome, retry_decision(job, outcome, configuration, now), now)
-
-
-def _with_final_report(
-    job: GPUJob, inputs: JobInputs, pods: tuple[PodView, ...], now: datetime
-) -> GPUJobStatus:
-    """The status with the termination message as the last report, so that the end does not depend
-    on the network.
-    """
-    words = [pod for pod in pods if pod.termination is not None and pod.rank == 0]
-    received = inputs.report
-    if words and words[0].termination is not None:
-        at = words[0].finished_at or now
-        received = ReceivedReport(job.metadata.uid, 0, at, words[0].termination)
-    status = with_report(job.status, received)
-    report = received.report if received is not None else None
-    return with_measurement(status, report, joined_usage(inputs.usage, report))
-
-
-def _succeeded(job: GPUJob, now: datetime) -> NextStep:
-    writer = ConditionWriter(job, now)
-    started = job.status.started_at or now
-    seconds = (now - started).total_seconds()
-    text = (
-        f"finished after {seconds:.0f} s, {format_count(job.status.attempt, 'attempt')}, "
-        f"{format_count(job.status.counters.interruptions, 'interruption')}"
-    )
-    status = changed(
-        job.status, phase=JobPhase.SUCCEEDED, finished_at=now, stop=None, next_attempt_at=None
-    )
-    status = writer.set(status, conditions.RUNNING, False, "Finished", text)
-    status = writer.set(status, conditions.SUCCEEDED, True, "Completed", text)
-    status = writer.set(status, conditions.FINISHED, True, "Succeeded", text)
-    return NextStep(status, events=(EventNote("Succeeded", text),))
-
-
-def _retry_or_fail(
-    job: GPUJob, outcome: Outcome, decision: RetryDecision, now: datetime
-) -> NextStep:
-    writer = ConditionWriter(job, now)
-    cause = outcome.failure.message if outcome.failure else _why_interrupted(job, outcome)
-    kind = outcome.failure.failure_class.value if outcome.failure else _kind_of(outcome)
-    text = f"attempt {job.status.attempt}: {cause}; {decision.message}"
-    status = changed(
-        job.status,
-        counters=decision.counters,
-        failure=outcome.failure,
-        stop=None,
-        next_attempt_at=decision.next_attempt_at,
-    )
-    status = writer.set(status, conditions.RUNNING, False, kind, text)
-    if not decision.retry:
-        status = changed(status, phase=JobPhase.FAILED, finished_at=now)
-        status = writer.set(status, conditions.SUCCEEDED, False, kind, text)
-        status = writer.set(status, conditions.FAILED, True, kind, text)
-        status = writer.set(status, conditions.FINISHED, True, "Failed", text)
-        return NextStep(status, events=(EventNote("Failed", text, EventType.WARNING),))
-    made_room = rule_of(job.status.stop).for_others
-    status = changed(
-        status,
-        phase=JobPhase.PENDING,
-        # The job goes behind the jobs that were already pending; otherwise it would take back what
-        # it gave up.
-        requeued_at=now if made_room else status.requeued_at,
-        placement=None,
-        reservation=None,
-        attempt_started_at=None,
-        progressed_at=None,
-        resumed_from_step=None,
-    )
-    status = writer.set(status, conditions.SCHEDULED, False, "WaitingForRetry", text)
-    return NextStep(status, events=(EventNote(f"Attempt{kind}", text, EventType.WARNING),))
-
-
-def _kind_of(interruption: Outcome) -> str:
-    return FailureClass.NODE_LOST.value if interruption.lost_node else "Interrupted"
-
-
-def _why_interrupted(job: GPUJob, outcome: Outcome) -> str:
-    stop = job.status.stop
-    what = stop.message if stop else "the pods are gone"
-    if outcome.lost_node:
-        what = f"node {outcome.lost_node} was lost"
-    saved = job.status.checkpoint
-    step = f"checkpoint at step {saved.step} saved" if saved is not None else "no checkpoint"
-    return f"interrupted ({what}); {step}"
 
 
 def _ranks(pods: tuple[PodView, ...]) -> str:

@@ -12,21 +12,26 @@ from gpujob_api.quantities import format_count, format_memory
 from gpujob_operator.decide.capacity.availability import BlockedReason, ClosedReason
 from gpujob_operator.decide.capacity.cluster import GPUCapacity
 from gpujob_operator.decide.capacity.sites import NodeFacts, Sites, gpus_at
-from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.model.grace import stop_seconds
+from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
 from gpujob_operator.decide.model.stop_reasons import GPU_OVERFULL, GPU_UNHEALTHY, NODE_RECLAIMED
 
 # A time in seconds since 1970; ten digits last until 2286.
 _SECONDS = re.compile(r"^[0-9]{1,10}$", re.ASCII)
 
 
-def of(job: GPUJob, sites: Sites, configuration: Configuration, now: datetime) -> StopReason | None:
-    """The first fault of any of the job's nodes and GPUs, in a fixed order."""
-    grace = timedelta(seconds=stop_seconds(job, configuration))
+def of(
+    job: GPUJob,
+    sites: Sites,
+    now: datetime,
+    deadline: datetime,
+    device_access: DeviceAccess,
+) -> StopReason | None:
+    """The first fault of any of the job's nodes and GPUs, in a fixed order. `deadline` is that of a
+    stop that begins now."""
     for site in sites:
         if site.facts is None:
             continue
-        found = _reclaimed(site.node, site.facts, now, grace)
+        found = _reclaimed(site.node, site.facts, now, deadline)
         if found is not None:
             return found
         closed = site.facts.closed
@@ -36,20 +41,23 @@ def of(job: GPUJob, sites: Sites, configuration: Configuration, now: datetime) -
             blocked = gpu.blocked
             if blocked is not None and blocked.reason is BlockedReason.UNHEALTHY:
                 message = f"GPU {gpu.uuid} on {site.node} is {blocked.text}"
-                return StopReason(GPU_UNHEALTHY, message, now + grace)
-    return _outgrown(job, sites, now + grace)
+                return StopReason(GPU_UNHEALTHY, message, deadline)
+    if device_access is DeviceAccess.DEVICE_PLUGIN:
+        # The kubelet gives each GPU once. Two jobs on one only means that a reading is yet to come.
+        return None
+    return _outgrown(job, sites, deadline)
 
 
-def _reclaimed(node: str, facts: NodeFacts, now: datetime, grace: timedelta) -> StopReason | None:
+def _reclaimed(node: str, facts: NodeFacts, now: datetime, deadline: datetime) -> StopReason | None:
     taint = next((t for t in facts.taints if t.key == TAINT_RECLAIM), None)
     if taint is None:
         return None
-    deadline = now + grace
+    when = ""
     if _SECONDS.match(taint.value):
-        noticed = datetime.fromtimestamp(int(taint.value), UTC)
-        deadline = min(deadline, max(noticed, now + timedelta(seconds=1)))
+        noticed = max(datetime.fromtimestamp(int(taint.value), UTC), now + timedelta(seconds=1))
+        deadline, when = min(deadline, noticed), f" in {(noticed - now).total_seconds():.0f} s"
     left = (deadline - now).total_seconds()
-    message = f"node {node} is being reclaimed, {left:.0f} s left"
+    message = f"node {node} is being reclaimed{when}; the workers have {left:.0f} s to end"
     return StopReason(NODE_RECLAIMED, message, deadline)
 
 
@@ -86,6 +94,14 @@ def unreachable(sites: Sites, configuration: Configuration, now: datetime) -> st
                 "on another node once the Node object is removed, or here once the node is back"
             )
     return ""
+
+
+def gone(sites: Sites) -> str:
+    """Which node of the attempt is there no more; "" where all are."""
+    node = next((site.node for site in sites if site.facts is None), None)
+    if node is None:
+        return ""
+    return f"the Node object {node} is removed; the job goes on elsewhere once its pods are gone"
 
 
 def pressure_message(gpu: GPUCapacity) -> str:

@@ -5,20 +5,20 @@ from datetime import datetime
 
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_operator.decide.capacity.sites import Sites
-from gpujob_operator.decide.model.snapshot import GPUUsage, PodView, ReceivedReport
+from gpujob_operator.decide.model.snapshot import GPUUsage, ReceivedReport
+from gpujob_operator.decide.model.workers import Crew
+
+_NOBODY = Crew()
 
 
 @dataclass(frozen=True, slots=True)
 class JobInputs:
     """Everything that a step, a status rule and a profile rule read besides the job and the time.
 
-    While the inputs are equal, nothing new can be decided before the step's deadline. `pods` has
-    the job's workers of all attempts (see `workers`).
+    While the inputs are equal, nothing new can be decided before the step's deadline.
     """
 
-    pods: tuple[PodView, ...] = ()
-    # Pods of other owners that have the name of a worker of the current attempt.
-    in_the_way: tuple[PodView, ...] = ()
+    crew: Crew = _NOBODY
     report: ReceivedReport | None = None
     usage: GPUUsage | None = None
     # The nodes and GPUs of the job's workers.

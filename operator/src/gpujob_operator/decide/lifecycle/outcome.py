@@ -1,15 +1,18 @@
 """Decides how an attempt ended, and whether the job is retried."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import Enum
+from typing import Any, cast
 
+from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import Counters, GPUJob, JobFailure
 from gpujob_api.report import Failure, FailureClass
 from gpujob_api.settings import EXIT_DONE, EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView
-from gpujob_operator.decide.model.stop_reasons import rule_of
+from gpujob_operator.decide.model.stop_reasons import GPU_UNHEALTHY, rule_of
 
 EXIT_KILLED = 137
 _INTERRUPTED = (EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED)
@@ -17,11 +20,23 @@ _INTERRUPTED = (EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED)
 _NODE_LOSSES = ("ContainerStatusUnknown", "NodeLost")
 # Pod reasons of the kubelet for "this node could not run the pod", which is not the job's fault.
 _NODE_REFUSALS = (
-    *("Evicted", "NodeAffinity", "NodeShutdown", "OutOf", "Preempting"),
-    *("Terminated", "UnexpectedAdmissionError", *_NODE_LOSSES),
+    "Evicted",
+    "NodeAffinity",
+    "NodeShutdown",
+    "OutOf",
+    "Preempting",
+    "Terminated",
+    "UnexpectedAdmissionError",
+    *_NODE_LOSSES,
 )
+# The words of the runtime for a command that is not in the image: the command will never start.
+_START_ERRORS = ("StartError", "ContainerCannotRun")
 # More interruptions than this without a durable step count as errors.
 FRUITLESS_INTERRUPTIONS_MAX = 50
+# So many attempts in a row under which a GPU became unhealthy soon: a program can bring that about,
+# and would take one GPU after the other.
+UNHEALTHY_GPUS_MAX = 3
+SOON_SECONDS = 3600.0
 
 
 class AttemptEnd(Enum):
@@ -65,7 +80,7 @@ def judge(
     complete = ranks.issuperset(range(job.spec.workers))
     if complete and all(pod.exit_code == EXIT_DONE for pod in pods):
         return Outcome(AttemptEnd.SUCCEEDED)
-    failures = [_pod_failure(pod) for pod in sorted(pods, key=_cause_first)]
+    failures = [_pod_failure(job, pod) for pod in sorted(pods, key=_cause_first)]
     real = [failure for failure in failures if failure is not None]
     stop = job.status.stop
     rule = rule_of(stop)
@@ -116,7 +131,14 @@ def interrupted(
         interruptions=before.interruptions + (not lost),
         node_lost=before.node_lost + lost,
         preemptions=before.preemptions + for_others,
+        unhealthy_gpus=_unhealthy_gpus(job, now),
     )
+    if counters.unhealthy_gpus >= UNHEALTHY_GPUS_MAX:
+        message = (
+            f"{counters.unhealthy_gpus} GPUs in a row became unhealthy under it, each within "
+            f"{SOON_SECONDS:.0f} s of the attempt's start: not tried again"
+        )
+        return RetryDecision(counters, False, None, message)
     all_in_all = counters.interruptions + counters.node_lost
     fruitless = 0 if job.status.checkpoint is not None else all_in_all
     if fruitless > FRUITLESS_INTERRUPTIONS_MAX:
@@ -128,13 +150,22 @@ def interrupted(
     return RetryDecision(counters, True, now + timedelta(seconds=delay), "rescheduling")
 
 
+def _unhealthy_gpus(job: GPUJob, now: datetime) -> int:
+    """How many attempts in a row ended because a GPU became unhealthy soon after the start."""
+    stop, started = job.status.stop, job.status.attempt_started_at
+    if stop is None or stop.reason != GPU_UNHEALTHY:
+        return job.status.counters.unhealthy_gpus
+    soon = started is None or (now - started).total_seconds() <= SOON_SECONDS
+    return job.status.counters.unhealthy_gpus + 1 if soon else 0
+
+
 def _cause_first(pod: PodView) -> tuple[object, ...]:
     """The worker that failed first is the cause; workers that were killed because of it are not."""
     at = pod.finished_at.timestamp() if pod.finished_at is not None else float("inf")
     return _is_kill(pod), at, pod.rank
 
 
-def _pod_failure(pod: PodView) -> JobFailure | None:
+def _pod_failure(job: GPUJob, pod: PodView) -> JobFailure | None:
     if pod.exit_code in (EXIT_DONE, *_INTERRUPTED, None) and not _failed_start(pod):
         return None
     reported = pod.termination.failure if pod.termination is not None else None
@@ -143,12 +174,35 @@ def _pod_failure(pod: PodView) -> JobFailure | None:
     if pod.phase is PodPhase.FAILED and pod.reason.startswith(_NODE_REFUSALS):
         return None
     if pod.reason == "OOMKilled":
-        message = f"worker {pod.rank} was killed: out of host memory"
-        return JobFailure(FailureClass.OUT_OF_MEMORY, message)
+        return JobFailure(FailureClass.OUT_OF_MEMORY, _host_memory(job, pod))
     text = pod.termination_text or pod.message or pod.reason
     detail = f": {text[-400:]}" if text else ""
+    if pod.reason.startswith(_START_ERRORS):
+        message = f"worker {pod.rank} could not be started{detail}"
+        return JobFailure(FailureClass.USER_ERROR, message)
     message = f"worker {pod.rank} exited with code {pod.exit_code}{detail}"
     return JobFailure(FailureClass.UNKNOWN, message)
+
+
+def _host_memory(job: GPUJob, pod: PodView) -> str:
+    """A kubelet kills a container nearly always for its own limit, which a LimitRange may set too;
+    only without any for the node's memory."""
+    limit = _memory_limit(job)
+    if limit:
+        told = f"its memory limit of {limit} (resources.limits.memory)"
+    else:
+        told = "the memory limit that a LimitRange of the namespace gives it, or what the node has"
+    return f"worker {pod.rank} was killed for host memory above {told}; /dev/shm counts as well"
+
+
+def _memory_limit(job: GPUJob) -> str:
+    try:
+        found: Any = job.spec.worker_container()
+    except FieldError:
+        return ""
+    for name in ("resources", "limits", "memory"):
+        found = cast("Mapping[str, Any]", found).get(name) if isinstance(found, Mapping) else None
+    return str(found or "")[:32]
 
 
 def _lost_node(job: GPUJob, pods: tuple[PodView, ...], lost_nodes: frozenset[str]) -> str:

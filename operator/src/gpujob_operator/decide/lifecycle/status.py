@@ -19,8 +19,14 @@ from gpujob_operator.decide.model.configuration import Configuration
 
 # Figures that change while a job runs, and conditions that change with them.
 _LIVE_FIGURES = (
-    *("measurement", "checkpoint", "tuning_seconds", "progressed_at", "observed_at"),
-    *("explain", "summary", "conditions"),
+    "measurement",
+    "checkpoint",
+    "tuning_seconds",
+    "progressed_at",
+    "observed_at",
+    "explain",
+    "summary",
+    "conditions",
 )
 _FIELDS = tuple(field.name for field in fields(GPUJobStatus))
 _UNCHANGED_FIELDS = attrgetter(*(name for name in _FIELDS if name not in _LIVE_FIGURES))
@@ -42,7 +48,8 @@ def finish_status(
     if conditions.find(status, conditions.SUCCEEDED) is None:
         status = writer.set(status, conditions.SUCCEEDED, None, "InProgress", "not finished yet")
     status = _with_suspension(job, status, writer)
-    status = _with_reachability(status, writer, faults.unreachable(sites, configuration, now))
+    message = faults.unreachable(sites, configuration, now)
+    status = _with_reachability(status, writer, message, faults.gone(sites))
     gpu = faults.pressure(status, sites)
     if gpu is not None:
         message = faults.pressure_message(gpu)
@@ -80,16 +87,20 @@ def _with_suspension(job: GPUJob, status: GPUJobStatus, writer: ConditionWriter)
     return writer.set(status, conditions.SUSPENDED, False, "Resumed", "spec.suspend is false")
 
 
-def _with_reachability(status: GPUJobStatus, writer: ConditionWriter, message: str) -> GPUJobStatus:
-    """`message` names the node that does not answer; "" if all do."""
+def _with_reachability(
+    status: GPUJobStatus, writer: ConditionWriter, message: str, gone: str
+) -> GPUJobStatus:
+    """`message` names the node that does not answer, `gone` the one that is removed; "" if none."""
     if status.phase is not JobPhase.RUNNING or status.placement is None:
         return status
     if message:
         return writer.set(status, conditions.RUNNING, None, "NodeUnreachable", message)
     running = conditions.find(status, conditions.RUNNING)
-    if running is not None and running.reason == "NodeUnreachable":
-        return writer.set(status, conditions.RUNNING, True, "WorkersRunning", "its node is back")
-    return status
+    if running is None or running.reason not in ("NodeUnreachable", "NodeGone"):
+        return status
+    if gone:
+        return writer.set(status, conditions.RUNNING, None, "NodeGone", gone)
+    return writer.set(status, conditions.RUNNING, True, "WorkersRunning", "its node is back")
 
 
 def needs_write(

@@ -45,10 +45,10 @@ def reason_to_stop(
     if is_short or lost_ranks(job, pods):
         message = f"{present} of {job.spec.workers} workers are left"
         return StopReason(WORKER_LOST, message, deadline)
-    trouble = faults.of(job, inputs.sites, configuration, now)
+    trouble = faults.of(job, inputs.sites, now, deadline, configuration.device_access)
     if trouble is not None:
         return trouble
-    return _timed_out(job, inputs, configuration, now)
+    return _timed_out(job, inputs, configuration, now, deadline)
 
 
 def age_seconds(job: GPUJob, now: datetime) -> float:
@@ -58,11 +58,10 @@ def age_seconds(job: GPUJob, now: datetime) -> float:
 
 
 def _timed_out(
-    job: GPUJob, inputs: JobInputs, configuration: Configuration, now: datetime
+    job: GPUJob, inputs: JobInputs, configuration: Configuration, now: datetime, deadline: datetime
 ) -> StopReason | None:
-    deadline = now + timedelta(seconds=stop_seconds(job, configuration))
     if job.status.phase is JobPhase.STARTING:
-        if perhaps_workers(job, inputs.in_the_way):
+        if perhaps_workers(job, inputs.crew.in_the_way):
             # The attempt did not end within the limit.
             return None
         if age_seconds(job, now) <= configuration.start_timeout_seconds:

@@ -1,6 +1,7 @@
 """Conditions of a GPUJob. An unchanged status keeps its transition time."""
 
 from datetime import datetime
+from operator import attrgetter
 
 from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus
@@ -22,6 +23,7 @@ _STATUS: dict[bool | None, ConditionStatus] = {
     False: ConditionStatus.FALSE,
     None: ConditionStatus.UNKNOWN,
 }
+_TYPE = attrgetter("type")
 
 
 def find(status: GPUJobStatus, kind: str) -> Condition | None:
@@ -59,8 +61,8 @@ def with_condition(
         last_transition_time=since,
         observed_generation=generation,
     )
-    others = tuple(c for c in status.conditions if c.type != kind)
-    return changed(status, conditions=tuple(sorted((*others, after), key=lambda c: c.type)))
+    conditions = [*(c for c in status.conditions if c.type != kind), after]
+    return changed(status, conditions=tuple(sorted(conditions, key=_TYPE)))
 
 
 def _said(condition: Condition) -> tuple[object, ...]:

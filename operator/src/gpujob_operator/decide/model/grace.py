@@ -33,9 +33,15 @@ def pod_grace_seconds(pod: PodView, otherwise: int) -> int:
 
 def asked_seconds(job: GPUJob, configuration: Configuration) -> float:
     """How long the workers of a gang may agree on a step before they get SIGTERM."""
-    return grace_seconds(job, configuration) / 2 if job.spec.workers > 1 else 0.0
+    return _asked_share(job) * grace_seconds(job, configuration)
 
 
 def stop_seconds(job: GPUJob, configuration: Configuration) -> float:
     """The longest time from the decision of a stop to SIGKILL."""
-    return asked_seconds(job, configuration) + grace_seconds(job, configuration)
+    grace = grace_seconds(job, configuration)
+    return grace + _asked_share(job) * grace
+
+
+def _asked_share(job: GPUJob) -> float:
+    """The part of the grace for which the workers of a gang may agree on a step."""
+    return 0.5 if job.spec.workers > 1 else 0.0

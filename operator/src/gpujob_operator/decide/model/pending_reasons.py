@@ -2,10 +2,10 @@
 of the API.
 """
 
-from enum import Enum
+from enum import StrEnum
 
 
-class PendingReason(Enum):
+class PendingReason(StrEnum):
     SUSPENDED = "Suspended"
     QUEUE_NOT_FOUND = "QueueNotFound"
     OLD_ATTEMPT_ENDING = "OldAttemptEnding"

@@ -121,6 +121,14 @@ class InvalidJob:
 
 
 @dataclass(frozen=True, slots=True)
+class SeenGPUs:
+    """The GPUs on which one worker's processes were seen in the newest reading of its node."""
+
+    rank: int
+    gpus: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class GPUUsage:
     """What a job's processes used on its GPUs over the attempt, worst GPU, from agents.
 
@@ -130,6 +138,8 @@ class GPUUsage:
     memory_peak_bytes: int
     utilization_percent: float
     samples: int
+    # By rank.
+    seen: tuple[SeenGPUs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +151,17 @@ class GonePod:
     uid: str
     gone_at: datetime
     gpus: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramFault:
+    """An error of a GPU's driver that a job's program met, of the last hour. See
+    `capacity.suspects`."""
+
+    gpu: str
+    xid: int
+    job_uid: str
+    namespace: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +187,8 @@ class Snapshot:
     reports: tuple[ReceivedReport, ...] = ()
     spot_pools: tuple[SpotPool, ...] = ()
     gone_pods: tuple[GonePod, ...] = ()
+    # The same object until something changes.
+    program_faults: tuple[ProgramFault, ...] = ()
     # Since when this process receives reports; None: always.
     listening_since: datetime | None = None
     # Measured use by (job UID, attempt).

@@ -14,7 +14,7 @@ from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, WorkerPlacement
 from gpujob_api.manifest import GPUJOB
 from gpujob_api.meta import API_VERSION
-from gpujob_operator.decide.model.snapshot import PodView
+from gpujob_operator.decide.model.snapshot import PodView, SeenGPUs
 
 # A job's namespace and name.
 JobName = tuple[str, str]
@@ -76,7 +76,10 @@ def place_of(pod: PodView, job: GPUJob) -> WorkerPlacement | None:
     placement = job.status.placement
     if placement is None or pod.attempt != job.status.attempt:
         return None
-    return next((worker for worker in placement.workers if worker.rank == pod.rank), None)
+    for worker in placement.workers:
+        if worker.rank == pod.rank:
+            return worker
+    return None
 
 
 def current_workers(job: GPUJob, pods: Iterable[PodView]) -> tuple[PodView, ...]:
@@ -112,13 +115,32 @@ def lost_ranks(job: GPUJob, current: Iterable[PodView]) -> list[int]:
 def with_pod_uids(status: GPUJobStatus, current: Iterable[PodView]) -> GPUJobStatus:
     """The status with the UIDs of these pods of its attempt; the same object if it had them."""
     placement = status.placement
-    if placement is None:
+    if placement is None or all([worker.pod_uid for worker in placement.workers]):
         return status
     # The first of two pods with one rank, whatever the order of their arrival.
     uids = {pod.rank: pod.uid for pod in sorted(current, key=lambda pod: pod.uid, reverse=True)}
     workers = tuple(
         replace(worker, pod_uid=uids[worker.rank])
         if worker.pod_uid is None and worker.rank in uids
+        else worker
+        for worker in placement.workers
+    )
+    if workers == placement.workers:
+        return status
+    return changed(status, placement=replace(placement, workers=workers))
+
+
+def with_seen_gpus(status: GPUJobStatus, seen: Iterable[SeenGPUs]) -> GPUJobStatus:
+    """The status with the GPUs on which its workers were seen, where that is as many as they asked
+    for; the same object if it had them. For GPUs that the kubelet picks."""
+    placement = status.placement
+    if placement is None:
+        return status
+    gpus = {one.rank: one.gpus for one in seen}
+    workers = tuple(
+        replace(worker, gpus=gpus[worker.rank])
+        if set(gpus.get(worker.rank, ())) != set(worker.gpus)
+        and len(gpus.get(worker.rank, ())) == len(worker.gpus)
         else worker
         for worker in placement.workers
     )
@@ -137,11 +159,13 @@ def job_name_of(pod: PodView) -> JobName | None:
 
 @dataclass(frozen=True, slots=True)
 class Crew:
-    """The pods of one job in order, and other pods that have the name of a worker of its current
-    attempt.
-    """
+    """The pods of one job in order. Make it with `crew_of`, for the job as it is now."""
 
+    # Of all attempts.
     pods: tuple[PodView, ...] = ()
+    # Those of the current attempt.
+    current: tuple[PodView, ...] = ()
+    # Pods of others that have the name of a worker of the current attempt.
     in_the_way: tuple[PodView, ...] = ()
 
 
@@ -154,7 +178,7 @@ def crew_of(job: GPUJob, namesakes: Iterable[PodView]) -> Crew:
             ours.append(pod)
         elif place_of(pod, job) is not None:
             others.append(pod)
-    return Crew(tuple(ours), tuple(others))
+    return Crew(tuple(ours), current_workers(job, ours), tuple(others))
 
 
 def joined(jobs: Iterable[GPUJob], pods: Iterable[PodView]) -> tuple[PodView, ...]:

@@ -1,6 +1,6 @@
 """The request of one worker, and the workload mix, as numbers."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,14 +82,6 @@ class WorkloadMix:
             typical=demands[:kept],
             typical_weights=tuple(weight / typical_total for weight in weights[:kept]),
         )
-
-    @classmethod
-    def of_demands(cls, demands: Iterable[Demand]) -> "WorkloadMix":
-        """Every demand counts once."""
-        counts: dict[Demand, float] = {}
-        for demand in demands:
-            counts[demand] = counts.get(demand, 0.0) + 1.0
-        return cls.of(counts)
 
     def equals(self, other: "WorkloadMix") -> bool:
         """True if both mixes give the same results: then keep the old one, whose tables

@@ -9,42 +9,42 @@ from gpujob_operator.decide.packing.arrays import Booleans, Floats, Integers, No
 from gpujob_operator.decide.packing.demand import Demand
 
 
-def host_fits(fleet: NodeArrays, rows: Integers, demand: Demand, allowed: Booleans) -> Booleans:
+def host_fits(arrays: NodeArrays, rows: Integers, demand: Demand, allowed: Booleans) -> Booleans:
     """Rows that may be used and have enough free CPU and host memory."""
     return (
         allowed[rows]
-        & (fleet.cpu_milli_free[rows] >= demand.cpu_milli)
-        & (fleet.memory_bytes_free[rows] >= demand.memory_bytes)
+        & (arrays.cpu_milli_free[rows] >= demand.cpu_milli)
+        & (arrays.memory_bytes_free[rows] >= demand.memory_bytes)
     )
 
 
 def free_gpus(
-    fleet: NodeArrays, rows: Integers, demand: Demand, utilization_limit_percent: float
+    arrays: NodeArrays, rows: Integers, demand: Demand, utilization_limit_percent: float
 ) -> Booleans:
     """GPUs that can take one GPU's part of the request: [row, column]."""
-    fits = _open_gpus(fleet, rows, demand)
-    fits &= fleet.memory_free[rows] >= demand.gpu_memory_bytes
+    fits = _open_gpus(arrays, rows, demand)
+    fits &= arrays.memory_free[rows] >= demand.gpu_memory_bytes
     return fits & (
-        fleet.idle[rows] | (_over_percent(fleet, rows, demand, utilization_limit_percent) <= 0)
+        arrays.idle[rows] | (_over_percent(arrays, rows, demand, utilization_limit_percent) <= 0)
     )
 
 
-def _of_model(fleet: NodeArrays, rows: Integers, demand: Demand) -> Booleans:
-    present = fleet.memory_total[rows] > 0
+def _of_model(arrays: NodeArrays, rows: Integers, demand: Demand) -> Booleans:
+    present = arrays.memory_total[rows] > 0
     if not demand.models:
         return present
-    of_kind = np.array([model in demand.models for model, _ in fleet.kinds], dtype=np.bool_)
-    return present & of_kind[fleet.kind[rows]] if len(of_kind) else present
+    of_kind = np.array([model in demand.models for model, _ in arrays.kinds], dtype=np.bool_)
+    return present & of_kind[arrays.kind[rows]] if len(of_kind) else present
 
 
-def _open_gpus(fleet: NodeArrays, rows: Integers, demand: Demand) -> Booleans:
-    gpus = _of_model(fleet, rows, demand) & fleet.usable[rows] & ~fleet.held_whole[rows]
-    return gpus & fleet.idle[rows] if demand.exclusive else gpus
+def _open_gpus(arrays: NodeArrays, rows: Integers, demand: Demand) -> Booleans:
+    gpus = _of_model(arrays, rows, demand) & arrays.usable[rows] & ~arrays.held_whole[rows]
+    return gpus & arrays.idle[rows] if demand.exclusive else gpus
 
 
 def _over_percent(
-    fleet: NodeArrays, rows: Integers, demand: Demand, limit_percent: float
+    arrays: NodeArrays, rows: Integers, demand: Demand, limit_percent: float
 ) -> Floats:
     """Utilization above what the GPU's tenants and the request itself accept."""
-    limit = np.minimum(fleet.utilization_limit[rows], limit_percent)
-    return fleet.utilization_used[rows] + demand.utilization_percent - limit
+    limit = np.minimum(arrays.utilization_limit[rows], limit_percent)
+    return arrays.utilization_used[rows] + demand.utilization_percent - limit

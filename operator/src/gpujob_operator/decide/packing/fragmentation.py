@@ -43,16 +43,16 @@ class CostTerms:
 class FragmentationCost:
     """The fragmentation cost on these arrays for a mix. Keeps one row of figures for each node."""
 
-    def __init__(self, fleet: NodeArrays, mix: WorkloadMix) -> None:
-        rows, columns = fleet.usable.shape
-        self.tables = Tables.of(mix, fleet.kinds)
+    def __init__(self, arrays: NodeArrays, mix: WorkloadMix) -> None:
+        rows, columns = arrays.usable.shape
+        self.tables = Tables.of(mix, arrays.kinds)
         self.state = np.zeros((rows, columns), dtype=np.int64)
         self.worth = np.zeros(rows)
         self.usable = np.zeros(rows)
         self.slots = np.zeros((rows, self.tables.slots.shape[1]))
         self.model = np.zeros(rows, dtype=np.int64)
         self._seen = 0
-        self.renew(fleet)
+        self.renew(arrays)
 
     def reordered(self, order: Integers) -> "FragmentationCost":
         """The same figures for the arrays with its rows in this order."""
@@ -65,26 +65,26 @@ class FragmentationCost:
         other.slots, other.model = self.slots[order], self.model[order]
         return other
 
-    def renew(self, fleet: NodeArrays) -> None:
+    def renew(self, arrays: NodeArrays) -> None:
         """Renews the rows that changed."""
-        if self._seen == fleet.clock:
+        if self._seen == arrays.clock:
             return
-        if len(fleet.kinds) != len(self.tables.kinds):
-            self.tables = Tables.of(self.tables.mix, fleet.kinds)
+        if len(arrays.kinds) != len(self.tables.kinds):
+            self.tables = Tables.of(self.tables.mix, arrays.kinds)
             self._seen = 0
-        rows = np.flatnonzero(fleet.changed_at_clock > self._seen)
-        self._seen = fleet.clock
+        rows = np.flatnonzero(arrays.changed_at_clock > self._seen)
+        self._seen = arrays.clock
         tables = self.tables
-        self.state[rows] = gpu_states(fleet, tables, rows)
+        self.state[rows] = gpu_states(arrays, tables, rows)
         self.worth[rows] = tables.worth[self.state[rows]].sum(axis=1)
         self.slots[rows] = tables.slots[self.state[rows]].sum(axis=1)
         self.usable[rows] = self._usable(
-            self.slots[rows], fleet.cpu_milli_free[rows], fleet.memory_bytes_free[rows]
+            self.slots[rows], arrays.cpu_milli_free[rows], arrays.memory_bytes_free[rows]
         )
         if rows.size and tables.models:
             number = {model: index for index, model in enumerate(tables.models)}
             of_kind = np.array([number[model] for model, _ in tables.kinds])
-            self.model[rows] = of_kind[fleet.kind[rows, 0]]
+            self.model[rows] = of_kind[arrays.kind[rows, 0]]
 
     def _usable(self, slots: Floats, cpu_milli: Integers, memory_bytes: Integers) -> Floats:
         """Expected GPUs that the typical classes, each alone, can use: [row]."""
@@ -110,17 +110,19 @@ class FragmentationCost:
                 beyond += np.maximum(worth - free / (SERVED_SHARE * per_gpu), 0.0)
         return beyond
 
-    def costs(self, fleet: NodeArrays, rows: Integers, gpus: Integers, demand: Demand) -> CostTerms:
+    def costs(
+        self, arrays: NodeArrays, rows: Integers, gpus: Integers, demand: Demand
+    ) -> CostTerms:
         """Cost of placing the demand on `gpus` [row, n] of `rows`; n is the demand's GPUs."""
         tables = self.tables
-        before, after = self._states(fleet, rows, gpus, demand)
+        before, after = self._states(arrays, rows, gpus, demand)
         worth_before = self.worth[rows]
         worth_after = worth_before + (tables.worth[after] - tables.worth[before]).sum(axis=1)
         slots = self.slots[rows]
         for gpu in range(gpus.shape[1]):
             slots += tables.slots[after[:, gpu]]
             slots -= tables.slots[before[:, gpu]]
-        cpu, memory = fleet.cpu_milli_free[rows], fleet.memory_bytes_free[rows]
+        cpu, memory = arrays.cpu_milli_free[rows], arrays.memory_bytes_free[rows]
         cpu_after, memory_after = cpu - demand.cpu_milli, memory - demand.memory_bytes
         return CostTerms(
             worth=worth_before - worth_after,
@@ -129,15 +131,15 @@ class FragmentationCost:
             - self._stranded(worth_before, cpu, memory),
         )
 
-    def gpu_costs(self, fleet: NodeArrays, rows: Integers, demand: Demand) -> Floats:
+    def gpu_costs(self, arrays: NodeArrays, rows: Integers, demand: Demand) -> Floats:
         """Worth that every GPU [row, column] would lose to one GPU's part of the demand."""
-        columns = fleet.usable.shape[1]
+        columns = arrays.usable.shape[1]
         every = np.broadcast_to(np.arange(columns), (len(rows), columns))
-        before, after = self._states(fleet, rows, every, demand)
+        before, after = self._states(arrays, rows, every, demand)
         return self.tables.worth[before] - self.tables.worth[after]
 
     def _states(
-        self, fleet: NodeArrays, rows: Integers, gpus: Integers, demand: Demand
+        self, arrays: NodeArrays, rows: Integers, gpus: Integers, demand: Demand
     ) -> tuple[Integers, Integers]:
         before = self.state[rows[:, None], gpus]
         if demand.exclusive:
@@ -145,10 +147,10 @@ class FragmentationCost:
         at = (rows[:, None], gpus)
         after = _shared_state(
             self.tables,
-            fleet.kind[at],
-            fleet.memory_total[at],
-            fleet.memory_free[at] - demand.gpu_memory_bytes,
-            fleet.utilization_limit[at] - fleet.utilization_used[at] - demand.utilization_percent,
+            arrays.kind[at],
+            arrays.memory_total[at],
+            arrays.memory_free[at] - demand.gpu_memory_bytes,
+            arrays.utilization_limit[at] - arrays.utilization_used[at] - demand.utilization_percent,
         )
         return before, after
 
@@ -174,18 +176,18 @@ class FragmentationCost:
         return np.maximum(ratio - SCARCE_FROM, 0.0)[self.model]
 
 
-def gpu_states(fleet: NodeArrays, tables: Tables, rows: Integers) -> Integers:
+def gpu_states(arrays: NodeArrays, tables: Tables, rows: Integers) -> Integers:
     """State of every GPU of the rows, for the look-up tables."""
-    kind = fleet.kind[rows]
+    kind = arrays.kind[rows]
     shared = _shared_state(
         tables,
         kind,
-        fleet.memory_total[rows],
-        fleet.memory_free[rows],
-        fleet.utilization_limit[rows] - fleet.utilization_used[rows],
+        arrays.memory_total[rows],
+        arrays.memory_free[rows],
+        arrays.utilization_limit[rows] - arrays.utilization_used[rows],
     )
-    idle: Booleans = fleet.idle[rows] & (fleet.memory_free[rows] >= fleet.memory_total[rows])
-    open_gpus = fleet.usable[rows] & ~fleet.held_whole[rows]
+    idle: Booleans = arrays.idle[rows] & (arrays.memory_free[rows] >= arrays.memory_total[rows])
+    open_gpus = arrays.usable[rows] & ~arrays.held_whole[rows]
     if not len(tables.base):
         return np.zeros_like(kind)
     return np.where(open_gpus, np.where(idle, tables.idle[kind], shared), NO_ROOM)

@@ -1,6 +1,7 @@
 """The request to the packing, and its answer."""
 
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field
 from enum import Enum
 
 from gpujob_operator.decide.packing.arrays import Booleans, WorkerAllocation
@@ -14,11 +15,13 @@ class SpotPreference(Enum):
     NEVER = "Never"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class NodeMask:
-    """Nodes that a request may use, by row. Create one for each selector and reuse it."""
+    """Nodes that a request may use, by row. The key stands for the constraint: scores are kept by
+    it, so a row on which a constraint has another answer must have changed since."""
 
-    allowed: Booleans
+    key: Hashable
+    allowed: Booleans = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True)

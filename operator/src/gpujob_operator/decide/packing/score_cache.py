@@ -56,28 +56,22 @@ class NodeScores:
 class ScoreCache:
     """Cached scores of one set of arrays. Dropping it changes no choice."""
 
-    valuation: FragmentationCost | None = None
+    fragmentation: FragmentationCost | None = None
     scores: dict[Request, NodeScores] = field(default_factory=dict[Request, NodeScores])
 
     def reordered(self, order: Integers) -> "ScoreCache":
-        """The scores of the arrays with its rows in this order. Scores for masks are dropped,
-        because a mask names rows.
-        """
+        """The scores of the arrays with its rows in this order."""
         return ScoreCache(
-            self.valuation.reordered(order) if self.valuation is not None else None,
-            {
-                request: scores.reordered(order)
-                for request, scores in self.scores.items()
-                if request.nodes is None
-            },
+            self.fragmentation.reordered(order) if self.fragmentation is not None else None,
+            {request: scores.reordered(order) for request, scores in self.scores.items()},
         )
 
-    def of(self, fleet: NodeArrays, mix: WorkloadMix) -> FragmentationCost:
-        if self.valuation is None or self.valuation.tables.mix is not mix:
-            self.valuation = FragmentationCost(fleet, mix)
+    def of(self, arrays: NodeArrays, mix: WorkloadMix) -> FragmentationCost:
+        if self.fragmentation is None or self.fragmentation.tables.mix is not mix:
+            self.fragmentation = FragmentationCost(arrays, mix)
             self.scores.clear()
-        kinds = len(self.valuation.tables.kinds)
-        self.valuation.renew(fleet)
-        if kinds != len(self.valuation.tables.kinds):
+        kinds = len(self.fragmentation.tables.kinds)
+        self.fragmentation.renew(arrays)
+        if kinds != len(self.fragmentation.tables.kinds):
             self.scores.clear()
-        return self.valuation
+        return self.fragmentation

@@ -27,20 +27,20 @@ STEP_GPUS = 0.02
 
 
 def choose(
-    fleet: NodeArrays, request: Request, mix: WorkloadMix, ledger: ScoreCache
+    arrays: NodeArrays, request: Request, mix: WorkloadMix, score_cache: ScoreCache
 ) -> Selection | None:
     """The best place for one worker; None where there is none.
 
     `ledger` belongs to this fleet, not to a copy of it.
     """
-    valuation = ledger.of(fleet, mix)
-    scores = _renewed(fleet, request, valuation, ledger)
-    scarcity = valuation.scarcity()
+    fragmentation = score_cache.of(arrays, mix)
+    scores = _renewed(arrays, request, fragmentation, score_cache)
+    scarcity = fragmentation.scarcity()
     cost = scores.cost
     if scarcity is not None:
-        cost = cost + scarcity * _gpus_on(fleet, request.demand)
+        cost = cost + scarcity * _gpus_on(arrays, request.demand)
     steps = np.ceil(cost / STEP_GPUS - 1e-9)
-    row = _first_best(fleet, request, steps)
+    row = _first_best(arrays, request, steps)
     if row is None:
         return None
     demand = request.demand
@@ -48,19 +48,19 @@ def choose(
         gpus: tuple[int, ...] = (int(scores.gpu[row]),)
     else:
         rows = np.array([row])
-        free = free_gpus(fleet, rows, request.demand, request.utilization_limit_percent)
-        gpus = tuple(_gpus_of_worker(fleet, valuation, rows, free, demand)[0].tolist())
-        gpus = _linked(fleet, row, free[0], gpus, demand)
+        free = free_gpus(arrays, rows, request.demand, request.utilization_limit_percent)
+        gpus = tuple(_gpus_of_worker(arrays, fragmentation, rows, free, demand)[0].tolist())
+        gpus = _linked(arrays, row, free[0], gpus, demand)
     candidates = int(np.isfinite(cost).sum())
     price = 0.0 if scarcity is None else float(cost[row] - scores.cost[row])
     return Selection(row, gpus, _score(scores, row, price), candidates)
 
 
 def choose_gang(
-    fleet: NodeArrays,
+    arrays: NodeArrays,
     request: Request,
     workers: int,
-    ledger: ScoreCache,
+    score_cache: ScoreCache,
     mix: WorkloadMix,
     levels: Sequence[Integers] = (),
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
@@ -70,13 +70,13 @@ def choose_gang(
     `levels` are the domain of each row, the closest level first; -1: in none.
     """
     demand = request.demand
-    counts = _workers_by_row(fleet, request)
+    counts = _workers_by_row(arrays, request)
     rows = np.flatnonzero(counts > 0)
-    if request.spot is SpotPreference.PREFER and counts[fleet.spot].sum() >= workers:
-        rows = rows[fleet.spot[rows]]
+    if request.spot is SpotPreference.PREFER and counts[arrays.spot].sum() >= workers:
+        rows = rows[arrays.spot[rows]]
     # Among equals the cheaper node, then the one reclaimed less often, then the first row.
     nodes = {
-        (float(fleet.price[row]), float(fleet.risk[row]), int(row)): int(counts[row])
+        (float(arrays.price[row]), float(arrays.risk[row]), int(row)): int(counts[row])
         for row in rows
     }
     domains = [
@@ -84,15 +84,15 @@ def choose_gang(
     ]
     total = min(workers, sum(nodes.values()))
     parts = place_gang(nodes, total, domains) or ()
-    valuation = ledger.of(fleet, mix)
+    fragmentation = score_cache.of(arrays, mix)
     found: list[tuple[int, tuple[int, ...]]] = []
     for (_, _, row), count in parts:
         at = np.array([row])
-        free = free_gpus(fleet, at, demand, request.utilization_limit_percent)
+        free = free_gpus(arrays, at, demand, request.utilization_limit_percent)
         all_gpus = replace(demand, gpus=demand.gpus * count)
-        chosen = _gpus_of_worker(fleet, valuation, at, free, all_gpus)[0]
+        chosen = _gpus_of_worker(arrays, fragmentation, at, free, all_gpus)[0]
         # GPUs that are linked come to one worker.
-        order = np.argsort(fleet.link_group[row, chosen], kind="stable")
+        order = np.argsort(arrays.link_group[row, chosen], kind="stable")
         gpus: list[int] = chosen[order].tolist()
         found += [
             (row, tuple(gpus[first : first + demand.gpus]))
@@ -101,17 +101,17 @@ def choose_gang(
     return tuple(found)
 
 
-def _workers_by_row(fleet: NodeArrays, request: Request) -> Integers:
+def _workers_by_row(arrays: NodeArrays, request: Request) -> Integers:
     """How many workers each node can take, each on GPUs of its own."""
     demand = request.demand
-    rows = np.arange(len(fleet.names))
-    fits = host_fits(fleet, rows, demand, _allowed(fleet, request))
-    free = free_gpus(fleet, rows, demand, request.utilization_limit_percent)
+    rows = np.arange(len(arrays.names))
+    fits = host_fits(arrays, rows, demand, _allowed(arrays, request))
+    free = free_gpus(arrays, rows, demand, request.utilization_limit_percent)
     counts = free.sum(axis=1) // demand.gpus
     if demand.cpu_milli:
-        counts = np.minimum(counts, fleet.cpu_milli_free // demand.cpu_milli)
+        counts = np.minimum(counts, arrays.cpu_milli_free // demand.cpu_milli)
     if demand.memory_bytes:
-        counts = np.minimum(counts, fleet.memory_bytes_free // demand.memory_bytes)
+        counts = np.minimum(counts, arrays.memory_bytes_free // demand.memory_bytes)
     return np.where(fits, counts, 0)
 
 
@@ -121,24 +121,24 @@ def _score(scores: NodeScores, row: int, scarcity: float) -> Score:
     return Score(worth + usable + stranded + scarcity, worth, usable, stranded, scarcity)
 
 
-def _first_best(fleet: NodeArrays, request: Request, steps: Floats) -> int | None:
+def _first_best(arrays: NodeArrays, request: Request, steps: Floats) -> int | None:
     if not len(steps):
         return None
     if request.spot is SpotPreference.PREFER:
-        on_spot = np.where(fleet.spot, steps, np.inf)
+        on_spot = np.where(arrays.spot, steps, np.inf)
         steps = on_spot if np.isfinite(on_spot).any() else steps
     best = steps.min()
     if best == np.inf:
         return None
     ties = np.flatnonzero(steps == best)
     # Stable: among equals the first row.
-    return int(ties[np.lexsort((fleet.risk[ties], fleet.price[ties]))[0]])
+    return int(ties[np.lexsort((arrays.risk[ties], arrays.price[ties]))[0]])
 
 
-def _gpus_on(fleet: NodeArrays, demand: Demand) -> Floats:
+def _gpus_on(arrays: NodeArrays, demand: Demand) -> Floats:
     """How much of a GPU the demand takes, by row, in GPUs of the largest memory."""
-    totals = np.maximum(fleet.memory_total[:, 0], 1)
-    largest = max((size for _, size in fleet.kinds), default=1)
+    totals = np.maximum(arrays.memory_total[:, 0], 1)
+    largest = max((size for _, size in arrays.kinds), default=1)
     if demand.exclusive:
         return demand.gpus * totals / largest
     share = np.maximum(demand.gpu_memory_bytes / totals, demand.utilization_percent / 100)
@@ -146,58 +146,57 @@ def _gpus_on(fleet: NodeArrays, demand: Demand) -> Floats:
 
 
 def _renewed(
-    fleet: NodeArrays, request: Request, valuation: FragmentationCost, ledger: ScoreCache
+    arrays: NodeArrays, request: Request, fragmentation: FragmentationCost, score_cache: ScoreCache
 ) -> NodeScores:
-    scores = ledger.scores.get(request)
+    scores = score_cache.scores.get(request)
     if scores is None:
-        rows = len(fleet.names)
+        rows = len(arrays.names)
         scores = NodeScores.none_fits(rows)
-        while len(ledger.scores) >= REQUESTS_MAX:
-            del ledger.scores[next(iter(ledger.scores))]
-        ledger.scores[request] = scores
-    stale = np.flatnonzero(fleet.changed_at_clock > scores.seen)
-    scores.seen = fleet.clock
+        while len(score_cache.scores) >= REQUESTS_MAX:
+            del score_cache.scores[next(iter(score_cache.scores))]
+        score_cache.scores[request] = scores
+    stale = np.flatnonzero(arrays.changed_at_clock > scores.seen)
+    scores.seen = arrays.clock
     if len(stale):
         scores.cost[stale] = np.inf
-        rows = stale[host_fits(fleet, stale, request.demand, _allowed(fleet, request))]
+        rows = stale[host_fits(arrays, stale, request.demand, _allowed(arrays, request))]
         if len(rows):
-            _evaluate(fleet, request, valuation, rows, scores)
+            _evaluate(arrays, request, fragmentation, rows, scores)
     return scores
 
 
 def _evaluate(
-    fleet: NodeArrays,
+    arrays: NodeArrays,
     request: Request,
-    valuation: FragmentationCost,
+    fragmentation: FragmentationCost,
     rows: Integers,
     scores: NodeScores,
 ) -> None:
     demand = request.demand
-    free = free_gpus(fleet, rows, request.demand, request.utilization_limit_percent)
+    free = free_gpus(arrays, rows, request.demand, request.utilization_limit_percent)
     enough = free.sum(axis=1) >= demand.gpus
     rows, free = rows[enough], free[enough]
     if not len(rows):
         return
     if demand.gpus == 1 and not demand.exclusive:
-        _evaluate_gpus(fleet, valuation, rows, free, demand, scores)
+        _evaluate_gpus(arrays, fragmentation, rows, free, demand, scores)
         return
-    gpus = _gpus_of_worker(fleet, valuation, rows, free, demand)
-    scores.put(rows, valuation.costs(fleet, rows, gpus, demand), slice(None))
+    gpus = _gpus_of_worker(arrays, fragmentation, rows, free, demand)
+    scores.put(rows, fragmentation.costs(arrays, rows, gpus, demand), slice(None))
 
 
 def _evaluate_gpus(
-    fleet: NodeArrays,
-    valuation: FragmentationCost,
+    arrays: NodeArrays,
+    fragmentation: FragmentationCost,
     rows: Integers,
     free: Booleans,
     demand: Demand,
     scores: NodeScores,
 ) -> None:
     """One shared GPU: every GPU of a row is tried that differs from those before it."""
-    state = np.where(free, valuation.state[rows], -1)
-    same_before = np.tril(state[:, :, None] == state[:, None, :], -1).any(axis=2)
-    at, column = np.nonzero(free & ~same_before)
-    parts = valuation.costs(fleet, rows[at], column[:, None], demand)
+    state = np.where(free, fragmentation.state[rows], -1)
+    at, column = np.nonzero(free & _first_of_equal_states(state))
+    parts = fragmentation.costs(arrays, rows[at], column[:, None], demand)
     table = np.full(free.shape, np.inf)
     table[at, column] = parts.total
     best = np.argmin(table, axis=1)
@@ -207,23 +206,34 @@ def _evaluate_gpus(
     scores.put(rows, parts, number[np.arange(len(rows)), best])
 
 
+def _first_of_equal_states(state: Integers) -> Booleans:
+    """`x[row, column]`: no earlier column of the row has the same state."""
+    equal = state[:, :, None] == state[:, None, :]
+    # Below the diagonal, x[row, column, other] has other < column.
+    return ~np.tril(equal, -1).any(axis=2)
+
+
 def _gpus_of_worker(
-    fleet: NodeArrays, valuation: FragmentationCost, rows: Integers, free: Booleans, demand: Demand
+    arrays: NodeArrays,
+    fragmentation: FragmentationCost,
+    rows: Integers,
+    free: Booleans,
+    demand: Demand,
 ) -> Integers:
     """The demand's number of GPUs on each row: those that lose the least, the first on ties."""
     if demand.exclusive:
         order = np.argsort(~free, axis=1, kind="stable")
     else:
-        loss = np.where(free, valuation.gpu_costs(fleet, rows, demand), np.inf)
+        loss = np.where(free, fragmentation.gpu_costs(arrays, rows, demand), np.inf)
         order = np.argsort(loss, axis=1, kind="stable")
     return np.sort(order[:, : demand.gpus], axis=1)
 
 
 def _linked(
-    fleet: NodeArrays, row: int, free: Booleans, gpus: tuple[int, ...], demand: Demand
+    arrays: NodeArrays, row: int, free: Booleans, gpus: tuple[int, ...], demand: Demand
 ) -> tuple[int, ...]:
     """Whole GPUs of one worker within one link group, the group with the fewest free GPUs."""
-    groups = fleet.link_group[row]
+    groups = arrays.link_group[row]
     if demand.gpus < 2 or not demand.exclusive or len(set(groups[free].tolist())) < 2:
         return gpus
     found: list[tuple[int, int, tuple[int, ...]]] = []
@@ -234,12 +244,12 @@ def _linked(
     return min(found)[2] if found else gpus
 
 
-def _allowed(fleet: NodeArrays, request: Request) -> Booleans:
-    allowed = fleet.eligible
+def _allowed(arrays: NodeArrays, request: Request) -> Booleans:
+    allowed = arrays.eligible
     if request.nodes is not None:
         allowed = allowed & request.nodes.allowed
     if request.spot is SpotPreference.REQUIRE:
-        allowed = allowed & fleet.spot
+        allowed = allowed & arrays.spot
     elif request.spot is SpotPreference.NEVER:
-        allowed = allowed & ~fleet.spot
+        allowed = allowed & ~arrays.spot
     return allowed

@@ -39,14 +39,14 @@ class Assignment:
     # The step cost, if it was compared with that on other models.
     step_cost: StepCost
 
-    def assume(self, board: AssumedCapacity) -> None:
+    def assume(self, assumed: AssumedCapacity) -> None:
         for place in self.places:
-            board.assume(place, self.request, self.tenant)
+            assumed.assume(place, self.request, self.tenant)
 
 
 def assign(
-    needs: JobRequirements,
-    board: AssumedCapacity,
+    requirements: JobRequirements,
+    assumed: AssumedCapacity,
     configuration: Configuration,
     expected_run_seconds: float = inf,
 ) -> Assignment | Diagnosis:
@@ -57,32 +57,32 @@ def assign(
     `expected_run_seconds` is how long the job will run, if known: short jobs may backfill nominated
     GPUs.
     """
-    backfill = board.may_backfill(expected_run_seconds)
-    signature = (needs.scheduling_signature, backfill)
-    known = board.unfit_classes.get(signature)
+    backfill = assumed.may_backfill(expected_run_seconds)
+    signature = (requirements.scheduling_signature, backfill)
+    known = assumed.unfit_classes.get(signature)
     if isinstance(known, Diagnosis):
         return known
     fitting: list[Assignment] = []
     diagnoses: list[Diagnosis] = []
-    for model in board.capacity.models(needs.job.spec.gpu.models):
-        found = _assign_on_model(needs, model, board, configuration, backfill=backfill)
+    for model in assumed.capacity.models(requirements.job.spec.gpu.models):
+        found = _assign_on_model(requirements, model, assumed, configuration, backfill=backfill)
         if isinstance(found, Diagnosis):
             diagnoses.append(found)
         else:
             fitting.append(found)
     if fitting:
-        return _best(fitting, needs)
-    diagnoses = diagnoses or [no_model(needs, board)]
+        return _best(fitting, requirements)
+    diagnoses = diagnoses or [no_model(requirements, assumed)]
     refusal = next((one for one in diagnoses if one.could_ever_fit), diagnoses[0])
-    board.unfit_classes[signature] = refusal
+    assumed.unfit_classes[signature] = refusal
     return refusal
 
 
-def _best(fitting: list[Assignment], needs: JobRequirements) -> Assignment:
+def _best(fitting: list[Assignment], requirements: JobRequirements) -> Assignment:
     """Chooses between GPU models: the spot policy, then the lower money and energy of a step, each
     only if it is known on all models, then the smaller reservation, then the model's name.
     """
-    prefer = needs.job.spec.spot.policy is SpotPolicy.PREFER
+    prefer = requirements.job.spec.spot.policy is SpotPolicy.PREFER
     priced = all(one.step_cost.dollars is not None for one in fitting)
     metered = all(one.step_cost.joules is not None for one in fitting)
 
@@ -100,31 +100,31 @@ def _best(fitting: list[Assignment], needs: JobRequirements) -> Assignment:
 
 
 def _assign_on_model(
-    needs: JobRequirements,
+    requirements: JobRequirements,
     model: str,
-    board: AssumedCapacity,
+    assumed: AssumedCapacity,
     configuration: Configuration,
     *,
     backfill: bool,
 ) -> Assignment | Diagnosis:
-    asked = resolve(needs, model, board.capacity, configuration)
-    request = _request(asked, board)
-    places = _places(needs, request, board, configuration, backfill=backfill)
-    complete = len(places) == needs.job.spec.workers
+    asked = resolve(requirements, model, assumed.capacity, configuration)
+    request = _request(asked, assumed)
+    places = _places(requirements, request, assumed, configuration, backfill=backfill)
+    complete = len(places) == requirements.job.spec.workers
     if not complete and not places:
-        return diagnose(asked, board, board.capacity, 0)
+        return diagnose(asked, assumed, assumed.capacity, 0)
     held = asked.wanted or min(
-        (_whole(needs, place.gpus) for place in places), key=lambda whole: whole.memory_bytes
+        (_whole(requirements, place.gpus) for place in places), key=lambda whole: whole.memory_bytes
     )
     if not complete:
-        rest = board.with_assumed(places, request, _tenant(needs, held))
-        return diagnose(asked, board, rest, len(places))
+        rest = assumed.with_assumed(places, request, _tenant(requirements, held))
+        return diagnose(asked, assumed, rest, len(places))
     placement = Placement(
         workers=tuple(
             WorkerPlacement(rank, place.node, tuple(gpu.uuid for gpu in place.gpus))
             for rank, place in enumerate(places)
         ),
-        spot=all(board.capacity.nodes[place.node].node.spot for place in places),
+        spot=all(assumed.capacity.nodes[place.node].node.spot for place in places),
         gpu_model=model,
     )
     return Assignment(
@@ -132,15 +132,15 @@ def _assign_on_model(
         reservation=held,
         request=request,
         places=tuple(places),
-        tenant=_tenant(needs, held),
-        step_cost=step_cost(needs.profile, placement, board.capacity.nodes),
+        tenant=_tenant(requirements, held),
+        step_cost=step_cost(requirements.profile, placement, assumed.capacity.nodes),
     )
 
 
 def _places(
-    needs: JobRequirements,
+    requirements: JobRequirements,
     request: Request,
-    board: AssumedCapacity,
+    assumed: AssumedCapacity,
     configuration: Configuration,
     *,
     backfill: bool,
@@ -148,44 +148,46 @@ def _places(
     """One place for each worker that finds one. Workers of a gang never share a GPU, because NCCL
     refuses collective communication between processes on one GPU.
     """
-    workers = needs.job.spec.workers
+    workers = requirements.job.spec.workers
     if workers > 1:
         labels = configuration.topology_labels
-        return board.choose_gang(
-            request, workers, labels, no_external_use=needs.exclusive, backfill=backfill
+        return assumed.choose_gang(
+            request, workers, labels, no_external_use=requirements.exclusive, backfill=backfill
         )
-    place = board.choose(request, no_external_use=needs.exclusive, backfill=backfill)
+    place = assumed.choose(request, no_external_use=requirements.exclusive, backfill=backfill)
     return [place] if place is not None else []
 
 
-def _request(asked: WorkerRequest, board: AssumedCapacity) -> Request:
-    needs = asked.needs
-    mask = board.mask(needs.node_constraints, lambda node: not node_mismatch(needs, node))
+def _request(asked: WorkerRequest, assumed: AssumedCapacity) -> Request:
+    requirements = asked.requirements
+    mask = assumed.mask(
+        requirements.node_constraints, lambda node: not node_mismatch(requirements, node)
+    )
     return Request(
         demand=asked.demand,
         nodes=mask,
-        spot=_SPOT[needs.job.spec.spot.policy],
+        spot=_SPOT[requirements.job.spec.spot.policy],
         utilization_limit_percent=summed_utilization_limit_percent(
-            asked.max_slowdown_percent, board.capacity.law(asked.model)
+            asked.max_slowdown_percent, assumed.capacity.law(asked.model)
         ),
     )
 
 
-def _tenant(needs: JobRequirements, held: Reservation) -> Tenant:
+def _tenant(requirements: JobRequirements, held: Reservation) -> Tenant:
     return Tenant(
-        job_uid=needs.job.metadata.uid,
+        job_uid=requirements.job.metadata.uid,
         memory_bytes=held.memory_bytes,
         utilization_percent=held.utilization_percent,
         whole_gpu=held.source is ReservationSource.WHOLE_GPU,
-        max_slowdown_percent=needs.job.spec.sharing.max_slowdown_percent,
+        max_slowdown_percent=requirements.job.spec.sharing.max_slowdown_percent,
     )
 
 
-def _whole(needs: JobRequirements, gpus: tuple[GPUCapacity, ...]) -> Reservation:
+def _whole(requirements: JobRequirements, gpus: tuple[GPUCapacity, ...]) -> Reservation:
     """The smallest of the whole GPUs: GPUs of one model can differ in what the driver reserves."""
     return Reservation(
         memory_bytes=min(gpu.free_bytes for gpu in gpus),
         utilization_percent=100.0,
         source=ReservationSource.WHOLE_GPU,
-        exclusive=needs.exclusive,
+        exclusive=requirements.exclusive,
     )

@@ -71,7 +71,7 @@ class AssumedCapacity:
         to them; both are created if none are kept.
         """
         views = views if views is not None else NodeViews.of(in_order(capacity))
-        rows = {name: row for row, name in enumerate(views.main.fleet.names)}
+        rows = {name: row for row, name in enumerate(views.main.arrays.names)}
         nodes = dict(capacity.nodes)
         return cls(
             replace(capacity, nodes=nodes),
@@ -88,19 +88,19 @@ class AssumedCapacity:
         """The best place for one worker. `no_external_use` avoids GPUs with unmanaged processes;
         `backfill` may use nominated ones.
         """
-        side = self._side(no_external_use=no_external_use, backfill=backfill)
-        choice = select.choose(side.fleet, request, self.mix, side.ledger)
+        packed = self._packed(no_external_use=no_external_use, backfill=backfill)
+        choice = select.choose(packed.arrays, request, self.mix, packed.score_cache)
         if choice is None:
             return None
-        return self._place(side, choice.row, choice.gpus)
+        return self._place(packed, choice.row, choice.gpus)
 
-    def _side(self, *, no_external_use: bool, backfill: bool) -> PackedNodes:
-        side = self._backfill if backfill and self._backfill is not None else self._views.main
-        return self._without_external_use() if no_external_use else side
+    def _packed(self, *, no_external_use: bool, backfill: bool) -> PackedNodes:
+        packed = self._backfill if backfill and self._backfill is not None else self._views.main
+        return self._without_external_use() if no_external_use else packed
 
-    def _place(self, side: PackedNodes, row: int, columns: Iterable[int]) -> WorkerPlace:
-        node = self.capacity.nodes[side.fleet.names[row]]
-        uuids = {side.fleet.uuids[row][column] for column in columns}
+    def _place(self, packed: PackedNodes, row: int, columns: Iterable[int]) -> WorkerPlace:
+        node = self.capacity.nodes[packed.arrays.names[row]]
+        uuids = {packed.arrays.uuids[row][column] for column in columns}
         return WorkerPlace(node.node.name, tuple(gpu for gpu in node.gpus if gpu.uuid in uuids))
 
     def choose_gang(
@@ -113,10 +113,12 @@ class AssumedCapacity:
         backfill: bool = False,
     ) -> list[WorkerPlace]:
         """Places close together, each on its own GPUs, for as many workers as fit."""
-        side = self._side(no_external_use=no_external_use, backfill=backfill)
+        packed = self._packed(no_external_use=no_external_use, backfill=backfill)
         levels = self._levels(tuple(topology_labels))
-        found = select.choose_gang(side.fleet, request, workers, side.ledger, self.mix, levels)
-        return [self._place(side, row, columns) for row, columns in found]
+        found = select.choose_gang(
+            packed.arrays, request, workers, packed.score_cache, self.mix, levels
+        )
+        return [self._place(packed, row, columns) for row, columns in found]
 
     def _levels(self, labels: tuple[str, ...]) -> list[Integers]:
         """The domain of each row's node, the closest level first. A node without one of the labels
@@ -142,8 +144,8 @@ class AssumedCapacity:
             whole_gpu=tenant.whole_gpu,
             utilization_limit_percent=request.utilization_limit_percent,
         )
-        for side in self._sides():
-            side.fleet.place(row, columns, amount)
+        for packed in self._all_packed():
+            packed.arrays.place(row, columns, amount)
         self._nodes[place.node] = _with_tenant(self._nodes[place.node], place, request, tenant)
 
     def with_assumed(
@@ -171,14 +173,14 @@ class AssumedCapacity:
         for uuid in new:
             row = self._row_of_gpu.get(uuid)
             if row is not None:
-                on.setdefault(self._views.main.fleet.names[row], set()).add(uuid)
+                on.setdefault(self._views.main.arrays.names[row], set()).add(uuid)
         before = self.nominated_on
         after = {name: before.get(name, NO_GPUS) | here for name, here in on.items()}
         self.nominated_on = {**before, **after}
         for name, here in on.items():
-            for side in (self._views.main, self._no_external_use):
-                if side is not None:
-                    side.fleet.close(self._rows[name], self._columns(name, here))
+            for packed in (self._views.main, self._no_external_use):
+                if packed is not None:
+                    packed.arrays.close(self._rows[name], self._columns(name, here))
 
     def may_backfill(self, expected_run_seconds: float) -> bool:
         """True if a job of this duration ends before the first nominated job starts."""
@@ -190,18 +192,17 @@ class AssumedCapacity:
 
     def mask(self, key: Hashable, allows: Callable[[NodeView], bool]) -> NodeMask | None:
         """The nodes that are allowed; None: all. `key` identifies `allows`, which may read only
-        labels, taints and spot. The same key returns the same object, because choices are cached by
-        it.
+        labels, taints and spot.
         """
 
         def find() -> NodeMask | None:
             nodes = self.capacity.nodes
             allowed = np.array([allows(nodes[name].node) for name in self._rows], dtype=np.bool_)
-            return None if allowed.all() else NodeMask(allowed)
+            return None if allowed.all() else NodeMask(key, allowed)
 
         return self.memo.once(("mask", self._views.order, key), find)
 
-    def _sides(self) -> tuple[PackedNodes, ...]:
+    def _all_packed(self) -> tuple[PackedNodes, ...]:
         return tuple(
             s for s in (self._views.main, self._no_external_use, self._backfill) if s is not None
         )
@@ -210,22 +211,22 @@ class AssumedCapacity:
         if self._no_external_use is None:
             self._no_external_use, rows = self._views.no_external_use.follow(self._views.main)
             for row in rows:
-                node = self.capacity.nodes[self._views.main.fleet.names[row]]
+                node = self.capacity.nodes[self._views.main.arrays.names[row]]
                 used = {gpu.uuid for gpu in node.gpus if has_external_use(gpu)}
                 if used:
-                    self._no_external_use.fleet.close(row, self._columns(node.node.name, used))
+                    self._no_external_use.arrays.close(row, self._columns(node.node.name, used))
             self._views.no_external_use.settle()
         return self._no_external_use
 
     @property
     def _row_of_gpu(self) -> Mapping[str, int]:
         if not self._gpus_rows:
-            uuids = enumerate(self._views.main.fleet.uuids)
+            uuids = enumerate(self._views.main.arrays.uuids)
             self._gpus_rows = {uuid: row for row, here in uuids for uuid in here}
         return self._gpus_rows
 
     def _columns(self, node: str, uuids: Set[str]) -> list[int]:
-        row = self._views.main.fleet.uuids[self._rows[node]]
+        row = self._views.main.arrays.uuids[self._rows[node]]
         return [column for column, uuid in enumerate(row) if uuid in uuids]
 
 

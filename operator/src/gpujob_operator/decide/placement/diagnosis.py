@@ -54,7 +54,7 @@ class Diagnosis:
 
 def diagnose(
     request: WorkerRequest,
-    board: AssumedCapacity,
+    assumed: AssumedCapacity,
     capacity: Capacity,
     placed: int,
 ) -> Diagnosis:
@@ -62,48 +62,48 @@ def diagnose(
     `capacity` assumes.
     """
     # The state at the refusal: the job's own nomination does not count.
-    nominated_on = board.nominated_on
+    nominated_on = assumed.nominated_on
     return Diagnosis(
-        _could_ever_fit(request, board),
-        lambda: _explain(request, capacity, nominated_on, board.memo, placed),
+        _could_ever_fit(request, assumed),
+        lambda: _explain(request, capacity, nominated_on, assumed.memo, placed),
     )
 
 
-def no_model(needs: JobRequirements, board: AssumedCapacity) -> Diagnosis:
+def no_model(requirements: JobRequirements, assumed: AssumedCapacity) -> Diagnosis:
     """The diagnosis if there is no GPU of a model that the job accepts."""
-    present = sorted(board.capacity.largest)
-    wanted = ", ".join(needs.job.spec.gpu.models) or "any"
+    present = sorted(assumed.capacity.largest)
+    wanted = ", ".join(requirements.job.spec.gpu.models) or "any"
     have = ", ".join(present) or "none, because no node has an agent"
     message = f"no GPU of model {wanted}; models in the cluster: {have}"
     return Diagnosis(False, lambda: message)
 
 
-def _could_ever_fit(request: WorkerRequest, board: AssumedCapacity) -> bool:
+def _could_ever_fit(request: WorkerRequest, assumed: AssumedCapacity) -> bool:
     """True if the workers would fit on healthy GPUs without any other GPUJob."""
-    needs = request.needs
+    requirements = request.requirements
 
     def find() -> bool:
         places = 0
-        for node in board.capacity.nodes.values():
-            misfit = _node_never(needs, node)
+        for node in assumed.capacity.nodes.values():
+            misfit = _node_never(requirements, node)
             large = (
                 c.total_bytes - c.driver_bytes >= request.least_bytes
                 for c in node.gpus
                 if c.model == request.model
             )
-            places += 0 if misfit else sum(large) // needs.job.spec.gpus_per_worker
-        return places >= needs.job.spec.workers
+            places += 0 if misfit else sum(large) // requirements.job.spec.gpus_per_worker
+        return places >= requirements.job.spec.workers
 
-    return board.memo.once(("possible", needs.scheduling_signature, request.model), find)
+    return assumed.memo.once(("possible", requirements.scheduling_signature, request.model), find)
 
 
-def _node_never(needs: JobRequirements, node: NodeCapacity) -> bool:
+def _node_never(requirements: JobRequirements, node: NodeCapacity) -> bool:
     """True if the job can never be on this node, whatever runs there."""
-    if needs.cpu_milli > node.node.cpu_milli_allocatable:
+    if requirements.cpu_milli > node.node.cpu_milli_allocatable:
         return True
-    if needs.memory_bytes > node.node.memory_bytes_allocatable:
+    if requirements.memory_bytes > node.node.memory_bytes_allocatable:
         return True
-    return bool(node_mismatch(needs, node.node))
+    return bool(node_mismatch(requirements, node.node))
 
 
 def _explain(
@@ -114,17 +114,17 @@ def _explain(
     placed: int,
 ) -> str:
     """Counts the GPUs by reason, and names the closest fit."""
-    needs = request.needs
+    requirements = request.requirements
     counts, nearest = memo.findings(
-        (needs.scheduling_signature, request.model),
+        (requirements.scheduling_signature, request.model),
         capacity.nodes,
         nominated_on,
         lambda node, nominated: _diagnose_node(request, node, nominated),
     )
     total = sum(counts.values())
-    asked = needs.job.spec.gpus
+    asked = requirements.job.spec.gpus
     what = _request_text(request)
-    gang = f" (capacity for {placed} of {needs.job.spec.workers} workers)" if placed else ""
+    gang = f" (capacity for {placed} of {requirements.job.spec.workers} workers)" if placed else ""
     message = f"needs {asked} x {what}{gang}; of {total} GPUs: {_in_words(counts)}"
     missing_bytes, uuid, name = nearest
     return message + _nearest_text(missing_bytes, name, capacity.gpu(name, uuid))
@@ -161,7 +161,7 @@ def node_lacks(request: WorkerRequest, node: NodeCapacity) -> str:
     if all(gpu.model != request.model for gpu in node.gpus):
         return f"no GPU of model {request.model}"
     found = _diagnose_node(request, node, NO_GPUS)
-    count = request.needs.job.spec.gpus_per_worker
+    count = request.requirements.job.spec.gpus_per_worker
     if found.counts.get(_FREE, 0) >= count:
         return ""
     lacks = f"of {sum(found.counts.values())} GPUs: {_in_words(found.counts)}"
@@ -175,7 +175,7 @@ def _diagnose_node(
     gpus = [gpu for gpu in node.gpus if gpu.model == request.model]
     if not gpus:
         return NO_DIAGNOSIS
-    on_node = _node_unfit_reason(request.needs, node)
+    on_node = _node_unfit_reason(request.requirements, node)
     if on_node:
         return NodeDiagnosis({on_node: len(gpus)})
     counts: dict[UnfitReason, int] = {}
@@ -188,22 +188,24 @@ def _diagnose_node(
     return NodeDiagnosis(counts, nearest)
 
 
-def _node_unfit_reason(needs: JobRequirements, node: NodeCapacity) -> UnfitReason | None:
+def _node_unfit_reason(requirements: JobRequirements, node: NodeCapacity) -> UnfitReason | None:
     """The reason that excludes all of the node's GPUs."""
-    refusal = node.closed.text if node.closed is not None else node_mismatch(needs, node.node)
+    refusal = (
+        node.closed.text if node.closed is not None else node_mismatch(requirements, node.node)
+    )
     if refusal:
         return render_reason(refusal)
-    if (needs.cpu_milli, needs.memory_bytes) == WHOLE_NODE:
+    if (requirements.cpu_milli, requirements.memory_bytes) == WHOLE_NODE:
         return _UNREADABLE_REQUESTS
-    if node.cpu_milli_free < needs.cpu_milli:
-        return UnfitReason(_CPU_SHORT, needs.cpu_milli - node.cpu_milli_free)
-    if node.memory_bytes_free < needs.memory_bytes:
-        return UnfitReason(_MEMORY_SHORT, needs.memory_bytes - node.memory_bytes_free)
+    if node.cpu_milli_free < requirements.cpu_milli:
+        return UnfitReason(_CPU_SHORT, requirements.cpu_milli - node.cpu_milli_free)
+    if node.memory_bytes_free < requirements.memory_bytes:
+        return UnfitReason(_MEMORY_SHORT, requirements.memory_bytes - node.memory_bytes_free)
     return None
 
 
 def _request_text(request: WorkerRequest) -> str:
-    wanted, hint_bytes = request.wanted, request.needs.hint_bytes
+    wanted, hint_bytes = request.wanted, request.requirements.hint_bytes
     if wanted is not None:
         return f"{format_memory(wanted.memory_bytes)} at {wanted.utilization_percent:.0f} %"
     hint = f" of at least {format_memory(hint_bytes)}" if hint_bytes else ""

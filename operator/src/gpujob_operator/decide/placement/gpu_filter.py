@@ -80,14 +80,14 @@ def after_departures(gpu: GPUCapacity, gone: Set[str]) -> GPUCapacity:
 
 
 def least_reservation_bytes(
-    needs: JobRequirements, board: AssumedCapacity, configuration: Configuration
+    requirements: JobRequirements, assumed: AssumedCapacity, configuration: Configuration
 ) -> int:
     """The job's smallest reservation on a GPU, over the models that it accepts."""
-    capacity = board.capacity
-    wanted_models = needs.job.spec.gpu.models
+    capacity = assumed.capacity
+    wanted_models = requirements.job.spec.gpu.models
     held: list[int] = []
     for model, largest in capacity.largest.items():
         if not wanted_models or model in wanted_models:
-            wanted = resolve(needs, model, capacity, configuration).wanted
+            wanted = resolve(requirements, model, capacity, configuration).wanted
             held.append(largest if wanted is None else wanted.memory_bytes)
     return min(held, default=0)

@@ -11,10 +11,12 @@ from gpujob_operator.decide.placement.requirements import JobRequirements
 _NO_NEW_PODS = ("NoSchedule", "NoExecute")
 
 
-def nodes_for(needs: JobRequirements, capacity: Capacity) -> list[NodeCapacity]:
+def nodes_for(requirements: JobRequirements, capacity: Capacity) -> list[NodeCapacity]:
     """Open nodes that the job may use, by name."""
     nodes = capacity.nodes.values()
-    return [node for node in nodes if not node.closed and not node_mismatch(needs, node.node)]
+    return [
+        node for node in nodes if not node.closed and not node_mismatch(requirements, node.node)
+    ]
 
 
 def constraint_fields(node: NodeView) -> tuple[object, ...]:
@@ -22,18 +24,18 @@ def constraint_fields(node: NodeView) -> tuple[object, ...]:
     return node.spot, node.taints, node.labels
 
 
-def node_mismatch(needs: JobRequirements, node: NodeView) -> str:
+def node_mismatch(requirements: JobRequirements, node: NodeView) -> str:
     """Why the node's labels, taints or spot exclude the job, or ""."""
-    policy = needs.job.spec.spot.policy
+    policy = requirements.job.spec.spot.policy
     if policy is SpotPolicy.REQUIRE and not node.spot:
         return "not a spot node"
     if policy is SpotPolicy.NEVER and node.spot:
         return "a spot node"
-    for key, value in needs.selector.items():
+    for key, value in requirements.selector.items():
         if node.labels.get(key) != value:
             return f"nodeSelector {key}={value} does not match"
     for taint in node.taints:
-        if not _tolerated(taint, needs.tolerations):
+        if not _tolerated(taint, requirements.tolerations):
             return f"taint {taint.key} is not tolerated"
     return ""
 

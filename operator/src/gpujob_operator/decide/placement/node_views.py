@@ -17,15 +17,15 @@ from gpujob_operator.decide.packing.score_cache import ScoreCache
 class PackedNodes:
     """Arrays of nodes with the scores that are cached for them."""
 
-    fleet: NodeArrays
-    ledger: ScoreCache = field(default_factory=ScoreCache)
+    arrays: NodeArrays
+    score_cache: ScoreCache = field(default_factory=ScoreCache)
 
 
 @dataclass(slots=True)
 class DerivedView:
     """A view that follows the changes of the main arrays and has edits of its own."""
 
-    _side: PackedNodes | None = None
+    _packed: PackedNodes | None = None
     # The arrays that it follows, and the clocks of both when they last agreed.
     _main: NodeArrays | None = None
     _main_clock: int = 0
@@ -34,23 +34,23 @@ class DerivedView:
     def follow(self, main: PackedNodes) -> tuple[PackedNodes, list[int]]:
         """Copies the rows that changed on either side; returns the view and those rows. Call
         `settle` after editing the rows, so that the next call keeps the edits."""
-        fleet = main.fleet
-        if self._side is None or self._main is not fleet:
-            self._side = PackedNodes(fleet.copy())
-            rows = np.arange(len(fleet.names))
+        arrays = main.arrays
+        if self._packed is None or self._main is not arrays:
+            self._packed = PackedNodes(arrays.copy())
+            rows = np.arange(len(arrays.names))
         else:
-            own = self._side.fleet
+            own = self._packed.arrays
             rows = np.flatnonzero(
-                (fleet.changed_at_clock > self._main_clock) | (own.changed_at_clock > self._clock)
+                (arrays.changed_at_clock > self._main_clock) | (own.changed_at_clock > self._clock)
             )
-            own.copy_rows(fleet, rows)
-        self._main, self._main_clock = fleet, fleet.clock
+            own.copy_rows(arrays, rows)
+        self._main, self._main_clock = arrays, arrays.clock
         self.settle()
-        return self._side, rows.tolist()
+        return self._packed, rows.tolist()
 
     def settle(self) -> None:
-        assert self._side is not None, "called after `follow`"
-        self._clock = self._side.fleet.clock
+        assert self._packed is not None, "called after `follow`"
+        self._clock = self._packed.arrays.clock
 
 
 @dataclass(slots=True)

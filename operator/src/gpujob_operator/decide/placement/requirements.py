@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, Reservation, ReservationSource, SharingMode
 from gpujob_api.gpuprofile import GPUProfile, ProfileEntry
 from gpujob_api.quantities import MIB
@@ -22,6 +23,7 @@ from gpujob_operator.decide.placement.step_cost import step_of
 
 # What an unmeasured job must find free: a GPU that unmanaged processes have filled does not do.
 UNKNOWN_BYTES = 256 * MIB
+_TOLERATION_FIELDS = ("key", "operator", "value", "effect")
 
 
 # No slots: placed jobs never need their signature, which is computed on demand.
@@ -63,7 +65,8 @@ class JobRequirements:
     def node_constraints(self) -> Hashable:
         """The constraints that `node_mismatch` checks."""
         selector = tuple(sorted(self.selector.items()))
-        return selector, str(self.tolerations), self.job.spec.spot.policy
+        tolerated = tuple([_toleration_key(one) for one in self.tolerations])
+        return selector, tolerated, self.job.spec.spot.policy
 
     def reservation(
         self, gpu_model: str, largest_bytes: int, configuration: Configuration
@@ -112,7 +115,7 @@ class JobRequirements:
 class WorkerRequest:
     """What one worker of a job requests of GPUs of one model. Create it with `resolve`."""
 
-    needs: JobRequirements
+    requirements: JobRequirements
     model: str
     # The reservation; None: a whole GPU.
     wanted: Reservation | None
@@ -121,22 +124,22 @@ class WorkerRequest:
 
     @property
     def demand(self) -> Demand:
-        return self.needs.demand(self.model, self.wanted)
+        return self.requirements.demand(self.model, self.wanted)
 
     @property
     def exclusive(self) -> bool:
-        return self.needs.exclusive
+        return self.requirements.exclusive
 
     @property
     def max_slowdown_percent(self) -> int:
-        return self.needs.job.spec.sharing.max_slowdown_percent
+        return self.requirements.job.spec.sharing.max_slowdown_percent
 
 
 def resolve(
-    needs: JobRequirements, model: str, capacity: Capacity, configuration: Configuration
+    requirements: JobRequirements, model: str, capacity: Capacity, configuration: Configuration
 ) -> WorkerRequest:
-    wanted = needs.reservation(model, capacity.largest_bytes(model), configuration)
-    return WorkerRequest(needs, model, wanted, needs.least_bytes(model, wanted))
+    wanted = requirements.reservation(model, capacity.largest_bytes(model), configuration)
+    return WorkerRequest(requirements, model, wanted, requirements.least_bytes(model, wanted))
 
 
 # No slots: the running jobs are computed on demand.
@@ -145,7 +148,7 @@ class CycleView:
     """What the admission pass knows of all jobs, besides their GPUs."""
 
     # Requirements by job UID.
-    needs_of: Callable[[str], JobRequirements]
+    requirements_of: Callable[[str], JobRequirements]
     # Jobs with a reservation, by UID, as they are after this cycle's step.
     find_running: Callable[[], Mapping[str, GPUJob]]
     # The lowest priority of jobs with a reservation, and whether any of them is being preempted.
@@ -157,12 +160,17 @@ class CycleView:
         return self.find_running()
 
 
+def _toleration_key(toleration: Mapping[str, Any]) -> tuple[str, ...]:
+    """What tells tolerations apart. Values are whatever the template has there."""
+    return tuple([repr(toleration.get(name)) for name in _TOLERATION_FIELDS])
+
+
 def _known(entries: tuple[ProfileEntry, ...]) -> Hashable:
     """The part of a profile that placement reads."""
     return tuple((e.gpu_model, e.memory_bytes, e.utilization_percent, *step_of(e)) for e in entries)
 
 
-def needs_of(
+def requirements_of(
     job: GPUJob,
     profile: GPUProfile | None,
     configuration: Configuration | None = None,
@@ -188,16 +196,18 @@ def needs_of(
     )
 
 
-def demand_of(needs: JobRequirements, capacity: Capacity, configuration: Configuration) -> Demand:
+def demand_of(
+    requirements: JobRequirements, capacity: Capacity, configuration: Configuration
+) -> Demand:
     """The request of one worker of the job: by its requirements while pending, by its reservation
     once placed.
     """
-    wanted_models = needs.job.spec.gpu.models
-    placement, held = needs.job.status.placement, needs.job.status.reservation
+    wanted_models = requirements.job.spec.gpu.models
+    placement, held = requirements.job.status.placement, requirements.job.status.reservation
     if placement is not None and held is not None:
         whole = held.source is ReservationSource.WHOLE_GPU
-        demand = needs.demand(placement.gpu_model, None if whole else held)
+        demand = requirements.demand(placement.gpu_model, None if whole else held)
     else:
         model = next(iter(capacity.models(wanted_models)), "")
-        demand = resolve(needs, model, capacity, configuration).demand
-    return replace(demand, models=frozenset(wanted_models))
+        demand = resolve(requirements, model, capacity, configuration).demand
+    return changed(demand, models=frozenset(wanted_models))

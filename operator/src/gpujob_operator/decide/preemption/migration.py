@@ -32,7 +32,7 @@ class Move:
 def find_move(
     slowed: Iterable[GPUJob],
     view: CycleView,
-    board: AssumedCapacity,
+    assumed: AssumedCapacity,
     configuration: Configuration,
     now: datetime,
 ) -> Move | None:
@@ -46,8 +46,8 @@ def find_move(
         since_seconds = (now - found.last_transition_time).total_seconds()
         if since_seconds < configuration.slowed_seconds:
             continue
-        for gpu in board.capacity.gpus_of(job.status):
-            move = _off_gpu(job, gpu, view, board, configuration, now)
+        for gpu in assumed.capacity.gpus_of(job.status):
+            move = _off_gpu(job, gpu, view, assumed, configuration, now)
             if move is not None:
                 return move
     return None
@@ -57,7 +57,7 @@ def _off_gpu(
     slowed: GPUJob,
     gpu: GPUCapacity,
     view: CycleView,
-    board: AssumedCapacity,
+    assumed: AssumedCapacity,
     configuration: Configuration,
     now: datetime,
 ) -> Move | None:
@@ -69,8 +69,8 @@ def _off_gpu(
     for job in sorted(candidates, key=lambda job: _cost_key(job, configuration, now)):
         floor = _floor(job, slowed, gpu)
         raised = replace(job, status=replace(job.status, utilization_floor_percent=floor))
-        needs = replace(view.needs_of(job.metadata.uid), job=raised)
-        if isinstance(assign(needs, board, configuration), Assignment):
+        requirements = replace(view.requirements_of(job.metadata.uid), job=raised)
+        if isinstance(assign(requirements, assumed, configuration), Assignment):
             grace = timedelta(seconds=stop_seconds(job, configuration))
             found = conditions.find(slowed.status, conditions.SLOWED)
             text = found.message if found is not None else ""

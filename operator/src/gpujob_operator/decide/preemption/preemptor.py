@@ -36,7 +36,7 @@ SEARCHES_MAX = 4
 class Preemptor:
     """Selects victims. `stops` has the attempts that are stopped for other jobs, by job UID."""
 
-    board: AssumedCapacity
+    assumed: AssumedCapacity
     queues: QuotaState
     configuration: Configuration
     now: datetime
@@ -52,24 +52,24 @@ class Preemptor:
         return self._searches >= SEARCHES_MAX
 
     def targets_in_quota(
-        self, needs: JobRequirements, memory_bytes: int, *, fits: bool
+        self, requirements: JobRequirements, memory_bytes: int, *, fits: bool
     ) -> PreemptionTargets | None:
         """The cheapest jobs of its queues whose removal brings the job within its quota and onto
         GPUs; None if none do. `fits`: it already fits on GPUs.
         """
-        if self.exhausted or not self.may_preempt(needs):
+        if self.exhausted or not self.may_preempt(requirements):
             return None
         self._searches += 1
-        cohort = self.queues.cohort(needs.job.spec.queue)
+        cohort = self.queues.cohort(requirements.job.spec.queue)
         candidates = {
             uid: victim
-            for uid, victim in self._victims(needs).items()
+            for uid, victim in self._victims(requirements).items()
             if self.queues.cohort(victim.job.spec.queue) == cohort
         }
         targets = PreemptionTargets((), frozenset())
         if not fits:
             # Quota alone would not let the job start, and other jobs would take the freed quota.
-            found = select_victims(needs, self.board, candidates, self.configuration)
+            found = select_victims(requirements, self.assumed, candidates, self.configuration)
             if found is None:
                 return None
             targets = found
@@ -78,39 +78,41 @@ class Preemptor:
             (victim for victim in candidates.values() if victim not in targets.victims),
             key=lambda victim: (victim.cost_gpu_seconds, victim.job.metadata.uid),
         )
-        while self._exceeds(needs, memory_bytes, chosen):
+        while self._exceeds(requirements, memory_bytes, chosen):
             if not others or len(chosen) >= VICTIMS_MAX:
                 return None
             chosen.append(others.pop(0))
         return replace(targets, victims=tuple(chosen))
 
-    def _exceeds(self, needs: JobRequirements, memory_bytes: int, gone: list[Victim]) -> bool:
+    def _exceeds(
+        self, requirements: JobRequirements, memory_bytes: int, gone: list[Victim]
+    ) -> bool:
         """True if the job would exceed its quota without these jobs."""
         with self.queues.simulate_removal([victim.job for victim in gone]):
-            return bool(self.queues.quota_shortfall(needs.job, memory_bytes))
+            return bool(self.queues.quota_shortfall(requirements.job, memory_bytes))
 
     def targets_on_gpus(
-        self, needs: JobRequirements, start_seconds: float
+        self, requirements: JobRequirements, start_seconds: float
     ) -> PreemptionTargets | None:
         """The victims whose removal makes the job fit on GPUs; None if no job should be preempted.
         Without preemption it could start in `start_seconds`.
         """
         if self.exhausted:
             return None
-        victims = self._victims(needs)
+        victims = self._victims(requirements)
         if victims:
             self._searches += 1
-            targets = select_victims(needs, self.board, victims, self.configuration)
-            if targets is not None and self._stays_within_borrowed(needs, targets):
+            targets = select_victims(requirements, self.assumed, victims, self.configuration)
+            if targets is not None and self._stays_within_borrowed(requirements, targets):
                 return targets
-        return self._consolidation(needs, start_seconds)
+        return self._consolidation(requirements, start_seconds)
 
     def _consolidation(
-        self, needs: JobRequirements, start_seconds: float
+        self, requirements: JobRequirements, start_seconds: float
     ) -> PreemptionTargets | None:
         """Migrates other jobs closer together for this job, when its reason is renewed."""
-        waited = waited_seconds(needs.job, self.now)
-        told = written_recently(needs.job, self.configuration, self.now)
+        waited = waited_seconds(requirements.job, self.now)
+        told = written_recently(requirements.job, self.configuration, self.now)
         if told or waited < self.configuration.consolidate_after_seconds:
             return None
         movable = {
@@ -120,21 +122,23 @@ class Preemptor:
         }
         self._searches += 1
         targets = (
-            select_victims(needs, self.board, movable, self.configuration) if movable else None
+            select_victims(requirements, self.assumed, movable, self.configuration)
+            if movable
+            else None
         )
         if targets is None:
             return None
         # A job that has waited this long is expected to wait as long again.
         saved = min(start_seconds, waited)
-        gpus = needs.job.spec.gpus
+        gpus = requirements.job.spec.gpus
         if not pays_off(targets, gpus, saved):
             return None
-        fits = all_reschedulable(targets, self.board, self.view, self.configuration)
+        fits = all_reschedulable(targets, self.assumed, self.view, self.configuration)
         return targets if fits else None
 
-    def may_preempt(self, needs: JobRequirements) -> bool:
+    def may_preempt(self, requirements: JobRequirements) -> bool:
         """True if a running job could be preempted for this job; called for every pending one."""
-        job = needs.job
+        job = requirements.job
         if job.spec.priority > self.view.lowest_priority:
             return True
         if not self.queues.by_name:
@@ -144,17 +148,17 @@ class Preemptor:
         if not borrow:
             return False
         return self.queues.fits_in_nominal(
-            job, least_reservation_bytes(needs, self.board, self.configuration)
+            job, least_reservation_bytes(requirements, self.assumed, self.configuration)
         )
 
-    def _victims(self, needs: JobRequirements) -> dict[str, Victim]:
+    def _victims(self, requirements: JobRequirements) -> dict[str, Victim]:
         """The jobs that may be preempted for the job, with the reason for each.
 
         A job that would borrow never preempts a job of a queue that does not, whatever its
         priority: that queue could reclaim the quota.
         """
-        job = needs.job
-        memory_bytes = least_reservation_bytes(needs, self.board, self.configuration)
+        job = requirements.job
+        memory_bytes = least_reservation_bytes(requirements, self.assumed, self.configuration)
         fits_in_nominal = self.queues.fits_in_nominal(job, memory_bytes)
         would_borrow = self.queues.would_borrow(job, memory_bytes)
         found: dict[str, Victim] = {}
@@ -173,28 +177,30 @@ class Preemptor:
                 found[uid] = Victim(other, reason, self._cost(other))
         return found
 
-    def _stays_within_borrowed(self, needs: JobRequirements, targets: PreemptionTargets) -> bool:
+    def _stays_within_borrowed(
+        self, requirements: JobRequirements, targets: PreemptionTargets
+    ) -> bool:
         """True if no queue gives back more than it borrowed."""
         taken: list[GPUJob] = []
         for victim in targets.victims:
             with self.queues.simulate_removal(taken):
                 reclaimable = self.queues.can_be_reclaimed_for(
-                    victim.job.spec.queue, needs.job.spec.queue
+                    victim.job.spec.queue, requirements.job.spec.queue
                 )
             if victim.reason == RECLAIMED and not reclaimable:
                 return False
             taken.append(victim.job)
         return True
 
-    def interrupt(self, needs: JobRequirements, victims: Iterable[Victim]) -> str:
+    def interrupt(self, requirements: JobRequirements, victims: Iterable[Victim]) -> str:
         """Stops the victims' attempts in this cycle. Returns the message with the jobs that it
         waits for.
         """
         chosen = list(victims)
         for victim in chosen:
             text = (
-                f"stopped for {needs.job.metadata.key} "
-                f"({_preemption_reason(victim, needs.job)}); "
+                f"stopped for {requirements.job.metadata.key} "
+                f"({_preemption_reason(victim, requirements.job)}); "
                 f"loses {victim.cost_gpu_seconds:.0f} GPU-seconds"
             )
             deadline = self.now + timedelta(seconds=stop_seconds(victim.job, self.configuration))

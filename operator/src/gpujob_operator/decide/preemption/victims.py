@@ -60,8 +60,8 @@ def is_preemptible(job: GPUJob, configuration: Configuration) -> bool:
 
 
 def select_victims(
-    needs: JobRequirements,
-    board: AssumedCapacity,
+    requirements: JobRequirements,
+    assumed: AssumedCapacity,
     victims: Mapping[str, Victim],
     configuration: Configuration,
 ) -> PreemptionTargets | None:
@@ -72,12 +72,12 @@ def select_victims(
     needed are spared.
     """
     best: PreemptionTargets | None = None
-    for model in board.capacity.models(needs.job.spec.gpu.models):
-        places = _places(needs, model, board, victims, configuration)
-        chosen = sorted(places, key=lambda place: place.key)[: needs.job.spec.workers]
-        if len(chosen) < needs.job.spec.workers:
+    for model in assumed.capacity.models(requirements.job.spec.gpu.models):
+        places = _places(requirements, model, assumed, victims, configuration)
+        chosen = sorted(places, key=lambda place: place.key)[: requirements.job.spec.workers]
+        if len(chosen) < requirements.job.spec.workers:
             continue
-        found = _verified(needs, chosen, board, victims, configuration)
+        found = _verified(requirements, chosen, assumed, victims, configuration)
         if found is not None and (best is None or found.cost_gpu_seconds < best.cost_gpu_seconds):
             best = found
     return best
@@ -85,15 +85,15 @@ def select_victims(
 
 def all_reschedulable(
     targets: PreemptionTargets,
-    board: AssumedCapacity,
+    assumed: AssumedCapacity,
     view: CycleView,
     configuration: Configuration,
 ) -> bool:
     """True if every victim finds another place now, with the GPUs of `targets` kept free."""
-    trial = AssumedCapacity.of(board.capacity, board.mix)
-    trial.nominate(board.nominated | targets.nominated)
+    trial = AssumedCapacity.of(assumed.capacity, assumed.mix)
+    trial.nominate(assumed.nominated | targets.nominated)
     for victim in targets.victims:
-        found = assign(view.needs_of(victim.job.metadata.uid), trial, configuration)
+        found = assign(view.requirements_of(victim.job.metadata.uid), trial, configuration)
         if not isinstance(found, Assignment):
             return False
         found.assume(trial)
@@ -115,34 +115,34 @@ class _FreedPlace:
 
 
 def _places(
-    needs: JobRequirements,
+    requirements: JobRequirements,
     model: str,
-    board: AssumedCapacity,
+    assumed: AssumedCapacity,
     victims: Mapping[str, Victim],
     configuration: Configuration,
 ) -> list[_FreedPlace]:
-    request = resolve(needs, model, board.capacity, configuration)
+    request = resolve(requirements, model, assumed.capacity, configuration)
     found: list[_FreedPlace] = []
-    for node in nodes_for(needs, board.capacity):
+    for node in nodes_for(requirements, assumed.capacity):
         gpus = sorted(
             (cost, len(who), gpu.uuid, who)
             for gpu in node.gpus
             if gpu.model == model
-            and (freed := _freed(request, gpu, board.nominated, victims)) is not None
+            and (freed := _freed(request, gpu, assumed.nominated, victims)) is not None
             for cost, who in (freed,)
         )
-        found += _worker_places(needs, node, [(c, u, w) for c, _, u, w in gpus], victims)
+        found += _worker_places(requirements, node, [(c, u, w) for c, _, u, w in gpus], victims)
     return found
 
 
 def _worker_places(
-    needs: JobRequirements,
+    requirements: JobRequirements,
     node: NodeCapacity,
     gpus: list[tuple[float, str, tuple[str, ...]]],
     victims: Mapping[str, Victim],
 ) -> list[_FreedPlace]:
     """Groups of GPUs for the workers that the node could take, within its free CPU and memory."""
-    count = needs.job.spec.gpus_per_worker
+    count = requirements.job.spec.gpus_per_worker
     cpu_milli, memory_bytes = node.cpu_milli_free, node.memory_bytes_free
     places: list[_FreedPlace] = []
     gone: set[str] = set()
@@ -153,7 +153,10 @@ def _worker_places(
             cpu, memory = host_requests(victims[uid].job)
             cpu_milli, memory_bytes = cpu_milli + cpu, memory_bytes + memory
         gone |= who
-        cpu_milli, memory_bytes = cpu_milli - needs.cpu_milli, memory_bytes - needs.memory_bytes
+        cpu_milli, memory_bytes = (
+            cpu_milli - requirements.cpu_milli,
+            memory_bytes - requirements.memory_bytes,
+        )
         if cpu_milli < 0 or memory_bytes < 0:
             break
         cost = sum(victims[uid].cost_gpu_seconds for uid in who)
@@ -188,9 +191,9 @@ def _freed(
 
 
 def _verified(
-    needs: JobRequirements,
+    requirements: JobRequirements,
     places: Iterable[_FreedPlace],
-    board: AssumedCapacity,
+    assumed: AssumedCapacity,
     victims: Mapping[str, Victim],
     configuration: Configuration,
 ) -> PreemptionTargets | None:
@@ -201,13 +204,15 @@ def _verified(
     gone = {uid for place in chosen for uid in place.victims}
     if not gone or len(gone) > VICTIMS_MAX:
         return None
-    nodes = {name: _only(board.capacity.nodes[name], uuids) for name in sorted(names)}
-    part = replace(board.capacity, nodes=nodes)
-    if not _fits(needs, part, gone, victims, board, configuration):
+    nodes = {name: _only(assumed.capacity.nodes[name], uuids) for name in sorted(names)}
+    part = replace(assumed.capacity, nodes=nodes)
+    if not _fits(requirements, part, gone, victims, assumed, configuration):
         return None
     by_cost = sorted(gone, key=lambda uid: (-victims[uid].cost_gpu_seconds, uid))
     for uid in by_cost:
-        if len(gone) > 1 and _fits(needs, part, gone - {uid}, victims, board, configuration):
+        if len(gone) > 1 and _fits(
+            requirements, part, gone - {uid}, victims, assumed, configuration
+        ):
             gone.discard(uid)
     return PreemptionTargets(tuple(victims[uid] for uid in sorted(gone)), frozenset(uuids))
 
@@ -217,15 +222,15 @@ def _only(node: NodeCapacity, uuids: Set[str]) -> NodeCapacity:
 
 
 def _fits(
-    needs: JobRequirements,
+    requirements: JobRequirements,
     part: Capacity,
     gone: Set[str],
     victims: Mapping[str, Victim],
-    board: AssumedCapacity,
+    assumed: AssumedCapacity,
     configuration: Configuration,
 ) -> bool:
-    trial = AssumedCapacity.of(_without(part, gone, victims), board.mix)
-    return isinstance(assign(needs, trial, configuration), Assignment)
+    trial = AssumedCapacity.of(_without(part, gone, victims), assumed.mix)
+    return isinstance(assign(requirements, trial, configuration), Assignment)
 
 
 def _without(part: Capacity, gone: Set[str], victims: Mapping[str, Victim]) -> Capacity:

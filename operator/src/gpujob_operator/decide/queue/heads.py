@@ -9,13 +9,28 @@ remaining work, arrival, UID. Within a queue no job overtakes an earlier one by 
 import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpujob_operator.decide.capacity.cluster import ClusterSize
 from gpujob_operator.decide.queue.pending import Keyed, OrderedQueues, Pending
 from gpujob_operator.decide.queue.quota import QuotaState
 
-_Key = tuple[bool, int, bool, float, float, float, float, float, str]
 MemoryOf = Callable[[Pending], int]
+
+
+class _HeadKey(NamedTuple):
+    """What the heads of queues are compared by: an `OrderKey` with the shares of the queue's parent
+    and of the queue before the work. Overdue jobs are compared without shares."""
+
+    borrows: bool
+    priority: int
+    on_time: bool
+    due_seconds: float
+    parent_share: float
+    queue_share: float
+    work_gpu_seconds: float
+    arrived_seconds: float
+    uid: str
 
 
 @dataclass(slots=True)
@@ -24,20 +39,20 @@ class QueueHeads:
     known: it decides whether the job's queue would borrow.
     """
 
-    lines: OrderedQueues
+    ordered: OrderedQueues
     queues: QuotaState
-    fleet: ClusterSize
+    size: ClusterSize
     memory_of: MemoryOf
 
     def __iter__(self) -> Iterator[Pending]:
-        if len(self.lines) == 1:
-            # Only one queue: no shares to compare.
-            (line,) = self.lines.values()
-            for _, entry in line:
-                yield entry
+        if len(self.ordered) == 1:
+            # One queue takes no turns with others.
+            (queue,) = self.ordered.values()
+            for _, pending in queue:
+                yield pending
             return
-        following = {name: iter(line) for name, line in self.lines.items()}
-        heads = {name: next(line) for name, line in following.items()}
+        following = {name: iter(queue) for name, queue in self.ordered.items()}
+        heads = {name: next(queue) for name, queue in following.items()}
         heap = [(self._key(name, heads[name]), name, self.queues.version) for name in heads]
         heapq.heapify(heap)
         while heap:
@@ -48,7 +63,7 @@ class QueueHeads:
                 key = self._key(name, heads[name])
                 heapq.heapreplace(heap, (key, name, self.queues.version))
                 continue
-            yield heads[name][1]
+            yield heads[name].pending
             after = next(following[name], None)
             if after is None:
                 heapq.heappop(heap)
@@ -56,11 +71,17 @@ class QueueHeads:
             heads[name] = after
             heapq.heapreplace(heap, (self._key(name, after), name, self.queues.version))
 
-    def _key(self, name: str, head: Keyed) -> _Key:
+    def _key(self, name: str, head: Keyed) -> _HeadKey:
         """The key of the queue's head."""
-        (priority, on_time, due, work, arrived, uid), entry = head
-        borrows = self.queues.would_borrow(entry.job, self.memory_of(entry))
-        if not on_time:
-            return borrows, priority, on_time, due, 0.0, 0.0, work, arrived, uid
-        shares = self.queues.shares(name, self.fleet)
-        return borrows, priority, on_time, 0.0, *shares, work, arrived, uid
+        key, pending = head
+        shares = self.queues.shares(name, self.size) if key.on_time else (0.0, 0.0)
+        return _HeadKey(
+            self.queues.would_borrow(pending.job, self.memory_of(pending)),
+            key.priority,
+            key.on_time,
+            key.due_seconds,
+            *shares,
+            key.work_gpu_seconds,
+            key.arrived_seconds,
+            key.uid,
+        )

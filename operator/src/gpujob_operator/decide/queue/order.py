@@ -7,6 +7,7 @@ one). The scheduling cycle and the benchmarks use the same function.
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpujob_operator.decide.model.configuration import OrderPolicy
 
@@ -46,7 +47,17 @@ class OrderEntry:
     restart_seconds: float = 0.0
 
 
-OrderKey = tuple[int, bool, float, float, float, str]
+class OrderKey(NamedTuple):
+    """Smaller is earlier. The UID is last, so that no two jobs tie."""
+
+    # Negated.
+    priority: int
+    on_time: bool
+    # When it became overdue; 0 while it is on time.
+    due_seconds: float
+    work_gpu_seconds: float
+    arrived_seconds: float
+    uid: str
 
 
 def order_key(entry: OrderEntry, now_seconds: float, rules: OrderRules) -> OrderKey:
@@ -83,8 +94,8 @@ def order_keys(entry: OrderEntry, rules: OrderRules) -> OrderKeys:
     work = work_gpu_seconds(entry) if rules.policy is OrderPolicy.SHORTEST else 0.0
     return OrderKeys(
         due,
-        on_time=(priority, True, 0.0, work, arrived, uid),
-        overdue=(priority, False, due, 0.0, arrived, uid),
+        on_time=OrderKey(priority, True, 0.0, work, arrived, uid),
+        overdue=OrderKey(priority, False, due, 0.0, arrived, uid),
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from operator import itemgetter
+from typing import NamedTuple
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_operator.decide.measurement.runtime import remaining_of
@@ -42,9 +42,13 @@ class Pending:
     order_keys: OrderKeys | None = None
 
 
-# The key at this time. It ends with the UID, so that no two are equal.
-Keyed = tuple[OrderKey, Pending]
-KEY_OF = itemgetter(0)
+class Keyed(NamedTuple):
+    """A pending job with its key at this time."""
+
+    key: OrderKey
+    pending: Pending
+
+
 # The head of each queue comes first.
 OrderedQueues = Mapping[str, Sequence[Keyed]]
 

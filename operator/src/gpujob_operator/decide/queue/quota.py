@@ -102,13 +102,13 @@ class QuotaState:
         parent = queue.spec.parent if queue is not None else None
         return parent if parent is not None and parent in self.by_name else name
 
-    def shares(self, name: str, fleet: ClusterSize) -> tuple[float, float]:
+    def shares(self, name: str, arrays: ClusterSize) -> tuple[float, float]:
         """Dominant share of GPUs and GPU memory divided by the weight: of the cohort, and of the
         queue alone.
         """
         cohort = self.cohort(name)
-        group = self._share(cohort, self.cohort_use.get(cohort, QueueUse()), fleet)
-        return group, self._share(name, self.use.get(name, QueueUse()), fleet)
+        group = self._share(cohort, self.cohort_use.get(cohort, QueueUse()), arrays)
+        return group, self._share(name, self.use.get(name, QueueUse()), arrays)
 
     def unknown_queue(self, job: GPUJob) -> str:
         """The message that the job's queue does not exist, or ""."""
@@ -231,10 +231,10 @@ class QuotaState:
             _sum(nominal.memory_bytes, more_memory, unlimited=has_parent),
         )
 
-    def _share(self, name: str, use: QueueUse, fleet: ClusterSize) -> float:
+    def _share(self, name: str, use: QueueUse, arrays: ClusterSize) -> float:
         queue = self.by_name.get(name)
         weight = queue.spec.weight if queue is not None else 1
-        shares = (use.gpus / max(fleet.gpus, 1), use.memory_bytes / max(fleet.memory_bytes, 1))
+        shares = (use.gpus / max(arrays.gpus, 1), use.memory_bytes / max(arrays.memory_bytes, 1))
         return max(shares) / weight
 
 

@@ -1,0 +1,131 @@
+"""The images of a cluster of kubelets: what the Dockerfile describes, made without an engine.
+
+What differs from the Dockerfile: the base is Debian's smallest instead of python:3.12-slim; the
+worker has no compiler, and torch and its CUDA libraries are not in it but mounted into every
+container from this machine (`SHARED_PACKAGES_MOUNT`).
+"""
+
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from gpujob_local.control_plane.manifests import REPOSITORY
+from gpujob_local.images.archive import Image, Layer
+from gpujob_local.images.layers import (
+    SITE_PACKAGES,
+    SUITE,
+    Say,
+    build_wheel,
+    cached_folder,
+    cached_layer,
+    fill_base,
+    fill_environment,
+    fill_packages,
+    key_of,
+    wheel_key,
+)
+from gpujob_local.images.requirement_files import is_shared, select
+
+PAUSE_IMAGE = "gpujob.local/pause:1"
+DNS_IMAGE = "gpujob.local/coredns:1"
+# Names without a registry's host mean this one; the chart's and the examples' have none.
+_DEFAULT_REGISTRY = "docker.io/library"
+OPERATOR_NAMES = tuple(f"{_DEFAULT_REGISTRY}/gpujob-operator:{tag}" for tag in ("0.1.0", "dev"))
+WORKER_NAMES = tuple(f"{_DEFAULT_REGISTRY}/gpujob-worker:{tag}" for tag in ("0.1.0", "dev"))
+
+SHARED_PACKAGES_MOUNT = "/torch-packages"
+USER = "65532:65532"
+_ENVIRONMENT = {
+    "PATH": "/opt/gpujob/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "PYTHONUNBUFFERED": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
+_WORKER_ENVIRONMENT = {"HOME": "/workspace", "USER": "gpujob", "LOGNAME": "gpujob"}
+
+
+def shared_packages(say: Say) -> Path:
+    """The folder with torch and its libraries, linked from the package cache where that can be."""
+    text = select((REPOSITORY / "requirements" / "worker.txt").read_text(), is_shared)
+    began = time.monotonic()
+
+    def fill(root: Path) -> None:
+        fill_packages(root, text, SHARED_PACKAGES_MOUNT)
+
+    folder = cached_folder("torch", key_of(text), fill)
+    say(
+        f"torch is not copied into the worker's image: {folder} is mounted read-only at "
+        f"{SHARED_PACKAGES_MOUNT} in every container ({time.monotonic() - began:.0f} s)"
+    )
+    return folder
+
+
+def cluster_images(binaries: Mapping[str, Path], say: Say) -> tuple[Image, ...]:
+    """All images that a cluster needs; a layer that is cached is not made again."""
+    began = time.monotonic()
+    base = cached_layer("base", key_of(SUITE, "python3,ca-certificates"), fill_base)
+    with tempfile.TemporaryDirectory() as folder:
+        wheel = build_wheel(REPOSITORY, Path(folder))
+        product = cached_layer(
+            "product", wheel_key(wheel), lambda root: fill_environment(root, wheel)
+        )
+    images = (
+        _single_binary(PAUSE_IMAGE, binaries["pause"]),
+        _single_binary(DNS_IMAGE, binaries["coredns"]),
+        Image(
+            names=OPERATOR_NAMES,
+            layers=(base, _packages("operator"), product),
+            command=("gpujob-operator", "run"),
+            environment=_ENVIRONMENT,
+            user=USER,
+        ),
+        Image(
+            names=WORKER_NAMES,
+            layers=(base, _packages("worker"), product, _workspace()),
+            command=("gpujob-run", "--help"),
+            environment=_ENVIRONMENT | _WORKER_ENVIRONMENT,
+            user=USER,
+            folder="/workspace",
+        ),
+    )
+    layers = {layer.digest: layer.size_bytes for image in images for layer in image.layers}
+    mebibytes = sum(layers.values()) // 1024**2
+    say(f"layers: {len(layers)}, {mebibytes} MiB, after {time.monotonic() - began:.0f} s")
+    return images
+
+
+def _packages(image: str) -> Layer:
+    text = (REPOSITORY / "requirements" / f"{image}.txt").read_text()
+    text = select(text, lambda name: not is_shared(name))
+
+    def fill(root: Path) -> None:
+        fill_packages(root / SITE_PACKAGES, text, f"/{SITE_PACKAGES}")
+        if image == "worker":
+            (root / SITE_PACKAGES / "shared.pth").write_text(f"{SHARED_PACKAGES_MOUNT}\n")
+
+    return cached_layer(f"{image}-packages", key_of(text, SHARED_PACKAGES_MOUNT), fill)
+
+
+def _workspace() -> Layer:
+    examples = REPOSITORY / "examples"
+    files = sorted(path for path in examples.rglob("*") if path.is_file())
+    key = key_of(*(str(path.relative_to(examples)).encode() + path.read_bytes() for path in files))
+    return cached_layer(
+        "workspace",
+        key,
+        lambda root: _copy(examples, root / "workspace"),
+        owner=USER,
+    )
+
+
+def _copy(source: Path, target: Path) -> None:
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def _single_binary(name: str, binary: Path) -> Image:
+    def fill(root: Path) -> None:
+        shutil.copy(binary, root / binary.name)
+
+    layer = cached_layer(binary.name, key_of(binary.parent.parent.name), fill)
+    return Image(names=(name,), layers=(layer,), entrypoint=(f"/{binary.name}",))

@@ -1,0 +1,128 @@
+"""The images as a node's containerd keeps them: unpacked once, then linked into every node.
+
+Unpacking half a gigabyte takes a node half a minute, linking the files a second. Nothing writes to
+the linked files: content never changes, and containers write to a layer of their own above them.
+Only containerd's databases change; every node has copies of those.
+"""
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gpujob_local.control_plane.control_plane import ClusterError
+from gpujob_local.control_plane.go_toolchain import ToolError
+from gpujob_local.images.archive import Image, configuration, write_archive
+from gpujob_local.images.layers import Say, images_cache, key_of
+from gpujob_local.kubelets.configuration import to_toml
+from gpujob_local.processes.processes import Child, start_child, stop_child
+
+NAME = "node-images"
+KEPT = 2
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+START_LIMIT_SECONDS = 30.0
+STOP_LIMIT_SECONDS = 20.0
+IMPORT_LIMIT_SECONDS = 300.0
+POLL_SECONDS = 0.05
+
+
+def image_store(
+    images: Sequence[Image],
+    binaries: Mapping[str, Path],
+    environment: Mapping[str, str],
+    say: Say,
+) -> Path:
+    """The root of a containerd that has these images, from the cache or made now.
+
+    Raises `ToolError` or `ClusterError` with what containerd said.
+    """
+    architecture = ARCHITECTURES[platform.machine()]
+    parts = [json.dumps([configuration(image, architecture), image.names]) for image in images]
+    target = images_cache() / f"{NAME}-{key_of(str(binaries['containerd']), *parts)}"
+    if target.is_dir():
+        os.utime(target)
+        return target
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(dir=images_cache(), prefix=f".{NAME}-") as temporary:
+        folder = Path(temporary)
+        # What an earlier store has unpacked is not unpacked again.
+        if earlier := _stores():
+            link_store(earlier[0], folder / "root")
+        archive = write_archive(images, architecture, folder / "images.tar")
+        _import(archive, folder, binaries, environment)
+        (folder / "root").rename(target)
+    # Its folder has the date of the one that it was linked from, and the oldest ones go.
+    os.utime(target)
+    for old in _stores()[KEPT:]:
+        shutil.rmtree(old, ignore_errors=True)
+    say(f"images: {len(images)} unpacked after {time.monotonic() - began:.0f} s")
+    return target
+
+
+def link_store(source: Path, target: Path) -> None:
+    """A containerd root of its own with the source's files; copies across file systems."""
+    link = ["--link"] if source.stat().st_dev == target.parent.stat().st_dev else []
+    done = subprocess.run(
+        ["cp", "--archive", *link, str(source), str(target)], capture_output=True, check=False
+    )
+    if done.returncode != 0:
+        raise ToolError(f"cannot link {source} to {target}: {done.stderr.decode()[-500:]}")
+    for database in target.rglob("*.db"):
+        copy = database.with_suffix(".copy")
+        shutil.copy2(database, copy)
+        os.replace(copy, database)
+
+
+def _stores() -> list[Path]:
+    """Newest first."""
+    found = images_cache().glob(f"{NAME}-*")
+    return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
+
+
+def _import(
+    archive: Path, folder: Path, binaries: Mapping[str, Path], environment: Mapping[str, str]
+) -> None:
+    socket = folder / "containerd.sock"
+    settings = {
+        "version": 3,
+        "root": str(folder / "root"),
+        "state": str(folder / "state"),
+        "grpc": {"address": str(socket)},
+        "ttrpc": {"address": f"{socket}.ttrpc"},
+        "disabled_plugins": ["io.containerd.grpc.v1.cri"],
+    }
+    (folder / "containerd.toml").write_text(to_toml(settings))
+    command = ["unshare", "--mount", "--", str(binaries["containerd"])]
+    child = start_child(
+        "containerd",
+        [*command, "--config", str(folder / "containerd.toml")],
+        environment,
+        folder / "containerd.log",
+    )
+    try:
+        _wait_for(socket, child)
+        command = [str(binaries["ctr"]), "--address", str(socket), "--namespace", "k8s.io"]
+        done = subprocess.run(
+            [*command, "images", "import", str(archive)],
+            capture_output=True,
+            text=True,
+            timeout=IMPORT_LIMIT_SECONDS,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise ClusterError(f"images were not imported: {done.stderr[-2000:]}")
+    finally:
+        stop_child(child, STOP_LIMIT_SECONDS)
+
+
+def _wait_for(socket: Path, child: Child) -> None:
+    deadline = time.monotonic() + START_LIMIT_SECONDS
+    while not socket.exists():
+        if not child.alive() or time.monotonic() > deadline:
+            raise ClusterError(f"containerd did not start:\n{child.log_tail()}")
+        time.sleep(POLL_SECONDS)

@@ -1,0 +1,200 @@
+"""One node: its namespaces, containerd, kubelet and kube-proxy, and what can happen to it."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from gpujob_local.control_plane.control_plane import ClusterError, ControlPlane
+from gpujob_local.kubelets import cgroups, configuration, namespaces
+from gpujob_local.kubelets.image_store import link_store
+from gpujob_local.kubelets.namespaces import Namespaces
+from gpujob_local.kubelets.options import KubeletOptions, NodePlan
+from gpujob_local.processes.processes import Child, start_child, stop_child
+
+SOCKET_LIMIT_SECONDS = 30.0
+SPECIFICATION_LIMIT_SECONDS = 15.0
+POLL_SECONDS = 0.05
+MANAGED_LABEL = "gpujob.dev/managed=true"
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What all nodes of a cluster share."""
+
+    options: KubeletOptions
+    binaries: Mapping[str, Path]
+    cni_folder: Path
+    shared_packages: Path
+    images: Path
+    environment: Mapping[str, str]
+    control_plane: ControlPlane
+    hub: Namespaces
+
+
+class KubeletNode:
+    """A node that can be started, broken on purpose and started again. Its methods block."""
+
+    def __init__(self, plan: NodePlan, folder: Path, ground: Ground) -> None:
+        self.plan = plan
+        self.folder = folder
+        self.children: dict[str, Child] = {}
+        self._ground = ground
+        self._namespaces: Namespaces | None = None
+
+    def start_runtime(self) -> None:
+        """Namespaces and containerd with all images; again after `switch_off`."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not (self.folder / "containerd").is_dir():
+            (self.folder / "containerd").mkdir()
+            link_store(self._ground.images, self.folder / "containerd" / "root")
+        cgroups.make(self.plan.cgroup)
+        self._namespaces = namespaces.start_node(
+            self.plan, self._ground.hub, self.folder, self._ground.environment
+        )
+        self._write_runtime_files()
+        self.start_containerd()
+
+    def start_containerd(self) -> None:
+        socket = configuration.containerd_socket(self.folder)
+        socket.unlink(missing_ok=True)
+        child = self._start("containerd", "--config", str(self.folder / "containerd.toml"))
+        deadline = time.monotonic() + SOCKET_LIMIT_SECONDS
+        while not socket.exists():
+            if not child.alive() or time.monotonic() > deadline:
+                raise ClusterError(f"{self.plan.name}: no containerd:\n{child.log_tail()}")
+            time.sleep(POLL_SECONDS)
+
+    def start_kubelet(self) -> None:
+        """Kubelet and, where it does not run, kube-proxy; again after `stop_kubelet`."""
+        plan, folder = self.plan, self.folder
+        self._start(
+            "kubelet",
+            f"--config={folder / 'kubelet.yaml'}",
+            f"--kubeconfig={folder / 'kubelet.kubeconfig'}",
+            f"--root-dir={folder / 'kubelet'}",
+            f"--cert-dir={folder / 'certificates'}",
+            f"--hostname-override={plan.name}",
+            f"--node-ip={plan.address}",
+            f"--node-labels={MANAGED_LABEL}",
+        )
+        if "kube-proxy" not in self.children:
+            self._start("kube-proxy", f"--config={folder / 'proxy.yaml'}")
+
+    def write_kubelet_files(self) -> None:
+        """Certificates and settings, once; a node is known by them and keeps them."""
+        plan, folder, control_plane = self.plan, self.folder, self._ground.control_plane
+        user = f"system:node:{plan.name}"
+        identity = control_plane.certificate_identity(f"{plan.name}-client", user, "system:nodes")
+        identity.write_kubeconfig(folder / "kubelet.kubeconfig")
+        serving = control_plane.issue(f"{plan.name}-server", user, (plan.address,))
+        kubelet = configuration.kubelet_configuration(
+            plan,
+            folder,
+            control_plane.authority_path,
+            serving,
+            self._ground.options.lease_seconds,
+        )
+        (folder / "kubelet.yaml").write_text(yaml.safe_dump(kubelet))
+        proxy = control_plane.certificate_identity(f"{plan.name}-proxy", "system:kube-proxy")
+        kubeconfig = proxy.write_kubeconfig(folder / "proxy.kubeconfig")
+        settings = configuration.proxy_configuration(plan, kubeconfig)
+        (folder / "proxy.yaml").write_text(yaml.safe_dump(settings))
+
+    # What can happen to a node
+
+    def stop_kubelet(self) -> None:
+        """SIGKILL to the kubelet alone: containers go on."""
+        self._stop("kubelet")
+
+    def stop_containerd(self) -> None:
+        """SIGKILL to containerd alone: shims and containers go on."""
+        self._stop("containerd")
+
+    def cut_network(self) -> None:
+        """Nothing reaches the node and nothing leaves it; what runs there goes on."""
+        self._ground.hub.run("ip", "link", "set", self.plan.link, "down")
+
+    def restore_network(self) -> None:
+        self._ground.hub.run("ip", "link", "set", self.plan.link, "up")
+
+    def kill_containers(self) -> None:
+        """SIGKILL to every container and its shim at once, the kubelet first: nobody reports it."""
+        self.stop_kubelet()
+        for process in self._shims() | cgroups.processes(self.plan.cgroup):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+    def switch_off(self) -> None:
+        """As a power cut: every process of the node is gone at once, its disk stays."""
+        if self._namespaces is not None:
+            stop_child(self._namespaces.child, grace_seconds=0)
+            self._namespaces = None
+        for name in list(self.children):
+            self._stop(name)
+
+    def processes(self) -> set[int]:
+        """Process ids of the node's containers, as this machine counts them."""
+        return cgroups.processes(self.plan.cgroup)
+
+    # Inside
+
+    def _shims(self) -> set[int]:
+        wanted = str(self.folder).encode()
+        found: set[int] = set()
+        for entry in os.listdir("/proc"):
+            with contextlib.suppress(OSError):
+                if entry.isdigit():
+                    command = Path(f"/proc/{entry}/cmdline").read_bytes()
+                    if b"containerd-shim-runc-v2" in command and wanted in command:
+                        found.add(int(entry))
+        return found
+
+    def _entered(self) -> Namespaces:
+        if self._namespaces is None:
+            raise ClusterError(f"{self.plan.name} is switched off")
+        return self._namespaces
+
+    def _start(self, name: str, *arguments: str) -> Child:
+        binary = str(self._ground.binaries[name])
+        child = start_child(
+            f"{self.plan.name}-{name}",
+            [*self._entered().enter, binary, *arguments],
+            self._ground.environment,
+            self.folder.parent.parent / "logs" / f"{self.plan.name}-{name}.log",
+        )
+        self.children[name] = child
+        return child
+
+    def _stop(self, name: str) -> None:
+        child = self.children.pop(name, None)
+        if child is not None:
+            stop_child(child, grace_seconds=0)
+
+    def _write_runtime_files(self) -> None:
+        folder, ground = self.folder, self._ground
+        (folder / "cni").mkdir(exist_ok=True)
+        network = configuration.network_configuration(self.plan, folder)
+        (folder / "cni" / "10-pods.conflist").write_text(json.dumps(network))
+        spec = configuration.container_specification(
+            self._default_specification(), ground.shared_packages
+        )
+        configuration.specification_file(folder).write_text(json.dumps(spec))
+        settings = configuration.containerd_configuration(folder, ground.cni_folder)
+        (folder / "containerd.toml").write_text(configuration.to_toml(settings))
+
+    def _default_specification(self) -> configuration.Json:
+        done = subprocess.run(
+            [str(self._ground.binaries["ctr"]), "oci", "spec"],
+            capture_output=True,
+            timeout=SPECIFICATION_LIMIT_SECONDS,
+            check=True,
+        )
+        return json.loads(done.stdout)

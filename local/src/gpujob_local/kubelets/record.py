@@ -1,0 +1,80 @@
+"""What a cluster of kubelets will have made of the machine, written down before it is made.
+
+Whoever finds the record after a crash can remove everything (`cleaning.py`).
+"""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+RECORD_NAME = "kubelets.json"
+# A kubelet sets these for the whole machine.
+KERNEL_SETTINGS = (
+    "vm/overcommit_memory",
+    "vm/panic_on_oom",
+    "kernel/panic",
+    "kernel/panic_on_oops",
+    "kernel/keys/root_maxkeys",
+    "kernel/keys/root_maxbytes",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """`cgroups` are below each controller's root; `settings` are values from before, by path."""
+
+    directory: str
+    marker: str
+    cgroups: tuple[str, ...]
+    settings: Mapping[str, str]
+
+    def write(self) -> None:
+        path = Path(self.directory) / RECORD_NAME
+        temporary = path.with_suffix(".new")
+        temporary.write_text(json.dumps(asdict(self), indent=1))
+        os.replace(temporary, path)
+
+    @classmethod
+    def read(cls, directory: Path) -> "Record | None":
+        """None where no cluster of kubelets was begun. Raises `ValueError` for another content."""
+        path = directory / RECORD_NAME
+        try:
+            data = json.loads(path.read_text())
+            return cls(
+                directory=str(directory),
+                marker=data["marker"],
+                cgroups=tuple(data["cgroups"]),
+                settings=dict(data["settings"]),
+            )
+        except FileNotFoundError:
+            return None
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} is not a record of kubelets: {error!r}") from None
+
+
+def others(directory: Path) -> list[Record]:
+    """Records of the clusters beside this one."""
+    found = [Record.read(path.parent) for path in directory.parent.glob(f"*/{RECORD_NAME}")]
+    return [one for one in found if one is not None and one.directory != str(directory)]
+
+
+def settings_before(directory: Path, root: Path = Path("/proc/sys")) -> dict[str, str]:
+    """The machine's own values: those from before any cluster that is there."""
+    return next((dict(one.settings) for one in others(directory)), kernel_settings(root))
+
+
+def kernel_settings(root: Path = Path("/proc/sys")) -> dict[str, str]:
+    """The present values of what a kubelet changes; a setting that is not there is left out."""
+    return {name: (root / name).read_text().strip() for name in _present(root, KERNEL_SETTINGS)}
+
+
+def restore_settings(settings: Mapping[str, str], root: Path = Path("/proc/sys")) -> None:
+    for name in _present(root, settings):
+        if (root / name).read_text().strip() != settings[name]:
+            (root / name).write_text(settings[name])
+
+
+def _present(root: Path, names: Iterable[str]) -> list[str]:
+    return [name for name in names if (root / name).is_file()]

@@ -1,0 +1,75 @@
+"""NVML as one process uses it: set up at the first reading, and again after it failed.
+
+What is remembered of GPUs outlives NVML: a driver that was away for a moment heals no GPU.
+"""
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from gpujob_api.gpunode import GPU
+from gpujob_operator.agent.health import GPUHealth
+from gpujob_operator.agent.nvml import Nvml
+from gpujob_operator.agent.processes import Owner
+from gpujob_operator.agent.readings import GPUReader
+from gpujob_operator.agent.xids import XIDMemory
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """`unread` says of each GPU without a place in `gpus` why NVML does not tell of it."""
+
+    gpus: tuple[GPU, ...]
+    unread: tuple[str, ...]
+    driver_version: str
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+class NvmlSession:
+    def __init__(
+        self,
+        nvml: Nvml,
+        owner: Owner,
+        recalled: Iterable[GPU] = (),
+        clock: Callable[[], datetime] = _utc_now,
+    ) -> None:
+        """`recalled` are GPUs as an earlier agent published them."""
+        self.nvml = nvml
+        self._owner = owner
+        self._known = tuple(recalled)
+        self._xids = XIDMemory(self._known, clock)
+        self._reader: GPUReader | None = None
+        self._open = False
+        self._driver_version = ""
+
+    def read(self) -> Reading:
+        """For a thread, for it blocks. Raises the module's NVMLError where NVML does not work."""
+        try:
+            reader = self._reader or self._begin()
+            gpus = reader.read()
+        except self.nvml.NVMLError:
+            self.close()
+            raise
+        self._known = gpus or self._known
+        return Reading(gpus, reader.unread, self._driver_version)
+
+    def close(self) -> None:
+        """Ends the session: NVML sets nothing up anew while one is open."""
+        self._reader = None
+        if self._open:
+            self._open = False
+            with suppress(self.nvml.NVMLError, AttributeError):
+                self.nvml.nvmlShutdown()
+
+    def _begin(self) -> GPUReader:
+        self.nvml.nvmlInit()
+        self._open = True
+        self._reader = GPUReader(
+            self.nvml, self._owner, GPUHealth(self.nvml, self._xids), self._known
+        )
+        self._driver_version = self._reader.driver_version()
+        return self._reader

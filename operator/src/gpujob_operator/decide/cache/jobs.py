@@ -1,0 +1,147 @@
+"""Jobs as they were observed, by UID, with their pods, profiles and reports; and which changed."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from gpujob_api.gpujob import GPUJob
+from gpujob_api.gpuprofile import GPUProfile
+from gpujob_operator.decide.cache.diff import ListDiff
+from gpujob_operator.decide.cache.index import Groups
+from gpujob_operator.decide.cache.job_entry import JobEntry, ProfileKey, spec_version
+from gpujob_operator.decide.cache.pods import Pods
+from gpujob_operator.decide.capacity.cluster import holds_gpus
+from gpujob_operator.decide.measurement.profile import differ_in_paces, profile_name
+from gpujob_operator.decide.model.pod_template import host_requests
+from gpujob_operator.decide.model.snapshot import GPUUsage, PodView, ReceivedReport, Snapshot
+from gpujob_operator.decide.model.workers import JobName, crew_of
+
+UsageByAttempt = Mapping[tuple[str, int], GPUUsage]
+# A job before and after a change; None: it was not there, or is gone.
+Replacement = tuple[JobEntry | None, JobEntry | None]
+
+
+@dataclass(slots=True)
+class Jobs:
+    """`take` the snapshots one after the other. The sets are of the last one."""
+
+    entries: dict[str, JobEntry] = field(default_factory=dict[str, JobEntry])
+    reports: dict[str, ReceivedReport] = field(default_factory=dict[str, ReceivedReport])
+    usage: UsageByAttempt = field(default_factory=dict[tuple[str, int], GPUUsage])
+    # Jobs of which anything changed but reports and measured use; and owners of changed pods.
+    changed: set[str] = field(default_factory=set[str])
+    # Of them those whose profile says something else to placement.
+    reprofiled: set[str] = field(default_factory=set[str])
+    # Jobs of which a report or measured use is not the same.
+    measured: set[str] = field(default_factory=set[str])
+    _pods: Pods = field(default_factory=Pods)
+    _profiles: dict[ProfileKey, GPUProfile] = field(default_factory=dict[ProfileKey, GPUProfile])
+    _by_name: Groups[JobName] = field(default_factory=lambda: Groups[JobName]())
+    _by_profile: Groups[ProfileKey] = field(default_factory=lambda: Groups[ProfileKey]())
+    _job_diff: ListDiff[GPUJob] = field(default_factory=lambda: ListDiff[GPUJob]())
+    _profile_diff: ListDiff[GPUProfile] = field(default_factory=lambda: ListDiff[GPUProfile]())
+    _report_diff: ListDiff[ReceivedReport] = field(
+        default_factory=lambda: ListDiff[ReceivedReport]()
+    )
+
+    def take(self, snapshot: Snapshot) -> list[Replacement]:
+        """Takes over what was observed; returns the jobs that came, changed or went."""
+        self.changed, self.reprofiled, self.measured = set(), set(), set()
+        replaced = list(self._take_jobs(snapshot.jobs))
+        names, owners = self._pods.take(snapshot.pods)
+        self.changed |= owners
+        for name in names:
+            self.changed |= self._by_name.of(name)
+        self._take_profiles(snapshot.profiles)
+        self._take_reports(snapshot.reports)
+        self._take_usage(snapshot.usage)
+        for uid in self.changed & self.entries.keys():
+            entry = self.entries[uid]
+            entry.crew = crew_of(entry.job, self._pods.namesakes(entry.job))
+        return replaced
+
+    def orphans(self, uid: str) -> tuple[PodView, ...]:
+        """Pods whose controller owner is the job of this UID, if there is no such job."""
+        return self._pods.owned(uid) if uid not in self.entries else ()
+
+    def _take_jobs(self, jobs: tuple[GPUJob, ...]) -> Iterator[Replacement]:
+        new, gone = self._job_diff.take(jobs)
+        for job in new:
+            before = self.entries.get(job.metadata.uid)
+            yield before, self._put(job, before)
+        for job in gone:
+            entry = self.entries.get(job.metadata.uid)
+            if entry is not None and entry.job is job:
+                self._drop(entry)
+                yield entry, None
+
+    def _put(self, job: GPUJob, before: JobEntry | None) -> JobEntry:
+        uid = job.metadata.uid
+        if before is not None and spec_version(before.job) == spec_version(job):
+            requests, key = before.requests, before.profile_key
+        else:
+            requests, key = host_requests(job), (job.metadata.namespace, profile_name(job))
+        if before is not None:
+            self._by_profile.discard(before.profile_key, uid)
+        entry = JobEntry(job, requests, key, holds_gpus(job), profile=self._profiles.get(key))
+        self.entries[uid] = entry
+        self._by_name.add(_name_of(job), uid)
+        self._by_profile.add(key, uid)
+        self.changed.add(uid)
+        return entry
+
+    def _drop(self, entry: JobEntry) -> None:
+        uid = entry.job.metadata.uid
+        self._by_profile.discard(entry.profile_key, uid)
+        self._by_name.discard(_name_of(entry.job), uid)
+        del self.entries[uid]
+        self.changed.add(uid)
+
+    def _take_profiles(self, profiles: tuple[GPUProfile, ...]) -> None:
+        new, gone = self._profile_diff.take(profiles)
+        changed = {(one.metadata.namespace, one.metadata.name): one for one in new}
+        for one in gone:
+            key = (one.metadata.namespace, one.metadata.name)
+            if self._profiles.get(key) is one and key not in changed:
+                del self._profiles[key]
+                self._renew_users(key, one)
+        for key, profile in changed.items():
+            before = self._profiles.get(key)
+            self._profiles[key] = profile
+            self._renew_users(key, before)
+
+    def _renew_users(self, key: ProfileKey, before: GPUProfile | None) -> None:
+        """Shows the profile, which was `before`, to the jobs of its workload."""
+        after = self._profiles.get(key)
+        only_paces = before is not None and after is not None and differ_in_paces(before, after)
+        for uid in self._by_profile.of(key):
+            entry = self.entries[uid]
+            entry.profile = after
+            if only_paces:
+                # Recorded slowdowns only increase, so a job with nothing to add before still has
+                # nothing to add.
+                continue
+            entry.requirements = None
+            self.reprofiled.add(uid)
+            self.changed.add(uid)
+
+    def _take_reports(self, reports: tuple[ReceivedReport, ...]) -> None:
+        new, gone = self._report_diff.take(reports)
+        for one in gone:
+            if self.reports.get(one.job_uid) is one:
+                del self.reports[one.job_uid]
+                self.measured.add(one.job_uid)
+        for one in new:
+            if one.rank == 0:
+                self.reports[one.job_uid] = one
+                self.measured.add(one.job_uid)
+
+    def _take_usage(self, usage: UsageByAttempt) -> None:
+        before, self.usage = self.usage, usage
+        if before is not usage:
+            different = (key for key, used in usage.items() if before.get(key) is not used)
+            self.measured.update(uid for uid, _ in different)
+            self.measured.update(uid for uid, _ in before.keys() - usage.keys())
+
+
+def _name_of(job: GPUJob) -> JobName:
+    return job.metadata.namespace, job.metadata.name

@@ -1,0 +1,133 @@
+"""The step of an attempt whose workers have all ended or are gone: it succeeded, is tried again, or
+failed."""
+
+from dataclasses import replace
+from datetime import datetime
+
+from gpujob_api.copies import changed
+from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
+from gpujob_api.quantities import format_count
+from gpujob_api.report import FailureClass
+from gpujob_operator.decide.lifecycle.inputs import JobInputs
+from gpujob_operator.decide.lifecycle.outcome import (
+    AttemptEnd,
+    Outcome,
+    RetryDecision,
+    interrupted,
+    judge,
+    retry_decision,
+)
+from gpujob_operator.decide.lifecycle.stops import age_seconds
+from gpujob_operator.decide.measurement.progress import joined_usage, with_measurement, with_report
+from gpujob_operator.decide.model import conditions
+from gpujob_operator.decide.model.conditions import ConditionWriter
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.plan import EventNote, EventType, NextStep
+from gpujob_operator.decide.model.snapshot import PodView, ReceivedReport
+from gpujob_operator.decide.model.stop_reasons import rule_of
+
+
+def end_attempt(
+    job: GPUJob,
+    inputs: JobInputs,
+    pods: tuple[PodView, ...],
+    configuration: Configuration,
+    now: datetime,
+) -> NextStep:
+    """Ends the attempt: all workers have ended or are gone. Its reservation ends, except on GPUs of
+    pods in which other containers still run (see `capacity.usage`).
+    """
+    held = (job.status.held_seconds or 0.0) + max(age_seconds(job, now), 0.0)
+    ended = changed(_with_final_report(job, inputs, pods, now), held_seconds=round(held, 1))
+    job = replace(job, status=ended)
+    outcome = judge(job, pods, inputs.lost_nodes)
+    if outcome.end is AttemptEnd.SUCCEEDED:
+        return _succeeded(job, now)
+    if outcome.end is AttemptEnd.INTERRUPTED:
+        return _retry_or_fail(job, outcome, interrupted(job, outcome, configuration, now), now)
+    return _retry_or_fail(job, outcome, retry_decision(job, outcome, configuration, now), now)
+
+
+def _with_final_report(
+    job: GPUJob, inputs: JobInputs, pods: tuple[PodView, ...], now: datetime
+) -> GPUJobStatus:
+    """The status with the termination message as the last report, so that the end does not depend
+    on the network.
+    """
+    words = [pod for pod in pods if pod.termination is not None and pod.rank == 0]
+    received = inputs.report
+    if words and words[0].termination is not None:
+        at = words[0].finished_at or now
+        received = ReceivedReport(job.metadata.uid, 0, at, words[0].termination)
+    status = with_report(job.status, received)
+    report = received.report if received is not None else None
+    return with_measurement(status, report, joined_usage(inputs.usage, report))
+
+
+def _succeeded(job: GPUJob, now: datetime) -> NextStep:
+    writer = ConditionWriter(job, now)
+    started = job.status.started_at or now
+    seconds = (now - started).total_seconds()
+    text = (
+        f"finished after {seconds:.0f} s, {format_count(job.status.attempt, 'attempt')}, "
+        f"{format_count(job.status.counters.interruptions, 'interruption')}"
+    )
+    status = changed(
+        job.status, phase=JobPhase.SUCCEEDED, finished_at=now, stop=None, next_attempt_at=None
+    )
+    status = writer.set(status, conditions.RUNNING, False, "Finished", text)
+    status = writer.set(status, conditions.SUCCEEDED, True, "Completed", text)
+    status = writer.set(status, conditions.FINISHED, True, "Succeeded", text)
+    return NextStep(status, events=(EventNote("Succeeded", text),))
+
+
+def _retry_or_fail(
+    job: GPUJob, outcome: Outcome, decision: RetryDecision, now: datetime
+) -> NextStep:
+    writer = ConditionWriter(job, now)
+    cause = outcome.failure.message if outcome.failure else _why_interrupted(job, outcome)
+    kind = outcome.failure.failure_class.value if outcome.failure else _kind_of(outcome)
+    text = f"attempt {job.status.attempt}: {cause}; {decision.message}"
+    status = changed(
+        job.status,
+        counters=decision.counters,
+        failure=outcome.failure,
+        stop=None,
+        next_attempt_at=decision.next_attempt_at,
+    )
+    status = writer.set(status, conditions.RUNNING, False, kind, text)
+    if not decision.retry:
+        status = changed(status, phase=JobPhase.FAILED, finished_at=now)
+        status = writer.set(status, conditions.SUCCEEDED, False, kind, text)
+        status = writer.set(status, conditions.FAILED, True, kind, text)
+        status = writer.set(status, conditions.FINISHED, True, "Failed", text)
+        return NextStep(status, events=(EventNote("Failed", text, EventType.WARNING),))
+    made_room = rule_of(job.status.stop).for_others
+    status = changed(
+        status,
+        phase=JobPhase.PENDING,
+        # The job goes behind the jobs that were already pending; otherwise it would take back what
+        # it gave up.
+        requeued_at=now if made_room else status.requeued_at,
+        placement=None,
+        reservation=None,
+        attempt_started_at=None,
+        progressed_at=None,
+        resumed_from_step=None,
+    )
+    status = writer.set(status, conditions.SCHEDULED, False, "WaitingForRetry", text)
+    return NextStep(status, events=(EventNote(f"Attempt{kind}", text, EventType.WARNING),))
+
+
+def _kind_of(interruption: Outcome) -> str:
+    return FailureClass.NODE_LOST.value if interruption.lost_node else "Interrupted"
+
+
+def _why_interrupted(job: GPUJob, outcome: Outcome) -> str:
+    stop = job.status.stop
+    what = stop.message if stop else "the pods are gone"
+    if outcome.lost_node:
+        what = f"node {outcome.lost_node} was lost"
+    saved = job.status.checkpoint
+    step = f"checkpoint at step {saved.step} saved" if saved is not None else "no checkpoint"
+    return f"interrupted ({what}); {step}"

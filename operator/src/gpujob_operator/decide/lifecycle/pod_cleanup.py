@@ -1,0 +1,64 @@
+"""Pods to delete: of jobs that are gone or being deleted, and of no attempt of their job."""
+
+from collections.abc import Iterable, Set
+
+from gpujob_api.gpujob import GPUJob
+from gpujob_api.meta import FINALIZER_ORPHAN
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.grace import grace_seconds, pod_grace_seconds
+from gpujob_operator.decide.model.plan import DeletePod
+from gpujob_operator.decide.model.snapshot import PodView
+from gpujob_operator.decide.model.workers import Crew
+
+# Finished pods of this many attempts are kept for their logs.
+ATTEMPTS_KEPT = 3
+
+
+def abandoned_pods(
+    job: GPUJob, pods: tuple[PodView, ...], configuration: Configuration
+) -> tuple[DeletePod, ...]:
+    """The live pods of a job that is being deleted, even while a finalizer keeps the object. None
+    if the user orphans the pods.
+    """
+    if FINALIZER_ORPHAN in job.metadata.finalizers:
+        return ()
+    return tuple(
+        delete_pod(job, pod, "its GPUJob is being deleted", configuration)
+        for pod in pods
+        if not pod.finished and pod.deletion_at is None
+    )
+
+
+def stray_pods(job: GPUJob, crew: Crew, configuration: Configuration) -> tuple[DeletePod, ...]:
+    """Live pods of ended attempts, and finished pods whose logs are no longer kept."""
+    waiting = job.status.placement is None or job.finished
+    found: list[DeletePod] = []
+    for pod in crew.pods:
+        if pod.attempt > job.status.attempt:
+            # A later attempt than that of the status means that this view of the job is old.
+            continue
+        stray = not pod.finished and (waiting or pod not in crew.current)
+        stale = pod.finished and pod.attempt <= job.status.attempt - ATTEMPTS_KEPT
+        if (stray or stale) and pod.deletion_at is None:
+            reason = "not part of the current attempt" if stray else "logs of an old attempt"
+            found.append(delete_pod(job, pod, reason, configuration))
+    return tuple(found)
+
+
+def delete_pod(job: GPUJob, pod: PodView, reason: str, configuration: Configuration) -> DeletePod:
+    """With the pod's own grace, or the job's."""
+    grace = pod_grace_seconds(pod, grace_seconds(job, configuration))
+    return DeletePod(pod, grace, reason)
+
+
+def orphaned_pods(
+    pods: Iterable[PodView], invalid: Set[str], configuration: Configuration
+) -> list[DeletePod]:
+    """Pods whose owner is a job that is gone, in case the garbage collector has missed them (I7). A
+    user who orphans the pods removes the owner reference. Jobs of the `invalid` UIDs exist, but
+    cannot be read.
+    """
+    grace = configuration.termination_grace_seconds
+    orphans = [pod for pod in pods if pod.deletion_at is None and pod.job_uid not in invalid]
+    orphans.sort(key=lambda pod: pod.uid)
+    return [DeletePod(pod, pod_grace_seconds(pod, grace), "its GPUJob is gone") for pod in orphans]

@@ -1,0 +1,46 @@
+"""Errors of programs close a GPU only where they are seen to follow the GPU."""
+
+from gpujob_operator.decide.cache.scheduler_cache import SchedulerCache
+from gpujob_operator.decide.capacity.suspects import suspects
+from gpujob_operator.decide.model.snapshot import ProgramFault
+from gpujob_operator.decide.planner import plan
+from tests.harness.builders import T0, make_gpu, make_job, make_snapshot, statuses
+
+
+def fault(gpu: str, job: str, namespace: str = "team", xid: int = 31) -> ProgramFault:
+    return ProgramFault(gpu, xid, f"uid-{job}", namespace)
+
+
+def test_one_jobs_word_is_not_enough_however_often() -> None:
+    assert suspects([fault("GPU-0", "a"), fault("GPU-0", "a", xid=13)]) == {}
+
+
+def test_two_jobs_are_believed_with_the_numbers() -> None:
+    found = suspects([fault("GPU-0", "a"), fault("GPU-0", "b", xid=13), fault("GPU-1", "c", "n")])
+    message = "2 jobs within an hour, XID 13, 31"
+    assert found == {"GPU-0": message}
+
+
+def test_errors_that_follow_a_namespace_are_its_own() -> None:
+    """A sweep of one bad program over all GPUs closes none of them."""
+    swept = [fault(f"GPU-{gpu}", f"point-{gpu}-{n}") for gpu in range(8) for n in range(2)]
+    assert suspects(swept) == {}
+    assert suspects([*swept, fault("GPU-0", "other", "other")]) == {}, "one is left"
+    assert list(suspects([*swept, fault("GPU-0", "x", "x"), fault("GPU-0", "y", "y")])) == ["GPU-0"]
+
+
+def test_a_gang_on_many_gpus_says_nothing() -> None:
+    assert suspects([fault("GPU-0", "gang"), fault("GPU-1", "gang"), fault("GPU-0", "b")]) == {}
+
+
+def test_nothing_new_is_placed_on_a_suspect_gpu_until_it_is_none() -> None:
+    job, told = make_job("new"), (fault("GPU-0", "a"), fault("GPU-0", "b"))
+    gpus, cache = [make_gpu()], SchedulerCache()
+    closed = make_snapshot(job, gpus=gpus, program_faults=told)
+    (status,) = statuses(plan(closed, T0, cache).items).values()
+    assert status.placement is None
+    scheduled = next(one for one in status.conditions if one.type == "Scheduled")
+    assert "1 blocked (programs of different jobs failed on it)" in scheduled.message
+    opened = make_snapshot(job, gpus=gpus)
+    (status,) = statuses(plan(opened, T0, cache).items).values()
+    assert status.placement is not None
