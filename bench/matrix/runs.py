@@ -13,6 +13,7 @@ from bench.matrix.kinds import MARK, Kind
 from gpujob_api.codec import FieldError
 from gpujob_api.report import Report
 from gpujob_worker.launch.command import HOOK_FOLDER
+from gpujob_worker.launch.first_process import ENV_FIRST_PROCESS
 from gpujob_worker.options import ENV_OPTIONS
 
 STEPS, STEPS_STOPPED = 24, 4000
@@ -78,9 +79,16 @@ def run(
     given = {k: v for k, v in os.environ.items() if not k.startswith(("GPUJOB", "PYTHONPATH"))}
     given["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{given['PATH']}"
     given |= {"OMP_NUM_THREADS": "1", "MARK": str(mark), "STEPS": str(steps), **variables}
+    # As the first process of a container, to which a stop goes.
+    first = ("sh", "-c", f'{ENV_FIRST_PROCESS}=$$ exec "$@"', "sh") if variables else ()
     with (folder / "out").open("w+") as out, (folder / "err").open("w+") as err:
         process = subprocess.Popen(
-            kind.command, cwd=folder, env=given, stdout=out, stderr=err, start_new_session=True
+            (*first, *kind.command),
+            cwd=folder,
+            env=given,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
         )
         try:
             if stop:
@@ -133,17 +141,17 @@ def _injected(kind: Kind, hooked: Run) -> str:
 def _decided(hooked: Run) -> tuple[str, str]:
     lines = hooked.report.explain if hooked.report is not None else ()
     applied = [line.partition(" applied: ")[0] for line in lines if " applied: " in line]
-    reasons = [line for line in lines if line.startswith(("everything ", "processes "))]
+    refusals = [line for line in lines if line.startswith(("everything ", "processes skipped"))]
     skipped = sum(" skipped: " in line for line in lines)
-    return ", ".join(applied) or "-", reasons[0][:60] if reasons else str(skipped)
+    return ", ".join(applied) or "-", refusals[0][:60] if refusals else f"{skipped} items"
 
 
 def _result(plain: Run, hooked: Run) -> str:
     if plain.code or hooked.code:
         return f"exit {plain.code}, {hooked.code}"
-    if plain.output == hooked.output:
-        return "identical"
     before, after = plain.loss, hooked.loss
+    if plain.output == hooked.output or (before is not None and before == after):
+        return "identical"
     if before is None or after is None:
         return "other output"
     return "close" if abs(after - before) <= ALIKE * abs(before) else f"{before:.4g}, {after:.4g}"
