@@ -111,7 +111,8 @@ class Hooks:
         watch_process_group(guard(self._on_group))
         if not session.optimizes:
             why = session.why_only_measures or "optimize mode is Off"
-            self._explain.skipped("everything", why)
+            # A process that only imports torch does not say it; one that trains does at its end.
+            self._explain.skipped("everything", why, aloud=False)
             return
         if session.features.allows("compile") and settings.compile is not Toggle.OFF:
             # Before torch's compiler is imported, which settles on a place of its own.

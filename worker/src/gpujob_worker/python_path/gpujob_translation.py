@@ -29,8 +29,8 @@ class _Translation(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
         name = getattr(node.func, "id", getattr(node.func, "attr", ""))
-        left_out = LEFT_OUT.get(name)
-        node.keywords = [keyword for keyword in node.keywords if keyword.arg != left_out]
+        if name in LEFT_OUT:
+            node.keywords = [k for k in node.keywords if k.arg != LEFT_OUT[name]]
         return node
 
     def visit_arg(self, node: ast.arg) -> ast.AST:
