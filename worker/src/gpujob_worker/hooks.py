@@ -46,7 +46,7 @@ from gpujob_worker.run.safety_net import SafetyNet
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.data_loader_policy import LoaderPolicy
-from gpujob_worker.tune.registry import put_in_force
+from gpujob_worker.tune.registry import apply_settings
 
 WARM_UP_STEPS = 2
 BASELINE_STEPS = 5
@@ -187,7 +187,7 @@ class Hooks:
             return
         self._in_child = False
         for root in self._roots:
-            put_in_force(root, None, Applied())
+            apply_settings(root, None, Applied())
             root.remove()
         hooks = self._again_in_child()
         if optimizer is not None:
@@ -201,7 +201,7 @@ class Hooks:
         for root in self._roots:
             root.asks = root.recording = False
             if self._in_force.agreement is None:
-                put_in_force(root, self._in_force.optimizer, Applied())
+                apply_settings(root, self._in_force.optimizer, Applied())
                 root.remove()
 
     def _on_group(self) -> None:
