@@ -55,7 +55,9 @@ COPY requirements/worker.txt requirements/worker-cpu.txt requirements/uv.txt /re
 COPY scripts/install_worker.sh scripts/finish_environment.sh /scripts/
 RUN python3 -m venv /opt/gpujob && /scripts/install_worker.sh /opt/gpujob /requirements "${TORCH}"
 COPY --from=wheel /wheel /wheel
+# The folder that stands first on PYTHONPATH, under a name that does not depend on Python's version.
 RUN /opt/gpujob/bin/pip install --no-cache-dir --no-compile --no-deps /wheel/*.whl && \
+    ln -s /opt/gpujob/lib/python3.*/site-packages/gpujob_worker/python_path /opt/gpujob/hook && \
     /scripts/finish_environment.sh /opt/gpujob
 
 FROM ${BASE} AS worker
@@ -73,7 +75,8 @@ RUN apt-get update && apt-get install --yes --no-install-recommends g++ && \
 COPY --from=worker-packages /opt/gpujob /opt/gpujob
 COPY --chown=65532:65532 examples /workspace
 # The number has no name in /etc/passwd; torch asks for one when it names its cache.
-ENV PATH=/opt/gpujob/bin:$PATH PYTHONUNBUFFERED=1 HOME=/workspace USER=gpujob LOGNAME=gpujob
+# Whatever a job's command is, what trains in it is hooked.
+ENV PATH=/opt/gpujob/bin:$PATH PYTHONPATH=/opt/gpujob/hook PYTHONUNBUFFERED=1 HOME=/workspace USER=gpujob LOGNAME=gpujob
 WORKDIR /workspace
 USER 65532:65532
 CMD ["gpujob-run", "--help"]

@@ -1,10 +1,10 @@
 """Runs gpujob-run in fresh processes that start with torch imported: many runs are cheap."""
 
 import contextlib
+import importlib
 import json
 import multiprocessing
 import os
-import runpy
 import signal
 import sys
 import time
@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ forkserver.set_forkserver_preload(
         "torch.utils.data",
         "safetensors.torch",
         "gpujob_worker.hooks",
+        "gpujob_worker.process",
         "gpujob_worker.resume.training_job",
     ]
 )
@@ -39,6 +41,8 @@ class WorkerRun:
 
     process: ForkServerProcess
     folder: Path
+    # A method of the worker raises by intention; else an error in it fails the test.
+    broken: bool = False
 
     def wait(self, seconds: float = DEADLINE_SECONDS) -> int:
         self.process.join(seconds)
@@ -46,6 +50,7 @@ class WorkerRun:
             self.process.kill()
             self.process.join()
             raise AssertionError(f"still running after {seconds} s: {self.errors[-2000:]}")
+        assert self.broken or "everything skipped: the worker " not in self.errors, self.errors
         return self.process.exitcode
 
     def send(self, number: signal.Signals) -> None:
@@ -81,6 +86,7 @@ def _child(
     environment: dict[str, str],
     alone: bool = False,
     gpu: "GpuModel | None" = None,
+    broken: str | None = None,
 ) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     multiprocessing.set_start_method("fork", force=True)  # as in a process of its own
@@ -98,21 +104,73 @@ def _child(
         from tests.harness.imitated_gpu import install
 
         install(gpu)
-    from gpujob_worker.__main__ import main
-
-    code: Any = 70
+    if broken is not None:
+        _break(broken)
+    code = 70
     try:
-        code = _without_launcher(arguments) if alone else main(arguments)
-    except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else 1
+        code = interpret(arguments) if alone else _launch(arguments)
     finally:
         sys.stdout.flush()
         os._exit(code)
 
 
-def _without_launcher(command: list[str]) -> int:
-    sys.argv = command
-    runpy.run_path(command[0], run_name="__main__")
+def _break(place: str) -> None:
+    """Makes one method, `module:Class.method`, raise whenever it is called."""
+
+    def fails(*values: Any, **named: Any) -> Any:
+        raise RuntimeError("broken on purpose")
+
+    module, _, names = place.partition(":")
+    owner: Any = importlib.import_module(module)
+    *classes, method = names.split(".")
+    for name in classes:
+        owner = getattr(owner, name)
+    assert callable(getattr(owner, method)), place
+    setattr(owner, method, fails)
+
+
+def _launch(arguments: list[str]) -> int:
+    """As `gpujob-run`, but that what it would become is run by this interpreter."""
+    from gpujob_worker import activation
+    from gpujob_worker.__main__ import main
+
+    become: list[str] = []
+
+    def execute(program: str, words: list[str], environment: dict[str, str]) -> None:
+        os.environ.update(environment)
+        become[:] = words
+
+    os.execve = execute  # type: ignore[assignment]
+    returned: int | None = main(arguments)
+    if not become:
+        return returned or 0
+    sys.argv = become[1:]
+    activation.start()
+    code = interpret(become[1:])
+    activation.this_process().end()
+    return code
+
+
+def interpret(words: list[str]) -> int:
+    """Runs a script as the interpreter does, and says of its end what the interpreter says."""
+    sys.argv = words
+    sys.path[0:0] = [str(Path(words[0]).resolve().parent)]
+    module = ModuleType("__main__")
+    module.__dict__.update(__builtins__=__builtins__, __file__=words[0], __spec__=None)
+    sys.modules["__main__"] = module
+    try:
+        exec(compile(Path(words[0]).read_bytes(), words[0], "exec"), module.__dict__)
+    except SystemExit as error:
+        if error.code is None or isinstance(error.code, int):
+            return error.code or 0
+        print(error.code, file=sys.stderr)
+        return 1
+    except BaseException as error:
+        sys.last_value = error
+        entry = error.__traceback__
+        error = error.with_traceback(entry.tb_next if entry is not None else None)
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 1
     return 0
 
 
@@ -133,10 +191,12 @@ def start_worker(
     options: tuple[str, ...] = ("--explain",),
     environment: Mapping[str, str] | None = None,
     gpu: "GpuModel | None" = None,
+    broken: str | None = None,
 ) -> WorkerRun:
     """Starts `gpujob-run options -- command`; reports end up in `folder`/termination.
 
-    With `gpu` the process has that imitated GPU as `cuda:0`, and virtual time.
+    With `gpu` the process has that imitated GPU as `cuda:0`, and virtual time. `broken` is a method
+    of the worker, `module:Class.method`, that raises.
     """
     folder.mkdir(parents=True, exist_ok=True)
     variables = {
@@ -146,10 +206,10 @@ def start_worker(
     }
     arguments = [*options, "--", *command]
     process = forkserver.Process(
-        target=_child, args=(arguments, str(folder), variables, False, gpu)
+        target=_child, args=(arguments, str(folder), variables, False, gpu, broken)
     )
     process.start()
-    return WorkerRun(process, folder)
+    return WorkerRun(process, folder, broken is not None)
 
 
 def run_worker(folder: Path, command: list[str], **keywords: Any) -> tuple[int, WorkerRun]:

@@ -11,7 +11,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from enum import Enum
 from functools import cache
 from typing import Annotated, Any, ClassVar, Protocol, TypeVar, cast, get_args, get_origin
@@ -26,6 +26,9 @@ from gpujob_api.json_values import (
 )
 from gpujob_api.json_values import FieldError as FieldError
 from gpujob_api.json_values import parse_json as parse_json
+
+UTC = timezone.utc  # noqa: UP017 - the worker reads nouns under Python 3.9 too
+_UNIONS = (typing.Union, getattr(types, "UnionType", typing.Union))
 
 
 class _Dataclass(Protocol):
@@ -121,7 +124,7 @@ def _json_type(value: object) -> str:
 @cache
 def _inner(hint: Any) -> Any:
     """The type of an optional field's value."""
-    if get_origin(hint) in (types.UnionType, typing.Union):
+    if get_origin(hint) in _UNIONS:
         (inner,) = (part for part in get_args(hint) if part is not type(None))
         return inner
     return hint

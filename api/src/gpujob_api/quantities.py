@@ -3,10 +3,13 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar
 
 from gpujob_api.bounds import GPU_MEMORY_BYTES_MAX, GPU_UUID_PATTERN, shown
 from gpujob_api.codec import FieldError
+
+if TYPE_CHECKING:
+    from typing import Self  # which Python 3.10 does not have
 
 KIB = 1024
 MIB = 1024**2
@@ -85,7 +88,7 @@ class Memory:
             )
 
     @classmethod
-    def from_json(cls, value: object, path: str) -> Self:
+    def from_json(cls, value: object, path: str) -> "Self":
         if isinstance(value, int) and not isinstance(value, bool) and abs(value) < _TEXT_MAX:
             value = str(value)
         match = _MEMORY.fullmatch(value) if isinstance(value, str) else None

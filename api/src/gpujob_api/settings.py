@@ -20,6 +20,9 @@ ENV_MEMORY_LIMIT_BYTES = "GPUJOB_MEMORY_LIMIT_BYTES"
 ENV_TOKEN_FILE = "GPUJOB_TOKEN_FILE"  # noqa: S105 - the name of a variable, not a secret
 ENV_TERMINATION_FILE = "GPUJOB_TERMINATION_FILE"
 ENV_GRACE_SECONDS = "GPUJOB_GRACE_SECONDS"
+# Where the worker's images have the folder that stands first on PYTHONPATH of what is to be hooked.
+ENV_PYTHON_PATH = "PYTHONPATH"
+HOOK_FOLDER = "/opt/gpujob/hook"
 TOKEN_AUDIENCE = "gpujob"  # noqa: S105 - the audience of a token, not a secret
 
 EXIT_DONE = 0

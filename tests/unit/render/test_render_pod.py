@@ -73,6 +73,32 @@ def test_only_who_shares_a_gpu_has_a_memory_limit(
     assert limit == (str(GIB) if limited else None)
 
 
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ({"value": "/app:/lib"}, {"value": "/opt/gpujob/hook:/app:/lib"}),
+        ({"value": ""}, {"value": "/opt/gpujob/hook"}),
+        ({}, {"value": "/opt/gpujob/hook"}),
+        ({"value": "/app:/opt/gpujob/hook"}, {"value": "/app:/opt/gpujob/hook"}),
+        (
+            {"valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+            {"valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        ),
+    ],
+)
+def test_a_path_of_the_users_own_keeps_the_hook(
+    entry: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    template = make_template()
+    template["spec"]["containers"][0]["env"] = [{"name": "PYTHONPATH", **entry}]
+    env = pod_of(placed(make_job(template=template)))["spec"]["containers"][0]["env"]
+    assert [e for e in env if e["name"] == "PYTHONPATH"] == [{"name": "PYTHONPATH", **expected}]
+
+
+def test_without_a_path_of_the_users_own_the_images_stays() -> None:
+    assert "PYTHONPATH" not in environment(pod_of(placed(make_job())))
+
+
 def test_other_containers_get_no_gpu() -> None:
     """I2: an image made for CUDA asks for all GPUs; only the worker gets any."""
     template = make_template()

@@ -1,4 +1,4 @@
-"""Several processes: under torchrun all run under the launcher, one speaks; spawned ones go on."""
+"""Several processes of torchrun: all are hooked, they decide together, and one speaks."""
 
 import json
 import os
@@ -12,43 +12,11 @@ import pytest
 import gpujob_worker
 from gpujob_api.report import Failure, FailureClass, Report, WorkerPhase
 from gpujob_api.settings import Settings
-from gpujob_worker.launch.launchers import under_launcher
 from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.reporter import write_termination_message
 from gpujob_worker.tune.trial import AcceptanceRule
 
 pytestmark = pytest.mark.timeout(240)
-
-OURS = ["gpujob_worker", "--explain", "--launched", "--", "python"]
-
-
-@pytest.mark.parametrize(
-    ("command", "expected"),
-    [
-        (
-            "torchrun --nproc-per-node 2 train.py --lr 1",
-            ["torchrun", "--nproc-per-node", "2", "-m", *OURS, "train.py", "--lr", "1"],
-        ),
-        (
-            "torchrun --standalone -m package.train -x",
-            ["torchrun", "--standalone", "-m", *OURS, "-m", "package.train", "-x"],
-        ),
-        (
-            "python3 -m torch.distributed.run --nnodes 1 train.py",
-            ["python3", "-m", "torch.distributed.run", "--nnodes", "1", "-m", *OURS, "train.py"],
-        ),
-        pytest.param(
-            "accelerate launch --num_processes 2 train.py a",
-            ["accelerate", "launch", "--num_processes", "2", "-m", *OURS, "train.py", "a"],
-            marks=pytest.mark.trainers,
-        ),
-        ("torchrun --no-python echo hello", None),
-        ("mpirun -n 2 python train.py", None),
-    ],
-)
-def test_launchers_start_their_workers_under_ours(command: str, expected: list[str] | None) -> None:
-    assert under_launcher(command.split(), ["--explain"]) == (expected or command.split())
-
 
 DISTRIBUTED = """
 import os, sys, torch
@@ -90,24 +58,6 @@ c = made(Second, 2); opt = torch.optim.SGD(c.parameters(), lr=0.1)
 for i in range(9): opt.zero_grad(); c(x).square().mean().backward(); opt.step()
 if rank == 0: print("loss", loss.item(), c(x).sum().item(), flush=True)
 dist.destroy_process_group()
-"""
-SPAWNING = """
-import torch
-import torch.multiprocessing as multiprocessing
-from torch import nn
-def train(rank):
-    torch.set_num_threads(1); torch.manual_seed(rank)
-    net = nn.Linear(4, 1); opt = torch.optim.Adam(net.parameters(), lr=0.1)
-    for i in range(20):
-        opt.zero_grad(); net(torch.ones(8, 4)).square().mean().backward(); opt.step()
-    # In one write: the other child prints at the same time.
-    print(f"child {rank} {bool(net.weight.isfinite().all())}\\n", end="", flush=True)
-if __name__ == "__main__":
-    net = nn.Linear(4, 1); opt = torch.optim.Adam(net.parameters(), lr=0.1)
-    for i in range(9):
-        opt.zero_grad(); net(torch.ones(8, 4)).square().mean().backward(); opt.step()
-    multiprocessing.spawn(train, nprocs=2, join=True)
-    print("parent")
 """
 
 
@@ -212,13 +162,6 @@ def test_a_first_process_that_dies_while_measuring_holds_up_nobody(tmp_path: Pat
     assert "exitcode  : 9" in done.stderr
     # The other one was told to leave and left before the wait's own end.
     assert "tuning skipped: the first process proposed nothing" in done.stderr
-
-
-def test_spawned_children_carry_on(tmp_path: Path) -> None:
-    done, report = launch(tmp_path, SPAWNING, ["python"])
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["child 0 True", "child 1 True", "parent"]
-    assert (report.step, report.phase) == (9, WorkerPhase.FINISHED)
 
 
 def test_last_words_do_not_replace_the_first_failure(tmp_path: Path) -> None:

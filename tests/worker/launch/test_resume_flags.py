@@ -9,7 +9,6 @@ import torch
 
 from gpujob_api.settings import Settings
 from gpujob_worker.launch.resume_flags import adapt_resume, known_arguments, newest_checkpoint
-from gpujob_worker.launch.script_runner import PythonCommand
 from gpujob_worker.run.decision_log import DecisionLog
 from tests.harness.worker_process import run_worker
 
@@ -99,16 +98,15 @@ def test_flags_of_well_known_scripts(
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(source)
-    assert known_arguments(PythonCommand((), str(script), False, ())) == arguments
+    assert known_arguments(str(script)) == arguments
 
 
 def adapted(folder: Path, given: tuple[str, ...], **settings: Any) -> tuple[tuple[str, ...], str]:
     script = folder / "train.py"
     script.write_text(parser('parser.add_argument("--resume")'))
     explanation = DecisionLog()
-    command = PythonCommand((), str(script), False, given)
-    found = adapt_resume(command, Settings(**settings), folder, explanation)
-    return found.arguments, "\n".join(explanation.lines)
+    found = adapt_resume(str(script), given, Settings(**settings), folder, explanation)
+    return tuple(found), "\n".join(explanation.lines)
 
 
 def test_the_newest_whole_file_is_resumed_from(tmp_path: Path) -> None:
@@ -141,8 +139,6 @@ def test_arguments_of_the_job_come_first_and_are_needed_without_a_known_flag(
     given, _ = adapted(tmp_path, (), script_checkpoint="a.bin", resume_arguments=more)
     assert given == (f"--load={tmp_path / 'a.bin'}", "--go-on")
     explanation = DecisionLog()
-    module = PythonCommand((), "package.train", True, ())
-    assert (
-        adapt_resume(module, Settings(script_checkpoint="a.bin"), tmp_path, explanation) == module
-    )
+    settings = Settings(script_checkpoint="a.bin")
+    assert adapt_resume("-m", ["--lr"], settings, tmp_path, explanation) == ["--lr"]
     assert "name checkpoint.resumeArguments" in "\n".join(explanation.lines)

@@ -5,9 +5,12 @@ splitting any loss there is a small interface, `gpujob_worker.prepare`. torch is
 it is used.
 """
 
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
 
-if TYPE_CHECKING:
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # not even `typing` is imported where nothing trains
+    from typing import Any
+
     from gpujob_worker.resume.training_job import Job, prepare
 
 __all__ = ["Job", "prepare"]

@@ -5,7 +5,9 @@ steps on a recorded batch; what was chosen is in force from the next step on. Wh
 that is `startup`, the tuning `schedule`, and what is watched afterwards `rollback_guard`.
 """
 
+import multiprocessing
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,12 +21,14 @@ from gpujob_api.settings import Toggle
 from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.device import use_device
 from gpujob_worker.control.distributed_tuning import root_inside
+from gpujob_worker.control.presence import meet_others, require_all
 from gpujob_worker.control.rollback_guard import RollbackGuard
 from gpujob_worker.control.schedule import TuningSchedule
 from gpujob_worker.control.startup import Startup
 from gpujob_worker.control.subsequent_models import SubsequentModels
 from gpujob_worker.inject.compiling import keep_compiled_in
 from gpujob_worker.inject.data_loader import watch_loaders
+from gpujob_worker.inject.ddp import watch_process_group
 from gpujob_worker.inject.discovery import Discovery
 from gpujob_worker.inject.fork_hooks import in_forked_children
 from gpujob_worker.inject.fused_optimizer import device_of, pickle_as_written
@@ -38,21 +42,34 @@ from gpujob_worker.inject.script_facts import (
 )
 from gpujob_worker.inject.step_clock import StepClock
 from gpujob_worker.inject.wrapped_module import Root, hide_from_script_compiler
+from gpujob_worker.run.safety_net import SafetyNet
 from gpujob_worker.run.session import Session
+from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.data_loader_policy import LoaderPolicy
+from gpujob_worker.tune.registry import apply_settings
 
 WARM_UP_STEPS = 2
 BASELINE_STEPS = 5
 
 
+def _unchanged(batch: Any) -> Any:
+    return batch
+
+
 class Hooks:
     """Everything that is hooked into torch for one session."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(
+        self, session: Session, net: SafetyNet, again_in_child: Callable[[], "Hooks"]
+    ) -> None:
         self._session = session
+        self._net = net
+        self._again_in_child = again_in_child
+        # In a process that was forked off: these hooks are dead, and others may take their place.
+        self._in_child = False
         self._explain = session.explanation
         self._facts = ScriptFacts(
-            processes=session.environment.world_size,
+            processes=session.world_size,
             memory_limited=session.environment.memory_limit_bytes is not None,
         )
         self._in_force = AppliedSettings(session, self._facts)
@@ -61,7 +78,7 @@ class Hooks:
         self._loaders = LoaderPolicy(session)
         self._tuning = TuningSchedule(session, self._in_force, self._loaders)
         self._guardian = RollbackGuard(session, self._in_force)
-        self._discovery = Discovery(self._on_root)
+        self._discovery = self._new_discovery(())
         self._later = SubsequentModels(session, self._in_force)
         # The step after which the model in training began, and steps made since roots are watched.
         self._began_at = self._watched_steps = 0
@@ -71,34 +88,42 @@ class Hooks:
         self._inside = False
 
     def install(self) -> None:
-        session, settings = self._session, self._session.environment.settings
+        session, settings, guard = (
+            self._session,
+            self._session.environment.settings,
+            self._net.guard,
+        )
         session.state.runs_on("cpu", torch.__version__)
         session.at_end(self._say_if_short, self._release)
+        self._net.when_cut(self._take_off)
         in_forked_children(self.in_child)
-        register_optimizer_step_pre_hook(self._before_step)
-        register_optimizer_step_post_hook(self._after_step)
+        register_optimizer_step_pre_hook(guard(self._before_step))
+        register_optimizer_step_post_hook(guard(self._after_step))
         loaders = self._loaders
         watch_loaders(
-            loaders.before_pass,
-            loaders.begun,
-            session.meter.wait_starts,
-            loaders.received,
-            loaders.waited,
+            guard(loaders.before_pass),
+            guard(loaders.begun),
+            guard(session.meter.wait_starts),
+            guard(loaders.received, _unchanged),
+            guard(loaders.waited),
         )
-        watch_backward(self._on_loss)
+        watch_backward(guard(self._on_loss))
+        watch_process_group(guard(self._on_group))
         if not session.optimizes:
-            self._explain.skipped("everything", "optimize mode is Off")
+            why = session.why_only_measures or "optimize mode is Off"
+            # A process that only imports torch does not say it; one that trains does at its end.
+            self._explain.skipped("everything", why, aloud=False)
             return
         if session.features.allows("compile") and settings.compile is not Toggle.OFF:
             # Before torch's compiler is imported, which settles on a place of its own.
             keep_compiled_in(session.environment.checkpoint_directory)
         hide_from_script_compiler()
-        watch_compile(self._on_compile)
+        watch_compile(guard(self._on_compile))
         watch_scaler(self._facts)
         watch_gradients_of_gradients(self._facts)
         pickle_as_written()
         # Models call their parts when they are made, to learn a size; that trains nothing.
-        watch_optimizers(self._on_optimizer)
+        watch_optimizers(guard(self._on_optimizer))
 
     @property
     def _steps(self) -> int:
@@ -107,6 +132,8 @@ class Hooks:
 
     def _on_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """The script makes an optimizer: what is called from now on may be its model."""
+        if self._in_child:
+            self._train_in_child(optimizer)
         if self._inside:
             return
         self._later.made(optimizer)
@@ -116,7 +143,7 @@ class Hooks:
     def _watch_roots(self) -> None:
         if self._facts.compiles or self._discovery.active:
             return
-        self._discovery = Discovery(self._on_root, self._roots)
+        self._discovery = self._new_discovery(self._roots)
         self._watched_steps = 0
         for root in self._roots:
             root.settled = False
@@ -139,7 +166,7 @@ class Hooks:
 
     def _say_if_short(self) -> None:
         session, needed = self._session, WARM_UP_STEPS + BASELINE_STEPS
-        if not session.optimizes or session.state.tuning_seconds is not None:
+        if not session.optimizes or session.state.tuning_seconds is not None or session.launches:
             return
         steps = self._steps
         if not steps and self._explain.lines:
@@ -149,22 +176,58 @@ class Hooks:
         self._explain.skipped("tuning", seen if steps else "no optimizer of torch made a step")
 
     def in_child(self) -> None:
-        """A process that the script forked trains, if it does, as under python."""
-        self._inside = True
+        """In a process that the script forked: a loader's, or one that will train by itself."""
+        self._inside = self._in_child = True
         self._discovery.finish()
         self._loaders.stop()
 
+    def _train_in_child(self, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Hooks of its own, once, for a child that trains. What a library's children do is its."""
+        if multiprocessing.current_process().daemon:
+            return
+        self._in_child = False
+        for root in self._roots:
+            apply_settings(root, None, Applied())
+            root.remove()
+        hooks = self._again_in_child()
+        if optimizer is not None:
+            hooks._on_optimizer(optimizer)
+
+    def _take_off(self) -> None:
+        """Something of ours failed. Others that train with this process keep what is in force, so
+        it stays here too."""
+        self._discovery.finish()
+        self._loaders.stop()
+        for root in self._roots:
+            root.asks = root.recording = False
+            if self._in_force.agreement is None:
+                apply_settings(root, self._in_force.optimizer, Applied())
+                root.remove()
+
+    def _on_group(self) -> None:
+        """The processes that train together have found each other."""
+        meet_others(self._session, self._facts)
+
     def _on_loss(self, loss: torch.Tensor) -> None:
-        self._session.state.saw_loss(loss)
+        if self._in_child:
+            self._train_in_child()
+        if not self._inside:
+            self._session.state.saw_loss(loss)
 
     def _on_compile(self) -> None:
         if not self._inside:
             self._facts.compiles = True
             self._discovery.finish()
 
+    def _new_discovery(self, known: Sequence[Root]) -> Discovery:
+        return Discovery(self._net.guard(self._on_root), known)
+
     def _on_root(self, module: torch.nn.Module) -> Root | None:
         if self._inside:
             return None
+        self._session.start()
+        if not self._roots:
+            require_all(self._session)
         if self._steps and self._later.watches:
             with self._session.meter.paused():
                 over = self._later.is_over(warm=self._steps >= WARM_UP_STEPS)
@@ -172,10 +235,10 @@ class Hooks:
                     self._begin_again()
         if self._steps >= WARM_UP_STEPS:
             return None  # trained beside the present one, and as written
-        root = root_inside(module, self._in_force, self._before_call)
-        root = root or Root(module, self._before_call)
+        before_call = self._net.guard(self._before_call)
+        root = root_inside(module, self._in_force, before_call) or Root(module, before_call)
         self._roots.append(root)
-        root.failed = self._guardian.call_failed
+        root.failed = self._net.guard(self._guardian.call_failed)
         root.install()
         root.let_go()
         return root
@@ -203,6 +266,7 @@ class Hooks:
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._inside:
             return
+        self._session.start()
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         self._facts.steps_with_closure = self._facts.steps_with_closure or closure is not None
         if self._later.waits or not self._facts.has_seen(optimizer):
@@ -273,10 +337,10 @@ class Hooks:
             self._preparation.stepped()
             if self._in_force.fit is not None and self._roots:
                 self._roots[0].asks = True
+        if steps == 1 and session.listens_to_stops and not session.stop.listens:
+            session.listen_for_stop()
         if not session.optimizes:
             return
-        if steps == 1 and not session.stop.listens:
-            session.listen_for_stop()
         self._drop_what_is_over(session.meter.steps)
         if steps == WARM_UP_STEPS:
             self._roots_are_known()

@@ -211,7 +211,7 @@ def _complete_worker(
     # Which GPUs it gets is the operator's or the device plugin's word, never the template's.
     reserved = {VISIBLE_DEVICES, *(entry["name"] for entry in ours)}
     users = [entry for entry in container.get("env") or () if entry["name"] not in reserved]
-    container["env"] = [*ours, *users]
+    container["env"] = [*ours, *map(_with_hook, users)]
     container["volumeMounts"] = [
         *(container.get("volumeMounts") or ()),
         {"name": "gpujob-token", "mountPath": TOKEN_DIRECTORY, "readOnly": True},
@@ -225,6 +225,19 @@ def _complete_worker(
     if configuration.device_access is DeviceAccess.DEVICE_PLUGIN:
         limits = container.setdefault("resources", {}).setdefault("limits", {})
         limits["nvidia.com/gpu"] = str(create.job.spec.gpus_per_worker)
+
+
+def _with_hook(entry: dict[str, Any]) -> dict[str, Any]:
+    """A path of the user's own would take the place of the one that the worker's images have.
+
+    What the path is read from when the container starts is not known here and stays as it is.
+    """
+    if entry["name"] != names.ENV_PYTHON_PATH or "valueFrom" in entry:
+        return entry
+    paths = [path for path in (entry.get("value") or "").split(":") if path]
+    if names.HOOK_FOLDER in paths:
+        return entry
+    return {**entry, "value": ":".join([names.HOOK_FOLDER, *paths])}
 
 
 def _environment(

@@ -5,7 +5,9 @@ Batches are split inside the step, where the loss sees the whole batch, and not 
 """
 
 import functools
+import os
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from gpujob_worker.adapters.requested_settings import RequestedSettings
@@ -34,13 +36,27 @@ def _adapt(module: str, wishes: RequestedSettings, explanation: DecisionLog) -> 
             return
         try:
             plain(self, *args, **{**kwargs, "precision": precision})
+            refusal = launch_refusal(self, os.environ)
         except (ValueError, RuntimeError) as error:
-            plain(self, *args, **kwargs)
-            explanation.skipped(LIGHTNING, f"{precision}: {error}")
+            refusal = str(error)
+        if refusal is None:
+            explanation.applied(LIGHTNING, f"{precision}, as asked for")
             return
-        explanation.applied(LIGHTNING, f"{precision}, as asked for")
+        plain(self, *args, **kwargs)
+        explanation.skipped(LIGHTNING, f"{precision}: {refusal}")
 
     kind.__init__ = __init__
+
+
+def launch_refusal(trainer: Any, environ: Mapping[str, str]) -> str | None:
+    """Why a process must not choose by itself: it is one of several whose group is not made yet.
+
+    Where a launcher made all of them, its variables say so, and each follows the same settings.
+    """
+    processes = getattr(trainer, "num_devices", 1) * getattr(trainer, "num_nodes", 1)
+    if processes == 1 or {"RANK", "WORLD_SIZE"} <= set(environ):
+        return None
+    return f"Lightning starts {processes} processes, which cannot agree before they are there"
 
 
 def chosen_precision(

@@ -19,6 +19,7 @@ from gpujob_worker.control.consensus import (
 from gpujob_worker.inject.ddp import (
     group_store,
     inside,
+    process_group,
     sequence_numbers,
     wrapper_refusal,
 )
@@ -114,26 +115,36 @@ class FollowingTuner(SharedTuner):
 def root_inside(
     wrapper: torch.nn.Module, in_force: AppliedSettings, before_call: Callable[[Root], None]
 ) -> Root | None:
-    """The root inside DistributedDataParallel, if processes can decide together."""
+    """The root inside DistributedDataParallel, where processes can decide together.
+
+    Where its call must be left alone they still decide on the optimizer's kernel together.
+    """
     module, session = inside(wrapper), in_force.session
-    environment = session.environment
-    if module is None or environment.settings.mode is not OptimizeMode.AUTO:
+    if module is None or session.environment.settings.mode is not OptimizeMode.AUTO:
         return None
-    reason = wrapper_refusal(wrapper, environment.world_size)
+    reason = wrapper_refusal(wrapper, session.world_size)
     if reason is not None:
         session.explanation.skipped("processes", reason)
+        _decide_together(in_force)
+        in_force.refuse_runs(reason)
         return None
     root = Root(module, before_call)
     root.wrapper = wrapper
-    if environment.world_size > 1 and in_force.agreement is None:
-        agreement = Consensus(
-            group_store(),
-            environment.rank,
-            environment.world_size,
-            cancelled=lambda: session.stop.requested,
-        )
-        in_force.decide_together(agreement)
+    _decide_together(in_force)
     return root
+
+
+def _decide_together(in_force: AppliedSettings) -> None:
+    session = in_force.session
+    if session.world_size == 1 or in_force.agreement is not None or process_group() is None:
+        return
+    agreement = Consensus(
+        group_store(),
+        session.rank,
+        session.world_size,
+        cancelled=lambda: session.stop.requested,
+    )
+    in_force.decide_together(agreement)
 
 
 def tuner_for(in_force: AppliedSettings) -> Tuner:

@@ -93,11 +93,10 @@ class SubsequentModels:
 
     @property
     def _left_alone(self) -> str | None:
-        """Why only the first model of this run is tuned; None if later ones are handled."""
-        environment = self._session.environment
-        if environment.settings.mode is OptimizeMode.RECOMMEND:
+        """Why this run looks at its first model alone; None where it does not."""
+        if self._session.environment.settings.mode is OptimizeMode.RECOMMEND:
             return "mode Recommend looks at the first model alone"
-        if environment.world_size > 1:
+        if self._session.world_size > 1:
             return "several processes that train together look at the first model alone"
         return None
 

@@ -5,7 +5,8 @@ module. A call that returns all gradients at once (a split batch, scaled losses)
 each of them once, for the whole batch, as written. `torch.autograd.grad` exchanges nothing.
 """
 
-from collections.abc import Generator
+import functools
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,6 +22,28 @@ def inside(module: nn.Module) -> nn.Module | None:
     kind = type(module)
     own = kind.__module__ == "torch.nn.parallel.distributed" and kind.__name__ == _WRAPPER
     return getattr(module, "module", None) if own else None
+
+
+def process_group() -> tuple[int, int] | None:
+    """This process's rank in the default group, and how many it has; None where there is none."""
+    if not dist.is_available() or not dist.is_initialized():
+        return None
+    return dist.get_rank(), dist.get_world_size()
+
+
+def watch_process_group(on_group: Callable[[], None]) -> None:
+    """Calls `on_group` whenever the default group has started."""
+    if not dist.is_available():
+        return
+    plain: Any = dist.init_process_group
+
+    @functools.wraps(plain)
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        result = plain(*args, **kwargs)
+        on_group()
+        return result
+
+    dist.init_process_group = init_process_group
 
 
 def wrapper_refusal(wrapper: Any, processes: int) -> str | None:

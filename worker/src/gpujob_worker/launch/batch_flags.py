@@ -9,11 +9,9 @@ unchanged.
 import ast
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpujob_worker.launch.script_runner import PythonCommand
 from gpujob_worker.run.decision_log import DecisionLog
 
 SOURCE_BYTES_MAX = 4 << 20
@@ -33,28 +31,32 @@ TABLE: tuple[tuple[str, str], ...] = (
 
 
 def adapt(
-    command: PythonCommand, per_step: int | None, explanation: DecisionLog, table: Path | None
-) -> PythonCommand:
-    """The command with the batch split by the script's own flags, if it has them."""
-    if per_step is None or command.is_module:
-        return command
-    declared = declared_flags(Path(command.target))
+    script: str,
+    given: Sequence[str],
+    per_step: int | None,
+    explanation: DecisionLog,
+    table: Path | None,
+) -> Sequence[str]:
+    """The arguments with the batch split by the script's own flags, where it has them."""
+    if per_step is None:
+        return given
+    declared = declared_flags(Path(script))
     for batch_flag, steps_flag in (*_user_table(table), *TABLE):
         if batch_flag not in declared or steps_flag not in declared:
             continue
-        batch = _value(command.arguments, batch_flag, declared[batch_flag])
-        steps = _value(command.arguments, steps_flag, declared[steps_flag])
+        batch = _value(given, batch_flag, declared[batch_flag])
+        steps = _value(given, steps_flag, declared[steps_flag])
         if batch is None or steps is None or (batch * steps) % per_step or per_step >= batch:
             explanation.skipped(_ITEM, f"{batch_flag} {batch} x {steps_flag} {steps} stays")
-            return command
+            return given
         more = batch * steps // per_step
-        arguments = _set(command.arguments, batch_flag, per_step)
+        arguments = _set(given, batch_flag, per_step)
         arguments = _set(arguments, steps_flag, more)
         explanation.applied(
             _ITEM, f"{batch_flag} {per_step} {steps_flag} {more}, in all {batch * steps} as before"
         )
-        return replace(command, arguments=arguments)
-    return command
+        return arguments
+    return given
 
 
 def declared_flags(script: Path) -> dict[str, Any]:

@@ -5,21 +5,25 @@ imported. Such a check is answered and changes nothing: a hook stays until the m
 without an error.
 """
 
-import importlib.abc
-import importlib.machinery
+from __future__ import annotations
+
 import sys
-import threading
-from collections.abc import Callable, Sequence
-from types import ModuleType
-from typing import Any
+from _thread import get_ident
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # every Python process of a run imports this; few ever use it
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
 
 
 def nothing() -> None:
     """A callback that does nothing."""
 
 
-class ImportHook(importlib.abc.MetaPathFinder):
-    """Finds one module as the later finders would, and makes its loader call back.
+class ImportHook:
+    """Finds one module as the finders behind it would, and lets its loader call back.
 
     `before` and `after` are called at most once: `before` in the first attempt to execute the
     module, `after` once an attempt has succeeded.
@@ -44,7 +48,7 @@ class ImportHook(importlib.abc.MetaPathFinder):
             self.begin()
             self.finish()
         else:
-            sys.meta_path.insert(0, self)
+            sys.meta_path.insert(0, self)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
     def begin(self) -> None:
         if not self._began:
@@ -62,8 +66,8 @@ class ImportHook(importlib.abc.MetaPathFinder):
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        thread = threading.get_ident()
+    ) -> ModuleSpec | None:
+        thread = get_ident()
         if fullname != self._name or self._done or thread in self._asking:
             return None
         self._asking.add(thread)
@@ -72,12 +76,12 @@ class ImportHook(importlib.abc.MetaPathFinder):
         finally:
             self._asking.discard(thread)
         if spec is not None and hasattr(spec.loader, "exec_module"):
-            spec.loader = _Loader(spec.loader, self)
+            spec.loader = _Loader(spec.loader, self)  # pyright: ignore[reportAttributeAccessIssue]
         return spec
 
     def _ask_others(
         self, path: Sequence[str] | None, target: ModuleType | None
-    ) -> importlib.machinery.ModuleSpec | None:
+    ) -> ModuleSpec | None:
         """Finders in front of this one were asked before it."""
         finders = list(sys.meta_path)
         behind = finders[finders.index(self) + 1 :] if self in finders else finders
@@ -89,7 +93,7 @@ class ImportHook(importlib.abc.MetaPathFinder):
         return None
 
 
-class _Loader(importlib.abc.Loader):
+class _Loader:
     """The loader that was found, to everybody who reads it; only executing the module differs."""
 
     def __init__(self, inner: Any, hook: ImportHook) -> None:
@@ -100,9 +104,17 @@ class _Loader(importlib.abc.Loader):
         # Also before `__init__`, as in a copy or an unpickled loader: that has no inner one yet.
         if name == "_inner":
             raise AttributeError(name)
-        return getattr(self._inner, name)
+        found = getattr(self._inner, name)
+        return self._load_module if name == "load_module" else found
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+    def _load_module(self, fullname: str) -> ModuleType:
+        """The old way to import, by which the loader itself would go past the hook."""
+        import importlib.abc
+
+        load: Any = importlib.abc.Loader.load_module
+        return load(self, fullname)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._inner.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:

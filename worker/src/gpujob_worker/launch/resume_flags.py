@@ -9,14 +9,12 @@ import glob
 import itertools
 import os
 import zipfile
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from gpujob_api.settings import Settings
 from gpujob_worker.launch.batch_flags import SOURCE_BYTES_MAX
-from gpujob_worker.launch.script_runner import PythonCommand
 from gpujob_worker.run.decision_log import DecisionLog
 
 PLACEHOLDER = "{path}"
@@ -34,30 +32,34 @@ _SWITCHES = ("store_true", "store_const")
 
 
 def adapt_resume(
-    command: PythonCommand, settings: Settings, directory: Path | None, explanation: DecisionLog
-) -> PythonCommand:
-    """The command with what makes the script go on from its own newest checkpoint, if any."""
+    script: str,
+    given: Sequence[str],
+    settings: Settings,
+    directory: Path | None,
+    explanation: DecisionLog,
+) -> Sequence[str]:
+    """The arguments with what makes the script go on from its own newest checkpoint, if any."""
     pattern = settings.script_checkpoint
     if pattern is None:
-        return command
+        return given
     where = _absolute(pattern, directory)
     newest = newest_checkpoint(where)
     if newest is None:
         explanation.note(_ITEM, f"none at {where} yet: the script starts anew")
-        return command
-    arguments = settings.resume_arguments or known_arguments(command)
+        return given
+    arguments = settings.resume_arguments or known_arguments(script)
     if not arguments:
         explanation.skipped(
             _ITEM, f"{newest.name} is there, and no flag to resume: name checkpoint.resumeArguments"
         )
-        return command
+        return given
     filled = tuple(text.replace(PLACEHOLDER, str(newest)) for text in arguments)
     flag = filled[0].partition("=")[0]
-    if any(text.partition("=")[0] == flag for text in command.arguments):
+    if any(text.partition("=")[0] == flag for text in given):
         explanation.skipped(_ITEM, f"the command has {flag} already")
-        return command
+        return given
     explanation.applied(_ITEM, f"{' '.join(filled)}: what comes back is what the script saved")
-    return replace(command, arguments=(*command.arguments, *filled))
+    return [*given, *filled]
 
 
 def newest_checkpoint(pattern: str) -> Path | None:
@@ -70,11 +72,9 @@ def newest_checkpoint(pattern: str) -> Path | None:
     return None
 
 
-def known_arguments(command: PythonCommand) -> tuple[str, ...]:
+def known_arguments(script: str) -> tuple[str, ...]:
     """By the script's source; empty where it has no flag of the table."""
-    if command.is_module:
-        return ()
-    tree = _parsed(Path(command.target))
+    tree = _parsed(Path(script))
     if tree is None:
         return ()
     declared = dict(_declared(tree))

@@ -60,6 +60,10 @@ class DecisionLog:
     def note(self, item: str, what: str, *, aloud: bool = True) -> None:
         self._record(Decision(item, Verdict.NOTED, what), aloud=aloud)
 
+    def said(self, item: str) -> None:
+        """Its newest decision was said in another way."""
+        self._quiet.discard(item)
+
     def end(self) -> None:
         """Prints the lines that were kept for the end."""
         for item, decision in self._decisions.items():

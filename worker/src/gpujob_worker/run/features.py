@@ -1,5 +1,6 @@
 """Which settings may be injected: all, except those that the command line switched off."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -14,6 +15,10 @@ class Features:
     @classmethod
     def without(cls, *names: str, cuda_graphs: bool = False) -> "Features":
         return cls(frozenset(names), cuda_graphs)
+
+    def less(self, names: Iterable[str]) -> "Features":
+        """These without some more."""
+        return Features(self.off | frozenset(names), self.cuda_graphs)
 
     def allows(self, name: str) -> bool:
         return name not in self.off

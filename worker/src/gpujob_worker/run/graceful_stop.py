@@ -5,12 +5,15 @@ flag. The safe point commits a checkpoint and leaves by `Interrupted`. A watcher
 process with 144 just before the deadline if no safe point was reached.
 """
 
+import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import ClassVar
 
 from gpujob_api.settings import EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED
 
@@ -21,9 +24,22 @@ EXIT_MARGIN_SECONDS = 0.5
 class Interrupted(SystemExit):
     """Leaves the training loop. `finally` blocks run; `except Exception` does not catch it."""
 
+    # No process is told its own exit code: this is how the last report knows it.
+    latest: ClassVar["Interrupted | None"] = None
+
     def __init__(self, *, saved: bool) -> None:
         super().__init__(EXIT_INTERRUPTED_SAVED if saved else EXIT_INTERRUPTED_UNSAVED)
         self.saved = saved
+        Interrupted.latest = self
+
+
+def _tell_children() -> None:
+    """A process that only started others is asked to stop: they are the ones that train."""
+    library = sys.modules.get("multiprocessing")
+    for child in library.active_children() if library is not None else ():
+        with contextlib.suppress(OSError):
+            if child.pid:
+                os.kill(child.pid, signal.SIGTERM)
 
 
 class Stop:
@@ -90,6 +106,7 @@ class Stop:
         del number, frame
         self.request("SIGTERM", self._grace_seconds)
         if self.interrupt_at_once():
+            _tell_children()
             raise Interrupted(saved=False)
 
     def _in_child(self) -> None:

@@ -123,11 +123,12 @@ def post(destination: Destination, report: Report) -> Reply:
         raise ValueError(f"the reply cannot be read: {error}") from None
 
 
-def write_termination_message(path: Path | None, report: Report) -> None:
-    """Leaves the last report where the kubelet reads it. A failure to do so does not
-    fail the job.
+def write_termination_message(path: Path | None, report: Report, *, ours: bool = False) -> None:
+    """Leaves the last report where the kubelet reads it; failing to is not the job's failure.
+
+    `ours`: a failure that stands there already was written by this process.
     """
-    if path is None or _another_failed(path, report):
+    if path is None or (not ours and _another_failed(path, report)):
         return
     with contextlib.suppress(OSError):
         path.write_text(report.termination_message())
@@ -139,5 +140,4 @@ def _another_failed(path: Path, report: Report) -> bool:
         written = Report.from_text(path.read_text())
     except (OSError, ValueError, FieldError):
         return False
-    other = written.rank != report.rank and written.attempt == report.attempt
-    return other and written.failure is not None
+    return written.attempt == report.attempt and written.failure is not None

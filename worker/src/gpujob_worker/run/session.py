@@ -4,7 +4,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from gpujob_api.codec import FieldError
@@ -29,6 +29,7 @@ from gpujob_worker.run.profiling import StepProfiler
 from gpujob_worker.run.reporter import Destination, Reporter, write_termination_message
 from gpujob_worker.run.run_report import Facts, write
 from gpujob_worker.run.run_state import RunState
+from gpujob_worker.run.speaker import Claim, written
 from gpujob_worker.run.tuning_budget import tuning_budget_seconds
 
 LAST_REPORT_SECONDS = 3.0
@@ -48,6 +49,7 @@ class Session:
         *,
         report_directory: Path | None = None,
         profiler: StepProfiler | None = None,
+        is_first: bool = True,
     ) -> None:
         self.environment = environment
         self.features = features or Features()
@@ -61,6 +63,20 @@ class Session:
         self._ending: Callable[[], None] = lambda: None
         self._on_failure: Callable[[], None] = lambda: None
         self._report_directory = report_directory
+        # Whether a stop of the pod reaches this very process.
+        self.is_first = is_first
+        # Whether it trains: only then anything of it is started, listened to or reported.
+        self.started = False
+        # Why nothing is injected at all, and why nothing is tuned.
+        self.inert: str | None = None
+        self.why_only_measures: str | None = None
+        # Of the processes that train together, as torch's process group has them.
+        self.rank, self.world_size = environment.rank, environment.world_size
+        # It only starts those that train.
+        self.launches = False
+        self._on_start: Callable[[], None] = lambda: None
+        self._claim = Claim(environment.termination_file)
+        self._speaks_for_pod = self._failure_is_ours = False
         self._owns_safe_points = True
         self.stop = Stop(environment.grace_seconds, self._final_report)
         self.stop.interrupt_at_once = self._nothing_to_save
@@ -68,21 +84,45 @@ class Session:
         self._lock = threading.Lock()
         self._process = os.getpid()
         url = environment.report_url
-        speaks = url and environment.local_rank == 0
-        destination = Destination(url, environment.token_file) if url and speaks else None
+        destination = Destination(url, environment.token_file) if url else None
         self.reporter = Reporter(destination, self.report, self._on_reply)
 
     @property
     def _speaks(self) -> bool:
-        """True for the one process that reports for the pod: the first that a launcher started, or
-        one that failed.
+        """One process speaks for a pod: the first of those that train, or one that failed.
+
+        One that does not train speaks where nobody else has.
         """
-        own = os.getpid() == self._process
-        return own and (self.environment.local_rank == 0 or self.state.failure is not None)
+        if os.getpid() != self._process:
+            return False
+        if not self.started:
+            return written(self.environment.termination_file) is None
+        return self._speaks_for_pod or self.state.failure is not None
 
     @property
     def optimizes(self) -> bool:
+        """Whether anything is put into the script."""
+        return self.listens_to_stops and not (self.inert or self.why_only_measures)
+
+    @property
+    def listens_to_stops(self) -> bool:
         return self.environment.settings.mode is not OptimizeMode.OFF
+
+    def inert_because(self, reason: str) -> None:
+        """Nothing is injected, measured or listened to."""
+        self.inert = reason
+
+    def measures_only(self, reason: str | None) -> None:
+        """Nothing is tuned where there is a reason."""
+        self.why_only_measures = reason
+
+    def switch_off(self, names: Iterable[str]) -> None:
+        """These settings are not injected."""
+        self.features = self.features.less(names)
+
+    def joins(self, rank: int, world_size: int) -> None:
+        """The process group that it trains in."""
+        self.rank, self.world_size = rank, world_size
 
     @property
     def tuning_budget_seconds(self) -> float:
@@ -99,7 +139,9 @@ class Session:
             self._sequence += 1
             report = self._build()
             if self._speaks:
-                write_termination_message(self.environment.termination_file, report)
+                path = self.environment.termination_file
+                write_termination_message(path, report, ours=self._failure_is_ours)
+                self._failure_is_ours = report.failure is not None
             return report
 
     def _build(self) -> Report:
@@ -151,13 +193,12 @@ class Session:
             self.stop.request(reply.stop.reason, reply.stop.deadline_seconds)
 
     def listen_for_stop(self) -> None:
-        """Called once torch is imported, and again at the first step, which the main thread may
-        well make.
-        """
+        """The first process once torch is imported; all at their first step, which the main thread
+        may well make."""
         late, refusal = self.meter.steps > 0, self.stop.listen()
         if refusal is not None:
             self.explanation.skipped("graceful stop", refusal)
-        elif late:
+        elif late and self.is_first:
             self.explanation.applied("graceful stop", "from the first step on")
 
     def leaves_stops_to_script(self, *, leaves: bool = True) -> None:
@@ -193,11 +234,14 @@ class Session:
         with contextlib.suppress(Exception):
             self.report()
 
-    def finish(self, error: BaseException | None) -> None:
-        """Sends the last report: the phase for a clean end, the failure's class for any other."""
+    def finish(self, error: BaseException | None, *, launches: bool = False) -> None:
+        """The last report: the phase for a clean end, the failure's class for any other."""
         if os.getpid() != self._process:
             return
+        if error is None and self.stop.requested:
+            error = Interrupted.latest
         self.stop.end()
+        self.launches = launches
         if isinstance(error, Interrupted):
             self.state.enter(WorkerPhase.DRAINING)
         elif error is None or (isinstance(error, SystemExit) and not error.code):
@@ -243,23 +287,50 @@ class Session:
         except OSError as error:
             sys.stderr.write(f"gpujob-run: --report-directory: {error}\n")
 
-    def start(self) -> None:
+    def use(self) -> None:
+        """It is this process's session."""
         global _current
         _current = self
+
+    def when_started(self, call: Callable[[], None]) -> None:
+        self._on_start = call
+
+    def start(self) -> None:
+        """The process trains: from now on it reports, if it is the one that speaks."""
+        if self.started:
+            return
+        self.started = True
+        self._on_start()
+        self._speaks_for_pod = self._local_rank == 0 and self._claim.take()
+        if not self._speaks_for_pod:
+            return
+        before = written(self.environment.termination_file)
+        if before is not None and before.attempt == self.environment.attempt:
+            # Reports are told apart by their number, also those of one process after another.
+            self._sequence = before.sequence
         self.reporter.start()
+
+    @property
+    def _local_rank(self) -> int:
+        """As a launcher says; else, where one pod is all there is, as the process group has it."""
+        environment = self.environment
+        alone = environment.local_rank == 0 and environment.world_size == 1
+        return self.rank if alone else environment.local_rank
 
 
 def ensure_session() -> Session:
-    """The session of `gpujob-run`, or one from the environment for a script that runs
-    without it.
-    """
-    if _current is not None:
-        return _current
+    """The session of this process, or one from the environment; it trains from now on."""
+    session = _current if _current is not None else _made()
+    session.start()
+    return session
+
+
+def _made() -> Session:
     try:
         environment = read_environment(os.environ)
     except FieldError as error:
         sys.stderr.write(f"gpujob: {error}\n")
         raise SystemExit(2) from None
     session = Session(environment)
-    session.start()
+    session.use()
     return session

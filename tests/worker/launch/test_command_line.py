@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpujob_worker.launch.interpreters import Interpreter, interpreter_of
-from gpujob_worker.launch.script_runner import PythonCommand, parse_python
+from gpujob_api.report import FailureClass, Report
 
 pytestmark = pytest.mark.any_torch
 
@@ -107,37 +106,17 @@ def test_interpreter_options_and_other_programs(tmp_path: Path) -> None:
     launcher = [sys.executable, "-m", "gpujob_worker", "--"]
     assert run([*launcher, "python", "-O", "train.py"], tmp_path)[1] == "1 False\n"
     assert run([*launcher, "sh", "-c", "echo hello; exit 9"], tmp_path) == (9, "hello\n", "")
-    launcher.insert(-1, "--explain")
-    code, output, errors = run([*launcher, "sh", "-c", "echo hello; exit 9"], tmp_path)
-    assert (code, output) == (9, "hello\n")
-    why = "neither a python with a script nor a known launcher: it runs as it is, uninjected"
-    assert errors == f"gpujob-run: sh is {why}\n"
 
 
-@pytest.mark.parametrize("worker", ["None", "ModuleSpec"])
-def test_another_interpreter_runs_its_own_packages(worker: str, tmp_path: Path) -> None:
-    other = tmp_path / "bin" / "python3"
-    other.parent.mkdir()
-    other.write_text(
-        f'#!/bin/sh\nif [ "$1" = -c ]; then echo /elsewhere; echo "{worker}"; else echo "$@"; fi\n'
+def test_an_option_that_keeps_the_hook_away_is_said(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('ran')")
+    launcher = [sys.executable, "-m", "gpujob_worker", "--", "python"]
+    code, output, errors = run([*launcher, "-I", "train.py"], tmp_path)
+    assert (code, output) == (0, "ran\n")
+    assert errors == (
+        "gpujob-run: python -I does not read PYTHONPATH: the script runs as it is, nothing is "
+        "injected\n"
     )
-    other.chmod(0o755)
-    launcher = [sys.executable, "-m", "gpujob_worker", "--explain", "--"]
-    code, output, errors = run([*launcher, str(other), "train.py", "a"], tmp_path)
-    if worker == "None":
-        assert (code, output) == (0, "train.py a\n")
-        assert f"gpujob-run: {other} is another interpreter than {sys.executable}" in errors
-    else:
-        expected = "-m gpujob_worker --explain -- python train.py a\n"
-        assert (code, output, errors) == (0, expected, "")
-
-
-def test_interpreters_that_are_this_one(tmp_path: Path) -> None:
-    silent = tmp_path / "python3"
-    silent.write_text("#!/bin/sh\nexit 1\n")
-    silent.chmod(0o755)
-    for program in ("python3", "train.py", sys.executable, str(silent), str(tmp_path / "python")):
-        assert interpreter_of(program) is Interpreter.THIS
 
 
 def test_an_interrupted_script_shows_its_own_frames(tmp_path: Path) -> None:
@@ -171,12 +150,18 @@ def _code_after(number: signal.Signals, command: list[str], folder: Path) -> int
             process.kill()
 
 
-def test_command_lines_are_read() -> None:
-    assert parse_python(["python", "-u", "-W", "error", "t.py", "-m", "x"]) == PythonCommand(
-        ("-u", "-W", "error"), "t.py", False, ("-m", "x")
-    )
-    assert parse_python(["python3.11", "-m", "pkg", "a"]) == PythonCommand((), "pkg", True, ("a",))
-    assert parse_python(["train.py", "a"]) == PythonCommand((), "train.py", False, ("a",))
-    assert parse_python(["python", "-c", "pass"]) is None
-    assert parse_python(["python"]) is None
-    assert parse_python(["torchrun", "train.py"]) is None
+def test_a_script_that_fails_before_it_trains_says_why(tmp_path: Path) -> None:
+    message = tmp_path / "termination"
+    launcher = [sys.executable, "-m", "gpujob_worker", "--", "python", "train.py"]
+    for source, text in (
+        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("import sys; sys.exit(3)", "the script ended with exit code 3"),
+        ("print(", "SyntaxError: '(' was never closed (train.py, line 1)"),
+    ):
+        (tmp_path / "train.py").write_text(source)
+        message.unlink(missing_ok=True)
+        code, _, _ = run(launcher, tmp_path, GPUJOB_TERMINATION_FILE=str(message))
+        failure = Report.from_text(message.read_text()).failure
+        assert code != 0
+        assert failure is not None
+        assert (failure.failure_class, failure.message) == (FailureClass.USER_ERROR, text)

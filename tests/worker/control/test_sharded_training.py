@@ -1,0 +1,60 @@
+"""Sharded training (FSDP2): its calls speak to all processes, so no process tries one alone."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.worker_process import WorkerRun, start_worker
+
+pytestmark = pytest.mark.timeout(240)
+
+SCRIPT = """
+import json, os, sys, torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+torch.set_num_threads(1)
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+where = "file://" + sys.argv[1] + "/group"
+dist.init_process_group("gloo", init_method=where, rank=rank, world_size=size)
+torch.manual_seed(1)
+net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+fully_shard(net, mesh=dist.init_device_mesh("cpu", (size,)))
+opt = torch.optim.AdamW(net.parameters(), lr=0.01)
+generator = torch.Generator().manual_seed(7 + rank)
+for i in range(14):
+    x = torch.randn(24, 8, generator=generator)
+    opt.zero_grad(); (net(x) - x.sum(1, keepdim=True)).square().mean().backward(); opt.step()
+values = torch.cat([p.full_tensor().flatten() for p in net.parameters()]).tolist()
+print(json.dumps({"values": values}), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def train(folder: Path, **settings: Any) -> tuple[list[list[float]], list[str]]:
+    """Two processes: what each printed, and what each said."""
+    folder.mkdir()
+    script = folder / "train.py"
+    script.write_text(SCRIPT)
+    runs: list[WorkerRun] = []
+    for rank in range(2):
+        environment = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+        command = ["python", str(script), str(folder)]
+        runs.append(
+            start_worker(folder / str(rank), command, settings=settings, environment=environment)
+        )
+    assert [run.wait() for run in runs] == [0, 0], "\n".join(run.errors for run in runs)
+    values = [json.loads(run.output.splitlines()[-1])["values"] for run in runs]
+    return values, ["\n".join(run.report["explain"]) for run in runs]
+
+
+def test_sharded_training_stays_as_written(tmp_path: Path) -> None:
+    plain, _ = train(tmp_path / "plain", mode="Off")
+    tuned, said = train(tmp_path / "tuned", mode="Auto")
+    assert plain[0] == plain[1] == tuned[0] == tuned[1]
+    for text in said:
+        assert "everything skipped" not in text, text
+        assert " applied: " not in text, text
+        assert "fused optimizer skipped: 2 processes could measure and decide differently" in text

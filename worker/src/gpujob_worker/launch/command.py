@@ -1,0 +1,53 @@
+"""The command that `gpujob-run` starts, and the environment in which its processes are hooked."""
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gpujob_worker.launch.first_process import ENV_FIRST_PROCESS
+
+# Stands first on PYTHONPATH of everything that is started in a run.
+HOOK_FOLDER = Path(__file__).resolve().parents[1] / "python_path"
+_OPTIONS_WITH_VALUE = ("-W", "-X")
+
+
+def hooked(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment in which every Python process of a run is watched, from this one on."""
+    folder = str(HOOK_FOLDER)
+    there = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path != folder]
+    path = os.pathsep.join([folder, *(path for path in there if path)])
+    return {**environ, "PYTHONPATH": path, ENV_FIRST_PROCESS: str(os.getpid())}
+
+
+def resolved(command: Sequence[str]) -> list[str] | None:
+    """With the program's path first; None where there is no such program.
+
+    `python` without a path, and a script as the program, mean the interpreter that runs this.
+    """
+    words = list(command)
+    if words[0].endswith(".py"):
+        words.insert(0, "python")
+    own = Path(sys.executable).parent / words[0]
+    if words[0].startswith("python") and os.sep not in words[0] and own.exists():
+        return [str(own), *words[1:]]
+    program = shutil.which(words[0])
+    return [program, *words[1:]] if program is not None else None
+
+
+def ignores_path(command: Sequence[str]) -> str | None:
+    """The option of a Python command line by which PYTHONPATH is not read; None without one."""
+    if not Path(command[0]).name.startswith("python"):
+        return None
+    skip = False
+    for word in command[1:]:
+        if skip:
+            skip = False
+        elif word in _OPTIONS_WITH_VALUE:
+            skip = True
+        elif not word.startswith("-") or word in ("-m", "-c", "-"):
+            return None
+        elif not word.startswith("--") and set(word[1:]) & set("EIS"):
+            return word
+    return None

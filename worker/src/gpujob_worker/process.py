@@ -1,0 +1,232 @@
+"""One process in which a training library was imported: its session, its hooks, and its end."""
+
+import atexit
+import contextlib
+import multiprocessing
+import os
+import re
+import sys
+from multiprocessing import util
+from typing import Any
+
+from gpujob_api.codec import FieldError
+from gpujob_api.settings import OptimizeMode
+from gpujob_worker.adapters import huggingface, lightning, tensorflow_jax
+from gpujob_worker.adapters.requested_settings import RequestedSettings
+from gpujob_worker.device.cpu_cores import keep_to_cores
+from gpujob_worker.launch.batch_flags import adapt
+from gpujob_worker.launch.first_process import is_first_process
+from gpujob_worker.launch.resume_flags import adapt_resume
+from gpujob_worker.options import Options, options_of_run
+from gpujob_worker.run.decision_log import DecisionLog
+from gpujob_worker.run.environment import Environment, read_environment
+from gpujob_worker.run.profiling import StepProfiler
+from gpujob_worker.run.safety_net import SafetyNet, kind_and_text
+from gpujob_worker.run.script_end import ScriptEnd
+from gpujob_worker.run.session import Session
+
+TORCH_OLDEST = (2, 4)
+# Below these it is measured and not tuned: no test runs there.
+TORCH_TESTED = (2, 8)
+PYTHON_TESTED = (3, 11)
+# Programs that start others, which train; they may well import torch themselves.
+_LAUNCHERS = ("torch.distributed.run", "accelerate.commands.launch", "deepspeed.launcher.runner")
+_VERSION = re.compile(r"(\d+)\.(\d+)")
+
+
+class Process:
+    """Its methods raise nothing: the script is to run as written where something is wrong."""
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        self._prepared = self._ended = False
+        self._options = Options()
+        self._end = ScriptEnd()
+        self._session: Session | None = None
+        self._net = SafetyNet(DecisionLog())
+
+    def prepare(self) -> None:
+        """Before the first training library is executed."""
+        if self._prepared:
+            return
+        self._prepared = True
+        self._net.guard(self._prepare)()
+
+    def _prepare(self) -> None:
+        keep_to_cores(os.environ)
+        self._end.watch()
+        atexit.register(self.end)
+        reason = ""
+        try:
+            self._options = options_of_run(os.environ)
+            environment = read_environment(os.environ)
+        except (FieldError, ValueError) as error:
+            environment, reason = Environment(), str(error)
+        explanation = DecisionLog(verbose=self._options.explain)
+        self._net = SafetyNet(explanation)
+        self._session = session = self._new_session(environment, explanation)
+        if reason:
+            session.inert_because(reason)
+        elif session.optimizes:
+            _adapt_trainers(session)
+
+    def _new_session(self, environment: Environment, explanation: DecisionLog) -> Session:
+        options = self._options
+        profiler = StepProfiler(options.profile) if options.profile is not None else None
+        session = Session(
+            environment,
+            options.features,
+            explanation,
+            options.tuning_seconds,
+            report_directory=options.report_directory,
+            profiler=profiler,
+            is_first=is_first_process(),
+        )
+        session.when_started(self._end_with_library)
+        session.use()
+        return session
+
+    def _end_with_library(self) -> None:
+        """A child of multiprocessing leaves in a way of its own; errors are known there too."""
+        if multiprocessing.parent_process() is not None:
+            util.Finalize(None, self.end, exitpriority=0)
+
+    def adapt_arguments(self) -> None:
+        """Splits a batch and resumes by the script's own flags, where it has them."""
+        self._net.guard(self._adapt_arguments)()
+
+    def _adapt_arguments(self) -> None:
+        session = self._session
+        if session is None or session.inert:
+            return
+        settings, explanation = session.environment.settings, session.explanation
+        script, *arguments = sys.argv
+        if session.optimizes:
+            table = self._options.argument_table
+            arguments = adapt(script, arguments, settings.batch_per_step, explanation, table)
+        directory = session.environment.checkpoint_directory
+        sys.argv[1:] = adapt_resume(script, arguments, settings, directory, explanation)
+
+    def torch_is_there(self) -> None:
+        """torch was executed: hooks are put into it."""
+        self._net.guard(self._torch_is_there)()
+
+    def _torch_is_there(self) -> None:
+        session = self._session
+        if session is None:
+            return
+        torch: Any = sys.modules["torch"]
+        reason = session.inert or _too_old(str(getattr(torch, "__version__", "")))
+        if reason is not None:
+            self._say_when_it_trains(torch, reason)
+            return
+        session.measures_only(_untested(str(torch.__version__)))
+        try:
+            self._hook(session)
+        except Exception as error:
+            # Of a torch that has changed: whoever makes an optimizer is told.
+            self._net.cut = True
+            self._say_when_it_trains(torch, f"the worker cannot be put in: {kind_and_text(error)}")
+
+    def _hook(self, session: Session) -> None:
+        from gpujob_worker.hooks import Hooks
+        from gpujob_worker.resume.watch import watch
+
+        if session.is_first and session.listens_to_stops:
+            session.listen_for_stop()
+        Hooks(session, self._net, self._again_in_child).install()
+        if session.is_first:
+            # Others would write into the same folder.
+            self._net.guard(lambda: watch(session))()
+
+    def _again_in_child(self) -> Any:
+        """A forked child trains: a run of its own, in which the parent's hooks are dead."""
+        from gpujob_worker.hooks import Hooks
+
+        parent = self._session
+        assert parent is not None
+        self._process = os.getpid()
+        self._ended = False
+        explanation = DecisionLog(verbose=self._options.explain)
+        self._net = SafetyNet(explanation)
+        self._session = self._new_session(read_environment(os.environ), explanation)
+        self._session.measures_only(parent.why_only_measures)
+        hooks = Hooks(self._session, self._net, self._again_in_child)
+        hooks.install()
+        return hooks
+
+    def _say_when_it_trains(self, torch: Any, reason: str) -> None:
+        """Launchers and loader processes import torch as well, and are not to say it."""
+        if self._session is not None:
+            self._session.inert_because(reason)
+        optimizer = getattr(getattr(torch, "optim", None), "Optimizer", None)
+        if optimizer is None or self._session is None:
+            self._net.say(reason)
+            return
+        session, plain, net = self._session, optimizer.__init__, self._net
+
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            if optimizer.__init__ is __init__:
+                optimizer.__init__ = plain
+                net.say(reason)
+                with contextlib.suppress(Exception):
+                    session.start()
+            plain(self, *args, **kwargs)
+
+        optimizer.__init__ = __init__
+
+    def end(self) -> None:
+        """The script is over. Called at the interpreter's exit, and by a child's own library."""
+        session = self._session
+        if session is None or os.getpid() != self._process or self._ended:
+            return
+        self._ended = True
+        with contextlib.suppress(Exception):
+            if session.started or session.is_first:
+                self._say_if_past_the_hook(session)
+                session.finish(self._end.error, launches=_is_launcher())
+
+    def _say_if_past_the_hook(self, session: Session) -> None:
+        hooked = session.state.torch_version or session.inert or self._net.cut
+        # Its optimizers are there as soon as torch was executed; a lazy torch is listed without.
+        if not hooked and "torch.optim" in sys.modules:
+            session.explanation.skipped("everything", "torch was imported past the import hook")
+
+
+def _adapt_trainers(session: Session) -> None:
+    settings, explanation = session.environment.settings, session.explanation
+    if settings.mode is OptimizeMode.RECOMMEND or not session.features.allows("trainers"):
+        return
+    wishes = RequestedSettings.of(settings, session.features)
+    huggingface.watch(wishes, explanation)
+    lightning.watch(wishes, explanation)
+    tensorflow_jax.watch(settings, explanation)
+
+
+def _is_launcher() -> bool:
+    return any(name in sys.modules for name in _LAUNCHERS)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    found = _VERSION.match(text)
+    return (int(found[1]), int(found[2])) if found is not None else (0, 0)
+
+
+def _too_old(torch_version: str) -> str | None:
+    if _version(torch_version) >= TORCH_OLDEST:
+        return None
+    return f"torch {torch_version or 'without a version'} is older than {_dotted(TORCH_OLDEST)}"
+
+
+def _untested(torch_version: str) -> str | None:
+    if _version(torch_version) < TORCH_TESTED:
+        oldest = _dotted(TORCH_TESTED)
+        return f"torch {torch_version} is measured only; from {oldest} on it is tuned"
+    if sys.version_info[:2] < PYTHON_TESTED:
+        found = _dotted(sys.version_info[:2])
+        return f"Python {found} is measured only; from {_dotted(PYTHON_TESTED)} on it is tuned"
+    return None
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
