@@ -18,7 +18,7 @@ from tests.harness.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-NAME = "e2e-command"
+NAME = f"e2e-command-{os.getpid()}"
 COMMAND_SECONDS = 240
 
 
