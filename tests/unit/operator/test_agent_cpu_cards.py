@@ -11,7 +11,7 @@ from gpujob_api.cpu_cards import cpu_card_uuids
 from gpujob_api.gpunode import GPUNodeStatus
 from gpujob_api.manifest import gpunode_from_manifest
 from gpujob_api.meta import Condition, ConditionStatus
-from gpujob_operator.act.kube import GPU_NODES, PODS, Forbidden
+from gpujob_operator.act.kube import GPU_NODES, NODES, PODS, Forbidden
 from gpujob_operator.agent.agent import Agent
 from gpujob_operator.agent.cpu.cards import make_cards
 from gpujob_operator.agent.cpu.environment import EnvironmentDevices
@@ -53,7 +53,9 @@ def fake(tmp_path: Path) -> FakeProc:
 
 @pytest.fixture
 def kube() -> FakeKube:
-    return FakeKube()
+    kube = FakeKube()
+    kube.put(NODES, {"metadata": {"name": NODE}})
+    return kube
 
 
 @pytest.fixture
