@@ -13,7 +13,9 @@ WORDS_SECONDS = 30.0
 Json = dict[str, Any]
 
 # Its creation is tried again and again, and the job says "0 pods created, 1 to create".
-refused = pytest.mark.xfail(reason="a pod that the API server refuses is not said to the job")
+refused = pytest.mark.xfail(
+    raises=AssertionError, reason="a pod that the API server refuses is not said to the job"
+)
 
 
 def test_an_image_that_cannot_be_pulled(team: Team) -> None:
