@@ -23,6 +23,7 @@ from gpujob_api.gpuqueue import GPUQueue
 from gpujob_api.meta import TAINT_RECLAIM
 from gpujob_api.quantities import GIB, MIB
 from gpujob_api.report import CheckpointReport, FailureClass, WorkerPhase
+from gpujob_api.start_refusal import StartRefusal
 from gpujob_operator.decide.model.snapshot import (
     GPUUsage,
     InvalidJob,
@@ -30,9 +31,11 @@ from gpujob_operator.decide.model.snapshot import (
     PodPhase,
     PodView,
     ReceivedReport,
+    RefusedPod,
     Snapshot,
     Taint,
 )
+from gpujob_operator.decide.model.stop_reasons import STOP_RULES
 from tests.harness.builders import (
     MODEL,
     after,
@@ -162,8 +165,14 @@ reservations = st.builds(
     st.sampled_from(list(ReservationSource)),
     st.booleans(),
 )
-stops = st.builds(
-    StopReason, st.sampled_from(["Hung", "Suspended", "WorkerEnded", "x"]), st.just("m"), times
+stops = st.builds(StopReason, st.sampled_from([*STOP_RULES, "x"]), st.just("m"), times)
+start_refusals = st.builds(
+    StartRefusal,
+    st.sampled_from(["PodRefused", "Unschedulable"]),
+    st.sampled_from(["words", "{}"]),
+    st.integers(0, 50),
+    times,
+    st.none() | st.sampled_from(NODES),
 )
 statuses = st.builds(
     GPUJobStatus,
@@ -176,6 +185,8 @@ statuses = st.builds(
     counters=st.builds(Counters, *[st.integers(0, 60)] * 5),
     stop=st.none() | stops,
     next_attempt_at=maybe_times,
+    start_refusals=st.lists(start_refusals, max_size=2).map(tuple),
+    held_seconds=st.none() | st.floats(0, 1e6),
     attempt_started_at=maybe_times,
     progressed_at=maybe_times,
     started_at=maybe_times,
@@ -206,6 +217,17 @@ reports = st.builds(
 )
 
 
+REASONS = (
+    "",
+    "Evicted",
+    "OOMKilled",
+    "ImagePullBackOff",
+    "Unschedulable",
+    "StartError",
+    "OutOfcpu",
+)
+
+
 @st.composite
 def odd_pods(draw: st.DrawFn, jobs: tuple[GPUJob, ...], number: int) -> PodView:
     """A pod of one of the jobs or of none, in any state."""
@@ -220,7 +242,11 @@ def odd_pods(draw: st.DrawFn, jobs: tuple[GPUJob, ...], number: int) -> PodView:
         node=draw(st.none() | st.sampled_from(NODES)),
         gpus=tuple(draw(st.lists(st.sampled_from(UUIDS), max_size=2))),
         termination=draw(st.none() | reports),
-        reason=draw(st.sampled_from(["", "Evicted", "OOMKilled", "ImagePullBackOff"])),
+        reason=draw(st.sampled_from(REASONS)),
+        scheduled_since=draw(maybe_times),
+        sandbox_ready=draw(mostly(True, False)),
+        pulls_images=draw(mostly(False, True)),
+        last_change_at=draw(maybe_times),
         finished_at=draw(maybe_times),
         deletion_at=draw(maybe_times),
     )
@@ -249,6 +275,11 @@ def odd_snapshots(draw: st.DrawFn) -> Snapshot:
         (job.metadata.uid, draw(st.integers(0, 3))): GPUUsage(draw(memories), 50.0, n)
         for n, job in enumerate(jobs)
     }
+    refused = tuple(
+        RefusedPod(job.metadata.uid, draw(st.integers(0, 3)), rank, "exceeded quota")
+        for job in jobs
+        for rank in range(draw(st.integers(0, 2)))
+    )
     broken = (InvalidJob(make_job("broken").metadata, "spec.gpu", "is bad"),)
     return Snapshot(
         jobs=jobs,
@@ -259,6 +290,7 @@ def odd_snapshots(draw: st.DrawFn) -> Snapshot:
         queues=(make_queue("small", gpus=2),),
         reports=received,
         usage=usage,
+        refused_pods=refused,
         listening_since=draw(maybe_times),
     )
 

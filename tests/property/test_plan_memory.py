@@ -71,6 +71,7 @@ def between(one: Snapshot, other: Snapshot, random: Random) -> Snapshot:
         queues=some_of(one.queues, other.queues, random),
         profiles=some_of(one.profiles, other.profiles, random),
         reports=one.reports if random.random() < 0.5 else other.reports,
+        refused_pods=one.refused_pods if random.random() < 0.5 else other.refused_pods,
         usage=one.usage if random.random() < 0.5 else other.usage,
     )
 

@@ -28,7 +28,7 @@ from tests.harness.builders import (
     measured,
     with_status,
 )
-from tests.harness.ledger import build_capacity
+from tests.harness.capacity import build_capacity
 from tests.property.plan_snapshots import NOW, fresh_clusters, later, odd_snapshots
 
 few = settings(max_examples=40)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,9 @@ from gpujob_operator.observe.cache import Kind
 from tests.harness.builders import MODEL
 from tests.simulation.api_server import AnyKind, ApiServer, Manifest, OtherKind
 from tests.simulation.machines import ABSURD_GPU, MISSING_GPU, Machine, PhysicalGPU
+from tests.simulation.pod_starts import PodStarts
 from tests.simulation.pods import (
     SIDECAR,
-    gpus_of,
     has_sidecar,
     is_foreign,
     wanted_node,
@@ -27,7 +28,7 @@ from tests.simulation.pods import (
 if TYPE_CHECKING:
     from tests.simulation.clock import Clock
     from tests.simulation.worker import Worker
-    from tests.simulation.workloads import NodePlan
+    from tests.simulation.workloads import NodePlan, Workload
 
 AGENT_SECONDS = 8.0
 SAMPLE_SECONDS = 2.0
@@ -40,13 +41,20 @@ EVICTED_AFTER_SECONDS = 60.0
 class Cluster:
     """Everything of the cluster but the operator; its controllers see the API without delay."""
 
-    def __init__(self, clock: Clock, api: ApiServer, start_worker: Any) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        api: ApiServer,
+        start_worker: Any,
+        workload_of: Callable[[Manifest], Workload],
+    ) -> None:
         self.clock = clock
         self.api = api
         self.machines: dict[str, Machine] = {}
         # Whether the garbage collector does its work.
         self.collects = True
         self._start_worker = start_worker
+        self._starts = PodStarts(clock, api, workload_of)
         api.watchers.append(self._watch)
 
     def join(self, plan: NodePlan) -> Machine:
@@ -127,15 +135,9 @@ class Cluster:
         pod = self.api.find(Kind.POD, uid)
         if pod is None or "deletionTimestamp" in pod["metadata"]:
             return
-        refusal = self._unschedulable(pod)
+        refusal = self._starts.refusal(pod)
+        self._pod_status(pod, self._starts.scheduled(pod, refusal))
         if refusal:
-            condition = {
-                "type": "PodScheduled",
-                "status": "False",
-                "reason": "Unschedulable",
-                "message": refusal,
-            }
-            self._pod_status(pod, {"conditions": [condition]})
             self.clock.after(5.0, lambda: self._bind(uid))
             return
         name = wanted_node(pod)
@@ -143,16 +145,6 @@ class Cluster:
         if bound is not None:
             seconds = self.clock.random.uniform(0.3, 3.0)
             self.clock.after(seconds, lambda: self._start(uid))
-
-    def _unschedulable(self, pod: Manifest) -> str:
-        try:
-            node = self.api.get(Kind.NODE, "", wanted_node(pod))
-        except NotFound:
-            return "node not found"
-        if any(taint["effect"] == "NoSchedule" for taint in node["spec"].get("taints") or ()):
-            return "untolerated taint"
-        ready = node["status"]["conditions"][0]["status"] == "True"
-        return "" if ready else "node is not ready"
 
     # -- kubelet
 
@@ -169,9 +161,11 @@ class Cluster:
         if "deletionTimestamp" in pod["metadata"]:
             self.api.remove(Kind.POD, uid, "kubelet")
             return
-        if not set(gpus_of(pod)) <= machine.gpus.keys():
-            waiting = {"waiting": {"reason": "CreateContainerError", "message": "unknown device"}}
-            self._pod_status(pod, {"containerStatuses": [worker_status(waiting)]})
+        held_up = self._starts.held_up(machine, pod)
+        if held_up is not None:
+            self._pod_status(pod, held_up.status)
+            if held_up.again_seconds is not None:
+                self.clock.after(held_up.again_seconds, lambda: self._start(uid))
             return
         machine.workers[uid] = self._start_worker(self, machine, pod)
         started = {"running": {"startedAt": format_time(self.clock.moment)}}

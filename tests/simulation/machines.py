@@ -44,7 +44,13 @@ class Machine:
     gone: bool = False
     # Pods whose processes ended while the node was cut off: their kubelet knows how.
     unsaid: set[str] = field(default_factory=set[str])
+    # When each image is there that was ever asked for.
+    images: dict[str, float] = field(default_factory=dict[str, float])
     published: tuple[float, object] = (float("-inf"), None)
+
+    def image_at(self, name: str, now: float, pull_seconds: float) -> float:
+        """When the image is there, whose pull begins now where nobody asked for it before."""
+        return self.images.setdefault(name, now + pull_seconds)
 
     def used_bytes(self, uuid: str) -> int:
         ours = sum(w.memory_on(uuid) for w in self.workers.values())

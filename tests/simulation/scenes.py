@@ -105,7 +105,7 @@ def odd_words() -> Scenario:
         Submission(
             f"odd{number}", 3.0 * number,
             make_spec(f"odd{number}", gpu={"memory": "4Gi"}, retry={"limit": 0}),
-            Workload(steps=20, fail_at_step=2, last_words=words, expected="Failed", **failing),
+            Workload(steps=20, fail_at_step=2, final_text=words, expected="Failed", **failing),
             namespace=OTHER,
         )
         for number, words in enumerate(ODD_MESSAGES)

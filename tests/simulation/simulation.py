@@ -34,7 +34,7 @@ from tests.simulation.recorder import FINAL, Recorder, Violation, is_live
 from tests.simulation.result import Result
 from tests.simulation.troubles import Troubles
 from tests.simulation.worker import Disk, Worker
-from tests.simulation.workloads import ANY_END, Scenario, Submission, make_scenario
+from tests.simulation.workloads import ANY_END, Scenario, Submission, Workload, make_scenario
 
 PlanFunction = Callable[[Snapshot, datetime], Plan]
 END_SECONDS = 6000.0
@@ -66,7 +66,7 @@ class Simulation:
         self.incidents = make_incidents(seed, names) if incidents is None else incidents
         self.operator_names: set[str] = set()
         self.recorder = Recorder(self.api, self.operator_names)
-        self.cluster = Cluster(self.clock, self.api, self._start_worker)
+        self.cluster = Cluster(self.clock, self.api, self._start_worker, self._workload_of)
         self.disks: dict[str, Disk] = {}
         self.shells: list[OperatorShell] = []
         self.cycles = 0
@@ -185,11 +185,13 @@ class Simulation:
     # -- workers
 
     def _start_worker(self, cluster: Cluster, machine: Machine, pod: Manifest) -> Worker:
-        labels = pod["metadata"]["labels"]
-        key = f"{pod['metadata']['namespace']}/{labels['gpujob.dev/job']}"
-        workload = next(o.workload for o in self.scenario.submissions if o.key == key)
-        disk = self.disks.setdefault(labels["gpujob.dev/job-uid"], Disk())
+        disk = self.disks.setdefault(pod["metadata"]["labels"]["gpujob.dev/job-uid"], Disk())
+        workload = self._workload_of(pod)
         return Worker(cluster, machine, pod, workload, disk, self._peers_run, self._tell)
+
+    def _workload_of(self, pod: Manifest) -> Workload:
+        key = f"{pod['metadata']['namespace']}/{pod['metadata']['labels']['gpujob.dev/job']}"
+        return next(one.workload for one in self.scenario.submissions if one.key == key)
 
     def _peers_run(self, worker: Worker) -> bool:
         job = self.api.find(Kind.JOB, worker.job_uid)

@@ -15,13 +15,15 @@ NO_WEBHOOK = (
     'Internal error occurred: failed calling webhook "inject.mesh.example": failed to call webhook:'
     ' Post "https://inject.mesh.svc:443/inject": no endpoints available for service "inject"'
 )
+OVER_QUOTA = "pods is forbidden: exceeded quota: compute, requested: pods=1, limited: pods=9"
 TOO_LARGE = "etcdserver: request is too large"
 DOUBTFUL = "Internal error occurred: rpc error: code = Unknown desc = something went wrong"
 
 
 class TroubleKind(Enum):
-    """`WEBHOOK` and `TOO_LARGE` are certain: nothing was written. `DOUBTFUL` does not say."""
+    """`QUOTA`, `WEBHOOK` and `TOO_LARGE` are certain: nothing was written. `DOUBTFUL` is not."""
 
+    QUOTA = "quota"
     WEBHOOK = "webhook"
     TOO_LARGE = "too-large"
     DOUBTFUL = "doubtful"
@@ -29,11 +31,12 @@ class TroubleKind(Enum):
     SLOW = "slow"
 
 
-# Reason and message of the answer.
+# Status, reason and message of the answer.
 _REFUSALS = {
-    TroubleKind.WEBHOOK: ("InternalError", NO_WEBHOOK),
-    TroubleKind.TOO_LARGE: ("", TOO_LARGE),
-    TroubleKind.DOUBTFUL: ("InternalError", DOUBTFUL),
+    TroubleKind.QUOTA: (403, "Forbidden", OVER_QUOTA),
+    TroubleKind.WEBHOOK: (500, "InternalError", NO_WEBHOOK),
+    TroubleKind.TOO_LARGE: (500, "", TOO_LARGE),
+    TroubleKind.DOUBTFUL: (500, "InternalError", DOUBTFUL),
 }
 
 
@@ -62,7 +65,7 @@ class Trouble:
         if self.job and request.name != self.job and not request.name.startswith(f"{self.job}-"):
             return False
         creates = request.verb == "create" and request.kind is Kind.POD
-        if self.kind in (TroubleKind.WEBHOOK, TroubleKind.SLOW):
+        if self.kind in (TroubleKind.QUOTA, TroubleKind.WEBHOOK, TroubleKind.SLOW):
             return creates
         if self.kind is TroubleKind.TOO_LARGE:
             return request.verb == "patch" and request.kind is Kind.JOB
@@ -90,12 +93,12 @@ class Troubles:
     def after_effect(self, request: Request) -> ApiError | None:
         """The write was made, and the answer says that something went wrong."""
         doubtful = any(one.kind is TroubleKind.DOUBTFUL_WRITTEN for one in self._now(request))
-        return _error("InternalError", DOUBTFUL) if doubtful else None
+        return _error(500, "InternalError", DOUBTFUL) if doubtful else None
 
     def _now(self, request: Request) -> list[Trouble]:
         return [one for one in self._troubles if one.meets(request, self._clock.now)]
 
 
-def _error(reason: str, message: str) -> ApiError:
+def _error(status: int, reason: str, message: str) -> ApiError:
     """As the operator's own client reads such an answer."""
-    return kube._status_error(500, {"reason": reason, "message": message}, None)
+    return kube._status_error(status, {"reason": reason, "message": message}, None)

@@ -234,8 +234,8 @@ class Worker:
         self.ended = True
         reason = "Error" if exit_code else "Completed"
         status: dict[str, object] = {"exitCode": exit_code, "reason": reason}
-        if self._workload.last_words:
-            status["message"] = self._workload.last_words
+        if self._workload.final_text:
+            status["message"] = self._workload.final_text
         elif not self._workload.is_silent:
             status["message"] = self.report_now(WorkerPhase.FINISHED, failure).termination_message()
         phase = "Succeeded" if exit_code == EXIT_DONE else "Failed"

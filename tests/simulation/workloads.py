@@ -41,8 +41,16 @@ class Workload:
     failing_xid: int = 0
     ignores_sigterm: bool = False
     is_silent: bool = False
+    # Where its volume can be used, by node; empty: everywhere.
+    volume_nodes: tuple[str, ...] = ()
+    # How long a node takes to pull its image for the first time.
+    pull_seconds: float = 0.0
+    # Why its container cannot be started, in the kubelet's word, and until when.
+    cannot_start: str = ""
+    cannot_start_until: float = 1e9
+    has_executable: bool = True
     # What the process leaves as its termination message instead of a report.
-    last_words: str = ""
+    final_text: str = ""
     expected: str = "Succeeded"
 
     @property
@@ -162,7 +170,7 @@ def _kinds(random: Random) -> list[tuple[int, dict[str, Any], Workload]]:
         (1, {"sidecar": True, "workers": 2}, _healthy(random)),
         (1, {"sidecar": True}, _failing(random, failure=unknown, fail_at_step=5, **once)),
         (2, {"grace_seconds": random.choice([2, 5, 120, 300])}, _healthy(random)),
-        (1, {}, _failing(random, failure=unknown, fail_at_step=3, last_words=odd)),
+        (1, {}, _failing(random, failure=unknown, fail_at_step=3, final_text=odd)),
     ]
 
 

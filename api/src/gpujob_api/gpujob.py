@@ -39,6 +39,7 @@ from gpujob_api.report import (
     WaitPercent,
 )
 from gpujob_api.settings import OptimizeMode, Precision, Toggle, TunedSettings
+from gpujob_api.start_refusal import START_REFUSALS_MAX, StartRefusal
 
 WORKERS_MAX = 1024
 GPUS_PER_WORKER_MAX = 16
@@ -289,7 +290,7 @@ class Measurement:
     baseline: Timing | None = None
     current: Timing | None = None
     # As in the newest report of the attempt. What `baseline` and `current` say was measured at
-    # different times, beside different neighbours, and is no such factor.
+    # different times, beside different co-tenants, and is no such factor.
     speedup: Speedup | None = None
     data_wait_percent: WaitPercent | None = None
     # Of the GPU, whoever else runs on it.
@@ -357,11 +358,13 @@ class GPUJobStatus:
     failure: JobFailure | None = None
     profile: Annotated[str, Text(253)] | None = None
     next_attempt_at: datetime | None = None
-    # A job that made room for another one waits as if it had come then.
+    # The newest ones.
+    start_refusals: Annotated[tuple[StartRefusal, ...], Items(START_REFUSALS_MAX)] = ()
+    # A preempted job waits as if it had arrived then.
     requeued_at: datetime | None = None
     # For how long attempts that have ended held GPUs, all together.
     held_seconds: Annotated[float, Range(0, 10**9, clamp=True)] | None = None
-    # Its least utilization when GPUs are shared: raised when it slowed a neighbour too much.
+    # Its least utilization when GPUs are shared: raised when it slowed a co-tenant too much.
     utilization_floor_percent: Percent = 0.0
     attempt_started_at: datetime | None = None
     progressed_at: datetime | None = None

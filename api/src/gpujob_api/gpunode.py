@@ -43,8 +43,8 @@ class GPUProcess:
 
 @dataclass(frozen=True, slots=True)
 class XIDEvent:
-    """An error that the driver told of. `pod_uid` is of the pod whose program met it, where that is
-    known: it was alone on the GPU."""
+    """An error that the driver reported. `pod_uid` is that of the pod whose program caused it, if
+    known: the pod was alone on the GPU."""
 
     xid: SmallCount
     at: datetime

@@ -1,4 +1,4 @@
-"""GPUProfile: what is known about a workload from earlier runs, one entry a GPU model."""
+"""GPUProfile: measurements of a workload from earlier runs, one entry for each GPU model."""
 
 from dataclasses import dataclass, field
 from datetime import datetime

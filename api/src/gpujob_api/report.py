@@ -84,7 +84,7 @@ class Speedup:
 
     Forward and backward on one batch of the script, and the optimizer's step where its kernel was
     chosen; loading of data and exchange with other processes are not in it. The script's own way
-    and the settings in force ran in turns, so on the same GPU beside the same neighbours, and their
+    and the settings in force ran in turns, so on the same GPU beside the same co-tenants, and their
     number was fixed before the first. Where a memory limit binds, both sides keep it.
     """
 

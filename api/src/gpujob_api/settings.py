@@ -103,7 +103,7 @@ class TunedSettings:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """GPUJOB_SETTINGS: what the user asked for, and what is known from an earlier run.
+    """GPUJOB_SETTINGS: what the user requested, and what an earlier run found.
 
     `tuned` set means: start with these settings and do not probe.
     """

@@ -79,20 +79,20 @@ def conditions(job: dict[str, Any]) -> dict[str, dict[str, str]]:
 
 def follow() -> str:
     """Empty once the job has succeeded, else what hindered it."""
-    until, told = time.monotonic() + SECONDS_MAX, ""
+    until, shown = time.monotonic() + SECONDS_MAX, ""
     while True:
         found = must("the job", call("GET", f"{JOBS}/{NAME}"), 200, 0, 500, 503)
         seen = conditions(found)
         text = found.get("status", {}).get("summary", {}).get("reason", "")
-        if text != told:
-            told = text
-            print(f"{found.get('status', {}).get('phase', '')}: {told}", flush=True)
+        if text != shown:
+            shown = text
+            print(f"{found.get('status', {}).get('phase', '')}: {shown}", flush=True)
         if seen.get("Succeeded", {}).get("status") == "True":
             return ""
         if seen.get("Finished", {}).get("status") == "True":
-            return f"the job failed: {seen.get('Failed', {}).get('message', told)}"
+            return f"the job failed: {seen.get('Failed', {}).get('message', shown)}"
         if time.monotonic() > until:
-            return f"no end after {SECONDS_MAX:.0f} s; the job says: {told or 'nothing'}"
+            return f"no end after {SECONDS_MAX:.0f} s; the job says: {shown or 'nothing'}"
         time.sleep(PAUSE_SECONDS)
 
 

@@ -68,7 +68,9 @@ def build(connect: Connect, now: Callable[[], datetime]) -> typer.Typer:
 
     @app.command("list")
     def list_command(
-        all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A")] = False,
+        all_namespaces: Annotated[
+            bool, typer.Option("--all-namespaces", "-A", help="List the jobs of all namespaces.")
+        ] = False,
         namespace: Namespace = None,
         context: Context = None,
         kubeconfig: Kubeconfig = None,
@@ -131,20 +133,20 @@ def _places(
 ) -> None:
     """The job's placement beside others: its score, the runners-up, and what other nodes lack."""
     from kubectl_gpujob import places
-    from kubectl_gpujob.pictures import picture_from_cluster, picture_from_dump
+    from kubectl_gpujob.observations import observation_from_cluster, observation_from_dump
 
     if source is None:
         cluster = connect(target)
-        picture = picture_from_cluster(cluster, configuration)
-        found = places.found(picture, f"{cluster.namespace}/{name}")
+        observation = observation_from_cluster(cluster, configuration)
+        found = places.found(observation, f"{cluster.namespace}/{name}")
     else:
-        picture = picture_from_dump(source, configuration)
+        observation = observation_from_dump(source, configuration)
         wanted = f"{target.namespace}/{name}" if target.namespace else name
-        found = places.found(picture, wanted)
+        found = places.found(observation, wanted)
     if output is Output.JSON:
         screen.print_json(places.as_json(found))
     else:
-        screen.print_rows(places.headline(found, picture), places.rows(found))
+        screen.print_rows(places.headline(found, observation), places.rows(found))
 
 
 def _simulate_command(connect: Connect) -> Callable[..., None]:
@@ -166,30 +168,31 @@ def _simulate_command(connect: Connect) -> Callable[..., None]:
     ) -> None:
         """Simulate scheduling with extra jobs, nodes or quota. Read-only.
 
-        Shows where and when jobs would start and which jobs they would preempt, or why they stay
-        pending, and what changes for other jobs. Without files and names, it shows all pending
-        jobs. Running jobs continue at their measured pace; nothing is measured, and no job fails.
-        It lists nodes, pods of all namespaces and the kinds of gpujob.dev, or reads a dump.
+        Shows where and when jobs would start and which jobs they would preempt,
+        or why they stay pending, and what changes for other jobs. Without files
+        and names, it shows all pending jobs. Running jobs continue at their
+        measured pace; nothing is measured, and no job fails. It lists nodes, pods
+        of all namespaces and the kinds of gpujob.dev, or reads a dump.
         """
         from kubectl_gpujob import question, simulate
-        from kubectl_gpujob.pictures import picture_from_cluster, picture_from_dump
+        from kubectl_gpujob.observations import observation_from_cluster, observation_from_dump
 
         target = Target(kubeconfig, context, namespace)
         limits = simulate.Limits(question.horizon_seconds(horizon))
         if source is None:
             cluster = connect(target)
-            here, picture = cluster.namespace, picture_from_cluster(cluster, configuration)
+            here, observation = cluster.namespace, observation_from_cluster(cluster, configuration)
         else:
-            here, picture = namespace or "default", picture_from_dump(source, configuration)
+            here, observation = namespace or "default", observation_from_dump(source, configuration)
         changes = question.changes_of(
             files or [],
             namespace=here,
-            queues=picture.snapshot.queues,
+            queues=observation.snapshot.queues,
             add_nodes=add_nodes or [],
             without_nodes=without_nodes or [],
             quotas=quotas or [],
         )
-        found = simulate.answer(picture, changes, jobs or [], here, limits)
+        found = simulate.answer(observation, changes, jobs or [], here, limits)
         if output is Output.JSON:
             screen.print_json(simulate.as_json(found))
         else:

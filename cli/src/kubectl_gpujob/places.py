@@ -11,37 +11,37 @@ from gpujob_operator.decide.explain.placement_explanation import (
 )
 from gpujob_operator.decide.explain.words import rows as rows
 from kubectl_gpujob.errors import UserError
-from kubectl_gpujob.simulate import Picture
+from kubectl_gpujob.simulate import Observation
 
 
-def found(picture: Picture, name: str) -> PlacementExplanation:
+def found(observation: Observation, name: str) -> PlacementExplanation:
     """The explanation of NAMESPACE/NAME in this snapshot. Raises `UserError`."""
     try:
-        job = find_job(picture.snapshot.jobs, name)
-        return explain_placement(picture.snapshot, picture.now, job.metadata.uid)
+        job = find_job(observation.snapshot.jobs, name)
+        return explain_placement(observation.snapshot, observation.now, job.metadata.uid)
     except FieldError as error:
         raise UserError(error.problem) from None
 
 
-def headline(told: PlacementExplanation, picture: Picture) -> str:
-    job = told.requirements.job.metadata
-    how = "as this cycle decides it" if told.decided_here else "as if it were placed now"
-    when = f"{picture.now:%Y-%m-%d %H:%M:%S} UTC"
-    return f"{job.namespace}/{job.name}, {how}, from {picture.source} of {when}"
+def headline(explanation: PlacementExplanation, observation: Observation) -> str:
+    job = explanation.requirements.job.metadata
+    how = "as this cycle decides it" if explanation.decided_here else "as if it were placed now"
+    when = f"{observation.now:%Y-%m-%d %H:%M:%S} UTC"
+    return f"{job.namespace}/{job.name}, {how}, from {observation.source} of {when}"
 
 
-def as_json(told: PlacementExplanation) -> dict[str, Any]:
+def as_json(explanation: PlacementExplanation) -> dict[str, Any]:
     """The same for programs. Costs are in GPUs."""
-    job = told.requirements.job.metadata
+    job = explanation.requirements.job.metadata
     return {
         "namespace": job.namespace,
         "name": job.name,
-        "decidedHere": told.decided_here,
-        "placedBefore": told.before,
-        "chosen": None if told.chosen is None else _candidate(told.chosen),
-        "best": [_candidate(one) for one in told.best],
-        "lacks": dict(told.lacks),
-        "refusal": told.refusal,
+        "decidedHere": explanation.decided_here,
+        "placedBefore": explanation.before,
+        "chosen": None if explanation.chosen is None else _candidate(explanation.chosen),
+        "best": [_candidate(one) for one in explanation.best],
+        "lacks": {node: lack.text for node, lack in explanation.lacks.items()},
+        "refusal": explanation.refusal,
     }
 
 

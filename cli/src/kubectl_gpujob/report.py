@@ -145,11 +145,11 @@ def _measurement(measured: Measurement) -> list[Row]:
 
 def _attempts(job: GPUJob) -> str:
     counters: Counters = job.status.counters
-    told = [
+    parts = [
         f"{getattr(counters, name)} {word}"
         for name, word in _COUNTERS.items()
         if getattr(counters, name)
     ]
     if job.status.resumed_from_step is not None:
-        told.append(f"resumed after step {job.status.resumed_from_step}")
-    return ", ".join([str(job.status.attempt), *told])
+        parts.append(f"resumed after step {job.status.resumed_from_step}")
+    return ", ".join([str(job.status.attempt), *parts])

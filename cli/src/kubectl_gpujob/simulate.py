@@ -18,7 +18,7 @@ from kubectl_gpujob import text
 from kubectl_gpujob.errors import UserError
 
 Row = tuple[str, str]
-NODES_TOLD = 4
+NODES_SHOWN = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class Observation:
     """The start of a simulation: a snapshot, its time and its origin."""
 
     snapshot: Snapshot
@@ -43,13 +43,13 @@ class Picture:
 
 
 def answer(
-    picture: Picture, changes: Edits, names: Sequence[str], namespace: str, limits: Limits
+    observation: Observation, changes: Edits, names: Sequence[str], namespace: str, limits: Limits
 ) -> Answer:
     """Runs `plan` with the edits and, if there are any, without. Raises `UserError`.
 
     `names` are jobs of the namespace to show. Without any: the added jobs, else all pending ones.
     """
-    before, now = picture.snapshot, picture.now
+    before, now = observation.snapshot, observation.now
     try:
         after = edited(before, changes, now)
     except FieldError as error:
@@ -60,8 +60,8 @@ def answer(
     if changes.any:
         found = differences(simulate(before, now, limits), timeline)
         others = tuple(one for one in found if one.after.job.metadata.uid not in asked)
-    told = tuple(timeline.jobs[uid] for uid in asked if uid in timeline.jobs)
-    return Answer(picture.source, now, limits.horizon_seconds, timeline, told, others)
+    shown = tuple(timeline.jobs[uid] for uid in asked if uid in timeline.jobs)
+    return Answer(observation.source, now, limits.horizon_seconds, timeline, shown, others)
 
 
 def _option(error: FieldError) -> str:
@@ -109,17 +109,17 @@ def rows(job: JobTimeline, found: Answer) -> list[Row]:
         for one in job.stopped
     ]
     events += [(one.seconds, ("Pending", f"{one.reason}: {one.message}")) for one in job.waited[:1]]
-    told: list[Row] = []
+    found_rows: list[Row] = []
     if job.ran_before is not None:
-        told.append(("Runs", f"already on {_where(job.ran_before)}"))
-    told += [row for _, row in sorted(events, key=lambda event: event[0])]
+        found_rows.append(("Runs", f"already on {_where(job.ran_before)}"))
+    found_rows += [row for _, row in sorted(events, key=lambda event: event[0])]
     if job.finished_seconds is not None:
-        told.append((job.phase.value, _in(job.finished_seconds)))
+        found_rows.append((job.phase.value, _in(job.finished_seconds)))
     elif job.waits_in_the_end:
         again = " again" if job.ran_before is not None or job.placed else ""
-        told.append((f"Not placed{again}", f"within {text.duration(found.timeline.seconds)}"))
-        told += [("In the end", f"{one.reason}: {one.message}") for one in job.waited[1:]]
-    return told
+        found_rows.append((f"Not placed{again}", f"within {text.duration(found.timeline.seconds)}"))
+        found_rows += [("In the end", f"{one.reason}: {one.message}") for one in job.waited[1:]]
+    return found_rows
 
 
 def _stopped(one: Stopped) -> str:
@@ -183,9 +183,9 @@ def _where(placement: Placement) -> str:
     for worker in placement.workers:
         nodes.setdefault(worker.node, []).extend(worker.gpus)
     parts = [f"{node} ({', '.join(gpus)})" for node, gpus in nodes.items()]
-    more = f" and {len(parts) - NODES_TOLD} more nodes" if len(parts) > NODES_TOLD else ""
+    more = f" and {len(parts) - NODES_SHOWN} more nodes" if len(parts) > NODES_SHOWN else ""
     spot = ", spot" if placement.spot else ""
-    return f"{', '.join(parts[:NODES_TOLD])}{more}{spot}"
+    return f"{', '.join(parts[:NODES_SHOWN])}{more}{spot}"
 
 
 def _in(seconds: float) -> str:

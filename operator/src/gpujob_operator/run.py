@@ -282,8 +282,8 @@ class Operator:
         directory = self._options.dump_directory
 
         def snapshot() -> Snapshot:
-            picture = self._cache.snapshot(receiver.newest(), self._configuration)
-            return replace(picture, listening_since=self._listening_since)
+            snapshot = self._cache.snapshot(receiver.newest(), self._configuration)
+            return replace(snapshot, listening_since=self._listening_since)
 
         return SchedulingLoop(
             snapshot=snapshot,

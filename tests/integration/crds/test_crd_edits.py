@@ -161,7 +161,7 @@ def test_a_finished_job_stays_finished_and_as_it_was(
         refusal = _refusal(control_plane, "PATCH", f"{path}/status", {"status": status})
         assert "Succeeded and Failed are final" in refusal
     refusal = _refusal(control_plane, "PATCH", path, {"spec": {"priority": 1}})
-    assert "spec: Invalid value: the job is finished" in refusal
+    assert "spec: Invalid value: is immutable once the job has finished" in refusal
     client = control_plane.client()
     assert client.merge(path, {"metadata": {"labels": {"kept": "yes"}}})
     assert _set_status(control_plane, path, summary={"cost": "0.10"})

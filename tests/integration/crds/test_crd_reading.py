@@ -176,6 +176,6 @@ def test_explain_has_a_text_for_every_field(
 def test_kubectl_explains(control_plane: RunningControlPlane) -> None:
     shown = control_plane.kubectl("explain", "gpujob.spec.checkpoint").stdout
     assert "volumeClaimName" in shown
-    assert "a lost node loses them" in " ".join(shown.split())
+    assert "are lost with it" in " ".join(shown.split())
     recursive = control_plane.kubectl("explain", "gpujob.spec", "--recursive").stdout
     assert json.dumps("maxSlowdownPercent").strip('"') in recursive

@@ -180,7 +180,7 @@ async def test_a_condition_keeps_its_time_until_it_turns(bench: _Bench) -> None:
     bench.clock.advance(20.0)
     await bench.publish(A_GPU)
     assert bench.node.status.conditions[0].last_transition_time == since
-    await bench.publisher.publish_trouble(Readiness(False, "NVMLFailed", "gone"))
+    await bench.publisher.publish_failure(Readiness(False, "NVMLFailed", "gone"))
     assert bench.node.status.conditions[0].last_transition_time > since
 
 
@@ -189,7 +189,7 @@ async def test_trouble_leaves_gpus_and_their_time(bench: _Bench) -> None:
     await bench.publish(A_GPU)
     measured_at = bench.node.status.observed_at
     bench.clock.advance(60.0)
-    await bench.publisher.publish_trouble(Readiness(False, "NVMLFailed", "driver is restarting"))
+    await bench.publisher.publish_failure(Readiness(False, "NVMLFailed", "driver is restarting"))
     status = bench.node.status
     assert status.observed_at == measured_at
     assert [(gpu.uuid, gpu.healthy) for gpu in status.gpus] == [("GPU-0", False)]
@@ -211,7 +211,7 @@ async def test_a_restarted_agent_knows_the_gpus_of_the_one_before(bench: _Bench)
     )
     await again.recall()
     assert again.last.gpus == (A_GPU,)
-    await again.publish_trouble(Readiness(False, "NVMLFailed", "no driver"))
+    await again.publish_failure(Readiness(False, "NVMLFailed", "no driver"))
     (gpu,) = bench.node.status.gpus
     assert (gpu.uuid, gpu.healthy) == (A_GPU.uuid, False)
 

@@ -11,7 +11,7 @@ from gpujob_api.gpunode import GPU, GPUNode
 from gpujob_api.quantities import GIB
 from gpujob_operator.decide.model.snapshot import GPUUsage, InvalidJob, PodView, SeenGPUs
 from gpujob_operator.observe.freshness import DELAYS_MAX, Freshness
-from gpujob_operator.observe.usage import READINGS_PER_STATUS_MAX, UsageLedger
+from gpujob_operator.observe.usage import READINGS_PER_STATUS_MAX, MeasuredUsage
 from gpujob_operator.read.nouns import read_gpu_node, read_job
 from tests.harness.builders import T0, make_gpu, make_gpu_node, make_job, make_pod, placed
 from tests.harness.clocks import START
@@ -37,90 +37,90 @@ def _ours(memory: int, utilization: float | None = None, *, busy: float = 0.0) -
     return replace(gpu, processes=(process,), utilization_percent=busy)
 
 
-def _use(score_cache: UsageLedger) -> GPUUsage:
-    return score_cache.usage()[KEY]
+def _use(usage: MeasuredUsage) -> GPUUsage:
+    return usage.usage()[KEY]
 
 
 def test_peak_is_the_worst_moment_of_the_worst_gpu() -> None:
-    score_cache = UsageLedger()
+    usage = MeasuredUsage()
     other = replace(_ours(5 * GIB), uuid="GPU-1", index=1)
-    assert score_cache.observe(_node(_ours(1 * GIB), other, at=0), _find)
-    score_cache.observe(_node(_ours(3 * GIB), replace(other, processes=()), at=2), _find)
-    score_cache.observe(_node(_ours(2 * GIB), at=4), _find)
-    assert _use(score_cache).memory_peak_bytes == 5 * GIB
-    assert _use(score_cache).samples == 3
+    assert usage.observe(_node(_ours(1 * GIB), other, at=0), _find)
+    usage.observe(_node(_ours(3 * GIB), replace(other, processes=()), at=2), _find)
+    usage.observe(_node(_ours(2 * GIB), at=4), _find)
+    assert _use(usage).memory_peak_bytes == 5 * GIB
+    assert _use(usage).samples == 3
 
 
 def test_where_a_worker_was_seen_is_that_of_the_newest_reading() -> None:
-    ledger = UsageLedger()
+    usage = MeasuredUsage()
     other = replace(_ours(5 * GIB), uuid="GPU-1", index=1)
-    ledger.observe(_node(_ours(1 * GIB), other, at=0), _find)
-    assert _use(ledger).seen == (SeenGPUs(0, ("GPU-0", "GPU-1")),)
-    ledger.observe(_node(make_gpu(), other, at=2), _find)
-    assert _use(ledger).seen == (SeenGPUs(0, ("GPU-1",)),)
+    usage.observe(_node(_ours(1 * GIB), other, at=0), _find)
+    assert _use(usage).seen == (SeenGPUs(0, ("GPU-0", "GPU-1")),)
+    usage.observe(_node(make_gpu(), other, at=2), _find)
+    assert _use(usage).seen == (SeenGPUs(0, ("GPU-1",)),)
 
 
 def test_processes_of_one_pod_on_a_gpu_add_up() -> None:
-    score_cache = UsageLedger()
+    usage = MeasuredUsage()
     gpu = make_gpu(ours=[(POD.uid, GIB), (POD.uid, 2 * GIB)], unmanaged=4 * GIB)
-    score_cache.observe(_node(gpu, at=0), _find)
-    assert _use(score_cache).memory_peak_bytes == 3 * GIB
+    usage.observe(_node(gpu, at=0), _find)
+    assert _use(usage).memory_peak_bytes == 3 * GIB
 
 
 @pytest.mark.parametrize(("gap_seconds", "samples"), [(2, 2), (6, 4), (10, 6), (600, 6), (0.5, 2)])
 def test_a_status_stands_for_the_readings_since_the_last(gap_seconds: float, samples: int) -> None:
     """The agent writes only what changed; a long gap is silence and not readings."""
-    score_cache = UsageLedger()
-    score_cache.observe(_node(_ours(GIB), at=0), _find)
-    score_cache.observe(_node(_ours(GIB), at=gap_seconds), _find)
-    assert _use(score_cache).samples == samples <= 1 + READINGS_PER_STATUS_MAX
+    usage = MeasuredUsage()
+    usage.observe(_node(_ours(GIB), at=0), _find)
+    usage.observe(_node(_ours(GIB), at=gap_seconds), _find)
+    assert _use(usage).samples == samples <= 1 + READINGS_PER_STATUS_MAX
 
 
 def test_the_same_reading_counts_once() -> None:
-    score_cache = UsageLedger()
-    assert score_cache.observe(_node(_ours(GIB), at=0), _find)
-    assert not score_cache.observe(_node(_ours(GIB), at=0), _find)
-    assert not score_cache.observe(_node(_ours(2 * GIB), at=-1), _find)
-    assert _use(score_cache).samples == 1
+    usage = MeasuredUsage()
+    assert usage.observe(_node(_ours(GIB), at=0), _find)
+    assert not usage.observe(_node(_ours(GIB), at=0), _find)
+    assert not usage.observe(_node(_ours(2 * GIB), at=-1), _find)
+    assert _use(usage).samples == 1
 
 
 def test_utilization_forgets_how_it_started() -> None:
-    score_cache = UsageLedger()
+    usage = MeasuredUsage()
     for second in range(5):
-        score_cache.observe(_node(_ours(GIB, busy=0.0), at=2 * second), _find)
-    assert _use(score_cache).utilization_percent == 0
+        usage.observe(_node(_ours(GIB, busy=0.0), at=2 * second), _find)
+    assert _use(usage).utilization_percent == 0
     for second in range(5, 200):
-        score_cache.observe(_node(_ours(GIB, busy=90.0), at=2 * second), _find)
-    assert _use(score_cache).utilization_percent == pytest.approx(90, abs=0.5)
+        usage.observe(_node(_ours(GIB, busy=90.0), at=2 * second), _find)
+    assert _use(usage).utilization_percent == pytest.approx(90, abs=0.5)
 
 
 def test_beside_others_only_the_own_utilization_counts() -> None:
-    score_cache = UsageLedger()
+    usage = MeasuredUsage()
     gpu = replace(make_gpu(ours=[(POD.uid, GIB)], unmanaged=GIB), utilization_percent=95.0)
     mine, unmanaged = gpu.processes
     gpu = replace(gpu, processes=(replace(mine, utilization_percent=20.0), unmanaged))
-    score_cache.observe(_node(gpu, at=0), _find)
-    assert _use(score_cache).utilization_percent == 20
+    usage.observe(_node(gpu, at=0), _find)
+    assert _use(usage).utilization_percent == 20
 
 
 def test_where_the_driver_cannot_tell_the_gpus_figure_is_the_bound() -> None:
-    score_cache = UsageLedger()
+    usage = MeasuredUsage()
     gpu = make_gpu(ours=[(POD.uid, GIB)], unmanaged=GIB)
-    score_cache.observe(_node(replace(gpu, utilization_percent=95.0), at=0), _find)
-    assert _use(score_cache).utilization_percent == 95
+    usage.observe(_node(replace(gpu, utilization_percent=95.0), at=0), _find)
+    assert _use(usage).utilization_percent == 95
 
 
 def test_unmanaged_processes_belong_to_no_job() -> None:
-    score_cache = UsageLedger()
-    assert not score_cache.observe(_node(make_gpu(ours=[("unknown", GIB)]), at=0), _find)
-    assert score_cache.usage() == {}
+    usage = MeasuredUsage()
+    assert not usage.observe(_node(make_gpu(ours=[("unknown", GIB)]), at=0), _find)
+    assert usage.usage() == {}
 
 
 def test_forgets_what_is_gone() -> None:
-    score_cache = UsageLedger()
-    score_cache.observe(_node(_ours(GIB), at=0), _find)
-    score_cache.keep_only({("uid-other", 1)}, {"n0"})
-    assert score_cache.usage() == {}
+    usage = MeasuredUsage()
+    usage.observe(_node(_ours(GIB), at=0), _find)
+    usage.keep_only({("uid-other", 1)}, {"n0"})
+    assert usage.usage() == {}
 
 
 def _drop(manifest: dict[str, Any]) -> tuple[GPUNode, Sequence[str]]:
@@ -228,13 +228,13 @@ def test_never_measured() -> None:
 
 def test_until_something_changes_all_is_the_same_object() -> None:
     """Who plans looks again at jobs of which there is another object."""
-    score_cache = UsageLedger()
-    score_cache.observe(_node(_ours(GIB), at=0), _find)
-    first = score_cache.usage()
-    assert score_cache.usage() is first
-    score_cache.observe(_node(make_gpu(ours=[("unknown", GIB)]), at=2), _find)
-    assert score_cache.usage() is first
-    score_cache.observe(_node(_ours(2 * GIB), at=4), _find)
-    assert score_cache.usage() != first
-    score_cache.keep_only(set(), {"n0"})
-    assert score_cache.usage() == {}
+    usage = MeasuredUsage()
+    usage.observe(_node(_ours(GIB), at=0), _find)
+    first = usage.usage()
+    assert usage.usage() is first
+    usage.observe(_node(make_gpu(ours=[("unknown", GIB)]), at=2), _find)
+    assert usage.usage() is first
+    usage.observe(_node(_ours(2 * GIB), at=4), _find)
+    assert usage.usage() != first
+    usage.keep_only(set(), {"n0"})
+    assert usage.usage() == {}

@@ -17,6 +17,8 @@ DOCUMENTS = tracked("*.md")
 TEST_NAME = re.compile(r"`(tests/[\w/.-]+\.py)(?:::(\w+))?(?:::(\w+))?`")
 MAKE_COMMAND = re.compile(r"(?:^|[`$ ])make ([a-z][a-z0-9-]*)", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)")
+SECTION_LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)#([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
 def project() -> dict[str, Any]:
@@ -104,6 +106,30 @@ def test_links_in_documents_lead_somewhere(document: Path) -> None:
         if not (document.parent / link).exists()
     ]
     assert dead == []
+
+
+def sections_of(text: str) -> set[str]:
+    """The anchors that GitHub gives to the headings of a document."""
+    titles = HEADING.findall(re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
+def test_links_to_sections_lead_somewhere(document: Path) -> None:
+    dead = [
+        f"{file}#{section}"
+        for file, section in SECTION_LINK.findall(document.read_text(encoding="utf-8"))
+        if section
+        not in sections_of(
+            (document.parent / file if file else document).read_text(encoding="utf-8")
+        )
+    ]
+    assert dead == []
+
+
+def test_a_sections_anchor_is_lower_case_with_dashes() -> None:
+    text = "# How it's done: `x`\n```\n# no heading\n```\n## A-b c\n"
+    assert sections_of(text) == {"how-its-done-x", "a-b-c"}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=relative)

@@ -29,7 +29,7 @@ from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.features import Features
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.compile_choice import MANY_BLOCKS
-from gpujob_worker.tune.registry import put_in_force
+from gpujob_worker.tune.registry import apply_settings
 from gpujob_worker.tune.tuner import Tuner
 
 Compile = Callable[..., Any]
@@ -98,10 +98,10 @@ def test_many_blocks_go_first_and_share_a_graph(graphs: list[int]) -> None:
     plain = gradients(module, x)
     root = Root(module, lambda _: None)
     root.install()
-    put_in_force(root, None, tuner.applied)
+    apply_settings(root, None, tuner.applied)
     assert all(map(torch.allclose, gradients(module, x), plain))
     assert not any("_compiled_call_impl" in vars(block) for block in module[1].modules())
-    put_in_force(root, None, Applied())
+    apply_settings(root, None, Applied())
     assert all(map(torch.equal, gradients(module, x), plain))
 
 
@@ -184,7 +184,7 @@ def test_other_shapes_run_as_they_are(graphs: list[int]) -> None:
     tuner, _ = tuned(module)
     root = Root(module, lambda _: None)
     root.install()
-    put_in_force(root, None, tuner.applied)
+    apply_settings(root, None, tuner.applied)
     module(torch.randn(5, 4))
     assert len(graphs) == 1
     root.remove()

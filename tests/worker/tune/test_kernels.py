@@ -32,7 +32,7 @@ from gpujob_worker.probe.compare import Speedup
 from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.features import Features
 from gpujob_worker.tune.applied import Applied
-from gpujob_worker.tune.registry import put_in_force
+from gpujob_worker.tune.registry import apply_settings
 from gpujob_worker.tune.trial import Trial
 from gpujob_worker.tune.tuner import Tuner
 from tests.harness.worker_process import run_worker
@@ -114,10 +114,10 @@ def test_a_faster_attention_kernel_is_used_and_taken_back(fast: None) -> None:
         seen.append(torch.backends.cuda.flash_sdp_enabled())
 
     module[0].register_forward_hook(look)
-    put_in_force(root, None, tuning.applied)
+    apply_settings(root, None, tuning.applied)
     for ours, expected in zip(gradients(module, x), plain, strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-6)
-    put_in_force(root, None, Applied())
+    apply_settings(root, None, Applied())
     assert all(map(torch.equal, gradients(module, x), plain))
     assert seen == [False, True]
     assert torch.backends.cuda.flash_sdp_enabled()
@@ -128,10 +128,10 @@ def test_blocks_computed_again_use_the_kernel_of_the_forward() -> None:
     root, call = Root(module, lambda _: None), recorded(4, 12, 16)
     root.install()
     kernel = Applied(RootPlan(settings=(AttentionChoice(AttentionKernel.MATH),)))
-    put_in_force(root, None, kernel)
+    apply_settings(root, None, kernel)
     expected = gradients(module, call.inputs.leaves[0])
     kernel.activation_checkpointing = True
-    put_in_force(root, None, kernel)
+    apply_settings(root, None, kernel)
     assert len(ActivationCheckpointing(root).blocks) == 2
     assert all(map(torch.equal, gradients(module, call.inputs.leaves[0]), expected))
 
@@ -201,7 +201,7 @@ def test_channels_last_changes_nothing_but_the_way_through(fast: None) -> None:
     assert all(map(torch.equal, module.state_dict().values(), before))
     assert torch.equal(torch.get_rng_state(), state)
     assert tuning.tuned().channels_last, explanation.lines
-    put_in_force(root, None, Applied(replace_plan(tuning.applied.plan)))
+    apply_settings(root, None, Applied(replace_plan(tuning.applied.plan)))
     seen: list[bool] = []
     module.second.register_forward_hook(
         lambda _module, args, _output: seen.append(
@@ -289,9 +289,9 @@ def test_flags_are_in_force_for_the_plan_alone() -> None:
         assert "chose 'high' itself" in (tf32_refusal() or "")
     assert torch.get_float32_matmul_precision() == "highest"
     root = Root(nn.Linear(2, 2), lambda _: None)
-    put_in_force(root, None, Applied(RootPlan(settings=flags)))
+    apply_settings(root, None, Applied(RootPlan(settings=flags)))
     assert torch.backends.cudnn.benchmark
-    put_in_force(root, None, Applied())
+    apply_settings(root, None, Applied())
     assert not torch.backends.cudnn.benchmark
 
 

@@ -29,7 +29,7 @@ from gpujob_worker.memory_limit.limit_fit import MemoryFit
 from gpujob_worker.probe.compare import PAIRS_FUTILE, closeness, measure_speedup, speedup
 from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.features import Features
-from gpujob_worker.tune.registry import put_in_force
+from gpujob_worker.tune.registry import apply_settings
 from gpujob_worker.tune.trial import AcceptanceRule
 from gpujob_worker.tune.tuner import Tuner
 from tests.harness.blocks import Model, root_and_call
@@ -129,7 +129,7 @@ def test_bfloat16_is_refused_where_slow_and_applied_where_asked_for() -> None:
     forced.speed_items(root, call).choose("precision")
     assert forced.applied.plan.autocast is torch.bfloat16
     assert "precision applied: asked for" in explanation.lines[0]
-    put_in_force(root, None, forced.applied)
+    apply_settings(root, None, forced.applied)
     output = root.module(call.inputs.leaves[0])
     assert output.dtype is torch.float32
     exact = root.run(RootPlan(), call.inputs)
@@ -366,7 +366,7 @@ def test_the_optimizer_is_not_measured_where_its_copies_do_not_fit() -> None:
     model = Model()
     optimizer = torch.optim.Adam(model.parameters())
     explanation = DecisionLog()
-    tuner(explanation).fused_optimizer(optimizer, room_bytes=1000)
+    tuner(explanation).fused_optimizer(optimizer, free_bytes=1000)
     assert "of copies" in explanation.line("fused optimizer")
     tuner(explanation, optimizer=False).fused_optimizer(optimizer)
     assert explanation.line("fused optimizer") == "fused optimizer skipped: switched off"

@@ -1,7 +1,8 @@
-"""Runs a training script: injects settings, measures, reports, checkpoints and resumes.
+"""Runs a training script: injects settings, measures, reports, saves checkpoints and resumes.
 
-`gpujob-run -- python train.py` needs no change in the script. For exact resume and for splitting
-any loss there is a small interface, `gpujob_worker.prepare`. torch is imported only when used.
+`gpujob-run -- python train.py` needs no change in the script. For exact resumption and for
+splitting any loss there is a small interface, `gpujob_worker.prepare`. torch is imported only when
+it is used.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -44,7 +44,9 @@ EXIT_NOT_FOUND = 127
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit code. Does not return when another program takes over."""
+    """Runs the command and returns its exit code. Does not return if another program replaces this
+    process.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     options, command = _split(given)
     parsed = _parser().parse_args(options)
@@ -191,7 +193,8 @@ def _run(session: Session, command: PythonCommand) -> int:
         run_python(command)
     except BaseException as raised:
         error = raised
-    # Its optimizers are there as soon as torch was executed; a lazy torch may be listed without.
+    # torch's optimizers exist once torch was executed; a lazily imported torch may be listed
+    # without them.
     if not hook.done and "torch.optim" in sys.modules:
         session.explanation.skipped("everything", "torch was imported past the import hook")
     session.finish(error)
@@ -217,7 +220,9 @@ def _inject(session: Session) -> None:
 
 
 def _exit_code(error: BaseException | None) -> int:
-    """What the interpreter would have returned; prints what it would have printed."""
+    """The exit code that the interpreter would have returned. Prints what the interpreter would
+    have printed.
+    """
     if error is None:
         return 0
     if isinstance(error, SystemExit):
@@ -238,7 +243,7 @@ def _exit_code(error: BaseException | None) -> int:
 
 
 def _show_as_it_is(traceback: TracebackType | None) -> None:
-    """What is raised from here on shows the script's frames alone."""
+    """From here on, tracebacks show the script's frames only."""
     plain = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException, _: TracebackType | None) -> None:
@@ -253,7 +258,9 @@ def _say_without(program: str) -> None:
 
 
 def _run_below(program: str, command: PythonCommand, options: list[str]) -> NoReturn:
-    """A fresh interpreter, for its options or because it is another: the same command, below it."""
+    """Runs the command in a new interpreter, because it has options of its own or is another
+    interpreter.
+    """
     target = ["-m", command.target] if command.is_module else [command.target]
     again = [program, *command.options, "-m", "gpujob_worker", *options, "--", "python"]
     flush_streams()
@@ -261,7 +268,7 @@ def _run_below(program: str, command: PythonCommand, options: list[str]) -> NoRe
 
 
 def _run_other(command: list[str], options: list[str], settings: str | None) -> NoReturn:
-    """Launchers start their workers under this one; anything else runs as it is."""
+    """Launchers start their workers under `gpujob-run`. Any other program runs unchanged."""
     program = shutil.which(command[0])
     if program is None:
         sys.stderr.write(f"gpujob-run: {command[0]}: command not found\n")

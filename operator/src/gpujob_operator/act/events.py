@@ -4,8 +4,9 @@ The same event about the same object is posted at most once in `REPEAT_SECONDS`.
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable
+
+from cachetools import TTLCache
 
 from gpujob_operator.act.kube import EVENTS, ApiError, Kube, Manifest
 from gpujob_operator.logs import Log
@@ -20,9 +21,10 @@ REMEMBERED_MAX = 10_000
 class EventPoster:
     def __init__(self, kube: Kube, monotonic: Callable[[], float]) -> None:
         self._kube = kube
-        self._monotonic = monotonic
         self._queue: asyncio.Queue[Manifest] = asyncio.Queue(QUEUE_MAX)
-        self._posted: OrderedDict[tuple[str, str, str], float] = OrderedDict()
+        self._posted: TTLCache[tuple[str, str, str], None] = TTLCache(
+            REMEMBERED_MAX, REPEAT_SECONDS, timer=monotonic
+        )
         self.dropped = 0
 
     def post(self, event: Manifest) -> bool:
@@ -32,16 +34,12 @@ class EventPoster:
             str(event.get("reason")),
             str(event.get("message")),
         )
-        now = self._monotonic()
-        if now - self._posted.get(key, float("-inf")) < REPEAT_SECONDS:
+        if key in self._posted:
             return False
         if self._queue.full():
             self.dropped += 1
             return False
-        self._posted[key] = now
-        self._posted.move_to_end(key)
-        if len(self._posted) > REMEMBERED_MAX:
-            self._posted.popitem(last=False)
+        self._posted[key] = None
         self._queue.put_nowait(event)
         return True
 

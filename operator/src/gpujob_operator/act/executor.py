@@ -130,9 +130,12 @@ class Executor:
         return Submission(started, held_back, postponed, backing_off, min(waits, default=None))
 
     def assume(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot with the statuses that are being written. Capacity that a write will free
-        still counts as reserved (`assumed_status`).
+        """The snapshot with the statuses that are being written and the pods that were refused.
+        Capacity that a write will free still counts as reserved (`assumed_status`).
         """
+        return self._runner.refusals.tell(self._with_assumed(snapshot))
+
+    def _with_assumed(self, snapshot: Snapshot) -> Snapshot:
         assumed = {
             lane.assumed.item.job.metadata.uid: lane.assumed
             for lane in self._lanes.values()

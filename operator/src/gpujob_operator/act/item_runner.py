@@ -19,6 +19,7 @@ from gpujob_operator.act.kube import (
     Throttled,
     Unavailable,
 )
+from gpujob_operator.act.refusals import Refusals
 from gpujob_operator.act.retry import Retry
 from gpujob_operator.act.slots import WriteSlots
 from gpujob_operator.act.writer import (
@@ -64,6 +65,7 @@ class ItemRunner:
         self._retry = retry
         self._backoff = Backoff(monotonic) if backoff is None else backoff
         self._slots = WriteSlots(monotonic) if slots is None else slots
+        self.refusals = Refusals()
         # Results since the last `take_results`.
         self.results: Counter[WriteResult] = Counter()
 
@@ -111,6 +113,7 @@ class ItemRunner:
                 error=str(error),
                 with_traceback=True,
             )
+            self._refused(item, f"no pod can be made of spec.template: {error}")
         finally:
             self._metrics.write_seconds.labels(kind).observe(self._monotonic() - started)
             self._metrics.writes.labels(kind, result.value).inc()
@@ -142,8 +145,15 @@ class ItemRunner:
                 self._metrics.writes_in_doubt.dec()
         except ApiError as error:
             log.warning("write refused", object=name, error=str(error))
+            self._refused(item, error.message or str(error))
             return WriteResult.REFUSED
+        if isinstance(item, CreatePod):
+            self.refusals.created(item)
         return WriteResult.DONE
+
+    def _refused(self, item: PlanItem, message: str) -> None:
+        if isinstance(item, CreatePod):
+            self.refusals.refused(item, message)
 
     async def _request(self, item: PlanItem, call: Callable[[], Awaitable[object]]) -> None:
         async with self._slots.held(namespace_of(item)):

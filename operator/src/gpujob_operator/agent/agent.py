@@ -135,7 +135,7 @@ class Agent:
     async def _publish(self, reading: Reading | None, readiness: Readiness) -> None:
         try:
             if reading is None:
-                await self._publisher.publish_trouble(readiness)
+                await self._publisher.publish_failure(readiness)
             else:
                 await self._publisher.publish(reading.gpus, reading.driver_version, readiness)
         except ApiError as error:

@@ -34,9 +34,9 @@ class LinkGroups:
         if len(set(linked.values())) < len(indexes):
             return linked
         near = _components(indexes, lambda one, other: self._near(handles[one], handles[other]))
-        told = len(set(near.values())) < len(indexes)
+        known = len(set(near.values())) < len(indexes)
         # The topology is unknown, so no GPU counts as closer to one GPU than to another.
-        return near if told else dict.fromkeys(indexes, 0)
+        return near if known else dict.fromkeys(indexes, 0)
 
     def _linked(self, one: object, other: object) -> bool:
         nvml = self._nvml

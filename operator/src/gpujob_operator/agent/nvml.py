@@ -26,7 +26,7 @@ Nvml = Any
 
 
 class DevicesRefused(Exception):  # noqa: N818 - an answer, not a fault
-    """The node is not one for the devices that the agent was told to show. Says what to do."""
+    """The node does not fit the devices that the agent is configured to show. Says what to do."""
 
 
 def load_nvml(name: str) -> Nvml:

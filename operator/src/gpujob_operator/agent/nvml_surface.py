@@ -177,7 +177,7 @@ class NvmlSurface:
         ]
 
     def _wait_event(self, _events: object, _limit_milliseconds: int) -> SimpleNamespace:
-        """The next critical error that was not told yet; raises Timeout at once without one."""
+        """The next critical error that was not returned yet; raises Timeout at once without one."""
         for index, gpu in enumerate(self._gpus()):
             seen = self._xids_seen.get(gpu.uuid, 0)
             if seen < len(gpu.xids):

@@ -4,9 +4,10 @@ Both are read from /proc on the node. A process that ends during the read belong
 """
 
 import re
-from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
+
+from cachetools import LRUCache
 
 from gpujob_api.settings import ENV_POD_UID
 
@@ -67,7 +68,7 @@ def remembered(owner: OwnerOf, started: Callable[[int], int | None]) -> OwnerOf:
     time. A process without a pod is asked again, because a process that is just starting may have
     no environment yet and may not be in its pod's cgroup yet.
     """
-    answers: OrderedDict[tuple[int, int], str] = OrderedDict()
+    answers: LRUCache[tuple[int, int], str] = LRUCache(PIDS_REMEMBERED_MAX)
 
     def ask(pid: int) -> str | None:
         start = started(pid)
@@ -77,8 +78,6 @@ def remembered(owner: OwnerOf, started: Callable[[int], int | None]) -> OwnerOf:
         uid = answers.get(key) or owner(pid)
         if uid is not None and key not in answers:
             answers[key] = uid
-            if len(answers) > PIDS_REMEMBERED_MAX:
-                answers.popitem(last=False)
         return uid
 
     return ask

@@ -22,7 +22,7 @@ from gpujob_operator.agent.nvml import (
 # Returns the UID of the process's pod, or None for an unmanaged process.
 Owner = Callable[[int], str | None]
 
-# pynvml makes room for twice as many processes as it was told of: more can start meanwhile.
+# pynvml allocates twice as many processes as there were: more can start meanwhile.
 LIST_TRIES = 3
 # Version 3 of the lists came with R510; the structure is that of version 2. Under the name without
 # a version, pynvml raises for an older driver what is no NVMLError.
@@ -82,7 +82,7 @@ class ProcessReader:
         return []
 
     def _asked(self, ask: Callable[[], list[Any]]) -> list[Any]:
-        """Again where there was too little room."""
+        """Again where there was too little space."""
         for _ in range(LIST_TRIES - 1):
             try:
                 return ask()

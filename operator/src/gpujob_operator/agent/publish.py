@@ -86,7 +86,7 @@ class Publisher:
         now = self._clock()
         return await self._publish(gpus, driver_version, readiness, now, now)
 
-    async def publish_trouble(self, readiness: Readiness) -> bool:
+    async def publish_failure(self, readiness: Readiness) -> bool:
         """Publishes that there is no new reading: the last GPUs stay as they were, and nothing new
         is placed on them.
 

@@ -50,7 +50,7 @@ ENERGY_NOISE_JOULES = 1.0
 
 
 class XIDMemory:
-    """What each GPU's driver told. Errors of hardware are forgotten once the driver began anew,
+    """What each GPU's driver reported. Errors of hardware are forgotten once the driver began anew,
     those of programs after an hour.
 
     `recalled` are GPUs as an earlier agent published them. Their errors count only if a counter of

@@ -62,7 +62,7 @@ def plan(snapshot: Snapshot, now: datetime, cache: SchedulerCache | None = None)
         cycle.remember(uid, steps[uid], written)
         items += written
     invalid = {job.metadata.uid for job in snapshot.invalid_jobs}
-    items += orphaned_pods(cache.pods_of_gone(), invalid, snapshot.configuration)
+    items += orphaned_pods(cache.pods_of_gone(), invalid, snapshot.configuration, now)
     items += queue_statuses(snapshot.queues, queues.use, cache.waiting.entries.values())
     return Plan(tuple(items), cycle.next_seconds(steps))
 
@@ -151,7 +151,7 @@ class _Cycle:
         for uid in sorted(cache.steps.to_step):
             entry = cache.entries[uid]
             job = entry.job
-            if not entry.held and not entry.crew.pods:
+            if not entry.held and not entry.job_pods.pods:
                 if job.status.phase is JobPhase.PENDING:
                     # Only the admission pass can change a pending job without pods.
                     cache.steps.to_step.discard(uid)
@@ -206,7 +206,7 @@ class _Cycle:
         cache.steps.requeue(entry)
         job = entry.job
         leaves = job.metadata.deletion_timestamp is not None
-        ended = job.finished and not entry.held and not entry.crew.pods
+        ended = job.finished and not entry.held and not entry.job_pods.pods
         if not written and (leaves or ended):
             cache.steps.to_step.discard(uid)
 

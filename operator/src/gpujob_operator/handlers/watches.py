@@ -72,7 +72,7 @@ class Watch:
         """Runs until cancelled."""
         version = ""
         while True:
-            reason, trouble = "ended", None
+            reason, failure = "ended", None
             try:
                 version = version or await self._list()
                 version = await self._follow(version)
@@ -86,13 +86,13 @@ class Watch:
                 log.warning("watch interrupted", kind=self._watched.kind.value, error=str(error))
             except ApiError as error:
                 self._failures += 1
-                trouble = error
+                failure = error
                 # After repeated errors a fresh list is safer than continuing.
                 version = version if self._failures < 3 else ""
                 reason = "error"
                 log.warning("watch interrupted", kind=self._watched.kind.value, error=str(error))
             self._metrics.watch_restarts.labels(self._watched.kind.value, reason).inc()
-            await self._pause(trouble)
+            await self._pause(failure)
 
     async def _list(self) -> str:
         watched = self._watched
@@ -118,13 +118,13 @@ class Watch:
                 self._cache.unreadable.note(watched.kind.value, "", problem)
         return version
 
-    async def _pause(self, trouble: ApiError | None) -> None:
+    async def _pause(self, failure: ApiError | None) -> None:
         """Waits for a short time after a normal end, longer after an error, and as long as the API
         server asks. Jitter keeps clients out of step.
         """
         ceiling = min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS * 2 ** min(self._failures, 16))
         jittered = random.uniform(ceiling / 2, ceiling)  # noqa: S311 - jitter
-        await self._sleep(jittered + asked_seconds(trouble))
+        await self._sleep(jittered + asked_seconds(failure))
 
 
 def _resource_version(manifest: object) -> str:

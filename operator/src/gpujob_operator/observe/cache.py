@@ -34,7 +34,7 @@ from gpujob_operator.observe.scope import EVERYWHERE, Scope
 from gpujob_operator.observe.spot import SpotHistory
 from gpujob_operator.observe.store import FOR_EVER, Store
 from gpujob_operator.observe.unreadable import Unreadable
-from gpujob_operator.observe.usage import UsageLedger
+from gpujob_operator.observe.usage import MeasuredUsage
 from gpujob_operator.read.nodes import CachedNode, cached_node, with_pods
 from gpujob_operator.read.nouns import read_gpu_node, read_job
 from gpujob_operator.read.pods import CachedPod, cached_pod, opaque_pod
@@ -92,7 +92,7 @@ class Cache:
         self._metrics = metrics
         self._clock = clock
         self._freshness = Freshness()
-        self._ledger = UsageLedger()
+        self._usage = MeasuredUsage()
         self._program_faults = ProgramFaults()
         self.spot = SpotHistory(clock)
         self._pruned_at: datetime | None = None
@@ -211,7 +211,7 @@ class Cache:
             queues=self.queues.views,
             profiles=self.profiles.views,
             reports=reports,
-            usage=self._ledger.usage(),
+            usage=self._usage.usage(),
             spot_pools=self.spot.pools(),
             gone_pods=self._gone_pods(),
             program_faults=self._program_faults.all(),
@@ -235,7 +235,7 @@ class Cache:
         attempts |= {
             (pod.view.job_uid, pod.view.attempt) for pod in self.pods.views if pod.view is not None
         }
-        self._ledger.keep_only(attempts, {node.metadata.name for node in self.gpu_nodes.views})
+        self._usage.keep_only(attempts, {node.metadata.name for node in self.gpu_nodes.views})
 
     def _node_view(self, node: CachedNode) -> NodeView:
         name = node.empty.name
@@ -254,7 +254,7 @@ class Cache:
         node = read_gpu_node(
             manifest, lambda reason: self._metrics.readings_dropped.labels(reason).inc()
         )
-        self._ledger.observe(node, self._worker)
+        self._usage.observe(node, self._worker)
         self._program_faults.observe(node, self._worker)
         arrived = self._freshness.arrived(
             node.metadata.name, node.status.observed_at, self._clock()

@@ -20,7 +20,7 @@ PodOf = Callable[[str], PodView | None]
 class ProgramFaults:
     def __init__(self) -> None:
         self._by_node: dict[str, tuple[ProgramFault, ...]] = {}
-        self._picture: tuple[ProgramFault, ...] | None = ()
+        self._faults: tuple[ProgramFault, ...] | None = ()
         # Pods that met an error, and pods that went: their job and its namespace.
         self._owners: OrderedDict[str, tuple[str, str]] = OrderedDict()
 
@@ -44,10 +44,10 @@ class ProgramFaults:
 
     def all(self) -> tuple[ProgramFault, ...]:
         """The same object until something changes."""
-        if self._picture is None:
+        if self._faults is None:
             nodes = sorted(self._by_node)
-            self._picture = tuple(fault for name in nodes for fault in self._by_node[name])
-        return self._picture
+            self._faults = tuple(fault for name in nodes for fault in self._by_node[name])
+        return self._faults
 
     def _put(self, node: str, faults: tuple[ProgramFault, ...]) -> None:
         if self._by_node.get(node, ()) == faults:
@@ -55,7 +55,7 @@ class ProgramFaults:
         self._by_node.pop(node, None)
         if faults:
             self._by_node[node] = faults
-        self._picture = None
+        self._faults = None
 
     def _owner(self, pod_uid: str, pod_of: PodOf) -> tuple[str, str] | None:
         known = self._owners.get(pod_uid)

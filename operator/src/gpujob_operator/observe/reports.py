@@ -189,7 +189,7 @@ class ReportReceiver:
         self._newest.move_to_end(key)
         if len(self._newest) > REPORTS_KEPT_MAX:
             self._newest.popitem(last=False)
-        self._dirty.mark(urgent=before is None or _is_news(before.report, report))
+        self._dirty.mark(urgent=before is None or _is_urgent(before.report, report))
 
     def _reply(self, job: GPUJob, pod: PodView) -> Reply:
         stop = job.status.stop
@@ -256,7 +256,7 @@ def _order(report: Report) -> tuple[int, int]:
     return report.attempt, report.sequence
 
 
-def _is_news(before: Report, now: Report) -> bool:
+def _is_urgent(before: Report, now: Report) -> bool:
     """True for a new phase, checkpoint, setting or failure, which is worth a cycle. Steps alone are
     not.
     """

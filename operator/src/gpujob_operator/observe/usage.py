@@ -61,16 +61,16 @@ class _Attempt:
         return self._usage
 
 
-class UsageLedger:
+class MeasuredUsage:
     """Peaks and means by attempt. Bounded by the attempts that have a pod or a live job."""
 
     def __init__(self) -> None:
         self._attempts: dict[AttemptKey, _Attempt] = {}
         self._seen_at: dict[str, datetime] = {}
-        self._picture: Mapping[AttemptKey, GPUUsage] | None = None
+        self._view: Mapping[AttemptKey, GPUUsage] | None = None
 
     def observe(self, node: GPUNode, pod_of: PodOf) -> bool:
-        """Adds one published status. Returns True if it has news about a worker."""
+        """Adds one published status. Returns True if it changed a worker's use."""
         observed_at = node.status.observed_at
         before = self._seen_at.get(node.metadata.name)
         if observed_at is None or (before is not None and observed_at <= before):
@@ -78,11 +78,11 @@ class UsageLedger:
         self._seen_at[node.metadata.name] = observed_at
         interval = node.status.sample_interval_seconds
         samples = _readings(before, observed_at, interval)
-        news = False
+        changed = False
         for gpu in node.status.gpus:
-            news |= self._observe_gpu(gpu, pod_of, samples)
+            changed |= self._observe_gpu(gpu, pod_of, samples)
         self._observe_places(node, pod_of)
-        return news
+        return changed
 
     def _observe_places(self, node: GPUNode, pod_of: PodOf) -> None:
         """Notes on which GPUs each worker was seen."""
@@ -98,15 +98,15 @@ class UsageLedger:
 
     def usage(self) -> Mapping[AttemptKey, GPUUsage]:
         """The use of all attempts; the same object until something changes."""
-        if self._picture is None:
-            self._picture = {key: attempt.usage() for key, attempt in self._attempts.items()}
-        return self._picture
+        if self._view is None:
+            self._view = {key: attempt.usage() for key, attempt in self._attempts.items()}
+        return self._view
 
     def keep_only(self, attempts: set[AttemptKey], nodes: set[str]) -> None:
         """Forgets attempts and nodes that no longer exist."""
         for key in self._attempts.keys() - attempts:
             del self._attempts[key]
-            self._picture = None
+            self._view = None
         for name in self._seen_at.keys() - nodes:
             del self._seen_at[name]
 
@@ -122,7 +122,7 @@ class UsageLedger:
             utilization = _utilization(gpu, processes, alone=len(owners) == 1)
             attempt = self._attempts.setdefault(key, _Attempt())
             attempt.add(gpu.uuid, memory, utilization, samples)
-            self._picture = None
+            self._view = None
         return bool(groups)
 
 

@@ -50,6 +50,7 @@ BOUNDS: Mapping[str, Bounds] = {
     "progressWriteSeconds": _POSITIVE_SECONDS,
     "pendingWriteSeconds": _POSITIVE_SECONDS,
     "startTimeoutSeconds": _POSITIVE_SECONDS,
+    "imagePullTimeoutSeconds": _POSITIVE_SECONDS,
     "nodeLostSeconds": _POSITIVE_SECONDS,
     "retryBackoffSeconds": _POSITIVE_SECONDS,
     "retryBackoffMaxSeconds": _POSITIVE_SECONDS,

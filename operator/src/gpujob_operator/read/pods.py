@@ -6,6 +6,7 @@ A possible worker has a worker's name. `decide.model.workers` decides whether it
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from gpujob_api.bounds import INT32_MAX
@@ -92,9 +93,10 @@ def pod_view(manifest: Mapping[str, Any]) -> PodView:
     attempt, rank = _attempt_and_rank(metadata["name"])
     state = _worker_state(status)
     ended = mapping(state.get("terminated"))
-    last_words = text(ended.get("message"))
-    termination = _termination_report(last_words)
+    final_text = text(ended.get("message"))
+    termination = _termination_report(final_text)
     reason, message = _reason(status, state)
+    sandbox = _condition(status, "PodReadyToStartContainers")
     return PodView(
         name=metadata["name"],
         namespace=metadata["namespace"],
@@ -107,7 +109,7 @@ def pod_view(manifest: Mapping[str, Any]) -> PodView:
         gpus=_gpus(metadata["annotations"]),
         exit_code=_exit_code(ended),
         termination=termination,
-        termination_text="" if termination else last_words[-_TEXT_CHARACTERS_MAX:],
+        termination_text="" if termination else final_text[-_TEXT_CHARACTERS_MAX:],
         reason=reason[:_TEXT_CHARACTERS_MAX],
         message=message[:_TEXT_CHARACTERS_MAX],
         created_at=moment(metadata.get("creationTimestamp")),
@@ -115,6 +117,10 @@ def pod_view(manifest: Mapping[str, Any]) -> PodView:
         finished_at=moment(ended.get("finishedAt")),
         deletion_at=moment(metadata.get("deletionTimestamp")),
         grace_seconds=_grace_seconds(spec),
+        scheduled_since=moment(_condition(status, "PodScheduled").get("lastTransitionTime")),
+        sandbox_ready=sandbox.get("status") != "False",
+        last_change_at=_last_change(status),
+        pulls_images=sandbox.get("status") == "True" and _nothing_started(status, state),
     )
 
 
@@ -155,14 +161,38 @@ def _exit_code(ended: Mapping[str, Any]) -> int | None:
     return code if is_code else None
 
 
-def _termination_report(last_words: str) -> Report | None:
+def _termination_report(final_text: str) -> Report | None:
     """The worker's final report, or None: any program may write any text there."""
-    if not last_words.startswith("{"):
+    if not final_text.startswith("{"):
         return None
     try:
-        return Report.from_text(last_words)
+        return Report.from_text(final_text)
     except FieldError:
         return None
+
+
+def _condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    found = (one for one in mappings(status.get("conditions")) if one.get("type") == kind)
+    return next(found, {})
+
+
+def _last_change(status: Mapping[str, Any]) -> datetime | None:
+    kinds = ("initContainerStatuses", "containerStatuses")
+    states = [mapping(one.get("state")) for kind in kinds for one in mappings(status.get(kind))]
+    moments = [
+        moment(mapping(state.get(phase)).get(at))
+        for state in states
+        for phase, at in (("running", "startedAt"), ("terminated", "finishedAt"))
+    ]
+    return max((one for one in moments if one is not None), default=None)
+
+
+def _nothing_started(status: Mapping[str, Any], worker: Mapping[str, Any]) -> bool:
+    """The worker waits as in every normal start, and no init container runs before it."""
+    starting = (mapping(one.get("state")) for one in mappings(status.get("initContainerStatuses")))
+    if any(mapping(state.get("running")) for state in starting):
+        return False
+    return mapping(worker.get("waiting")).get("reason") in _ORDINARY_WAITING
 
 
 def _reason(status: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[str, str]:

@@ -2,9 +2,12 @@
 
 import copy
 import zlib
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
 from gpujob_api import settings as names
+from gpujob_api.bounds import shown
+from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import WORKER_CONTAINER, GPUJob, ReservationSource, WorkerPlacement
 from gpujob_api.meta import (
     ANNOTATION_GPUS,
@@ -33,6 +36,7 @@ VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 TERMINATION_FILE = "/dev/termination-log"
 SHARED_MEMORY_DIRECTORY = "/dev/shm"  # noqa: S108 - where POSIX shared memory is, not a temporary file
 SHARED_MEMORY_VOLUME = "gpujob-shared-memory"
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 # Below Linux's ephemeral port range.
 MASTER_PORT_FIRST, MASTER_PORTS = 20_000, 12_768
 
@@ -109,25 +113,44 @@ def _complete_spec(
     spec["volumes"] = [*(spec.get("volumes") or ()), _token_volume(), _checkpoint_volume(job)]
 
 
-def _on_node(affinity: dict[str, Any], node: str) -> dict[str, Any]:
-    """The user's affinity, narrowed to the chosen node. kube-scheduler binds the pod."""
-    terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]
-    required = {"nodeSelectorTerms": terms}
-    node_affinity = affinity.get("nodeAffinity") or {}
-    wanted = node_affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
+def _on_node(affinity: Mapping[str, Any], node: str) -> dict[str, Any]:
+    """The user's affinity, narrowed to the chosen node; kube-scheduler binds the pod.
+
+    Raises `FieldError` for an affinity that cannot be narrowed.
+    """
+    match = {"key": "metadata.name", "operator": "In", "values": [node]}
+    terms: list[Mapping[str, Any]] = [{}]
+    path = "spec.template.spec.affinity.nodeAffinity"
+    node_affinity = _object(affinity.get("nodeAffinity"), path)
+    wanted = _object(node_affinity.get(_REQUIRED), f"{path}.{_REQUIRED}")
     if wanted:
-        match = terms[0]["matchFields"]
-        required = {
-            "nodeSelectorTerms": [
-                {**term, "matchFields": [*(term.get("matchFields") or ()), *match]}
-                for term in wanted["nodeSelectorTerms"]
-            ]
-        }
-    node_affinity = {
-        **node_affinity,
-        "requiredDuringSchedulingIgnoredDuringExecution": required,
-    }
-    return {**affinity, "nodeAffinity": node_affinity}
+        path = f"{path}.{_REQUIRED}.nodeSelectorTerms"
+        listed = _list(wanted.get("nodeSelectorTerms"), path)
+        terms = [_object(term, f"{path}[{number}]") for number, term in enumerate(listed)]
+        if not terms:
+            raise FieldError(path, "must have at least one term")
+    narrowed = [
+        {**term, "matchFields": [*_list(term.get("matchFields"), f"{path}[]"), match]}
+        for term in terms
+    ]
+    required = {"nodeSelectorTerms": narrowed}
+    return {**affinity, "nodeAffinity": {**node_affinity, _REQUIRED: required}}
+
+
+def _object(value: object, path: str) -> Mapping[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise FieldError(path, f"must be an object; got {shown(value)}")
+    return cast("Mapping[str, Any]", value)
+
+
+def _list(value: object, path: str) -> list[Any]:
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise FieldError(path, f"must be a list; got {shown(value)}")
+    return cast("list[Any]", value)
 
 
 def _token_volume() -> dict[str, Any]:

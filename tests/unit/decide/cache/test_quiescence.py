@@ -28,7 +28,7 @@ from tests.harness.builders import (
     running,
     with_status,
 )
-from tests.harness.ledger import build_capacity
+from tests.harness.capacity import build_capacity
 
 ALONE_SECONDS = 0.1
 # Two jobs of 20 % each on the GPU: nothing new to say of that.
@@ -77,7 +77,7 @@ def nothing(
 
 def slowed(job: GPUJob, *, now: bool) -> GPUJob:
     writer = ConditionWriter(job, T0)
-    status = writer.set(job.status, conditions.SLOWED, now, "Neighbours", "")
+    status = writer.set(job.status, conditions.SLOWED, now, "CoTenants", "")
     return replace(job, status=status)
 
 

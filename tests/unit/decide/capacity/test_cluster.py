@@ -31,7 +31,7 @@ from tests.harness.builders import (
     reserve,
     running,
 )
-from tests.harness.ledger import build_capacity
+from tests.harness.capacity import build_capacity
 
 
 def score_cache(snapshot: Snapshot, seconds: float = 0.0) -> Capacity:

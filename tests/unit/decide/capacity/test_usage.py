@@ -15,12 +15,12 @@ from gpujob_operator.decide.capacity.usage import (
 )
 from gpujob_operator.decide.model.pod_requests import PodRequests
 from gpujob_operator.decide.model.snapshot import GonePod, PodView
-from gpujob_operator.decide.model.workers import crew_of
+from gpujob_operator.decide.model.workers import job_pods_of
 from tests.harness.builders import T0, make_job, make_pod, placed, running
 
 
 def usage(job: GPUJob, requests: PodRequests, *pods: PodView) -> JobUsage:
-    return usage_of(job, crew_of(job, pods), requests)
+    return usage_of(job, job_pods_of(job, pods), requests)
 
 
 def some_holdings() -> list[JobUsage]:

@@ -13,7 +13,7 @@ from gpujob_operator.decide.explain.placement_explanation import (
     PlacementExplanation,
     explain_placement,
 )
-from gpujob_operator.decide.explain.words import LACKS_TOLD, rows
+from gpujob_operator.decide.explain.words import LACKS_SHOWN, rows
 from gpujob_operator.decide.model.plan import WriteStatus
 from gpujob_operator.decide.model.snapshot import Snapshot, SpotPool
 from gpujob_operator.decide.packing import select
@@ -118,9 +118,9 @@ def test_scores_are_those_that_the_rule_compares() -> None:
 def test_what_a_node_lacks_is_told_with_the_numbers() -> None:
     found = explain_placement(picture(small()), NOW, "uid-new")
     # 22 of 24 GiB are held; 4 GiB and a tenth are needed.
-    assert "1 too full; closest: GPU-2 on n2 (2 GiB of 24" in found.lacks["n2"]
-    assert "2.4 GiB short" in found.lacks["n2"]
-    assert found.lacks["n3"] == "of 1 GPUs: 1 the node is cordoned"
+    assert "1 too full; closest: GPU-2 on n2 (2 GiB of 24" in found.lacks["n2"].text
+    assert "2.4 GiB short" in found.lacks["n2"].text
+    assert found.lacks["n3"].text == "of 1 GPUs: 1 the node is cordoned"
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_what_a_node_lacks_is_told_with_the_numbers() -> None:
 def test_each_resource_that_is_short_is_named(node: dict[str, Any], lack: str) -> None:
     views = [make_node(f"n{n}", **(node if n == 1 else {})) for n in range(4)]
     found = explain_placement(picture(small(), nodes=views), NOW, "uid-new")
-    assert lack in found.lacks["n1"]
+    assert lack in found.lacks["n1"].text
     assert nodes_of(found) == ["n0"]
 
 
@@ -192,7 +192,7 @@ def test_jobs_that_the_same_cycle_places_before_it_are_in_its_way() -> None:
     found = explain_placement(snapshot, NOW, "uid-new")
     assert found.before == 1
     assert nodes_of(found) == ["n0"]
-    assert "allocated exclusively to another job" in found.lacks["n1"]
+    assert "allocated exclusively to another job" in found.lacks["n1"].text
     assert "after 1 job" in text(found) or "it fits nowhere else" in text(found)
     assert explain_placement(snapshot, NOW, "uid-first").before == 0
 
@@ -231,7 +231,7 @@ def test_a_job_without_a_place_is_told_why_and_what_every_node_lacks() -> None:
     found = explain_placement(picture(small(gigabytes=20, models=("H100",))), NOW, "uid-new")
     assert (found.chosen, found.best) == (None, ())
     assert "no GPU of model H100" in found.refusal
-    assert found.lacks["n0"] == "no GPU of a model that the job accepts, only NVIDIA A10"
+    assert found.lacks["n0"].text == "no GPU of a model that the job accepts, only NVIDIA A10"
     assert len(found.lacks) == 4
     assert "Does not fit: no GPU of model H100" in text(found)
 
@@ -256,8 +256,8 @@ def test_many_nodes_without_room_are_counted() -> None:
     full = [make_gpu_node(f"n{n:02}", make_gpu(f"GPU-{n}", total=GIB)) for n in range(30)]
     found = rows(explain_placement(make_snapshot(small(), gpu_nodes=full), NOW, "uid-new"))
     without = [value for label, value in found if label == "Lacks"]
-    assert len(without) == LACKS_TOLD + 1
-    assert without[-1].startswith(f"{30 - LACKS_TOLD} more nodes: {30 - LACKS_TOLD} x ")
+    assert len(without) == LACKS_SHOWN + 1
+    assert without[-1].startswith(f"{30 - LACKS_SHOWN} more nodes: {30 - LACKS_SHOWN} x ")
 
 
 @pytest.mark.parametrize(

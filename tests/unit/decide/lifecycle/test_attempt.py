@@ -15,7 +15,7 @@ from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import NextStep
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView, Taint
-from gpujob_operator.decide.model.workers import crew_of
+from gpujob_operator.decide.model.workers import job_pods_of
 from tests.harness.builders import (
     after,
     make_job,
@@ -34,7 +34,7 @@ STOP = StopReason("NodeReclaimed", "node n0 is being reclaimed", after(30))
 
 
 def step(job: GPUJob, *pods: PodView, at: float = 10.0, **seen: Any) -> NextStep:
-    return advance(job, JobInputs(crew_of(job, pods), **seen), CONFIGURATION, after(at))
+    return advance(job, JobInputs(job_pods_of(job, pods), **seen), CONFIGURATION, after(at))
 
 
 def stopping(job: GPUJob) -> GPUJob:
@@ -144,13 +144,13 @@ def test_suspend_and_a_hang_stop_the_attempt() -> None:
 
 def test_what_does_not_start_in_time_is_stopped() -> None:
     job = placed(make_job())
-    pod = make_pod(job, phase=PodPhase.PENDING, reason="ImagePullBackOff", message="no such image")
+    pod = make_pod(job, phase=PodPhase.PENDING, reason="PodInitializing", message="still fetching")
     early = step(job, pod, at=600)
     assert early.status.phase is JobPhase.STARTING
     late = step(replace(job, status=early.status), pod, at=601).status
     assert late.stop is not None
     assert late.stop.reason == "StartTimeout"
-    assert "no such image" in late.stop.message
+    assert "still fetching" in late.stop.message
 
 
 @pytest.mark.parametrize("phase", [JobPhase.SUCCEEDED, JobPhase.FAILED])

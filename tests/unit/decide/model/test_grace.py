@@ -92,7 +92,7 @@ def test_a_pod_keeps_the_grace_that_it_was_made_with() -> None:
 
 def test_an_orphan_gets_its_own_grace() -> None:
     (pod,) = pods_of(running(job_of(600)))
-    found = plan(make_snapshot(pods=(pod,)), after(1))
+    found = plan(make_snapshot(pods=(pod,)), after(30))
     assert [item.grace_seconds for item in found.items if isinstance(item, DeletePod)] == [600]
 
 

@@ -8,7 +8,7 @@ import pytest
 from gpujob_api.quantities import GIB
 from gpujob_operator.decide.packing.arrays import NodeArrays, NodeState
 from gpujob_operator.decide.packing.demand import Demand, WorkloadMix
-from gpujob_operator.decide.packing.request import NodeMask, Request, Selection, SpotPreference
+from gpujob_operator.decide.packing.request import NodeMask, Request, Selection
 from gpujob_operator.decide.packing.score_cache import ScoreCache
 from gpujob_operator.decide.packing.select import choose
 from tests.harness.fleets import CARD_BYTES, gpu, idle_node, node, place_all, shared, whole
@@ -139,24 +139,15 @@ def test_an_idle_gpu_takes_a_job_that_fills_it() -> None:
     assert chosen(arrays, shared(10, 100.0), utilization_limit_percent=50.0).gpus == (0,)
 
 
-@pytest.mark.parametrize(
-    ("preference", "name"),
-    [
-        (SpotPreference.ANY, "a"),
-        (SpotPreference.PREFER, "s"),
-        (SpotPreference.REQUIRE, "s"),
-        (SpotPreference.NEVER, "a"),
-    ],
-)
-def test_spot(preference: SpotPreference, name: str) -> None:
+@pytest.mark.parametrize(("prefers_spot", "name"), [(False, "a"), (True, "s")])
+def test_spot(prefers_spot: bool, name: str) -> None:
     arrays = NodeArrays.of([idle_node("a", 1), idle_node("s", 1, spot=True)])
-    assert arrays.names[chosen(arrays, shared(40), spot=preference).row] == name
+    assert arrays.names[chosen(arrays, shared(40), prefers_spot=prefers_spot).row] == name
 
 
 def test_preferring_spot_is_not_requiring_it() -> None:
     arrays = NodeArrays.of([idle_node("a", 1)])
-    assert chosen(arrays, shared(40), spot=SpotPreference.PREFER).row == 0
-    assert not fits(arrays, shared(40), spot=SpotPreference.REQUIRE)
+    assert chosen(arrays, shared(40), prefers_spot=True).row == 0
 
 
 def test_of_equals_the_cheaper_node_wins_and_an_unknown_price_is_the_highest() -> None:

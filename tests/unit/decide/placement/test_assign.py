@@ -31,7 +31,7 @@ from tests.harness.builders import (
     running,
     with_status,
 )
-from tests.harness.ledger import build_capacity
+from tests.harness.capacity import build_capacity
 
 CONFIGURATION = Configuration()
 

@@ -19,7 +19,7 @@ from tests.harness.builders import (
     make_template,
     running,
 )
-from tests.harness.ledger import build_capacity
+from tests.harness.capacity import build_capacity
 
 
 def message_of(job: GPUJob, snapshot: Snapshot) -> str:

@@ -35,7 +35,7 @@ from tests.harness.builders import (
     used,
     with_status,
 )
-from tests.harness.ledger import build_capacity
+from tests.harness.capacity import build_capacity
 
 OLD, NEW = "NVIDIA A10", "NVIDIA H100"
 # Seconds of a step and joules.

@@ -114,14 +114,14 @@ def test_who_loses_the_least_is_interrupted() -> None:
 
 def test_the_cost_is_what_is_lost_and_the_restart_times_gpus() -> None:
     job = running(whole("a", gpus_per_worker=2), ("n0", ("GPU-0a", "GPU-0b")))
-    assert interruption_gpu_seconds(job, CONFIGURATION, 100.0) == 2 * (100 + 30)
+    assert interruption_gpu_seconds(job, CONFIGURATION, after(100)) == 2 * (100 + 30)
     quick = with_status(
         job, measurement=measured(GIB, step=50), checkpoint=CheckpointReport(40, 0, 0.5)
     )
     # 10 steps of 0.1 s are not saved; writing takes half a second of the grace.
-    assert interruption_gpu_seconds(quick, CONFIGURATION, 100.0) == 2 * (0.5 + 30)
+    assert interruption_gpu_seconds(quick, CONFIGURATION, after(100)) == 2 * (0.5 + 30)
     slow = with_status(quick, checkpoint=CheckpointReport(40, 0, 31.0))
-    assert interruption_gpu_seconds(slow, CONFIGURATION, 100.0) == 2 * (1.0 + 30)
+    assert interruption_gpu_seconds(slow, CONFIGURATION, after(100)) == 2 * (1.0 + 30)
 
 
 def test_no_more_are_interrupted_than_needed() -> None:

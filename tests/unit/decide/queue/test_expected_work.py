@@ -45,7 +45,7 @@ def pending(name: str, created: float, *command: str, **spec: Any) -> GPUJob:
 
 def placed(decided: Plan) -> list[str]:
     found = statuses(decided.items)
-    return [uid.removeprefix("uid-") for uid, status in found.items() if status.placement]
+    return [uid for uid, status in found.items() if status.placement]
 
 
 def first_of(*jobs: GPUJob, configuration: Configuration = SHORTEST, gpus: int = 1) -> str:

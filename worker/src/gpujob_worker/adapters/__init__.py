@@ -1,1 +1,3 @@
-"""Trainers and frameworks that are told what to do in their own words, a module for each."""
+"""Adapters that pass settings to trainers and frameworks through their own arguments, one module
+each.
+"""

@@ -1,7 +1,8 @@
-"""Hugging Face's Trainer and Accelerate: arguments that the script left at their defaults are set.
+"""Sets arguments of Hugging Face's Trainer and of Accelerate that the script left at their
+defaults.
 
-The trainer knows how to weight tokens over accumulated batches, which nobody outside does; so a
-batch is split by its own arguments, with the product of both as the script had it.
+The trainer knows how to weight tokens over accumulated batches, which code outside it cannot know.
+So a batch is split by the trainer's own arguments, and the product of both stays as in the script.
 """
 
 import dataclasses
@@ -23,13 +24,13 @@ _GIVEN = "_gpujob_given"
 
 
 def watch(wishes: RequestedSettings, explanation: DecisionLog) -> None:
-    """Adapts what is imported later: TrainingArguments, and the variables Accelerate reads."""
+    """Adapts later imports: TrainingArguments, and the variables that Accelerate reads."""
     when_imported("transformers.training_args", lambda: _adapt_arguments(wishes, explanation))
     when_imported("accelerate", before=lambda: set_variables(wishes, explanation))
 
 
 def set_variables(wishes: RequestedSettings, explanation: DecisionLog) -> None:
-    """Accelerate reads what its own launcher would set; what is set already stays."""
+    """Sets the variables that Accelerate's own launcher would set. Existing values stay."""
     wanted = {
         ENV_MIXED_PRECISION: wishes.mixed_precision,
         ENV_DYNAMO_BACKEND: "inductor" if wishes.compile else None,
@@ -49,7 +50,8 @@ def _adapt_arguments(wishes: RequestedSettings, explanation: DecisionLog) -> Non
     plain_init: Any = kind.__post_init__
 
     def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-        # The only place where also subclasses show what was passed and what is a default.
+        # Only here is it visible, for subclasses too, which arguments were passed and which are
+        # defaults.
         made = object.__new__(cls)
         if args or kwargs:
             vars(made)[_GIVEN] = (len(args), kwargs)
@@ -78,7 +80,9 @@ def _adapt_arguments(wishes: RequestedSettings, explanation: DecisionLog) -> Non
 
 
 def _given(arguments: Any, positional: int, keywords: Mapping[str, Any]) -> set[str]:
-    """Names that the script chose. A command line parser passes all of them, chosen or not."""
+    """Names of the arguments that the script chose. A command line parser passes all of them,
+    chosen or not.
+    """
     fields = [field for field in dataclasses.fields(arguments) if field.init]
     names = {field.name for field in fields[:positional]} | set(keywords)
     if len(names) < len(fields):
@@ -95,7 +99,9 @@ def _is_plain(field: "dataclasses.Field[Any]") -> bool:
 def changed_arguments(
     arguments: Any, given: set[str], wishes: RequestedSettings, explanation: DecisionLog
 ) -> dict[str, Any]:
-    """New values by name; nothing that the script chose, but for the batch's two factors."""
+    """New values by name. Nothing that the script chose is changed, except for the two factors of
+    the batch.
+    """
     changes = _split(arguments, wishes, explanation)
     if wishes.mixed_precision is not None:
         if given & {"bf16", "fp16", "tf32"}:

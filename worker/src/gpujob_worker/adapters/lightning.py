@@ -1,6 +1,6 @@
-"""Lightning's Trainer: the precision that was asked for, where the script names none.
+"""Sets the precision of Lightning's Trainer as requested, if the script does not.
 
-Its batches are split inside the step, where the loss sees the whole batch, and not by
+Batches are split inside the step, where the loss sees the whole batch, and not by
 `accumulate_grad_batches`, which would weight masked losses wrongly.
 """
 
@@ -46,7 +46,7 @@ def _adapt(module: str, wishes: RequestedSettings, explanation: DecisionLog) -> 
 def chosen_precision(
     keywords: dict[str, Any], wishes: RequestedSettings, explanation: DecisionLog
 ) -> str | None:
-    """The value for `precision`, or None to leave it alone."""
+    """The value for `precision`, or None to leave it unchanged."""
     if wishes.mixed_precision is None:
         return None
     if keywords.get("precision") is not None or keywords.get("plugins"):

@@ -1,4 +1,6 @@
-"""What the user asked for, in the words that trainers share. What is left to us is measured."""
+"""The settings that the user requested, in terms that trainers share. Settings left to Auto are
+measured.
+"""
 
 from dataclasses import dataclass
 
@@ -11,7 +13,7 @@ _MIXED = {Precision.BFLOAT16: "bf16", Precision.FLOAT16: "fp16"}
 
 @dataclass(frozen=True, slots=True)
 class RequestedSettings:
-    """None and False: not asked for, or switched off."""
+    """Requested settings. None and False: not requested, or switched off."""
 
     mixed_precision: str | None = None
     batch_per_step: int | None = None

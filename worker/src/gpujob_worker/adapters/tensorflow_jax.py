@@ -1,6 +1,6 @@
-"""TensorFlow and JAX: settings that environment variables carry, set just before the import.
+"""Sets environment variables of TensorFlow and JAX just before they are imported.
 
-Their steps are not seen from here; the GPU they run on is measured from outside by the agent.
+Their steps are not visible to the worker; the agent measures their GPUs from outside.
 """
 
 import os
@@ -15,7 +15,7 @@ _JAX_PRECISION = {Precision.TF32: "tensorfloat32", Precision.BFLOAT16: "bfloat16
 
 
 def tensorflow_variables(settings: Settings) -> dict[str, str]:
-    """Memory grows with use, so that a GPU can be shared; XLA where compilation is asked for."""
+    """Memory grows on demand, so that the GPU can be shared; XLA if compilation is requested."""
     variables = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
     if settings.compile is Toggle.ON:
         variables["TF_XLA_FLAGS"] = "--tf_xla_auto_jit=2"
@@ -25,7 +25,7 @@ def tensorflow_variables(settings: Settings) -> dict[str, str]:
 
 
 def jax_variables(settings: Settings) -> dict[str, str]:
-    """No claim of three quarters of the GPU at the start; the products' precision."""
+    """JAX does not preallocate three quarters of the GPU; precision of matrix products."""
     variables = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     if settings.precision in _JAX_PRECISION:
         variables["JAX_DEFAULT_MATMUL_PRECISION"] = _JAX_PRECISION[settings.precision]
@@ -43,7 +43,7 @@ def watch(settings: Settings, explanation: DecisionLog) -> None:
 
 
 def set_variables(name: str, variables: Mapping[str, str], explanation: DecisionLog) -> None:
-    """What the user has set stays."""
+    """Sets variables that the user has not set."""
     new = {key: value for key, value in variables.items() if key not in os.environ}
     os.environ.update(new)
     text = " ".join(f"{key}={value}" for key, value in new.items()) or "nothing, all is set already"

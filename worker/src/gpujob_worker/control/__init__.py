@@ -1,1 +1,1 @@
-"""When and where settings are applied in one run, and when they are taken back."""
+"""Decides when and where settings are applied in one run, and when they are rolled back."""

@@ -1,4 +1,4 @@
-"""The settings in force in this process: put there, reported, and taken back as a whole."""
+"""The settings that are applied in this process: applied, reported and rolled back as a whole."""
 
 import weakref
 from dataclasses import dataclass, field
@@ -16,16 +16,16 @@ from gpujob_worker.memory_limit.limit_fit import MemoryFit
 from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.applied import Applied
-from gpujob_worker.tune.registry import keep_only, put_in_force, tuned
+from gpujob_worker.tune.registry import apply_settings, keep_only, tuned
 from gpujob_worker.tune.trial import AN_EARLIER_RUN
 from gpujob_worker.tune.tuner import Tuner
 
 
 @dataclass(slots=True)
 class AppliedSettings:
-    """What was applied to the roots and the first optimizer of the model in training.
+    """The settings of the roots and the first optimizer of the model in training.
 
-    Others read it; what changes it is a method of its own.
+    Other modules read it. Only its own methods change it.
     """
 
     session: Session
@@ -34,21 +34,22 @@ class AppliedSettings:
     applied: Applied = field(default_factory=Applied)
     tuner: Tuner | None = None
     fit: MemoryFit | None = None
-    # Other roots than the first, where a memory limit is looked at.
+    # Roots other than the first, if a memory limit is checked for them.
     beside: list[SecondaryModule] = field(default_factory=list[SecondaryModule])
     rolled_back: bool = False
     optimizer_offload: OptimizerOffload | None = None
-    # With the other processes, where they decide together.
+    # The other processes, if they decide together.
     agreement: Consensus | None = None
-    # Why the module may not be run for a measurement; with others, not by one process alone.
+    # Why the module may not be run for a measurement; with other processes, not by one process
+    # alone.
     run_refusal: str | None = None
-    # Whether the model in training has the shape of the first one, whose settings are reported.
+    # Whether the model in training has the shape of the first model, whose settings are reported.
     first_shape: bool = True
-    # How a model that follows the first one is named in messages, such as " in model 2 (Net)".
+    # The name of a later model in messages, such as " in model 2 (Net)".
     whose: str = ""
-    # What is decided for the model in training; the run's own log keeps the first model's.
+    # Decisions for the model in training; the run's own log keeps those of the first model.
     explanation: DecisionLog = field(default_factory=DecisionLog)
-    # How the split was made that was in force for the first model or one like it.
+    # How the split was made that was applied to the first model or one like it.
     keeps_chunk: bool = True
     _tuned: "weakref.ref[torch.optim.Optimizer] | None" = None
 
@@ -57,53 +58,53 @@ class AppliedSettings:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
-        """The one that settings are for; None when the script has dropped it."""
+        """The optimizer that the settings apply to; None if the script has dropped it."""
         return self._tuned() if self._tuned is not None else None
 
     @property
     def fits(self) -> list[MemoryFit]:
-        """What keeps the memory limit, of every root for which it was looked at."""
+        """The objects that keep the memory limit, for every root that has one."""
         found = [self.fit, *(other.fit for other in self.beside)]
         return [fit for fit in found if fit is not None]
 
     @property
     def known(self) -> TunedSettings | None:
-        """Settings that were found before: by an earlier run, or for the model in training."""
+        """Settings known beforehand: from an earlier run, or found for the model in training."""
         session = self.session
         found = session.state.tuned if session.state.tuning_seconds is not None else None
         return session.state.known_tuned or (found if self.first_shape else None)
 
     @property
     def source(self) -> str:
-        """Where they come from."""
+        """Origin of the known settings."""
         return "an earlier model" if self.whose else AN_EARLIER_RUN
 
     def use(self, tuner: Tuner) -> Tuner:
-        """Its choices are what `apply` puts in force."""
+        """Selects the tuner whose choices `apply` applies."""
         self.tuner = tuner
         return tuner
 
     def keep_limit_by(self, fit: MemoryFit) -> None:
-        """What keeps the memory limit for the first root."""
+        """Sets what keeps the memory limit for the first root."""
         self.fit = fit
 
     def refuse_runs(self, reason: str | None) -> None:
-        """Whether the module of the model in training may be run for a measurement."""
+        """True if the module of the model in training must not be run for a measurement."""
         self.run_refusal = reason
 
     def decide_together(self, agreement: Consensus) -> None:
-        """From now on nothing is decided by this process alone."""
+        """From now on, no decision is made by this process alone."""
         self.agreement = agreement
         self.facts.processes = 1
 
     def begin_model(self, whose: str, *, alike: bool) -> None:
-        """A model follows; `alike`: the first one's settings are for it too."""
+        """Starts a later model. `alike`: the first model's settings are for it too."""
         self.first_shape = alike
         self.whose = whose
         self.explanation = DecisionLog()
 
     def release(self) -> None:
-        """Lets go of everything that is the script's."""
+        """Drops all references to the script's objects."""
         for root in self.roots:
             root.remove()
             root.recorded = root.wrapper = None
@@ -113,9 +114,9 @@ class AppliedSettings:
         self.tuner = self.fit = self.agreement = None
 
     def drop(self, root: Root) -> None:
-        """The script is done with this module; its memory is the script's again."""
+        """Drops this module after the script is done with it, so that its memory can be freed."""
         was_first = root is self.roots[0]
-        put_in_force(root, None, Applied())
+        apply_settings(root, None, Applied())
         root.remove()
         self.roots.remove(root)
         self.beside = [other for other in self.beside if other.root is not root]
@@ -129,7 +130,7 @@ class AppliedSettings:
             self._promote(self.roots[0])
 
     def _promote(self, root: Root) -> None:
-        """The first root is gone; what keeps the limit for this one is in force as it was."""
+        """After the first root is gone: what keeps the limit for this root stays applied."""
         found = next((other for other in self.beside if other.root is root), None)
         if found is None:
             return
@@ -140,7 +141,7 @@ class AppliedSettings:
             self.applied = found.tuner.applied
 
     def renew(self) -> None:
-        """Another model follows, and everything begins again."""
+        """Starts over for another model."""
         for root in reversed(list(self.roots)):
             self.drop(root)
         self.applied = Applied(loader_workers=self.applied.loader_workers)
@@ -149,7 +150,7 @@ class AppliedSettings:
         self.session.state.scale_losses(None)
 
     def report(self) -> None:
-        """What is in force now is the run's settings, if it is the first model or one like it."""
+        """Reports the applied settings as the run's, if this is the first model or one like it."""
         if self.tuner is not None and self.first_shape:
             self.session.settings_are(self.tuner.tuned())
 
@@ -161,7 +162,7 @@ class AppliedSettings:
         self._tuned = weakref.ref(optimizer)
 
     def settle(self) -> None:
-        """Keeps of what was chosen what every process chose; before it is put in force."""
+        """Keeps of the choices what every process chose. Call it before they are applied."""
         if self.agreement is None or self.tuner is None:
             return
         mine = self.tuner.tuned()
@@ -174,7 +175,7 @@ class AppliedSettings:
         self.session.explanation.note("processes", text)
 
     def apply(self, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """What the tuner chose is in force from the next step on, unless it only recommends."""
+        """Applies the tuner's choices from the next step on, unless it only recommends."""
         assert self.tuner is not None
         if self.session.environment.settings.mode is OptimizeMode.RECOMMEND:
             return
@@ -183,7 +184,7 @@ class AppliedSettings:
         if optimizer is not None:
             self.tunes(optimizer)
         optimizer = self.optimizer
-        put_in_force(self._first_root, optimizer, self.applied)
+        apply_settings(self._first_root, optimizer, self.applied)
         if self.applied.optimizer_offload and optimizer is not None:
             self.optimizer_offload = self.optimizer_offload or OptimizerOffload(optimizer)
 
@@ -192,7 +193,7 @@ class AppliedSettings:
         return self.roots[0] if self.roots else None
 
     def step_starts(self, optimizer: torch.optim.Optimizer) -> None:
-        """Just before the script's optimizer steps, with its gradients in place."""
+        """Runs just before the script's optimizer steps, with its gradients in place."""
         if self.applied.fused and optimizer is self.optimizer:
             self.applied.fused = keep_fused(optimizer)
         scale, offload = self.applied.plan.loss_scale, self.optimizer_offload
@@ -207,9 +208,10 @@ class AppliedSettings:
             offload.step_ends()
 
     def roll_back(self, why: str) -> None:
-        """Plain settings for the rest of the run; nothing is tried again.
+        """Returns to plain settings for the rest of the run. Nothing is tried again.
 
-        What keeps a memory limit stays: the next step would overstep it without.
+        What keeps a memory limit stays applied, because the next step would exceed the limit
+        without it.
         """
         limited = self.session.environment.memory_limit_bytes is not None
         if self.optimizer_offload is not None and not limited:
@@ -221,7 +223,7 @@ class AppliedSettings:
         self.rolled_back = True
         if self.tuner is not None:
             self.tuner.settle_for(self.applied)
-        put_in_force(self._first_root, self.optimizer, self.applied)
+        apply_settings(self._first_root, self.optimizer, self.applied)
         self.session.explanation.note("roll-back", f"to plain settings{self.whose}: {why}")
         if self.first_shape:
             self.session.settings_are(tuned(self.applied))

@@ -1,10 +1,10 @@
-"""One decision of all processes that train together, made where they found each other: in the store
-of their process group.
+"""Makes one decision in all processes that train together, through the store of their process
+group.
 
-The first process measures and proposes; every process says what of it holds for itself; what holds
-for all is put in force by all. No collective is involved and every wait has an end: who waits in
-vain writes "nothing" as the decision, and the store keeps the first decision that is written, so
-that processes that are late or gone cannot lead to two of them.
+The first process measures and proposes. Every process says which part of the proposal holds for
+itself. What holds for all is applied by all. No collective is involved, and every wait ends: a
+process whose wait times out writes "nothing" as the decision. The store keeps the first decision
+that is written, so that late or lost processes cannot lead to two decisions.
 """
 
 import json
@@ -17,12 +17,12 @@ from gpujob_api.codec import FieldError, decode, encode
 from gpujob_api.settings import TunedSettings
 from gpujob_worker.tune.registry import OWN
 
-# For all to come to where one waits; they come from the same step.
+# Time for all processes to arrive; they come from the same step.
 COME_SECONDS = 60.0
-# For the first process to measure, beyond the time for tuning; for it to compile.
+# Time for the first process to measure, beyond the tuning budget, and to compile.
 MEASURE_SECONDS = 300.0
 COMPILE_SECONDS = 600.0
-# For all to look at what was proposed; who waits for the decision waits longer.
+# Time for all to check a proposal; waiting for the decision takes longer.
 CHECK_SECONDS = 120.0
 DECIDE_SECONDS = CHECK_SECONDS + 30.0
 POLL_SECONDS = 0.02
@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 
 
 class Store(Protocol):
-    """What is used of torch.distributed's stores."""
+    """The methods of torch.distributed's stores that are used."""
 
     def set(self, key: str, value: str, /) -> None: ...
     def get(self, key: str, /) -> bytes: ...
@@ -40,7 +40,7 @@ class Store(Protocol):
 
 
 class Consensus:
-    """Rounds of proposing and deciding; every process takes part in the same ones."""
+    """Rounds of proposals and decisions. Every process takes part in the same rounds."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Consensus:
         return self._rank == 0
 
     def come(self) -> bool:
-        """Says that this process is here; the first one waits for all. False: not all came."""
+        """Announces this process. The first process waits for all. False if not all arrived."""
         if self._came is None:
             self._came = _try(self._come) or False
         return self._came
@@ -81,7 +81,7 @@ class Consensus:
         _try(lambda: self._store.set(self._key("proposal"), _text(tuned)))
 
     def proposal(self, seconds: float = MEASURE_SECONDS) -> TunedSettings | None:
-        """What the first process proposes; None where it does not within `seconds`."""
+        """The proposal of the first process; None if it makes none within `seconds`."""
         return _try(lambda: self._proposal(seconds))
 
     def _proposal(self, seconds: float) -> TunedSettings | None:
@@ -90,7 +90,9 @@ class Consensus:
         return _tuned(self._store.get(self._key("proposal")))
 
     def settle(self, mine: TunedSettings) -> TunedSettings:
-        """What all processes put in force, with what is each one's own as it is in `mine`."""
+        """What all processes apply, with the values of `mine` for what each process decides by
+        itself.
+        """
         decided = _try(lambda: self._settle(mine)) or TunedSettings()
         self._round += 1
         self._came = None
@@ -108,12 +110,13 @@ class Consensus:
         return _tuned(self._store.compare_set(self._key("decision"), "", _text(decision)))
 
     def ask_roll_back(self, at: int, why: str) -> None:
-        """Asks all to go back to plain settings, after the check that follows check `at`."""
+        """Requests that all processes roll back after the check that follows check `at`."""
         _try(lambda: self._store.compare_set("roll-back", "", json.dumps([at, why])))
 
     def roll_back_due(self, at: int) -> str | None:
-        """Why to go back now, at check `at`. What was asked for at this very check has to wait:
-        others may have passed it already, but nobody is a whole check ahead of another."""
+        """Why to roll back now, at check `at`. A request made at this very check has to wait: other
+        processes may have passed it already, but none is a whole check ahead.
+        """
         return _try(lambda: self._roll_back_due(at))
 
     def _roll_back_due(self, at: int) -> str | None:
@@ -126,7 +129,7 @@ class Consensus:
         return f"{self._round}/{name}"
 
     def _wait(self, names: Sequence[str], seconds: float) -> bool:
-        """Looks again and again instead of waiting in the store, where no signal is heard."""
+        """Polls instead of waiting in the store, where no signal is handled."""
         keys, ends = [self._key(name) for name in names], self._clock() + seconds
         while not self._store.check(keys):
             if self._clock() >= ends or self._cancelled():
@@ -136,7 +139,7 @@ class Consensus:
 
 
 def _try(ask: Callable[[], Result]) -> Result | None:
-    """None where the store is gone, and with it the process that keeps it: the run ends."""
+    """None if the store is gone, and with it the process that keeps it: the run ends."""
     try:
         return ask()
     except (RuntimeError, OSError, ValueError, FieldError):
@@ -144,7 +147,7 @@ def _try(ask: Callable[[], Result]) -> Result | None:
 
 
 def common(all_settings: Sequence[TunedSettings]) -> TunedSettings:
-    """What is alike in all; the script's own way where it is not."""
+    """The values that are equal in all processes; the script's own value for the others."""
     plain = TunedSettings()
     kept: dict[str, Any] = {}
     for field in fields(TunedSettings):

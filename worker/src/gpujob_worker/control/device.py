@@ -1,4 +1,4 @@
-"""The device that the training is on: what measures its memory, and what holds it to the limit."""
+"""The device of the training: measures its memory, and enforces the memory limit."""
 
 import torch
 
@@ -10,7 +10,9 @@ from gpujob_worker.run.session import Session
 
 
 def use_device(session: Session, device: torch.device) -> None:
-    """Once the script has put something on a GPU; asking earlier would set the GPU up."""
+    """Call it once the script has put something on a GPU; an earlier call would
+    initialize the GPU.
+    """
     meter = session.meter
     if device.type == "cuda" and not isinstance(meter.memory, CudaMemory):
         session.state.runs_on(torch.cuda.get_device_name())
@@ -23,7 +25,9 @@ def use_device(session: Session, device: torch.device) -> None:
 
 
 def hold_to_limit(session: Session) -> None:
-    """Again whenever more libraries may have been loaded: they take of the same limit."""
+    """Call it again whenever more libraries may have been loaded, because they count against the
+    limit.
+    """
     limit, memory = session.environment.memory_limit_bytes, session.meter.memory
     if not isinstance(memory, CudaMemory):
         return

@@ -1,7 +1,7 @@
-"""Tuning of several processes that train together: the first one measures, the others take over.
+"""Tuning of processes that train together: the first one measures, the others adopt its settings.
 
-Everybody looks at whether what was measured is safe for the batch and the module of its own; what
-is put in force is what all found safe (`consensus`).
+Each process checks whether the measured settings are safe for its own batch and module. The
+settings that all found safe are applied (`consensus`).
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ _ROWS = 2
 
 
 class SharedTuner(Tuner):
-    """One of several that decide together."""
+    """One of several tuners that decide together."""
 
     agreement: Consensus
 
@@ -41,7 +41,7 @@ class SharedTuner(Tuner):
 
 
 class LeadingTuner(SharedTuner):
-    """Measures for all, once all are waiting for it."""
+    """Measures for all processes once all are waiting."""
 
     _waited: bool | None = None
 
@@ -54,15 +54,15 @@ class LeadingTuner(SharedTuner):
             super().compile(root, recorded)
 
     def fused_optimizer(
-        self, optimizer: torch.optim.Optimizer, room_bytes: int | None = None
+        self, optimizer: torch.optim.Optimizer, free_bytes: int | None = None
     ) -> None:
         if self._all_here():
-            super().fused_optimizer(optimizer, room_bytes)
+            super().fused_optimizer(optimizer, free_bytes)
 
     def _all_here(self) -> bool:
         if self._waited is None:
             self._waited = self.agreement.come()
-            # The time for measuring is not that of waiting.
+            # The tuning budget does not include the wait.
             self._decision.start()
             if not self._waited:
                 text = f"not all {self.agreement.size} processes came to it"
@@ -71,7 +71,7 @@ class LeadingTuner(SharedTuner):
 
 
 class FollowingTuner(SharedTuner):
-    """Waits for what the first process found and takes over what is safe here."""
+    """Waits for the first process's settings and adopts those that are safe here."""
 
     _proposed: TunedSettings | None = None
     _asked = False
@@ -81,15 +81,15 @@ class FollowingTuner(SharedTuner):
         if not self._asked:
             self._asked = True
             self._decision.source = "as the first process measured"
-            self._proposed = self.agreement.proposal(self._patience_seconds)
+            self._proposed = self.agreement.proposal(self._wait_seconds)
             if self._proposed is None:
                 self._decision.skip("tuning", "the first process proposed nothing")
         return self._proposed or TunedSettings()
 
     @property
-    def _patience_seconds(self) -> float:
+    def _wait_seconds(self) -> float:
         compiles = self._settings.compile is Toggle.ON
-        # Items under way are finished when the time for tuning is over.
+        # Settings under way are finished when the tuning budget is spent.
         budget = 2 * self._decision.budget_seconds
         return COME_SECONDS + budget + MEASURE_SECONDS + (COMPILE_SECONDS if compiles else 0.0)
 
@@ -102,19 +102,19 @@ class FollowingTuner(SharedTuner):
     def gain(
         self, root: Root, recorded: RecordedCall, optimizer: torch.optim.Optimizer | None
     ) -> None:
-        """The first process measures, and reports."""
+        """The first process measures and reports."""
 
     def fused_optimizer(
-        self, optimizer: torch.optim.Optimizer, room_bytes: int | None = None
+        self, optimizer: torch.optim.Optimizer, free_bytes: int | None = None
     ) -> None:
-        del room_bytes
+        del free_bytes
         self.adopt_fused(optimizer, self.proposed)
 
 
 def root_inside(
     wrapper: torch.nn.Module, in_force: AppliedSettings, before_call: Callable[[Root], None]
 ) -> Root | None:
-    """The root inside DistributedDataParallel, where processes can decide together."""
+    """The root inside DistributedDataParallel, if processes can decide together."""
     module, session = inside(wrapper), in_force.session
     environment = session.environment
     if module is None or environment.settings.mode is not OptimizeMode.AUTO:
@@ -137,7 +137,7 @@ def root_inside(
 
 
 def tuner_for(in_force: AppliedSettings) -> Tuner:
-    """The tuner of this process; one of its own where it decides by itself."""
+    """The tuner of this process; a tuner of its own if the process decides by itself."""
     session, agreement = in_force.session, in_force.agreement
     kinds = {None: Tuner, True: LeadingTuner, False: FollowingTuner}
     kind = kinds[agreement.leads if agreement is not None else None]
@@ -156,9 +156,9 @@ def tuner_for(in_force: AppliedSettings) -> Tuner:
 
 
 def communicates(root: Root, recorded: RecordedCall) -> str | None:
-    """Why the module must not be run by one process alone: it speaks to others by itself.
+    """Why one process must not run the module alone: the module communicates with other processes.
 
-    All processes ask this before the same call, so that what is exchanged meets its counterpart.
+    All processes ask this before the same call, so that every communication has its counterpart.
     """
     before = sequence_numbers()
     try:

@@ -1,4 +1,6 @@
-"""Watches a run after its settings were put in force: speed, memory, loss. Takes them back."""
+"""Watches a run after its settings were applied (speed, memory, loss) and rolls them back if
+needed.
+"""
 
 import math
 from collections import deque
@@ -18,7 +20,7 @@ from gpujob_worker.tune.trial import short
 CONFIRM_STEPS = 10
 SLOWER_ALLOWED = 1.10
 LOSS_CHECK_STEPS = 20
-# A loss this many times its own first size above the first losses, so many checks in a row.
+# A loss this many times its own first size above the first losses, for this many checks in a row.
 DIVERGED_FACTOR = 2.0
 DIVERGED_CHECKS = 3
 LOSSES_PENDING_MAX = 16
@@ -26,7 +28,7 @@ LOSSES_PENDING_MAX = 16
 
 @dataclass(slots=True)
 class LossDivergence:
-    """Says when a loss is lost: not finite, or far above where it began and staying there."""
+    """Detects a lost training run: a loss that is not finite, or stays far above its start."""
 
     first: list[float] = field(default_factory=list[float])
     _above: int = 0
@@ -49,14 +51,16 @@ class LossDivergence:
 
 
 class RollbackGuard:
-    """The checks between steps. Cheap: the loss is read every `LOSS_CHECK_STEPS` steps only."""
+    """The checks between steps. The loss is read only every `LOSS_CHECK_STEPS` steps, to keep them
+    cheap.
+    """
 
     def __init__(self, session: Session, in_force: AppliedSettings) -> None:
         self._session = session
         self._in_force = in_force
         self._explain = session.explanation
         self._loss = LossDivergence()
-        # Losses that the device has not come to, with whether each is one of the first steps'.
+        # Losses that the device has not computed yet, and whether each belongs to the first steps.
         self._losses: deque[tuple[bool, LaterNumber]] = deque()
         self._since = 0
 
@@ -65,18 +69,18 @@ class RollbackGuard:
         return self._in_force.applied
 
     def again(self) -> None:
-        """Another model trains from now on."""
+        """Starts over: another model trains from now on."""
         self._loss = LossDivergence()
         self._losses.clear()
         self._since = 0
 
     def first_steps(self) -> None:
-        """Losses of the steps that later ones are compared with."""
+        """Sets the losses of the first steps, with which later ones are compared."""
         self._read_loss(first=True)
         self._judge_losses()
 
     def step(self, since: int) -> None:
-        """`since` counts the steps after the settings were put in force."""
+        """`since` counts the steps after the settings were applied."""
         self._since = since
         if since % CONFIRM_STEPS == 0:
             self._roll_back_together(since)
@@ -99,11 +103,11 @@ class RollbackGuard:
             self._roll_back(f"gradients overflow, {scale}", self._since + 1)
 
     def call_failed(self, error: Exception) -> None:
-        """The call was made again as written, and that worked."""
+        """A call failed with the settings and succeeded without them."""
         self._roll_back(f"a call of the model failed with it, {short(error)}", self._since + 1)
 
     def _roll_back(self, why: str, at: int) -> None:
-        """At once; where several processes decide together, after the next check of all."""
+        """Rolls back at once; if several processes decide together, after the next check of all."""
         if self._in_force.agreement is None:
             self._in_force.roll_back(why)
         elif not self._in_force.rolled_back:
@@ -118,7 +122,7 @@ class RollbackGuard:
             self._in_force.roll_back(why)
 
     def _keep_limit(self, *, settling: bool) -> None:
-        """A split that was not fine enough is made finer; it was shown to be safe already."""
+        """Makes a split finer that was not fine enough; it was shown to be safe already."""
         session, tuner = self._session, self._in_force.tuner
         limit, rows = session.environment.memory_limit_bytes, self._applied.plan.rows_per_step
         session.meter.read_memory()
@@ -130,7 +134,8 @@ class RollbackGuard:
             if self._finer_beside(peak, limit):
                 return
             if self._in_force.fit is not None:
-                # Later peaks may be of anything: an evaluation, a checkpoint. They are only said.
+                # Later peaks may have other causes: an evaluation, a checkpoint. They are only
+                # reported.
                 self._in_force.fit.judge(peak, ends=settling)
                 session.state.needs(self._in_force.fit.needed_bytes)
             return
@@ -146,7 +151,7 @@ class RollbackGuard:
         session.meter.new_window()
 
     def _finer_beside(self, peak: int, limit: int) -> bool:
-        """Whether the split of another module than the first could be made finer."""
+        """True if the split of a module other than the first could be made finer."""
         for other in self._in_force.beside:
             plan = other.tuner.applied.plan
             finer = _finer(plan.rows_per_step)
@@ -162,7 +167,7 @@ class RollbackGuard:
         return False
 
     def _confirm(self) -> None:
-        """What was chosen for speed alone must not make the real steps slower."""
+        """Checks that settings chosen for speed do not make the real steps slower."""
         self._session.meter.settle()
         now = self._session.meter.window.timing(None)
         before = self._session.state.baseline
@@ -184,7 +189,9 @@ class RollbackGuard:
         return self._in_force.rolled_back or self._applied == Applied()
 
     def _read_loss(self, *, first: bool) -> None:
-        """Later, where it is on a device: to wait for it would leave the device without work."""
+        """Reads the loss later if it is on a device, because waiting for it would leave the device
+        idle.
+        """
         loss, events = self._session.state.loss_tensor, self._session.meter.events
         if loss is None or (events is not None and events.capturing):
             return

@@ -1,6 +1,7 @@
-"""When and on which root a run is tuned: once after the baseline, and a compilation long after.
+"""Decides when and on which root a run is tuned: once after the baseline, and a compilation much
+later.
 
-What is tried, and in which order, is `tuning_run`.
+`tuning_run` decides what is tried, and in which order.
 """
 
 import time
@@ -21,7 +22,7 @@ from gpujob_worker.tune.trial import measuring
 
 
 class TuningSchedule:
-    """Between two steps: measures, puts in force what was chosen, and reports it."""
+    """Runs between two steps: measures, applies what was chosen, and reports it."""
 
     def __init__(self, session: Session, in_force: AppliedSettings, loaders: LoaderPolicy) -> None:
         self._session = session
@@ -31,7 +32,7 @@ class TuningSchedule:
         self._compile_due: float | None = None
 
     def run(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raises `MemoryLimitError` where the memory limit cannot be kept."""
+        """Raises `MemoryLimitError` if the memory limit cannot be kept."""
         session, in_force = self._session, self._in_force
         in_force.tunes(optimizer)
         session.state.enter(WorkerPhase.TUNING)
@@ -55,7 +56,7 @@ class TuningSchedule:
         session.meter.new_window()
 
     def compile_when_due(self) -> None:
-        """The long-running job's compilation: one step to record a batch, then the try."""
+        """Compiles in a long-running job: one step to record a batch, then the trial."""
         if self._compile_due is None or time.monotonic() < self._compile_due:
             return
         if self._in_force.rolled_back or self._in_force.tuner is None:
@@ -84,7 +85,7 @@ class TuningSchedule:
             tuning.without_root(reason)
 
     def _no_single_root(self) -> str | None:
-        """Why no root can be tuned; None where there is one that can."""
+        """Why no root can be tuned; None if there is one."""
         in_force, roots = self._in_force, self._in_force.roots
         if in_force.facts.compiles:
             return "the script compiles its model itself; its graph is left as it is"

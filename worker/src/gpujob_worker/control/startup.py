@@ -1,9 +1,10 @@
-"""What must hold from a model's first step on: a memory limit, and settings that are known before.
+"""Applies what must hold from a model's first step: a memory limit, and settings known beforehand.
 
-They are those of an earlier run, or of the model that was trained before (`subsequent_models`).
+Known settings come from an earlier run, or from the model that was trained before
+(`subsequent_models`).
 
-Both are seen to before the first call of the first root runs. The limit is looked at for every
-root, and before each call of the first steps: when it is known what a step took, and when more is
+Both are applied before the first call of the first root runs. The limit is checked for every root,
+and before each call of the first steps: once the memory of a step is known, and if more memory is
 held than before. Everything else waits for the tuning.
 """
 
@@ -24,7 +25,7 @@ from gpujob_worker.tune.safety_check import trace_refusal
 from gpujob_worker.tune.trial import measuring
 from gpujob_worker.tune.tuner import Tuner
 
-# Calls of a root before which a limit is looked at; a loop may make many in one step.
+# Calls of a root before which the limit is checked; a loop may make many in one step.
 LOOKS_MAX = 64
 
 
@@ -38,16 +39,16 @@ class Startup:
         self._looks = 0
 
     def again(self) -> None:
-        """Another model is trained from now on."""
+        """Starts over: another model is trained from now on."""
         self._done = self._stepped = self._refined = False
         self._looks = 0
 
     def stepped(self) -> None:
-        """The first step is over."""
+        """The first step has ended."""
         self._stepped = True
 
     def before_call(self, root: Root) -> None:
-        """Raises `MemoryLimitError` where the memory limit cannot be kept."""
+        """Raises `MemoryLimitError` if the memory limit cannot be kept."""
         in_force = self._in_force
         again, self._done = self._done, True
         limited = self._session.environment.memory_limit_bytes is not None
@@ -68,7 +69,7 @@ class Startup:
                     self._fit_again(root, root.recorded)
 
     def before_first_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """The known settings that are the optimizer's."""
+        """Applies the known settings of the optimizer."""
         known, tuner = self._in_force.known, self._in_force.tuner
         if known is None or tuner is None:
             return
@@ -98,7 +99,7 @@ class Startup:
             session.meter.memory.reset_peak()
 
     def _apply_known(self, root: Root, recorded: RecordedCall, tuned: TunedSettings) -> None:
-        """Settings of an earlier run: checked for safety, not measured again."""
+        """Applies settings of an earlier run: checked for safety, not measured again."""
         session, in_force = self._session, self._in_force
         tuner = in_force.use(tuner_for(in_force))
         if in_force.run_refusal is None:
@@ -147,7 +148,7 @@ class Startup:
         session.meter.memory.reset_peak()
 
     def _beside(self, root: Root, recorded: RecordedCall) -> None:
-        """Another root than the first: split and computed again by a model of its own."""
+        """Handles a root other than the first: split and recomputed by its own memory model."""
         session, in_force = self._session, self._in_force
         session.meter.read_memory()
         hold_to_limit(session)
@@ -195,13 +196,15 @@ class Startup:
         return trace_refusal(root, recorded, whole=False)
 
     def _others_bytes(self, root: Root) -> float:
-        """Gradients and optimizer state of those that were called before, until a step is over."""
+        """Gradients and optimizer state of roots that were called before, until a step
+        has ended.
+        """
         others = [other for other in self._in_force.roots if other is not root]
         taken = sum(gradient_bytes(other) for other in others)
         return 0.0 if self._stepped else float((1 + OPTIMIZER_STATE_FACTOR) * taken)
 
     def _note_needed(self, root: Root) -> None:
-        """Also of one for which the run ends."""
+        """Notes the required limit, also for a root because of which the run ends."""
         found = next(other for other in self._in_force.beside if other.root is root)
         needed = found.fit.needed_bytes if found.fit is not None else None
         if needed is not None:
@@ -209,7 +212,9 @@ class Startup:
 
 
 def _look_again(fit: MemoryFit, root: Root, recorded: RecordedCall, *, refines: bool) -> None:
-    """What the first step took is known now, or more is held than before the first call."""
+    """Checks again: the memory of the first step is known now, or more is held than before the
+    first call.
+    """
     if refines:
         fit.refine(root, recorded)
     else:

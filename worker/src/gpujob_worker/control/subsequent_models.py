@@ -1,8 +1,9 @@
-"""A script that trains several models one after the other: folds, sweeps, a search and its result.
+"""Handles scripts that train several models one after the other: folds, sweeps, a search and its
+result.
 
-What was found for the first model is what a later one of the same shape starts with, by the way
-that settings of an earlier run take (`startup`). A model of another shape runs as written, but
-for what keeps a memory limit.
+A later model of the same shape starts with the settings of the first model, in the way of settings
+of an earlier run (`startup`). A model of another shape runs as written, except for what keeps a
+memory limit.
 """
 
 import gc
@@ -21,19 +22,21 @@ from gpujob_worker.inject.wrapped_module import Root
 from gpujob_worker.run.session import Session
 
 ITEM, LIMIT = "later models", "memory limit"
-# Of the run's time, beyond the time for tuning, for looking at later models.
+# Part of the run's time, beyond the tuning budget, for checking later models.
 SECONDS_FRACTION = 0.05
-# So many models in a row that were dropped before a tuning: the script makes them for a few steps.
+# After this many models in a row that were dropped before a tuning, no others are tuned: the script
+# makes them for a few steps.
 UNTUNED_MAX = 8
-# Looks for garbage that found the model before still in use; a script may make many beside it.
+# Garbage collections that found the previous model still in use; a script may create many beside
+# it.
 LOOKS_MAX = 3
-# Reasons that are said; those that are counted.
+# Reasons that are listed; reasons that are counted.
 REASONS_MAX, REASONS_KEPT_MAX = 3, 32
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What two models have in common for which the same settings were found."""
+    """What two models must have in common to share settings."""
 
     name: str
     layers: tuple[Any, ...]
@@ -42,7 +45,7 @@ class Shape:
     inputs: tuple[Any, ...]
 
     def difference(self, other: "Shape", shapes: set[tuple[Any, ...]]) -> str | None:
-        """How `other` differs, for people; `shapes` are those that inputs of this one had."""
+        """How `other` differs, for people; `shapes` are the input shapes of this model."""
         if self.layers != other.layers:
             return f"{other.name} is another model than {self.name}"
         if self.parameters != other.parameters:
@@ -56,7 +59,7 @@ class Shape:
 
 
 class SubsequentModels:
-    """Says when the next model's training begins, and what it starts with."""
+    """Decides when the next model's training begins, and with which settings."""
 
     def __init__(self, session: Session, in_force: AppliedSettings) -> None:
         self._session = session
@@ -65,7 +68,7 @@ class SubsequentModels:
         self._first: Shape | None = None
         self._inputs: set[tuple[Any, ...]] = set()
         self._begins = True
-        # An optimizer was seen that steps what is in training.
+        # An optimizer that steps the model in training was seen.
         self._owned = False
         self._began = time.monotonic()
         self._seconds = 0.0
@@ -73,7 +76,7 @@ class SubsequentModels:
         self._count = self._started = 0
         self._settings: list[str] = []
         self._reasons: dict[str, int] = {}
-        # Of the reasons, without the names of models; and what was last said aloud.
+        # Reasons without the names of models, and the last text that was printed.
         self._kinds: set[str] = set()
         self._meaning: tuple[Any, ...] = ()
         # For the present model's optimizer to step, when it is known what is in force.
@@ -83,14 +86,14 @@ class SubsequentModels:
 
     @property
     def watches(self) -> bool:
-        """Whether to look for later models at all."""
+        """True if later models are handled at all."""
         asked = self._session.environment.settings.mode is not OptimizeMode.OFF
         looks = asked and self._left_alone is None
         return looks and self._untuned < UNTUNED_MAX and (self._limited or self._in_time())
 
     @property
     def _left_alone(self) -> str | None:
-        """Why this run looks at its first model alone; None where it does not."""
+        """Why only the first model of this run is tuned; None if later ones are handled."""
         environment = self._session.environment
         if environment.settings.mode is OptimizeMode.RECOMMEND:
             return "mode Recommend looks at the first model alone"
@@ -99,9 +102,9 @@ class SubsequentModels:
         return None
 
     def passes(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether an optimizer that steps for the first time begins a model that is left alone.
+        """True if an optimizer that steps for the first time starts a model that is not handled.
 
-        Says so, and that its steps are not the first model's.
+        Logs it, and that its steps are not the first model's.
         """
         session, why = self._session, self._left_alone
         if not session.optimizes or why is None or not self._is_another(optimizer):
@@ -135,7 +138,9 @@ class SubsequentModels:
         self._made.add(optimizer)
 
     def suits(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether a new optimizer, the one before being gone, gets what was found for that one."""
+        """True if a new optimizer, after the previous one is gone, gets the settings of
+        that one.
+        """
         if not self._in_force.facts.stepped:
             return True
         if not self._in_force.roots or self._first is None:
@@ -144,15 +149,15 @@ class SubsequentModels:
         return owned and type(optimizer).__name__ in self._first.optimizers
 
     def is_over(self, *, warm: bool) -> bool:
-        """Whether the model that was trained so far is trained no more. It has made a step.
+        """True if the model that was trained so far is not trained any more. It has made a step.
 
-        `warm`: it has made several; another one beside it would have been called by now.
+        `warm`: it has made several; another model beside it would have been called by now.
         """
         if self._nobody_steps():
             return True
         if not warm or self._looks >= LOOKS_MAX:
             return False
-        # A scheduler and its optimizer hold each other.
+        # A scheduler and its optimizer reference each other.
         start = time.monotonic()
         gc.collect()
         self._seconds += time.monotonic() - start
@@ -161,7 +166,7 @@ class SubsequentModels:
         return over
 
     def warm(self) -> None:
-        """The roots of the model in training are known, and what steps them has stepped."""
+        """The roots of the model in training are known, and their optimizer has stepped."""
         roots, optimizers = self._in_force.roots, self._in_force.facts.optimizers
         self._owned = any(_steps(optimizer, roots) for optimizer in optimizers)
 
@@ -173,18 +178,18 @@ class SubsequentModels:
         return self._owned and not any(_steps(optimizer, roots) for optimizer in optimizers)
 
     def begin(self) -> None:
-        """The model before is over; the next call of a root is the first of another one."""
+        """The previous model is over; the next call of a root is the first of another one."""
         self._begins = True
         self._owned = False
         self._untuned += self._session.state.tuning_seconds is None
         self._in_force.renew()
         self._session.state.start_with_scale(None)
         if self._limited:
-            # What the model before has left would count as this one's.
+            # The memory of the previous model would count as this one's.
             self._session.meter.memory.trim()
 
     def before_call(self, root: Root) -> None:
-        """Before the very first call of a training's first root is prepared."""
+        """Runs before the very first call of a training's first root is prepared."""
         if not self._begins:
             return
         self._begins = False
@@ -233,7 +238,7 @@ class SubsequentModels:
                 self._say()
 
     def stepped(self) -> None:
-        """Just before a later model's first optimizer step: now it is known what is in force."""
+        """Runs just before a later model's first optimizer step, when its settings are known."""
         if not self.waits:
             return
         self.waits = False

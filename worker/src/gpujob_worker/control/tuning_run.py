@@ -1,4 +1,4 @@
-"""The one tuning of a run, between two of its steps: memory first, then the items for speed."""
+"""The tuning of a run, between two of its steps: memory first, then settings for speed."""
 
 import time
 
@@ -10,14 +10,14 @@ from gpujob_worker.inject.wrapped_module import RecordedCall, Root, names_of
 from gpujob_worker.memory_limit.limit_fit import MemoryFit
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.flop import forced_float32, step_flop
-from gpujob_worker.tune.registry import SETTINGS, put_in_force
+from gpujob_worker.tune.registry import SETTINGS, apply_settings
 from gpujob_worker.tune.tuner import Tuner
 
 COMPILE_AFTER_SECONDS = 120.0
 
 
 class TuningRun:
-    """Tries every item once. What is chosen is in the tuner afterwards, not yet in force."""
+    """Tries every setting once. The choices are in the tuner afterwards and not applied yet."""
 
     def __init__(
         self, session: Session, in_force: AppliedSettings, optimizer: torch.optim.Optimizer
@@ -30,7 +30,7 @@ class TuningRun:
         self._explain = session.explanation
 
     def without_root(self, reason: str, *, judged: bool = False) -> None:
-        """`judged`: whether the memory limit is kept was said already."""
+        """`judged`: the check of the memory limit was logged already."""
         keeps_limit = False
         for setting in SETTINGS:
             if not setting.SAID_WITHOUT_ROOT:
@@ -45,7 +45,7 @@ class TuningRun:
             self._in_force.fit.judge(self._session.state.baseline_peak_bytes)
 
     def among_others(self, root: Root, others: str, reason: str) -> None:
-        """Several modules train. The limit's models are of each; what they take is measured."""
+        """For several modules in training. Each has a memory model; their total is measured."""
         fit, recorded = self._in_force.fit, root.recorded
         if fit is None or recorded is None:
             self.without_root(reason)
@@ -59,7 +59,7 @@ class TuningRun:
         self.without_root(reason, judged=True)
 
     def _correct_all(self, fit: MemoryFit, root: Root, recorded: RecordedCall) -> None:
-        """As many are made to take less as are needed; where none can be, the run may end."""
+        """Makes as many modules as needed take less; if none can, the run may end."""
         observed, beside = self._session.state.baseline_peak_bytes, self._in_force.beside
         settled = fit.correct(root, recorded, observed, ends=not beside)
         enough = settled and fit.chose_finer
@@ -73,9 +73,9 @@ class TuningRun:
             fit.judge(observed)
 
     def run(self, root: Root) -> float | None:
-        """When compilation is due, on the monotonic clock; None when it is not.
+        """Returns when compilation is due, on the monotonic clock; None if it is not.
 
-        Raises `MemoryLimitError` where the memory limit cannot be kept.
+        Raises `MemoryLimitError` if the memory limit cannot be kept.
         """
         recorded = root.recorded
         assert recorded is not None
@@ -83,7 +83,7 @@ class TuningRun:
         self._session.state.computes_in_float32(forced_float32(root))
         self._session.state.counted(step_flop(root, recorded))
         self._memory(root, recorded)
-        put_in_force(root, None, self._tuner.applied)
+        apply_settings(root, None, self._tuner.applied)
         try:
             # On copies of parameters: it depends on nothing and takes little time.
             self._tuner.expects_speed(root, recorded)
@@ -94,7 +94,7 @@ class TuningRun:
             self._session.state.gained(self._tuner.tuned(), gain)
             return due
         finally:
-            put_in_force(root, None, self._in_force.applied)
+            apply_settings(root, None, self._in_force.applied)
             root.recorded = None
 
     def _memory(self, root: Root, recorded: RecordedCall) -> None:
@@ -114,7 +114,7 @@ class TuningRun:
             self._explain.skipped("offload", not_asked)
 
     def _activation(self, root: Root, recorded: RecordedCall, not_asked: str | None) -> None:
-        """`not_asked` says why memory does not ask for it; None where it does."""
+        """`not_asked` says why memory does not require it; None if it does."""
         wanted = self._session.environment.settings.activation_checkpointing
         if self._tuner.applied.activation_checkpointing:
             return
@@ -131,10 +131,10 @@ class TuningRun:
             self._explain.skipped("fused optimizer", f"{number} optimizers step; one is needed")
             return
         limit = self._session.environment.memory_limit_bytes
-        room: int | None = None
+        free_bytes: int | None = None
         if limit is not None:
-            room = max(0, limit - self._session.meter.memory.current_bytes())
-        self._tuner.fused_optimizer(self._optimizer, room)
+            free_bytes = max(0, limit - self._session.meter.memory.current_bytes())
+        self._tuner.fused_optimizer(self._optimizer, free_bytes)
 
     def _compile(self, root: Root, recorded: RecordedCall) -> float | None:
         wanted = self._session.environment.settings.compile

@@ -1,1 +1,1 @@
-"""Memory, energy and contexts of the device that the training is on."""
+"""Memory, energy and contexts of the training's device."""

@@ -1,7 +1,7 @@
-"""What a process takes on its GPU beyond torch's own: the CUDA context, libraries, loaded kernels.
+"""Memory of a process on its GPU outside torch: the CUDA context, libraries, loaded kernels.
 
-The GPU counts it, and so does whoever measures from outside; torch's counters do not know of it.
-It grows while a process runs, because kernels are loaded when they are first used.
+NVML counts this memory, and so does every measurement from outside; torch's counters do not. It
+grows while a process runs, because kernels are loaded on first use.
 """
 
 import contextlib
@@ -11,15 +11,15 @@ from typing import Any, Protocol
 
 from gpujob_worker.device.nvml import nvml_device
 
-# Where the GPU does not tell. An assumption: contexts are said to take 0.3 to 0.6 GB.
+# If NVML does not report it. An assumption: contexts are said to take 0.3 to 0.6 GB.
 CONTEXT_BYTES_ASSUMED = 512 * 1024**2
-# More than this beside torch's own memory is another process's.
+# More than this outside torch's memory belongs to another process.
 CONTEXT_BYTES_MAX = 4 * 1024**3
 _PROCESS_LISTS = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
 
 
 class Context(Protocol):
-    """Tells what the process takes beside what torch reserved."""
+    """Reports the memory of the process outside torch's reserved memory."""
 
     def beside_bytes(self, reserved_bytes: int) -> int | None: ...
 
@@ -33,10 +33,10 @@ class GPUContext:
         self._pid = os.getpid() if pid is None else pid
 
     def beside_bytes(self, reserved_bytes: int) -> int | None:
-        """Bytes beside `reserved_bytes`; None where the GPU does not tell whose is what.
+        """Bytes in addition to `reserved_bytes`; None if NVML does not report memory by process.
 
-        In a container the GPU knows the process by another number. Then it is the only one that
-        could be ours: one that holds what torch reserved and not much more.
+        In a container NVML lists the process under another PID. Then it is the only process that
+        could be this one: one that holds what torch reserved and not much more.
         """
         used = self._used_by_process()
         if self._pid in used:
@@ -69,7 +69,9 @@ def gpu_context(uuid: str) -> GPUContext | None:
 
 
 def limit_allocator(cuda: Any, limit_bytes: int, context_bytes: Callable[[], int]) -> None:
-    """Lets torch's allocator fail where the whole process, context included, would overstep."""
+    """Makes torch's allocator fail if the whole process, context included, would exceed
+    the limit.
+    """
     device = cuda.current_device()
     total = cuda.get_device_properties(device).total_memory
     left = max(0, limit_bytes - context_bytes())

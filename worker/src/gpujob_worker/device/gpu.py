@@ -1,7 +1,7 @@
-"""The GPU a process runs on: its peak rates, its energy counter, how busy it is.
+"""The GPU of a process: its peak rates, its energy counter and its utilization.
 
-Energy and utilization are the GPU's own, through NVML where that is installed; on a shared GPU
-the neighbours are in them.
+Energy and utilization are those of the whole GPU, from NVML if that is installed; on a shared GPU
+co-tenants are included.
 """
 
 import contextlib
@@ -11,9 +11,9 @@ from gpujob_api.settings import Precision
 from gpujob_worker.device.nvml import nvml_device
 
 _TERA = 10**12
-# Dense rates in TFLOP/s, from NVIDIA's data sheets of these products (tensor cores with 32-bit
-# accumulation; the sheets print sparse rates, twice these, for the newer ones). The first name
-# that is part of the device's name counts, so the longer names come first.
+# Dense rates in TFLOP/s, from NVIDIA's data sheets (tensor cores with 32-bit accumulation; for
+# newer products the sheets list sparse rates, which are twice as high). The first name contained in
+# the device's name counts, so longer names come first.
 _PEAKS: tuple[tuple[str, dict[Precision, float]], ...] = (
     ("B200", {Precision.FLOAT32: 75.0, Precision.TF32: 1125.0, Precision.BFLOAT16: 2250.0}),
     ("H200 NVL", {Precision.FLOAT32: 60.0, Precision.TF32: 417.5, Precision.BFLOAT16: 835.5}),
@@ -30,7 +30,7 @@ _PEAKS: tuple[tuple[str, dict[Precision, float]], ...] = (
 
 
 def peak_flop_per_second(device: str, precision: Precision) -> float | None:
-    """The GPU's peak for matrix products in `precision`; None where it is not known."""
+    """The GPU's peak for matrix products in `precision`; None if unknown."""
     words = f" {device.replace('-', ' ')} "
     rates = next((rates for name, rates in _PEAKS if f" {name} " in words), None)
     if rates is None:

@@ -1,4 +1,4 @@
-"""A number of the device, read without waiting for it."""
+"""Reads a number from the device without waiting for it."""
 
 import torch
 
@@ -6,7 +6,7 @@ from gpujob_worker.device.step_events import DeviceEvents
 
 
 class LaterNumber:
-    """A tensor's one number as it is now, on the host as soon as the device has come to it."""
+    """A tensor's one number as it is now, available on the host once the device has computed it."""
 
     def __init__(self, tensor: torch.Tensor, events: DeviceEvents | None) -> None:
         self._events = events

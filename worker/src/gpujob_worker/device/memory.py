@@ -17,12 +17,12 @@ from gpujob_worker.device.cuda_context import CONTEXT_BYTES_ASSUMED, Context
 _STATUS = Path("/proc/self/status")
 _STATUS_FIELDS = re.compile(rb"^(RssAnon|RssFile|RssShmem|VmHWM):\s+(\d+)", re.MULTILINE)
 _CLEAR_REFS = Path("/proc/self/clear_refs")
-# malloc.h. Left alone, glibc moves the second up to its maximum, and the first to twice that.
+# malloc.h. By default glibc raises the second up to its maximum, and the first to twice that.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _THRESHOLD_MAX_BYTES = 32 * 1024**2
 LARGE_BLOCK_BYTES = 1024**2
-# While memory is measured, smaller ones too: freed blocks on the heap are hardly used again, since
-# torch asks for aligned ones, and made a step of few rows seem to take up to twice what it does.
+# While memory is measured, smaller blocks too: freed blocks on the heap are rarely reused, because
+# torch requests aligned ones. A step of few rows then seemed to take up to twice its memory.
 MEASURED_BLOCK_BYTES = 128 * 1024
 
 
@@ -40,7 +40,7 @@ class DeviceMemory(Protocol):
 
 
 class CpuMemory:
-    """RssAnon + RssShmem from /proc; the peak from VmHWM, which the kernel lets us reset."""
+    """RssAnon + RssShmem from /proc; the peak from VmHWM, which the kernel allows to reset."""
 
     def __init__(self) -> None:
         self._resettable = True
@@ -74,15 +74,16 @@ class CpuMemory:
         self._peak = 0
 
     def trim(self) -> None:
-        """Gives freed heap pages back, so that a smaller need is also seen from outside."""
+        """Returns freed heap pages to the system, so that a smaller use is visible from outside."""
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)
 
     def give_back_early(self, early: bool) -> bool:
-        """Whether large blocks go back when they are freed, not only when the heap's end is free.
+        """Returns large blocks to the system when they are freed, not only when the end of the heap
+        is free.
 
-        Costs the kernel's time for fresh pages, so it is for a limit that is near. False where
-        nothing changes.
+        It costs kernel time for new pages, so it is only used if a limit is near. False if nothing
+        changes.
         """
         if early == self._early:
             return False
@@ -92,7 +93,7 @@ class CpuMemory:
 
     @contextlib.contextmanager
     def exact(self) -> Generator[None]:
-        """For a measurement: inside, what is freed is not counted any more, in small blocks too."""
+        """Inside, freed memory does not count, small blocks included. For measurements."""
         _set_thresholds(MEASURED_BLOCK_BYTES, MEASURED_BLOCK_BYTES)
         try:
             yield
@@ -107,7 +108,7 @@ class CpuMemory:
 
 
 class CudaMemory:
-    """The caching allocator's reserved bytes plus what the process takes beside them."""
+    """The caching allocator's reserved bytes plus the process's other memory on the GPU."""
 
     def __init__(self, cuda: Any, context: Context | None = None) -> None:
         self._cuda = cuda
@@ -117,7 +118,7 @@ class CudaMemory:
         self.measure_context()
 
     def measure_context(self) -> int:
-        """Reads anew what is taken beside torch's own; it grows with what was used so far."""
+        """Reads the process's other memory again; it grows with use."""
         reserved = int(self._cuda.memory_reserved())
         found = self._context.beside_bytes(reserved) if self._context is not None else None
         if found is not None:
@@ -135,7 +136,7 @@ class CudaMemory:
         return int(self._cuda.max_memory_reserved()) + self.context_bytes
 
     def allocated_peak_bytes(self) -> int:
-        """Without the cached blocks, which stay reserved from the larger part of a step."""
+        """The peak without cached blocks, which stay reserved from the larger part of a step."""
         return int(self._cuda.max_memory_allocated()) + self.context_bytes
 
     def reset_peak(self) -> None:
@@ -157,8 +158,8 @@ class CudaMemory:
 class Growth:
     """Memory taken since a moment, in bytes. Blocks that are only cached are given back first.
 
-    On a GPU it is the larger of what was reserved and what was allocated: an allocation that finds
-    room in what is reserved would not show, and one that is rounded up takes more than it asks for.
+    On a GPU it is the larger of what was reserved and what was allocated: an allocation that fits
+    into what is reserved would not show, and one that is rounded up takes more than it asks for.
     Resets the peak that `memory` counts.
     """
 

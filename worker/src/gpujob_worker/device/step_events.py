@@ -1,8 +1,8 @@
-"""The time of steps by the device's own clock, without waiting for it. Imports no torch.
+"""Step times by the device's own clock, without waiting for the device. Imports no torch.
 
-A kernel is launched long before it runs: by the host's clock a step takes as long as its launches,
-or as long as whatever happens to wait for the device. An event on the stream happens when the
-device comes to it, so the time between two of them is the device's. It is read once both happened.
+A kernel is launched long before it runs. By the host's clock a step takes as long as its launches,
+or as long as whatever waits for the device. An event on the stream is recorded when the device
+reaches it, so the time between two events is the device's. It is read once both have been recorded.
 """
 
 from typing import Any, Protocol
@@ -20,18 +20,22 @@ class DeviceEvents(Protocol):
 
 
 class CudaEvents:
-    """On a device's current stream. Nothing is marked or asked while a graph is captured."""
+    """Marks on a device's current stream. Nothing is marked or queried while a graph is
+    captured.
+    """
 
     def __init__(self, cuda: Any, device: Any) -> None:
         self._cuda, self._device = cuda, device
 
     @property
     def capturing(self) -> bool:
-        """Whether the script captures a CUDA graph: what is launched becomes a part of it."""
+        """True while the script captures a CUDA graph, in which every launch becomes part of the
+        graph.
+        """
         return bool(self._cuda.is_current_stream_capturing())
 
     def mark(self) -> Any | None:
-        """None in a capture."""
+        """A mark; None during a capture."""
         if self.capturing:
             return None
         event = self._cuda.Event(enable_timing=True)
@@ -46,5 +50,5 @@ class CudaEvents:
             mark.synchronize()
 
     def seconds(self, first: Any, second: Any) -> float:
-        """Between two marks that have happened."""
+        """Seconds between two marks that were reached."""
         return max(0.0, float(first.elapsed_time(second)) / 1000)

@@ -1,1 +1,1 @@
-"""What is put into a running script, a module per item: applied, skipped or switched off."""
+"""Changes to a running script, one module for each."""

@@ -1,8 +1,8 @@
-"""Activation checkpointing on repeated blocks: their insides are computed again in backward.
+"""Activation checkpointing of repeated blocks: their activations are recomputed in backward.
 
-The gradients stay the same bit for bit: every block runs again on the same inputs with the random
-numbers it had. A BatchNorm takes part, because its result does not depend on the statistics that it
-counts: what the second run counts is put back. Used where memory binds, or where the user asks.
+The gradients stay bitwise equal: every block runs again on the same inputs with the same random
+numbers. A BatchNorm can take part, because its result does not depend on its running statistics;
+what the second run adds to them is undone. Used if memory requires it or the user asks for it.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -19,7 +19,7 @@ from gpujob_worker.probe.side_effects import put_back
 
 
 class CountedOnce:
-    """Around a second run: what layers count of their inputs was counted in the first one."""
+    """Around a second run: layers keep the statistics of the first run."""
 
     def __init__(self, block: torch.nn.Module) -> None:
         self._buffers = [
@@ -37,14 +37,14 @@ class CountedOnce:
 
 
 class BlockCheckpoint:
-    """Stands in for a block's call, as `Root` does for the root's."""
+    """Replaces a block's call, as `Root` replaces the root's."""
 
     def __init__(self, root: Root, block: torch.nn.Module) -> None:
         self._root = root
         self.block = block
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(None), ()  # as for the root: copies of the block stay plain
+        return type(None), ()  # as for the root: copies of the block stay unchanged
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call = self.block._call_impl  # pyright: ignore[reportPrivateUsage]
@@ -66,7 +66,7 @@ class BlockCheckpoint:
 
 
 class ActivationCheckpointing:
-    """Turns checkpointing of one root's blocks on and off."""
+    """Enables and disables checkpointing of one root's blocks."""
 
     def __init__(self, root: Root) -> None:
         self.root = root

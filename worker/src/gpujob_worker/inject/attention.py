@@ -1,4 +1,4 @@
-"""Which kernel computes `scaled_dot_product_attention`: seen in a probe, chosen by measurement."""
+"""Chooses the kernel of `scaled_dot_product_attention`: found in a probe, chosen by measurement."""
 
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
@@ -21,9 +21,11 @@ _BACKENDS = {
 
 
 class AttentionWatch(TorchDispatchMode):
-    """Sees the attention kernels that run in a probe: how many, with dropout, freely chosen or not.
+    """Records the attention kernels that run in a probe: how many, with dropout, freely chosen or
+    not.
 
-    Kernels and not calls, because `nn.MultiheadAttention` hides its call from function modes.
+    It records kernels and not calls, because `nn.MultiheadAttention` hides its call from function
+    modes.
     """
 
     def __init__(self) -> None:
@@ -60,7 +62,7 @@ class AttentionWatch(TorchDispatchMode):
 
 
 def dropout_of(func: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> float:
-    """The probability with which a kernel drops weights; where it stands differs by kernel."""
+    """The kernel's dropout probability, whose position in the arguments differs by kernel."""
     names = [argument.name for argument in func._schema.arguments]
     at = names.index("dropout_p") if "dropout_p" in names else len(args)
     return float(keywords.get("dropout_p", args[at] if at < len(args) else 0.0))
@@ -68,7 +70,7 @@ def dropout_of(func: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> fl
 
 @dataclass(frozen=True, slots=True)
 class AttentionChoice(CallSetting):
-    """`kernel` first; the others stay allowed for inputs that it cannot take."""
+    """`kernel` has priority; the others stay allowed for inputs that it cannot take."""
 
     kernel: AttentionKernel
 
@@ -77,7 +79,7 @@ class AttentionChoice(CallSetting):
 
 
 def candidates(device_type: str) -> tuple[AttentionKernel, ...]:
-    """What torch would not choose by itself, the most promising first."""
+    """Kernels that torch would not choose by itself, the most promising first."""
     if device_type == "cuda":
         return (AttentionKernel.CUDNN, AttentionKernel.FLASH, AttentionKernel.EFFICIENT)
     return (AttentionKernel.MATH,)

@@ -4,7 +4,7 @@ import torch
 
 
 def repeated_blocks(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """The children of the list of like modules that holds most parameters; empty without one."""
+    """The children of the list of equal modules with the most parameters; empty without one."""
     best: list[torch.nn.Module] = []
     best_size = 0
     for container in module.modules():
@@ -13,7 +13,7 @@ def repeated_blocks(module: torch.nn.Module) -> list[torch.nn.Module]:
         children = list(container.children())
         kinds = {type(child) for child in children}
         size = sum(_size(parameter) for parameter in container.parameters())
-        # A list of single layers (embedding tables, say) holds nothing worth computing again.
+        # A list of single layers (embedding tables, for example) has nothing worth recomputing.
         nested = all(next(child.children(), None) is not None for child in children)
         if len(children) > 1 and len(kinds) == 1 and nested and size > best_size:
             best, best_size = children, size
@@ -21,5 +21,5 @@ def repeated_blocks(module: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def _size(parameter: torch.nn.Parameter) -> int:
-    """Of one that is made in the first call, nothing is known yet."""
+    """Number of parameters; 0 for a module whose parameters are created in the first call."""
     return 0 if torch.nn.parameter.is_lazy(parameter) else parameter.numel()

@@ -1,4 +1,4 @@
-"""Calls as flat lists of leaves, to take rows out of a batch and to put outputs together again."""
+"""Module calls as flat lists of leaves, to take rows out of a batch and to reassemble outputs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +19,8 @@ class CallInputs:
 
     leaves: tuple[Any, ...]
     spec: Any
-    # As they came, for the call itself: a forward may write into a dict that the script reads.
+    # The original inputs, for the call itself: a forward may write into a dict that the script
+    # reads.
     given: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
     @classmethod
@@ -52,12 +53,12 @@ class CallInputs:
 
     @property
     def divisible(self) -> bool:
-        """Whether fewer samples can be taken: not out of sparse matrices or nested tensors."""
+        """True if rows can be taken out: not from sparse matrices or nested tensors."""
         carriers = zip(self.leaves, self.batched(), strict=True)
         return all(_is_plain(leaf) for leaf, is_batched in carriers if is_batched)
 
     def batched(self) -> tuple[bool, ...]:
-        """Which leaves carry the samples: tensors whose first dimension is the number of rows."""
+        """Which leaves have samples: tensors whose first dimension is the number of rows."""
         rows = self.rows
         return tuple(
             isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.size(0) == rows
@@ -72,7 +73,7 @@ class CallInputs:
         return self.with_leaves(tuple(leaves))
 
     def first(self, rows: int) -> "CallInputs":
-        """The first samples, or all where there are fewer."""
+        """The first samples, or all if there are fewer."""
         return self.narrow(0, min(self.rows or 1, rows), self.batched())
 
     @property
@@ -89,7 +90,7 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _shape(tensor: Tensor) -> tuple[int, ...]:
-    """Of a nested tensor its parts alone: the others are of many sizes."""
+    """The shape; for a nested tensor the number of its parts, whose sizes vary."""
     return (tensor.size(0),) if tensor.is_nested else tuple(tensor.shape)
 
 

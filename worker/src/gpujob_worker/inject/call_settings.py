@@ -1,7 +1,8 @@
-"""Settings of a module's call: each knows how to put itself around the call and to leave again.
+"""Settings of a module's call. Each setting knows how to apply itself around the call and how to
+undo that.
 
-A plan holds such settings (`wrapped_module`); nothing there knows what they are. A new one is a
-frozen dataclass, so that plans can be compared.
+A plan has such settings (`wrapped_module`) without knowing their kinds. A setting is a frozen
+dataclass, so that plans can be compared.
 """
 
 from collections.abc import Generator, Sequence
@@ -12,29 +13,32 @@ from gpujob_worker.inject.call_inputs import CallInputs
 
 
 class CallSetting:
-    """Does nothing by itself. A plan has at most one of each kind."""
+    """A setting without effect; subclasses override what they need. A plan has at most one of each
+    kind.
+    """
 
     def switch(self, on: bool) -> None:
-        """Turned on in the whole process while a plan with it is in force, and off afterwards.
+        """Applied to the whole process while a plan with the setting is active, and undone
+        afterwards.
 
-        Backward runs outside the call: what backward needs belongs here and not into `around`.
+        Backward runs outside the call, so what backward needs belongs here and not into `around`.
         """
 
     def fits(self, inputs: CallInputs) -> bool:
-        """Whether this call gets it; others go through as they are."""
+        """True if the setting applies to this call; other calls are unchanged."""
         del inputs
         return True
 
     def around(self) -> AbstractContextManager[object]:
-        """Entered around the call, and around what is computed again in backward."""
+        """Entered around the call, and around its recomputation in backward."""
         return nullcontext()
 
     def before(self, inputs: CallInputs) -> CallInputs:
-        """What the module is called with."""
+        """Changes the inputs of the module's call."""
         return inputs
 
     def after(self, output: Any) -> Any:
-        """What the script gets."""
+        """Changes the outputs that the script gets."""
         return output
 
 
@@ -50,7 +54,7 @@ def switch(before: Sequence[CallSetting], after: Sequence[CallSetting]) -> None:
 
 @contextmanager
 def switched(before: Sequence[CallSetting], after: Sequence[CallSetting]) -> Generator[None]:
-    """`after` in place of `before`, which is in force."""
+    """Changes the process from the settings `before` to the settings `after`."""
     switch(before, after)
     try:
         yield

@@ -1,7 +1,7 @@
-"""channels_last for convolutional models: the root's images are given with their channels last.
+"""channels_last for convolutional models: the root's input images get the channels-last format.
 
-Parameters stay as they lie in memory, so nothing that the script or the optimizer holds changes;
-convolutions follow their input. Outputs come back with channels first.
+Parameters keep their memory format, so that nothing changes for the script or the optimizer;
+convolutions follow their input. Outputs are converted back to channels first.
 """
 
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from gpujob_worker.inject.call_settings import CallSetting
 _IMAGE_DIMENSIONS = 4
 _CONVOLUTIONS = (torch.nn.Conv2d, torch.nn.ConvTranspose2d)
 
-# Sizes of one sample's images. Other sizes were not seen to work, and go through as they are.
+# Image sizes of one sample that were verified. Other sizes are passed through unchanged.
 SampleShapes = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelsLast(CallSetting):
-    """For images of sizes that were seen to work."""
+    """channels_last for image sizes that were verified."""
 
     shapes: SampleShapes
 

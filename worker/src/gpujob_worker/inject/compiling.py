@@ -1,6 +1,6 @@
 """torch.compile of the root, whole or block by block, for one batch shape.
 
-What was compiled is kept in a directory beside the checkpoints, where the next attempt finds it.
+Compiled code is kept in a directory beside the checkpoints, where the next attempt finds it.
 """
 
 import shutil
@@ -22,7 +22,7 @@ CACHE_FOLDER = "compiled"
 
 
 def compile_refusal(module: torch.nn.Module, device: torch.device) -> str | None:
-    """Why compiling is out of the question, before any try."""
+    """Why compiling is impossible, before any trial."""
     wrapper = parallel_wrapper(module)
     if wrapper is not None:
         return f"{wrapper} is left as it is"
@@ -38,7 +38,7 @@ def compile_refusal(module: torch.nn.Module, device: torch.device) -> str | None
 
 
 def blocks_refusal(module: torch.nn.Module) -> str | None:
-    """Why compiling block by block is out of the question."""
+    """Why compiling block by block is impossible."""
     blocks = repeated_blocks(module)
     if not blocks:
         return "no list of two or more like blocks with parameters"
@@ -59,9 +59,9 @@ def graphs_refusal(device: torch.device, rows_per_step: int | None, limit: bool)
 def compile_module(
     module: torch.nn.Module, *, graphs: bool = False, same_draws: bool = False
 ) -> Callable[..., Any]:
-    """The compiled call. Compilation itself happens at its first run, and may raise anything.
+    """The compiled call. Compilation happens at its first run, and may raise any exception.
 
-    With `same_draws` it draws the random numbers that eager code draws, to be compared with that.
+    With `same_draws` it draws the random numbers of eager code, so that both can be compared.
     """
     call: Callable[..., Any] = module._call_impl  # pyright: ignore[reportPrivateUsage]
     if same_draws:
@@ -78,9 +78,9 @@ def compile_module(
 
 
 class CompiledBlocks:
-    """Compiled calls of like blocks, in their places while the root's call runs.
+    """Compiled calls of equal blocks, active while the root's call runs.
 
-    Like blocks share one graph, so that compilation takes a fraction of the whole model's.
+    Equal blocks share one graph, so that compilation takes a fraction of the whole model's.
     """
 
     def __init__(self, module: torch.nn.Module, *, same_draws: bool = False) -> None:
@@ -106,16 +106,18 @@ class CompiledBlocks:
 
 @contextmanager
 def _without_leaf_warning() -> Generator[None]:
-    """Tracing a block looks at `.grad` of its input, which is no leaf; not the script's fault."""
+    """Tracing a block reads `.grad` of its input, which is not a leaf; the warning is not the
+    script's fault.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a")
         yield
 
 
 def keep_compiled_in(folder: Path | None) -> str | None:
-    """Lets the next attempt find what is compiled now; what the user has set stays.
+    """Keeps compiled code for the next attempt. A directory that the user has set stays.
 
-    The folder holds code and is made for this user alone. Returns where, or None.
+    The directory contains code and is private to this user. Returns the directory, or None.
     """
     if folder is None or ENV_CACHE in environ:
         return None

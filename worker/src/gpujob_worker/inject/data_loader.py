@@ -1,7 +1,8 @@
-"""The data loader: time spent waiting for it, and worker processes where they change nothing.
+"""The data loader: measures the time spent waiting for it, and adds worker processes if they change
+nothing.
 
 Workers are added between two passes over the data, never to a loader that has some, and never to a
-dataset that draws random numbers, changes itself, or streams: there more processes would mean
+dataset that draws random numbers, changes itself, or streams: there, more processes would produce
 other samples.
 """
 
@@ -122,36 +123,36 @@ def _attributes(dataset: Any) -> dict[str, Any]:
 def add_workers(loader: Any, workers: int) -> None:
     """Gives the loader worker processes from its next pass on.
 
-    New ones for each pass: those that stay see nothing of what the script changes in its dataset
-    between passes, and a second iterator would take them from the first.
+    They are new for each pass: persistent workers would not see what the script changes in its
+    dataset between passes, and a second iterator would take them from the first.
     """
     loader.num_workers = workers
     loader.prefetch_factor = loader.prefetch_factor or PREFETCH_FACTOR
 
 
 def remove_workers(loader: Any) -> None:
-    """Takes back what `add_workers` gave, from the loader's next pass on."""
+    """Undoes `add_workers` from the loader's next pass on."""
     loader.num_workers = 0
     loader.prefetch_factor = None
 
 
 def go_on_here(iterator: Any) -> None:
-    """A pass under way goes on in this process, after what its workers have begun.
+    """Continues a pass in this process after the batches that its workers have started.
 
-    The order was drawn by this process in any case: no sample comes twice or not at all.
+    This process drew the order in any case, so that no sample is repeated or skipped.
     """
     if not isinstance(iterator._next_data, _HereFromNow):
         iterator._next_data = _HereFromNow(iterator)
 
 
 class _HereFromNow:
-    """Stands in for how an iterator over worker processes gets its next batch."""
+    """Replaces how an iterator over worker processes gets its next batch."""
 
     def __init__(self, iterator: Any) -> None:
         self._workers: Any = iterator
         self._from_workers = iterator._next_data
         self._rest = iterator._sampler_iter
-        # Nothing more is handed out; the workers give back what they have.
+        # No more indices are sent; the workers return what they have started.
         iterator._sampler_iter = iter(())
         self._fetcher: Any = _DatasetKind.create_fetcher(
             iterator._dataset_kind,
@@ -174,7 +175,7 @@ class _HereFromNow:
 
 
 def pin_refusal(batch: Any) -> str | None:
-    """Why a batch must not be put into pinned memory; None when each of its tensors can be."""
+    """Why a batch must not be copied into pinned memory; None if each of its tensors can be."""
     leaves = pytree.tree_leaves(batch)
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     if not tensors:

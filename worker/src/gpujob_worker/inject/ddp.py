@@ -1,8 +1,8 @@
-"""torch's DistributedDataParallel: what stands inside it is called and measured by itself.
+"""torch's DistributedDataParallel: the module inside it is called and measured by itself.
 
-Its exchange of gradients hangs on the parameters' own gradients and on nothing that runs inside.
-A call that hands out all gradients at once (a split batch, scaled losses) therefore has each of
-them exchanged once, for the whole batch, as written; `torch.autograd.grad` exchanges nothing.
+Its gradient exchange is triggered by the parameters' own gradients and by nothing inside the
+module. A call that returns all gradients at once (a split batch, scaled losses) therefore exchanges
+each of them once, for the whole batch, as written. `torch.autograd.grad` exchanges nothing.
 """
 
 from collections.abc import Generator
@@ -17,14 +17,14 @@ _WRAPPER = "DistributedDataParallel"
 
 
 def inside(module: nn.Module) -> nn.Module | None:
-    """The module in a plain DistributedDataParallel; None for anything else."""
+    """The module in a plain DistributedDataParallel; None for any other module."""
     kind = type(module)
     own = kind.__module__ == "torch.nn.parallel.distributed" and kind.__name__ == _WRAPPER
     return getattr(module, "module", None) if own else None
 
 
 def wrapper_refusal(wrapper: Any, processes: int) -> str | None:
-    """Why the module inside must be left as it is; None where processes can decide together."""
+    """Why the module inside must not be changed; None if processes can decide together."""
     if getattr(wrapper, "mixed_precision", None) is not None:
         return f"{_WRAPPER} casts the module itself (mixed_precision)"
     if not dist.is_initialized() or dist.get_world_size() != processes:
@@ -42,7 +42,7 @@ def wrapper_refusal(wrapper: Any, processes: int) -> str | None:
 
 
 def one_call_refusal(wrapper: Any) -> str | None:
-    """Why all gradients must not leave one call at once."""
+    """Why one call must not return all gradients at once."""
     if wrapper is None:
         return None
     if wrapper.find_unused_parameters:
@@ -53,7 +53,7 @@ def one_call_refusal(wrapper: Any) -> str | None:
 
 
 def scaling_refusal_of(wrapper: Any) -> str | None:
-    """Why float16 gradients that overflowed in one process might not be seen by the others."""
+    """Why other processes might not see an overflow of float16 gradients in one process."""
     if wrapper is None:
         return None
     if wrapper.parameters_to_ignore:
@@ -78,8 +78,8 @@ def group_store() -> Any:
 def compiled_as_one(wrapper: nn.Module | None) -> Generator[None]:
     """Compiles the module inside as a whole, as it was measured.
 
-    In its wrapper's call torch would cut the graph where gradients are exchanged, so that what the
-    first process measured would not be what others run.
+    In its wrapper's call torch would split the graph where gradients are exchanged, so that what
+    the first process measured would not be what others run.
     """
     if wrapper is None:
         yield
@@ -94,7 +94,7 @@ def compiled_as_one(wrapper: nn.Module | None) -> Generator[None]:
 
 
 def exchanged(wrapper: nn.Module | None) -> list[torch.Tensor]:
-    """Parameters whose gradients are those of all processes once backward is over."""
+    """Parameters whose gradients are exchanged by the end of backward."""
     if wrapper is None:
         return []
     return [parameter for parameter in wrapper.parameters() if parameter.requires_grad]

@@ -1,8 +1,8 @@
-"""Finds the root modules: what is called from outside any module, trains, and has parameters
-that learn.
+"""Finds the root modules: modules that are called from outside any module, in training mode, and
+have trainable parameters.
 
-For the first steps a class-wide `_compiled_call_impl` sees every call of every module; the root
-gets its own stand-in, and the class is put back as it was.
+In the first steps a class-wide `_compiled_call_impl` sees every call of every module. Then the root
+gets its own replacement, and the class is restored.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,7 +44,8 @@ class Discovery:
         self._roots.clear()
 
     def call(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # A root found earlier is called past this class; what runs inside it is no root.
+        # The class-wide hook does not see calls of a root found earlier; modules inside it are no
+        # roots.
         outermost = self._depth == 0 and not any(root.inside for root in self._roots)
         root = self._root(module) if outermost and not is_traced(args, kwargs) else None
         self._depth += 1

@@ -1,4 +1,6 @@
-"""Processes that the script forks: what is injected leaves them; they run as under python."""
+"""Forked processes of the script: injected changes are removed, so that they run as
+under python.
+"""
 
 import os
 import weakref
@@ -6,7 +8,7 @@ from collections.abc import Callable
 
 
 def in_forked_children(leave: Callable[[], None]) -> None:
-    """Calls the method `leave` in every child that is forked while its object is there."""
+    """Calls the method `leave` in every child that is forked while its object exists."""
     method = weakref.WeakMethod(leave)
 
     def after_fork() -> None:

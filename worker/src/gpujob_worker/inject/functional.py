@@ -1,4 +1,6 @@
-"""What is around a module's call: transforms, tracers, parameters that are not the module's own."""
+"""Detects what surrounds a module's call: transforms, tracers, and parameters that are not the
+module's own.
+"""
 
 import sys
 from pathlib import Path
@@ -12,14 +14,14 @@ _SWAPPING = (("_functorch", "functional_call.py"), ("utils", "stateless.py"))
 
 
 def transforms() -> bool:
-    """Whether the call is inside `grad`, `vmap` and the like, whose tensors are no plain ones."""
+    """True if the call is inside `grad`, `vmap` and the like, whose tensors are not plain ones."""
     return torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore
 
 
 def is_traced(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether operations are written down: by jit.trace, export, fx, or a mode such as a counter.
+    """True if operations are recorded: by jit.trace, export, fx, or a mode such as a counter.
 
-    Our own would be written down with the script's, and such a call is no step of a training.
+    Injected operations would be recorded with the script's, and such a call is no training step.
     """
     modes: int = torch._C._len_torch_dispatch_stack()  # pyright: ignore
     return bool(
@@ -31,9 +33,9 @@ def is_traced(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def called_with_other_parameters() -> str | None:
-    """Why this call tells nothing of the module: `functional_call` put other parameters in.
+    """Why this call says nothing about the module: `functional_call` replaced its parameters.
 
-    Whatever runs the module again, as backward of a split does, would find its own ones.
+    Another run of the module, as in backward of a split, would use its own parameters.
     """
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     for _ in range(_FRAMES_MAX):

@@ -1,4 +1,4 @@
-"""The optimizer's fused kernel, switched in place after it was measured on copies."""
+"""The optimizer's fused kernel, enabled in place after it was measured on copies."""
 
 import copy
 import functools
@@ -12,12 +12,12 @@ from gpujob_worker.probe.compare import Closeness, closeness
 
 _FUSED = ("Adam", "AdamW", "SGD", "Adagrad")
 MEASURE_BYTES_MAX = 2 * 1024**3
-# Those that were switched on in this process: what a script chose by itself looks the same.
+# Optimizers that were switched in this process: a script's own choice looks the same.
 _ours: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 
 def fused_refusal(optimizer: torch.optim.Optimizer) -> str | None:
-    """Why the fused kernel is not for this optimizer; None when it may be tried."""
+    """Why the fused kernel is not used for this optimizer; None if it may be tried."""
     kind = type(optimizer)
     if kind.__module__.split(".")[:2] != ["torch", "optim"] or kind.__name__ not in _FUSED:
         return f"{kind.__name__} has no fused kernel in torch"
@@ -35,7 +35,7 @@ def fused_refusal(optimizer: torch.optim.Optimizer) -> str | None:
 
 
 def use_fused(optimizer: torch.optim.Optimizer, fused: bool) -> None:
-    """Switches the kernel of a running optimizer; its state stays as it is."""
+    """Switches the kernel of a running optimizer; its state is unchanged."""
     hooks = optimizer._optimizer_state_dict_post_hooks  # pyright: ignore[reportPrivateUsage]
     if fused and _as_written not in hooks.values():
         optimizer.register_state_dict_post_hook(_as_written)
@@ -55,8 +55,8 @@ def use_fused(optimizer: torch.optim.Optimizer, fused: bool) -> None:
             state["step"] = step.to(parameter.device, torch.float32) if fused else step.cpu()
 
 
-def take_back_fused(optimizer: torch.optim.Optimizer) -> None:
-    """The script's own kernel again, where ours was switched on."""
+def restore_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Restores the script's own kernel, if `use_fused` replaced it."""
     if optimizer in _ours:
         use_fused(optimizer, False)
 
@@ -73,7 +73,7 @@ def _as_written(_: torch.optim.Optimizer, state: dict[str, Any]) -> None:
 
 
 def pickle_as_written() -> None:
-    """The same for scripts that save, or copy, their optimizer as an object."""
+    """The same for scripts that save or copy their optimizer as an object."""
     plain = torch.optim.Optimizer.__getstate__
 
     @functools.wraps(plain)
@@ -98,9 +98,10 @@ def _steps_on_host(states: dict[int, dict[str, Any]], wanted: list[int]) -> dict
 
 
 def keep_fused(optimizer: torch.optim.Optimizer) -> bool:
-    """Groups that the script added, or loaded from before the switch, step as the others do.
+    """Groups that the script added, or loaded from before the switch, step like the others.
 
-    A GradScaler gives its scale to all of an optimizer or to none. False where a new group cannot.
+    A GradScaler gives its scale to all groups of an optimizer or to none. False if a new group
+    cannot use the kernel.
     """
     if fused_in_force(optimizer):
         return True
@@ -145,7 +146,7 @@ class OptimizerCopy:
 
 
 def copies_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """What one copy takes: parameter, gradient and state."""
+    """Memory of one copy: parameter, gradient and state."""
     total = sum(2 * p.numel() * p.element_size() for p in parameters_of(optimizer))
     for state in optimizer.state.values():
         total += sum(
@@ -157,13 +158,13 @@ def copies_bytes(optimizer: torch.optim.Optimizer) -> int:
 
 
 def device_of(optimizer: torch.optim.Optimizer) -> torch.device:
-    """Where its parameters are; the first group may be an empty one."""
+    """The device of its parameters; the first group may be empty."""
     devices = (parameter.device for parameter in parameters_of(optimizer))
     return next(devices, torch.device("cpu"))
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """Of all groups, in their order."""
+    """The parameters of all groups, in order."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
@@ -189,7 +190,7 @@ def _states(
 
 
 def fused_in_force(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether `use_fused` switched it on, in this run or in the one whose state was loaded."""
+    """True if `use_fused` enabled it, in this run or in the one whose state was loaded."""
     return all(_switched(group) for group in optimizer.param_groups)
 
 

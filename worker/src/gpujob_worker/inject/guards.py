@@ -1,4 +1,6 @@
-"""Why a module must not be split or recomputed: what its forward does beyond its return value."""
+"""Finds why a module must not be split or recomputed: effects of its forward beyond its return
+value.
+"""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -28,7 +30,7 @@ _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParalle
 
 
 def parallel_wrapper(module: torch.nn.Module) -> str | None:
-    """The wrapper that owns gradients of the module or of a part, such as DataParallel."""
+    """The wrapper that manages gradients of the module or of a part, such as DataParallel."""
     for layer in module.modules():
         names = {kind.__name__ for kind in type(layer).__mro__}
         found = next((name for name in _WRAPPERS if name in names), None)
@@ -48,11 +50,11 @@ def batch_statistics(module: torch.nn.Module) -> str | None:
 
 
 def probe_refusal(module: torch.nn.Module) -> str | None:
-    """Why this module must not be run for a measurement: what it sets off could not be undone.
+    """Why this module must not be run for a measurement: an effect that could not be undone.
 
-    Hooks of torch itself (weight and spectral norms) only touch parameters and buffers; the one
-    that goes with checkpointing in transformers and peft marks what an embedding returns; those
-    that collect hidden states in transformers do so for each call by itself.
+    torch's own hooks (weight and spectral norms) only affect parameters and buffers. The hook for
+    checkpointing in transformers and peft marks the output of an embedding. The hooks that collect
+    hidden states in transformers do so for each call separately.
     """
     for hooks in _GLOBAL_HOOKS:
         of_all: dict[Any, Any] = getattr(torch.nn.modules.module, hooks, {})
@@ -80,20 +82,22 @@ def _is_known(hook: Any) -> bool:
 
 
 def statistics_layers(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """Layers in training mode that normalize by their own input and only count statistics of it."""
+    """Layers in training mode that normalize by their own input and only update running
+    statistics.
+    """
     kinds = (_BatchNorm, _InstanceNorm)
     return [layer for layer in module.modules() if isinstance(layer, kinds) and layer.training]
 
 
 def split_refusal_of_layers(module: torch.nn.Module) -> str | None:
-    """Why running this module's forward in parts would be seen from outside."""
+    """Why running this module's forward in parts would be visible from outside."""
     return batch_statistics(module) or recompute_refusal(module)
 
 
 def recompute_refusal(module: torch.nn.Module) -> str | None:
-    """Why running this module's forward twice would be seen from outside; None when it is safe.
+    """Why running this module's forward twice would be visible from outside; None if it is safe.
 
-    Statistics that a layer counts are not in it: whoever runs it twice puts them back.
+    Running statistics are not included: the caller restores them.
     """
     for name, layer in module.named_modules():
         if isinstance(layer, torch.nn.SyncBatchNorm):
@@ -116,7 +120,9 @@ class _Seen:
 
 
 def observe(module: torch.nn.Module) -> _Seen:
-    """What a forward must leave as it is: plain attributes of the modules, versions of buffers."""
+    """The state that a forward must not change: plain attributes of the modules, versions of
+    buffers.
+    """
     attributes = {
         f"{name}.{key}": _identity(value)
         for name, layer in module.named_modules()
@@ -188,13 +194,13 @@ def _without_probability(
 
 @contextmanager
 def without_dropout() -> Generator[None]:
-    """Inside, nothing is dropped: in layers, in attention, forward or backward."""
+    """Inside, nothing is dropped: in layers and in attention, in forward and backward."""
     with _NoDropout():
         yield
 
 
 def leaves_outside(outputs: list[torch.Tensor], known: list[torch.Tensor]) -> bool:
-    """True when the graph reaches a learning tensor that is neither parameter nor input."""
+    """True if the graph reaches a trainable tensor that is neither a parameter nor an input."""
     expected = {id(tensor) for tensor in known}
     pending = [output.grad_fn for output in outputs if output.grad_fn is not None]
     seen: set[Any] = set()

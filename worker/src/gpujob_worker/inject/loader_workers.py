@@ -1,7 +1,8 @@
-"""How many processes may load data beside the training process: what it may use, not what there is.
+"""Decides how many processes may load data beside the training process: by the cores that it may
+use, not by those that exist.
 
-Its affinity mask and the CPU quota of its cgroup (versions 1 and 2) bound the cores; processes that
-a launcher started on the same node share them, unless each is bound to cores of its own.
+The affinity mask and the CPU quota of its cgroup (versions 1 and 2) bound the cores. Processes that
+a launcher started on the same node share them, unless each is bound to its own cores.
 """
 
 import os
@@ -11,21 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 WORKERS_MAX = 4
-# Shares of ten seconds in which something that could run waited for a core.
+# Shares of ten seconds in which a runnable task waited for a core.
 LOADED_PERCENT = 50.0
 _CGROUPS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where the facts are read; tests read them elsewhere."""
+    """The files from which the facts are read; tests replace them."""
 
     cgroups: Path = Path("/sys/fs/cgroup")
     proc: Path = Path("/proc")
     affinity: Callable[[int], set[int]] = os.sched_getaffinity
 
     def quota_cores(self) -> float | None:
-        """The tightest CPU quota above this process, in cores; None where there is none."""
+        """The tightest CPU quota above this process, in cores; None without a quota."""
         return min(self._quotas(), default=None)
 
     def _quotas(self) -> Iterator[float]:
@@ -78,7 +79,7 @@ def _waiting(path: Path) -> float | None:
 
 
 def cores_here(environ: Mapping[str, str], machine: Machine) -> float:
-    """Cores for one process of those that train on this node."""
+    """Cores for each of the training processes on this node."""
     own = machine.affinity(0)
     text = environ.get("LOCAL_WORLD_SIZE", "1")
     processes = max(1, int(text)) if text.isdecimal() else 1
@@ -88,7 +89,7 @@ def cores_here(environ: Mapping[str, str], machine: Machine) -> float:
 
 
 def _bound(own: set[int], machine: Machine) -> bool:
-    """Whether this process has fewer cores than who started it."""
+    """True if this process has fewer cores than its parent."""
     try:
         return own < machine.affinity(os.getppid())
     except OSError:
@@ -96,13 +97,13 @@ def _bound(own: set[int], machine: Machine) -> bool:
 
 
 def workers_wanted(environ: Mapping[str, str] = os.environ, machine: Machine | None = None) -> int:
-    """As many as there are cores to spare beside the training process, at most `WORKERS_MAX`."""
+    """As many as there are spare cores beside the training process, at most `WORKERS_MAX`."""
     spare = int(cores_here(environ, machine or Machine())) - 1
     return max(0, min(WORKERS_MAX, spare))
 
 
 def loaded(machine: Machine | None = None) -> str | None:
-    """Why no worker would find a core now, of those that are there; None where one would."""
+    """Why a worker would find no free core now; None if it would."""
     machine = machine or Machine()
     percent = machine.waiting_percent()
     if percent is None or percent < LOADED_PERCENT:

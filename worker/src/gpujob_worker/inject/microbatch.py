@@ -1,12 +1,12 @@
-"""A real micro-batch split inside an unmodified loop: the module's forward, chunk by chunk.
+"""A true micro-batch split inside an unmodified loop: the module's forward, chunk by chunk.
 
-The call runs without a graph on one chunk of rows after another, and its outputs are put together;
-in backward every chunk is run again with a graph, with the random numbers it had, and its parameter
-gradients are summed. Memory is that of one chunk, the loss never knows, and the sum of the chunks'
-gradients is the gradient of the whole, as long as every sample is treated by itself. Gradients that
-are to be differentiated themselves, as penalties do now and then, are those of one graph. The last
-chunk's graph is kept from the forward, so that only the others are paid for twice; where the loss
-needs that memory, none is kept.
+The call runs without a graph on one chunk of rows after another, and its outputs are concatenated.
+In backward every chunk runs again with a graph and with the same random numbers, and its parameter
+gradients are summed. Memory is that of one chunk, and the loss sees the whole batch. If every
+sample is treated independently, the sum of the chunks' gradients is the gradient of the whole.
+Gradients that are differentiated themselves, as for some penalties, use one graph for the whole
+batch. The graph of the last chunk is kept from the forward, so that only the other chunks run
+twice; if the loss needs that memory, no graph is kept.
 """
 
 from collections.abc import Callable, Generator
@@ -22,7 +22,9 @@ Tensor = torch.Tensor
 
 
 class NotSplittableError(Exception):
-    """This call's inputs or outputs do not carry the samples first; it runs whole instead."""
+    """The inputs or outputs of this call do not have the samples first; the call runs whole
+    instead.
+    """
 
 
 class _Random:
@@ -40,7 +42,7 @@ class _Random:
 
 
 class _Run:
-    """One split call: what forward leaves for backward."""
+    """One split call: the state that forward leaves for backward."""
 
     def __init__(
         self,
@@ -98,7 +100,7 @@ class _Run:
     def differentiable_backward(
         self, tensors: tuple[Tensor, ...], output_gradients: tuple[Tensor | None, ...]
     ) -> tuple[Tensor | None, ...]:
-        """As `backward`, with a graph, and so with the memory of the whole batch."""
+        """Like `backward`, with a graph and therefore with the memory of the whole batch."""
         present = _Random(self.device)
         wanted = iter(tensors)
         inputs = self.inputs.with_leaves(
@@ -186,7 +188,7 @@ class _Run:
 
 
 class _Sums:
-    """Adds up gradients over chunks: parameters everywhere, batched inputs in their own rows."""
+    """Sums gradients over chunks: parameters over all rows, batched inputs in their own rows."""
 
     def __init__(self, run: _Run) -> None:
         self._run = run
@@ -278,7 +280,7 @@ def _differentiable(output: Tensor) -> bool:
 
 
 def _for_rows(leaf: Tensor, rows: int) -> Tensor:
-    """Room for the whole batch's output, which lies as one chunk's does."""
+    """Memory for the whole batch's output, in the memory format of one chunk's output."""
     last = leaf.dim() == 4 and leaf.is_contiguous(memory_format=torch.channels_last)
     lies = torch.channels_last if last and not leaf.is_contiguous() else torch.contiguous_format
     size = (rows, *leaf.shape[1:])

@@ -1,6 +1,6 @@
-"""Settings of the whole process that a plan asks for: TF32 products and cuDNN's autotuning.
+"""Settings of the whole process that a plan contains: TF32 products and cuDNN's autotuning.
 
-Backward runs outside the root's call, so these cannot be put around it: they are in force or not.
+Backward runs outside the root's call, so these cannot be applied around the call only.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from gpujob_worker.inject.call_settings import CallSetting
 
 @dataclass(frozen=True, slots=True)
 class Tf32(CallSetting):
-    """Products of float32 matrices in TF32; off wherever it is used."""
+    """float32 matrix products in TF32. Used only if it is off in the script."""
 
     def switch(self, on: bool) -> None:
         torch.set_float32_matmul_precision("high" if on else "highest")
@@ -20,7 +20,7 @@ class Tf32(CallSetting):
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionAutotuning(CallSetting):
-    """cuDNN tries its kernels for each new shape; off wherever it is used."""
+    """cuDNN benchmarks its kernels for each new shape. Used only if it is off in the script."""
 
     def switch(self, on: bool) -> None:
         torch.backends.cudnn.benchmark = on
@@ -32,7 +32,9 @@ def tf32_refusal() -> str | None:
 
 
 def convolution_autotuning_refusal(module: torch.nn.Module, signatures: int) -> str | None:
-    """Why cuDNN must not try its kernels; `signatures` is how many input shapes were seen."""
+    """Why cuDNN must not benchmark its kernels; `signatures` is the number of input shapes seen so
+    far.
+    """
     kinds = (torch.nn.modules.conv._ConvNd,)  # pyright: ignore[reportPrivateUsage]
     device = next((p.device.type for p in module.parameters()), "cpu")
     reason: str | None = None

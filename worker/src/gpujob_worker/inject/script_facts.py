@@ -1,4 +1,4 @@
-"""What the script was seen to do by itself, which items have to respect."""
+"""Observed facts of the script that settings must respect."""
 
 import functools
 import weakref
@@ -11,13 +11,14 @@ import torch
 
 @dataclass(slots=True)
 class ScriptFacts:
-    """Filled while the script runs; only ever learns more."""
+    """Filled while the script runs. Facts are only added."""
 
-    # Weakly: a script that makes one after the other wants the memory of those before.
+    # Weak references: a script that makes one optimizer after the other needs the memory of earlier
+    # ones.
     stepped: list["weakref.ref[torch.optim.Optimizer]"] = field(
         default_factory=list["weakref.ref[torch.optim.Optimizer]"]
     )
-    # Processes that must decide alike, each by itself; 1 where they decide together.
+    # Number of processes that must come to the same decision separately; 1 if they decide together.
     processes: int = 1
     memory_limited: bool = False
     compiles: bool = False
@@ -28,7 +29,7 @@ class ScriptFacts:
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Those that stepped and that the script still has."""
+        """Optimizers that have stepped and still exist."""
         return [found for found in (optimizer() for optimizer in self.stepped) if found is not None]
 
     def has_seen(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -41,7 +42,9 @@ class ScriptFacts:
 
 
 def watch_optimizers(on_made: Callable[[torch.optim.Optimizer], None]) -> None:
-    """Calls `on_made` with each optimizer that the script makes: what runs from then on trains."""
+    """Calls `on_made` with each optimizer that the script makes: calls after that belong to
+    training.
+    """
     plain = torch.optim.Optimizer.__init__
 
     @functools.wraps(plain)
@@ -53,7 +56,7 @@ def watch_optimizers(on_made: Callable[[torch.optim.Optimizer], None]) -> None:
 
 
 def watch_backward(on_loss: Callable[[torch.Tensor], None]) -> None:
-    """Calls `on_loss` with each scalar that the script starts a backward pass from."""
+    """Calls `on_loss` with each scalar from which the script starts a backward pass."""
     plain = torch.Tensor.backward
 
     @functools.wraps(plain)
@@ -78,7 +81,7 @@ def watch_compile(on_compile: Callable[[], None]) -> None:
 
 
 def watch_scaler(facts: ScriptFacts) -> None:
-    """Notes that the script makes a GradScaler of its own."""
+    """Records that the script makes a GradScaler of its own."""
     plain = torch.amp.GradScaler.__init__
 
     @functools.wraps(plain)
@@ -90,7 +93,7 @@ def watch_scaler(facts: ScriptFacts) -> None:
 
 
 def watch_gradients_of_gradients(facts: ScriptFacts) -> None:
-    """Notes `create_graph=True`, which a split or scaled call cannot serve."""
+    """Records `create_graph=True`, which a split or scaled call cannot support."""
     for name in ("backward", "grad"):
         plain = getattr(torch.autograd, name)
 
@@ -103,5 +106,5 @@ def watch_gradients_of_gradients(facts: ScriptFacts) -> None:
         setattr(torch.autograd, name, call)
 
 
-# Where the argument stands in torch.autograd.backward and torch.autograd.grad.
+# Position of the argument in torch.autograd.backward and torch.autograd.grad.
 _CREATE_GRAPH = {"backward": 3, "grad": 4}

@@ -1,4 +1,4 @@
-"""Whose steps are the steps of the training, where a script makes more than one optimizer."""
+"""Decides which optimizer's steps count as the steps of the training, if a script has several."""
 
 import weakref
 
@@ -9,10 +9,10 @@ STEPS_OF_ANOTHER = 100
 
 
 class StepClock:
-    """The first optimizer that steps, for as long as the script keeps it and steps it.
+    """The first optimizer that steps, for as long as the script keeps and steps it.
 
-    A script that trains a model after another (folds, phases, a search for a learning rate) goes on
-    with the next one; two that take turns, as in adversarial training, do not.
+    If a script trains one model after another (folds, phases, a search for a learning rate), the
+    next optimizer takes over. If two alternate, as in adversarial training, the first one stays.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class StepClock:
         return self._of() if self._of is not None else None
 
     def ticks(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether this step of `optimizer` is one of the training."""
+        """True if this step of `optimizer` counts as a step of the training."""
         of = self.optimizer
         if of is not None and of is not optimizer:
             steps = self._others[optimizer] = self._others.get(optimizer, 0) + 1

@@ -1,7 +1,7 @@
-"""The outermost module that learns, and everything that is put around its call.
+"""The outermost trained module, and everything that is applied around its call.
 
-A module's `_compiled_call_impl` is the place where torch itself (`Module.compile`) replaces a call:
-it is honoured by `__call__` and dropped by pickle and deepcopy, so copies of a model stay plain.
+A module's `_compiled_call_impl` is where torch itself (`Module.compile`) replaces a call:
+`__call__` uses it, and pickle and deepcopy drop it, so copies of a model stay unchanged.
 """
 
 import weakref
@@ -34,11 +34,12 @@ Kind = TypeVar("Kind", bound=CallSetting)
 
 @dataclass(frozen=True, slots=True)
 class RootPlan:
-    """How the root's call is made. Everything off is the script's own way."""
+    """How the root's call is made. With everything off, it is the script's own call."""
 
     autocast: torch.dtype | None = None
     rows_per_step: int | None = None
-    # A split keeps the graph of its last chunk from forward to backward: less is computed twice.
+    # A split keeps the graph of its last chunk from forward to backward, so that less is computed
+    # twice.
     keeps_chunk: bool = True
     compiled: Callable[..., Any] | None = None
     compiled_blocks: CompiledBlocks | None = None
@@ -57,7 +58,7 @@ class RootPlan:
         return next((setting for setting in self.settings if isinstance(setting, kind)), None)
 
     def having(self, setting: CallSetting) -> "RootPlan":
-        """With it, in place of another one of its kind."""
+        """The plan with this setting, in place of another of its kind."""
         return replace(self, settings=(*self.without(type(setting)).settings, setting))
 
     def without(self, kind: type[CallSetting]) -> "RootPlan":
@@ -65,7 +66,9 @@ class RootPlan:
         return replace(self, settings=kept)
 
     def memory_only(self) -> "RootPlan":
-        """Without what is for speed. What is left changes no result beyond the order of sums."""
+        """The plan without settings for speed. The rest changes no result beyond the
+        order of sums.
+        """
         return RootPlan(
             rows_per_step=self.rows_per_step,
             keeps_chunk=self.keeps_chunk,
@@ -86,9 +89,9 @@ class RecordedCall:
 
     inputs: CallInputs
     output_gradients: list[torch.Tensor | None] = field(default_factory=list[torch.Tensor | None])
-    # Why this call tells nothing of one that we would make.
+    # Why this call says nothing about a call made for a measurement.
     refusal: str | None = None
-    # Few of its samples cannot run alone: a hidden state, offsets, a sparse matrix, or no batch.
+    # A few of its samples cannot run alone: a hidden state, offsets, a sparse matrix, or no batch.
     whole_only: bool = False
     handles: list[Any] = field(default_factory=list[Any])
 
@@ -98,13 +101,13 @@ class RecordedCall:
             self.handles.pop().remove()
 
     def used(self, outputs: list[torch.Tensor]) -> list[bool]:
-        """Which outputs the loss learns from; all, where nothing was recorded of these."""
+        """Which outputs the loss learns from; all if nothing was recorded about them."""
         known = self.output_gradients if len(self.output_gradients) == len(outputs) else []
         seen = [gradient is not None for gradient in known]
         return seen if any(seen) else [True] * len(outputs)
 
     def gradients_for(self, outputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The recorded gradient of each output; a constant one where it is unknown."""
+        """The recorded gradient of each output; a constant one if it is unknown."""
         known = self.output_gradients if len(self.output_gradients) == len(outputs) else []
         result: list[torch.Tensor] = []
         for index, output in enumerate(outputs):
@@ -116,7 +119,7 @@ class RecordedCall:
 
 
 class Root:
-    """Stands in for the root module's call."""
+    """Replaces the root module's call."""
 
     def __init__(self, module: torch.nn.Module, before_call: Callable[["Root"], None]) -> None:
         self._module: Callable[[], torch.nn.Module | None] = lambda: module
@@ -131,7 +134,7 @@ class Root:
         self.user_autocast = False
         self._before_call = before_call
         self.asks = True  # before the next call; at first before the very first
-        # Is told of a call that failed under the plan and not without it.
+        # Called after a call that failed under the plan and not without it.
         self.failed: Callable[[Exception], None] = lambda _: None
         self.seen: Callable[[Any], None] | None = None  # is shown what the next calls return
         self.inside = False
@@ -144,11 +147,11 @@ class Root:
 
     @property
     def module(self) -> torch.nn.Module:
-        """An empty one, once it is let go and the script has dropped it."""
+        """The module; an empty one once it is released and the script has dropped it."""
         return self._module() or _GONE
 
     def let_go(self) -> None:
-        """From now on the module is the script's alone, to drop when it likes."""
+        """Releases the module: from now on only the script references it."""
         self._module = weakref.ref(self.module)
 
     def stop_recording(self) -> None:
@@ -204,7 +207,7 @@ class Root:
                 )
             if asks:
                 self._before_call(self)
-                # A batch kept for nothing would count as the script's own memory.
+                # A batch that is kept without need would count as the script's own memory.
                 self.recorded = self.recorded if self.recording else None
             output = self._run_or_fall_back(inputs)
             if self.recording:
@@ -216,7 +219,9 @@ class Root:
             self.inside = False
 
     def _run_or_fall_back(self, inputs: CallInputs) -> Any:
-        """The script may take a way that no probe saw, and that the plan's types do not fit."""
+        """Runs the call, and repeats it without the plan if it fails: the script may take a path
+        that no probe saw.
+        """
         plain = self._fallback
         if plain is None:
             return self.run(self._plan, inputs)
@@ -254,7 +259,7 @@ class Root:
 
     def _single(self, plan: RootPlan, inputs: CallInputs) -> Any:
         function: Callable[..., Any] = self.module._call_impl  # pyright: ignore[reportPrivateUsage]
-        # Other shapes (a last small batch) run eagerly: a compilation costs more.
+        # Other shapes (a smaller last batch) run eagerly, because a compilation costs more.
         fits = plan.compiles and inputs.signature == plan.compiled_signature
         if fits and plan.compiled is not None:
             function = plan.compiled
@@ -274,7 +279,7 @@ class Root:
                 inputs = setting.before(inputs)
             output = inputs.call(function)
         if fits and plan.cuda_graphs:
-            # The next replay writes where this one's outputs lie.
+            # The next replay overwrites this one's outputs.
             output = map_tensors(torch.clone, output)
         if plan.autocast is not None:
             output = map_tensors(_as_float32, output)
@@ -307,19 +312,19 @@ class Root:
 
 
 def hide_from_script_compiler() -> None:
-    """`torch.jit.script` looks at every attribute of a module; the stand-in is not the script's."""
+    """`torch.jit.script` reads every attribute of a module; this attribute is not the script's."""
     names: list[str] = torch.jit._recursive.ignored_attributes  # pyright: ignore
     if "_compiled_call_impl" not in names:
         names.append("_compiled_call_impl")
 
 
 def names_of(roots: Sequence[Root]) -> str:
-    """The kinds of their modules, for people."""
+    """The classes of the modules, for people."""
     names = [type(root.module).__name__ for root in roots]
     more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
     return ", ".join(names[:NAMED_MAX]) + more
 
 
 def _as_float32(tensor: torch.Tensor) -> torch.Tensor:
-    # The script's loss goes on in the type it was written for.
+    # The script's loss continues in the type it was written for.
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor

@@ -1,1 +1,1 @@
-"""Starting the script as the interpreter would, and seeing what it imports."""
+"""Starts the script as the interpreter would, and hooks into its imports."""

@@ -1,7 +1,9 @@
-"""Argument adapters: scripts that can split a batch by their own flags are told to, by those flags.
+"""Argument adapters: scripts with their own flags for splitting a batch get the split through these
+flags.
 
-A row of the table is a flag for the samples per step and one for the steps that make up a batch.
-A row is used only when the script's source declares both, and their product stays what it was.
+A row of the table has a flag for the samples of one step and one for the number of steps in a
+batch. A row is used only if the script's source declares both flags, and their product stays
+unchanged.
 """
 
 import ast
@@ -33,7 +35,7 @@ TABLE: tuple[tuple[str, str], ...] = (
 def adapt(
     command: PythonCommand, per_step: int | None, explanation: DecisionLog, table: Path | None
 ) -> PythonCommand:
-    """The command with the batch split by the script's own flags, where it has them."""
+    """The command with the batch split by the script's own flags, if it has them."""
     if per_step is None or command.is_module:
         return command
     declared = declared_flags(Path(command.target))
@@ -108,7 +110,7 @@ def _set(arguments: Sequence[str], flag: str, value: int) -> tuple[str, ...]:
 
 
 def _user_table(path: Path | None) -> list[tuple[str, str]]:
-    """Rows from a user's file. Raises `SystemExit` with the reason when it cannot be read."""
+    """Rows from a user's file. Raises `SystemExit` with the reason if it cannot be read."""
     if path is None:
         return []
     try:

@@ -1,8 +1,8 @@
-"""Calls back around the import of a module, so that scripts that never import it are left alone.
+"""Calls back around the import of a module, so that scripts that never import it are unaffected.
 
-Libraries ask whether a module could be imported (`importlib.util.find_spec`) before anybody imports
-it. A question is answered and changes nothing: a hook stays until the module was executed without
-an error.
+Libraries check whether a module could be imported (`importlib.util.find_spec`) before it is
+imported. Such a check is answered and changes nothing: a hook stays until the module was executed
+without an error.
 """
 
 import importlib.abc
@@ -15,14 +15,14 @@ from typing import Any
 
 
 def nothing() -> None:
-    """The callback of those who need only the other one."""
+    """A callback that does nothing."""
 
 
 class ImportHook(importlib.abc.MetaPathFinder):
-    """Finds one module as the finders behind it would, and lets its loader call back.
+    """Finds one module as the later finders would, and makes its loader call back.
 
-    `before` and `after` are called at most once, `before` in the first attempt to execute the
-    module, `after` when an attempt succeeded.
+    `before` and `after` are called at most once: `before` in the first attempt to execute the
+    module, `after` once an attempt has succeeded.
     """
 
     def __init__(self, name: str, before: Callable[[], None], after: Callable[[], None]) -> None:
@@ -35,11 +35,11 @@ class ImportHook(importlib.abc.MetaPathFinder):
 
     @property
     def done(self) -> bool:
-        """Whether the module was executed under this hook, or was there before it."""
+        """True if the module was executed under this hook, or existed before it."""
         return self._done
 
     def install(self) -> None:
-        """Waits for the import, or calls back at once for a module that is there already."""
+        """Waits for the import, or calls back at once for a module that is already imported."""
         if sys.modules.get(self._name) is not None:
             self.begin()
             self.finish()
@@ -52,7 +52,7 @@ class ImportHook(importlib.abc.MetaPathFinder):
             self._before()
 
     def finish(self) -> None:
-        """The module was executed: nobody has to be watched any more."""
+        """Removes the hook after the module was executed."""
         if self._done:
             return
         self._done = True
@@ -118,7 +118,7 @@ class _Loader(importlib.abc.Loader):
 def when_imported(
     name: str, after: Callable[[], None] = nothing, *, before: Callable[[], None] = nothing
 ) -> ImportHook:
-    """Calls `before` and `after` around the import of `name`, at once when it is there already."""
+    """Calls `before` and `after` around the import of `name`, at once if it is already imported."""
     hook = ImportHook(name, before, after)
     hook.install()
     return hook

@@ -1,6 +1,7 @@
-"""A command that names its own interpreter: the same as this one, another, or one without us.
+"""Identifies the interpreter that a command names: this one, another with the worker, or another
+without it.
 
-A script's packages are those of its interpreter. `python` alone means this one.
+A script's packages are those of its interpreter. `python` alone means this interpreter.
 """
 
 import os
@@ -14,7 +15,7 @@ _ASK_SECONDS = 30.0
 
 
 class Interpreter(Enum):
-    """What stands in front of a script."""
+    """The interpreter of a command."""
 
     THIS = "this"
     OTHER = "other, with the worker installed"
@@ -22,7 +23,7 @@ class Interpreter(Enum):
 
 
 def interpreter_of(program: str) -> Interpreter:
-    """Asks the interpreter itself where it is another file; one that does not answer is this."""
+    """Asks the interpreter if it is another file; one that does not answer counts as this one."""
     path = Path(program)
     if not path.name.startswith("python") or os.sep not in program:
         return Interpreter.THIS

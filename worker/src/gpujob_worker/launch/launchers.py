@@ -1,6 +1,7 @@
 """torchrun and `accelerate launch`: their workers run the script under this launcher.
 
-They start one process a GPU with a command line of their own; only what they start is changed.
+They start one process for each GPU with a command line of their own; only the command that they
+start is changed.
 """
 
 import argparse
@@ -13,7 +14,9 @@ LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 
 
 def under_launcher(command: Sequence[str], options: Sequence[str]) -> list[str]:
-    """The command with its script run as `gpujob-run options -- python script`; others as is."""
+    """The command with its script run as `gpujob-run options -- python script`; other commands
+    unchanged.
+    """
     words = list(command)
     name = Path(words[0]).name
     if name == "torchrun":
@@ -37,7 +40,7 @@ def _rewritten(
     head = words[: len(words) - len(script)]
     target = ["-m", *script] if parsed.module else script
     own = [] if parsed.module else ["-m"]
-    # Their parsers swallow a `--` that comes right after the script's name.
+    # Their parsers consume a `--` right after the script's name.
     return [*head, *own, "gpujob_worker", *options, "--launched", "--", "python", *target]
 
 

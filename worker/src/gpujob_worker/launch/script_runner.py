@@ -1,7 +1,7 @@
 """Runs the user's script in this process as the interpreter itself would run it.
 
-`__main__`, `sys.argv`, `sys.path[0]`, exit codes and tracebacks are those of `python train.py`;
-frames of this package are taken out of what the user sees.
+`__main__`, `sys.argv`, `sys.path[0]`, exit codes and tracebacks are those of `python train.py`.
+Frames of this package are removed from what the user sees.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ class PythonCommand:
 
 
 def parse_python(command: Sequence[str]) -> PythonCommand | None:
-    """Reads `python [options] script.py args`; None when it is not a python with a script."""
+    """Parses `python [options] script.py args`; None if it is not a python with a script."""
     name = Path(command[0]).name
     if name.endswith(".py"):
         return PythonCommand((), command[0], False, tuple(command[1:]))
@@ -54,7 +54,9 @@ def parse_python(command: Sequence[str]) -> PythonCommand | None:
 
 
 def run_python(command: PythonCommand) -> None:
-    """Runs it. Whatever the script raises comes out, with its traceback cleaned of our frames."""
+    """Runs the script. Its exceptions propagate, without this package's frames in their
+    tracebacks.
+    """
     hide_own_frames()
     try:
         if command.is_module:
@@ -104,7 +106,7 @@ def _run_module(command: PythonCommand) -> None:
 
 
 def clean_traceback(error: BaseException) -> None:
-    """Takes frames of this package (and runpy above the script) out of an error's tracebacks."""
+    """Removes frames of this package (and runpy above the script) from an error's tracebacks."""
     seen: set[int] = set()
     pending: list[BaseException | None] = [error]
     while pending:

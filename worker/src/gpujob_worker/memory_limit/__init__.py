@@ -1,1 +1,1 @@
-"""How a step is made within a memory limit: models of what it takes, and the choice."""
+"""Decides how a step is made within a memory limit: models of its memory, and the choice."""

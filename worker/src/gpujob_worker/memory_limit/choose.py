@@ -1,4 +1,4 @@
-"""Chooses how a step is made within a memory limit: whole, split, checkpointed, offloaded."""
+"""Chooses how a step is made within a memory limit: whole, split, checkpointed or offloaded."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,13 +21,13 @@ from gpujob_worker.memory_limit.probes import OPTIMIZER_STATE_FACTOR, MemoryProb
 from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.tune.tuner import Tuner
 
-# A heap that keeps freed blocks often takes so much more than what is in use.
+# A heap that keeps freed blocks often takes this much more than the memory in use.
 HEAP_FRACTION = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A way to make the step, what it is predicted to take, and whether that keeps the limit."""
+    """A way to make the step, its predicted memory, and whether it keeps the limit."""
 
     rows: Rows
     checkpointing: bool
@@ -35,7 +35,7 @@ class Choice:
 
 
 class MemoryChooser:
-    """The models of one root's step and the way that was chosen by them."""
+    """The memory models of one root's step, and the choice based on them."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class MemoryChooser:
         self.choice = Choice(whole, False, False)
 
     def know(self, loss: LossBytes, resident_bytes: float, late_gradient_bytes: float) -> None:
-        """What the first step showed."""
+        """Sets what the first step showed."""
         self._change(
             loss=loss,
             resident_bytes=resident_bytes,
@@ -68,7 +68,9 @@ class MemoryChooser:
         )
 
     def holds_beside(self, resident_bytes: float) -> bool:
-        """Whether the choice fits with so much resident, which it is at least from now on."""
+        """True if the choice fits with this much resident memory, which is the minimum
+        from now on.
+        """
         if resident_bytes > self.plain.resident_bytes:
             self._change(resident_bytes=resident_bytes)
             rows = self.choice.rows
@@ -79,7 +81,7 @@ class MemoryChooser:
         return self.choice.fits
 
     def raise_by(self, more_bytes: float) -> None:
-        """Real steps took so much more than was predicted."""
+        """Raises the prediction by what real steps took above it."""
         self._change(resident_bytes=self.plain.resident_bytes + more_bytes)
 
     def _change(self, **values: Any) -> None:
@@ -89,7 +91,7 @@ class MemoryChooser:
 
     @property
     def binds(self) -> bool:
-        """Whether the limit forced a change from running the whole batch at once."""
+        """True if the limit forced a change from running the whole batch at once."""
         return not (self.choice.fits and self._is_whole())
 
     @property
@@ -99,7 +101,7 @@ class MemoryChooser:
         return model
 
     def keeps_present(self, root: Root, recorded: RecordedCall) -> bool:
-        """Whether what an earlier run found, if anything, is within the limit of this one too."""
+        """True if the settings of an earlier run, if any, are within the limit of this one too."""
         plan, checkpoints = self._tuner.applied.plan, self._tuner.applied.activation_checkpointing
         if plan.rows_per_step is None and not checkpoints:
             return False
@@ -112,7 +114,9 @@ class MemoryChooser:
         return self.choice.fits
 
     def choose(self, root: Root, recorded: RecordedCall) -> None:
-        """The first of these that fits: as it is, split, checkpointed, both. Else the least."""
+        """The first of these that fits: unchanged, split, checkpointed, both. Otherwise the one
+        with the least memory.
+        """
         self._tuner.whole(root)
         self.choice = (
             self._try(root, recorded, self.plain)
@@ -129,7 +133,7 @@ class MemoryChooser:
 
     @property
     def certain_bytes(self) -> float:
-        """The least that the choice can take: no optimizer state, nothing for an unknown loss."""
+        """Lower bound of the choice's memory: no optimizer state, nothing for an unknown loss."""
         rows = self.choice.rows
         return _certain(self._model).predict(rows.rows, keeps_chunk=rows.keeps_chunk)
 
@@ -184,7 +188,7 @@ class MemoryChooser:
         return Choice(rows, checkpoints, False)
 
     def _say_useless(self, rows: Rows, splits: bool) -> None:
-        """What could be done and would not help."""
+        """Reports ways that are possible and would not help."""
         saved = f"it saves nothing: {format_memory(int(rows.predicted_bytes))} without it"
         if splits and rows.rows == self._model.rows:
             self._explain.skipped("batch split", saved)
@@ -211,7 +215,7 @@ class MemoryChooser:
         return way + (" with activation checkpointing" if self.choice.checkpointing else "")
 
     def predicted(self) -> str:
-        """The prediction for the way in force, and for the whole batch where that is another."""
+        """The prediction for the chosen way and, if that is another, for the whole batch."""
         text = f"{format_memory(int(self.choice.rows.predicted_bytes))} predicted for {self.way()}"
         if self._is_whole():
             return text
@@ -227,7 +231,7 @@ def _least(model: MemoryModel, splits: bool) -> Rows:
 
 
 def _certain(model: MemoryModel) -> MemoryModel:
-    """The least that a model allows: no state of an optimizer, nothing for an unknown loss."""
+    """Lower bound of a model's memory: no optimizer state, nothing for an unknown loss."""
     if model.loss.measured:
         return model
     state = OPTIMIZER_STATE_FACTOR * model.gradient_bytes

@@ -1,9 +1,9 @@
-"""Keeps a job within its memory limit, without trying what might fail.
+"""Keeps a job within its memory limit without trying what might fail.
 
-Before the first step three small probes are fitted; what the loss takes is assumed, generously.
-The first step is watched while it runs; from then on the model is a measured one, and the choice is
-made again. After the baseline it is compared with what real steps took. What cannot be kept ends
-the job with a report of what it needs.
+Before the first step three small probes are fitted, with a generous assumption for the loss. The
+first step is measured while it runs, and the choice is made again. After the baseline the
+prediction is compared with real steps. If the limit cannot be kept, the job ends with a report of
+what it needs.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,15 +26,15 @@ from gpujob_worker.run.failure import MemoryLimitError
 from gpujob_worker.tune.tuner import Tuner
 
 ITEM = "memory limit"
-# What could have kept the limit.
+# Settings that could have kept the limit.
 _WAYS = ("batch split", "activation checkpointing")
-# So far above the limit, no error of a measurement explains it.
+# So far above the limit that no measurement error explains it.
 OVERSTEP_FRACTION = 0.05
 ROWS_MIN = 4
 
 
 class MemoryFit:
-    """When the choice is made, what is said of it, and when the job cannot go on."""
+    """Decides when the choice is made, what is reported, and when the job cannot continue."""
 
     def __init__(
         self, memory: DeviceMemory, explanation: DecisionLog, tuner: Tuner, limit_bytes: int
@@ -46,19 +46,20 @@ class MemoryFit:
         self._chooser: MemoryChooser | None = None
         self._watch: LossMemoryWatch | None = None
         self._known = self._refined = False
-        # The most that was there before a call of the first steps, without its gradients.
+        # The most memory before a call of the first steps, without gradients.
         self._seen_bytes = 0.0
-        # What the limit must be at least for this job; None while nothing says so.
+        # The minimum limit for this job; None while unknown.
         self.needed_bytes: int | None = None
-        # Those of modules that train beside this one, where there are any.
+        # The fits of other modules in training, if any.
         self.others: Callable[[], Sequence[MemoryFit]] = lambda: ()
         # A finer split was chosen after real steps took more than was predicted.
         self.chose_finer = False
 
     def fit(self, root: Root, recorded: RecordedCall, beside_bytes: float = 0.0) -> None:
-        """Before the first step. `beside_bytes` is what modules beside this one will take more.
+        """Makes the choice before the first step. `beside_bytes` is what other modules will take in
+        addition.
 
-        Raises `MemoryLimitError` where no way can be within the limit.
+        Raises `MemoryLimitError` if nothing can keep the limit.
         """
         total = recorded.inputs.rows
         if total is None or total < ROWS_MIN:
@@ -76,13 +77,13 @@ class MemoryFit:
             self._choose(self._chooser, root, recorded)
 
     def watch(self, root: Root, watch: LossMemoryWatch) -> None:
-        """Shows the coming step's loss to `watch`, if there is a model to make better."""
+        """Passes the coming step's loss to `watch`, if there is a model to improve."""
         if self._chooser is not None:
             self._watch = watch
             root.seen = watch.returned
 
     def look_again(self, root: Root, recorded: RecordedCall) -> None:
-        """Before another call of the first steps: what is held by then may leave less room.
+        """Before another call of the first steps: what is held by then may leave less memory.
 
         Other modules' graphs, or that of a call before. Raises `MemoryLimitError`, as `fit`.
         """
@@ -101,9 +102,9 @@ class MemoryFit:
         return float(self._memory.current_bytes() - present_gradient_bytes(root))
 
     def refine(self, root: Root, recorded: RecordedCall) -> None:
-        """After the first step: what the loss took, and what is resident between steps.
+        """After the first step: uses the memory of the loss, and the resident memory between steps.
 
-        Raises `MemoryLimitError`, as `fit`.
+        Raises `MemoryLimitError` like `fit`.
         """
         root.seen = None
         chooser, watch, self._watch = self._chooser, self._watch, None
@@ -135,8 +136,8 @@ class MemoryFit:
     ) -> bool:
         """After the baseline: real steps took `observed_bytes`.
 
-        The model is raised by what it fell short of, and the rows are chosen again. False where
-        that leaves nothing to choose; raises `MemoryLimitError` there, if `ends`.
+        The model is raised by its error, and the rows are chosen again. Returns False if nothing is
+        left to choose; raises `MemoryLimitError` in that case, if `ends`.
         """
         chooser = self._chooser
         if self._tuner.recommends:
@@ -162,7 +163,7 @@ class MemoryFit:
     def _choose_finer(
         self, chooser: MemoryChooser, root: Root, recorded: RecordedCall, observed_bytes: int
     ) -> bool:
-        """Whether another way takes less than what was seen."""
+        """True if another way takes less than what was observed."""
         before = chooser.choice.rows
         short = max(0.0, observed_bytes - before.predicted_bytes)
         chooser.raise_by(short)
@@ -177,9 +178,10 @@ class MemoryFit:
         return True
 
     def judge(self, observed_bytes: int, *, ends: bool = True) -> None:
-        """Real steps took so much, and nothing makes them take less.
+        """Reports the memory of real steps, which nothing can reduce.
 
-        Raises `MemoryLimitError` where `ends` and it is too far above the limit for an error.
+        Raises `MemoryLimitError` if `ends` and it is too far above the limit for a measurement
+        error.
         """
         if observed_bytes <= self._limit:
             measured, limit = format_memory(observed_bytes), format_memory(self._limit)
@@ -205,7 +207,7 @@ class MemoryFit:
 
     @property
     def wants_early(self) -> bool:
-        """Whether what is freed is to go back at once; it does so for the whole process."""
+        """True if freed memory should be returned at once, which applies to the whole process."""
         return self._chooser is not None and self._chooser.wants_early
 
     @property
@@ -215,7 +217,7 @@ class MemoryFit:
 
     @property
     def not_asked(self) -> str:
-        """Why the items that save memory are not used, where the limit does not bind."""
+        """Why the settings that save memory are not used, if the limit does not bind."""
         limit = format_memory(self._limit)
         if self._chooser is None:
             return f"nothing was measured that speaks for it (limit {limit})"
@@ -236,7 +238,7 @@ class MemoryFit:
             raise MemoryLimitError(text, self.needed_bytes)
 
     def _needs(self, taken_bytes: float, how: str) -> str:
-        # With the reserve, so that a limit of so much is one that is kept.
+        # With the reserve, so that a job with this limit keeps it.
         self.needed_bytes = needed = int(taken_bytes / (1 - RESERVE_FRACTION)) + 1
         text = f"cannot be kept: {format_memory(int(taken_bytes))} {how}"
         if self._chooser is not None:

@@ -1,4 +1,5 @@
-"""What the loss takes in a real step: from the model's return until backward reaches the model.
+"""Measures the memory of the loss in a real step: from the model's return until backward reaches
+the model.
 
 The loss is the script's own code. It cannot be run for a probe, but its memory can be read while
 the script runs it.

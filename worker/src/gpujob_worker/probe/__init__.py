@@ -1,1 +1,1 @@
-"""Running a module without a trace, and comparing what two runs gave."""
+"""Runs a module without side effects, and compares the results of two runs."""

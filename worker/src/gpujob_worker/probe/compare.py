@@ -1,4 +1,4 @@
-"""Paired, interleaved timing with a confidence bound, and closeness of two runs' numbers."""
+"""Paired, interleaved timing with a confidence interval, and the closeness of two runs' numbers."""
 
 import math
 import statistics
@@ -10,10 +10,10 @@ import torch
 # In float64 they take 16 MiB.
 PIECE_ELEMENTS = 2**21
 PAIRS_MIN = 5
-# A gain that does not show in the mean of so many pairs is not worth more of them.
+# A gain that does not show in the mean of this many pairs is not worth more of them.
 PAIRS_FUTILE = 10
 PAIRS_MAX = 40
-# Clearly worse: every run of the candidate took so many times the longest of the other.
+# Clearly worse: every run of the candidate took this many times the longest of the other.
 CLEARLY_SLOWER = 1.5
 # One run of each proves so much only.
 CLEARLY_SLOWER_AT_ONCE = 3.0
@@ -49,10 +49,11 @@ def speedup(
     candidate_seconds: Sequence[float],
     noise: float | None = None,
 ) -> Speedup:
-    """From paired times. Ratios are compared as logarithms, where up and down weigh the same.
+    """The speed-up from paired times. Ratios are compared as logarithms, in which up and down weigh
+    the same.
 
-    `noise` is the deviation of a run that is known beforehand: it stands in for that of fewer than
-    `PAIRS_MIN` pairs, unless these deviate more.
+    `noise` is the known deviation of a run. It replaces that of fewer than `PAIRS_MIN` pairs,
+    unless these deviate more.
     """
     logs = [math.log(a / b) for a, b in zip(plain_seconds, candidate_seconds, strict=True)]
     mean = statistics.fmean(logs)
@@ -98,9 +99,9 @@ def measure_speedup(
 def measure_pairs(
     plain: Callable[[], float], candidate: Callable[[], float], pairs: int
 ) -> Speedup:
-    """Runs both in turns, so many times each, whatever comes out.
+    """Runs both in turns, this many times each, whatever the result.
 
-    The interval is one of 95 %, which that of a measurement that ends when it is clear is not.
+    Its interval is a true 95 % interval, unlike that of a measurement that ends once it is clear.
     """
     first: list[float] = []
     second: list[float] = []
@@ -125,7 +126,7 @@ def _take_turn(
 
 
 def is_clearly_slower(plain: Sequence[float], candidate: Sequence[float]) -> bool:
-    """Whether the candidate is not worth another run: no overlap, and far apart."""
+    """True if the candidate is not worth another run: no overlap, and far apart."""
     apart = CLEARLY_SLOWER if len(plain) > 1 else CLEARLY_SLOWER_AT_ONCE
     return min(candidate) > apart * max(plain)
 
@@ -174,9 +175,9 @@ def _pieces(a: torch.Tensor, b: torch.Tensor) -> Generator[tuple[torch.Tensor, t
 def closeness(
     reference: Sequence[torch.Tensor | None], other: Sequence[torch.Tensor | None]
 ) -> Closeness:
-    """Compares in float64, in pieces that take some 64 MiB together.
+    """Compares in float64, in pieces that take about 64 MiB together.
 
-    A tensor that only one side has counts as infinitely different.
+    A tensor that only one list has counts as infinitely different.
     """
     difference = norm = other_norm = product = 0.0
     for a, b in zip(reference, other, strict=True):

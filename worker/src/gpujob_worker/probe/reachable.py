@@ -1,7 +1,8 @@
-"""What a module or a dataset holds beside its tensors: generators of its own, open files, helpers.
+"""Finds what a module or a dataset references besides its tensors: generators of its own, open
+files, helpers.
 
-Looked for where scripts keep such things: attributes, what lies in them a few levels deep, and
-globals of the code that the object comes from.
+It searches where scripts keep such things: attributes, a few levels deep, and globals of the code
+that defines the object.
 """
 
 import io
@@ -27,7 +28,7 @@ _SHARED = frozenset(("h5py", "lmdb", "sqlite3", "netCDF4", "rasterio"))
 
 
 def reachable(starts: Iterable[Any], depth: int = _DEPTH) -> Iterator[Any]:
-    """Objects in `starts` and in what these hold; each once, at most `_OBJECTS_MAX`."""
+    """Objects in `starts` and those that they reference; each once, at most `_OBJECTS_MAX`."""
     seen: set[int] = set()
     level = list(starts)
     for _ in range(depth + 1):
@@ -64,7 +65,7 @@ def globals_of(kinds: Iterable[type]) -> list[Any]:
 
 
 class OwnGenerators:
-    """Generators other than the global ones; their states, to compare and to put back."""
+    """Generators other than the global ones; their states can be compared and restored."""
 
     def __init__(self, generators: Iterable[Any]) -> None:
         self._states = [(g, _state(g)) for g in generators]
@@ -92,7 +93,7 @@ class OwnGenerators:
 
 
 def open_file(dataset: Any) -> str | None:
-    """The kind of open file or connection that the dataset reads through, if there is one."""
+    """The kind of open file or connection that the dataset reads through, or None."""
     for value in reachable([dataset]):
         kind = type(value)
         if isinstance(value, io.IOBase) and _reads(value):

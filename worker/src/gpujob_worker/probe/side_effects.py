@@ -1,6 +1,7 @@
-"""Probing leaves no trace: random states, buffers, attributes and output streams are put back.
+"""Makes probes free of side effects: random states, buffers, attributes and output streams are
+restored.
 
-What cannot be put back (`tune/safety_check.py`) is found before anything is tried.
+`tune/safety_check.py` finds what cannot be restored before anything is tried.
 """
 
 import contextlib
@@ -16,7 +17,7 @@ import torch
 
 from gpujob_worker.probe.reachable import OwnGenerators
 
-# Attributes that torch keeps in a module itself.
+# Attributes of a module that belong to torch itself.
 MODULE_INTERNALS = frozenset(
     ("_parameters", "_buffers", "_modules", "training", "_compiled_call_impl")
 )
@@ -25,7 +26,7 @@ _CONTAINERS = (list, dict, set, deque, Counter, OrderedDict, defaultdict)
 
 
 class RandomStates:
-    """Every generator a script may draw from: python, numpy, torch, and torch's on each GPU."""
+    """Every generator that a script may use: python, numpy, torch, and torch's on each GPU."""
 
     def __init__(self) -> None:
         self.python = random.getstate()
@@ -45,9 +46,9 @@ class RandomStates:
 
 @contextlib.contextmanager
 def no_trace(module: torch.nn.Module) -> Generator[None]:
-    """Forward and backward runs inside leave the process as it was, also when they raise.
+    """Forward and backward runs inside leave the process unchanged, also if they raise.
 
-    Gradients must be taken with `torch.autograd.grad`; `.grad` is not looked after here.
+    Gradients must be taken with `torch.autograd.grad`; `.grad` is not restored.
     """
     states, generators = RandomStates(), OwnGenerators.of_module(module)
     attributes = [(layer, _plain(layer)) for layer in module.modules()]
@@ -73,7 +74,7 @@ def no_trace(module: torch.nn.Module) -> Generator[None]:
 
 
 def put_back(buffer: torch.Tensor, value: torch.Tensor) -> None:
-    """Copies `value` into a buffer without autograd taking it for a change."""
+    """Copies `value` into a buffer without autograd counting it as a change."""
     preserve: Any = torch.autograd._unsafe_preserve_version_counter  # pyright: ignore
     with torch.no_grad(), preserve((buffer,)):
         buffer.copy_(value)

@@ -2,7 +2,7 @@
 
 An epoch's order is drawn from the random state at its start. That state is kept with the position:
 on resume the order is drawn again, the finished batches are skipped in the sampler without loading
-them, and the random state of the checkpoint is put in force just before the next batch is read.
+them, and the random state of the checkpoint is restored just before the next batch is read.
 """
 
 from collections.abc import Callable, Iterator

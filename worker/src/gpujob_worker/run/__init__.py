@@ -1,1 +1,1 @@
-"""One run of a script: its environment, what is measured and said of it, and how it ends."""
+"""One run of a script: its environment, its measurements and reports, and its end."""

@@ -1,6 +1,6 @@
-"""What was applied to the script and what was skipped, with the reason: one line per item.
+"""Which settings were applied and which were skipped, with the reason: one line for each.
 
-Code that needs to know what was decided asks for the decision; lines are for people.
+Code reads the decision; the lines are for people.
 """
 
 import sys
@@ -15,13 +15,13 @@ class Verdict(Enum):
     APPLIED = "applied"
     SKIPPED = "skipped"
     RECOMMENDED = "recommended"
-    # Neither: something is told of the item.
+    # Neither: information about the setting.
     NOTED = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What was decided of one item, and why."""
+    """The decision about one setting, and the reason."""
 
     item: str
     verdict: Verdict
@@ -38,14 +38,14 @@ class Decision:
 
 @dataclass(slots=True)
 class DecisionLog:
-    """The newest decision of every item, in the order in which items first spoke. Bounded."""
+    """The newest decision of every setting, in the order of their first decisions. Bounded."""
 
     verbose: bool = False
-    # Where the same is said too, each item with the addition.
+    # Another log that gets the same decisions, with a suffix for the setting's name.
     within: "DecisionLog | None" = None
     addition: str = ""
     _decisions: dict[str, Decision] = field(default_factory=dict[str, Decision])
-    # Items of which the newest decision was not said aloud.
+    # Settings whose newest decision was not printed.
     _quiet: set[str] = field(default_factory=set[str])
 
     def applied(self, item: str, what: str) -> None:
@@ -61,23 +61,25 @@ class DecisionLog:
         self._record(Decision(item, Verdict.NOTED, what), aloud=aloud)
 
     def end(self) -> None:
-        """Says aloud what was kept for the end."""
+        """Prints the lines that were kept for the end."""
         for item, decision in self._decisions.items():
             if item in self._quiet:
                 sys.stderr.write(f"gpujob: {decision}\n")
         self._quiet.clear()
 
     def decision(self, item: str) -> Decision | None:
-        """What was last decided of the item; None when nothing was."""
+        """The last decision about the setting; None if there was none."""
         return self._decisions.get(item)
 
     def line(self, item: str) -> str:
-        """The same for people; empty when nothing was."""
+        """The same as text; empty if there was none."""
         decision = self.decision(item)
         return str(decision) if decision is not None else ""
 
     def about(self, whose: str) -> "DecisionLog":
-        """For one of several that the same items are said of; it is said here as well."""
+        """A log for one of several models with the same settings; its decisions are
+        added here too.
+        """
         return DecisionLog(within=self, addition=f" of {whose}")
 
     @property

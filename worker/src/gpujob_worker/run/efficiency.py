@@ -1,4 +1,6 @@
-"""What a step makes of its GPU, from what was counted once and what is measured all the time."""
+"""The efficiency of a step on its GPU, from what was counted once and what is measured
+continuously.
+"""
 
 from gpujob_api.report import Efficiency
 from gpujob_api.settings import Precision
@@ -9,7 +11,7 @@ from gpujob_worker.run.meter import Meter
 def efficiency(
     meter: Meter, step_flop: float | None, device: str, precision: Precision
 ) -> Efficiency | None:
-    """None when nothing of it is known. The peak is that of `precision`, the one in force."""
+    """None if nothing is known. The peak is that of `precision`, the applied one."""
     timing = meter.window.timing(None)
     rate = None
     if step_flop is not None and timing is not None and timing.step_seconds > 0:

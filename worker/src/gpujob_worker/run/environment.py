@@ -1,4 +1,6 @@
-"""The environment contract, read once; every bad value is an error naming its variable."""
+"""The worker's environment variables, read once. An invalid value is an error that names its
+variable.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,7 +26,9 @@ GRACE_SECONDS_DEFAULT = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What the operator said. Everything has a default, so that a script also runs by hand."""
+    """The values that the operator set. Everything has a default, so that a script also runs by
+    hand.
+    """
 
     settings: Settings = field(default_factory=Settings)
     name: str = ""
@@ -41,7 +45,7 @@ class Environment:
 
 
 def read_environment(environ: Mapping[str, str], settings_text: str | None = None) -> Environment:
-    """Reads the variables; `settings_text` stands in for GPUJOB_SETTINGS. Raises `FieldError`."""
+    """Reads the variables; `settings_text` replaces GPUJOB_SETTINGS. Raises `FieldError`."""
     text = settings_text if settings_text is not None else environ.get(ENV_SETTINGS, "")
     return Environment(
         settings=Settings.from_text(text) if text.strip() else Settings(),

@@ -1,4 +1,4 @@
-"""What went wrong, as a class: out of memory, data, checkpoint, user error."""
+"""The class of a failure: out of memory, data, checkpoint, user error."""
 
 import re
 
@@ -6,7 +6,7 @@ from gpujob_api.report import Failure, FailureClass
 
 MESSAGE_CHARACTERS_MAX = 1000
 
-# Messages of the libraries that report a full GPU or host in their own words.
+# Messages with which libraries report a full GPU or host.
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|out_of_memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
     r"|CUSOLVER_STATUS_ALLOC_FAILED|CUSPARSE_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED"
@@ -23,7 +23,7 @@ _DATA = re.compile(r"DataLoader worker|Caught \w+ in DataLoader|collate|No such 
 
 
 class MemoryLimitError(MemoryError):
-    """The memory limit cannot be kept; `needed_bytes` is the least limit that could be."""
+    """The memory limit cannot be kept; `needed_bytes` is the minimum limit."""
 
     def __init__(self, message: str, needed_bytes: int) -> None:
         super().__init__(message)
@@ -33,9 +33,10 @@ class MemoryLimitError(MemoryError):
 def classify(
     error: BaseException, used_bytes: int | None = None, predicted_bytes: int | None = None
 ) -> Failure:
-    """The failure in the words of the report.
+    """The failure for the report.
 
-    `used_bytes` is what the process held before, `predicted_bytes` what the job was found to need.
+    `used_bytes` is what the process used before; `predicted_bytes` is what the job was found to
+    need.
     """
     message = f"{type(error).__name__}: {error}"
     if is_out_of_memory(error):

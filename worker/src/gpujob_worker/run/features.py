@@ -1,4 +1,4 @@
-"""Which settings may be injected: all, less what the command line switched off."""
+"""Which settings may be injected: all, except those that the command line switched off."""
 
 from dataclasses import dataclass
 

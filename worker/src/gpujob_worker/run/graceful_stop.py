@@ -1,8 +1,8 @@
-"""Stopping in time: a request with a deadline, seen at the next safe point of the training loop.
+"""Stops in time: a request with a deadline, handled at the next safe point of the training loop.
 
-SIGTERM and a `stop` in the answer to a report start the same path. The signal handler only sets a
-flag; the safe point commits a checkpoint and leaves by `Interrupted`. A watcher thread ends the
-process with 144 just before the deadline when no safe point was reached.
+SIGTERM and a `stop` in the reply to a report take the same path. The signal handler only sets a
+flag. The safe point commits a checkpoint and leaves by `Interrupted`. A watcher thread ends the
+process with 144 just before the deadline if no safe point was reached.
 """
 
 import os
@@ -14,7 +14,7 @@ from types import FrameType
 
 from gpujob_api.settings import EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED
 
-# What the last words and the exit itself need; a killed process has neither.
+# Time for the final report and the exit; a killed process has neither.
 EXIT_MARGIN_SECONDS = 0.5
 
 
@@ -27,12 +27,12 @@ class Interrupted(SystemExit):
 
 
 class Stop:
-    """One request to stop. The first deadline may be brought forward, never put off."""
+    """One request to stop. The first deadline may be moved earlier, never later."""
 
-    def __init__(self, grace_seconds: float, last_words: Callable[[], None]) -> None:
+    def __init__(self, grace_seconds: float, final_report: Callable[[], None]) -> None:
         self.reason = ""
         self._grace_seconds = grace_seconds
-        self._last_words = last_words
+        self._final_report = final_report
         self._deadline = float("inf")
         self._wake = threading.Event()
         self._watcher: threading.Thread | None = None
@@ -53,7 +53,7 @@ class Stop:
         self._wake.set()
 
     def listen(self) -> str | None:
-        """Takes over SIGTERM; returns what speaks against it, or None."""
+        """Handles SIGTERM from now on. Returns why it cannot, or None."""
         if self.listens:
             return None
         if threading.current_thread() is not threading.main_thread():
@@ -81,7 +81,7 @@ class Stop:
             self._watcher.start()
 
     def wait_for_watcher(self, seconds: float) -> bool:
-        """Waits for the watcher to end; True when it has, or never ran."""
+        """Waits for the watcher to end. True once it has ended, or if it never ran."""
         if self._watcher is not None:
             self._watcher.join(seconds)
         return self._watcher is None or not self._watcher.is_alive()
@@ -105,5 +105,5 @@ class Stop:
             time.sleep(min(remaining, 0.2))
         if self._over:
             return
-        self._last_words()
+        self._final_report()
         os._exit(EXIT_INTERRUPTED_UNSAVED)

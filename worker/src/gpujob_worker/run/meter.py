@@ -1,8 +1,8 @@
 """Step times, data wait and memory peaks of the training loop, in windows of steps.
 
-A step lasts from the end of one optimizer step to the end of the next. Our own work in between
-(probing, checkpoints) is taken out. Where the device has a clock of its own, all of this is the
-device's time, and is known some steps later; nothing waits for it but the end of a window.
+A step lasts from the end of one optimizer step to the end of the next. The worker's own work in
+between (probes, checkpoints) is subtracted. If the device has a clock of its own, all times are the
+device's and are known some steps later; nothing waits for them but the end of a window.
 """
 
 import statistics
@@ -19,17 +19,17 @@ from gpujob_worker.device.step_events import DeviceEvents
 
 WINDOW_STEPS_MAX = 200
 MEMORY_SECONDS = 0.25
-# Steps of a window in which the peaks of its two parts are told apart.
+# Steps of a window in which the peaks of its two parts are measured separately.
 APART_STEPS = 5
-# Steps that the device has not come to; the launch queue of CUDA holds 1,024 kernels.
+# Steps that the device has not completed; the launch queue of CUDA holds 1,024 kernels.
 PENDING_STEPS_MAX = 1024
-# Pauses, or waits for data, in one step that are looked at: an evaluation has thousands of them.
+# Pauses, or waits for data, that are recorded for one step: an evaluation has thousands of them.
 SPANS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Steps, their seconds, and the seconds of these that the loop waited for data."""
+    """Steps, their seconds, and the seconds of these in which the loop waited for data."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -128,7 +128,7 @@ class _Launched:
 
 
 class Meter:
-    """Counts optimizer steps and measures them. `synchronize` waits for the device where asked."""
+    """Counts and measures optimizer steps. `synchronize` waits for the device if requested."""
 
     def __init__(self, memory: DeviceMemory, clock: Callable[[], float] | None = None) -> None:
         self.memory = memory
@@ -145,7 +145,7 @@ class Meter:
         self._launched: _Launched | None = None
 
     def use_events(self, events: DeviceEvents) -> None:
-        """From now on the device tells the time of steps, not the host."""
+        """From now on step times are the device's, not the host's."""
         self._launched = _Launched(events)
         self._last = None
 
@@ -154,14 +154,14 @@ class Meter:
         return self._launched.events if self._launched is not None else None
 
     def settle(self) -> None:
-        """Waits until the device has made all steps that were launched."""
+        """Waits until the device has completed all launched steps."""
         launched = self._launched
         if launched is not None and launched.pending:
             launched.events.wait(launched.pending[-1].ends)
         self.read_steps()
 
     def read_steps(self) -> None:
-        """Counts the steps that the device has made since; does not wait for others."""
+        """Counts the steps that the device has completed since the last call, without waiting."""
         while self._launched is not None:
             known = self._launched.next_known()
             if known is None:
@@ -169,7 +169,7 @@ class Meter:
             self._count(*known)
 
     def new_window(self) -> Window:
-        """Starts a window; the step under way is not counted in it. Returns the one that ended."""
+        """Starts a window, without the step under way. Returns the one that ended."""
         self.settle()
         self.read_memory()
         ended = self.window
@@ -228,12 +228,14 @@ class Meter:
         self.window.peak_memory_bytes = max(self.window.peak_memory_bytes, self.memory.peak_bytes())
 
     def wait_starts(self) -> None:
-        """The loop asks for data."""
+        """The loop requests data."""
         if self._launched is not None:
             self._launched.wait_begins = self._launched.events.mark()
 
     def waited(self, seconds: float) -> None:
-        """The loop waited so long for its data. A device counts what it was idle meanwhile."""
+        """The loop waited this long for its data. On a device, the time that the device was idle
+        counts.
+        """
         self._wait += seconds
         launched = self._launched
         if launched is not None:
@@ -241,7 +243,7 @@ class Meter:
             launched.wait_begins = None
 
     def paused(self) -> "Pause":
-        """Time in here is ours, not the step's."""
+        """Time inside is the worker's, not the step's."""
         return Pause(self)
 
     def pause_starts(self) -> Any | None:

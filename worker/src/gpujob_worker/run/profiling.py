@@ -8,7 +8,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-# Steps that are let by: warm-up and baseline, tuning, and the first ones with what was chosen.
+# Steps before the profile: warm-up, baseline and tuning, and the first ones with the chosen
+# settings.
 FIRST_STEP = 10
 
 
@@ -19,7 +20,7 @@ class ProfileWith(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ProfileRequest:
-    """So many steps, into this folder."""
+    """The number of steps, and the folder."""
 
     steps: int
     folder: Path
@@ -27,14 +28,16 @@ class ProfileRequest:
 
 
 class StepProfiler:
-    """Starts and stops between steps; a profiler that fails is said so and costs nothing else."""
+    """Starts and stops between steps. A failure of the profiler is reported and has no other
+    effect.
+    """
 
     def __init__(self, request: ProfileRequest) -> None:
         self._request = request
         self._running: Any = None
 
     def step_done(self, step: int) -> str | None:
-        """After step number `step`; returns what is to be said."""
+        """Call it after step number `step`. Returns a text to print, if any."""
         try:
             if step == FIRST_STEP:
                 self._running = self._start()
@@ -46,7 +49,7 @@ class StepProfiler:
         return None
 
     def close(self) -> str | None:
-        """Ends a profile under way, also when the run is over before its last step."""
+        """Ends a profile under way, also if the run ends before its last step."""
         running, self._running = self._running, None
         if running is None:
             return None

@@ -26,14 +26,16 @@ REPLY_BYTES_MAX = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where reports go, and the file with the bearer token that proves which pod speaks."""
+    """The address of the reports, and the file with the bearer token that identifies the pod."""
 
     url: str
     token_file: Path | None = None
 
 
 class Reporter:
-    """Posts `snapshot()` every interval, at once when woken, and hands replies to `on_reply`."""
+    """Posts `snapshot()` at every interval, at once when woken, and passes replies to
+    `on_reply`.
+    """
 
     def __init__(
         self,
@@ -62,7 +64,7 @@ class Reporter:
         self._wake.set()
 
     def close(self, seconds: float) -> None:
-        """Sends the last report; returns after `seconds` at the latest."""
+        """Sends the last report; returns after at most `seconds`."""
         thread = self._thread
         if thread is None or os.getpid() != self._process:
             return
@@ -99,12 +101,13 @@ class Reporter:
         self._on_reply(reply)
 
 
-# A proxy that the image or the job is told of would get the token, and seldom reaches a Service.
+# A proxy from the environment of the image or the job would get the token, and seldom reaches a
+# Service.
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def post(destination: Destination, report: Report) -> Reply:
-    """One POST. Raises `OSError` when it does not arrive, `ValueError` on a reply of no sense."""
+    """One POST. Raises `OSError` if it does not arrive, `ValueError` for an invalid reply."""
     headers = {"Content-Type": "application/json"}
     if destination.token_file is not None:
         token = destination.token_file.read_text().strip()
@@ -121,7 +124,9 @@ def post(destination: Destination, report: Report) -> Reply:
 
 
 def write_termination_message(path: Path | None, report: Report) -> None:
-    """Leaves the last report where the kubelet reads it; failing to is not the job's failure."""
+    """Leaves the last report where the kubelet reads it. A failure to do so does not
+    fail the job.
+    """
     if path is None or _another_failed(path, report):
         return
     with contextlib.suppress(OSError):
@@ -129,7 +134,7 @@ def write_termination_message(path: Path | None, report: Report) -> None:
 
 
 def _another_failed(path: Path, report: Report) -> bool:
-    """Where one process fails the others do too; the first one's reason must outlive theirs."""
+    """If one process fails, the others do too; the first one's reason must not be overwritten."""
     try:
         written = Report.from_text(path.read_text())
     except (OSError, ValueError, FieldError):

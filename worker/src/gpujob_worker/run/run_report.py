@@ -1,7 +1,7 @@
-"""The page about a run: what was measured, and why it was as it was. Markdown and JSON.
+"""The report of a run as Markdown and JSON: what was measured, and why.
 
-Its first and its latest steps ran at different times, beside different neighbours: they are shown,
-but a speed-up is only what was measured in turns.
+The first and the latest steps ran at different times, beside different co-tenants. They are shown,
+but only what was measured in turns is reported as a speed-up.
 """
 
 import json
@@ -17,21 +17,21 @@ from gpujob_worker.device.gpu import peak_flop_per_second
 
 WAIT_PERCENT_WORTH_SAYING = 5.0
 IDLE_PERCENT = 50.0
-# Peaks closer together than this are one peak.
+# Peaks closer together than this count as equal.
 PEAKS_APART = 1.05
 _UNITS = (("T", 1e12), ("G", 1e9), ("M", 1e6))
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the page needs beyond the report."""
+    """Facts for the report that the worker's report does not have."""
 
     baseline_wait_percent: float | None = None
     plain_float32: bool = False
 
 
 def findings(report: Report, facts: Facts) -> list[str]:
-    """Reasons in numbers, the largest loss first."""
+    """Reasons with numbers, the largest loss first."""
     found: list[str] = []
     wait = facts.baseline_wait_percent
     if wait is not None and wait >= WAIT_PERCENT_WORTH_SAYING:

@@ -1,6 +1,7 @@
-"""What is known of a run, for reports: its phase, its timings, its settings, how it goes.
+"""The known state of a run, for reports: its phase, timings, settings and progress.
 
-Others read it. What changes it is a method, so that each fact has one place where it is written.
+Other modules read it. Every change goes through a method, so that each fact is written in one
+place.
 """
 
 from collections.abc import Generator
@@ -15,12 +16,12 @@ from gpujob_worker.run.meter import Meter
 
 @dataclass(slots=True)
 class RunState:
-    """One run's. None: not known, or not yet."""
+    """The state of one run. None: unknown, or not known yet."""
 
     meter: Meter
-    # Settings in force.
+    # Applied settings.
     tuned: TunedSettings | None = None
-    # Settings to start with: of an earlier run, or of the checkpoint that is resumed.
+    # Settings known beforehand: from an earlier run, or from the checkpoint that is resumed.
     known_tuned: TunedSettings | None = None
     baseline: Timing | None = None
     baseline_wait_percent: float | None = None
@@ -31,19 +32,19 @@ class RunState:
     resumed_from_step: int | None = None
     checkpoint: CheckpointReport | None = None
     failure: Failure | None = None
-    # The limit that the job needs at least, where it was found not to keep its own.
+    # The minimum limit of the job, if it was found not to keep its own.
     needed_bytes: int | None = None
     device: str = ""
     torch_version: str = ""
     loss_tensor: Any = None
     skipped_steps: int | None = None
-    # The loss scale in force, and the one of the checkpoint that is resumed.
+    # The current loss scale, and that of the checkpoint that is resumed.
     loss_scale: Any = None
     known_scale: Any = None
     step_flop: float | None = None
     plain_float32: bool = False
     _phase: WorkerPhase = WorkerPhase.STARTING
-    # What was gained, and by which settings.
+    # The measured gain, and its settings.
     _gain: tuple[TunedSettings, Speedup] | None = None
     # What steps took of the models before; `current` while the present one's tell nothing.
     _before: Timing | None = None
@@ -58,7 +59,9 @@ class RunState:
 
     @contextmanager
     def during(self, phase: WorkerPhase) -> Generator[None]:
-        """For as long as something lasts; afterwards as before, unless a phase was entered."""
+        """The phase while the block runs; then the previous phase, unless another one
+        was entered.
+        """
         before, self._phase = self._phase, phase
         try:
             yield
@@ -72,12 +75,12 @@ class RunState:
 
     @property
     def baseline_peak_bytes(self) -> int:
-        """The peak of the steps as first run; 0 while they are not over."""
+        """The peak of the baseline steps; 0 while they are not over."""
         return self.baseline.peak_memory_bytes if self.baseline is not None else 0
 
     @property
     def speedup(self) -> Speedup | None:
-        """What was measured of the settings in force; None of any others."""
+        """The measured speed-up of the applied settings; None for any others."""
         if self._gain is None or self.tuned is None:
             return None
         settings, gain = self._gain
@@ -85,7 +88,7 @@ class RunState:
 
     @property
     def current(self) -> Timing | None:
-        """What steps take now."""
+        """The timing of the current steps."""
         now = self.meter.window.timing(self.samples_per_step)
         if self._before is None or (self._alike and now is not None):
             return now
@@ -108,18 +111,18 @@ class RunState:
         self.torch_version = self.torch_version if torch_version is None else torch_version
 
     def saw_loss(self, loss: Any) -> None:
-        """None: forgets the last one, with the graph that it may hold."""
+        """Stores the loss. None drops the last one, with the graph that it may reference."""
         self.loss_tensor = loss
 
     def takes_samples(self, samples: int | None) -> None:
-        """In each step."""
+        """Sets the number of samples in each step."""
         self.samples_per_step = samples
 
     def expect_steps(self, total: int | None) -> None:
         self.steps_total = total
 
     def measured_first(self, timing: Timing | None, wait_percent: float | None) -> None:
-        """What steps took as the script has them."""
+        """Sets the timing of the baseline steps."""
         self.baseline, self.baseline_wait_percent = timing, wait_percent
 
     def tuning_took(self, seconds: float) -> None:
@@ -129,19 +132,19 @@ class RunState:
         self.step_flop = step_flop
 
     def computes_in_float32(self, plain: bool) -> None:
-        """Whether the script's products run in plain float32."""
+        """True if the script's products run in plain float32."""
         self.plain_float32 = plain
 
     def gained(self, settings: TunedSettings, gain: Speedup | None) -> None:
-        """So much faster `settings` were measured to be; said once they are in force."""
+        """Sets the measured speed-up of `settings`, which is reported once they are applied."""
         self._gain = None if gain is None else (_without_loader(settings), gain)
 
     def settings_are(self, tuned: TunedSettings) -> None:
-        """The settings that are in force from now on."""
+        """Sets the applied settings."""
         self.tuned = tuned
 
     def start_with(self, tuned: TunedSettings | None) -> None:
-        """Settings that are known before a model's first step."""
+        """Sets settings that are known before a model's first step."""
         self.known_tuned = tuned
 
     def scale_losses(self, scale: Any) -> None:
@@ -151,7 +154,7 @@ class RunState:
         self.known_scale = scale
 
     def skipped(self, steps: int) -> None:
-        """So many in all."""
+        """Sets the total number of skipped steps."""
         self.skipped_steps = steps
 
     def needs(self, limit_bytes: int | None) -> None:
@@ -161,7 +164,7 @@ class RunState:
         self.checkpoint = checkpoint
 
     def resumes(self, step: int) -> None:
-        """From the checkpoint of this step."""
+        """Sets the step of the checkpoint from which the run resumes."""
         self.first_step = step - self.meter.steps
         self.resumed_from_step = step
         self.checkpoint = CheckpointReport(step)
@@ -170,7 +173,9 @@ class RunState:
         self.failure = failure
 
     def begin_model(self, *, alike: bool) -> None:
-        """Another model trains from now on; its steps are compared with the first's if alike."""
+        """Another model trains from now on; its steps are compared with the first model's if both
+        are alike.
+        """
         if self._alike:
             self._before = self.meter.window.timing(self.samples_per_step) or self._before
         self._alike = alike

@@ -1,4 +1,4 @@
-"""One run of a script: what is known about it, what is reported of it, and how it ends."""
+"""One run of a script: its state, its reports and its end."""
 
 import contextlib
 import os
@@ -61,7 +61,7 @@ class Session:
         self._ending: Callable[[], None] = lambda: None
         self._report_directory = report_directory
         self._owns_safe_points = True
-        self.stop = Stop(environment.grace_seconds, self._last_words)
+        self.stop = Stop(environment.grace_seconds, self._final_report)
         self.stop.interrupt_at_once = self._nothing_to_save
         self._sequence = 0
         self._lock = threading.Lock()
@@ -73,7 +73,9 @@ class Session:
 
     @property
     def _speaks(self) -> bool:
-        """One process speaks for a pod: the first that a launcher started, or one that failed."""
+        """True for the one process that reports for the pod: the first that a launcher started, or
+        one that failed.
+        """
         own = os.getpid() == self._process
         return own and (self.environment.local_rank == 0 or self.state.failure is not None)
 
@@ -83,7 +85,7 @@ class Session:
 
     @property
     def tuning_budget_seconds(self) -> float:
-        """What was asked for, else a part of the run as far as its length is known."""
+        """The requested budget, else a part of the run if its length is known."""
         if self._tuning_seconds_asked is not None:
             return self._tuning_seconds_asked
         state = self.state
@@ -91,7 +93,7 @@ class Session:
         return tuning_budget_seconds(step_seconds, state.steps_total)
 
     def report(self) -> Report:
-        """The newest report; also written as the termination message, should this be the last."""
+        """The newest report, also written as the termination message in case it is the last."""
         with self._lock:
             self._sequence += 1
             report = self._build()
@@ -127,7 +129,7 @@ class Session:
         )
 
     def settings_are(self, tuned: TunedSettings) -> None:
-        """The settings that are in force from now on; says what they were measured to gain."""
+        """Sets the applied settings, and logs their measured gain."""
         before = self.state.speedup
         self.state.settings_are(tuned)
         gain = self.state.speedup
@@ -148,7 +150,9 @@ class Session:
             self.stop.request(reply.stop.reason, reply.stop.deadline_seconds)
 
     def listen_for_stop(self) -> None:
-        """Once torch is imported; again at the first step, which the main thread may well make."""
+        """Called once torch is imported, and again at the first step, which the main thread may
+        well make.
+        """
         late, refusal = self.meter.steps > 0, self.stop.listen()
         if refusal is not None:
             self.explanation.skipped("graceful stop", refusal)
@@ -156,30 +160,32 @@ class Session:
             self.explanation.applied("graceful stop", "from the first step on")
 
     def leaves_stops_to_script(self) -> None:
-        """A `Job` leaves at its own safe points, with a checkpoint."""
+        """A `Job` stops at its own safe points, with a checkpoint."""
         self._owns_safe_points = False
 
     def at_end(self, ending: Callable[[], None], release: Callable[[], None]) -> None:
-        """`ending` may add to what the last report says; `release` lets go of the script's."""
+        """`ending` may add to the last report; `release` drops references to the
+        script's objects.
+        """
         self._ending, self._release = ending, release
 
     def _nothing_to_save(self) -> bool:
         return self._owns_safe_points and self.meter.steps == 0
 
     def safe_point(self) -> None:
-        """Leaves without a checkpoint when a stop was requested; start-up injection's way out."""
+        """Leaves without a checkpoint after a stop request, for scripts without a `Job`."""
         if self.stop.requested and self._owns_safe_points:
             self.state.enter(WorkerPhase.DRAINING)
             raise Interrupted(saved=False)
 
-    def _last_words(self) -> None:
+    def _final_report(self) -> None:
         self.state.enter(WorkerPhase.DRAINING)
         self.explanation.note("stop", f"no safe point before the deadline ({self.stop.reason})")
         with contextlib.suppress(Exception):
             self.report()
 
     def finish(self, error: BaseException | None) -> None:
-        """The last report: the phase for a clean end, the failure's class for any other."""
+        """Sends the last report: the phase for a clean end, the failure's class for any other."""
         if os.getpid() != self._process:
             return
         self.stop.end()
@@ -212,7 +218,7 @@ class Session:
             self.explanation.note("profile", f"the run ended first; {said}")
 
     def _write_summary(self, report: Report) -> None:
-        """The script's own end is not to suffer from a page that cannot be written."""
+        """Writes the report files. A failure must not affect the script's own end."""
         if self._report_directory is None or not self._speaks:
             return
         facts = Facts(self.state.baseline_wait_percent, self.state.plain_float32)
@@ -228,7 +234,9 @@ class Session:
 
 
 def ensure_session() -> Session:
-    """The session of `gpujob-run`, or one from the environment for a script that runs without."""
+    """The session of `gpujob-run`, or one from the environment for a script that runs
+    without it.
+    """
     if _current is not None:
         return _current
     try:

@@ -1,12 +1,14 @@
-"""How long a run may be tuned: a small part of it, and long steps are measured more than once."""
+"""How long a run may be tuned: a small part of it, and enough to measure long steps
+more than once.
+"""
 
 RUN_FRACTION = 0.02
 SECONDS_MIN, SECONDS_MAX = 12.0, 120.0
-# A run that does not say how many steps it makes is taken to make so many.
+# A run without a number of steps is assumed to have this many.
 STEPS_ASSUMED = 1000
 
 
 def tuning_budget_seconds(step_seconds: float | None, steps_total: int | None) -> float:
-    """About 2 % of the run by its first steps, at least 12 s and at most 120 s."""
+    """About 2 % of the run's expected time, at least 12 s and at most 120 s."""
     run_seconds = (step_seconds or 0.0) * (steps_total or STEPS_ASSUMED)
     return min(SECONDS_MAX, max(SECONDS_MIN, RUN_FRACTION * run_seconds))

@@ -112,9 +112,9 @@ class LoaderPolicy:
         if verdict.shorter:
             self._session.explanation.note(_ITEM, str(verdict))
         else:
-            self._take_back(str(verdict))
+            self._remove_workers(str(verdict))
 
-    def _take_back(self, why: str) -> None:
+    def _remove_workers(self, why: str) -> None:
         session = self._session
         for loader in self._given.values():
             remove_workers(loader)

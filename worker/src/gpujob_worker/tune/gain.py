@@ -13,7 +13,7 @@ from gpujob_worker.inject.wrapped_module import RecordedCall, Root
 from gpujob_worker.probe.compare import PAIRS_MIN, measure_pairs
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.probe import RootProbe
-from gpujob_worker.tune.registry import put_in_force
+from gpujob_worker.tune.registry import apply_settings
 
 GAIN_PAIRS = 10
 # Minimum time, also after the tuning budget is spent.
@@ -36,7 +36,7 @@ class _Side:
         self._copy = copy
 
     def seconds(self) -> float:
-        put_in_force(self._root, None, self._applied)
+        apply_settings(self._root, None, self._applied)
         seconds = self._probe.seconds(self._applied.plan)
         return seconds if self._copy is None else seconds + self._copy.step_seconds()
 

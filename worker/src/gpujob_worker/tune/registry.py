@@ -39,7 +39,7 @@ def keep_only(applied: Applied, agreed: TunedSettings) -> None:
         setting.keep_only(applied, agreed)
 
 
-def put_in_force(
+def apply_settings(
     root: Root | None, optimizer: torch.optim.Optimizer | None, applied: Applied
 ) -> None:
     """Makes the next step run with `applied`; `Applied()` is the script's own settings."""

@@ -119,12 +119,12 @@ class AcceptanceRule:
         if found.low <= SPEEDUP_NEEDED and not forced:
             self.skip(item, f"not faster beyond noise: {self.factor(found)}; {numbers}")
             return False
-        told = self.factor(found)
+        text = self.factor(found)
         if forced:
-            told = f"asked for, {told}"
+            text = f"asked for, {text}"
         elif self._recommend:
-            told = f"faster beyond noise, {told}"
-        self.accept(item, f"{told}; {numbers}")
+            text = f"faster beyond noise, {text}"
+        self.accept(item, f"{text}; {numbers}")
         return True
 
     def factor(self, found: Speedup) -> str:
@@ -133,8 +133,8 @@ class AcceptanceRule:
 
     def skip_slower(self, item: str, what: str, times: float, device: str) -> None:
         """Logs that a first look at a few samples found the candidate hopeless."""
-        told = "far slower" if self._recommend else f"{times:.1f} times slower"
-        self.skip(item, f"{what} is {told} on {device}")
+        text = "far slower" if self._recommend else f"{times:.1f} times slower"
+        self.skip(item, f"{what} is {text} on {device}")
 
     def accept(self, item: str, what: str) -> None:
         self._pending.discard(item)

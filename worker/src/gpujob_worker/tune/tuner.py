@@ -199,7 +199,7 @@ class Tuner:
         self._decision.expects(self.speed_items(root, recorded).expected())
 
     def fused_optimizer(
-        self, optimizer: torch.optim.Optimizer, room_bytes: int | None = None
+        self, optimizer: torch.optim.Optimizer, free_bytes: int | None = None
     ) -> None:
         """Measures on copies, which need free memory; None: as much as is ever used."""
         if not self._decision.measures(_FUSED, forced=False):
@@ -207,7 +207,7 @@ class Tuner:
         reason = None if self._features.allows("optimizer") else "switched off"
         reason = reason or fused_refusal(optimizer)
         needed = 0 if reason else 2 * copies_bytes(optimizer)
-        if needed > (MEASURE_BYTES_MAX if room_bytes is None else room_bytes):
+        if needed > (MEASURE_BYTES_MAX if free_bytes is None else free_bytes):
             reason = f"measuring it would take {format_memory(needed)} of copies"
         if reason is None and not self._decision.in_time(_FUSED, forced=False):
             return

@@ -1,4 +1,4 @@
-"""The devices of an agent that was told to show CPU cards on a kubelet's node."""
+"""The devices of an agent that is configured to show CPU cards on a node with a kubelet."""
 
 import os
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from gpujob_operator.agent.nvml import DevicesRefused
 
 NVIDIA_VENDOR = "0x10de"
-# The classes of PCI devices that show pictures or compute (0x03...).
+# The classes of PCI devices for display or compute (0x03...).
 DISPLAY_CLASS = "0x03"
 SHOWN_MAX = 4
 

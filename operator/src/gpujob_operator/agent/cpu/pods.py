@@ -16,7 +16,7 @@ from gpujob_operator.act.kube import PODS, Kube
 from gpujob_operator.agent.cpu.environment import VISIBLE_DEVICES, names_in
 from gpujob_operator.agent.owners import OwnerOf
 
-# A kubelet runs 110 pods unless told otherwise.
+# A kubelet runs 110 pods by default.
 PODS_REMEMBERED_MAX = 2048
 
 

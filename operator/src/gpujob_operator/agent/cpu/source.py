@@ -68,13 +68,13 @@ class CpuCardSource:
         )
         # A full GPU refuses allocations; here more can be in use than there is, and NVML cannot
         # say so. The processes' own figures stay true.
-        room = card.memory_bytes - card.reserved_bytes
+        usable_bytes = card.memory_bytes - card.reserved_bytes
         return GPUReading(
             uuid=card.uuid,
             model=card.model,
             memory_total_bytes=card.memory_bytes,
             memory_reserved_bytes=card.reserved_bytes,
-            memory_used_bytes=min(room, sum(process.memory_bytes for process in processes)),
+            memory_used_bytes=min(usable_bytes, sum(process.memory_bytes for process in processes)),
             utilization_percent=min(100.0, sum(p.utilization_percent for p in processes)),
             processes=processes,
         )

@@ -166,7 +166,7 @@ class Admission:
             self.queues.add(entry.job, step.status)
             return step
         self._position += 1
-        wait = self._without_room(requirements, found)
+        wait = self._without_capacity(requirements, found)
         self._remember_refusal(entry, requirements, wait)
         return self._status.step(entry.job, wait)
 
@@ -191,20 +191,22 @@ class Admission:
 
     # -- a job that does not fit now
 
-    def _without_room(self, requirements: JobRequirements, wait: Wait) -> Wait:
+    def _without_capacity(self, requirements: JobRequirements, wait: Wait) -> Wait:
         """Handles a job that does not fit: preempts, nominates, or gives the reason."""
         nomination = None
         making = ""
         if wait.reason is PendingReason.OVER_QUOTA:
-            making = self._room_in_quota(requirements, wait)
+            making = self._capacity_in_quota(requirements, wait)
         elif wait.reason is PendingReason.NO_ROOM:
             nomination = self._earliest_start(requirements)
-            making = self._room_on_gpus(requirements, nomination) if nomination is not None else ""
+            making = (
+                self._capacity_on_gpus(requirements, nomination) if nomination is not None else ""
+            )
         if making:
             wait = replace(wait, reason=PendingReason.MAKING_ROOM, text=making)
         return changed(wait, position=self._position, nomination=nomination)
 
-    def _room_in_quota(self, requirements: JobRequirements, wait: Wait) -> str:
+    def _capacity_in_quota(self, requirements: JobRequirements, wait: Wait) -> str:
         """Preempts jobs whose quota this job may reclaim. Returns the waiting message."""
         leaving = self.preemptor.being_preempted(self.queues.cohort(requirements.job.spec.queue))
         with self.queues.simulate_removal(leaving):
@@ -222,9 +224,9 @@ class Admission:
             self.queues.hold_quota(requirements.job, wait.memory_bytes)
         return ""
 
-    def _room_on_gpus(self, requirements: JobRequirements, nomination: Nomination) -> str:
+    def _capacity_on_gpus(self, requirements: JobRequirements, nomination: Nomination) -> str:
         """Preempts for the job where it may, or nominates GPUs. Returns the waiting message."""
-        jobs = [self.releases.jobs[uid] for uid in nomination.making_room]
+        jobs = [self.releases.jobs[uid] for uid in nomination.being_preempted]
         if jobs and nomination.start_seconds <= self._stop_seconds(jobs):
             self._hold_gpus(nomination)
             return waiting_message(jobs)
@@ -276,7 +278,7 @@ class Admission:
     # -- the job's status
 
     def _requirements_of(self, job: GPUJob) -> JobRequirements:
-        return self.view.requirements_of(job.metadata.uid)
+        return self.view.requirements_of(job.metadata.uid).at(self.now)
 
     def _memory_bytes(self, entry: Pending) -> int:
         return (

@@ -109,11 +109,11 @@ class PendingStatusWriter:
     def step(self, job: GPUJob, wait: Wait) -> NextStep:
         """The job's step: its condition says why it waits, written at a bounded rate."""
         before = conditions.find(job.status, conditions.SCHEDULED)
-        news = before is None or before.reason != wait.reason
-        if not news and written_recently(job, self.configuration, self.now):
+        is_new = before is None or before.reason != wait.reason
+        if not is_new and written_recently(job, self.configuration, self.now):
             # Thousands of pending jobs with an unchanged reason cost next to nothing.
             return NextStep(job.status, next_seconds=wait.next_seconds)
-        if not news and not self._may_explain(job):
+        if not is_new and not self._may_explain(job):
             return NextStep(job.status, next_seconds=LATER_SECONDS)
         message = wait.message
         if wait.position:
@@ -123,7 +123,7 @@ class PendingStatusWriter:
         status = ConditionWriter(job, self.now).set(
             status, conditions.SCHEDULED, False, wait.reason.value, message
         )
-        events = (EventNote(wait.reason.value, message),) if news else ()
+        events = (EventNote(wait.reason.value, message),) if is_new else ()
         return NextStep(status, events=events, next_seconds=wait.next_seconds)
 
     def _may_explain(self, job: GPUJob) -> bool:

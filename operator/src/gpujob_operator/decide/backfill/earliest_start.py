@@ -17,7 +17,7 @@ from gpujob_operator.decide.capacity.slowdown_law import Law, summed_utilization
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.packing.arrays import Booleans, Floats, Integers
 from gpujob_operator.decide.placement.memo import Memo
-from gpujob_operator.decide.placement.node_filter import node_mismatch
+from gpujob_operator.decide.placement.node_filter import why_not_on
 from gpujob_operator.decide.placement.requirements import JobRequirements, WorkerRequest, resolve
 
 # Earlier than any time: the GPU is ready, or will be after its next reading.
@@ -125,11 +125,11 @@ def _departures_needed(
         # Rows are updated while candidates are still being read.
         return tenancy.count.copy(), np.ones(len(tenancy.gpus), dtype=np.bool_)
     stay = tenancy.stay
-    room_bytes = tenancy.usable_after_release_bytes[:, None] - wanted.memory_bytes
+    usable_bytes = tenancy.usable_after_release_bytes[:, None] - wanted.memory_bytes
     limits = _limits_percent(request.max_slowdown_percent, law)
     total_percent = stay.utilization_percent + wanted.utilization_percent
     nobody = np.arange(stay.memory_bytes.shape[1]) >= tenancy.count[:, None]
-    enough = (stay.memory_bytes <= room_bytes) & ~stay.whole_gpu
+    enough = (stay.memory_bytes <= usable_bytes) & ~stay.whole_gpu
     enough &= nobody | (total_percent <= limits[stay.slowdown_percent])
     return enough.argmax(axis=1), enough.any(axis=1)
 
@@ -138,7 +138,7 @@ def _allowed_nodes(requirements: JobRequirements, tenancy: Tenancy, memo: Memo) 
     """Nodes whose labels and taints allow the job."""
 
     def find() -> Booleans:
-        allowed = [not node_mismatch(requirements, node.node) for node in tenancy.nodes]
+        allowed = [not why_not_on(requirements, node.node) for node in tenancy.nodes]
         return np.array(allowed, dtype=np.bool_)
 
     return memo.once(("tenancy", tenancy.order_version, requirements.node_constraints), find)

@@ -23,12 +23,12 @@ READING_SECONDS = 5.0
 class Nomination:
     """The GPUs, and the seconds until the job could start on them (infinite: unknown).
 
-    `making_room` has the jobs on them that are being stopped.
+    `being_preempted` has the jobs on them that are being stopped.
     """
 
     uuids: frozenset[str]
     start_seconds: float
-    making_room: tuple[str, ...] = ()
+    being_preempted: tuple[str, ...] = ()
 
 
 def earliest_start(
@@ -54,7 +54,7 @@ def earliest_start(
     return Nomination(
         uuids=frozenset(uuid for place in best for uuid in place.uuids),
         start_seconds=max(best[-1].soon.at - releases.now_seconds, *readings, 0.0),
-        making_room=tuple(sorted(uid for uid in tenants if releases.stopping(uid))),
+        being_preempted=tuple(sorted(uid for uid in tenants if releases.stopping(uid))),
     )
 
 

@@ -68,6 +68,8 @@ class ReleaseTimes:
     _families: dict[str, Family] = field(default_factory=dict[str, Family])
     # Workloads and families with other runs than when `take_changed` was called last.
     _changed: set[Workload | Family] = field(default_factory=set[Workload | Family])
+    # Their expected seconds on one GPU, as of that call.
+    _taken: dict[Workload | Family, float] = field(default_factory=dict[Workload | Family, float])
     _ends: dict[str, ReleaseTime] = field(default_factory=dict[str, ReleaseTime])
     # How long each of them will run: in seconds, or for as long as runs of this class.
     _remaining: dict[str, float | RunClass] = field(default_factory=dict[str, float | RunClass])
@@ -116,16 +118,29 @@ class ReleaseTimes:
         self._lengths.clear()
         self._changed |= {known.workload, known.family}
 
-    def take_changed(self, uids: Iterable[str]) -> list[str]:
+    def take_changed(self, uids: Iterable[str], relevant_from_seconds: float = 0.0) -> list[str]:
         """Those of the jobs whose `expected_first_run_seconds` may have changed since the last
-        call. Every job that anybody keeps an expectation of is asked for each time."""
-        changed, self._changed = self._changed, set()
+        call, unless it was and is below the given bound. Every job that anybody keeps an
+        expectation of is asked for each time."""
+        changed = {one for one in self._changed if self._is_relevant(one, relevant_from_seconds)}
+        self._changed.clear()
         if not changed:
             return []
         workloads, families = self._workloads, self._families
         return [
             uid for uid in uids if workloads.get(uid) in changed or families.get(uid) in changed
         ]
+
+    def _is_relevant(self, runs: Workload | Family, from_seconds: float) -> bool:
+        """Whether other runs change an expectation that reaches the bound. On more GPUs a run is
+        expected to be shorter; where there are no runs, others may be asked instead."""
+        before, after = self._taken.pop(runs, None), self._history.expected_seconds(runs, 1)
+        if after is not None:
+            self._taken[runs] = after
+        if before is None or after is None:
+            return before is not after
+        # A bound that is met counts: expectations are rounded.
+        return before != after and 1.1 * max(before, after) >= from_seconds
 
     def released_at(self, uid: str) -> float:
         """When this job releases its GPUs, in seconds since 1970, possibly in the past; infinite if

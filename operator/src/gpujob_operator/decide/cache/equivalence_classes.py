@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from cachetools import LRUCache
 
-# Classes that are told apart at a time. Pending jobs keep the numbers that they have.
+# Maximum number of classes at a time. Pending jobs keep the numbers that they have.
 CLASSES_MAX = 10_000
 
 

@@ -17,7 +17,7 @@ class Holders:
 
     # By UID, in the order in which they were added.
     jobs: dict[str, GPUJob] = field(default_factory=dict[str, GPUJob])
-    # Those that run and are slowed by their neighbours.
+    # Those that run and are slowed by co-tenants.
     slowed: set[str] = field(default_factory=set[str])
     # The nodes that a job's placement names and those where its GPUs are; and jobs by node.
     _nodes: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])

@@ -8,7 +8,7 @@ from gpujob_api.gpuprofile import GPUProfile
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.model.plan import NextStep
 from gpujob_operator.decide.model.pod_requests import PodRequests
-from gpujob_operator.decide.model.workers import Crew
+from gpujob_operator.decide.model.workers import JobPods
 from gpujob_operator.decide.placement.requirements import JobRequirements
 
 ProfileKey = tuple[str, str]
@@ -23,7 +23,7 @@ class JobEntry:
     requests: PodRequests
     profile_key: ProfileKey
     held: bool
-    crew: Crew = field(default_factory=Crew)
+    job_pods: JobPods = field(default_factory=JobPods)
     profile: GPUProfile | None = None
     # Found when first asked for.
     requirements: JobRequirements | None = None

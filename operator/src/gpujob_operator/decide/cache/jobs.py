@@ -13,7 +13,7 @@ from gpujob_operator.decide.capacity.cluster import holds_gpus
 from gpujob_operator.decide.measurement.profile import differ_in_paces, profile_name
 from gpujob_operator.decide.model.pod_template import host_requests
 from gpujob_operator.decide.model.snapshot import GPUUsage, PodView, ReceivedReport, Snapshot
-from gpujob_operator.decide.model.workers import JobName, crew_of
+from gpujob_operator.decide.model.workers import JobName, job_pods_of
 
 UsageByAttempt = Mapping[tuple[str, int], GPUUsage]
 # A job before and after a change; None: it was not there, or is gone.
@@ -56,7 +56,7 @@ class Jobs:
         self._take_usage(snapshot.usage)
         for uid in self.changed & self.entries.keys():
             entry = self.entries[uid]
-            entry.crew = crew_of(entry.job, self._pods.namesakes(entry.job))
+            entry.job_pods = job_pods_of(entry.job, self._pods.namesakes(entry.job))
         return replaced
 
     def orphans(self, uid: str) -> tuple[PodView, ...]:

@@ -29,7 +29,7 @@ class NodeArrayCache:
     _nodes: list[NodeCapacity] = field(default_factory=list[NodeCapacity])
     # The fleet's clock when it was last true to the nodes; what changed later was only planned.
     _clock: int = 0
-    # The rows' GPUs as they were made from the ledger's, by UUID.
+    # The rows' GPUs as they were made from the capacity's, by UUID.
     _states: dict[str, tuple[GPUCapacity, GPUState]] = field(
         default_factory=dict[str, tuple[GPUCapacity, GPUState]]
     )

@@ -1,4 +1,4 @@
-"""The nodes and GPUs there are, with what jobs hold of them: the ledger of a cycle, in which only
+"""The nodes and GPUs of a cycle, with the reservations of jobs on them: the capacity, in which only
 those nodes are built anew on which something changed."""
 
 from collections.abc import Iterable
@@ -54,7 +54,7 @@ class Nodes:
     _learned: Learned = field(default_factory=Learned)
     _profiles: tuple[GPUProfile, ...] = ()
     _program_faults: tuple[ProgramFault, ...] = ()
-    # Nodes whose ledger may have changed since it was renewed: altogether, or on these GPUs.
+    # Nodes whose capacity may have changed since it was renewed: altogether, or on these GPUs.
     _dirty: set[str] = field(default_factory=set[str])
     _touched: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
 
@@ -158,7 +158,7 @@ class Nodes:
     def renew(
         self, configuration: Configuration, now: datetime
     ) -> dict[str, frozenset[str] | None]:
-        """Makes the ledger true; returns the nodes that are not the same any more, each with those
+        """Renews the capacity; returns the nodes that are not the same any more, each with those
         of its GPUs that are not, or None where more of it changed. What stayed the same stays the
         same object."""
         nodes = dict(self.capacity.nodes)
@@ -192,7 +192,7 @@ class Nodes:
     def _node(
         self, name: str, before: NodeCapacity | None, configuration: Configuration, now: datetime
     ) -> NodeCapacity | None:
-        """The node's ledger, if it is one of ours; `before` where it was not observed anew."""
+        """The node's capacity, if the node is managed; `before` if it was not observed again."""
         view, gpu_node = self._views.get(name), self._gpu_nodes.get(name)
         if view is None or gpu_node is None:
             return None

@@ -43,7 +43,7 @@ def cotenants_irrelevant(job: GPUJob, status: GPUJobStatus, inputs: JobInputs) -
     """Whether nothing follows from who is on the job's GPUs now, if nothing followed from who was
     there before and all else is as it was. `status` is the job's next one.
 
-    Every way in which a neighbour shows in a status, a profile or a reason to stop is asked here;
+    Every way in which a co-tenant shows in a status, a profile or a reason to stop is asked here;
     False where it has to be looked at in full.
     """
     gpus, profile = gpus_at(inputs.sites), inputs.profile
@@ -82,12 +82,12 @@ def quiet_until(
 ) -> datetime:
     """The first moment at which a settled job has something to do or to say. `held_back`: figures
     of it moved and are to be written later."""
-    # Deadlines closer than a second are told as one second.
+    # Deadlines closer than a second count as one second.
     until = FAR if next_at is None else next_at - timedelta(seconds=1)
-    told = job.status.observed_at
-    if told is None or not held_back:
+    written_at = job.status.observed_at
+    if written_at is None or not held_back:
         return until
-    return min(until, told + timedelta(seconds=configuration.progress_write_seconds))
+    return min(until, written_at + timedelta(seconds=configuration.progress_write_seconds))
 
 
 def _tells_a_pace(

@@ -32,7 +32,7 @@ class ReleaseSource(Protocol):
 class ReleaseArrays:
     """`number` a job, and ask for the moments of any numbers; number 0 is nobody.
 
-    Call `forget` wherever `releases` is told of a job, and `tidy` once a cycle.
+    Call `forget` whenever `releases` gets a job, and `tidy` once a cycle.
     """
 
     releases: ReleaseSource

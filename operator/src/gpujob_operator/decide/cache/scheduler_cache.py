@@ -1,7 +1,7 @@
 """What planning keeps from one cycle to the next: figures derived from what did not change.
 
 A large cluster changes little from cycle to cycle. Nouns are immutable, and an observed object is
-replaced only when it changed: objects are told apart by identity, and only what rests on a new one
+replaced only when it changed: objects are compared by identity, and only what rests on a new one
 is derived again. Dropping the cache changes no plan; a test holds it to that.
 """
 
@@ -25,7 +25,7 @@ from gpujob_operator.decide.cache.tenancy import TenancyArrays
 from gpujob_operator.decide.capacity.cluster import Capacity
 from gpujob_operator.decide.capacity.sites import sites_of
 from gpujob_operator.decide.capacity.usage import NOTHING, usage_of, usage_of_orphans
-from gpujob_operator.decide.lifecycle.inputs import JobInputs
+from gpujob_operator.decide.lifecycle.inputs import JobInputs, RefusedPods, refused_by_job
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import PodView, Snapshot
 from gpujob_operator.decide.packing.demand import Demand, WorkloadMix
@@ -36,7 +36,8 @@ from gpujob_operator.decide.placement.requirements import (
     demand_of,
     requirements_of,
 )
-from gpujob_operator.decide.queue.pending import Pending, last_reason_of, order_keys_of
+from gpujob_operator.decide.queue.order import length_relevant_from_seconds
+from gpujob_operator.decide.queue.pending import Pending, last_reason_of, order_keys_of, order_rules
 from gpujob_operator.decide.queue.quota import QuotaState
 
 
@@ -61,6 +62,7 @@ class SchedulerCache:
     _tenancy: TenancyArrays = field(default_factory=TenancyArrays)
     # UIDs of jobs that are gone and own pods.
     _gone: set[str] = field(default_factory=set[str])
+    _refused_pods: RefusedPods = field(default_factory=lambda: refused_by_job(()))
 
     def __post_init__(self) -> None:
         self._release_arrays = ReleaseArrays(self.releases)
@@ -80,6 +82,8 @@ class SchedulerCache:
         hold."""
         if not self.holds_for(snapshot):
             raise ValueError("the snapshot has another configuration than the cache")
+        # Read in each cycle by the jobs that start.
+        self._refused_pods = refused_by_job(snapshot.refused_pods)
         self.releases.begin(now)
         self._release_arrays.tidy(len(self.releases.jobs))
         moved = self._nodes.take(snapshot)
@@ -144,12 +148,13 @@ class SchedulerCache:
         sites = sites_of(status.placement, self._nodes.capacity)
         without_facts = [site.node for site in sites if site.facts is None]
         return JobInputs(
-            crew=entry.crew,
+            job_pods=entry.job_pods,
             report=self._jobs.reports.get(uid),
             usage=self._jobs.usage.get((uid, status.attempt)),
             sites=sites,
             # A node that is there may have no agent yet.
             lost_nodes=frozenset([name for name in without_facts if not self._nodes.has(name)]),
+            refused_pods=self._refused_pods.get(uid, ()),
             listening_since=self.listening_since,
             profile=entry.profile,
         )
@@ -198,7 +203,7 @@ class SchedulerCache:
                 self._nodes.hold(uid, NOTHING)
                 continue
             self.steps.requeue(entry)
-            self._nodes.hold(uid, usage_of(entry.job, entry.crew, entry.requests))
+            self._nodes.hold(uid, usage_of(entry.job, entry.job_pods, entry.requests))
 
     def _hold_orphans(self, uid: str) -> None:
         """What pods hold whose owner was a job of this UID and is gone."""
@@ -213,13 +218,14 @@ class SchedulerCache:
 
     def _renew_waiting(self, changed: set[str]) -> None:
         """The queues' entries of the changed jobs."""
-        expected_anew = self.releases.take_changed(self.waiting.entries)
+        relevant_from_seconds = length_relevant_from_seconds(order_rules(self.configuration))
+        expected_anew = self.releases.take_changed(self.waiting.entries, relevant_from_seconds)
         for uid in sorted(changed.union(expected_anew)):
             entry = self.entries.get(uid)
             if entry is None or not entry.waits:
                 self.waiting.drop(uid)
                 continue
-            pods = entry.crew.pods
+            pods = entry.job_pods.pods
             pending = Pending(
                 entry.job,
                 pods,

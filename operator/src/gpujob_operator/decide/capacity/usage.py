@@ -29,7 +29,7 @@ from gpujob_operator.decide.capacity.slowdown_law import PUBLISHED_SLOWDOWNS, La
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.pod_requests import PodRequests
 from gpujob_operator.decide.model.snapshot import GonePod, NodeView, PodPhase, PodView
-from gpujob_operator.decide.model.workers import Crew, place_of
+from gpujob_operator.decide.model.workers import JobPods, place_of
 
 T = TypeVar("T")
 # The end of a pod and a reading have different clocks, and a process takes a moment to exit.
@@ -65,12 +65,12 @@ class TerminatedPod:
 NOTHING = JobUsage()
 
 
-def usage_of(job: GPUJob, crew: Crew, requests: PodRequests) -> JobUsage:
+def usage_of(job: GPUJob, job_pods: JobPods, requests: PodRequests) -> JobUsage:
     """The usage of a job. `requests` are those of one worker."""
-    if job.status.placement is None and not crew.pods:
+    if job.status.placement is None and not job_pods.pods:
         return NOTHING
-    live = [pod for pod in crew.pods if not pod.finished]
-    uids = {pod.uid for pod in crew.current}
+    live = [pod for pod in job_pods.pods if not pod.finished]
+    uids = {pod.uid for pod in job_pods.current}
     leaves = job.metadata.deletion_timestamp is not None
     # A job that is being deleted is not written any more, so only its pods tell when it has
     # released its GPUs.
@@ -79,8 +79,8 @@ def usage_of(job: GPUJob, crew: Crew, requests: PodRequests) -> JobUsage:
     rest = live if placement is None else [pod for pod in live if pod.uid not in uids]
     strays = tuple([stray for pod in rest for stray in _gpus_of_stale_pod(pod, job)])
     if placement is None:
-        return JobUsage(gpus_of_stale_pods=strays, ended=_ended(crew.pods))
-    bound = {pod.rank for pod in crew.current if _is_bound(pod)}
+        return JobUsage(gpus_of_stale_pods=strays, ended=_ended(job_pods.pods))
+    bound = {pod.rank for pod in job_pods.current if _is_bound(pod)}
     tenant = as_tenant(job)
     workers = placement.workers
     unbound = [] if leaves else [worker for worker in workers if worker.rank not in bound]
@@ -93,7 +93,7 @@ def usage_of(job: GPUJob, crew: Crew, requests: PodRequests) -> JobUsage:
             [(worker.node, requests.cpu_milli, requests.memory_bytes) for worker in unbound]
         ),
         job_uid=job.metadata.uid,
-        ended=_ended(crew.pods),
+        ended=_ended(job_pods.pods),
     )
 
 
@@ -133,7 +133,7 @@ def _is_bound(pod: PodView) -> bool:
 @dataclass(frozen=True, slots=True)
 class Learned:
     """What was observed of kinds of nodes and GPUs: how often spot nodes are taken away, by pool,
-    and how much neighbours slow each other, by GPU model."""
+    and how much co-tenants slow each other, by GPU model."""
 
     spot_rates: Mapping[str, float] = field(default_factory=dict[str, float])
     laws: Mapping[str, Law] = field(default_factory=dict[str, Law])

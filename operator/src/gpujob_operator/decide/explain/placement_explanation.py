@@ -4,11 +4,9 @@ Everything comes from `assign` and `select.choose` themselves. The next best pla
 choose if the nodes of the better ones are excluded, and a score is the one that they compare.
 """
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-
-import numpy as np
 
 from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import GPUJobStatus, Placement, Reservation
@@ -16,13 +14,12 @@ from gpujob_operator.decide.cache.scheduler_cache import SchedulerCache
 from gpujob_operator.decide.capacity.cluster import Capacity
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import WriteStatus
-from gpujob_operator.decide.model.snapshot import NodeView, Snapshot
+from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.model.snapshot_edits import with_statuses, without_attempt
-from gpujob_operator.decide.packing import select
-from gpujob_operator.decide.packing.request import NodeMask, Request, Score
+from gpujob_operator.decide.packing.request import Request, Score
 from gpujob_operator.decide.placement.assign import Assignment, assign
 from gpujob_operator.decide.placement.assumed import AssumedCapacity, WorkerPlace
-from gpujob_operator.decide.placement.diagnosis import Diagnosis, node_lacks
+from gpujob_operator.decide.placement.diagnosis import Diagnosis, NodeLack, node_lacks
 from gpujob_operator.decide.placement.gpu_filter import least_reservation_bytes
 from gpujob_operator.decide.placement.requirements import JobRequirements, WorkerRequest, resolve
 from gpujob_operator.decide.placement.step_cost import StepCost, step_cost
@@ -63,7 +60,7 @@ class PlacementExplanation:
     requirements: JobRequirements
     chosen: Candidate | None
     best: tuple[Candidate, ...]
-    lacks: Mapping[str, str]
+    lacks: Mapping[str, NodeLack]
     refusal: str = ""
     before: int = 0
     # Whether the decision was made on this snapshot, not on an earlier one.
@@ -108,42 +105,16 @@ def _nodes(placement: Placement) -> list[str]:
     return sorted(worker.node for worker in placement.workers)
 
 
-@dataclass(slots=True)
-class _ObservedCapacity(AssumedCapacity):
-    """A board on which nodes can be left out, and places asked for their score."""
-
-    left_out: frozenset[str] = frozenset()
-
-    def mask(self, key: Hashable, allows: Callable[[NodeView], bool]) -> NodeMask | None:
-        left_out = self.left_out
-
-        def allows_others(node: NodeView) -> bool:
-            return node.name not in left_out and allows(node)
-
-        # `slots=True` creates a new class, which the bare `super()` does not know.
-        return AssumedCapacity.mask(self, (key, left_out), allows_others)
-
-    def score(self, place: WorkerPlace, request: Request, *, no_external_use: bool) -> Score | None:
-        """The score that the rule compares; None if the place is not free."""
-        packed = self._without_external_use() if no_external_use else self._views.main
-        row = self._rows[place.node]
-        allowed = np.zeros(len(self._rows), dtype=np.bool_)
-        allowed[row] = True
-        here = replace(request, nodes=NodeMask(("only", row), allowed))
-        choice = select.choose(packed.arrays, here, self.mix, packed.score_cache)
-        return choice.score if choice is not None else None
-
-
 _Held = tuple[Placement | None, Reservation | None]
 
 
 @dataclass(slots=True)
 class _Explainer:
-    """One question on one picture."""
+    """One question about one snapshot."""
 
     requirements: JobRequirements
     capacity: Capacity
-    assumed: _ObservedCapacity
+    assumed: AssumedCapacity
     configuration: Configuration
     refusal: Diagnosis | None = None
     requests: dict[str, Request] = field(default_factory=dict[str, Request])
@@ -178,19 +149,22 @@ class _Explainer:
             step = step_cost(self.requirements.profile, where, self.capacity.nodes)
         return Candidate(where, held, scores, prices, rates, step)
 
-    def lacks(self) -> dict[str, str]:
+    def lacks(self) -> dict[str, NodeLack]:
         """What is missing on every node that could not take one worker on any model."""
-        found: dict[str, str] = {}
+        found: dict[str, NodeLack] = {}
         accepted = self.capacity.models(self.requirements.job.spec.gpu.models)
         for name, node in self.capacity.nodes.items():
             here = [model for model in accepted if any(c.model == model for c in node.gpus)]
             if not here:
                 models = ", ".join(sorted({gpu.model for gpu in node.gpus})) or "no GPUs"
-                found[name] = f"no GPU of a model that the job accepts, only {models}"
+                text = f"no GPU of a model that the job accepts, only {models}"
+                found[name] = NodeLack(text)
                 continue
-            texts = [node_lacks(self._asked(model), node) for model in here]
-            if all(texts):
-                found[name] = "; ".join(dict.fromkeys(texts))
+            lacks = [node_lacks(self._asked(model), node) for model in here]
+            known = list(dict.fromkeys(one for one in lacks if one is not None))
+            if None not in lacks:
+                reasons = "; ".join(one.reasons for one in known)
+                found[name] = NodeLack(reasons, "".join(one.closest for one in known))
         return found
 
     def _asked(self, model: str) -> WorkerRequest:
@@ -214,8 +188,7 @@ def _explain(
 ) -> PlacementExplanation:
     memory = SchedulerCache.of(snapshot)
     memory.update(snapshot, now)
-    assumed = _ObservedCapacity.of(memory.capacity, memory.mix)
-    assert isinstance(assumed, _ObservedCapacity), "made by its own class"
+    assumed = AssumedCapacity.of(memory.capacity, memory.mix)
     explainer = _Explainer(
         memory.requirements(uid), memory.capacity, assumed, snapshot.configuration
     )

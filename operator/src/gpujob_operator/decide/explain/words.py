@@ -8,11 +8,12 @@ from gpujob_api.quantities import format_count, format_memory
 from gpujob_operator.decide.explain.placement_explanation import Candidate, PlacementExplanation
 from gpujob_operator.decide.packing.request import Score
 from gpujob_operator.decide.packing.select import STEP_GPUS
+from gpujob_operator.decide.placement.diagnosis import NodeLack
 
 Row = tuple[str, str]
 # Nodes without capacity that are listed one by one; the others are counted.
-LACKS_TOLD = 10
-GPUS_TOLD = 8
+LACKS_SHOWN = 10
+GPUS_SHOWN = 8
 
 
 def rows(explanation: PlacementExplanation) -> list[Row]:
@@ -28,8 +29,8 @@ def rows(explanation: PlacementExplanation) -> list[Row]:
     else:
         found.append(("Not placed", "although it fits: see the conditions"))
     found += _others(explanation)
-    found += [("Lacks", f"{node}: {text}") for node, text in _told(explanation)]
-    left = len(explanation.lacks) - LACKS_TOLD
+    found += [("Lacks", f"{node}: {lack.text}") for node, lack in _listed(explanation)]
+    left = len(explanation.lacks) - LACKS_SHOWN
     if left > 0:
         found.append(("Lacks", f"{left} more nodes: {_counted(explanation)}"))
     return found
@@ -92,8 +93,8 @@ def _where(placement: Placement) -> str:
         nodes.setdefault(worker.node, []).extend(worker.gpus)
     parts: list[str] = []
     for node, gpus in nodes.items():
-        more = f" and {len(gpus) - GPUS_TOLD} more" if len(gpus) > GPUS_TOLD else ""
-        parts.append(f"{node} ({', '.join(gpus[:GPUS_TOLD])}{more})")
+        more = f" and {len(gpus) - GPUS_SHOWN} more" if len(gpus) > GPUS_SHOWN else ""
+        parts.append(f"{node} ({', '.join(gpus[:GPUS_SHOWN])}{more})")
     return ", ".join(parts)
 
 
@@ -180,12 +181,12 @@ def _bytes(one: Candidate) -> int:
     return one.reservation.memory_bytes if one.reservation is not None else 0
 
 
-def _told(explanation: PlacementExplanation) -> list[tuple[str, str]]:
-    return sorted(explanation.lacks.items())[:LACKS_TOLD]
+def _listed(explanation: PlacementExplanation) -> list[tuple[str, NodeLack]]:
+    return sorted(explanation.lacks.items())[:LACKS_SHOWN]
 
 
 def _counted(explanation: PlacementExplanation) -> str:
     """The nodes that are not listed, counted by what they lack."""
-    left = sorted(explanation.lacks.items())[LACKS_TOLD:]
-    counts = Counter(text.split("; closest")[0] for _, text in left)
-    return "; ".join(f"{count} x {text}" for text, count in counts.most_common(LACKS_TOLD))
+    left = sorted(explanation.lacks.items())[LACKS_SHOWN:]
+    counts = Counter(lack.reasons for _, lack in left)
+    return "; ".join(f"{count} x {text}" for text, count in counts.most_common(LACKS_SHOWN))

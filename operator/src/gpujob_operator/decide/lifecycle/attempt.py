@@ -15,14 +15,15 @@ from dataclasses import replace
 from datetime import datetime
 
 from gpujob_api.copies import changed
-from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
+from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, StopReason
 from gpujob_api.quantities import format_count
 from gpujob_api.report import Report
 from gpujob_operator.decide.lifecycle.ending import end_attempt
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.pod_cleanup import abandoned_pods, delete_pod, stray_pods
 from gpujob_operator.decide.lifecycle.settings import settings_for
-from gpujob_operator.decide.lifecycle.stops import age_seconds, reason_to_stop
+from gpujob_operator.decide.lifecycle.start_refusals import once_it_runs, refusal_of, with_refusal
+from gpujob_operator.decide.lifecycle.stops import reason_to_stop, start_seconds_left
 from gpujob_operator.decide.measurement.progress import (
     joined_usage,
     with_measured_reservation,
@@ -39,7 +40,7 @@ from gpujob_operator.decide.model.grace import (
 )
 from gpujob_operator.decide.model.plan import CreatePod, EventNote, EventType, NextStep
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView
-from gpujob_operator.decide.model.stop_reasons import NODE_RECLAIMED
+from gpujob_operator.decide.model.stop_reasons import NODE_RECLAIMED, rule_of
 from gpujob_operator.decide.model.workers import (
     lost_ranks,
     perhaps_workers,
@@ -53,8 +54,10 @@ def advance(
 ) -> NextStep:
     """The next step of a job that is not pending."""
     if job.metadata.deletion_timestamp is not None:
-        return NextStep(job.status, deletes=abandoned_pods(job, inputs.crew.pods, configuration))
-    strays = stray_pods(job, inputs.crew, configuration)
+        return NextStep(
+            job.status, deletes=abandoned_pods(job, inputs.job_pods.pods, configuration)
+        )
+    strays = stray_pods(job, inputs.job_pods, configuration)
     if job.finished or job.status.placement is None:
         return NextStep(job.status, deletes=strays)
     step = _advance_placed(job, inputs, configuration, now)
@@ -74,10 +77,10 @@ def stopped_for(job: GPUJob, step: NextStep, stop: StopReason, now: datetime) ->
 def _advance_placed(
     job: GPUJob, inputs: JobInputs, configuration: Configuration, now: datetime
 ) -> NextStep:
-    pods = inputs.crew.current
+    pods = inputs.job_pods.current
     # The end of the worker counts: other containers of its pod may run until the pod is deleted.
     live = tuple(pod for pod in pods if not pod.ended)
-    maybe_ours = perhaps_workers(job, inputs.crew.in_the_way)
+    maybe_ours = perhaps_workers(job, inputs.job_pods.in_the_way)
     if not live and not maybe_ours and not _missing_can_be_created(job, pods):
         return end_attempt(job, inputs, pods, configuration, now)
     if job.status.phase is JobPhase.STOPPING:
@@ -85,10 +88,24 @@ def _advance_placed(
         return _waits_for(job, step, maybe_ours, now) if maybe_ours and not live else step
     stop = reason_to_stop(job, pods, inputs, configuration, now)
     if stop is not None:
+        if rule_of(stop).is_refusal:
+            job = replace(job, status=_refused(job, inputs, pods, configuration, now))
         return _stop(job, stop, len(live), now)
     if job.status.phase is JobPhase.STARTING:
         return _starting(job, inputs, pods, configuration, now)
     return _running(job, inputs, pods, configuration, now)
+
+
+def _refused(
+    job: GPUJob,
+    inputs: JobInputs,
+    pods: tuple[PodView, ...],
+    configuration: Configuration,
+    now: datetime,
+) -> GPUJobStatus:
+    """The status that knows what refuses to start the attempt."""
+    refusal = refusal_of(job, pods, inputs, configuration, now)
+    return job.status if refusal is None else with_refusal(job.status, refusal, now)
 
 
 def _missing_can_be_created(job: GPUJob, pods: tuple[PodView, ...]) -> bool:
@@ -114,14 +131,14 @@ def _starting(
     placed = sorted(worker.rank for worker in placement.workers) if placement is not None else []
     missing = [rank for rank in placed if rank not in present]
     settings = settings_for(job, inputs.profile)
-    taken = {pod.rank: pod for pod in inputs.crew.in_the_way}
+    taken = {pod.rank: pod for pod in inputs.job_pods.in_the_way}
     creates = tuple(CreatePod(job, rank, settings) for rank in missing if rank not in taken)
     # Written once all pods exist: one write instead of one for each pod.
     known = job.status if missing else with_pod_uids(job.status, pods)
     writer = ConditionWriter(job, now)
     if not missing and all(pod.phase is not PodPhase.PENDING for pod in pods):
         status = changed(
-            known,
+            once_it_runs(known),
             phase=JobPhase.RUNNING,
             started_at=job.status.started_at or now,
             progressed_at=now,
@@ -132,7 +149,10 @@ def _starting(
     in_the_way = [taken[rank] for rank in missing if rank in taken]
     reason, message = _name_taken(in_the_way) if in_the_way else _waiting(pods, len(missing))
     status = writer.set(known, conditions.RUNNING, False, reason, message)
-    left = configuration.start_timeout_seconds - age_seconds(job, now)
+    left = start_seconds_left(job, pods, configuration, now)
+    refusal = refusal_of(job, pods, inputs, configuration, now)
+    if refusal is not None:
+        left = min(left, max(refusal.seconds_left, 0.0))
     # After the limit only another owner's pod delays the attempt, and a change of that pod causes a
     # cycle.
     next_seconds = max(left, 1.0) if left >= 0 else None

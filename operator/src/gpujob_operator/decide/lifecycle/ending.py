@@ -17,6 +17,7 @@ from gpujob_operator.decide.lifecycle.outcome import (
     judge,
     retry_decision,
 )
+from gpujob_operator.decide.lifecycle.start_refusals import with_refusal
 from gpujob_operator.decide.lifecycle.stops import age_seconds
 from gpujob_operator.decide.measurement.progress import joined_usage, with_measurement, with_report
 from gpujob_operator.decide.model import conditions
@@ -41,6 +42,8 @@ def end_attempt(
     ended = changed(_with_final_report(job, inputs, pods, now), held_seconds=round(held, 1))
     job = replace(job, status=ended)
     outcome = judge(job, pods, inputs.lost_nodes)
+    if outcome.refusal is not None:
+        job = replace(job, status=with_refusal(job.status, outcome.refusal, now))
     if outcome.end is AttemptEnd.SUCCEEDED:
         return _succeeded(job, now)
     if outcome.end is AttemptEnd.INTERRUPTED:
@@ -86,7 +89,7 @@ def _retry_or_fail(
 ) -> NextStep:
     writer = ConditionWriter(job, now)
     cause = outcome.failure.message if outcome.failure else _why_interrupted(job, outcome)
-    kind = outcome.failure.failure_class.value if outcome.failure else _kind_of(outcome)
+    kind = outcome.failure.failure_class.value if outcome.failure else _kind_of(job, outcome)
     text = f"attempt {job.status.attempt}: {cause}; {decision.message}"
     status = changed(
         job.status,
@@ -102,13 +105,13 @@ def _retry_or_fail(
         status = writer.set(status, conditions.FAILED, True, kind, text)
         status = writer.set(status, conditions.FINISHED, True, "Failed", text)
         return NextStep(status, events=(EventNote("Failed", text, EventType.WARNING),))
-    made_room = rule_of(job.status.stop).for_others
+    was_preempted = rule_of(job.status.stop).for_others
     status = changed(
         status,
         phase=JobPhase.PENDING,
-        # The job goes behind the jobs that were already pending; otherwise it would take back what
+        # The job goes behind the jobs that were already pending; otherwise it would regain what
         # it gave up.
-        requeued_at=now if made_room else status.requeued_at,
+        requeued_at=now if was_preempted else status.requeued_at,
         placement=None,
         reservation=None,
         attempt_started_at=None,
@@ -119,8 +122,13 @@ def _retry_or_fail(
     return NextStep(status, events=(EventNote(f"Attempt{kind}", text, EventType.WARNING),))
 
 
-def _kind_of(interruption: Outcome) -> str:
-    return FailureClass.NODE_LOST.value if interruption.lost_node else "Interrupted"
+def _kind_of(job: GPUJob, interruption: Outcome) -> str:
+    if interruption.lost_node:
+        return FailureClass.NODE_LOST.value
+    if interruption.refusal is not None:
+        return interruption.refusal.reason
+    stop = job.status.stop
+    return stop.reason if stop is not None and rule_of(stop).is_refusal else "Interrupted"
 
 
 def _why_interrupted(job: GPUJob, outcome: Outcome) -> str:
@@ -128,6 +136,10 @@ def _why_interrupted(job: GPUJob, outcome: Outcome) -> str:
     what = stop.message if stop else "the pods are gone"
     if outcome.lost_node:
         what = f"node {outcome.lost_node} was lost"
+    elif outcome.refusal is not None:
+        return outcome.refusal.message
+    elif rule_of(stop).is_refusal:
+        return what
     saved = job.status.checkpoint
     step = f"checkpoint at step {saved.step} saved" if saved is not None else "no checkpoint"
     return f"interrupted ({what}); {step}"

@@ -1,14 +1,17 @@
 """The inputs of one job's next step and status."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_operator.decide.capacity.sites import Sites
-from gpujob_operator.decide.model.snapshot import GPUUsage, ReceivedReport
-from gpujob_operator.decide.model.workers import Crew
+from gpujob_operator.decide.model.snapshot import GPUUsage, ReceivedReport, RefusedPod
+from gpujob_operator.decide.model.workers import JobPods
 
-_NOBODY = Crew()
+_NOBODY = JobPods()
+# By the job's UID.
+RefusedPods = Mapping[str, tuple[RefusedPod, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,14 +21,23 @@ class JobInputs:
     While the inputs are equal, nothing new can be decided before the step's deadline.
     """
 
-    crew: Crew = _NOBODY
+    job_pods: JobPods = _NOBODY
     report: ReceivedReport | None = None
     usage: GPUUsage | None = None
     # The nodes and GPUs of the job's workers.
     sites: Sites = ()
     # Nodes of the attempt that no longer exist.
     lost_nodes: frozenset[str] = frozenset()
+    # Pods of its workers that the API server refused to create.
+    refused_pods: tuple[RefusedPod, ...] = ()
     listening_since: datetime | None = None
     # Not compared: a pace measured by another job of the workload does not affect this job, and the
     # cache tracks any other change of the profile.
     profile: GPUProfile | None = field(default=None, compare=False)
+
+
+def refused_by_job(refused: Iterable[RefusedPod]) -> RefusedPods:
+    found: dict[str, tuple[RefusedPod, ...]] = {}
+    for one in refused:
+        found[one.job_uid] = (*found.get(one.job_uid, ()), one)
+    return found

@@ -10,6 +10,13 @@ from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import Counters, GPUJob, JobFailure
 from gpujob_api.report import Failure, FailureClass
 from gpujob_api.settings import EXIT_DONE, EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED
+from gpujob_operator.decide.lifecycle.start_refusals import (
+    START_ERRORS,
+    Refusal,
+    is_refused_start,
+    pause_seconds,
+    refused_start,
+)
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView
 from gpujob_operator.decide.model.stop_reasons import GPU_UNHEALTHY, rule_of
@@ -56,6 +63,8 @@ class Outcome:
     step: int = 0
     # After an interruption: the node that was lost without notice; or "".
     lost_node: str = ""
+    # Of an interruption: what kept the attempt from starting, where a pod ended before it ran.
+    refusal: Refusal | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +98,9 @@ def judge(
     # A worker that ended before the stop was not killed by it, even if the signal is the same.
     ours = stop is not None and not rule.worker_ended_first
     if not real or (ours and all(_is_kill(pod) for pod in pods if _failed(pod))):
-        return Outcome(AttemptEnd.INTERRUPTED, lost_node=_lost_node(job, pods, lost_nodes))
+        lost = _lost_node(job, pods, lost_nodes)
+        refusal = None if lost or ours else refused_start(job, pods)
+        return Outcome(AttemptEnd.INTERRUPTED, lost_node=lost, refusal=refusal)
     steps = [pod.termination.step for pod in pods if pod.termination is not None]
     return Outcome(AttemptEnd.FAILED, real[0], max(steps, default=0))
 
@@ -124,6 +135,10 @@ def interrupted(
     """The decision after an interruption, which is not the job's fault: retry at once, but never in
     a tight loop.
     """
+    if rule_of(job.status.stop).is_refusal or outcome.refusal is not None:
+        pause = pause_seconds(job, configuration)
+        when = f"retry in {pause:.0f} s" if pause else "retry on another node"
+        return RetryDecision(job.status.counters, True, now + timedelta(seconds=pause), when)
     before, for_others = job.status.counters, rule_of(job.status.stop).for_others
     lost = outcome.lost_node != ""
     counters = replace(
@@ -171,8 +186,13 @@ def _pod_failure(job: GPUJob, pod: PodView) -> JobFailure | None:
     reported = pod.termination.failure if pod.termination is not None else None
     if reported is not None:
         return JobFailure(reported.failure_class, _with_need(reported))
+    if is_refused_start(pod):
+        return None
     if pod.phase is PodPhase.FAILED and pod.reason.startswith(_NODE_REFUSALS):
         return None
+    if pod.reason in START_ERRORS:
+        message = f"worker {pod.rank} could not be started: {pod.termination_text[-400:]}"
+        return JobFailure(FailureClass.USER_ERROR, message)
     if pod.reason == "OOMKilled":
         return JobFailure(FailureClass.OUT_OF_MEMORY, _host_memory(job, pod))
     text = pod.termination_text or pod.message or pod.reason
@@ -189,10 +209,14 @@ def _host_memory(job: GPUJob, pod: PodView) -> str:
     only without any for the node's memory."""
     limit = _memory_limit(job)
     if limit:
-        told = f"its memory limit of {limit} (resources.limits.memory)"
+        limit_text = f"its memory limit of {limit} (resources.limits.memory)"
     else:
-        told = "the memory limit that a LimitRange of the namespace gives it, or what the node has"
-    return f"worker {pod.rank} was killed for host memory above {told}; /dev/shm counts as well"
+        limit_text = (
+            "the memory limit that a LimitRange of the namespace gives it, or what the node has"
+        )
+    return (
+        f"worker {pod.rank} was killed for host memory above {limit_text}; /dev/shm counts as well"
+    )
 
 
 def _memory_limit(job: GPUJob) -> str:

@@ -1,6 +1,7 @@
 """Pods to delete: of jobs that are gone or being deleted, and of no attempt of their job."""
 
 from collections.abc import Iterable, Set
+from datetime import datetime
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.meta import FINALIZER_ORPHAN
@@ -8,10 +9,12 @@ from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import grace_seconds, pod_grace_seconds
 from gpujob_operator.decide.model.plan import DeletePod
 from gpujob_operator.decide.model.snapshot import PodView
-from gpujob_operator.decide.model.workers import Crew
+from gpujob_operator.decide.model.workers import JobPods
 
 # Finished pods of this many attempts are kept for their logs.
 ATTEMPTS_KEPT = 3
+# How old a pod is that is an orphan: by then its job would have been seen, if there were one.
+ORPHAN_SECONDS = 30.0
 
 
 def abandoned_pods(
@@ -29,15 +32,17 @@ def abandoned_pods(
     )
 
 
-def stray_pods(job: GPUJob, crew: Crew, configuration: Configuration) -> tuple[DeletePod, ...]:
+def stray_pods(
+    job: GPUJob, job_pods: JobPods, configuration: Configuration
+) -> tuple[DeletePod, ...]:
     """Live pods of ended attempts, and finished pods whose logs are no longer kept."""
     waiting = job.status.placement is None or job.finished
     found: list[DeletePod] = []
-    for pod in crew.pods:
+    for pod in job_pods.pods:
         if pod.attempt > job.status.attempt:
             # A later attempt than that of the status means that this view of the job is old.
             continue
-        stray = not pod.finished and (waiting or pod not in crew.current)
+        stray = not pod.finished and (waiting or pod not in job_pods.current)
         stale = pod.finished and pod.attempt <= job.status.attempt - ATTEMPTS_KEPT
         if (stray or stale) and pod.deletion_at is None:
             reason = "not part of the current attempt" if stray else "logs of an old attempt"
@@ -52,13 +57,22 @@ def delete_pod(job: GPUJob, pod: PodView, reason: str, configuration: Configurat
 
 
 def orphaned_pods(
-    pods: Iterable[PodView], invalid: Set[str], configuration: Configuration
+    pods: Iterable[PodView], invalid: Set[str], configuration: Configuration, now: datetime
 ) -> list[DeletePod]:
     """Pods whose owner is a job that is gone, in case the garbage collector has missed them (I7). A
     user who orphans the pods removes the owner reference. Jobs of the `invalid` UIDs exist, but
-    cannot be read.
+    cannot be read. A young pod may name a job that was not seen yet, because pods and jobs are
+    watched apart.
     """
     grace = configuration.termination_grace_seconds
-    orphans = [pod for pod in pods if pod.deletion_at is None and pod.job_uid not in invalid]
+    orphans = [
+        pod
+        for pod in pods
+        if pod.deletion_at is None and pod.job_uid not in invalid and not _is_young(pod, now)
+    ]
     orphans.sort(key=lambda pod: pod.uid)
     return [DeletePod(pod, pod_grace_seconds(pod, grace), "its GPUJob is gone") for pod in orphans]
+
+
+def _is_young(pod: PodView, now: datetime) -> bool:
+    return pod.created_at is not None and (now - pod.created_at).total_seconds() < ORPHAN_SECONDS

@@ -71,7 +71,7 @@ def _with_slowdown(
     running, gpus = status.phase is JobPhase.RUNNING, gpus_at(inputs.sites)
     slowdown = measured_slowdown(job, status, inputs.profile, gpus) if running else None
     if slowdown is not None and slowdown.too_much:
-        return writer.set(status, conditions.SLOWED, True, "Neighbours", slowdown.message)
+        return writer.set(status, conditions.SLOWED, True, "CoTenants", slowdown.message)
     if conditions.find(status, conditions.SLOWED) is not None:
         return writer.set(status, conditions.SLOWED, False, "WithinLimit", "no longer")
     return status

@@ -5,13 +5,15 @@ from datetime import datetime, timedelta
 from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
 from gpujob_operator.decide.lifecycle import faults
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
+from gpujob_operator.decide.lifecycle.start_refusals import refusal_of
 from gpujob_operator.decide.measurement.progress import is_hung, with_report
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import stop_seconds
-from gpujob_operator.decide.model.snapshot import PodView
+from gpujob_operator.decide.model.snapshot import PodPhase, PodView
 from gpujob_operator.decide.model.stop_reasons import (
     HUNG,
+    NODE_GONE,
     START_TIMEOUT,
     SUSPENDED,
     WORKER_ENDED,
@@ -45,10 +47,12 @@ def reason_to_stop(
     if is_short or lost_ranks(job, pods):
         message = f"{present} of {job.spec.workers} workers are left"
         return StopReason(WORKER_LOST, message, deadline)
-    trouble = faults.of(job, inputs.sites, now, deadline, configuration.device_access)
-    if trouble is not None:
-        return trouble
-    return _timed_out(job, inputs, configuration, now, deadline)
+    fault = faults.of(job, inputs.sites, now, deadline, configuration.device_access)
+    if fault is not None:
+        return fault
+    if job.status.phase is JobPhase.STARTING:
+        return _cannot_start(job, pods, inputs, configuration, now, deadline)
+    return _hung(job, inputs, configuration, now, deadline)
 
 
 def age_seconds(job: GPUJob, now: datetime) -> float:
@@ -57,19 +61,54 @@ def age_seconds(job: GPUJob, now: datetime) -> float:
     return (now - started).total_seconds()
 
 
-def _timed_out(
+def _cannot_start(
+    job: GPUJob,
+    pods: tuple[PodView, ...],
+    inputs: JobInputs,
+    configuration: Configuration,
+    now: datetime,
+    deadline: datetime,
+) -> StopReason | None:
+    """Of an attempt that starts: its node is gone, its pods are refused, or its time is up."""
+    if inputs.lost_nodes:
+        names = ", ".join(sorted(inputs.lost_nodes))
+        return StopReason(NODE_GONE, f"node {names} went away before its pods ran", deadline)
+    if perhaps_workers(job, inputs.job_pods.in_the_way):
+        # The attempt could not end.
+        return None
+    refusal = refusal_of(job, pods, inputs, configuration, now)
+    if refusal is not None and refusal.seconds_left <= 0:
+        return StopReason(refusal.reason, refusal.message, deadline)
+    left = start_seconds_left(job, pods, configuration, now)
+    if left >= 0:
+        return None
+    limit = configuration.start_timeout_seconds
+    running = conditions.find(job.status, conditions.RUNNING)
+    detail = f": {running.message}" if running is not None else ""
+    return StopReason(START_TIMEOUT, f"did not start within {limit:.0f} s{detail}", deadline)
+
+
+def start_seconds_left(
+    job: GPUJob, pods: tuple[PodView, ...], configuration: Configuration, now: datetime
+) -> float:
+    """How long the attempt may still take to start. What pulling images takes is not counted: the
+    time begins again whenever one of its containers has started or ended."""
+    present = {pod.rank for pod in pods}
+    pending = any(pod.phase is PodPhase.PENDING for pod in pods)
+    if len(present) == job.spec.workers and not pending:
+        # It has started.
+        return configuration.start_timeout_seconds
+    if any(pod.pulls_images for pod in pods):
+        limit = max(configuration.image_pull_timeout_seconds, configuration.start_timeout_seconds)
+        return limit - age_seconds(job, now)
+    moments = [pod.last_change_at for pod in pods if pod.last_change_at is not None]
+    since = max([job.status.attempt_started_at or now, *moments])
+    return configuration.start_timeout_seconds - (now - since).total_seconds()
+
+
+def _hung(
     job: GPUJob, inputs: JobInputs, configuration: Configuration, now: datetime, deadline: datetime
 ) -> StopReason | None:
-    if job.status.phase is JobPhase.STARTING:
-        if perhaps_workers(job, inputs.crew.in_the_way):
-            # The attempt did not end within the limit.
-            return None
-        if age_seconds(job, now) <= configuration.start_timeout_seconds:
-            return None
-        limit = configuration.start_timeout_seconds
-        running = conditions.find(job.status, conditions.RUNNING)
-        detail = f": {running.message}" if running is not None else ""
-        return StopReason(START_TIMEOUT, f"did not start within {limit:.0f} s{detail}", deadline)
     limit_seconds = job.spec.retry.hang_timeout_seconds
     if _works_silently(job, inputs):
         return None

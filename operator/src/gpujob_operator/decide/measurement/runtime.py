@@ -27,7 +27,7 @@ def remaining_seconds(done: float, total: float | None, seconds_per_unit: float)
 
 
 def remaining_of(job: GPUJob) -> float | None:
-    """What is left of a job that has told its pace and how many steps it has."""
+    """Remaining seconds of a job that has reported its pace and its number of steps."""
     measured = job.status.measurement
     if measured is None or measured.current is None:
         return None

@@ -37,7 +37,7 @@ class Configuration:
     waiting_stretch_max: float = 15.0
     # After this wait GPUs are nominated for a job, which later jobs may not take (I11).
     claim_after_seconds: float = 60.0
-    # Preemption: see docs/design/0012-making-room.md. A job is preempted at most this often (0:
+    # Preemption: see docs/design/0012-preemption.md. A job is preempted at most this often (0:
     # never), and not if capacity becomes free by itself within the wait.
     preemptions_max: int = 3
     preemption_wait_seconds: float = 30.0
@@ -57,6 +57,8 @@ class Configuration:
     pending_write_seconds: float = 60.0
     # Attempts.
     start_timeout_seconds: float = 600.0
+    # While images are pulled, so long instead.
+    image_pull_timeout_seconds: float = 3600.0
     node_lost_seconds: float = 60.0
     # From SIGTERM to SIGKILL of a worker. A template may ask for another value up to the maximum.
     termination_grace_seconds: int = 30

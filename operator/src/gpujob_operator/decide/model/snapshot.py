@@ -59,6 +59,14 @@ class PodView:
     finished_at: datetime | None = None
     deletion_at: datetime | None = None
     grace_seconds: int | None = None
+    # Since when kube-scheduler has had the same answer: the pod's node, or that there is none.
+    scheduled_since: datetime | None = None
+    # Its volumes and network are there; True where the kubelet does not say.
+    sandbox_ready: bool = True
+    # Nothing of it has started, because images are being pulled, as far as anybody can tell.
+    pulls_images: bool = False
+    # When one of its containers last started or ended, init containers included.
+    last_change_at: datetime | None = None
 
     @property
     def finished(self) -> bool:
@@ -106,6 +114,16 @@ class ReceivedReport:
     rank: int
     received_at: datetime
     report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedPod:
+    """The API server's answer to the creation of a worker's pod: definite, nothing was created."""
+
+    job_uid: str
+    attempt: int
+    rank: int
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +207,8 @@ class Snapshot:
     gone_pods: tuple[GonePod, ...] = ()
     # The same object until something changes.
     program_faults: tuple[ProgramFault, ...] = ()
+    # The newest refusal of each worker whose pod could not be created, until it could.
+    refused_pods: tuple[RefusedPod, ...] = ()
     # Since when this process receives reports; None: always.
     listening_since: datetime | None = None
     # Measured use by (job UID, attempt).

@@ -21,6 +21,12 @@ WORKER_ENDED = "WorkerEnded"
 WORKER_LOST = "WorkerLost"
 HUNG = "Hung"
 START_TIMEOUT = "StartTimeout"
+# Somebody else's: the API server, kube-scheduler or a kubelet did not let a pod start.
+POD_REFUSED = "PodRefused"
+UNSCHEDULABLE = "Unschedulable"
+CANNOT_START = "CannotStart"
+# A node is gone on which the attempt was to start.
+NODE_GONE = "NodeGone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +44,8 @@ class StopRule:
     is_consequence: bool = False
     # A worker ended before the stop, so no signal of the operator killed it.
     worker_ended_first: bool = False
+    # The attempt could not start: neither a failure nor an interruption, and counted apart.
+    is_refusal: bool = False
 
 
 STOP_RULES: Mapping[str, StopRule] = {
@@ -53,6 +61,10 @@ STOP_RULES: Mapping[str, StopRule] = {
     WORKER_LOST: StopRule(is_consequence=True),
     HUNG: StopRule(failure=FailureClass.HUNG),
     START_TIMEOUT: StopRule(failure=FailureClass.UNKNOWN),
+    POD_REFUSED: StopRule(is_refusal=True),
+    UNSCHEDULABLE: StopRule(is_refusal=True),
+    CANNOT_START: StopRule(is_refusal=True),
+    NODE_GONE: StopRule(is_consequence=True),
 }
 _OTHER = StopRule()
 

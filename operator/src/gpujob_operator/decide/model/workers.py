@@ -158,8 +158,8 @@ def job_name_of(pod: PodView) -> JobName | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Crew:
-    """The pods of one job in order. Make it with `crew_of`, for the job as it is now."""
+class JobPods:
+    """The pods of one job in order. Make it with `job_pods_of`, for the job as it is now."""
 
     # Of all attempts.
     pods: tuple[PodView, ...] = ()
@@ -169,7 +169,7 @@ class Crew:
     in_the_way: tuple[PodView, ...] = ()
 
 
-def crew_of(job: GPUJob, namesakes: Iterable[PodView]) -> Crew:
+def job_pods_of(job: GPUJob, namesakes: Iterable[PodView]) -> JobPods:
     """The job's pods. `namesakes` are pods named like the job's workers."""
     ours: list[PodView] = []
     others: list[PodView] = []
@@ -178,7 +178,7 @@ def crew_of(job: GPUJob, namesakes: Iterable[PodView]) -> Crew:
             ours.append(pod)
         elif place_of(pod, job) is not None:
             others.append(pod)
-    return Crew(tuple(ours), current_workers(job, ours), tuple(others))
+    return JobPods(tuple(ours), current_workers(job, ours), tuple(others))
 
 
 def joined(jobs: Iterable[GPUJob], pods: Iterable[PodView]) -> tuple[PodView, ...]:

@@ -105,15 +105,15 @@ def _copies_max(size: Size, shape: Size) -> int:
 def _best_pattern(sizes: Sequence[Size], prices: Floats, worth: Floats, shape: Size) -> Floats:
     """Counts of each size in a pattern with the value of an idle GPU."""
     counts = np.zeros(len(sizes))
-    room = shape
+    free = shape
     while True:
         for index, (memory, utilization) in enumerate(sizes):
-            left = (room[0] - memory, room[1] - utilization)
+            left = (free[0] - memory, free[1] - utilization)
             if prices[index] <= 0.0 or min(left) < 0:
                 continue
-            if worth[left] + prices[index] >= worth[room] - TOLERANCE:
+            if worth[left] + prices[index] >= worth[free] - TOLERANCE:
                 counts[index] += 1
-                room = left
+                free = left
                 break
         else:
             return counts

@@ -23,7 +23,7 @@ SERVED_SHARE = 0.75
 # A model is scarce from this ratio of (restricted demand's share of what is still to come) to (its
 # share of what is idle); 1 is exactly enough.
 SCARCE_FROM = 0.5
-NO_ROOM = 0
+FULL_STATE = 0
 ROUNDING = 1e-9
 
 
@@ -143,7 +143,7 @@ class FragmentationCost:
     ) -> tuple[Integers, Integers]:
         before = self.state[rows[:, None], gpus]
         if demand.exclusive:
-            return before, np.full_like(before, NO_ROOM)
+            return before, np.full_like(before, FULL_STATE)
         at = (rows[:, None], gpus)
         after = _shared_state(
             self.tables,
@@ -157,9 +157,9 @@ class FragmentationCost:
     def scarcity(self) -> Floats | None:
         """Price of one GPU's worth on every row, where restricted requests need its model.
 
-        The room that restricted requests will need of a model is their share of the mix times all
-        the room there is, spread over the models they accept in proportion to their room. None
-        when no request is restricted to some of the models.
+        The capacity that restricted requests will need of a model is their share of the mix times
+        the whole capacity, spread over the models that they accept in proportion to the capacity
+        of these models. None if no request is restricted to some of the models.
         """
         tables = self.tables
         if not tables.restricted_share.size:
@@ -190,7 +190,7 @@ def gpu_states(arrays: NodeArrays, tables: Tables, rows: Integers) -> Integers:
     open_gpus = arrays.usable[rows] & ~arrays.held_whole[rows]
     if not len(tables.base):
         return np.zeros_like(kind)
-    return np.where(open_gpus, np.where(idle, tables.idle[kind], shared), NO_ROOM)
+    return np.where(open_gpus, np.where(idle, tables.idle[kind], shared), FULL_STATE)
 
 
 def _shared_state(
@@ -207,6 +207,6 @@ def _shared_state(
     memory = np.minimum(np.maximum(memory, 0), MEMORY_STEPS)
     state = tables.base[kind] + memory * (steps + 1)
     if steps:
-        room = np.floor(utilization_free * (steps / 100) + ROUNDING)
-        state = state + np.minimum(np.maximum(room, 0), steps).astype(np.int64)
+        steps_free = np.floor(utilization_free * (steps / 100) + ROUNDING)
+        state = state + np.minimum(np.maximum(steps_free, 0), steps).astype(np.int64)
     return state

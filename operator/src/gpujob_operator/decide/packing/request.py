@@ -2,17 +2,9 @@
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from enum import Enum
 
 from gpujob_operator.decide.packing.arrays import Booleans, WorkerAllocation
 from gpujob_operator.decide.packing.demand import Demand
-
-
-class SpotPreference(Enum):
-    ANY = "Any"
-    PREFER = "Prefer"
-    REQUIRE = "Require"
-    NEVER = "Never"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +22,7 @@ class Request:
 
     demand: Demand
     nodes: NodeMask | None = None
-    spot: SpotPreference = SpotPreference.ANY
+    prefers_spot: bool = False
     # On a GPU with tenants, the sum of utilizations up to which this request joins them.
     utilization_limit_percent: float = 100.0
 

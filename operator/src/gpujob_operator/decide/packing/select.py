@@ -20,7 +20,7 @@ from gpujob_operator.decide.packing.demand import Demand, WorkloadMix
 from gpujob_operator.decide.packing.filter import free_gpus, host_fits
 from gpujob_operator.decide.packing.fragmentation import FragmentationCost
 from gpujob_operator.decide.packing.gang import place_gang
-from gpujob_operator.decide.packing.request import Request, Score, Selection, SpotPreference
+from gpujob_operator.decide.packing.request import Request, Score, Selection
 from gpujob_operator.decide.packing.score_cache import REQUESTS_MAX, NodeScores, ScoreCache
 
 STEP_GPUS = 0.02
@@ -31,7 +31,7 @@ def choose(
 ) -> Selection | None:
     """The best place for one worker; None where there is none.
 
-    `ledger` belongs to this fleet, not to a copy of it.
+    `score_cache` belongs to this fleet, not to a copy of it.
     """
     fragmentation = score_cache.of(arrays, mix)
     scores = _renewed(arrays, request, fragmentation, score_cache)
@@ -72,7 +72,7 @@ def choose_gang(
     demand = request.demand
     counts = _workers_by_row(arrays, request)
     rows = np.flatnonzero(counts > 0)
-    if request.spot is SpotPreference.PREFER and counts[arrays.spot].sum() >= workers:
+    if request.prefers_spot and counts[arrays.spot].sum() >= workers:
         rows = rows[arrays.spot[rows]]
     # Among equals the cheaper node, then the one reclaimed less often, then the first row.
     nodes = {
@@ -124,7 +124,7 @@ def _score(scores: NodeScores, row: int, scarcity: float) -> Score:
 def _first_best(arrays: NodeArrays, request: Request, steps: Floats) -> int | None:
     if not len(steps):
         return None
-    if request.spot is SpotPreference.PREFER:
+    if request.prefers_spot:
         on_spot = np.where(arrays.spot, steps, np.inf)
         steps = on_spot if np.isfinite(on_spot).any() else steps
     best = steps.min()
@@ -245,11 +245,4 @@ def _linked(
 
 
 def _allowed(arrays: NodeArrays, request: Request) -> Booleans:
-    allowed = arrays.eligible
-    if request.nodes is not None:
-        allowed = allowed & request.nodes.allowed
-    if request.spot is SpotPreference.REQUIRE:
-        allowed = allowed & arrays.spot
-    elif request.spot is SpotPreference.NEVER:
-        allowed = allowed & ~arrays.spot
-    return allowed
+    return arrays.eligible if request.nodes is None else arrays.eligible & request.nodes.allowed

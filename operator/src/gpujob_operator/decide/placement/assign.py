@@ -13,18 +13,12 @@ from gpujob_api.gpujob import Placement, Reservation, ReservationSource, SpotPol
 from gpujob_operator.decide.capacity.cluster import GPUCapacity, Tenant
 from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limit_percent
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.packing.request import Request, SpotPreference
+from gpujob_operator.decide.packing.request import Request
 from gpujob_operator.decide.placement.assumed import AssumedCapacity, WorkerPlace
 from gpujob_operator.decide.placement.diagnosis import Diagnosis, diagnose, no_model
-from gpujob_operator.decide.placement.node_filter import node_mismatch
+from gpujob_operator.decide.placement.node_filter import why_not_on
 from gpujob_operator.decide.placement.requirements import JobRequirements, WorkerRequest, resolve
 from gpujob_operator.decide.placement.step_cost import StepCost, step_cost
-
-_SPOT = {
-    SpotPolicy.PREFER: SpotPreference.PREFER,
-    SpotPolicy.REQUIRE: SpotPreference.REQUIRE,
-    SpotPolicy.NEVER: SpotPreference.NEVER,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +155,12 @@ def _places(
 def _request(asked: WorkerRequest, assumed: AssumedCapacity) -> Request:
     requirements = asked.requirements
     mask = assumed.mask(
-        requirements.node_constraints, lambda node: not node_mismatch(requirements, node)
+        requirements.node_constraints, lambda node: not why_not_on(requirements, node)
     )
     return Request(
         demand=asked.demand,
         nodes=mask,
-        spot=_SPOT[requirements.job.spec.spot.policy],
+        prefers_spot=requirements.job.spec.spot.policy is SpotPolicy.PREFER,
         utilization_limit_percent=summed_utilization_limit_percent(
             asked.max_slowdown_percent, assumed.capacity.law(asked.model)
         ),

@@ -22,7 +22,7 @@ from gpujob_operator.decide.model.snapshot import NodeView
 from gpujob_operator.decide.packing import select
 from gpujob_operator.decide.packing.arrays import Integers
 from gpujob_operator.decide.packing.demand import WorkloadMix
-from gpujob_operator.decide.packing.request import NodeMask, Request
+from gpujob_operator.decide.packing.request import NodeMask, Request, Score
 from gpujob_operator.decide.placement.finding import NO_GPUS
 from gpujob_operator.decide.placement.memo import Forgetful, Memo
 from gpujob_operator.decide.placement.node_views import NodeViews, PackedNodes, in_order
@@ -57,6 +57,8 @@ class AssumedCapacity:
     # For jobs that end before any nominated job starts: the same with nominated GPUs open.
     _backfill: PackedNodes | None = None
     memo: Memo = field(default_factory=Forgetful)
+    # Nodes on which nothing is placed now, by name.
+    left_out: frozenset[str] = frozenset()
     _nodes: dict[str, NodeCapacity] = field(default_factory=dict[str, NodeCapacity])
 
     @classmethod
@@ -195,12 +197,23 @@ class AssumedCapacity:
         labels, taints and spot.
         """
 
-        def find() -> NodeMask | None:
-            nodes = self.capacity.nodes
-            allowed = np.array([allows(nodes[name].node) for name in self._rows], dtype=np.bool_)
-            return None if allowed.all() else NodeMask(key, allowed)
+        left_out, nodes = self.left_out, self.capacity.nodes
 
-        return self.memo.once(("mask", self._views.order, key), find)
+        def find() -> NodeMask | None:
+            mask = [name not in left_out and allows(nodes[name].node) for name in self._rows]
+            allowed = np.array(mask, dtype=np.bool_)
+            return None if allowed.all() else NodeMask((key, left_out), allowed)
+
+        return self.memo.once(("mask", self._views.order, key, left_out), find)
+
+    def score(self, place: WorkerPlace, request: Request, *, no_external_use: bool) -> Score | None:
+        """The score of a place as `choose` compares it; None if the place is not free."""
+        packed = self._packed(no_external_use=no_external_use, backfill=False)
+        row = self._rows[place.node]
+        only = NodeMask(("only", row), np.arange(len(self._rows)) == row)
+        request = replace(request, nodes=only)
+        choice = select.choose(packed.arrays, request, self.mix, packed.score_cache)
+        return choice.score if choice is not None else None
 
     def _all_packed(self) -> tuple[PackedNodes, ...]:
         return tuple(

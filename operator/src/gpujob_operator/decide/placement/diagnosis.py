@@ -8,6 +8,7 @@ thousands of pending jobs repeat the question.
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpujob_api.quantities import format_memory
 from gpujob_operator.decide.capacity.cluster import Capacity, GPUCapacity, NodeCapacity
@@ -22,7 +23,7 @@ from gpujob_operator.decide.placement.finding import (
 )
 from gpujob_operator.decide.placement.gpu_filter import EXTERNAL_USE, render_reason, why_not
 from gpujob_operator.decide.placement.memo import Memo
-from gpujob_operator.decide.placement.node_filter import node_mismatch
+from gpujob_operator.decide.placement.node_filter import node_mismatch, why_not_on
 from gpujob_operator.decide.placement.requirements import JobRequirements, WorkerRequest
 
 # A GPU that fits, on a node that has too few of them.
@@ -50,6 +51,17 @@ class Diagnosis:
         if self._message is None:
             self._message = self.describe()
         return self._message
+
+
+class NodeLack(NamedTuple):
+    """What a node lacks, in words. Nodes that lack the same have equal `reasons`."""
+
+    reasons: str
+    closest: str = ""
+
+    @property
+    def text(self) -> str:
+        return self.reasons + self.closest
 
 
 def diagnose(
@@ -156,17 +168,17 @@ def _nearest_text(missing_bytes: int, node: str, gpu: GPUCapacity | None) -> str
     return f"; closest: {where}, {format_memory(missing_bytes)} short)"
 
 
-def node_lacks(request: WorkerRequest, node: NodeCapacity) -> str:
-    """Why one worker does not fit on this node, with numbers; "" if it fits."""
+def node_lacks(request: WorkerRequest, node: NodeCapacity) -> NodeLack | None:
+    """Why one worker does not fit on this node, with numbers; None if it fits."""
     if all(gpu.model != request.model for gpu in node.gpus):
-        return f"no GPU of model {request.model}"
+        return NodeLack(f"no GPU of model {request.model}")
     found = _diagnose_node(request, node, NO_GPUS)
     count = request.requirements.job.spec.gpus_per_worker
     if found.counts.get(_FREE, 0) >= count:
-        return ""
-    lacks = f"of {sum(found.counts.values())} GPUs: {_in_words(found.counts)}"
+        return None
+    reasons = f"of {sum(found.counts.values())} GPUs: {_in_words(found.counts)}"
     missing_bytes, uuid, name = found.nearest
-    return lacks + _nearest_text(missing_bytes, name, node.gpu(uuid))
+    return NodeLack(reasons, _nearest_text(missing_bytes, name, node.gpu(uuid)))
 
 
 def _diagnose_node(
@@ -190,9 +202,7 @@ def _diagnose_node(
 
 def _node_unfit_reason(requirements: JobRequirements, node: NodeCapacity) -> UnfitReason | None:
     """The reason that excludes all of the node's GPUs."""
-    refusal = (
-        node.closed.text if node.closed is not None else node_mismatch(requirements, node.node)
-    )
+    refusal = node.closed.text if node.closed is not None else why_not_on(requirements, node.node)
     if refusal:
         return render_reason(refusal)
     if (requirements.cpu_milli, requirements.memory_bytes) == WHOLE_NODE:

@@ -32,9 +32,9 @@ def why_not(
     """
     if gpu.blocked is not None:
         return render_reason(f"blocked ({gpu.blocked.reason.value})"), 0
-    room = gpu.total_bytes - gpu.driver_bytes
-    if request.least_bytes > room:
-        return _TOO_SMALL, request.least_bytes - room
+    usable_bytes = gpu.total_bytes - gpu.driver_bytes
+    if request.least_bytes > usable_bytes:
+        return _TOO_SMALL, request.least_bytes - usable_bytes
     if gpu.uuid in nominated:
         return _NOMINATED, 0
     if gpu.held_whole:

@@ -14,9 +14,13 @@ _NO_NEW_PODS = ("NoSchedule", "NoExecute")
 def nodes_for(requirements: JobRequirements, capacity: Capacity) -> list[NodeCapacity]:
     """Open nodes that the job may use, by name."""
     nodes = capacity.nodes.values()
-    return [
-        node for node in nodes if not node.closed and not node_mismatch(requirements, node.node)
-    ]
+    return [node for node in nodes if not node.closed and not why_not_on(requirements, node.node)]
+
+
+def why_not_on(requirements: JobRequirements, node: NodeView) -> str:
+    """Why the job may not use this node now, or ""."""
+    refused = next((one for one in requirements.refused_by if one.node == node.name), None)
+    return node_mismatch(requirements, node) or (f"avoided: {refused.message}" if refused else "")
 
 
 def constraint_fields(node: NodeView) -> tuple[object, ...]:

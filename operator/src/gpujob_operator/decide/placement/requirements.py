@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import cached_property
 from typing import Any
 
@@ -9,6 +10,7 @@ from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, Reservation, ReservationSource, SharingMode
 from gpujob_api.gpuprofile import GPUProfile, ProfileEntry
 from gpujob_api.quantities import MIB
+from gpujob_api.start_refusal import StartRefusal
 from gpujob_operator.decide.capacity.cluster import Capacity
 from gpujob_operator.decide.measurement.reservation import (
     is_settled,
@@ -41,6 +43,15 @@ class JobRequirements:
     measured: bool
     selector: Mapping[str, str]
     tolerations: tuple[Mapping[str, Any], ...]
+    # Nodes that refused its pods lately, with the words.
+    refused_by: tuple[StartRefusal, ...] = ()
+
+    def at(self, now: datetime) -> "JobRequirements":
+        """The same at this time: refusals of nodes are forgotten."""
+        if all(one.until > now for one in self.refused_by):
+            return self
+        held = tuple(one for one in self.refused_by if one.until > now)
+        return replace(self, refused_by=held)
 
     @cached_property
     def scheduling_signature(self) -> Hashable:
@@ -63,10 +74,10 @@ class JobRequirements:
 
     @cached_property
     def node_constraints(self) -> Hashable:
-        """The constraints that `node_mismatch` checks."""
+        """The constraints that `why_not_on` checks."""
         selector = tuple(sorted(self.selector.items()))
         tolerated = tuple([_toleration_key(one) for one in self.tolerations])
-        return selector, tolerated, self.job.spec.spot.policy
+        return selector, tolerated, self.job.spec.spot.policy, self.refused_by
 
     def reservation(
         self, gpu_model: str, largest_bytes: int, configuration: Configuration
@@ -86,8 +97,8 @@ class JobRequirements:
         return None if known <= largest_bytes < wanted.memory_bytes else wanted
 
     def known_bytes(self, gpu_model: str) -> int:
-        """The minimum memory that a GPU must have according to what is known of the job; 0 if
-        nothing is.
+        """The minimum memory that a GPU must have by hint or measurement; 0 if
+        there is neither.
         """
         known = self.job.status.measurement or profile_entry(self.profile, gpu_model)
         return max(self.hint_bytes, known.memory_bytes if known is not None else 0)
@@ -193,6 +204,7 @@ def requirements_of(
         measured=has_measured,
         selector=pod_spec(job).get("nodeSelector") or {},
         tolerations=tolerations(job),
+        refused_by=tuple(one for one in job.status.start_refusals if one.node is not None),
     )
 
 

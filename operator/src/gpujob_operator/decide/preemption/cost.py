@@ -1,31 +1,34 @@
 """The cost of an interruption, in GPU-seconds."""
 
+from datetime import datetime
+
 from gpujob_api.gpujob import GPUJob
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import grace_seconds
 
 
 def interruption_gpu_seconds(
-    job: GPUJob, configuration: Configuration, now_age: float, *, asked: bool = True
+    job: GPUJob, configuration: Configuration, now: datetime, *, asked: bool = True
 ) -> float:
     """The GPU-seconds that an interruption of the job loses, on all its GPUs: the work since its
     last checkpoint (or the time to save one, if it can do so within its grace) and the restart.
 
-    `now_age` is how long the attempt has run, in seconds. A job that is not `asked` cannot save.
+    A job that is not `asked` cannot save.
     """
-    gpus = job.spec.gpus
-    lost_seconds = _lost_seconds(job, configuration, now_age, asked=asked)
-    return gpus * (lost_seconds + configuration.restart_seconds)
+    started = job.status.attempt_started_at or now
+    age_seconds = max((now - started).total_seconds(), 0.0)
+    lost_seconds = _lost_seconds(job, configuration, age_seconds, asked=asked)
+    return job.spec.gpus * (lost_seconds + configuration.restart_seconds)
 
 
 def _lost_seconds(
-    job: GPUJob, configuration: Configuration, now_age: float, *, asked: bool
+    job: GPUJob, configuration: Configuration, age_seconds: float, *, asked: bool
 ) -> float:
     saved, measured = job.status.checkpoint, job.status.measurement
     if saved is None or measured is None or measured.current is None:
-        return now_age
+        return age_seconds
     unsaved_steps = max(measured.step - saved.step, 0)
-    unsaved_seconds = min(unsaved_steps * measured.current.step_seconds, now_age)
+    unsaved_seconds = min(unsaved_steps * measured.current.step_seconds, age_seconds)
     if asked and saved.write_seconds <= grace_seconds(job, configuration):
         return min(unsaved_seconds, saved.write_seconds)
     return unsaved_seconds

@@ -81,9 +81,7 @@ def _off_gpu(
 
 
 def _cost_key(job: GPUJob, configuration: Configuration, now: datetime) -> tuple[float, str]:
-    started = job.status.attempt_started_at or now
-    age = max((now - started).total_seconds(), 0.0)
-    return interruption_gpu_seconds(job, configuration, age), job.metadata.uid
+    return interruption_gpu_seconds(job, configuration, now), job.metadata.uid
 
 
 def _floor(moved: GPUJob, slowed: GPUJob, gpu: GPUCapacity) -> float:

@@ -97,7 +97,7 @@ class Preemptor:
         """The victims whose removal makes the job fit on GPUs; None if no job should be preempted.
         Without preemption it could start in `start_seconds`.
         """
-        if self.exhausted:
+        if self.exhausted or not _is_let_in(requirements.job):
             return None
         victims = self._victims(requirements)
         if victims:
@@ -112,8 +112,8 @@ class Preemptor:
     ) -> PreemptionTargets | None:
         """Migrates other jobs closer together for this job, when its reason is renewed."""
         waited = waited_seconds(requirements.job, self.now)
-        told = written_recently(requirements.job, self.configuration, self.now)
-        if told or waited < self.configuration.consolidate_after_seconds:
+        recent = written_recently(requirements.job, self.configuration, self.now)
+        if recent or waited < self.configuration.consolidate_after_seconds:
             return None
         movable = {
             uid: Victim(job, MOVED, self._cost(job))
@@ -139,6 +139,8 @@ class Preemptor:
     def may_preempt(self, requirements: JobRequirements) -> bool:
         """True if a running job could be preempted for this job; called for every pending one."""
         job = requirements.job
+        if not _is_let_in(job):
+            return False
         if job.spec.priority > self.view.lowest_priority:
             return True
         if not self.queues.by_name:
@@ -213,9 +215,7 @@ class Preemptor:
     def _cost(self, job: GPUJob) -> float:
         uid = job.metadata.uid
         if uid not in self._costs:
-            started = job.status.attempt_started_at or self.now
-            age = max((self.now - started).total_seconds(), 0.0)
-            self._costs[uid] = interruption_gpu_seconds(job, self.configuration, age)
+            self._costs[uid] = interruption_gpu_seconds(job, self.configuration, self.now)
         return self._costs[uid]
 
     def being_preempted(self, cohort: str) -> list[GPUJob]:
@@ -227,6 +227,11 @@ class Preemptor:
         stopped = (self.view.running[uid] for uid in self.stops)
         ending = (*self._stopping, *stopped)
         return [job for job in ending if self.queues.cohort(job.spec.queue) == cohort]
+
+
+def _is_let_in(job: GPUJob) -> bool:
+    """Nobody makes room for a job whose pods were refused when it was last tried."""
+    return all(one.node is not None for one in job.status.start_refusals)
 
 
 def waiting_message(jobs: Iterable[GPUJob]) -> str:

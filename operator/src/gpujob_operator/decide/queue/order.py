@@ -76,6 +76,13 @@ def due_seconds(entry: OrderEntry, rules: OrderRules) -> float:
     return entry.arrived_seconds + max(rules.waiting_seconds_max, rules.stretch_max * length)
 
 
+def length_relevant_from_seconds(rules: OrderRules) -> float:
+    """Below this an estimated length changes no key."""
+    if rules.policy is OrderPolicy.SHORTEST:
+        return 0.0
+    return rules.waiting_seconds_max / rules.stretch_max if rules.stretch_max > 0 else math.inf
+
+
 @dataclass(frozen=True, slots=True)
 class OrderKeys:
     """The keys of an entry, on time and overdue. Time alone changes nothing else."""

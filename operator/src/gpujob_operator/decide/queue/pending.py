@@ -61,18 +61,18 @@ def last_reason_of(
     """
     status, since = job.status, _since(job)
     finding = conditions.find(status, conditions.SCHEDULED)
-    told = status.observed_at
-    if finding is None or told is None or since is None:
+    written_at = status.observed_at
+    if finding is None or written_at is None or since is None:
         return None
     if job.spec.suspend or status.observed_generation != job.metadata.generation:
         return None
     if any(not pod.finished for pod in pods):
         return None
-    if status.next_attempt_at is not None and status.next_attempt_at > told:
+    if status.next_attempt_at is not None and status.next_attempt_at > written_at:
         return None
     return LastReason(
         finding.reason,
-        told + timedelta(seconds=configuration.pending_write_seconds),
+        written_at + timedelta(seconds=configuration.pending_write_seconds),
         since + timedelta(seconds=configuration.claim_after_seconds),
     )
 
@@ -87,10 +87,10 @@ def _since(job: GPUJob) -> datetime | None:
 
 
 def written_recently(job: GPUJob, configuration: Configuration, now: datetime) -> bool:
-    told = job.status.observed_at
-    if told is None or job.status.observed_generation != job.metadata.generation:
+    written_at = job.status.observed_at
+    if written_at is None or job.status.observed_generation != job.metadata.generation:
         return False
-    return (now - told).total_seconds() < configuration.pending_write_seconds
+    return (now - written_at).total_seconds() < configuration.pending_write_seconds
 
 
 def order_rules(configuration: Configuration) -> OrderRules:

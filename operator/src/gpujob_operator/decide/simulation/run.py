@@ -44,10 +44,10 @@ def simulate(
     while cycles < limits.cycles:
         cycles += 1
         decided = plan(cluster.snapshot(), cluster.now)
-        news = recorder.note(decided, cluster.jobs, cluster.now)
+        changed = recorder.note(decided, cluster.jobs, cluster.now)
         cluster.carry_out(decided)
-        calm = 0 if news else calm + 1
-        if not news and not _acts(decided) and _nobody_waits(cluster):
+        calm = 0 if changed else calm + 1
+        if not changed and not _acts(decided) and _nobody_waits(cluster):
             ended = "no pending jobs"
             break
         if cluster.now >= end:

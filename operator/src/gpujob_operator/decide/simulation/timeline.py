@@ -106,12 +106,12 @@ class TimelineRecorder:
 
     def note(self, plan: Plan, jobs: dict[str, GPUJob], now: datetime) -> bool:
         """Records what the plan changes. Returns True if any job changes its phase."""
-        news = False
+        changed = False
         for item in plan.items:
             if isinstance(item, WriteStatus):
                 uid = item.job.metadata.uid
-                news |= self._note(self.jobs[uid], jobs[uid], item, now)
-        return news
+                changed |= self._note(self.jobs[uid], jobs[uid], item, now)
+        return changed
 
     def _note(
         self, timeline: JobTimeline, before: GPUJob, item: WriteStatus, now: datetime
@@ -147,9 +147,7 @@ class TimelineRecorder:
         else:
             reason = running.reason if running is not None else "Ended"
             message = running.message if running is not None else ""
-        started = before.status.attempt_started_at or now
-        age = max((now - started).total_seconds(), 0.0)
-        lost = interruption_gpu_seconds(before, self._configuration, age, asked=stop is not None)
+        lost = interruption_gpu_seconds(before, self._configuration, now, asked=stop is not None)
         return Stopped((now - self._start).total_seconds(), reason, message, lost)
 
 

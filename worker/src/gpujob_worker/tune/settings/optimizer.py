@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gpujob_worker.inject.fused_optimizer import take_back_fused, use_fused
+from gpujob_worker.inject.fused_optimizer import restore_optimizer, use_fused
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.setting import Setting, Target
 
@@ -26,7 +26,7 @@ class OptimizerSetting(Setting):
 
     def undo(self, target: Target) -> None:
         if target.optimizer is not None:
-            take_back_fused(target.optimizer)
+            restore_optimizer(target.optimizer)
 
 
 SETTING = OptimizerSetting()

@@ -14,10 +14,10 @@ from gpujob_operator.read.snapshot import snapshot_of
 from kubectl_gpujob.cluster import Cluster
 from kubectl_gpujob.errors import UserError
 from kubectl_gpujob.question import read_text
-from kubectl_gpujob.simulate import Picture
+from kubectl_gpujob.simulate import Observation
 
 
-def picture_from_cluster(cluster: Cluster, configuration: Path | None) -> Picture:
+def observation_from_cluster(cluster: Cluster, configuration: Path | None) -> Observation:
     """The cluster now, with its operator's configuration unless another is given. Raises
     `UserError` naming what may not be read.
     """
@@ -27,10 +27,10 @@ def picture_from_cluster(cluster: Cluster, configuration: Path | None) -> Pictur
     if chosen is None:
         chosen, whose = _operators(listing.configurations)
         source += f" ({whose})"
-    return Picture(snapshot_of(listing.objects, chosen), listing.now, source)
+    return Observation(snapshot_of(listing.objects, chosen), listing.now, source)
 
 
-def picture_from_dump(path: Path, configuration: Path | None) -> Picture:
+def observation_from_dump(path: Path, configuration: Path | None) -> Observation:
     """A dumped cycle, with its configuration unless another is given. Raises `UserError`."""
     chosen = _configuration(configuration)
     try:
@@ -40,7 +40,7 @@ def picture_from_dump(path: Path, configuration: Path | None) -> Picture:
     snapshot = cycle.snapshot
     if chosen is not None:
         snapshot = replace(snapshot, configuration=chosen)
-    return Picture(snapshot, cycle.now, str(path))
+    return Observation(snapshot, cycle.now, str(path))
 
 
 def _configuration(path: Path | None) -> Configuration | None:

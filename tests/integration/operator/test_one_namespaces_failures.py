@@ -51,7 +51,7 @@ def test_a_webhook_that_is_down_is_felt_in_its_own_namespace_only(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_answers_that_are_lost_in_one_namespace_are_its_own_trouble(tmp_path: Path) -> None:
+def test_answers_that_are_lost_in_one_namespace_affect_no_other(tmp_path: Path) -> None:
     """Nobody can say whether these pods were created: their names are asked after."""
     with operator_world(tmp_path) as world:
         well = world.seconds_to_pod("before")

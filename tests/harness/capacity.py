@@ -17,7 +17,7 @@ from gpujob_operator.decide.capacity.usage import (
 )
 from gpujob_operator.decide.model.pod_requests import PodRequests
 from gpujob_operator.decide.model.snapshot import Snapshot
-from gpujob_operator.decide.model.workers import crew_of
+from gpujob_operator.decide.model.workers import job_pods_of
 
 
 def build_capacity(
@@ -29,8 +29,8 @@ def build_capacity(
     holdings = ClusterUsage()
     for job in snapshot.jobs:
         uid = job.metadata.uid
-        crew = crew_of(job, pods.namesakes(job))
-        holdings.add(usage_of(job, crew, host_requests.get(uid, PodRequests())))
+        job_pods = job_pods_of(job, pods.namesakes(job))
+        holdings.add(usage_of(job, job_pods, host_requests.get(uid, PodRequests())))
     for uid in sorted(owners - {job.metadata.uid for job in snapshot.jobs}):
         holdings.add(usage_of_orphans(pods.owned(uid)))
     for pod in snapshot.gone_pods:

@@ -1,0 +1,159 @@
+"""Attempts that cannot start: who refused them, for how long that is waited for, what follows.
+
+Three refuse a pod: the API server its creation, kube-scheduler its node, a kubelet its start. Each
+ends the attempt within a minute, so that its GPUs are free. None is the job's error. The job avoids
+the node for a while and is tried again after a pause; both grow while it does not run.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from gpujob_api.copies import changed
+from gpujob_api.gpujob import GPUJob, GPUJobStatus
+from gpujob_api.start_refusal import START_REFUSALS_MAX, StartRefusal
+from gpujob_operator.decide.lifecycle.inputs import JobInputs
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.snapshot import PodPhase, PodView
+from gpujob_operator.decide.model.stop_reasons import CANNOT_START, POD_REFUSED, UNSCHEDULABLE
+from gpujob_operator.decide.model.workers import place_of
+
+# kube-scheduler may not have seen yet what has just ended on the node.
+UNSCHEDULABLE_SECONDS = 5.0
+# A registry or a secret may be there a moment later.
+CANNOT_START_SECONDS = 30.0
+# Volumes take their time to be attached: each wait is twice as long as the one before.
+SANDBOX_SECONDS = 45.0
+NODE_AVOIDED_SECONDS = 60.0
+NODE_AVOIDED_SECONDS_MAX = 3600.0
+# The kubelet's words for a container that it cannot start as it is.
+_CANNOT_START = frozenset(
+    {
+        *("CreateContainerConfigError", "CreateContainerError", "RunContainerError"),
+        *("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName"),
+        *("ImageInspectError", "RegistryUnavailable", "SignatureValidationFailed"),
+    }
+)
+# The kubelet's words for a pod that it does not take at all.
+_NOT_TAKEN = ("OutOf", "NodeAffinity", "UnexpectedAdmissionError")
+# Its words for a container whose first process could not be started.
+START_ERRORS = ("StartError", "ContainerCannotRun")
+# Of these, what says that the image has no such command; else the node's runtime is to blame.
+_NO_COMMAND = (
+    *("executable file not found", "no such file or directory", "permission denied"),
+    *("is a directory", "exec format error"),
+)
+_NO_SANDBOX = (
+    "its volumes or its network are not ready (is a secret, a config map or a claim missing? "
+    "kubectl describe pod has the kubelet's words)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What keeps one worker from starting. `seconds_left` is for how long that is still waited for.
+
+    `node` is None where it would be refused wherever it is.
+    """
+
+    reason: str
+    message: str
+    node: str | None
+    seconds_left: float
+
+
+def refusal_of(
+    job: GPUJob,
+    pods: Iterable[PodView],
+    inputs: JobInputs,
+    configuration: Configuration,
+    now: datetime,
+) -> Refusal | None:
+    """The first refusal that ends the attempt, or will. None while its workers may start."""
+    present = {pod.rank for pod in pods}
+    for one in sorted(inputs.refused_pods, key=lambda one: one.rank):
+        if one.attempt == job.status.attempt and one.rank not in present:
+            message = f"the API server refused the pod of worker {one.rank}: {one.message}"
+            return Refusal(POD_REFUSED, message, None, 0.0)
+    found = (_of_pod(job, pod, configuration, now) for pod in pods)
+    return min(
+        (one for one in found if one is not None), key=lambda one: one.seconds_left, default=None
+    )
+
+
+def _of_pod(
+    job: GPUJob, pod: PodView, configuration: Configuration, now: datetime
+) -> Refusal | None:
+    place = place_of(pod, job)
+    if place is None or pod.phase is not PodPhase.PENDING or pod.deletion_at is not None:
+        return None
+    waited_seconds = (now - (pod.scheduled_since or pod.created_at or now)).total_seconds()
+    if pod.node is None:
+        if pod.reason != UNSCHEDULABLE:
+            return None
+        text = f"kube-scheduler refused pod {pod.name} on {place.node}: {pod.message}"
+        return Refusal(UNSCHEDULABLE, text, place.node, UNSCHEDULABLE_SECONDS - waited_seconds)
+    if pod.reason in _CANNOT_START:
+        text = f"pod {pod.name} cannot start on {place.node}: {pod.reason}: {pod.message}"
+        return Refusal(CANNOT_START, text, place.node, CANNOT_START_SECONDS - waited_seconds)
+    if pod.sandbox_ready:
+        return None
+    limit = min(SANDBOX_SECONDS * 2 ** min(_count(job), 16), configuration.start_timeout_seconds)
+    text = f"pod {pod.name} cannot start on {place.node}: {_NO_SANDBOX}"
+    return Refusal(CANNOT_START, text, place.node, limit - waited_seconds)
+
+
+def is_refused_start(pod: PodView) -> bool:
+    """Whether the pod ended before it ran, for something of its node."""
+    if pod.phase is not PodPhase.FAILED:
+        return False
+    if pod.reason in START_ERRORS:
+        return not any(words in pod.termination_text for words in _NO_COMMAND)
+    return pod.exit_code is None and pod.reason.startswith(_NOT_TAKEN)
+
+
+def refused_start(job: GPUJob, pods: Iterable[PodView]) -> Refusal | None:
+    """The first of the ended pods that was not let run."""
+    for pod in pods:
+        place = place_of(pod, job)
+        if place is not None and is_refused_start(pod):
+            words = pod.termination_text or pod.message
+            text = f"pod {pod.name} was not started on {place.node}: {pod.reason}: {words}"
+            return Refusal(CANNOT_START, text, place.node, 0.0)
+    return None
+
+
+def with_refusal(status: GPUJobStatus, refusal: Refusal, now: datetime) -> GPUJobStatus:
+    """The status that knows of the refusal, among the newest ones."""
+    before = next((one for one in status.start_refusals if one.node == refusal.node), None)
+    count = before.count + 1 if before is not None else 1
+    avoided_seconds = min(NODE_AVOIDED_SECONDS * 2 ** min(count - 1, 16), NODE_AVOIDED_SECONDS_MAX)
+    until = now + timedelta(seconds=avoided_seconds)
+    known = StartRefusal(refusal.reason, refusal.message, count, until, refusal.node)
+    others = [one for one in status.start_refusals if one.node != refusal.node]
+    return changed(status, start_refusals=(*others, known)[-START_REFUSALS_MAX:])
+
+
+def pause_seconds(job: GPUJob, configuration: Configuration) -> float:
+    """How long the job waits before its next attempt: not after the first node that refused it,
+    longer each time."""
+    refusals = job.status.start_refusals
+    anywhere = any(one.node is None for one in refusals)
+    tries = _count(job) - (1 if anywhere else 2)
+    if tries < 0:
+        return 0.0
+    pause = configuration.retry_backoff_seconds * 2 ** min(tries, 16)
+    return min(pause, configuration.retry_backoff_max_seconds)
+
+
+def once_it_runs(status: GPUJobStatus) -> GPUJobStatus:
+    """Its pods can start: what kept them everywhere is over, and pauses are short again. Nodes that
+    refused them are avoided for a while still."""
+    if not status.start_refusals:
+        return status
+    kept = tuple(replace(one, count=1) for one in status.start_refusals if one.node is not None)
+    return changed(status, start_refusals=kept)
+
+
+def _count(job: GPUJob) -> int:
+    return sum(one.count for one in job.status.start_refusals)

@@ -1,0 +1,96 @@
+"""What keeps a simulated pod from starting, as kube-scheduler and kubelets say it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpujob_api.codec import format_time
+from gpujob_api.meta import LABEL_JOB
+from gpujob_operator.act.kube import NotFound
+from gpujob_operator.observe.cache import Kind
+from tests.simulation.pods import gpus_of, wanted_node, worker_status
+
+if TYPE_CHECKING:
+    from tests.simulation.api_server import ApiServer, Manifest
+    from tests.simulation.clock import Clock
+    from tests.simulation.machines import Machine
+    from tests.simulation.workloads import Workload
+
+AGAIN_SECONDS = 5.0
+VOLUME_ELSEWHERE = "0/3 nodes are available: 1 node(s) had volume node affinity conflict."
+NO_EXECUTABLE = 'exec: "gpujob-run": executable file not found in $PATH: unknown'
+
+
+@dataclass(frozen=True, slots=True)
+class HeldUp:
+    """The status of a pod that does not start, and when the kubelet tries again; None: never."""
+
+    status: dict[str, Any]
+    again_seconds: float | None = AGAIN_SECONDS
+
+
+class PodStarts:
+    def __init__(
+        self, clock: Clock, api: ApiServer, workload_of: Callable[[Manifest], Workload]
+    ) -> None:
+        self._clock = clock
+        self._api = api
+        self._workload_of = workload_of
+
+    def scheduled(self, pod: Manifest, refusal: str) -> Manifest:
+        """The pod's status after kube-scheduler looked at it."""
+        refused = {"reason": "Unschedulable", "message": refusal} if refusal else {}
+        status = "False" if refusal else "True"
+        return {"conditions": [self._condition(pod, "PodScheduled", status, **refused)]}
+
+    def refusal(self, pod: Manifest) -> str:
+        """Why kube-scheduler finds no node for the pod; empty where it does."""
+        try:
+            node = self._api.get(Kind.NODE, "", wanted_node(pod))
+        except NotFound:
+            return "node not found"
+        if any(taint["effect"] == "NoSchedule" for taint in node["spec"].get("taints") or ()):
+            return "untolerated taint"
+        if node["status"]["conditions"][0]["status"] != "True":
+            return "node is not ready"
+        nodes = self._workload_of(pod).volume_nodes
+        return VOLUME_ELSEWHERE if nodes and wanted_node(pod) not in nodes else ""
+
+    def held_up(self, machine: Machine, pod: Manifest) -> HeldUp | None:
+        """What the kubelet says of a pod that it cannot start now; None where it starts."""
+        workload = self._workload_of(pod)
+        if not set(gpus_of(pod)) <= machine.gpus.keys():
+            return HeldUp(self._waiting(pod, "CreateContainerError", "unknown device"), None)
+        now, image = self._clock.now, pod["metadata"]["labels"][LABEL_JOB]
+        if machine.image_at(image, now, workload.pull_seconds) > now:
+            return HeldUp(self._waiting(pod, "ContainerCreating", ""))
+        if workload.cannot_start and self._clock.now < workload.cannot_start_until:
+            return HeldUp(self._waiting(pod, workload.cannot_start, 'secret "keys" not found'))
+        if not workload.has_executable:
+            ended = {
+                "exitCode": 128,
+                "reason": "StartError",
+                "message": NO_EXECUTABLE,
+                "startedAt": "1970-01-01T00:00:00Z",
+                "finishedAt": format_time(self._clock.moment),
+            }
+            containers = [worker_status({"terminated": ended})]
+            return HeldUp({"phase": "Failed", "containerStatuses": containers}, None)
+        return None
+
+    def _waiting(self, pod: Manifest, reason: str, message: str) -> Manifest:
+        waiting = {"waiting": {"reason": reason, "message": message}}
+        there = ("PodScheduled", "PodReadyToStartContainers")
+        return {
+            "conditions": [self._condition(pod, kind, "True") for kind in there],
+            "containerStatuses": [worker_status(waiting)],
+        }
+
+    def _condition(self, pod: Manifest, kind: str, status: str, **words: str) -> Manifest:
+        since = format_time(self._clock.moment)
+        for before in pod["status"].get("conditions") or ():
+            if (before["type"], before["status"]) == (kind, status):
+                since = before["lastTransitionTime"]
+        return {"type": kind, "status": status, "lastTransitionTime": since, **words}

@@ -1,0 +1,261 @@
+"""What refuses to start an attempt, how long that is waited for, and what follows."""
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from gpujob_api.gpujob import GPUJob, JobPhase
+from gpujob_api.report import FailureClass
+from gpujob_api.start_refusal import START_REFUSALS_MAX, StartRefusal
+from gpujob_operator.decide.lifecycle.attempt import advance
+from gpujob_operator.decide.lifecycle.inputs import JobInputs
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.plan import NextStep
+from gpujob_operator.decide.model.snapshot import PodPhase, PodView, RefusedPod
+from gpujob_operator.decide.model.workers import job_pods_of
+from gpujob_operator.decide.planner import plan
+from tests.harness.builders import (
+    T0,
+    after,
+    make_gpu,
+    make_gpu_node,
+    make_job,
+    make_pod,
+    make_snapshot,
+    placed,
+    running,
+    statuses,
+    with_status,
+)
+
+CONFIGURATION = Configuration(retry_backoff_seconds=10, retry_backoff_max_seconds=40)
+
+
+def step(job: GPUJob, *pods: PodView, at: float = 10.0, **seen: Any) -> NextStep:
+    return advance(
+        job, JobInputs(job_pods=job_pods_of(job, pods), **seen), CONFIGURATION, after(at)
+    )
+
+
+def waiting(job: GPUJob, rank: int = 0, **fields: Any) -> PodView:
+    """A pod that does not run yet; kube-scheduler found its node at T0."""
+    defaults: dict[str, Any] = {"phase": PodPhase.PENDING, "scheduled_since": T0, "node": "n0"}
+    return replace(make_pod(job, rank=rank), **{**defaults, **fields})
+
+
+def unschedulable(job: GPUJob, rank: int = 0, **fields: Any) -> PodView:
+    words = {"reason": "Unschedulable", "message": "volume node affinity conflict"}
+    return waiting(job, rank, node=None, **{**words, **fields})
+
+
+def refused(job: GPUJob, rank: int = 0, attempt: int = 1) -> RefusedPod:
+    return RefusedPod(job.metadata.uid, attempt, rank, "exceeded quota: compute")
+
+
+def stop_of(found: NextStep) -> str:
+    return found.status.stop.reason if found.status.stop is not None else ""
+
+
+def test_a_pod_that_the_api_server_refuses_ends_the_attempt_at_once() -> None:
+    job = placed(make_job())
+    found = step(job, refused_pods=(refused(job),))
+    assert stop_of(found) == "PodRefused"
+    assert found.status.stop is not None
+    assert "worker 0: exceeded quota" in found.status.stop.message
+    assert [one.node for one in found.status.start_refusals] == [None]
+
+
+@pytest.mark.parametrize("attempt", [0, 2])
+def test_a_refusal_of_another_attempt_is_none(attempt: int) -> None:
+    job = placed(make_job())
+    assert stop_of(step(job, refused_pods=(refused(job, attempt=attempt),))) == ""
+
+
+def test_a_refusal_of_a_pod_that_is_there_is_none() -> None:
+    """The answer to an earlier try came late, or was lost."""
+    job = placed(make_job())
+    assert stop_of(step(job, waiting(job), refused_pods=(refused(job),))) == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "seconds"),
+    [
+        ({"reason": "CreateContainerConfigError"}, 30),
+        ({"reason": "ImagePullBackOff"}, 30),
+        ({"reason": "InvalidImageName"}, 30),
+        ({"sandbox_ready": False}, 45),
+    ],
+    ids=str,
+)
+def test_a_pod_that_cannot_start_is_waited_for_less_than_a_minute(
+    fields: dict[str, Any], seconds: float
+) -> None:
+    job = placed(make_job())
+    pod = waiting(job, **fields)
+    before = step(job, pod, at=seconds - 1)
+    assert stop_of(before) == ""
+    assert before.next_seconds == 1
+    assert stop_of(step(job, pod, at=seconds)) == "CannotStart"
+
+
+def test_kube_scheduler_is_given_a_moment() -> None:
+    job = placed(make_job())
+    before = step(job, unschedulable(job), at=4)
+    assert (stop_of(before), before.next_seconds) == ("", 1)
+    found = step(job, unschedulable(job), at=5)
+    assert stop_of(found) == "Unschedulable"
+    (known,) = found.status.start_refusals
+    assert (known.node, known.count, known.until) == ("n0", 1, after(65))
+
+
+def test_the_node_is_that_of_the_worker_that_is_refused() -> None:
+    job = placed(make_job(workers=2), ("n0", ("GPU-0",)), ("n1", ("GPU-1",)))
+    found = step(job, waiting(job), unschedulable(job, rank=1), at=5)
+    assert [one.node for one in found.status.start_refusals] == ["n1"]
+
+
+def test_volumes_that_take_their_time_are_given_more_of_it_each_time() -> None:
+    known = StartRefusal("CannotStart", "", 3, T0, "n9")
+    job = with_status(placed(make_job()), start_refusals=(known,))
+    pod = waiting(job, sandbox_ready=False)
+    assert stop_of(step(job, pod, at=359)) == ""
+    assert stop_of(step(job, pod, at=360)) == "CannotStart"
+
+
+def test_images_may_be_pulled_for_an_hour_and_containers_may_start_after_that() -> None:
+    job = placed(make_job())
+    pulls = waiting(job, pulls_images=True)
+    assert stop_of(step(job, pulls, at=3600)) == ""
+    assert stop_of(step(job, pulls, at=3601)) == "StartTimeout"
+    starts = waiting(job, last_change_at=after(3000))
+    assert stop_of(step(job, starts, at=3600)) == ""
+    assert stop_of(step(job, starts, at=3601)) == "StartTimeout"
+    assert step(job, make_pod(job), at=3500).status.phase is JobPhase.RUNNING
+
+
+def test_an_attempt_whose_node_is_gone_before_it_ran_is_no_error() -> None:
+    job = placed(make_job())
+    stopped = step(job, lost_nodes=frozenset({"n0"}))
+    assert (stop_of(stopped), stopped.creates) == ("NodeGone", ())
+    found = step(replace(job, status=stopped.status), lost_nodes=frozenset({"n0"}))
+    assert found.status.phase is JobPhase.PENDING
+    assert (found.status.counters.node_lost, found.status.counters.errors) == (1, 0)
+
+
+def ended(job: GPUJob, reason: str, words: str, code: int | None = 128) -> PodView:
+    return replace(
+        make_pod(job), phase=PodPhase.FAILED, exit_code=code, reason=reason, termination_text=words
+    )
+
+
+def test_a_command_that_is_not_in_the_image_is_the_users_error() -> None:
+    job = placed(make_job())
+    words = 'exec: "gpujob-run": executable file not found in $PATH'
+    found = step(job, ended(job, "StartError", words))
+    assert found.status.phase is JobPhase.FAILED
+    assert found.status.failure is not None
+    assert found.status.failure.failure_class is FailureClass.USER_ERROR
+    assert words in found.status.failure.message
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [("StartError", 128), ("OutOfcpu", None), ("UnexpectedAdmissionError", None)],
+)
+def test_a_node_that_does_not_start_a_pod_is_avoided(reason: str, code: int | None) -> None:
+    job = placed(make_job())
+    found = step(job, ended(job, reason, "nvidia-container-cli: driver error", code))
+    assert found.status.phase is JobPhase.PENDING
+    assert found.status.counters == job.status.counters
+    assert [one.node for one in found.status.start_refusals] == ["n0"]
+
+
+# -- pauses
+
+
+def attempts(job: GPUJob, count: int, **seen: Any) -> list[float]:
+    """The pauses after each of so many attempts that are refused."""
+    pauses: list[float] = []
+    for _ in range(count):
+        again = with_status(placed(job, attempt=1), start_refusals=job.status.start_refusals)
+        pods = (unschedulable(again),) if not seen else ()
+        stopped = step(again, *pods, **seen)
+        job = replace(job, status=step(replace(again, status=stopped.status)).status)
+        assert job.status.next_attempt_at is not None
+        pauses.append((job.status.next_attempt_at - after(10)).total_seconds())
+        assert job.status.counters == again.status.counters
+    return pauses
+
+
+def test_pauses_double_up_to_a_limit_and_no_retry_is_used() -> None:
+    job = make_job(retries=0)
+    assert attempts(job, 5, refused_pods=(refused(job),)) == [10, 20, 40, 40, 40]
+
+
+def test_another_node_is_tried_at_once_and_further_ones_after_pauses() -> None:
+    assert attempts(make_job(), 4) == [0, 10, 20, 40]
+
+
+def test_a_job_that_runs_forgets_what_refused_it_anywhere_and_the_length_of_pauses() -> None:
+    known = (StartRefusal("PodRefused", "", 4, T0), StartRefusal("Unschedulable", "", 3, T0, "n1"))
+    job = with_status(placed(make_job()), start_refusals=known)
+    found = step(job, make_pod(job)).status
+    assert [(one.node, one.count) for one in found.start_refusals] == [("n1", 1)]
+
+
+def test_so_many_nodes_are_remembered() -> None:
+    known = tuple(StartRefusal("x", "", 1, T0, f"n{n}") for n in range(1, START_REFUSALS_MAX + 1))
+    job = with_status(placed(make_job()), start_refusals=known)
+    nodes = [one.node for one in step(job, unschedulable(job)).status.start_refusals]
+    assert nodes == [*(f"n{n}" for n in range(2, START_REFUSALS_MAX + 1)), "n0"]
+
+
+# -- where it goes next
+
+
+def refused_on(*nodes: str | None, seconds: float = 60.0) -> GPUJob:
+    words = "node(s) had volume node affinity conflict"
+    known = tuple(
+        StartRefusal("Unschedulable", words, 1, T0 + timedelta(seconds=seconds), node)
+        for node in nodes
+    )
+    return with_status(make_job("picky"), start_refusals=known)
+
+
+def two_nodes(*jobs: GPUJob) -> Any:
+    nodes = [make_gpu_node(f"n{n}", make_gpu(f"GPU-{n}"), at=60.0) for n in range(2)]
+    return make_snapshot(*jobs, gpu_nodes=nodes)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "at", "where"),
+    [((), 0, "n0"), (("n0",), 59, "n1"), (("n0",), 60, "n0"), (("n0", "n1"), 60, "n0")],
+)
+def test_a_node_is_avoided_for_its_time(nodes: tuple[str, ...], at: float, where: str) -> None:
+    found = statuses(plan(two_nodes(refused_on(*nodes)), after(at)).items)["picky"]
+    assert found.placement is not None
+    assert found.placement.workers[0].node == where
+
+
+def test_a_job_that_every_node_refused_waits_and_says_so() -> None:
+    """It is not impossible: the nodes are tried again."""
+    found = statuses(plan(two_nodes(refused_on("n0", "n1")), T0).items)["picky"]
+    (scheduled,) = [one for one in found.conditions if one.type == "Scheduled"]
+    assert scheduled.reason == "NoRoom"
+    assert "2 avoided: node(s) had volume node affinity conflict" in scheduled.message
+
+
+@pytest.mark.parametrize(("node", "stopped"), [("n9", True), (None, False)])
+def test_nobody_makes_room_for_a_job_whose_pods_are_refused(
+    node: str | None, stopped: bool
+) -> None:
+    urgent = refused_on(node)
+    urgent = replace(urgent, spec=replace(urgent.spec, priority=5))
+    others = [running(make_job(f"job{n}"), (f"n{n}", (f"GPU-{n}",))) for n in range(2)]
+    pods = [make_pod(one) for one in others]
+    snapshot = replace(two_nodes(urgent, *others), pods=tuple(pods))
+    found = statuses(plan(snapshot, after(40)).items)
+    stops = [one.stop.reason for one in found.values() if one.stop is not None]
+    assert stops == (["Preempted"] if stopped else [])
