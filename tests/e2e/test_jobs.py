@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.harness.ground import STEPS, Team
+from tests.harness.ground import STEPS, WORKER_IMAGE, Team
 from tests.harness.live_attempts import LiveAttempts
 from tests.harness.waiting import wait_until
 
@@ -57,7 +57,7 @@ def test_two_jobs_share_a_gpu_by_measurement(team: Team) -> None:
 def test_a_sidecar_does_not_keep_a_finished_job(team: Team) -> None:
     sidecar = {
         "name": "sidecar",
-        "image": "gpujob-worker:dev",
+        "image": WORKER_IMAGE,
         "command": ["python", "-c", "import time; time.sleep(3600)"],
     }
     team.submit("accompanied", steps=4, template={"containers": [sidecar]})

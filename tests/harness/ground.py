@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpujob_local.cluster.options import WORKER_IMAGE
 from gpujob_local.control_plane.api_client import ApiError
 from gpujob_local.kubelets.cluster import KubeletCluster
 from tests.harness.repository import ROOT
@@ -17,7 +18,6 @@ Json = dict[str, Any]
 SYSTEM = "gpujob-system"
 CHART = ROOT / "charts" / "gpujob"
 SCRIPT = ROOT / "tests" / "e2e" / "workers" / "resumable.py"
-WORKER_IMAGE = "gpujob-worker:dev"
 STEPS = 40
 PAUSE_SECONDS = 0.3
 INSTALL_SECONDS_MAX = 60.0

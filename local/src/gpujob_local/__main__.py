@@ -17,7 +17,13 @@ from rich.table import Table
 
 from gpujob_api.codec import FieldError
 from gpujob_api.quantities import Memory, format_memory
-from gpujob_local.cluster.options import DEFAULT_IMAGES, NODES_MAX, ClusterOptions, NodeOptions
+from gpujob_local.cluster.options import (
+    DEFAULT_IMAGES,
+    NODES_MAX,
+    WORKER_IMAGE,
+    ClusterOptions,
+    NodeOptions,
+)
 from gpujob_local.cluster.owner import options_to_text
 from gpujob_local.cluster.state import (
     LOG_NAME,
@@ -105,7 +111,7 @@ def _up_kubelets(name: str, options: KubeletOptions) -> None:
     if words := refusal(Machine.look()):
         raise StateError(words)
     _up(name, "gpujob_local.kubelets.owner", kubelet_options_to_text(options))
-    console.print("then install the chart; gpujob-worker:dev is the image of your jobs:")
+    console.print(f"then install the chart; {WORKER_IMAGE} is the image of your jobs:")
     console.print(f"  {INSTALL_COMMAND}")
 
 

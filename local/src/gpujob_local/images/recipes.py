@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 
 from gpujob_local.control_plane.manifests import REPOSITORY
@@ -32,8 +33,8 @@ PAUSE_IMAGE = "gpujob.local/pause:1"
 DNS_IMAGE = "gpujob.local/coredns:1"
 # Names without a registry's host mean this one; the chart's and the examples' have none.
 _DEFAULT_REGISTRY = "docker.io/library"
-OPERATOR_NAMES = tuple(f"{_DEFAULT_REGISTRY}/gpujob-operator:{tag}" for tag in ("0.1.0", "dev"))
-WORKER_NAMES = tuple(f"{_DEFAULT_REGISTRY}/gpujob-worker:{tag}" for tag in ("0.1.0", "dev"))
+OPERATOR_NAME = f"{_DEFAULT_REGISTRY}/gpujob-operator:{version('gpujob')}"
+WORKER_NAME = f"{_DEFAULT_REGISTRY}/gpujob-worker:{version('gpujob')}"
 
 SHARED_PACKAGES_MOUNT = "/torch-packages"
 USER = "65532:65532"
@@ -74,14 +75,14 @@ def cluster_images(binaries: Mapping[str, Path], say: Say) -> tuple[Image, ...]:
         _single_binary(PAUSE_IMAGE, binaries["pause"]),
         _single_binary(DNS_IMAGE, binaries["coredns"]),
         Image(
-            names=OPERATOR_NAMES,
+            names=(OPERATOR_NAME,),
             layers=(base, _packages("operator"), product),
             command=("gpujob-operator", "run"),
             environment=_ENVIRONMENT,
             user=USER,
         ),
         Image(
-            names=WORKER_NAMES,
+            names=(WORKER_NAME,),
             layers=(base, _packages("worker"), product, _workspace()),
             command=("gpujob-run", "--help"),
             environment=_ENVIRONMENT | _WORKER_ENVIRONMENT,
