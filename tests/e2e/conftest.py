@@ -1,12 +1,14 @@
 """One cluster of real kubelets for all scenes, with the chart on it; skipped where none can be."""
 
+import contextlib
 import itertools
+import os
 import sys
 from collections.abc import Generator
 
 import pytest
 
-from gpujob_local.cluster.state import cluster_directory
+from gpujob_local.cluster.state import StateError, cluster_directory, state_root
 from gpujob_local.kubelets.cluster import KubeletCluster
 from gpujob_local.kubelets.commands import clean_leftovers
 from gpujob_local.kubelets.options import KubeletOptions
@@ -15,7 +17,9 @@ from tests.harness.ground import Release, Team
 from tests.harness.live_attempts import LiveAttempts
 from tests.harness.repository import ROOT
 
-NAME = "e2e"
+# Several checkouts may play at a time: each session has a cluster of its own.
+PREFIX = "e2e"
+NAME = f"{PREFIX}-{os.getpid()}"
 LOGS = ROOT / "build" / "e2e-logs"
 _numbers = itertools.count(1)
 
@@ -25,12 +29,17 @@ def kubelets(request: pytest.FixtureRequest) -> Generator[KubeletCluster]:
     """Two nodes. The logs of all parts are kept in build/e2e-logs when a scene fails."""
     if words := refusal(Machine.look()):
         pytest.skip(words)
-    directory = cluster_directory(NAME)
-    clean_leftovers(directory)
-    with KubeletCluster.start(KubeletOptions(), directory, _say) as cluster:
+    _remove_crashed()
+    with KubeletCluster.start(KubeletOptions(), cluster_directory(NAME), _say) as cluster:
         yield cluster
         if request.session.testsfailed:
             _say(f"logs are in {cluster.copy_logs(LOGS)}")
+
+
+def _remove_crashed() -> None:
+    for path in state_root().glob(f"{PREFIX}-*"):
+        with contextlib.suppress(StateError):
+            clean_leftovers(path)
 
 
 def _say(text: str) -> None:

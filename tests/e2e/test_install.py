@@ -16,5 +16,7 @@ def test_it_is_ready_within_a_minute(release: Release) -> None:
 
 
 def test_helm_test_passes(release: Release) -> None:
-    said = release.cluster.command("helm", "test", "gpujob", "--namespace", SYSTEM, "--timeout=60s")
+    said = release.cluster.command(
+        "helm", "test", "gpujob", "--namespace", SYSTEM, "--timeout=100s"
+    )
     assert "Succeeded" in said

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from gpujob_local.cluster.options import WORKER_IMAGE
-from tests.harness.ground import STEPS, Team
+from tests.harness.ground import STEPS, WORKER_IMAGE, Team
 from tests.harness.live_attempts import LiveAttempts
 from tests.harness.waiting import wait_until
 

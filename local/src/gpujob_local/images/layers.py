@@ -1,5 +1,6 @@
 """Makes layers, each once: a tar in the cache under a name that says what it was made of."""
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -7,7 +8,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from gpujob_local.control_plane.go_toolchain import ToolError, cache_directory
@@ -59,6 +61,20 @@ def cached_layer(name: str, key: str, fill: Fill, owner: str = "0:0") -> Layer:
 def cached_folder(name: str, key: str, fill: Fill) -> Path:
     """The same for a folder that is used as it is."""
     target = images_cache() / f"{name}-{key}"
+    with only_one(name):
+        _fill_folder(target, name, fill)
+    return target
+
+
+@contextmanager
+def only_one(name: str) -> Generator[None]:
+    """Of several processes that want the same made, one makes it and the others wait."""
+    with (images_cache() / f".{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _fill_folder(target: Path, name: str, fill: Fill) -> None:
     if not target.is_dir():
         temporary = Path(tempfile.mkdtemp(dir=images_cache(), prefix=f".{name}-"))
         try:
@@ -68,7 +84,6 @@ def cached_folder(name: str, key: str, fill: Fill) -> Path:
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-    return target
 
 
 def pack(root: Path, target: Path, owner: str) -> None:

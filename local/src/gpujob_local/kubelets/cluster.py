@@ -27,7 +27,7 @@ from gpujob_local.kubelets.cleaning import clean
 from gpujob_local.kubelets.image_store import image_store
 from gpujob_local.kubelets.node import Ground, KubeletNode
 from gpujob_local.kubelets.options import API_SERVICE_ADDRESS, HUB_ADDRESS, KubeletOptions
-from gpujob_local.kubelets.record import Record, settings_before
+from gpujob_local.kubelets.record import Record, process_identity, settings_before
 from gpujob_local.kubelets.requirements import Machine, refusal
 from gpujob_local.processes.processes import MARKER, Child, start_child, stop_child
 
@@ -57,6 +57,7 @@ class KubeletCluster:
         self.marker_value = f"kubelets-{secrets.token_hex(8)}"
         self._record = Record(
             directory=str(directory),
+            owner=process_identity(os.getpid()),
             marker=f"{MARKER}={self.marker_value}",
             cgroups=tuple(plan.cgroup for plan in options.plans(directory.name)),
             settings=settings_before(directory),

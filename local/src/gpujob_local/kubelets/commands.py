@@ -36,7 +36,7 @@ def clean_leftovers(directory: Path) -> bool:
     record = Record.read(directory)
     if record is None:
         return False
-    if in_use(directory):
+    if record.owned() or in_use(directory):
         raise StateError(f"cluster {directory.name!r} is up, starting or ending ({directory})")
     clean(record)
     return True

@@ -18,12 +18,13 @@ from pathlib import Path
 from gpujob_local.control_plane.control_plane import ClusterError
 from gpujob_local.control_plane.go_toolchain import ToolError
 from gpujob_local.images.archive import Image, configuration, write_archive
-from gpujob_local.images.layers import Say, images_cache, key_of
+from gpujob_local.images.layers import Say, images_cache, key_of, only_one
 from gpujob_local.kubelets.configuration import to_toml
 from gpujob_local.processes.processes import Child, start_child, stop_child
 
 NAME = "node-images"
 KEPT = 2
+IN_USE_SECONDS = 600.0
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 START_LIMIT_SECONDS = 30.0
 STOP_LIMIT_SECONDS = 20.0
@@ -41,27 +42,45 @@ def image_store(
 
     Raises `ToolError` or `ClusterError` with what containerd said.
     """
-    architecture = ARCHITECTURES[platform.machine()]
-    parts = [json.dumps([configuration(image, architecture), image.names]) for image in images]
+    parts = [json.dumps([configuration(image, _architecture()), image.names]) for image in images]
     target = images_cache() / f"{NAME}-{key_of(str(binaries['containerd']), *parts)}"
-    if target.is_dir():
+    with only_one(NAME):
+        if not target.is_dir():
+            _make(target, images, binaries, environment, say)
+        # Its folder has the date of the one that it was linked from, and the oldest ones go.
         os.utime(target)
-        return target
+        _remove_old()
+    return target
+
+
+def _make(
+    target: Path,
+    images: Sequence[Image],
+    binaries: Mapping[str, Path],
+    environment: Mapping[str, str],
+    say: Say,
+) -> None:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(dir=images_cache(), prefix=f".{NAME}-") as temporary:
         folder = Path(temporary)
         # What an earlier store has unpacked is not unpacked again.
         if earlier := _stores():
             link_store(earlier[0], folder / "root")
-        archive = write_archive(images, architecture, folder / "images.tar")
+        archive = write_archive(images, _architecture(), folder / "images.tar")
         _import(archive, folder, binaries, environment)
         (folder / "root").rename(target)
-    # Its folder has the date of the one that it was linked from, and the oldest ones go.
-    os.utime(target)
-    for old in _stores()[KEPT:]:
-        shutil.rmtree(old, ignore_errors=True)
     say(f"images: {len(images)} unpacked after {time.monotonic() - began:.0f} s")
-    return target
+
+
+def _remove_old() -> None:
+    """Not those of which somebody may just link files."""
+    for old in _stores()[KEPT:]:
+        if time.time() - old.stat().st_mtime > IN_USE_SECONDS:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _architecture() -> str:
+    return ARCHITECTURES[platform.machine()]
 
 
 def link_store(source: Path, target: Path) -> None:

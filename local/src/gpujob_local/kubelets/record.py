@@ -23,9 +23,13 @@ KERNEL_SETTINGS = (
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """`cgroups` are below each controller's root; `settings` are values from before, by path."""
+    """`owner` is the process that the cluster belongs to, and when it was started, in clock ticks.
+
+    `cgroups` are below each controller's root; `settings` are values from before, by path.
+    """
 
     directory: str
+    owner: tuple[int, int]
     marker: str
     cgroups: tuple[str, ...]
     settings: Mapping[str, str]
@@ -44,14 +48,29 @@ class Record:
             data = json.loads(path.read_text())
             return cls(
                 directory=str(directory),
+                owner=(int(data["owner"][0]), int(data["owner"][1])),
                 marker=data["marker"],
                 cgroups=tuple(data["cgroups"]),
                 settings=dict(data["settings"]),
             )
         except FileNotFoundError:
             return None
-        except (KeyError, TypeError, ValueError) as error:
+        except (IndexError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is not a record of kubelets: {error!r}") from None
+
+    def owned(self) -> bool:
+        """True while the very process that made the cluster is there."""
+        return process_identity(self.owner[0]) == self.owner
+
+
+def process_identity(process: int) -> tuple[int, int]:
+    """A process id and when it was started; 0 for a process that is not there or has ended."""
+    try:
+        text = Path(f"/proc/{process}/stat").read_text(errors="replace")
+    except OSError:
+        return process, 0
+    fields = text.rpartition(")")[2].split()
+    return process, 0 if fields[0] == "Z" else int(fields[19])
 
 
 def others(directory: Path) -> list[Record]:

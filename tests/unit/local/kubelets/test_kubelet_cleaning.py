@@ -1,6 +1,8 @@
 """What is left of a cluster of kubelets is found by its record, and removed with nothing else."""
 
+import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,14 @@ from gpujob_local.kubelets import cgroups, cleaning, commands
 from gpujob_local.kubelets.record import (
     Record,
     kernel_settings,
+    process_identity,
     restore_settings,
     settings_before,
 )
+
+# This very process number, started at another time.
+NOBODY = (os.getpid(), 1)
+MARKER = "GPUJOB_LOCAL_CLUSTER=nobody-has-this"
 
 MOUNTINFO = """\
 22 1 254:0 / / rw - ext4 /dev/root rw
@@ -28,7 +35,7 @@ MOUNTINFO = """\
 def record(tmp_path: Path) -> Record:
     directory = tmp_path / "one"
     directory.mkdir()
-    made = Record(str(directory), "GPUJOB_LOCAL_CLUSTER=nobody-has-this", ("/gpujob-none",), {})
+    made = Record(str(directory), NOBODY, MARKER, ("/gpujob-none",), {})
     made.write()
     return made
 
@@ -82,9 +89,16 @@ def test_cleaning_removes_the_folder_and_may_be_repeated(record: Record) -> None
 def test_a_cluster_whose_owner_lives_is_left_alone(
     record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    owned = replace(record, owner=process_identity(os.getpid()))
+    owned.write()
+    with pytest.raises(StateError, match="is up, starting or ending"):
+        commands.clean_leftovers(Path(record.directory))
+
     def in_use(_directory: Path) -> bool:
         return True
 
+    # A process that is named like a dead owner is another one.
+    record.write()
     monkeypatch.setattr(commands, "in_use", in_use)
     with pytest.raises(StateError, match="is up, starting or ending"):
         commands.clean_leftovers(Path(record.directory))
@@ -108,14 +122,13 @@ def test_the_last_cluster_that_goes_puts_the_machines_own_settings_back(
     restored: list[Mapping[str, str]] = []
     monkeypatch.setattr(cleaning, "restore_settings", restored.append)
     own = {"kernel/panic": "1"}
-    marker = "GPUJOB_LOCAL_CLUSTER=nobody-has-this"
     made: list[Record] = []
     for name in ("first", "second"):
         directory = tmp_path / name
         directory.mkdir()
         # The second one finds what a kubelet of the first one has set.
         settings = own if name == "first" else settings_before(directory, tmp_path)
-        made.append(Record(str(directory), marker, (), settings))
+        made.append(Record(str(directory), NOBODY, MARKER, (), settings))
         made[-1].write()
     assert made[1].settings == own
     cleaning.clean(made[0])
