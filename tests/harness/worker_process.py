@@ -146,7 +146,8 @@ def _launch(arguments: list[str]) -> int:
         return returned or 0
     sys.argv = become[1:]
     activation.start()
-    code = interpret(become[1:])
+    # With the arguments that the worker may have changed.
+    code = interpret(sys.argv)
     activation.this_process().end()
     return code
 

@@ -56,6 +56,6 @@ class Machine:
         ours = sum(w.memory_on(uuid) for w in self.workers.values())
         return self.gpus[uuid].unmanaged_bytes + ours
 
-    def room_bytes(self, uuid: str) -> int:
+    def free_bytes(self, uuid: str) -> int:
         gpu = self.gpus[uuid]
         return gpu.total_bytes - gpu.driver_bytes - self.used_bytes(uuid)

@@ -289,7 +289,7 @@ class Simulation:
     def _happen_to_gpu(self, machine: Machine, incident: Incident) -> None:
         gpu = self.clock.random.choice(list(machine.gpus.values()))
         if incident.what == "unmanaged":
-            gpu.unmanaged_bytes = min(8 * 1024**3, max(0, machine.room_bytes(gpu.uuid)))
+            gpu.unmanaged_bytes = min(8 * 1024**3, max(0, machine.free_bytes(gpu.uuid)))
         elif incident.what == "unhealthy":
             gpu.healthy = False
         else:

@@ -135,7 +135,7 @@ class Worker:
         more = wanted - self._used_bytes
         if self._limit_bytes and wanted > self._limit_bytes:
             return False
-        if any(self.machine.room_bytes(uuid) < more for uuid in self.gpus):
+        if any(self.machine.free_bytes(uuid) < more for uuid in self.gpus):
             return False
         self._used_bytes = wanted
         return True

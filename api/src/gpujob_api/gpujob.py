@@ -40,6 +40,7 @@ from gpujob_api.report import (
 )
 from gpujob_api.settings import OptimizeMode, Precision, Toggle, TunedSettings
 from gpujob_api.start_refusal import START_REFUSALS_MAX, StartRefusal
+from gpujob_api.summary import Summary
 
 WORKERS_MAX = 1024
 GPUS_PER_WORKER_MAX = 16
@@ -334,18 +335,6 @@ class StopReason:
 class JobFailure:
     failure_class: FailureClass
     message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """The printer columns, ready to read."""
-
-    where: Annotated[str, Text(256, clip=True)] = ""
-    progress: Annotated[str, Text(64, clip=True)] = ""
-    speed: Annotated[str, Text(128, clip=True)] = ""
-    memory: Annotated[str, Text(128, clip=True)] = ""
-    cost: Annotated[str, Text(128, clip=True)] = ""
-    reason: Annotated[str, Text(256, clip=True)] = ""
 
 
 @dataclass(frozen=True, slots=True)

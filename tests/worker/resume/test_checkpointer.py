@@ -133,7 +133,7 @@ def test_a_newer_attempt_ends_the_run_at_its_next_step(tmp_path: Path) -> None:
 
 def test_without_room_for_a_copy_training_waits(tmp_path: Path) -> None:
     run = Run(Store(tmp_path, attempt=1), 0)
-    run.checkpointer = Checkpointer(run.session, run.store, run.state, room_bytes=lambda: 10)
+    run.checkpointer = Checkpointer(run.session, run.store, run.state, free_bytes=lambda: 10)
     run.step()
     assert run.committed == 1
     assert "training waits until it is written: a copy of 16 bytes takes more than half" in run.said

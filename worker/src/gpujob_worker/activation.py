@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # `typing` itself is left to those who train
     from gpujob_worker.process import Process
 
 LIBRARIES = ("accelerate", "jax", "lightning", "pytorch_lightning", "tensorflow", "transformers")
-# What is told to a script by flags of its own.
+# Settings that a script gets by flags of its own.
 _ARGUMENTS = ("batchPerStep", "scriptCheckpoint")
 
 _process: Process | None = None

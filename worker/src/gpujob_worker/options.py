@@ -1,4 +1,4 @@
-"""What `gpujob-run` is told on its command line, and every process of the run in one variable."""
+"""The options of `gpujob-run`: on its command line, and in one variable for every process."""
 
 import argparse
 import shlex

@@ -124,7 +124,7 @@ class Process:
         try:
             self._hook(session)
         except Exception as error:
-            # Of a torch that has changed: whoever makes an optimizer is told.
+            # Of a torch that has changed: said when an optimizer is made.
             self._net.cut = True
             self._say_when_it_trains(torch, f"the worker cannot be put in: {kind_and_text(error)}")
 

@@ -4,8 +4,9 @@ from datetime import datetime
 from typing import Any
 
 from gpujob_api.codec import encode
-from gpujob_api.gpujob import GPUJobStatus, JobPhase, Summary
+from gpujob_api.gpujob import GPUJobStatus, JobPhase
 from gpujob_api.meta import Condition, ConditionStatus, Metadata
+from gpujob_api.summary import Summary
 from gpujob_operator.decide.model.conditions import ACCEPTED
 from gpujob_operator.decide.model.plan import RejectJob, WriteQueueStatus, WriteStatus
 from gpujob_operator.render.patch import merge_patch

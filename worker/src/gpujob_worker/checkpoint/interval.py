@@ -1,4 +1,4 @@
-"""How often to write a checkpoint, and what to do about one under way when told to stop."""
+"""How often to write a checkpoint, and what to do about one under way when asked to stop."""
 
 import math
 from dataclasses import dataclass

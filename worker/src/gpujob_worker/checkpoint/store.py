@@ -112,7 +112,7 @@ class Store:
         about: dict[str, Any],
         wrote: Callable[[int], None] = _no_progress,
     ) -> Commit:
-        """Commits what `encode_tree` returned; `wrote(bytes)` is told the progress."""
+        """Commits what `encode_tree` returned; `wrote(bytes)` gets the progress."""
         start = time.monotonic()
         temporary = self.directory / f".step-{step}.tmp-{self.attempt}-{uuid.uuid4().hex}"
         try:

@@ -1,6 +1,6 @@
-"""Scripts with checkpoints of their own: told by their own flags to resume from the newest one.
+"""Scripts with checkpoints of their own: their own flags make them resume from the newest one.
 
-The job says where they lie (`spec.checkpoint.path`) and how the script is told
+The job says where they lie (`spec.checkpoint.path`) and with which arguments
 (`spec.checkpoint.resumeArguments`); the flags of well-known scripts are found in their source.
 """
 

@@ -1,7 +1,7 @@
 """When a run's state is saved: beside the training, and once more before it leaves.
 
 Training stands still while the state is copied into host memory; a thread commits the copy. Where
-there is no room for a copy, training stands still until it is committed. What goes wrong is said
+there is no memory for a copy, training stands still until it is committed. What goes wrong is said
 at the next safe point and ends nothing, but for a newer attempt that owns the directory.
 """
 
@@ -41,7 +41,7 @@ _LOOK_SECONDS = 0.05
 class Checkpointer:
     """Saves what `snapshot` returns. `safe_point` is called between two steps.
 
-    `room_bytes` tells how much host memory is free for a copy; by default the machine is asked.
+    `free_bytes` tells how much host memory is free for a copy; by default the machine is asked.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class Checkpointer:
         session: Session,
         store: Store | None,
         snapshot: Callable[[], Any],
-        room_bytes: Callable[[], int | None] | None = None,
+        free_bytes: Callable[[], int | None] | None = None,
     ) -> None:
         self._session = session
         self._store = store
         self._snapshot = snapshot
-        self._staging = StagingBuffer(room_bytes or self._room_bytes)
+        self._staging = StagingBuffer(free_bytes or self._free_bytes)
         self._writer = BackgroundWriter(store) if store is not None else None
         self._pace = _Pace()
         self._due_from = time.monotonic()
@@ -245,7 +245,7 @@ class Checkpointer:
         environment = self._session.environment
         return {"name": environment.name, "settings": encode(environment.settings)}
 
-    def _room_bytes(self) -> int | None:
+    def _free_bytes(self) -> int | None:
         """Host memory that may be taken; on the CPU it is the device's, with the job's limit."""
         session, free = self._session, available_bytes()
         limit = session.environment.memory_limit_bytes

@@ -1,7 +1,7 @@
 """Lightning's Trainer, resumed as if it had not stopped.
 
 By itself it keeps neither random states nor the loader's place, so it repeats the head of an epoch
-and never reads its tail; told to stop it ends with exit code 0. Its own connector collects and
+and never reads its tail; asked to stop it ends with exit code 0. Its own connector collects and
 restores the state.
 """
 

@@ -144,7 +144,7 @@ class Unmodified:
         return None if loaded is None else self._adopt(training, loaded)
 
     def arrived_at_end(self, record: Pass) -> None:
-        """The loaded state is that after the pass's last batch: it is put in force now."""
+        """The loaded state is that after the pass's last batch: it is loaded now."""
         pending, self._pending = self._pending, None
         assert pending is not None, "only a training with a loaded state arrives"
         self._pass = record
@@ -221,8 +221,8 @@ class Unmodified:
             return
         if not training.owns(record.loader):
             stop = self.session.stop
-            patience = self.session.environment.grace_seconds * EVALUATION_SHARE
-            late = stop.requested and stop.remaining_seconds() < patience
+            limit = self.session.environment.grace_seconds * EVALUATION_SHARE
+            late = stop.requested and stop.remaining_seconds() < limit
             if late and self._pass is not None and training.leaves_evaluations:
                 self._leave_meanwhile()
             return
@@ -231,7 +231,7 @@ class Unmodified:
             self._safe_point()
 
     def _leave_meanwhile(self) -> None:
-        """Told to stop in an evaluation: the weights are those of the last step."""
+        """Asked to stop in an evaluation: the weights are those of the last step."""
         assert self._checkpointer is not None
         self.session.explanation.note("evaluation", "cut short by the stop")
         self._checkpointer.leave()

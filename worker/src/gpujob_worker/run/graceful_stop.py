@@ -24,7 +24,7 @@ EXIT_MARGIN_SECONDS = 0.5
 class Interrupted(SystemExit):
     """Leaves the training loop. `finally` blocks run; `except Exception` does not catch it."""
 
-    # No process is told its own exit code: this is how the last report knows it.
+    # No process learns its own exit code: this is how the last report knows it.
     latest: ClassVar["Interrupted | None"] = None
 
     def __init__(self, *, saved: bool) -> None:

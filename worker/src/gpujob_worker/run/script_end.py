@@ -38,7 +38,7 @@ class ScriptEnd:
 
     @property
     def error(self) -> BaseException | None:
-        """What ended the script; None for a clean end, or one that nobody was told of."""
+        """What ended the script; None for a clean end, or one that left no trace."""
         found: Any = getattr(sys, "last_value", None)
         # In a child of multiprocessing, whose errors are printed by its parent's library.
         found = found or sys.exc_info()[1]

@@ -268,7 +268,7 @@ class Session:
 
     @property
     def _left_early(self) -> bool:
-        """Told to stop, and ended well without having been known to make the last step."""
+        """Asked to stop, and ended well without having been known to make the last step."""
         total = self.state.steps_total
         return self.stop.requested and (total is None or self.state.step < total)
 
@@ -306,7 +306,7 @@ class Session:
             return
         before = written(self.environment.termination_file)
         if before is not None and before.attempt == self.environment.attempt:
-            # Reports are told apart by their number, also those of one process after another.
+            # Reports differ by their number, also those of one process after another.
             self._sequence = before.sequence
         self.reporter.start()
 

@@ -165,10 +165,10 @@ def interrupted(
 
 
 def _left_early(pod: PodView) -> bool:
-    """Whether a worker that was told to stop ended with 0 before its last step.
+    """Whether a worker that was asked to stop ended with 0 before its last step.
 
     Trainers that save on SIGTERM do, and scripts with a handler of their own. One that says nothing
-    was told once its pod was being deleted.
+    was asked once its pod was being deleted.
     """
     if pod.exit_code != EXIT_DONE:
         return False

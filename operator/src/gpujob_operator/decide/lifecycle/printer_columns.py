@@ -1,8 +1,9 @@
 """The printer columns of a job: placement, speed, memory, cost and reason."""
 
-from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, Summary
+from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
 from gpujob_api.quantities import format_memory
 from gpujob_api.settings import OptimizeMode
+from gpujob_api.summary import Summary
 from gpujob_operator.decide.capacity.cluster import GPUCapacity
 from gpujob_operator.decide.capacity.sites import Sites
 from gpujob_operator.decide.model import conditions

@@ -230,7 +230,7 @@ class Preemptor:
 
 
 def _is_let_in(job: GPUJob) -> bool:
-    """Nobody makes room for a job whose pods were refused when it was last tried."""
+    """No job is preempted for a job whose pods were refused at its last attempt."""
     return all(one.node is not None for one in job.status.start_refusals)
 
 

@@ -1,0 +1,18 @@
+"""What `kubectl get gpujobs` shows of a job."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from gpujob_api.bounds import Text
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The printer columns, ready to read."""
+
+    where: Annotated[str, Text(256, clip=True)] = ""
+    progress: Annotated[str, Text(64, clip=True)] = ""
+    speed: Annotated[str, Text(128, clip=True)] = ""
+    memory: Annotated[str, Text(128, clip=True)] = ""
+    cost: Annotated[str, Text(128, clip=True)] = ""
+    reason: Annotated[str, Text(256, clip=True)] = ""
