@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
 from gpujob_api.bounds import GPU_MEMORY_BYTES_MAX, GPU_UUID_PATTERN, shown
@@ -52,7 +53,13 @@ def quantity(value: object, per_unit: int = 1) -> int | None:
         return None
     if not isinstance(value, str):
         value = str(value) if 0 <= value <= AMOUNT_MAX else ""
-    match = _AMOUNT.fullmatch(value)
+    return _amount(value, per_unit)
+
+
+# Thousands of jobs ask for the same few amounts.
+@lru_cache(maxsize=1024)
+def _amount(text: str, per_unit: int) -> int | None:
+    match = _AMOUNT.fullmatch(text)
     if match is None:
         return None
     whole, decimals, suffix, exponent = match.groups(default="")

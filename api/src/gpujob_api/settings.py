@@ -21,7 +21,7 @@ ENV_TOKEN_FILE = "GPUJOB_TOKEN_FILE"  # noqa: S105 - the name of a variable, not
 ENV_TERMINATION_FILE = "GPUJOB_TERMINATION_FILE"
 ENV_GRACE_SECONDS = "GPUJOB_GRACE_SECONDS"
 # Where the worker's images have the folder that stands first on PYTHONPATH of what is to be hooked.
-ENV_PYTHON_PATH = "PYTHONPATH"
+PYTHON_PATH_VARIABLE = "PYTHONPATH"
 HOOK_FOLDER = "/opt/gpujob/hook"
 TOKEN_AUDIENCE = "gpujob"  # noqa: S105 - the audience of a token, not a secret
 

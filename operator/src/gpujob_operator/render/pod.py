@@ -232,7 +232,7 @@ def _with_hook(entry: dict[str, Any]) -> dict[str, Any]:
 
     What the path is read from when the container starts is not known here and stays as it is.
     """
-    if entry["name"] != names.ENV_PYTHON_PATH or "valueFrom" in entry:
+    if entry["name"] != names.PYTHON_PATH_VARIABLE or "valueFrom" in entry:
         return entry
     paths = [path for path in (entry.get("value") or "").split(":") if path]
     if names.HOOK_FOLDER in paths:
