@@ -152,11 +152,20 @@ def participant() -> Participant:
 
 
 def take_part() -> None:
-    """Reads the variable, takes it away from processes started later, and waits for torch."""
+    """Reads the variable, and waits for torch.
+
+    Until then the variable stays: a launcher becomes the program that it starts.
+    """
     global _participant
     _end_with_parent()
-    _participant = present = Participant(Assignment(**json.loads(os.environ.pop(VARIABLE))))
-    sys.meta_path.insert(0, _Finder(present.torch_imported))
+    _participant = present = Participant(Assignment(**json.loads(os.environ[VARIABLE])))
+
+    def imported(torch: Any) -> None:
+        # Processes that are started from now on take no part.
+        os.environ.pop(VARIABLE, None)
+        present.torch_imported(torch)
+
+    sys.meta_path.insert(0, _Finder(imported))
 
 
 def _end_with_parent() -> None:
