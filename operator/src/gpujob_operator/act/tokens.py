@@ -6,9 +6,10 @@ refused, so that nobody can make the API server busy through the report port.
 
 import asyncio
 import hashlib
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
+
+from cachetools import LRUCache, TLRUCache
 
 from gpujob_api.settings import TOKEN_AUDIENCE
 from gpujob_operator.act.kube import TOKEN_REVIEWS, ApiError, Kube
@@ -43,10 +44,12 @@ class TokenReviewer:
     def __init__(self, kube: Kube, monotonic: Callable[[], float]) -> None:
         self._kube = kube
         self._monotonic = monotonic
-        self._answers: OrderedDict[bytes, tuple[float, Identity | None]] = OrderedDict()
+        self._answers: TLRUCache[bytes, tuple[Identity | None]] = TLRUCache(
+            ANSWERS_MAX, ttu=_believed_until, timer=monotonic
+        )
         self._asked: dict[bytes, asyncio.Future[Identity | None]] = {}
         self._at_once = asyncio.Semaphore(REVIEWS_AT_ONCE_MAX)
-        self._sources: OrderedDict[str, _Source] = OrderedDict()
+        self._sources: LRUCache[str, _Source] = LRUCache(SOURCES_MAX)
 
     async def review(self, token: str, source: str) -> Identity | None:
         """Namespace, name and UID of the pod, or None. `source` is the address that sent the token.
@@ -56,8 +59,8 @@ class TokenReviewer:
         # Headers hold bytes that are no UTF-8 as halves of surrogate pairs.
         key = hashlib.sha256(token.encode(errors="surrogatepass")).digest()
         known = self._answers.get(key)
-        if known is not None and self._monotonic() < known[0]:
-            return known[1]
+        if known is not None:
+            return known[0]
         asked = self._asked.get(key)
         if asked is None:
             if len(self._asked) >= REVIEWS_WAITING_MAX:
@@ -81,7 +84,7 @@ class TokenReviewer:
             identity = _identity(await self._status(token))
             if identity is None:
                 source.refused(self._monotonic())
-        self._remember(key, identity)
+        self._answers[key] = (identity,)
         return identity
 
     async def _status(self, token: str) -> dict[str, Any]:
@@ -97,18 +100,11 @@ class TokenReviewer:
         return status
 
     def _source(self, address: str) -> "_Source":
-        found = self._sources.setdefault(address, _Source(address, self._monotonic()))
-        self._sources.move_to_end(address)
-        if len(self._sources) > SOURCES_MAX:
-            self._sources.popitem(last=False)
-        return found
+        return self._sources.setdefault(address, _Source(address, self._monotonic()))
 
-    def _remember(self, key: bytes, identity: Identity | None) -> None:
-        seconds = VALID_SECONDS if identity is not None else INVALID_SECONDS
-        self._answers[key] = (self._monotonic() + seconds, identity)
-        self._answers.move_to_end(key)
-        if len(self._answers) > ANSWERS_MAX:
-            self._answers.popitem(last=False)
+
+def _believed_until(_: bytes, answer: tuple[Identity | None], now: float) -> float:
+    return now + (VALID_SECONDS if answer[0] is not None else INVALID_SECONDS)
 
 
 class _Source:

@@ -6,12 +6,12 @@ claims must be a worker that we know before the API server is asked whether the 
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable
 from datetime import datetime
 from typing import Protocol
 
 from aiohttp import web
+from cachetools import LRUCache
 
 from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import GPUJob
@@ -105,8 +105,8 @@ class ReportReceiver:
         self._monotonic = monotonic
         self._interval_seconds = interval_seconds
         self._is_leader = is_leader
-        self._newest: OrderedDict[tuple[str, int], ReceivedReport] = OrderedDict()
-        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
+        self._newest: LRUCache[tuple[str, int], ReceivedReport] = LRUCache(REPORTS_KEPT_MAX)
+        self._buckets: LRUCache[str, _Bucket] = LRUCache(REPORTS_KEPT_MAX)
 
     def application(self) -> web.Application:
         application = web.Application(client_max_size=BODY_BYTES_MAX)
@@ -173,9 +173,6 @@ class ReportReceiver:
     def _limit(self, pod_uid: str) -> None:
         now = self._monotonic()
         bucket = self._buckets.setdefault(pod_uid, _Bucket(now))
-        self._buckets.move_to_end(pod_uid)
-        if len(self._buckets) > REPORTS_KEPT_MAX:
-            self._buckets.popitem(last=False)
         if not bucket.take(now):
             text = f"more than {REPORTS_PER_SECOND_MAX:g} reports a second"
             raise _Refused(429, "rate_limited", text)
@@ -186,9 +183,6 @@ class ReportReceiver:
         if before is not None and _order(before.report) > _order(report):
             return
         self._newest[key] = ReceivedReport(job_uid, pod.rank, self._clock(), report)
-        self._newest.move_to_end(key)
-        if len(self._newest) > REPORTS_KEPT_MAX:
-            self._newest.popitem(last=False)
         self._dirty.mark(urgent=before is None or _is_urgent(before.report, report))
 
     def _reply(self, job: GPUJob, pod: PodView) -> Reply:
