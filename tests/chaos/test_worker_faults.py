@@ -116,10 +116,12 @@ def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(scene: Scene) -
     assert scene.counters("stubborn") == {"interruptions": 1}
 
 
-def test_a_command_that_does_not_exist_fails_within_its_retries(scene: Scene) -> None:
-    scene.submit_command("typo", ["pyhton", "train.py"], retry={"limit": 1})
+def test_a_command_that_does_not_exist_is_the_jobs_error_and_is_not_repeated(
+    scene: Scene,
+) -> None:
+    scene.submit_command("typo", ["pyhton", "train.py"], retry={"limit": 3})
     scene.wait_phase("typo", "Failed")
-    assert scene.pod_names("typo") == ["typo-1-0", "typo-2-0"]
+    assert scene.pod_names("typo") == ["typo-1-0"]
     failed = scene.condition("typo", "Succeeded")
     assert 'exec: "pyhton": executable file not found' in failed["message"]
 
