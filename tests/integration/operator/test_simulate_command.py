@@ -67,6 +67,9 @@ def test_what_is_simulated_is_what_the_operator_then_does(stage: Stage) -> None:
     stage.wait(lambda: stage.pod_names() == ["first-1-0"], "the pod exists")
     status = stage.job("first")["status"]
     assert first["startsSeconds"] == 0
+    # The UID of the pod is known a moment after the pod exists.
+    for worker in status["placement"]["workers"]:
+        worker.pop("podUid", None)
     assert first["placements"][0]["placement"] == status["placement"]
     assert first["placements"][0]["reservation"] == status["reservation"]
     assert first["placements"][0]["message"] == _scheduled(status)["message"]
@@ -160,7 +163,7 @@ def test_the_operators_configuration_is_that_of_the_charts_configmap(stage: Stag
     finally:
         stage.client.delete(f"{path}/gpujob-configuration")
     assert code == 1
-    assert "default/gpujob-configuration: configuration.queueOrder: is not a known" in errors
+    assert "default/gpujob-configuration: configuration.queueOrder: is an unknown" in errors
 
 
 def test_what_may_not_be_read_or_is_wrong_is_one_line(stage: Stage) -> None:
@@ -174,7 +177,7 @@ def test_what_may_not_be_read_or_is_wrong_is_one_line(stage: Stage) -> None:
     agent = account_kubeconfig(stage.plane, "agent", stage.folder)
     code, output, errors = simulate(stage, kubeconfig=agent)
     assert (code, output) == (1, "")
-    assert errors == "error: you may not read gpujobs of all namespaces: 403 Forbidden\n"
+    assert errors == "error: you may not read gpujobs of all namespaces (403 Forbidden)\n"
     code, output, errors = simulate(stage, kubeconfig=stage.folder / "nowhere")
     assert (code, output) == (1, "")
     assert errors.startswith("error: no usable kubeconfig")
