@@ -1,5 +1,8 @@
 """I15: the same seed with and without trouble in one namespace; the other must not notice."""
 
+import re
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -25,8 +28,9 @@ WELL, SICK = NAMESPACES
 POD_SECONDS = 1.0
 END_SECONDS = 20.0
 SLOW_CREATE_SECONDS = 4.0
-# Tries of one object that is refused for five minutes: the pauses between them grow.
+# Tries of one job whose objects are refused for five minutes: the pauses between them grow.
 REFUSALS_MAX = 60
+_ATTEMPT_AND_RANK = re.compile(r"-[0-9]+-[0-9]+$")
 # A cycle costs the more the larger the cluster is. What one object's refusal costs is far too much
 # still: the loop looks again every tenth of a second while a write backs off.
 CYCLES_FACTOR_MAX = 3
@@ -107,13 +111,21 @@ def judge_isolation(alone: Result, beside: Result) -> list[Violation]:
         texts.append(f"{beside.lists} full lists, {alone.lists} without the trouble")
     if beside.cycles > CYCLES_FACTOR_MAX * alone.cycles:
         texts.append(f"{beside.cycles} cycles, {alone.cycles} without the trouble")
-    for name, count in beside.refused.items():
+    for name, count in _by_job(beside.refused).items():
         if count > REFUSALS_MAX:
             texts.append(f"{name} was tried {count} times while it was refused")
     for key, calm in alone.stories.items():
         if key.startswith(f"{WELL}/"):
             texts += _differences(key, calm, beside.stories.get(key, Story(0.0)))
     return [Violation("I15", beside.seconds, text) for text in texts]
+
+
+def _by_job(refused: Mapping[str, int]) -> Counter[str]:
+    """Each attempt has pods of its own names: what counts is how often the job tried."""
+    found: Counter[str] = Counter()
+    for name, count in refused.items():
+        found[_ATTEMPT_AND_RANK.sub("", name)] += count
+    return found
 
 
 def _differences(key: str, calm: Story, story: Story) -> list[str]:
