@@ -156,8 +156,10 @@ def test_a_forked_child_with_the_parents_optimizer(tmp_path: Path) -> None:
 def test_spawned_replicas_decide_together(size: int, tmp_path: Path) -> None:
     done, report = run(tmp_path, ["python", "train.py", str(size)], DATA_PARALLEL)
     assert done.returncode == 0, done.stderr
-    replicas = {line.partition(" ")[2] for line in sorted(done.stdout.splitlines())}
-    assert len(done.stdout.splitlines()) == size
+    # Gloo of an older torch says on stdout that it is connected.
+    lines = [line for line in done.stdout.splitlines() if not line.startswith("[Gloo]")]
+    replicas = {line.partition(" ")[2] for line in lines}
+    assert len(lines) == size
     assert len(replicas) == 1, "the processes drifted apart"
     assert done.stderr.count(f"{size} processes decided together") == size
     assert report is not None
