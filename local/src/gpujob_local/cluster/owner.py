@@ -7,25 +7,22 @@ kernel and the watchdog do.
 
 import json
 import os
-import signal
 import socketserver
 import sys
 import threading
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from gpujob_local.cluster.cluster import ClusterError, ClusterOptions, LocalCluster, NodeOptions
-from gpujob_local.cluster.state import ClusterState, socket_path
+from gpujob_local.cluster.owner_process import Say, ignore_signals, leave_on_signals, record, run
+from gpujob_local.cluster.state import socket_path
 from gpujob_local.control_plane.api_client import ApiError
 from gpujob_local.control_plane.control_plane import ControlPlaneOptions
-from gpujob_local.control_plane.go_toolchain import ToolError
 from gpujob_local.gpus.cpu_cards import open_cards
 
 REQUEST_BYTES_MAX = 64 * 1024
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def options_to_text(options: ClusterOptions) -> str:
@@ -154,44 +151,23 @@ class _Handler(socketserver.StreamRequestHandler):
         self.wfile.write(json.dumps(answer).encode() + b"\n")
 
 
-def own(directory: Path, options: ClusterOptions, say: Callable[[str], None]) -> None:
+def own(directory: Path, options: ClusterOptions, say: Say) -> None:
     """Starts a cluster and keeps it until SIGTERM, SIGINT or `down`."""
     stop = threading.Event()
-    for number in STOP_SIGNALS:
-        signal.signal(number, _leave)
+    leave_on_signals()
     with LocalCluster.start(options, directory, say) as cluster:
         with _Server(directory, Owner(cluster, stop)) as server:
             threading.Thread(target=server.serve_forever, daemon=True).start()
-            ClusterState(
-                name=directory.name,
-                owner_pid=os.getpid(),
-                marker=cluster.marker_value,
-                directory=str(directory),
-                environment=cluster.user_environment(),
-            ).write()
+            record(directory, cluster)
             stop.wait()
             server.shutdown()
-        # A second signal must not interrupt the clean-up.
-        for number in STOP_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
-
-
-def _leave(_number: int, _frame: FrameType | None) -> None:
-    sys.exit(0)
+        ignore_signals()
 
 
 def main(directory: str, options_file: str) -> int:
-    def say(text: str) -> None:
-        sys.stdout.write(f"{text}\n")
-        sys.stdout.flush()
-
     os.umask(0o077)
-    try:
-        own(Path(directory), options_from_text(Path(options_file).read_text()), say)
-    except (ClusterError, ToolError, OSError) as error:
-        say(f"failed: {error}")
-        return 1
-    return 0
+    options = options_from_text(Path(options_file).read_text())
+    return run(lambda say: own(Path(directory), options, say))
 
 
 if __name__ == "__main__":

@@ -114,10 +114,6 @@ class KubeletNode:
         """SIGKILL to the kubelet alone: containers go on."""
         self._stop("kubelet")
 
-    def stop_containerd(self) -> None:
-        """SIGKILL to containerd alone: shims and containers go on."""
-        self._stop("containerd")
-
     def cut_network(self) -> None:
         """Nothing reaches the node and nothing leaves it; what runs there goes on."""
         self._ground.hub.run("ip", "link", "set", self.plan.link, "down")

@@ -169,7 +169,3 @@ class Passes:
         batch = self._plain_next(iterator)
         record.fetched += 1
         return batch
-
-
-def pass_of(iterator: Any) -> Pass | None:
-    return getattr(iterator, _RECORD, None)
