@@ -7,7 +7,7 @@ from gpujob_api.gpujob import GPUJob
 from gpujob_operator.decide.model.pod_requests import PodRequests, pod_requests
 
 # GPU nodes often carry this taint to keep other pods away.
-DEFAULT_TOLERATIONS: tuple[Mapping[str, str], ...] = (
+DEFAULT_TOLERATIONS: tuple[Mapping[str, Any], ...] = (
     {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
 )
 
@@ -17,7 +17,8 @@ def pod_spec(job: GPUJob) -> Mapping[str, Any]:
 
 
 def tolerations(job: GPUJob) -> tuple[Mapping[str, Any], ...]:
-    return (*(pod_spec(job).get("tolerations") or ()), *DEFAULT_TOLERATIONS)
+    own = pod_spec(job).get("tolerations")
+    return (*own, *DEFAULT_TOLERATIONS) if own else DEFAULT_TOLERATIONS
 
 
 def host_requests(job: GPUJob) -> PodRequests:
