@@ -251,11 +251,13 @@ class GPUJobSpec:
 
 def _containers(template: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """The template's containers; what is no container is passed over."""
+    # What is read from JSON is told at once: these are asked for every job.
+    objects, lists = (dict, Mapping), (list, Sequence)
     pod = template.get("spec")
-    listed = cast("Mapping[str, Any]", pod).get("containers") if isinstance(pod, Mapping) else None
-    if isinstance(listed, Sequence) and not isinstance(listed, str):
+    listed = cast("Mapping[str, Any]", pod).get("containers") if isinstance(pod, objects) else None
+    if isinstance(listed, lists) and not isinstance(listed, str):
         for container in cast("Sequence[object]", listed):
-            if isinstance(container, Mapping):
+            if isinstance(container, objects):
                 yield cast("Mapping[str, Any]", container)
 
 

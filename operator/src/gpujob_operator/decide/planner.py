@@ -261,11 +261,13 @@ def _items(entry: JobEntry, step: NextStep, cycle: _Cycle) -> list[PlanItem]:
         cycle.held_back.add(job.metadata.uid)
     items += step.deletes
     items += step.creates
-    after = job if status is job.status else changed(job, status=status)
+    if status.placement is None:
+        # A job without GPUs has measured nothing on them.
+        return items
     gpus = gpus_at(inputs.sites)
     alone = has_gpus_alone(status, gpus)
     pace = None if alone else observed_pace(status, entry.profile, gpus)
-    entries = new_entries(after, entry.profile, cycle.now, alone=alone, pace=pace)
+    entries = new_entries(status, entry.profile, cycle.now, alone=alone, pace=pace)
     if entries is None:
         return items
     if entry.profile_key in cycle.saved:

@@ -15,6 +15,7 @@ from gpujob_operator.decide.capacity.availability import ClosedReason, NodeClose
 from gpujob_operator.decide.capacity.calibration import laws
 from gpujob_operator.decide.capacity.cluster import (
     Capacity,
+    GPUCapacity,
     NodeCapacity,
     capacity_of,
     holds_gpus,
@@ -232,5 +233,8 @@ def _kept(before: NodeCapacity | None, after: NodeCapacity) -> NodeCapacity:
     if before is None or before == after:
         return before or after
     known = {gpu.uuid: gpu for gpu in before.gpus}
-    gpus = (known[c.uuid] if known.get(c.uuid) == c else c for c in after.gpus)
-    return replace(after, gpus=tuple(gpus))
+    return replace(after, gpus=tuple([_same(known.get(gpu.uuid), gpu) for gpu in after.gpus]))
+
+
+def _same(before: GPUCapacity | None, after: GPUCapacity) -> GPUCapacity:
+    return before if before is not None and (before is after or before == after) else after

@@ -146,14 +146,15 @@ class SchedulerCache:
         entry = self._jobs.entries[uid]
         status = entry.job.status
         sites = sites_of(status.placement, self._nodes.capacity)
-        without_facts = [site.node for site in sites if site.facts is None]
         return JobInputs(
             job_pods=entry.job_pods,
             report=self._jobs.reports.get(uid),
             usage=self._jobs.usage.get((uid, status.attempt)),
             sites=sites,
             # A node that is there may have no agent yet.
-            lost_nodes=frozenset([name for name in without_facts if not self._nodes.has(name)]),
+            lost_nodes=frozenset(
+                [s.node for s in sites if s.facts is None and not self._nodes.has(s.node)]
+            ),
             refused_pods=self._refused_pods.get(uid, ()),
             listening_since=self.listening_since,
             profile=entry.profile,
@@ -218,8 +219,10 @@ class SchedulerCache:
 
     def _renew_waiting(self, changed: set[str]) -> None:
         """The queues' entries of the changed jobs."""
-        relevant_from_seconds = length_relevant_from_seconds(order_rules(self.configuration))
-        expected_anew = self.releases.take_changed(self.waiting.entries, relevant_from_seconds)
+        rules = order_rules(self.configuration)
+        expected_anew = self.releases.take_changed(
+            self.waiting.entries, length_relevant_from_seconds(rules)
+        )
         for uid in sorted(changed.union(expected_anew)):
             entry = self.entries.get(uid)
             if entry is None or not entry.waits:
@@ -234,6 +237,7 @@ class SchedulerCache:
                 order_keys=order_keys_of(
                     entry.job,
                     self.configuration,
+                    rules,
                     self.releases.expected_first_run_seconds(entry.job),
                 ),
             )

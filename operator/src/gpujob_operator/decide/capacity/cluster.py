@@ -79,11 +79,14 @@ class GPUCapacity:
 
     @property
     def utilization_percent(self) -> float:
-        return sum(tenant.utilization_percent for tenant in self.tenants)
+        return sum([tenant.utilization_percent for tenant in self.tenants])
 
     @property
     def held_whole(self) -> bool:
-        return any(tenant.whole_gpu for tenant in self.tenants)
+        for tenant in self.tenants:  # noqa: SIM110 - asked thousands of times a cycle
+            if tenant.whole_gpu:
+                return True
+        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,9 +51,11 @@ def sites_of(placement: Placement | None, capacity: Capacity) -> Sites:
         if node is None:
             found.append(WorkerSite(worker.node, None, ()))
             continue
-        here = {gpu.uuid: gpu for gpu in node.gpus if gpu.uuid in worker.gpus}
-        gpus = tuple([here[uuid] for uuid in worker.gpus if uuid in here])
-        found.append(WorkerSite(worker.node, facts_of(node), gpus))
+        gpus = [gpu for gpu in node.gpus if gpu.uuid in worker.gpus]
+        if len(worker.gpus) > 1:
+            here = {gpu.uuid: gpu for gpu in gpus}
+            gpus = [here[uuid] for uuid in worker.gpus if uuid in here]
+        found.append(WorkerSite(worker.node, facts_of(node), tuple(gpus)))
     return tuple(found)
 
 

@@ -230,7 +230,8 @@ class ClusterUsage:
         tenants = self.tenants.get(gpu.uuid, ())
         used = self._measured(gpu, tenants)
         external_bytes = max(0, gpu.memory_used_bytes - sum(used.values()))
-        stray_pod = any((where, gpu.uuid) in self.gpus_of_stale_pods for where in (node, ""))
+        stale = self.gpus_of_stale_pods
+        stray_pod = bool(stale) and ((node, gpu.uuid) in stale or ("", gpu.uuid) in stale)
         return GPUCapacity(
             uuid=gpu.uuid,
             model=gpu.model,

@@ -7,9 +7,8 @@ from datetime import datetime
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_operator.decide.capacity.sites import Sites
 from gpujob_operator.decide.model.snapshot import GPUUsage, ReceivedReport, RefusedPod
-from gpujob_operator.decide.model.workers import JobPods
+from gpujob_operator.decide.model.workers import NO_PODS, JobPods
 
-_NOBODY = JobPods()
 # By the job's UID.
 RefusedPods = Mapping[str, tuple[RefusedPod, ...]]
 
@@ -21,7 +20,7 @@ class JobInputs:
     While the inputs are equal, nothing new can be decided before the step's deadline.
     """
 
-    job_pods: JobPods = _NOBODY
+    job_pods: JobPods = NO_PODS
     report: ReceivedReport | None = None
     usage: GPUUsage | None = None
     # The nodes and GPUs of the job's workers.

@@ -61,8 +61,10 @@ def with_condition(
         last_transition_time=since,
         observed_generation=generation,
     )
-    conditions = [*(c for c in status.conditions if c.type != kind), after]
-    return changed(status, conditions=tuple(sorted(conditions, key=_TYPE)))
+    conditions = [c for c in status.conditions if c.type != kind]
+    conditions.append(after)
+    conditions.sort(key=_TYPE)
+    return changed(status, conditions=tuple(conditions))
 
 
 def _said(condition: Condition) -> tuple[object, ...]:

@@ -7,7 +7,7 @@ from gpujob_api.gpujob import GPUJob, SpotPolicy
 from gpujob_operator.decide.model.pod_requests import PodRequests, pod_requests
 
 # GPU nodes often carry this taint to keep other pods away.
-DEFAULT_TOLERATIONS: tuple[Mapping[str, str], ...] = (
+DEFAULT_TOLERATIONS: tuple[Mapping[str, Any], ...] = (
     {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
 )
 # Clouds keep other pods away from spot nodes with these taints: AKS always does, GKE and
@@ -21,6 +21,7 @@ SPOT_TOLERATIONS: tuple[Mapping[str, str], ...] = tuple(
         "oci.oraclecloud.com/oke-is-preemptible",
     )
 )
+_SPOT_TOO: tuple[Mapping[str, Any], ...] = (*DEFAULT_TOLERATIONS, *SPOT_TOLERATIONS)
 
 
 def pod_spec(job: GPUJob) -> Mapping[str, Any]:
@@ -28,9 +29,9 @@ def pod_spec(job: GPUJob) -> Mapping[str, Any]:
 
 
 def tolerations(job: GPUJob) -> tuple[Mapping[str, Any], ...]:
-    own = pod_spec(job).get("tolerations") or ()
-    on_spot = SPOT_TOLERATIONS if job.spec.spot.policy is not SpotPolicy.NEVER else ()
-    return (*own, *DEFAULT_TOLERATIONS, *on_spot)
+    own = pod_spec(job).get("tolerations")
+    ours = _SPOT_TOO if job.spec.spot.policy is not SpotPolicy.NEVER else DEFAULT_TOLERATIONS
+    return (*own, *ours) if own else ours
 
 
 def host_requests(job: GPUJob) -> PodRequests:
