@@ -360,6 +360,9 @@ class GPUJobStatus:
     requeued_at: datetime | None = None
     # For how long attempts that have ended held GPUs, all together.
     held_seconds: Annotated[float, Range(0, 10**9, clamp=True)] | None = None
+    # The furthest step at which an attempt ran out of GPU memory. Until a later attempt has passed
+    # it, that attempt keeps all that it began with.
+    out_of_memory_step: Count | None = None
     # Its least utilization when GPUs are shared: raised when it slowed a co-tenant too much.
     utilization_floor_percent: Percent = 0.0
     attempt_started_at: datetime | None = None
