@@ -185,6 +185,10 @@ class StopRequest:
     deadline_seconds: float
 
 
+# The reason of a stop request to a worker whose attempt was given up before it began.
+STOP_ATTEMPT_OVER = "AttemptOver"
+
+
 @dataclass(frozen=True, slots=True)
 class Reply:
     """The operator's answer to a report."""

@@ -271,13 +271,13 @@ class Operator:
             self._feedback(poster),
             configuration=self._configuration,
             clock=self._clock.now,
+            may_act=lambda: leadership.leads and self._fresh,
             pod_version=lambda uid: self._cache.version(Kind.POD, uid),
         )
         runner = ItemRunner(
             writer,
             self._metrics,
             monotonic=time.monotonic,
-            may_act=lambda: leadership.leads and self._fresh,
             retry=Retry(retried=self._metrics.write_retries.inc),
         )
         return Executor(runner, self._metrics, settled=self._dirty.mark)

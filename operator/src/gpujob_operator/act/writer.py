@@ -54,6 +54,10 @@ class _HasMetadata(Protocol):
     def metadata(self) -> Metadata: ...
 
 
+class NotLeader(Exception):  # noqa: N818 - a state of affairs, not a fault
+    """The lease was lost between the decision and the write."""
+
+
 class WriteResult(Enum):
     DONE = "done"
     CONFLICT = "conflict"
@@ -79,7 +83,11 @@ class _Current:
 
 
 class Writer:
-    """Every call either raises an `ApiError` or returns after the cache has the answer."""
+    """Every call either raises an `ApiError` or returns after the cache has the answer.
+
+    Right before each request that changes anything it asks whether this process still leads, and
+    raises `NotLeader` if not.
+    """
 
     def __init__(
         self,
@@ -88,12 +96,14 @@ class Writer:
         *,
         configuration: Configuration,
         clock: Callable[[], datetime],
+        may_act: Callable[[], bool],
         pod_version: Callable[[str], int] = lambda uid: 0,
     ) -> None:
         self._kube = kube
         self._feedback = feedback
         self._configuration = configuration
         self._clock = clock
+        self.may_act = may_act
         # The resourceVersion of a pod, by UID, in the newest snapshot; 0: unknown.
         self._pod_version = pod_version
 
@@ -129,10 +139,16 @@ class Writer:
             case SaveProfile():
                 await self._save_profile(item)
 
+    def _as_leader(self) -> Kube:
+        """The client, for one request that changes something."""
+        if not self.may_act():
+            raise NotLeader("leadership was lost")
+        return self._kube
+
     async def create_service(self, job: GPUJob) -> None:
         """Creates the headless Service by whose names the pods of a gang find each other."""
         with suppress(AlreadyExists):
-            await self._kube.create(SERVICES, gang_service(job), job.metadata.namespace)
+            await self._as_leader().create(SERVICES, gang_service(job), job.metadata.namespace)
 
     async def confirm(self, item: PlanItem) -> WriteResult:
         """After a write without an answer: reads the object by its name into the cache.
@@ -181,7 +197,9 @@ class Writer:
     ) -> None:
         name = noun.metadata.name
         try:
-            answer = await self._kube.patch(kind, name, body, namespace, subresource="status")
+            answer = await self._as_leader().patch(
+                kind, name, body, namespace, subresource="status"
+            )
         except Conflict:
             await self._refresh(kind, name, namespace, noun.metadata.uid)
             raise
@@ -209,7 +227,7 @@ class Writer:
         manifest = worker_pod(item, self._configuration)
         namespace = item.job.metadata.namespace
         try:
-            answer = await self._kube.create(PODS, manifest, namespace)
+            answer = await self._as_leader().create(PODS, manifest, namespace)
         except AlreadyExists:
             answer = await self._kube.get(PODS, manifest["metadata"]["name"], namespace)
             if self._took(answer, item) is not WriteResult.DONE:
@@ -231,7 +249,7 @@ class Writer:
     async def _delete_pod(self, item: DeletePod) -> None:
         pod = item.pod
         try:
-            answer = await self._kube.delete(
+            answer = await self._as_leader().delete(
                 PODS,
                 pod.name,
                 pod.namespace,
@@ -262,7 +280,7 @@ class Writer:
         manifest = profile_manifest(item)
         namespace = item.profile.metadata.namespace
         try:
-            created = await self._kube.create(PROFILES, manifest, namespace)
+            created = await self._as_leader().create(PROFILES, manifest, namespace)
         except AlreadyExists:
             created = await self._kube.get(PROFILES, manifest["metadata"]["name"], namespace)
         return created["metadata"]["resourceVersion"]
