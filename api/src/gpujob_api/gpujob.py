@@ -320,6 +320,8 @@ class Counters:
     preemptions: SmallCount = 0
     # So many GPUs in a row became unhealthy soon after an attempt of the job had started on them.
     unhealthy_gpus: SmallCount = 0
+    # So many interruptions in a row came before the durable step had grown.
+    fruitless: SmallCount = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,6 +362,8 @@ class GPUJobStatus:
     requeued_at: datetime | None = None
     # For how long attempts that have ended held GPUs, all together.
     held_seconds: Annotated[float, Range(0, 10**9, clamp=True)] | None = None
+    # The durable step when an attempt was last interrupted.
+    interrupted_at_step: Count | None = None
     # The furthest step at which an attempt ran out of GPU memory. Until a later attempt has passed
     # it, that attempt keeps all that it began with.
     out_of_memory_step: Count | None = None

@@ -53,6 +53,8 @@ class WorkerPhase(Enum):
 
 class FailureClass(Enum):
     OUT_OF_MEMORY = "OutOfMemory"
+    # The node's memory, of which a container has a limit too: another GPU would not help.
+    HOST_OUT_OF_MEMORY = "HostOutOfMemory"
     DATA = "Data"
     USER_ERROR = "UserError"
     CHECKPOINT = "Checkpoint"

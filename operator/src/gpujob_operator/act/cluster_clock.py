@@ -39,20 +39,20 @@ class ClusterClock:
 
     def heard(self, date: str | None) -> None:
         """Takes the `Date` header of an answer of the API server. Any text is accepted."""
-        told = _time(date)
-        if told is None or self._is_set():
+        served = _time(date)
+        if served is None or self._is_set():
             return
         wall = self._wall()
-        wrong_seconds = (wall - told).total_seconds()
+        wrong_seconds = (wall - served).total_seconds()
         if abs(wrong_seconds) > TOLERANCE_SECONDS:
             log.warning("wall clock differs from the API server's", seconds=round(wrong_seconds))
-        self._at = told if abs(wrong_seconds) > TOLERANCE_SECONDS else wall
+        self._at = served if abs(wrong_seconds) > TOLERANCE_SECONDS else wall
         self._since = self._monotonic()
 
 
 def _time(date: str | None) -> datetime | None:
     try:
-        told = parsedate_to_datetime(date or "")
+        served = parsedate_to_datetime(date or "")
     except (ValueError, OverflowError):
         return None
-    return told if told.tzinfo is not None else told.replace(tzinfo=UTC)
+    return served if served.tzinfo is not None else served.replace(tzinfo=UTC)

@@ -98,6 +98,7 @@ def _retry_or_fail(
         counters=decision.counters,
         failure=outcome.failure,
         out_of_memory_step=_out_of_memory_step(job.status, outcome),
+        interrupted_at_step=_interrupted_at_step(job.status, outcome),
         stop=None,
         next_attempt_at=decision.next_attempt_at,
     )
@@ -132,6 +133,13 @@ def _out_of_memory_step(status: GPUJobStatus, outcome: Outcome) -> int | None:
         return before
     reached = status.measurement.step if status.measurement is not None else 0
     return max(outcome.step, reached, before or 0)
+
+
+def _interrupted_at_step(status: GPUJobStatus, outcome: Outcome) -> int | None:
+    """From now on only a durable step beyond this one is progress."""
+    if outcome.end is not AttemptEnd.INTERRUPTED or status.checkpoint is None:
+        return status.interrupted_at_step
+    return max(status.checkpoint.step, status.interrupted_at_step or 0)
 
 
 def _kind_of(job: GPUJob, interruption: Outcome) -> str:

@@ -8,15 +8,23 @@ from datetime import UTC, datetime, timedelta
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, ReservationSource, StopReason
 from gpujob_api.meta import TAINT_RECLAIM
-from gpujob_api.quantities import format_count, format_memory
+from gpujob_api.quantities import MIB, format_count, format_memory
 from gpujob_operator.decide.capacity.availability import BlockedReason, ClosedReason
-from gpujob_operator.decide.capacity.cluster import GPUCapacity
+from gpujob_operator.decide.capacity.cluster import GPUCapacity, Tenant
 from gpujob_operator.decide.capacity.sites import NodeFacts, Sites, gpus_at
 from gpujob_operator.decide.measurement.reservation import reservable_bytes
 from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
 from gpujob_operator.decide.model.snapshot import GPUUsage
-from gpujob_operator.decide.model.stop_reasons import GPU_OVERFULL, GPU_UNHEALTHY, NODE_RECLAIMED
+from gpujob_operator.decide.model.stop_reasons import (
+    GPU_OVERFULL,
+    GPU_UNHEALTHY,
+    MEMORY_CAP_EXCEEDED,
+    NODE_RECLAIMED,
+)
 
+# A process has a context on its GPU that no library's limit covers: up to this much above a cap is
+# no breach.
+CONTEXT_BYTES = 768 * MIB
 # A time in seconds since 1970; ten digits last until 2286.
 _SECONDS = re.compile(r"^[0-9]{1,10}$", re.ASCII)
 
@@ -77,8 +85,24 @@ def _overfull(job: GPUJob, sites: Sites, deadline: datetime) -> StopReason | Non
         moved = max(gpu.tenants, key=lambda t: (t.excess_bytes, t.memory_bytes, t.job_uid))
         crowded = replace(gpu, external_bytes=0).free_bytes < 0
         if crowded and moved.job_uid == job.metadata.uid:
-            return StopReason(GPU_OVERFULL, pressure_message(gpu), deadline)
+            return _beyond_cap(job, moved, deadline) or StopReason(
+                GPU_OVERFULL, pressure_message(gpu), deadline
+            )
     return None
+
+
+def _beyond_cap(job: GPUJob, tenant: Tenant, deadline: datetime) -> StopReason | None:
+    """Of a job that took memory beyond the cap that it was placed with: its own failure, as if the
+    worker had kept the cap and run out of memory."""
+    held = job.status.reservation
+    is_capped = held is not None and held.source is ReservationSource.HINT
+    if not is_capped or tenant.excess_bytes <= CONTEXT_BYTES:
+        return None
+    message = (
+        f"uses {format_memory(tenant.memory_bytes + tenant.excess_bytes)}; with sharing.mode "
+        f"Shared gpu.memory ({format_memory(tenant.memory_bytes)}) is a cap"
+    )
+    return StopReason(MEMORY_CAP_EXCEEDED, message, deadline)
 
 
 def _outgrown(
