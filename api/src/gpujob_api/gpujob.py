@@ -221,6 +221,7 @@ class GPUJobSpec:
     spot: Spot = field(default_factory=Spot)
     retry: Retry = field(default_factory=Retry)
     suspend: bool = False
+    ttl_seconds_after_finished: Annotated[int, Range(0, INT32_MAX)] | None = None
 
     def __post_init__(self) -> None:
         check(self)
@@ -318,9 +319,9 @@ class Counters:
     interruptions: SmallCount = 0
     # Those of the interruptions that another job or a move was the reason for.
     preemptions: SmallCount = 0
-    # So many GPUs in a row became unhealthy soon after an attempt of the job had started on them.
+    # GPUs in a row that became unhealthy soon after an attempt had started on them.
     unhealthy_gpus: SmallCount = 0
-    # So many interruptions in a row came before the durable step had grown.
+    # Interruptions in a row before the durable step grew.
     fruitless: SmallCount = 0
 
 
@@ -364,8 +365,7 @@ class GPUJobStatus:
     held_seconds: Annotated[float, Range(0, 10**9, clamp=True)] | None = None
     # The durable step when an attempt was last interrupted.
     interrupted_at_step: Count | None = None
-    # The furthest step at which an attempt ran out of GPU memory. Until a later attempt has passed
-    # it, that attempt keeps all that it began with.
+    # The furthest step at which an attempt ran out of GPU memory.
     out_of_memory_step: Count | None = None
     # Its least utilization when GPUs are shared: raised when it slowed a co-tenant too much.
     utilization_floor_percent: Percent = 0.0

@@ -31,6 +31,7 @@ from gpujob_operator.act.kube import (
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import (
     CreatePod,
+    DeleteJob,
     DeletePod,
     EventNote,
     PlanItem,
@@ -136,6 +137,8 @@ class Writer:
                 await self._create_pod(item)
             case DeletePod():
                 await self._delete_pod(item)
+            case DeleteJob():
+                await self._delete_job(item.job)
             case SaveProfile():
                 await self._save_profile(item)
 
@@ -166,6 +169,9 @@ class Writer:
                 return self._took(answer, item)
             case DeletePod():
                 await self._refresh(PODS, item.pod.name, item.pod.namespace, item.pod.uid)
+            case DeleteJob():
+                metadata = item.job.metadata
+                await self._refresh(JOBS, metadata.name, metadata.namespace, metadata.uid)
             case WriteStatus() | RejectJob():
                 return await self._confirm_status(JOBS, item.job.metadata)
             case WriteQueueStatus():
@@ -183,7 +189,7 @@ class Writer:
     def forget(self, item: PlanItem) -> None:
         """Removes an object from the cache that a write found to be gone."""
         match item:
-            case WriteStatus() | RejectJob():
+            case WriteStatus() | RejectJob() | DeleteJob():
                 self._feedback.gone(JOBS, item.job.metadata.uid)
             case WriteQueueStatus():
                 self._feedback.gone(QUEUES, item.queue.metadata.uid)
@@ -270,6 +276,26 @@ class Writer:
         if answer.get("kind") == "Pod" and answer["metadata"].get("deletionTimestamp"):
             self._feedback.written(PODS, answer)
 
+    async def _delete_job(self, job: GPUJob) -> None:
+        metadata = job.metadata
+        try:
+            answer = await self._as_leader().delete(
+                JOBS,
+                metadata.name,
+                metadata.namespace,
+                uid=metadata.uid,
+                resource_version=metadata.resource_version,
+            )
+        except Conflict:
+            await self._refresh(JOBS, metadata.name, metadata.namespace, metadata.uid)
+            raise
+        log.info("finished job deleted", job=metadata.key)
+        if (answer.get("metadata") or {}).get("deletionTimestamp"):
+            # Somebody's finalizer keeps it for a while.
+            self._feedback.written(JOBS, answer)
+        else:
+            self._feedback.gone(JOBS, metadata.uid)
+
     async def _save_profile(self, item: SaveProfile) -> None:
         metadata = item.profile.metadata
         version = metadata.resource_version or await self._create_profile(item)
@@ -289,7 +315,7 @@ class Writer:
 def namespace_of(item: PlanItem) -> str:
     """The namespace whose slots the write uses; empty for a cluster-scoped object."""
     match item:
-        case WriteStatus() | RejectJob() | CreatePod():
+        case WriteStatus() | RejectJob() | CreatePod() | DeleteJob():
             return item.job.metadata.namespace
         case DeletePod():
             return item.pod.namespace
@@ -307,6 +333,8 @@ def target_of(item: PlanItem) -> Target:
             return "patch", JOBS.plural, namespace, item.job.metadata.name
         case CreatePod():
             return "create", PODS.plural, namespace, _pod_name(item)
+        case DeleteJob():
+            return "delete", JOBS.plural, namespace, item.job.metadata.name
         case DeletePod():
             return "delete", PODS.plural, namespace, item.pod.name
         case SaveProfile():

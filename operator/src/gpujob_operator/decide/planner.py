@@ -24,6 +24,7 @@ from gpujob_operator.decide.measurement.profile import new_entries, with_entries
 from gpujob_operator.decide.measurement.slowdown import has_gpus_alone, observed_pace
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import (
+    DeleteJob,
     NextStep,
     Plan,
     PlanItem,
@@ -63,6 +64,7 @@ def plan(snapshot: Snapshot, now: datetime, cache: SchedulerCache | None = None)
         items += written
     invalid = {job.metadata.uid for job in snapshot.invalid_jobs}
     items += orphaned_pods(cache.pods_of_gone(), invalid, snapshot.configuration, now)
+    items += [DeleteJob(cache.entries[uid].job) for uid in cache.expiries.due(now)]
     items += queue_statuses(snapshot.queues, queues.use, cache.waiting.entries.values())
     return Plan(tuple(items), cycle.next_seconds(steps))
 
@@ -269,9 +271,8 @@ class _Cycle:
     def next_seconds(self, steps: Mapping[str, NextStep]) -> float | None:
         """Seconds until the first deadline of any job."""
         found = [step.next_seconds for step in steps.values() if step.next_seconds is not None]
-        first = self.cache.steps.next_at.first
-        if first is not None:
-            found.append((first - self.now).total_seconds())
+        others = (self.cache.steps.next_at.first, self.cache.expiries.next_at)
+        found += [(first - self.now).total_seconds() for first in others if first is not None]
         return min(found, default=None)
 
 

@@ -170,7 +170,10 @@ def test_a_job_beyond_its_own_cap_is_to_blame_itself(used_bytes: int, reason: st
     after the other. A context above the cap is no breach."""
     capped = running(make_job("capped"), held=reserve(2 * GIB, ReservationSource.HINT))
     pod = make_pod(capped)
-    full: dict[str, Any] = {"pods": [pod], "gpus": [make_gpu(ours=[(pod.uid, used_bytes)], driver=12 * GIB)]}
+    full: dict[str, Any] = {
+        "pods": [pod],
+        "gpus": [make_gpu(ours=[(pod.uid, used_bytes)], driver=12 * GIB)],
+    }
     stop = found(capped, B, capped, **full)
     assert stop is not None
     assert stop.reason == reason

@@ -101,40 +101,6 @@ def test_a_kill_for_host_memory_is_no_lack_of_gpu_memory() -> None:
     assert decision.counters == Counters(errors=1)
 
 
-OWN_STORAGE = (
-    'Usage of EmptyDir volume "cache" exceeds the limit "200Gi". ',
-    "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi. ",
-    'Container worker exceeded its local ephemeral storage limit "1Gi". ',
-)
-
-
-@pytest.mark.parametrize("message", OWN_STORAGE)
-def test_an_eviction_for_the_pods_own_use_is_the_jobs_failure(message: str) -> None:
-    """I4: it would come again on every node."""
-    outcome = ended(137, reason="Evicted", message=message)
-    assert outcome.end is AttemptEnd.FAILED
-    assert message.strip() in outcome.failure.message
-
-
-def test_an_eviction_for_the_nodes_sake_is_an_interruption() -> None:
-    message = "The node was low on resource: memory. Container worker was using 5Gi"
-    assert ended(137, reason="Evicted", message=message).end is AttemptEnd.INTERRUPTED
-
-
-@pytest.mark.parametrize("exit_code", [143, 137, None])
-def test_a_deadline_of_the_template_is_a_failure(exit_code: int | None) -> None:
-    """I4: it ends the job in the end."""
-    outcome = ended(exit_code, reason="DeadlineExceeded")
-    assert outcome.end is AttemptEnd.FAILED
-    assert "activeDeadlineSeconds" in outcome.failure.message
-
-
-def test_a_limit_that_is_reached_while_we_stop_the_attempt_is_no_failure() -> None:
-    job = stopped("NodeReclaimed")
-    pod = make_pod(job, exit_code=143, reason="DeadlineExceeded")
-    assert judge(job, (replace(pod, phase=PodPhase.FAILED),)).end is AttemptEnd.INTERRUPTED
-
-
 def test_pods_that_are_gone_were_taken() -> None:
     assert judge(running(make_job()), ()).end is AttemptEnd.INTERRUPTED
 
