@@ -42,12 +42,12 @@ class ExecutorBench:
             Feedback(self._wrote, lambda _, uid: self.gone.append(uid), self._noted),
             configuration=Configuration(report_url="http://operator/report"),
             clock=self.clock.now,
+            may_act=lambda: self.leads,
         )
         runner = ItemRunner(
             writer,
             self.metrics,
             monotonic=self.clock.monotonic,
-            may_act=lambda: self.leads,
             retry=Retry(sleep=self.clock.sleep, uniform=lambda low, high: high),
             backoff=Backoff(self.clock.monotonic, uniform=lambda low, high: high),
             slots=WriteSlots(self.clock.monotonic, total=slots, of_a_namespace=slots),

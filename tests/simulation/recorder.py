@@ -18,10 +18,11 @@ from tests.simulation.api_server import ApiServer, Manifest, OtherKind, Revision
 from tests.simulation.job_facts import (
     deleted,
     held,
-    is_leak,
     is_shrink,
+    is_within,
     now_text,
     reason,
+    used_bytes,
     wants_all,
 )
 from tests.simulation.pods import worker_ended
@@ -88,6 +89,8 @@ class Recorder:
         self._operators = operators
         self._jobs: dict[str, GPUJob] = {}
         self._readings: dict[str, deque[_Reading]] = defaultdict(lambda: deque(maxlen=32))
+        # The peak that agents saw, by job UID, attempt and GPU.
+        self._seen_bytes: dict[tuple[str, int, str], int] = {}
         api.recorders.append(self.observe)
 
     def observe(self, revision: Revision) -> None:
@@ -135,6 +138,8 @@ class Recorder:
                 for process in gpu.get("processes") or ()
                 if process.get("podUid") is None
             )
+            for key, now_bytes in used_bytes(gpu, self._ours).items():
+                self._seen_bytes[key] = max(self._seen_bytes.get(key, 0), now_bytes)
             self._readings[gpu["uuid"]].append(
                 _Reading(
                     revision.at, gpu["memoryTotalBytes"], gpu["memoryReservedBytes"], unmanaged
@@ -235,8 +240,10 @@ class Recorder:
                     self._check_telemetry(revision, job, worker.node, uuid)
 
     def _check_room(self, revision: Revision, before: GPUJob, job: GPUJob, uuid: str) -> None:
-        """Over capacity in the light of every reading that the decision may have known."""
-        if is_shrink(before, job) or is_leak(before, job):
+        """Over capacity in the light of every reading that the decision may have known. A job may
+        reserve what an agent saw it use; a margin above that is a decision."""
+        seen_bytes = self._seen_bytes.get((job.metadata.uid, job.status.attempt, uuid), 0)
+        if is_shrink(before, job) or is_within(before, job, seen_bytes):
             return
         reserved = sum(
             other.status.reservation.memory_bytes

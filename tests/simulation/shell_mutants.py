@@ -21,6 +21,7 @@ from gpujob_operator.act.kube import (
 )
 from gpujob_operator.decide.model.plan import Plan
 from gpujob_operator.observe.cache import Cache, Kind
+from gpujob_operator.observe.store import Mark
 from tests.simulation.api_server import OtherKind
 from tests.simulation.kube import SimulatedKube
 from tests.simulation.operator_shell import Parts
@@ -39,10 +40,16 @@ class _ReadsPodsWrong(Cache):
             return super().apply(kind, event_type, self._read(manifest))
         return super().apply(kind, event_type, manifest)
 
-    def resync(self, kind: Kind, manifests: Iterable[object], resource_version: str) -> bool:
+    def resync(
+        self,
+        kind: Kind,
+        manifests: Iterable[object],
+        resource_version: str,
+        mark: Mark | None = None,
+    ) -> bool:
         if kind is Kind.POD:
             manifests = [self._read(manifest) for manifest in manifests]
-        return super().resync(kind, manifests, resource_version)
+        return super().resync(kind, manifests, resource_version, mark)
 
     def _read(self, pod: Any) -> Any:
         raise NotImplementedError
@@ -247,10 +254,16 @@ class IgnoresDeletion(Cache):
             manifest = _undeleted(manifest)
         return super().apply(kind, event_type, manifest)
 
-    def resync(self, kind: Kind, manifests: Iterable[object], resource_version: str) -> bool:
+    def resync(
+        self,
+        kind: Kind,
+        manifests: Iterable[object],
+        resource_version: str,
+        mark: Mark | None = None,
+    ) -> bool:
         if kind is Kind.JOB:
             manifests = [_undeleted(manifest) for manifest in manifests]
-        return super().resync(kind, manifests, resource_version)
+        return super().resync(kind, manifests, resource_version, mark)
 
 
 def _undeleted(manifest: Any) -> Manifest:

@@ -225,6 +225,7 @@ class GPUJobSpec:
     disruption: DisruptionPolicy = DisruptionPolicy.AVOID
     retry: Retry = field(default_factory=Retry)
     suspend: bool = False
+    ttl_seconds_after_finished: Annotated[int, Range(0, INT32_MAX)] | None = None
 
     def __post_init__(self) -> None:
         check(self)
@@ -324,8 +325,10 @@ class Counters:
     interruptions: SmallCount = 0
     # Those of the interruptions that another job or a move was the reason for.
     preemptions: SmallCount = 0
-    # So many GPUs in a row became unhealthy soon after an attempt of the job had started on them.
+    # GPUs in a row that became unhealthy soon after an attempt had started on them.
     unhealthy_gpus: SmallCount = 0
+    # Interruptions in a row before the durable step grew.
+    fruitless: SmallCount = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,6 +369,10 @@ class GPUJobStatus:
     requeued_at: datetime | None = None
     # For how long attempts that have ended held GPUs, all together.
     held_seconds: Annotated[float, Range(0, 10**9, clamp=True)] | None = None
+    # The durable step when an attempt was last interrupted.
+    interrupted_at_step: Count | None = None
+    # The furthest step at which an attempt ran out of GPU memory.
+    out_of_memory_step: Count | None = None
     # Its least utilization when GPUs are shared: raised when it slowed a co-tenant too much.
     utilization_floor_percent: Percent = 0.0
     attempt_started_at: datetime | None = None

@@ -23,6 +23,7 @@ from gpujob_operator.act.writer import WriteResult
 from gpujob_operator.decide.model.assumption import assumed_status
 from gpujob_operator.decide.model.plan import (
     CreatePod,
+    DeleteJob,
     DeletePod,
     Plan,
     PlanItem,
@@ -225,7 +226,7 @@ class Executor:
 def _lane(item: PlanItem) -> str:
     """The lane of an item: one for each job, queue or profile."""
     match item:
-        case WriteStatus() | RejectJob() | CreatePod():
+        case WriteStatus() | RejectJob() | CreatePod() | DeleteJob():
             return item.job.metadata.uid
         case DeletePod():
             return item.pod.job_uid

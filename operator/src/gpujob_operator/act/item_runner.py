@@ -23,6 +23,7 @@ from gpujob_operator.act.refusals import Refusals
 from gpujob_operator.act.retry import Retry
 from gpujob_operator.act.slots import WriteSlots
 from gpujob_operator.act.writer import (
+    NotLeader,
     Writer,
     WriteResult,
     namespace_of,
@@ -40,10 +41,6 @@ LATE_SECONDS = 5.0
 DOUBT_PAUSE_SECONDS_MAX = 10.0
 
 
-class NotLeader(Exception):  # noqa: N818 - a state of affairs, not a fault
-    """The lease was lost between the decision and the write."""
-
-
 class ItemRunner:
     """Runs items. A failure of one item never raises."""
 
@@ -53,7 +50,6 @@ class ItemRunner:
         metrics: Metrics,
         *,
         monotonic: Callable[[], float],
-        may_act: Callable[[], bool],
         retry: Retry,
         backoff: Backoff | None = None,
         slots: WriteSlots | None = None,
@@ -61,7 +57,6 @@ class ItemRunner:
         self._writer = writer
         self._metrics = metrics
         self._monotonic = monotonic
-        self._may_act = may_act
         self._retry = retry
         self._backoff = Backoff(monotonic) if backoff is None else backoff
         self._slots = WriteSlots(monotonic) if slots is None else slots
@@ -157,18 +152,14 @@ class ItemRunner:
 
     async def _request(self, item: PlanItem, call: Callable[[], Awaitable[object]]) -> None:
         async with self._slots.held(namespace_of(item)):
-            if not self._may_act():
-                raise NotLeader("leadership was lost")
             await call()
 
     async def _ask_what_happened(self, item: PlanItem) -> WriteResult:
         """Reads the object by name until the API server answers, or leadership is lost."""
         failures, late = 0, isinstance(item, WriteStatus)
-        while self._may_act():
+        while self._writer.may_act():
             try:
                 result = await self._confirm(item)
-            except NotLeader:
-                break
             except (Throttled, Unavailable) as error:
                 failures += 1
                 await self._retry.pause(failures, error, seconds_max=DOUBT_PAUSE_SECONDS_MAX)

@@ -93,9 +93,12 @@ def test_failed_without_ever_running_is_a_failure_with_its_reason() -> None:
     assert "no such config map" in outcome.failure.message
 
 
-def test_host_memory_kill_is_out_of_memory() -> None:
+def test_a_kill_for_host_memory_is_no_lack_of_gpu_memory() -> None:
+    """I9: a whole GPU would not help; the job is not placed as if it had run out there."""
     outcome = ended(137, reason="OOMKilled")
-    assert outcome.failure.failure_class is FailureClass.OUT_OF_MEMORY
+    assert outcome.failure.failure_class is FailureClass.HOST_OUT_OF_MEMORY
+    decision = retry_decision(running(make_job()), outcome, CONFIGURATION, T0)
+    assert decision.counters == Counters(errors=1)
 
 
 def test_pods_that_are_gone_were_taken() -> None:
@@ -258,7 +261,7 @@ def test_an_interruption_is_tried_again_at_once_and_uses_no_retry() -> None:
     decision = interrupted(job, INTERRUPTION, CONFIGURATION, after(60))
     assert decision.retry
     assert decision.next_attempt_at == after(60)
-    assert decision.counters == Counters(interruptions=1)
+    assert decision.counters == Counters(interruptions=1, fruitless=1)
 
 
 LOST = frozenset({"n0"})
@@ -270,13 +273,13 @@ def test_an_attempt_whose_node_went_away_is_counted_apart_and_uses_no_retry() ->
     assert (outcome.end, outcome.lost_node) == (AttemptEnd.INTERRUPTED, "n0")
     decision = interrupted(job, outcome, CONFIGURATION, after(60))
     assert decision.retry
-    assert decision.counters == Counters(node_lost=1)
+    assert decision.counters == Counters(node_lost=1, fruitless=1)
     failed_before = running(make_job(retries=1), counters=Counters(node_lost=5))
     assert decide(FailureClass.UNKNOWN, failed_before).retry
 
 
 def test_fruitless_attempts_on_nodes_that_go_away_end() -> None:
-    counters = Counters(interruptions=20, node_lost=FRUITLESS_INTERRUPTIONS_MAX - 20)
+    counters = Counters(fruitless=FRUITLESS_INTERRUPTIONS_MAX)
     job = running(make_job(), counters=counters)
     assert not interrupted(job, judge(job, (), LOST), CONFIGURATION, after(60)).retry
 
@@ -307,13 +310,44 @@ def test_an_attempt_that_ended_at_once_waits_before_the_next() -> None:
 
 
 def test_fruitless_interruptions_end() -> None:
-    counters = Counters(interruptions=FRUITLESS_INTERRUPTIONS_MAX)
-    job = running(make_job(), counters=counters)
+    job = running(make_job(), counters=Counters(fruitless=FRUITLESS_INTERRUPTIONS_MAX))
     decision = interrupted(job, INTERRUPTION, CONFIGURATION, after(60))
     assert not decision.retry
-    assert str(FRUITLESS_INTERRUPTIONS_MAX + 1) in decision.message
-    saved = with_status(job, checkpoint=CheckpointReport(3))
-    assert interrupted(saved, INTERRUPTION, CONFIGURATION, after(60)).retry
+    assert decision.message == "interrupted 51 times in a row without progress (no checkpoint)"
+
+
+@pytest.mark.parametrize(
+    ("status", "fruitless"),
+    [
+        ({"checkpoint": CheckpointReport(3)}, 0),
+        ({"checkpoint": CheckpointReport(3), "interrupted_at_step": 2}, 0),
+        ({"checkpoint": CheckpointReport(3), "interrupted_at_step": 3}, 8),
+        ({}, 8),
+    ],
+    ids=["a first checkpoint", "it grew", "the same as before", "none"],
+)
+def test_progress_alone_lets_interruptions_go_on(status: dict[str, Any], fruitless: int) -> None:
+    """I4: a checkpoint that is there is no progress; the durable step has to grow."""
+    job = running(make_job(), counters=Counters(fruitless=7), **status)
+    decision = interrupted(job, INTERRUPTION, CONFIGURATION, after(60))
+    assert decision.counters.fruitless == fruitless
+
+
+@pytest.mark.parametrize("reason", ["Preempted", "Reclaimed", "Moved", "Slowed", "Suspended"])
+def test_what_others_or_the_user_interrupt_says_nothing_of_the_job(reason: str) -> None:
+    job = with_status(stopped(reason), counters=Counters(fruitless=7))
+    assert interrupted(job, INTERRUPTION, CONFIGURATION, after(60)).counters.fruitless == 7
+
+
+def test_fruitless_attempts_wait_longer_each_time() -> None:
+    """I15: whatever follows the job does not come to every node in an hour."""
+    delays: list[float] = []
+    for fruitless in (2, 3, 4, 5, FRUITLESS_INTERRUPTIONS_MAX - 1):
+        job = running(make_job(), counters=Counters(fruitless=fruitless))
+        decision = interrupted(job, INTERRUPTION, CONFIGURATION, after(60))
+        assert decision.next_attempt_at is not None
+        delays.append((decision.next_attempt_at - after(60)).total_seconds())
+    assert delays == [0, 10, 20, 40, CONFIGURATION.retry_backoff_max_seconds]
 
 
 def test_last_step_of_any_worker_counts() -> None:
@@ -346,7 +380,7 @@ def test_a_worker_that_is_killed_for_host_memory_is_told_which_limit(
     resources: object, words: str
 ) -> None:
     outcome = ended(137, job=with_resources(resources), reason="OOMKilled")
-    assert outcome.failure.failure_class is FailureClass.OUT_OF_MEMORY
+    assert outcome.failure.failure_class is FailureClass.HOST_OUT_OF_MEMORY
     assert words in outcome.failure.message
 
 

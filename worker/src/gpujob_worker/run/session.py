@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gpujob_api.codec import FieldError
 from gpujob_api.report import (
+    STOP_ATTEMPT_OVER,
     Efficiency,
     Failure,
     FailureClass,
@@ -33,6 +34,8 @@ from gpujob_worker.run.speaker import Claim, written
 from gpujob_worker.run.tuning_budget import tuning_budget_seconds
 
 LAST_REPORT_SECONDS = 3.0
+# For so long the first step waits for the operator to say that the attempt is not over.
+FENCE_SECONDS_MAX = 30.0
 
 _current: "Session | None" = None
 
@@ -308,7 +311,19 @@ class Session:
         if before is not None and before.attempt == self.environment.attempt:
             # Reports differ by their number, also those of one process after another.
             self._sequence = before.sequence
+        self._pass_fence()
         self.reporter.start()
+
+    def _pass_fence(self) -> None:
+        """Before the first step: an attempt that was given up meanwhile must not begin.
+
+        An operator that is away stops nobody: the checkpoint store has a fence of its own.
+        """
+        if not self.reporter.ask(FENCE_SECONDS_MAX):
+            text = f"the operator did not answer within {FENCE_SECONDS_MAX:.0f} s; not waited for"
+            self.explanation.note("start", text)
+        if self.stop.requested and self.stop.reason == STOP_ATTEMPT_OVER:
+            raise Interrupted(saved=False)
 
     @property
     def _local_rank(self) -> int:

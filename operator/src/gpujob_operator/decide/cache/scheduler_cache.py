@@ -12,6 +12,7 @@ from datetime import datetime
 from gpujob_operator.decide.backfill.release_times import ReleaseTimes
 from gpujob_operator.decide.backfill.tenancy import Tenancy
 from gpujob_operator.decide.cache.equivalence_classes import EquivalenceClasses
+from gpujob_operator.decide.cache.expiries import Expiries
 from gpujob_operator.decide.cache.holders import Holders
 from gpujob_operator.decide.cache.job_entry import JobEntry
 from gpujob_operator.decide.cache.jobs import Jobs
@@ -50,6 +51,8 @@ class SchedulerCache:
     listening_since: datetime | None = None
     steps: StepQueue = field(default_factory=StepQueue)
     releases: ReleaseTimes = field(default_factory=ReleaseTimes)
+    # Finished jobs that do not stay.
+    expiries: Expiries = field(default_factory=Expiries)
     waiting: PendingQueues = field(default_factory=PendingQueues)
     # Jobs that hold GPUs.
     holders: Holders = field(default_factory=Holders)
@@ -171,12 +174,14 @@ class SchedulerCache:
         if after is not None:
             uid = after.job.metadata.uid
             self.releases.put(after.job, after.profile_key)
+            self.expiries.put(after.job)
             if after.held:
                 self.holders.add(after.job, self._nodes.of_job(after.job))
             self._count(after)
         elif before is not None:
             uid = before.job.metadata.uid
             self.releases.drop(uid)
+            self.expiries.drop(uid)
             self.steps.drop(uid)
             self._mix.drop(uid)
         else:

@@ -5,9 +5,9 @@
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from gpujob_api.gpujob import GPUJob, GPUJobStatus, ReservationSource
+from gpujob_api.gpujob import GPUJob, GPUJobStatus, Reservation, ReservationSource
 from gpujob_api.quantities import MIB
 from gpujob_operator.decide.capacity.availability import GPUBlocked, NodeClosed
 from gpujob_operator.decide.capacity.slowdown_law import PUBLISHED_SLOWDOWNS, Law
@@ -193,6 +193,25 @@ def as_tenant(job: GPUJob) -> Tenant | None:
         whole_gpu=whole,
         max_slowdown_percent=job.spec.sharing.max_slowdown_percent,
     )
+
+
+def with_reservation(gpu: GPUCapacity, job_uid: str, reservation: Reservation) -> GPUCapacity:
+    """The GPU on which the job reserves this from now on. What it was seen to use above its old
+    reservation counts only as far as the new one does not cover it."""
+    tenants: list[Tenant] = []
+    for tenant in gpu.tenants:
+        if tenant.job_uid == job_uid:
+            used_bytes = tenant.memory_bytes + tenant.excess_bytes
+            tenant = replace(
+                tenant,
+                memory_bytes=reservation.memory_bytes,
+                utilization_percent=reservation.utilization_percent,
+                excess_bytes=max(0, used_bytes - reservation.memory_bytes)
+                if tenant.excess_bytes
+                else 0,
+            )
+        tenants.append(tenant)
+    return replace(gpu, tenants=tuple(tenants))
 
 
 def has_external_use(gpu: GPUCapacity, *, soon: bool = False) -> bool:

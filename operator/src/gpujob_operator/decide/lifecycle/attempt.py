@@ -18,6 +18,7 @@ from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, StopReason
 from gpujob_api.quantities import format_count
 from gpujob_api.report import Report
+from gpujob_operator.decide.capacity.sites import gpus_at
 from gpujob_operator.decide.lifecycle.ending import end_attempt
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.pod_cleanup import abandoned_pods, delete_pod, stray_pods
@@ -30,6 +31,7 @@ from gpujob_operator.decide.measurement.progress import (
     with_measurement,
     with_report,
 )
+from gpujob_operator.decide.measurement.reservation import reservable_bytes
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionWriter
 from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
@@ -198,9 +200,12 @@ def _running(
     status = with_report(with_pod_uids(job.status, pods), inputs.report)
     if configuration.device_access is DeviceAccess.DEVICE_PLUGIN and inputs.usage is not None:
         status = with_seen_gpus(status, inputs.usage.seen)
-    usage = joined_usage(inputs.usage, report)
+    usage = joined_usage(inputs.usage, report, job.status.reservation)
     status = with_measurement(status, report, usage)
-    status, events = with_measured_reservation(job, status, report, usage, configuration)
+    most_bytes = reservable_bytes(job, gpus_at(inputs.sites), inputs.promised_bytes)
+    status, events = with_measured_reservation(
+        job, status, report, usage, configuration, most_bytes
+    )
     if status.resumed_from_step is not None and job.status.resumed_from_step is None:
         text = f"attempt {status.attempt} resumes after step {status.resumed_from_step}"
         events = (*events, EventNote("Resumed", text))

@@ -30,6 +30,9 @@ class JobInputs:
     # Pods of its workers that the API server refused to create.
     refused_pods: tuple[RefusedPod, ...] = ()
     listening_since: datetime | None = None
+    # What other jobs of this cycle grew by on the GPUs of its workers. Not compared: a job that
+    # sees any is decided again in the next cycle.
+    promised_bytes: Mapping[str, int] = field(default_factory=dict[str, int], compare=False)
     # Not compared: a pace measured by another job of the workload does not affect this job, and the
     # cache tracks any other change of the profile.
     profile: GPUProfile | None = field(default=None, compare=False)

@@ -48,7 +48,7 @@ def reason_to_stop(
     if is_short or lost_ranks(job, pods):
         message = f"{present} of {job.spec.workers} workers are left"
         return StopReason(WORKER_LOST, message, deadline)
-    fault = faults.of(job, inputs.sites, now, deadline, configuration.device_access)
+    fault = faults.of(job, inputs.sites, now, deadline, configuration.device_access, inputs.usage)
     if fault is not None:
         return fault
     evicted = _evicted(pods, now, deadline)
@@ -116,7 +116,8 @@ def start_seconds_left(
     if any(pod.pulls_images for pod in pods):
         limit = max(configuration.image_pull_timeout_seconds, configuration.start_timeout_seconds)
         return limit - age_seconds(job, now)
-    moments = [pod.last_change_at for pod in pods if pod.last_change_at is not None]
+    # A kubelet's clock may be ahead, and the attempt would then never be too late.
+    moments = [at for pod in pods if (at := pod.last_change_at) is not None and at <= now]
     since = max([job.status.attempt_started_at or now, *moments])
     return configuration.start_timeout_seconds - (now - since).total_seconds()
 

@@ -21,7 +21,10 @@ SPOT_TOLERATIONS: tuple[Mapping[str, str], ...] = tuple(
         "oci.oraclecloud.com/oke-is-preemptible",
     )
 )
-_SPOT_TOO: tuple[Mapping[str, Any], ...] = (*DEFAULT_TOLERATIONS, *SPOT_TOLERATIONS)
+DEFAULT_AND_SPOT_TOLERATIONS: tuple[Mapping[str, Any], ...] = (
+    *DEFAULT_TOLERATIONS,
+    *SPOT_TOLERATIONS,
+)
 
 
 def pod_spec(job: GPUJob) -> Mapping[str, Any]:
@@ -30,7 +33,8 @@ def pod_spec(job: GPUJob) -> Mapping[str, Any]:
 
 def tolerations(job: GPUJob) -> tuple[Mapping[str, Any], ...]:
     own = pod_spec(job).get("tolerations")
-    ours = _SPOT_TOO if job.spec.spot.policy is not SpotPolicy.NEVER else DEFAULT_TOLERATIONS
+    never = job.spec.spot.policy is SpotPolicy.NEVER
+    ours = DEFAULT_TOLERATIONS if never else DEFAULT_AND_SPOT_TOLERATIONS
     return (*own, *ours) if own else ours
 
 

@@ -20,6 +20,7 @@ EVICTED = "Evicted"
 GPU_UNHEALTHY = "GPUUnhealthy"
 GPU_OVERFULL = "GPUOverfull"
 # Stopped for a reason of the job itself.
+MEMORY_CAP_EXCEEDED = "MemoryCapExceeded"
 WORKER_ENDED = "WorkerEnded"
 WORKER_LOST = "WorkerLost"
 HUNG = "Hung"
@@ -66,6 +67,7 @@ STOP_RULES: Mapping[str, StopRule] = {
     GPU_OVERFULL: StopRule(),
     WORKER_ENDED: StopRule(is_consequence=True, worker_ended_first=True),
     WORKER_LOST: StopRule(is_consequence=True),
+    MEMORY_CAP_EXCEEDED: StopRule(failure=FailureClass.OUT_OF_MEMORY),
     HUNG: StopRule(failure=FailureClass.HUNG),
     START_TIMEOUT: StopRule(failure=FailureClass.UNKNOWN),
     POD_REFUSED: StopRule(is_refusal=True),

@@ -20,6 +20,7 @@ from gpujob_operator.decide.measurement.reservation import (
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.pod_requests import PodRequests
 from gpujob_operator.decide.model.pod_template import (
+    DEFAULT_AND_SPOT_TOLERATIONS,
     DEFAULT_TOLERATIONS,
     host_requests,
     pod_spec,
@@ -81,8 +82,9 @@ class JobRequirements:
     def node_constraints(self) -> Hashable:
         """The constraints that `why_not_on` checks."""
         selector = tuple(sorted(self.selector.items()))
-        own = self.tolerations is not DEFAULT_TOLERATIONS
-        tolerated = tuple(map(_toleration_key, self.tolerations)) if own else _DEFAULT_KEYS
+        tolerated = _COMMON_KEYS.get(id(self.tolerations))
+        if tolerated is None:
+            tolerated = tuple(map(_toleration_key, self.tolerations))
         return selector, tolerated, self.job.spec.spot.policy.value, self.refused_by
 
     def reservation(
@@ -182,7 +184,11 @@ def _toleration_key(toleration: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple([repr(toleration.get(name)) for name in _TOLERATION_FIELDS])
 
 
-_DEFAULT_KEYS = tuple(map(_toleration_key, DEFAULT_TOLERATIONS))
+# By identity: most jobs have one of the two tuples.
+_COMMON_KEYS = {
+    id(common): tuple(map(_toleration_key, common))
+    for common in (DEFAULT_TOLERATIONS, DEFAULT_AND_SPOT_TOLERATIONS)
+}
 
 
 def _known(entries: tuple[ProfileEntry, ...]) -> Hashable:
