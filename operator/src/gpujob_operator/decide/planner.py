@@ -216,7 +216,7 @@ class _Cycle:
         return CycleView(
             requirements_of=cache.requirements,
             find_running=lambda: self._running(steps),
-            lowest_priority=holders.lowest_priority,
+            lowest_priorities=holders.lowest_priorities,
             preemption_in_flight=holders.preemption_in_flight,
         )
 
