@@ -94,6 +94,7 @@ def _admit(steps: dict[str, NextStep], queues: QuotaState, cycle: "_Cycle") -> N
         configuration=cycle.configuration,
         now=cycle.now,
         view=cycle.view(steps),
+        refused_templates={one.job_uid: one for one in cycle.snapshot.refused_templates},
     )
     admission.admit(cache.waiting.in_order(cycle.configuration, cycle.now))
     for uid, step in admission.steps.items():
