@@ -15,6 +15,7 @@ from gpujob_operator.act.kube import (
 )
 from gpujob_operator.act.retry import Retry
 from gpujob_operator.act.slots import WriteSlots
+from gpujob_operator.act.trials import Trials
 from gpujob_operator.act.writer import Feedback, Writer, WriteResult
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import CreatePod, EventNote, Plan, PlanItem, WriteStatus
@@ -51,6 +52,7 @@ class ExecutorBench:
             retry=Retry(sleep=self.clock.sleep, uniform=lambda low, high: high),
             backoff=Backoff(self.clock.monotonic, uniform=lambda low, high: high),
             slots=WriteSlots(self.clock.monotonic, total=slots, of_a_namespace=slots),
+            trials=Trials(Configuration(), self.clock.now),
         )
         self.executor = Executor(runner, self.metrics, settled=self._settle, lanes_max=lanes_max)
 

@@ -168,6 +168,9 @@ class FakeKube(Kube):
         stored["metadata"].setdefault("creationTimestamp", "2026-01-01T00:00:00Z")
         return self._leave(call, self._store(kind, key, stored, "ADDED"))
 
+    async def try_create(self, kind: ResourceType, body: Manifest, namespace: str = "") -> None:
+        self._enter(Call("try", kind.plural, body["metadata"]["name"], namespace))
+
     async def patch(
         self,
         kind: ResourceType,

@@ -326,6 +326,8 @@ def chaos_options(
     return ClusterOptions(
         nodes=nodes,
         operator=operator,
+        # These scenes have impostors among the pods, as in a cluster without the policies.
+        admission_policies=False,
         images={IMAGE: REPOSITORY / "tests" / "chaos" / "workers", **(images or {})},
         agent_interval_seconds=0.5,
         operator_lease_seconds=2.0,

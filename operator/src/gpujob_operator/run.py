@@ -37,6 +37,7 @@ from gpujob_operator.act.lease import Leadership, LeaseSettings, Legacy
 from gpujob_operator.act.report_endpoint import ReportEndpoint
 from gpujob_operator.act.retry import Retry
 from gpujob_operator.act.tokens import TokenReviewer, TooManyReviews
+from gpujob_operator.act.trials import Trials
 from gpujob_operator.act.writer import Feedback, Writer
 from gpujob_operator.cycle import CycleDumps, PlanFunction
 from gpujob_operator.decide.model.configuration import Configuration
@@ -279,6 +280,7 @@ class Operator:
             self._metrics,
             monotonic=time.monotonic,
             retry=Retry(retried=self._metrics.write_retries.inc),
+            trials=Trials(self._configuration, utc_now),
         )
         return Executor(runner, self._metrics, settled=self._dirty.mark)
 

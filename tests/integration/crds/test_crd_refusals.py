@@ -186,6 +186,8 @@ def test_a_client_that_does_not_ask_for_strictness_is_warned(
 BAD_CLUSTER_OBJECTS: list[tuple[str, Json, str]] = [
     ("GPUQueue", {"weight": 0}, "spec.weight"),
     ("GPUQueue", {"parent": "itself"}, "spec.parent"),
+    ("GPUQueue", {"namespaces": ["Team A"]}, "spec.namespaces[0]"),
+    ("GPUQueue", {"priority": {"minimum": 2, "maximum": 1}}, "spec.priority.minimum"),
     ("GPUQueue", {"nominal": {"gpus": -1}}, "spec.nominal.gpus"),
     ("GPUQueue", {"nominal": {"gpuMemory": "16GB"}}, "spec.nominal.gpuMemory"),
     ("GPUNode", {"pricePerGpuHour": -1}, "spec.pricePerGpuHour"),

@@ -134,7 +134,7 @@ class Executor:
         """The snapshot with the statuses that are being written and the pods that were refused.
         Capacity that a write will free still counts as reserved (`assumed_status`).
         """
-        return self._runner.refusals.tell(self._with_assumed(snapshot))
+        return self._runner.tell(self._with_assumed(snapshot))
 
     def _with_assumed(self, snapshot: Snapshot) -> Snapshot:
         assumed = {

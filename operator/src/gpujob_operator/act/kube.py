@@ -197,6 +197,10 @@ class Kube:
     async def create(self, kind: ResourceType, body: Manifest, namespace: str = "") -> Manifest:
         return await self._write("POST", kind, kind.path(namespace), body)
 
+    async def try_create(self, kind: ResourceType, body: Manifest, namespace: str = "") -> None:
+        """A dry run of `create`: raises what it would raise, and stores nothing."""
+        await self._call("POST", kind.path(namespace), query={"dryRun": "All"}, body=body)
+
     async def patch(
         self,
         kind: ResourceType,

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.meta import Metadata
+from gpujob_api.settings import Settings
 from gpujob_operator.act.backoff import Target
 from gpujob_operator.act.kube import (
     JOBS,
@@ -147,6 +148,13 @@ class Writer:
         if not self.may_act():
             raise NotLeader("leadership was lost")
         return self._kube
+
+    async def try_pod(self, job: GPUJob) -> None:
+        """Tries the pod of a placed job's first worker by a dry run. Raises what its creation
+        would.
+        """
+        pod = worker_pod(CreatePod(job, 0, Settings()), self._configuration)
+        await self._kube.try_create(PODS, pod, job.metadata.namespace)
 
     async def create_service(self, job: GPUJob) -> None:
         """Creates the headless Service by whose names the pods of a gang find each other."""

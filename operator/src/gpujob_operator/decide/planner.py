@@ -98,6 +98,7 @@ def _admit(steps: dict[str, NextStep], queues: QuotaState, cycle: "_Cycle") -> N
         configuration=cycle.configuration,
         now=cycle.now,
         view=cycle.view(steps),
+        refused_templates={one.job_uid: one for one in cycle.snapshot.refused_templates},
     )
     admission.admit(cache.waiting.in_order(cycle.configuration, cycle.now))
     for uid, step in admission.steps.items():
@@ -251,7 +252,7 @@ class _Cycle:
         return CycleView(
             requirements_of=cache.requirements,
             find_running=lambda: self._running(steps),
-            lowest_priority=holders.lowest_priority,
+            lowest_priorities=holders.lowest_priorities,
             preemption_in_flight=holders.preemption_in_flight,
         )
 

@@ -139,6 +139,15 @@ class RefusedPod:
 
 
 @dataclass(frozen=True, slots=True)
+class RefusedTemplate:
+    """The API server's answer to a dry run of a pending job's pod. It is tried again at `until`."""
+
+    job_uid: str
+    message: str
+    until: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class InvalidJob:
     """A GPUJob that the API server accepted and the API types reject (for example under an older
     CRD).
@@ -221,6 +230,8 @@ class Snapshot:
     program_faults: tuple[ProgramFault, ...] = ()
     # The newest refusal of each worker whose pod could not be created, until it could.
     refused_pods: tuple[RefusedPod, ...] = ()
+    # Pending jobs whose pods a dry run refused, until one does not.
+    refused_templates: tuple[RefusedTemplate, ...] = ()
     # Since when this process receives reports; None: always.
     listening_since: datetime | None = None
     # Measured use by (job UID, attempt).

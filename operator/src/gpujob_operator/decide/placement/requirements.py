@@ -170,8 +170,9 @@ class CycleView:
     requirements_of: Callable[[str], JobRequirements]
     # Jobs with a reservation, by UID, as they are after this cycle's step.
     find_running: Callable[[], Mapping[str, GPUJob]]
-    # The lowest priority of jobs with a reservation, and whether any of them is being preempted.
-    lowest_priority: int
+    # The lowest priority of jobs with a reservation, by queue, and whether any of them is being
+    # preempted.
+    lowest_priorities: Mapping[str, int]
     preemption_in_flight: bool
 
     @cached_property
