@@ -212,6 +212,9 @@ def _pod_failure(job: GPUJob, pod: PodView) -> JobFailure | None:
         return JobFailure(FailureClass.OUT_OF_MEMORY, _host_memory(job, pod))
     text = pod.termination_text or pod.message or pod.reason
     detail = f": {text[-400:]}" if text else ""
+    if pod.termination is not None:
+        # A worker's own last report stands where the log's last lines would.
+        detail += f"; kubectl logs {pod.name} has its last words"
     message = f"worker {pod.rank} exited with code {pod.exit_code}{detail}"
     return JobFailure(FailureClass.UNKNOWN, message)
 
