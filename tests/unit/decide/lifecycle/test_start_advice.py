@@ -10,6 +10,11 @@ from gpujob_operator.decide.lifecycle.start_advice import with_advice
     ("text", "advice"),
     [
         (
+            'pods is forbidden: User "system:serviceaccount:gpujob-system:gpujob-operator" cannot '
+            'create resource "pods" in API group "" in the namespace "team"',
+            "files/operator-rules.yaml",
+        ),
+        (
             'pods "a-1-0" is forbidden: exceeded quota: small, requested: pods=1, used: pods=0, '
             "limited: pods=0",
             "ask for less",
@@ -41,9 +46,10 @@ from gpujob_operator.decide.lifecycle.start_advice import with_advice
         ),
         ('0/2 nodes are available: persistentvolumeclaim "nowhere" not found', "create the claim"),
         (
-            "0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims",
+            "0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found",
             "kubectl describe persistentvolumeclaim",
         ),
+        ('storageclass.storage.k8s.io "fast" not found', "kubectl get storageclass"),
         ('CreateContainerConfigError: secret "s" not found', "kubectl get secrets"),
         ('CreateContainerConfigError: configmap "c" not found', "kubectl get secrets,configmaps"),
         (

@@ -214,7 +214,7 @@ def _pod_failure(job: GPUJob, pod: PodView) -> JobFailure | None:
     detail = f": {text[-400:]}" if text else ""
     if pod.termination is not None:
         # A worker's own last report stands where the log's last lines would.
-        detail += f"; kubectl logs {pod.name} has its last words"
+        detail += f"; kubectl logs {pod.name} has the rest"
     message = f"worker {pod.rank} exited with code {pod.exit_code}{detail}"
     return JobFailure(FailureClass.UNKNOWN, message)
 

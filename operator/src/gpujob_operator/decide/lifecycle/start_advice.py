@@ -8,6 +8,11 @@ _IMAGE = (
 # The first row of which all words are there counts.
 _ADVICE: tuple[tuple[tuple[str, ...], str], ...] = (
     (
+        ("cannot create resource",),
+        "the operator's own account lacks this right: compare its roles with those of the chart "
+        "(files/operator-rules.yaml, operator.watchNamespaces)",
+    ),
+    (
         ("failed quota", "must specify"),
         "a ResourceQuota limits it: set it in the template's containers (resources), or let a "
         "LimitRange of the namespace give defaults",
@@ -37,7 +42,7 @@ _ADVICE: tuple[tuple[tuple[str, ...], str], ...] = (
         "kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations has whose it is",
     ),
     (
-        ("persistentvolumeclaim", "not found"),
+        ('persistentvolumeclaim "', "not found"),
         "create the claim in the job's namespace, or name another one "
         "(spec.checkpoint.volumeClaimName, the template's volumes)",
     ),
@@ -45,6 +50,10 @@ _ADVICE: tuple[tuple[tuple[str, ...], str], ...] = (
         ("unbound immediate persistentvolumeclaims",),
         "kubectl describe persistentvolumeclaim says what the claim waits for: a storage class "
         "that makes volumes, or a volume of its size and access mode",
+    ),
+    (
+        ("storageclass", "not found"),
+        "name a storage class that there is in the claim (kubectl get storageclass)",
     ),
     (("secret", "not found"), _SECRETS),
     (("configmap", "not found"), _SECRETS),
