@@ -200,7 +200,7 @@ def test_a_changed_configuration_restarts_the_operator() -> None:
         return deployment["spec"]["template"]["metadata"]["annotations"]["checksum/configuration"]
 
     assert checksum({}) == checksum({})
-    assert checksum({}) != checksum({"claimAfterSeconds": 5})
+    assert checksum({}) != checksum({"nominateAfterSeconds": 5})
 
 
 def test_the_schema_knows_every_field_of_the_configuration() -> None:

@@ -68,6 +68,14 @@ class SpotPolicy(Enum):
     NEVER = "Never"
 
 
+class DisruptionPolicy(Enum):
+    """What is said to node autoscalers about a job's running pods. Avoid: keep their nodes. Allow:
+    nothing, so a node may be emptied, and the job moves by its checkpoint."""
+
+    AVOID = "Avoid"
+    ALLOW = "Allow"
+
+
 class JobPhase(Enum):
     """Where a job is in its life. Succeeded and Failed are final."""
 
@@ -189,11 +197,6 @@ class Checkpoint:
 @dataclass(frozen=True, slots=True)
 class Spot:
     policy: SpotPolicy = SpotPolicy.PREFER
-    deadline: datetime | None = None
-
-    def __post_init__(self) -> None:
-        if self.deadline is not None and self.policy is not SpotPolicy.PREFER:
-            raise FieldError("deadline", f"needs policy: Prefer; got {self.policy.value}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +222,7 @@ class GPUJobSpec:
     optimize: Optimize = field(default_factory=Optimize)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     spot: Spot = field(default_factory=Spot)
+    disruption: DisruptionPolicy = DisruptionPolicy.AVOID
     retry: Retry = field(default_factory=Retry)
     suspend: bool = False
 

@@ -295,4 +295,4 @@ class Admission:
         return self._held[requirements.scheduling_signature]
 
     def _is_starved(self, job: GPUJob) -> bool:
-        return waited_seconds(job, self.now) >= self.configuration.claim_after_seconds
+        return waited_seconds(job, self.now) >= self.configuration.nominate_after_seconds

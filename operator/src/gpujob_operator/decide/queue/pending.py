@@ -73,7 +73,7 @@ def last_reason_of(
     return LastReason(
         finding.reason,
         written_at + timedelta(seconds=configuration.pending_write_seconds),
-        since + timedelta(seconds=configuration.claim_after_seconds),
+        since + timedelta(seconds=configuration.nominate_after_seconds),
     )
 
 
