@@ -165,3 +165,16 @@ def test_a_script_that_fails_before_it_trains_says_why(tmp_path: Path) -> None:
         assert code != 0
         assert failure is not None
         assert (failure.failure_class, failure.message) == (FailureClass.USER_ERROR, text)
+
+
+@pytest.mark.parametrize("source", ["raise SystemExit('no data')", "exit(3)"])
+def test_an_exit_that_python_tells_nobody_leaves_the_message_to_the_log(
+    tmp_path: Path, source: str
+) -> None:
+    """A kubelet takes the log's last lines where a container failed and left no message."""
+    message = tmp_path / "termination"
+    (tmp_path / "train.py").write_text(source)
+    launcher = [sys.executable, "-m", "gpujob_worker", "--", "python", "train.py"]
+    code, _, _ = run(launcher, tmp_path, GPUJOB_TERMINATION_FILE=str(message))
+    assert code != 0
+    assert not message.exists() or message.read_text() == ""

@@ -20,6 +20,7 @@ from gpujob_operator.act.kube import (
     ApiError,
     Kube,
     Listing,
+    NotFound,
     ResourceType,
 )
 from gpujob_operator.act.retry import Retry
@@ -40,6 +41,9 @@ OUR_KINDS: dict[Kind, ResourceType] = {
 RELIST_SECONDS = 300.0
 GRACE_SECONDS = 10.0
 BACKOFF_SECONDS_MAX = 30.0
+_NOT_DEFINED = (
+    "is its CRD missing? crds.install of the chart, or kubectl apply --server-side -f crds/"
+)
 
 
 class Relist:
@@ -88,7 +92,8 @@ class Relist:
             try:
                 listing = await self._kube.list(resource, label_selector=label_selector)
             except ApiError as error:
-                log.warning("list failed", kind=kind.value, failures=failures, error=str(error))
+                text = f"{error}; {_NOT_DEFINED}" if isinstance(error, NotFound) else str(error)
+                log.warning("list failed", kind=kind.value, failures=failures, error=text)
                 await self._retry.pause(failures, error, seconds_max=BACKOFF_SECONDS_MAX)
                 failures += 1
             else:

@@ -359,6 +359,14 @@ def test_last_step_of_any_worker_counts() -> None:
     assert judge(job, pods).step == 8
 
 
+def test_where_a_last_report_stands_in_place_of_the_logs_last_lines_the_log_is_named() -> None:
+    job = running(make_job())
+    pod = replace(make_pod(job, exit_code=1), termination=make_report(step=3))
+    failure = judge(job, (pod,)).failure
+    assert failure is not None
+    assert f"kubectl logs {pod.name}" in failure.message
+
+
 def with_resources(resources: object) -> GPUJob:
     job = running(make_job())
     container = {"name": "worker", "image": "i", "resources": resources}

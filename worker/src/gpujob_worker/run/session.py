@@ -94,12 +94,15 @@ class Session:
     def _speaks(self) -> bool:
         """One process speaks for a pod: the first of those that train, or one that failed.
 
-        One that does not train speaks where nobody else has.
+        One that does not train speaks where nobody else has, and only if it has something to say:
+        it does not know its exit code after `raise SystemExit`, and where there is no message a
+        kubelet takes the log's last lines.
         """
         if os.getpid() != self._process:
             return False
         if not self.started:
-            return written(self.environment.termination_file) is None
+            says = self.state.failure is not None or bool(self.explanation.lines)
+            return says and written(self.environment.termination_file) is None
         return self._speaks_for_pod or self.state.failure is not None
 
     @property

@@ -23,6 +23,7 @@ from gpujob_operator.decide.lifecycle.ending import end_attempt
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.pod_cleanup import abandoned_pods, delete_pod, stray_pods
 from gpujob_operator.decide.lifecycle.settings import settings_for
+from gpujob_operator.decide.lifecycle.start_advice import with_advice
 from gpujob_operator.decide.lifecycle.start_refusals import once_it_runs, refusal_of, with_refusal
 from gpujob_operator.decide.lifecycle.stops import reason_to_stop, start_seconds_left
 from gpujob_operator.decide.measurement.progress import (
@@ -164,7 +165,8 @@ def _starting(
 def _waiting(pods: tuple[PodView, ...], missing: int) -> tuple[str, str]:
     for pod in pods:
         if pod.phase is PodPhase.PENDING and pod.reason:
-            return pod.reason, f"pod {pod.name}: {pod.message or pod.reason}"
+            text = f"pod {pod.name}: {pod.message or pod.reason}"
+            return pod.reason, with_advice(text, pod.reason)
     return "Starting", f"{format_count(len(pods), 'pod')} created, {missing} to create"
 
 

@@ -248,6 +248,9 @@ def _pod_failure(job: GPUJob, pod: PodView, *, ours: bool) -> JobFailure | None:
         return JobFailure(FailureClass.HOST_OUT_OF_MEMORY, _host_memory(job, pod))
     text = pod.termination_text or pod.message or pod.reason
     detail = f": {text[-400:]}" if text else ""
+    if pod.termination is not None:
+        # A worker's own last report stands where the log's last lines would.
+        detail += f"; kubectl logs {pod.name} has the rest"
     message = f"worker {pod.rank} exited with code {pod.exit_code}{detail}"
     return JobFailure(FailureClass.UNKNOWN, message)
 
