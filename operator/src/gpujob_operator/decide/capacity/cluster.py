@@ -11,6 +11,7 @@ from gpujob_api.gpujob import GPUJob, GPUJobStatus, Reservation, ReservationSour
 from gpujob_api.quantities import MIB
 from gpujob_operator.decide.capacity.availability import GPUBlocked, NodeClosed
 from gpujob_operator.decide.capacity.slowdown_law import PUBLISHED_SLOWDOWNS, Law
+from gpujob_operator.decide.model.notices import NodeNotice
 from gpujob_operator.decide.model.snapshot import NodeView
 
 # An unmanaged process below this is the desktop or a monitoring tool, not a tenant.
@@ -96,6 +97,8 @@ class NodeCapacity:
     memory_bytes_free: int
     # Why nothing new may be placed here, or None.
     closed: NodeClosed | None = None
+    # The sign that the node is about to go, or None.
+    notice: NodeNotice | None = None
     # Expected interruptions per hour, and the price including their cost (see `prices`).
     interruptions_per_hour: float = 0.0
     price_with_losses: float | None = None

@@ -42,7 +42,7 @@ from gpujob_operator.decide.model.grace import (
 )
 from gpujob_operator.decide.model.plan import CreatePod, EventNote, EventType, NextStep
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView
-from gpujob_operator.decide.model.stop_reasons import NODE_RECLAIMED, rule_of
+from gpujob_operator.decide.model.stop_reasons import rule_of
 from gpujob_operator.decide.model.workers import (
     lost_ranks,
     perhaps_workers,
@@ -236,14 +236,14 @@ def _stopping(
     """Stops every live pod with SIGTERM and its grace.
 
     The workers of a gang are first asked through the reply to their reports, so that they agree on
-    a step. After half of their grace, or without reports, their pods are deleted. Only a node that
-    is being reclaimed shortens the grace.
+    a step. After half of their grace, or without reports, their pods are deleted. Only somebody
+    else's deadline shortens the grace: that of a node that goes, or of an eviction.
     """
     stop = job.status.stop
     left = max((stop.deadline - now).total_seconds(), 0.0) if stop is not None else 0.0
-    node_goes = stop is not None and stop.reason == NODE_RECLAIMED
+    bounded = rule_of(stop).bounds_grace
     grace = grace_seconds(job, configuration)
-    until = asked_seconds(job, configuration) if node_goes else grace
+    until = asked_seconds(job, configuration) if bounded else grace
     asked = job.spec.workers > 1 and inputs.report is not None and left > until
     reason = stop.reason if stop is not None else "Stopping"
     deletes = tuple(
@@ -251,7 +251,7 @@ def _stopping(
         for pod in live
         if pod.deletion_at is None and not asked
     )
-    if node_goes:
+    if bounded:
         most = max(int(left), GRACE_SECONDS_MIN)
         deletes = tuple(replace(one, grace_seconds=min(one.grace_seconds, most)) for one in deletes)
     status = with_report(job.status, inputs.report)

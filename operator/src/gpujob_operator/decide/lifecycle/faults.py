@@ -1,32 +1,31 @@
-"""Decides why a running attempt must leave its GPUs: its node is reclaimed, or a GPU is unhealthy
-or over-full.
+"""Decides why a running attempt must leave its GPUs: its node is about to go, or a GPU is
+unhealthy or over-full.
 """
 
-import re
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, ReservationSource, StopReason
-from gpujob_api.meta import TAINT_RECLAIM
 from gpujob_api.quantities import MIB, format_count, format_memory
 from gpujob_operator.decide.capacity.availability import BlockedReason, ClosedReason
 from gpujob_operator.decide.capacity.cluster import GPUCapacity, Tenant
 from gpujob_operator.decide.capacity.sites import NodeFacts, Sites, gpus_at
 from gpujob_operator.decide.measurement.reservation import reservable_bytes
 from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
+from gpujob_operator.decide.model.notices import NoticeKind
 from gpujob_operator.decide.model.snapshot import GPUUsage
 from gpujob_operator.decide.model.stop_reasons import (
     GPU_OVERFULL,
     GPU_UNHEALTHY,
     MEMORY_CAP_EXCEEDED,
+    NODE_DRAINED,
     NODE_RECLAIMED,
 )
 
 # A process has a context on its GPU that no library's limit covers: up to this much above a cap is
 # no breach.
 CONTEXT_BYTES = 768 * MIB
-# A time in seconds since 1970; ten digits last until 2286.
-_SECONDS = re.compile(r"^[0-9]{1,10}$", re.ASCII)
+_STOPS = {NoticeKind.RECLAIM: NODE_RECLAIMED, NoticeKind.DRAIN: NODE_DRAINED}
 
 
 def of(
@@ -42,7 +41,7 @@ def of(
     for site in sites:
         if site.facts is None:
             continue
-        found = _reclaimed(site.node, site.facts, now, deadline)
+        found = _noticed(site.node, site.facts, now, deadline)
         if found is not None:
             return found
         closed = site.facts.closed
@@ -59,17 +58,22 @@ def of(
     return _overfull(job, sites, deadline) or _outgrown(job, sites, usage, deadline)
 
 
-def _reclaimed(node: str, facts: NodeFacts, now: datetime, deadline: datetime) -> StopReason | None:
-    taint = next((t for t in facts.taints if t.key == TAINT_RECLAIM), None)
-    if taint is None:
+def _noticed(node: str, facts: NodeFacts, now: datetime, deadline: datetime) -> StopReason | None:
+    notice = facts.notice
+    reason = _STOPS.get(notice.kind) if notice is not None else None
+    if notice is None or reason is None:
         return None
+    ends_at = notice.ends_at
+    if ends_at is None and notice.lead_seconds is not None:
+        ends_at = now + timedelta(seconds=notice.lead_seconds)
     when = ""
-    if _SECONDS.match(taint.value):
-        noticed = max(datetime.fromtimestamp(int(taint.value), UTC), now + timedelta(seconds=1))
-        deadline, when = min(deadline, noticed), f" in {(noticed - now).total_seconds():.0f} s"
+    if ends_at is not None:
+        ends_at = max(ends_at, now + timedelta(seconds=1))
+        deadline, when = min(deadline, ends_at), f" in {(ends_at - now).total_seconds():.0f} s"
+    sign = f" ({notice.sign})" if notice.sign else ""
     left = (deadline - now).total_seconds()
-    message = f"node {node} is being reclaimed{when}; the workers have {left:.0f} s to end"
-    return StopReason(NODE_RECLAIMED, message, deadline)
+    message = f"node {node} {notice.kind.value}{when}{sign}; the workers have {left:.0f} s to end"
+    return StopReason(reason, message, deadline)
 
 
 def _overfull(job: GPUJob, sites: Sites, deadline: datetime) -> StopReason | None:

@@ -12,6 +12,7 @@ from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import stop_seconds
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView
 from gpujob_operator.decide.model.stop_reasons import (
+    EVICTED,
     HUNG,
     NODE_GONE,
     START_TIMEOUT,
@@ -50,6 +51,9 @@ def reason_to_stop(
     fault = faults.of(job, inputs.sites, now, deadline, configuration.device_access, inputs.usage)
     if fault is not None:
         return fault
+    evicted = _evicted(pods, now, deadline)
+    if evicted is not None:
+        return evicted
     if job.status.phase is JobPhase.STARTING:
         return _cannot_start(job, pods, inputs, configuration, now, deadline)
     return _hung(job, inputs, configuration, now, deadline)
@@ -59,6 +63,17 @@ def age_seconds(job: GPUJob, now: datetime) -> float:
     """Age of the attempt in seconds."""
     started = job.status.attempt_started_at or now
     return (now - started).total_seconds()
+
+
+def _evicted(pods: tuple[PodView, ...], now: datetime, deadline: datetime) -> StopReason | None:
+    """Somebody else deletes a pod of the attempt: its worker has got its signal, and the others
+    stop with it instead of waiting for it. The operator's own deletions follow a stop."""
+    for pod in pods:
+        if pod.deletion_at is not None and not pod.ended:
+            by = pod.reason or "not by the operator"
+            ends_at = min(deadline, max(pod.deletion_at, now + timedelta(seconds=1)))
+            return StopReason(EVICTED, f"pod {pod.name} is being deleted ({by})", ends_at)
+    return None
 
 
 def _cannot_start(

@@ -87,6 +87,14 @@ class Taint:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeCondition:
+    """A condition of a node that may announce its end: see `notices`."""
+
+    type: str
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class NodeView:
     """A Kubernetes node. `*_free` is its allocatable amount less the requests of every pod bound to
     it.
@@ -104,6 +112,10 @@ class NodeView:
     memory_bytes_free: int = 0
     # Since when the node is not ready; None if it is ready.
     not_ready_since: datetime | None = None
+    # Conditions of `notices` that are True, and `Ready` where it is not.
+    conditions: tuple[NodeCondition, ...] = ()
+    # The node's deletionTimestamp.
+    deletion_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
