@@ -45,7 +45,7 @@ from gpujob_api.summary import Summary
 WORKERS_MAX = 1024
 GPUS_PER_WORKER_MAX = 16
 WORKER_CONTAINER = "worker"
-# Attempt and rank are appended in the names of pods, which are at most 63 characters: -99999-1023.
+# Pods' names have at most 63 characters and end with attempt and rank: -99999-1023.
 JOB_NAME_CHARACTERS_MAX = 52
 ATTEMPT_MAX = 99_999
 PRIORITY_MAX = 1_000_000
@@ -126,10 +126,7 @@ class Sharing:
 @dataclass(frozen=True, slots=True)
 class BatchSize:
     """`total` is what one optimizer step learns from and never changes by itself.
-
-    `per_step` is how much of it goes through the GPU at once: a number that divides `total`, or
-    None for Auto.
-    """
+    `per_step` divides it and goes through the GPU at once; None is Auto."""
 
     total: Annotated[int, Range(1, INT32_MAX)] | None = None
     per_step: "PerStep | None" = None
@@ -304,8 +301,7 @@ class Measurement:
     loss: Loss | None = None
     baseline: Timing | None = None
     current: Timing | None = None
-    # As in the newest report of the attempt. What `baseline` and `current` say was measured at
-    # different times, beside different co-tenants, and is no such factor.
+    # As in the newest report. `baseline` and `current` were measured at different times.
     speedup: Speedup | None = None
     data_wait_percent: WaitPercent | None = None
     # Of the GPU, whoever else runs on it.
@@ -367,7 +363,7 @@ class GPUJobStatus:
     start_refusals: Annotated[tuple[StartRefusal, ...], Items(START_REFUSALS_MAX)] = ()
     # A preempted job waits as if it had arrived then.
     requeued_at: datetime | None = None
-    # For how long attempts that have ended held GPUs, all together.
+    # For how long attempts that have ended held GPUs.
     held_seconds: Annotated[float, Range(0, 10**9, clamp=True)] | None = None
     # The durable step when an attempt was last interrupted.
     interrupted_at_step: Count | None = None
