@@ -44,6 +44,14 @@ test-oldest: setup ## Run the worker's tests with the oldest torch that we promi
 simulate: setup ## Run the decision core through seeded faults in virtual time (SEEDS=0-9999)
 	@$(VENV)/python -m tests.simulation.run --seeds $(or $(SEEDS),0-9999)
 
+.PHONY: soak
+soak: tools ## Play faults on a real API server and check every revision (REVISIONS=100000, hours)
+	@$(VENV)/python -m tests.soak --revisions $(or $(REVISIONS),100000) --seed $(or $(SEED),0)
+
+.PHONY: mutants
+mutants: setup ## Break the product one line at a time; a test has to notice each (AREA=decide for a part)
+	@$(VENV)/python -m tests.mutants --area '$(AREA)'
+
 .PHONY: bench
 bench: setup ## Print the benchmarks (DATA=dir with openb, muri, pollux, gavel for those on traces)
 	@$(VENV)/python -m bench.scale

@@ -38,12 +38,15 @@ class ExecutorBench:
         self.gone: list[str] = []
         self.notes: list[str] = []
         self.settled = 0
+        # The resourceVersion of each pod, by UID, in the newest snapshot.
+        self.pod_versions: dict[str, int] = {}
         writer = Writer(
             self.kube,
             Feedback(self._wrote, lambda _, uid: self.gone.append(uid), self._noted),
             configuration=Configuration(report_url="http://operator/report"),
             clock=self.clock.now,
             may_act=lambda: self.leads,
+            pod_version=lambda uid: self.pod_versions.get(uid, 0),
         )
         runner = ItemRunner(
             writer,

@@ -45,20 +45,33 @@ class _Stream(threading.Thread):
         self._version = ""
         self._socket: socket.socket | None = None
         self._stopping = threading.Event()
+        # Objects of which revisions may have come and gone unseen.
+        self.missed: list[str] = []
+        self.may_miss = True
         self.relist()
+        self.may_miss = False
 
     def relist(self) -> None:
-        """Takes up what there is now, and what vanished unseen."""
+        """Takes up what there is now, and what vanished unseen. What changed meanwhile was missed,
+        unless it `may_miss` something: a list has the newest state of each object only.
+        """
         listed = self._plane.client().get(PATHS[self._kind])
         version = int(listed["metadata"]["resourceVersion"])
         there = {item["metadata"]["uid"] for item in listed["items"]}
         last = {r.object["metadata"]["uid"]: r.object for r in self.revisions}
         for item in listed["items"]:
-            self._take("MODIFIED", item)
+            if self._take("MODIFIED", item):
+                self._miss(item)
         for uid in set(self.known) - there:
             del self.known[uid]
+            self._miss(last[uid])
             self.revisions.append(Revision(version, self._kind, "DELETED", last[uid]))
         self._version = str(version)
+        self.may_miss = False
+
+    def _miss(self, item: Json) -> None:
+        if not self.may_miss:
+            self.missed.append(f"{self._kind} {item['metadata']['name']}")
 
     def run(self) -> None:
         while not self._stopping.is_set():
@@ -93,6 +106,9 @@ class _Stream(threading.Thread):
         try:
             connection.connect()
             self._socket = cast("socket.socket", connection.sock)
+            if self._stopping.is_set():
+                # Who stops this thread may have looked before there was a socket.
+                return
             connection.request(
                 "GET", f"{PATHS[self._kind]}?{urlencode(query)}", headers=headers(self._identity)
             )
@@ -119,15 +135,17 @@ class _Stream(threading.Thread):
             self._take(event["type"], item)
         self._version = item["metadata"]["resourceVersion"]
 
-    def _take(self, type_: str, item: Json) -> None:
+    def _take(self, type_: str, item: Json) -> bool:
+        """False for a revision that is known."""
         uid, version = item["metadata"]["uid"], int(item["metadata"]["resourceVersion"])
         if version <= self.known.get(uid, 0):
-            return
+            return False
         if type_ == "DELETED":
             self.known.pop(uid, None)
         else:
             self.known[uid] = version
         self.revisions.append(Revision(version, self._kind, type_, item))
+        return True
 
 
 class Recorder:
@@ -145,6 +163,13 @@ class Recorder:
         for stream in self._streams.values():
             stream.stop()
 
+    def expect_an_outage(self) -> None:
+        """The API server will be started again, and may not know old revisions: a list has to do,
+        once, for each kind.
+        """
+        for stream in self._streams.values():
+            stream.may_miss = True
+
     def revisions(self) -> list[Revision]:
         """Everything so far, in the order in which the server committed it."""
         found = [one for stream in self._streams.values() for one in list(stream.revisions)]
@@ -159,10 +184,13 @@ class Recorder:
         return self.history
 
     def verify(self) -> History:
-        """No promise broken on any revision, and no pod is left without a live owner (I7)."""
+        """No promise broken on any revision, none missed, and no pod is left without a live owner
+        (I7)."""
         self._wait(lambda: not self.fold().orphans(), "no pod without a live owner")
         broken = [str(violation) for violation in self.history.violations]
         assert not broken, "\n".join(broken)
+        missed = [name for stream in self._streams.values() for name in stream.missed]
+        assert not missed, f"revisions were missed: {', '.join(missed)}"
         return self.history
 
     def _caught_up(self) -> bool:

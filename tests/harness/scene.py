@@ -233,6 +233,7 @@ class Scene:
         are on one machine, and because alone they take up to a minute to find it again.
         """
         plane = self.cluster.control_plane
+        self.recorder.expect_an_outage()
         for name in CONTROL_PLANE:
             plane.stop_component(name)
         try:

@@ -143,6 +143,22 @@ async def test_delete_names_the_uid(bench: ExecutorBench) -> None:
     assert bench.written[-1] == ("pods", "job-1-0"), "its deletion time is in the next snapshot"
 
 
+async def test_only_the_state_that_was_decided_on_is_deleted(bench: ExecutorBench) -> None:
+    """I5: a worker that ended a moment ago has last words, which nobody has read yet."""
+    job = bench.job()
+    await bench.run(create_item(job))
+    stored = bench.kube.stored(PODS, "job-1-0", "team")
+    pod = pod_view(stored)
+    bench.pod_versions[pod.uid] = int(stored["metadata"]["resourceVersion"])
+    bench.kube.put(PODS, {**stored, "status": {"phase": "Succeeded"}})
+    assert await bench.run(DeletePod(pod, 30, "test")) == {WriteResult.CONFLICT: 1}
+    assert "deletionTimestamp" not in bench.kube.stored(PODS, "job-1-0", "team")["metadata"]
+    assert bench.written[-1] == ("pods", "job-1-0"), "the next cycle reads how it ended"
+    now = bench.kube.stored(PODS, "job-1-0", "team")["metadata"]["resourceVersion"]
+    bench.pod_versions[pod.uid] = int(now)
+    assert await bench.run(DeletePod(pod, 30, "test")) == {WriteResult.DONE: 1}
+
+
 async def test_deleting_what_is_gone_or_replaced_is_success(bench: ExecutorBench) -> None:
     job = bench.job()
     await bench.run(create_item(job))

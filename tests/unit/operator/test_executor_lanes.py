@@ -62,6 +62,15 @@ async def test_an_unanswered_create_is_asked_after_by_name(bench: ExecutorBench)
     assert bench.written == [("pods", "job-1-0")]
 
 
+async def test_an_unanswered_create_of_which_nothing_is_there_was_not_done(
+    bench: ExecutorBench,
+) -> None:
+    job = bench.job()
+    bench.kube.fail("create", "pods", times=ATTEMPTS_MAX)
+    assert await bench.run(create_item(job)) == {WriteResult.FAILED: 1}
+    assert bench.submit(create_item(job)).backing_off == 1
+
+
 async def test_doubt_about_one_object_is_nobody_elses(bench: ExecutorBench) -> None:
     lost, other = bench.job("lost"), bench.job("other")
     gate = asyncio.Event()

@@ -1,5 +1,6 @@
 """kopf is a front end: it hands over events and leaves no trace."""
 
+from itertools import islice
 from typing import Any
 
 import kopf
@@ -7,8 +8,16 @@ import pytest
 from kubernetes.aio import client
 
 from gpujob_api.manifest import GPUJOB
-from gpujob_operator.handlers.front import FRONT_KINDS, FrontEnd, NothingStored, kopf_settings
+from gpujob_operator.act.kube import JOBS
+from gpujob_operator.handlers.front import (
+    FRONT_KINDS,
+    EndlessBackoffs,
+    FrontEnd,
+    NothingStored,
+    kopf_settings,
+)
 from gpujob_operator.metrics import Metrics
+from tests.harness.http_api import HttpApi
 from tests.harness.waiting import eventually
 
 Delivered = list[tuple[str, str | None, Any]]
@@ -56,6 +65,34 @@ async def test_the_connection_is_our_own() -> None:
     assert isinstance(information, kopf.ConnectionInfo)
     assert (information.server, information.ca_path) == ("https://server:6443", "/ca")
     assert (information.scheme, information.token) == ("Bearer", "abc")
+
+
+async def test_a_server_that_refuses_for_a_while_costs_no_watch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As one that has just started, and has not read its roles yet."""
+    monkeypatch.setattr("gpujob_operator.handlers.front.ERROR_SECONDS", 0.002)
+    monkeypatch.setattr("gpujob_operator.handlers.front.ERROR_SECONDS_MAX", 0.01)
+    refusals = 40
+    delivered: Delivered = []
+    with HttpApi().running() as api:
+        api.put(JOBS, {"metadata": {"name": "job", "namespace": "team"}, "spec": {}})
+        api.fail(JOBS, status=403, body={"reason": "Forbidden"}, methods=["GET"], times=refusals)
+        front = _front(delivered, host=api.url)
+        front.start()
+        try:
+            await eventually(lambda: [one[0] for one in delivered] == ["GPUJob"])
+            asked = [one for one in api.requests if one.place.plural == JOBS.plural]
+        finally:
+            front.stop()
+    assert len(asked) > refusals
+
+
+def test_the_pauses_between_tries_grow_and_never_end() -> None:
+    pauses = list(islice(EndlessBackoffs(), 1000))
+    assert all(0.25 <= one <= 0.5 for one in pauses[:1])
+    assert max(pauses) <= 10.0
+    assert min(pauses[10:]) >= 5.0
 
 
 async def test_it_starts_again_when_kopf_ends_and_stops_when_told(

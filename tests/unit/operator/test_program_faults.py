@@ -49,8 +49,10 @@ def test_not_of_hardware_nor_of_pods_of_others() -> None:
 
 def test_a_node_that_goes_takes_its_errors_along() -> None:
     faults = ProgramFaults()
-    for name in ("n0", "n1"):
-        faults.observe(_node(XIDEvent(31, T0, POD.uid), name=name), _pod_of)
+    elsewhere = replace(POD, uid="elsewhere", node="n1")
+    pods = {pod.uid: pod for pod in (POD, elsewhere)}
+    for pod in pods.values():
+        faults.observe(_node(XIDEvent(31, T0, pod.uid), name=pod.node or ""), pods.get)
     assert len(faults.all()) == 2
     faults.forget("n0")
     assert len(faults.all()) == 1

@@ -13,7 +13,7 @@ import contextlib
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import kopf
@@ -32,6 +32,10 @@ FRONT_KINDS = (GPUJOB, GPUNODE, GPUQUEUE, GPUPROFILE)
 INACTIVITY_SECONDS = 70.0
 RESTART_SECONDS = 1.0
 RESTART_SECONDS_MAX = 30.0
+
+# Between tries of one request of kopf's.
+ERROR_SECONDS = 0.5
+ERROR_SECONDS_MAX = 10.0
 
 IDENTITY = "gpujob-operator"
 # kopf has recovered once it has run without errors for this long.
@@ -69,6 +73,19 @@ class NothingStored(kopf.DiffBaseStorage, kopf.ProgressStorage):
 
     def clear(self, *, essence: Any) -> Any:
         return essence
+
+
+class EndlessBackoffs:
+    """The pauses between kopf's tries of one request, without end. When kopf has no pause left, it
+    gives up the watch of that kind for good. A server that has just started refuses every request
+    (403) until it has read its roles.
+    """
+
+    def __iter__(self) -> Iterator[float]:
+        seconds = ERROR_SECONDS
+        while True:
+            yield random.uniform(seconds / 2, seconds)  # noqa: S311 - jitter
+            seconds = min(ERROR_SECONDS_MAX, 2 * seconds)
 
 
 class FrontEnd:
@@ -217,7 +234,7 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.watching.connect_timeout = 5
     settings.watching.chunk_size = 500
     settings.networking.request_timeout = 30
-    settings.networking.error_backoffs = (0.5, 1, 2)
+    settings.networking.error_backoffs = EndlessBackoffs()
     settings.persistence.progress_storage = NothingStored()
     settings.persistence.diffbase_storage = NothingStored()
     return settings

@@ -21,8 +21,8 @@ class ProgramFaults:
     def __init__(self) -> None:
         self._by_node: dict[str, tuple[ProgramFault, ...]] = {}
         self._faults: tuple[ProgramFault, ...] | None = ()
-        # Pods that met an error, and pods that went: their job and its namespace.
-        self._owners: OrderedDict[str, tuple[str, str]] = OrderedDict()
+        # Pods that met an error, and pods that went: their node, their job and its namespace.
+        self._owners: OrderedDict[str, tuple[str, str, str]] = OrderedDict()
 
     def observe(self, node: GPUNode, pod_of: PodOf) -> None:
         """Takes in what a node's newest reading tells."""
@@ -30,14 +30,15 @@ class ProgramFaults:
         for gpu in node.status.gpus:
             for event in gpu.xids:
                 owner = self._owner(event.pod_uid or "", pod_of)
-                if owner is not None:
-                    found.append(ProgramFault(gpu.uuid, event.xid, *owner))
+                # An agent may speak for the pods of its node only.
+                if owner is not None and owner[0] == node.metadata.name:
+                    found.append(ProgramFault(gpu.uuid, event.xid, *owner[1:]))
         self._put(node.metadata.name, tuple(found))
 
     def remember(self, pod: PodView) -> None:
         """A worker pod that goes, of which a later reading may tell."""
-        if pod.job_uid:
-            self._keep(pod.uid, (pod.job_uid, pod.namespace))
+        if pod.job_uid and pod.node is not None:
+            self._keep(pod.uid, (pod.node, pod.job_uid, pod.namespace))
 
     def forget(self, node: str) -> None:
         self._put(node, ())
@@ -57,14 +58,14 @@ class ProgramFaults:
             self._by_node[node] = faults
         self._faults = None
 
-    def _owner(self, pod_uid: str, pod_of: PodOf) -> tuple[str, str] | None:
+    def _owner(self, pod_uid: str, pod_of: PodOf) -> tuple[str, str, str] | None:
         known = self._owners.get(pod_uid)
         pod = pod_of(pod_uid) if pod_uid and known is None else None
-        if pod is None:
+        if pod is None or pod.node is None:
             return known
-        return self._keep(pod_uid, (pod.job_uid, pod.namespace))
+        return self._keep(pod_uid, (pod.node, pod.job_uid, pod.namespace))
 
-    def _keep(self, pod_uid: str, owner: tuple[str, str]) -> tuple[str, str]:
+    def _keep(self, pod_uid: str, owner: tuple[str, str, str]) -> tuple[str, str, str]:
         self._owners[pod_uid] = owner
         self._owners.move_to_end(pod_uid)
         while len(self._owners) > PODS_REMEMBERED_MAX:

@@ -83,9 +83,10 @@ class MeasuredUsage:
         interval = node.status.sample_interval_seconds
         samples = _readings(before, observed_at, interval)
         changed = False
+        here = pods_on(node.metadata.name, pod_of)
         for gpu in node.status.gpus:
-            changed |= self._observe_gpu(gpu, pod_of, samples)
-        self._observe_places(node, pod_of)
+            changed |= self._observe_gpu(gpu, here, samples)
+        self._observe_places(node, here)
         return changed
 
     def _observe_places(self, node: GPUNode, pod_of: PodOf) -> None:
@@ -128,6 +129,18 @@ class MeasuredUsage:
             attempt.add(gpu.uuid, memory, utilization, samples)
             self._view = None
         return bool(groups)
+
+
+def pods_on(node: str, pod_of: PodOf) -> PodOf:
+    """`pod_of` for the node's own pods. An agent may speak for the pods of its node only: the pod
+    that it names may be anybody's.
+    """
+
+    def pod_here(uid: str) -> PodView | None:
+        pod = pod_of(uid)
+        return pod if pod is not None and pod.node == node else None
+
+    return pod_here
 
 
 def _readings(before: datetime | None, now: datetime, interval_seconds: float) -> int:

@@ -24,6 +24,7 @@ from tests.harness.builders import (
     placed,
     running,
     statuses,
+    with_status,
 )
 from tests.harness.world import World
 
@@ -132,6 +133,27 @@ def test_who_stops_a_gang_leaves_the_words_of_who_fell() -> None:
     assert deletes(decided(stopping, pods=pods, at=11)) == ["job-1-1"]
     ended = (pods[0], make_pod(job, 1, exit_code=143))
     assert said(stopping, decided(stopping, pods=ended, at=12)).status.counters.errors == 1
+
+
+@pytest.mark.parametrize("code", [1, 2, 7, 134, 137, 143, 144])
+def test_whatever_code_a_worker_falls_with_its_gang_is_stopped(code: int) -> None:
+    job = running(make_job(workers=2), *TWO)
+    stopping = said(job, decided(job, pods=(beside(job, code, 0), make_pod(job, 1))))
+    assert stopping.status.stop is not None
+    assert stopping.status.stop.reason == "WorkerEnded"
+
+
+def test_a_gang_that_lost_a_worker_that_it_never_knew_is_stopped() -> None:
+    """No UID of its pod is in the status, as where it went before that was written."""
+    job = running(make_job(workers=2), *TWO)
+    placement = job.status.placement
+    assert placement is not None
+    workers = tuple(replace(worker, pod_uid=None) for worker in placement.workers)
+    job = with_status(job, placement=replace(placement, workers=workers))
+    stopping = said(job, decided(job, pods=(make_pod(job, 0),)))
+    assert stopping.status.stop is not None
+    assert stopping.status.stop.reason == "WorkerLost"
+    assert stopping.status.stop.message == "1 of 2 workers are left"
 
 
 # -- conditions

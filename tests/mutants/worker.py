@@ -1,0 +1,114 @@
+"""Mutants of the worker's commit protocol."""
+
+from tests.mutants.mutant import WORKER, Mutant
+
+_STORE = "tests/worker/checkpoint/test_checkpoint_store.py"
+_WRITER = "tests/worker/checkpoint/test_background_writer.py"
+
+
+def _of(name: str, path: str, old: str, new: str, *tests: str) -> Mutant:
+    return Mutant(name, f"{WORKER}/checkpoint/{path}", old, new, tests or (_STORE,))
+
+
+COMMITS = (
+    _of(
+        "an older attempt may commit",
+        "store.py",
+        "        if owner > self.attempt:\n",
+        "        if owner > self.attempt + 1:\n",
+    ),
+    _of(
+        "the fence is looked at when the store opens, and never again",
+        "store.py",
+        "            self._check_fence()\n            if target.exists():",
+        "            if target.exists():",
+    ),
+    _of(
+        "an attempt leaves no fence",
+        "store.py",
+        '            write_durably(directory / "FENCE", text.encode())\n',
+        "",
+    ),
+    _of(
+        "a checkpoint that does not verify stays in the way",
+        "store.py",
+        "                self._quarantine(path)\n        return None",
+        "                return None\n        return None",
+    ),
+    _of(
+        "only the newest checkpoint is kept",
+        "store.py",
+        "        for step in self.steps()[self.keep :]:",
+        "        for step in self.steps()[1:]:",
+    ),
+    _of(
+        "every checkpoint is kept",
+        "store.py",
+        "        for step in self.steps()[self.keep :]:",
+        "        for step in self.steps()[10**6 :]:",
+    ),
+    _of(
+        "half-written checkpoints stay for ever",
+        "store.py",
+        '        for pattern in (".step-*.tmp-*", ".trash-*"):',
+        "        for pattern in ():",
+    ),
+    _of(
+        "a checkpoint says another step than its name",
+        "store.py",
+        '        if about.get("step") != step:\n',
+        "        if about is None:\n",
+    ),
+    _of(
+        "a checkpoint is under its name before it is whole",
+        "store.py",
+        'f".step-{step}.tmp-{self.attempt}-{uuid.uuid4().hex}"',
+        'f"step-{step}"',
+    ),
+    _of(
+        "the manifest's own hash is not compared",
+        "manifest.py",
+        'if not newline or hashlib.sha256(body).hexdigest().encode() + b"\\n" != digest:',
+        "if not newline:",
+    ),
+    _of(
+        "a rank's list is not compared with the manifest",
+        "manifest.py",
+        '    if hashlib.sha256(data).hexdigest() != about["ranks"].get(rank_name(rank)):\n',
+        '    if not about["ranks"].get(rank_name(rank)):\n',
+    ),
+    _of(
+        "files are not compared with their hashes",
+        "manifest.py",
+        "        if _describe(folder / name) != expected:\n",
+        "        if not (folder / name).exists():\n",
+    ),
+    _of(
+        "a link is followed out of the checkpoint",
+        "manifest.py",
+        '        if folder.is_symlink() or (folder / name).is_symlink() or "/" in name:\n',
+        "        if False:\n",
+    ),
+    _of(
+        "a small file is written in place",
+        "manifest.py",
+        '    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")\n',
+        "    temporary = path\n",
+        _STORE,
+        _WRITER,
+    ),
+    _of(
+        "a write that was given up is committed",
+        "background_writer.py",
+        "        if self._cancelled:\n            raise CancelledError",
+        "        if self._cancelled:\n            return",
+        _WRITER,
+    ),
+    _of(
+        "the error of a write is lost",
+        "background_writer.py",
+        "            self._written = Written(step, error=error)\n",
+        "            self._written = None\n",
+        _WRITER,
+    ),
+)

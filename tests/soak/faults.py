@@ -1,0 +1,184 @@
+"""What may happen to a running cluster, and to its jobs, at any moment of a soak."""
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from gpujob_local.control_plane.api_client import ApiError
+from tests.harness.scene import JOBS, Scene, pod_path
+
+JOBS_MAX = 7
+OPERATORS = ("operator", "second")
+AWAY_SECONDS = 2.0
+FROZEN_SECONDS = 4.0
+FAULTS_OF_WORKERS = ("1=exit:7", "1=late-exit:1", "1=late-error", "*=ignore-term", "1=user-error")
+
+
+class Weather:
+    """Draws one event after the other. All that it breaks is whole again after `mend`."""
+
+    def __init__(self, scene: Scene, random: Random, pause: Callable[[float], None]) -> None:
+        self._scene = scene
+        self._random = random
+        self._pause = pause
+        self._made = 0
+        self._names: list[str] = []
+        self._timers: list[threading.Timer] = []
+        self.happened: list[str] = []
+
+    def happen(self) -> None:
+        """One event, with the jobs and processes that there are now."""
+        events: list[tuple[int, Callable[[], None]]] = [
+            (30, self.submit_job),
+            (16, self.finish_job),
+            (8, self.delete_job),
+            (8, self.suspend_job),
+            (8, self.resume_job),
+            (5, self.delete_pod),
+            (5, self.kill_worker),
+            (4, self.kill_operator),
+            (4, self.freeze_operator),
+            (3, self.kill_agent),
+            (2, self.kill_node),
+            (1, self.lose_api_server),
+        ]
+        event = self._random.choices([one for _, one in events], [weight for weight, _ in events])[
+            0
+        ]
+        # A job or pod may be gone that was there a moment ago.
+        with contextlib.suppress(ApiError):
+            event()
+            self.happened.append(event.__name__)
+
+    def mend(self) -> list[str]:
+        """Ends every fault, and says which jobs are left to come to their end."""
+        for timer in self._timers:
+            timer.join()
+        self._timers.clear()
+        cluster = self._scene.cluster
+        for node in cluster.node_names():
+            if node not in cluster.children:
+                cluster.start_node(node)
+            elif f"agent-{node}" not in cluster.children:
+                cluster.start_agent(node)
+        for name in OPERATORS:
+            if name not in cluster.children:
+                cluster.spawn_operator(name)
+        there = [name for name in self._names if self._scene.job(name) is not None]
+        for name in there:
+            self._suspend(name, suspend=False)
+            self._scene.finish(name)
+        self._names.clear()
+        return there
+
+    # -- jobs
+
+    def submit_job(self) -> None:
+        if len(self._names) >= JOBS_MAX:
+            self.finish_job()
+            return
+        random = self._random
+        self._made += 1
+        name = f"job{self._made}"
+        faults = [random.choice(FAULTS_OF_WORKERS)] if random.random() < 0.4 else []
+        spec: dict[str, Any] = {}
+        if random.random() < 0.5:
+            spec["checkpoint"] = {"volumeClaimName": "checkpoints"}
+        if random.random() < 0.25:
+            spec["workers"] = 2
+        if random.random() < 0.25:
+            spec["sharing"] = {"mode": "Exclusive"}
+        if random.random() < 0.2:
+            spec["priority"] = random.choice([-5, 5])
+        self._scene.submit(name, *faults, **spec)
+        self._names.append(name)
+
+    def finish_job(self) -> None:
+        if name := self._any():
+            self._scene.finish(name)
+
+    def delete_job(self) -> None:
+        if name := self._any():
+            self._scene.delete(name)
+            self._names.remove(name)
+
+    def suspend_job(self) -> None:
+        if name := self._any():
+            self._suspend(name, suspend=True)
+
+    def resume_job(self) -> None:
+        if name := self._any():
+            self._suspend(name, suspend=False)
+
+    def delete_pod(self) -> None:
+        if pods := self._pods():
+            self._scene.client.delete(pod_path(self._random.choice(pods)))
+
+    def kill_worker(self) -> None:
+        for pod in self._pods():
+            for pid in self._scene.worker_pids(pod)[:1]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                return
+
+    # -- the cluster
+
+    def kill_operator(self) -> None:
+        name = self._random.choice(OPERATORS)
+        if name in self._scene.cluster.children:
+            self._scene.cluster.kill_operator(name)
+            self._scene.cluster.spawn_operator(name)
+
+    def freeze_operator(self) -> None:
+        """For longer than its Lease lasts."""
+        child = self._scene.cluster.children.get(self._random.choice(OPERATORS))
+        if child is None:
+            return
+        child.process.send_signal(signal.SIGSTOP)
+        self._later(FROZEN_SECONDS, lambda: child.process.send_signal(signal.SIGCONT))
+
+    def kill_agent(self) -> None:
+        node = self._random.choice(self._scene.cluster.node_names())
+        if f"agent-{node}" in self._scene.cluster.children:
+            self._scene.cluster.kill_agent(node)
+            self._pause(self._random.uniform(0.0, 6.0))
+            self._scene.cluster.start_agent(node)
+
+    def kill_node(self) -> None:
+        node = self._random.choice(self._scene.cluster.node_names())
+        if node in self._scene.cluster.children:
+            self._scene.cluster.kill_node(node)
+            self._pause(self._random.uniform(0.0, 10.0))
+            self._scene.cluster.start_node(node)
+
+    def lose_api_server(self) -> None:
+        with self._scene.without_api_server():
+            self._pause(AWAY_SECONDS)
+
+    # -- inside
+
+    def _any(self) -> str:
+        self._names = [name for name in self._names if self._scene.job(name) is not None]
+        return self._random.choice(self._names) if self._names else ""
+
+    def _suspend(self, name: str, *, suspend: bool) -> None:
+        self._scene.client.merge(f"{JOBS}/{name}", {"spec": {"suspend": suspend}})
+
+    def _pods(self) -> list[dict[str, Any]]:
+        pods = self._scene.client.get("/api/v1/namespaces/default/pods")["items"]
+        self._random.shuffle(pods)
+        return pods
+
+    def _later(self, seconds: float, action: Callable[[], None]) -> None:
+        def act() -> None:
+            # The process may have been killed meanwhile.
+            with contextlib.suppress(ProcessLookupError, OSError):
+                action()
+
+        timer = threading.Timer(seconds, act)
+        timer.start()
+        self._timers.append(timer)
