@@ -147,6 +147,16 @@ def test_exit_zero_after_a_stop_is_the_end_at_the_last_step_alone(
     assert ended(0, termination=report).end is AttemptEnd.SUCCEEDED, "nobody told it to stop"
 
 
+def test_a_launcher_whose_workers_left_as_asked_was_interrupted() -> None:
+    """torchrun ends with 1 when its processes end with 143."""
+    left = make_report(step=7, phase=WorkerPhase.DRAINING)
+    assert ended(1, job=stopped("NodeReclaimed"), termination=left).end is AttemptEnd.INTERRUPTED
+    assert ended(1, termination=left).end is AttemptEnd.INTERRUPTED, "a kubelet may have asked"
+    assert ended(2, termination=left).end is AttemptEnd.FAILED
+    trained = make_report(step=7, phase=WorkerPhase.TRAINING)
+    assert ended(1, job=stopped("NodeReclaimed"), termination=trained).end is AttemptEnd.FAILED
+
+
 def test_exit_zero_without_a_word_is_an_interruption_once_the_pod_is_deleted() -> None:
     job = stopped("Preempted")
     assert ended(0, job=job, deletion_at=after(20)).end is AttemptEnd.INTERRUPTED

@@ -301,9 +301,12 @@ class Root:
         leaves = differentiable_leaves(output)
         recorded.output_gradients = [None] * len(leaves)
 
-        def keep(index: int) -> Callable[[torch.Tensor], None]:
-            def hook(gradient: torch.Tensor) -> None:
-                recorded.output_gradients[index] = gradient.detach()
+        def keep(index: int) -> Callable[[torch.Tensor | None], None]:
+            # None comes from a function that leaves out what nobody learns from, such as the one
+            # of DistributedDataParallel that looks for unused parameters.
+            def hook(gradient: torch.Tensor | None) -> None:
+                if gradient is not None:
+                    recorded.output_gradients[index] = gradient.detach()
 
             return hook
 

@@ -198,6 +198,12 @@ class Session:
             self.stop.watch()
             self.stop.request(reply.stop.reason, reply.stop.deadline_seconds)
 
+    def stop_with_others(self, reason: str, seconds: float) -> None:
+        """Another process of the group is asked to stop: so is this one."""
+        if not self.stop.requested:
+            self.stop.watch()
+            self.stop.request(reason, seconds)
+
     def listen_for_stop(self) -> None:
         """The first process once torch is imported; all at their first step, which the main thread
         may well make."""

@@ -23,6 +23,7 @@ from gpujob_operator.decide.model.snapshot import PodPhase, PodView
 from gpujob_operator.decide.model.stop_reasons import GPU_UNHEALTHY, SUSPENDED, rule_of
 
 EXIT_KILLED = 137
+EXIT_OF_LAUNCHERS = 1
 _INTERRUPTED = (EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED)
 # Pod reasons in Kubernetes for a node that was lost, or restarted and found its containers dead.
 _NODE_LOSSES = ("ContainerStatusUnknown", "NodeLost")
@@ -237,7 +238,7 @@ def _pod_failure(job: GPUJob, pod: PodView, *, ours: bool) -> JobFailure | None:
     reported = pod.termination.failure if pod.termination is not None else None
     if reported is not None:
         return JobFailure(reported.failure_class, _with_need(reported))
-    if is_refused_start(pod):
+    if is_refused_start(pod) or _launcher_was_stopped(pod):
         return None
     if pod.phase is PodPhase.FAILED and pod.reason.startswith(_NODE_REFUSALS):
         return None
@@ -253,6 +254,17 @@ def _pod_failure(job: GPUJob, pod: PodView, *, ours: bool) -> JobFailure | None:
         detail += f"; kubectl logs {pod.name} has the rest"
     message = f"worker {pod.rank} exited with code {pod.exit_code}{detail}"
     return JobFailure(FailureClass.UNKNOWN, message)
+
+
+def _launcher_was_stopped(pod: PodView) -> bool:
+    """Whether a launcher ended with its own code after its workers left as they were asked to.
+
+    torchrun ends with 1 when its processes end with 143.
+    """
+    words = pod.termination
+    return pod.exit_code == EXIT_OF_LAUNCHERS and (
+        words is not None and words.phase is WorkerPhase.DRAINING
+    )
 
 
 def _host_memory(job: GPUJob, pod: PodView) -> str:
