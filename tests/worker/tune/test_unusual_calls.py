@@ -214,3 +214,32 @@ def test_a_frozen_module_is_no_model_that_trains() -> None:
     finally:
         discovery.finish()
     assert found == [student, teacher], "it learns from now on"
+
+
+def test_a_wrapper_that_passes_assignments_on_is_called_once() -> None:
+    """Lightning Fabric's wrapper does: the hook went to the module inside, which called itself."""
+
+    class Wrapper(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            inner = self._modules.get("inner")
+            if inner is not None and hasattr(inner, name):
+                setattr(inner, name, value)
+            else:
+                super().__setattr__(name, value)
+
+        def forward(self, x: Any) -> Any:
+            return self.inner(x)
+
+    wrapper = Wrapper(nn.Linear(4, 2))
+    root = Root(wrapper, lambda _: None)
+    root.install()
+    x = torch.randn(3, 4)
+    assert torch.equal(wrapper(x), wrapper.inner(x))
+    assert "_compiled_call_impl" in vars(wrapper)
+    assert "_compiled_call_impl" not in vars(wrapper.inner)
+    root.remove()
+    assert "_compiled_call_impl" not in vars(wrapper)
