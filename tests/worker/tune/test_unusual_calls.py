@@ -247,3 +247,32 @@ def test_an_output_that_nobody_learns_from_may_have_no_gradient() -> None:
     found[0].backward()
     assert root.recorded is not None
     assert root.recorded.used(found) == [True, False]
+
+
+def test_a_wrapper_that_passes_assignments_on_is_called_once() -> None:
+    """Lightning Fabric's wrapper does: the hook went to the module inside, which called itself."""
+
+    class Wrapper(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            inner = self._modules.get("inner")
+            if inner is not None and hasattr(inner, name):
+                setattr(inner, name, value)
+            else:
+                super().__setattr__(name, value)
+
+        def forward(self, x: Any) -> Any:
+            return self.inner(x)
+
+    wrapper = Wrapper(nn.Linear(4, 2))
+    root = Root(wrapper, lambda _: None)
+    root.install()
+    x = torch.randn(3, 4)
+    assert torch.equal(wrapper(x), wrapper.inner(x))
+    assert "_compiled_call_impl" in vars(wrapper)
+    assert "_compiled_call_impl" not in vars(wrapper.inner)
+    root.remove()
+    assert "_compiled_call_impl" not in vars(wrapper)

@@ -264,7 +264,9 @@ def few_rows(recorded: RecordedCall, rows: int) -> RecordedCall:
         else gradient
         for gradient in recorded.output_gradients
     ]
-    return RecordedCall(recorded.inputs.first(rows), gradients)
+    first = recorded.of(recorded.inputs.first(rows))
+    first.output_gradients = gradients
+    return first
 
 
 def tolerance_of(plan: RootPlan) -> Tolerance:
