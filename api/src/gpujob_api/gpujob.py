@@ -69,8 +69,7 @@ class SpotPolicy(Enum):
 
 
 class DisruptionPolicy(Enum):
-    """What is said to node autoscalers about a job's running pods. Avoid: keep their nodes. Allow:
-    nothing, so a node may be emptied, and the job moves by its checkpoint."""
+    """Avoid asks node autoscalers to keep the nodes of a job's running pods."""
 
     AVOID = "Avoid"
     ALLOW = "Allow"

@@ -112,7 +112,7 @@ class ItemRunner:
         """
         try:
             async with self._slots.held(job.metadata.namespace):
-                if not self._may_act():
+                if not self._writer.may_act():
                     return None
                 await self._writer.try_pod(job)
         except (Conflict, AlreadyExists):
