@@ -152,7 +152,7 @@ def test_kind(cluster: KubeletCluster, spot_node: KubeletNode, users_jobs: Team)
         wait_until(lambda: team.status("gpt").get("attempt") == 2, 180, "gpt moves")
         team.wait_for_phase("gpt", "Running")
         assert team.node_of("gpt") != spot_node.plan.name
-        assert team.status("gpt")["resumedFromStep"] > 0
+        wait_until(lambda: team.status("gpt").get("resumedFromStep", 0) > 0, 180, "it says so")
 
     play(
         "kind",
