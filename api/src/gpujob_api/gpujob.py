@@ -248,7 +248,7 @@ class GPUJobSpec:
 
 def _containers(template: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """The template's containers; what is no container is passed over."""
-    # What is read from JSON is told at once: these are asked for every job.
+    # Dicts and lists first: JSON has no others.
     objects, lists = (dict, Mapping), (list, Sequence)
     pod = template.get("spec")
     listed = cast("Mapping[str, Any]", pod).get("containers") if isinstance(pod, objects) else None
