@@ -248,8 +248,7 @@ class GPUJobSpec:
 
 def _containers(template: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """The template's containers; what is no container is passed over."""
-    # Dicts and lists first: JSON has no others.
-    objects, lists = (dict, Mapping), (list, Sequence)
+    objects, lists = (dict, Mapping), (list, Sequence)  # JSON has dicts and lists.
     pod = template.get("spec")
     listed = cast("Mapping[str, Any]", pod).get("containers") if isinstance(pod, objects) else None
     if isinstance(listed, lists) and not isinstance(listed, str):

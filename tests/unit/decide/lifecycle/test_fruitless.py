@@ -13,7 +13,7 @@ from gpujob_operator.decide.lifecycle.outcome import (
     interrupted,
 )
 from gpujob_operator.decide.model.configuration import Configuration
-from tests.harness.builders import after, make_job, running, with_status
+from tests.harness.builders import after, make_job, running
 
 CONFIGURATION = Configuration()
 INTERRUPTION = Outcome(AttemptEnd.INTERRUPTED)
@@ -45,10 +45,8 @@ def test_progress_alone_lets_interruptions_go_on(status: dict[str, Any], fruitle
 
 @pytest.mark.parametrize("reason", ["Preempted", "Reclaimed", "Moved", "Slowed", "Suspended"])
 def test_what_others_or_the_user_interrupt_says_nothing_of_the_job(reason: str) -> None:
-    job = with_status(
-        running(make_job(), stop=StopReason(reason, "because", after(30))),
-        counters=Counters(fruitless=7),
-    )
+    stop = StopReason(reason, "because", after(30))
+    job = running(make_job(), stop=stop, counters=Counters(fruitless=7))
     assert interrupted(job, INTERRUPTION, CONFIGURATION, after(60)).counters.fruitless == 7
 
 
