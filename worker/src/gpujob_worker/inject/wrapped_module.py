@@ -107,6 +107,12 @@ class RecordedCall:
         """The script's contexts, to be entered around another run of the call."""
         return nullcontext() if self.surroundings is None else self.surroundings.entered()
 
+    @property
+    def autocast(self) -> torch.dtype | None:
+        """The type of the script's own autocast; None without one."""
+        found = self.surroundings
+        return found.dtype if found is not None and found.autocast else None
+
     def of(self, inputs: CallInputs) -> "RecordedCall":
         """A call of the same kind with other inputs, whose gradients are not known."""
         return RecordedCall(inputs, surroundings=self.surroundings)

@@ -71,7 +71,7 @@ def _difference(root: Root, few: RecordedCall) -> str | None:
             lambda inputs: chunked_call(call, module, inputs, max(1, rows // 3)), parameters, few
         )
     outputs, gradients = whole.compare(parts)
-    tolerance = _TOLERANCE.get(parameters[0].dtype, _TOLERANCE_OTHER)
+    tolerance = _TOLERANCE.get(few.autocast or parameters[0].dtype, _TOLERANCE_OTHER)
     worst = max(outputs.relative_error, gradients.relative_error)
     if worst > tolerance:
         return (

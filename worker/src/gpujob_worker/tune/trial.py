@@ -269,10 +269,12 @@ def few_rows(recorded: RecordedCall, rows: int) -> RecordedCall:
     return first
 
 
-def tolerance_of(plan: RootPlan) -> Tolerance:
-    """The tolerance. Under autocast a different order of operations shows in every rounding."""
-    same = plan.autocast is None and plan.setting(Tf32) is None
-    return SAME_TYPE if same else BFLOAT16
+def tolerance_of(plan: RootPlan, root: Root) -> Tolerance:
+    """The tolerance. Under autocast, also the script's own, a different order of operations shows
+    in every rounding.
+    """
+    autocast = plan.autocast is not None or root.user_autocast
+    return BFLOAT16 if autocast or plan.setting(Tf32) is not None else SAME_TYPE
 
 
 def agreement(outputs: Closeness, gradients: Closeness) -> str:
