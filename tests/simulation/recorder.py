@@ -35,7 +35,7 @@ GRACE_SLACK_SECONDS = 8.0
 # From the deletion of a job that somebody's finalizer keeps until its pods are asked to go.
 DELETION_SECONDS = 90.0
 # The node itself goes at a time that nobody here decides.
-DEADLINE_OF_OTHERS = frozenset({"NodeReclaimed"})
+DEADLINE_OF_OTHERS = frozenset({"NodeReclaimed", "NodeDrained"})
 
 
 @dataclass(frozen=True, slots=True)

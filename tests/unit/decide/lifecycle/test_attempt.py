@@ -12,6 +12,7 @@ from gpujob_operator.decide.capacity.sites import NodeFacts, WorkerSite
 from gpujob_operator.decide.lifecycle.attempt import advance
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.grace import stop_seconds
 from gpujob_operator.decide.model.notices import NodeNotice, NoticeKind
 from gpujob_operator.decide.model.plan import NextStep
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView
@@ -122,7 +123,7 @@ def test_a_gang_is_asked_first_and_stopped_at_half_of_the_grace() -> None:
 
 
 def test_an_evicted_rank_stops_its_gang_in_two_phases() -> None:
-    """The other ranks learn it with their reports, and have as long as the evicted one."""
+    """The other ranks learn it with their reports, and keep their own grace (I13)."""
     places = (("n0", ("GPU-0",)), ("n1", ("GPU-1",)))
     job = running(make_job(workers=2), *places)
     evicted = make_pod(job, 0, deletion_at=after(40), reason="EvictionByEvictionAPI")
@@ -132,14 +133,14 @@ def test_an_evicted_rank_stops_its_gang_in_two_phases() -> None:
     assert first.status.stop == StopReason(
         "Evicted",
         f"pod {evicted.name} is being deleted (EvictionByEvictionAPI)",
-        after(40),
+        after(10 + stop_seconds(job, CONFIGURATION)),
     )
     assert first.deletes == ()
     job = replace(job, status=first.status)
     report = received(job, make_report(), at=9)
     assert step(job, evicted, other, at=11, report=report).deletes == ()
     (delete,) = step(job, evicted, other, at=30, report=report).deletes
-    assert (delete.pod, delete.grace_seconds) == (other, 10)
+    assert (delete.pod, delete.grace_seconds) == (other, CONFIGURATION.termination_grace_seconds)
 
 
 def test_an_eviction_is_no_failure_of_the_job() -> None:

@@ -238,8 +238,8 @@ def _stopping(
     """Stops every live pod with SIGTERM and its grace.
 
     The workers of a gang are first asked through the reply to their reports, so that they agree on
-    a step. After half of their grace, or without reports, their pods are deleted. Only somebody
-    else's deadline shortens the grace: that of a node that goes, or of an eviction.
+    a step. After half of their grace, or without reports, their pods are deleted. Only a node
+    that is about to go shortens the grace.
     """
     stop = job.status.stop
     left = max((stop.deadline - now).total_seconds(), 0.0) if stop is not None else 0.0

@@ -51,7 +51,7 @@ def reason_to_stop(
     fault = faults.of(job, inputs.sites, now, deadline, configuration.device_access, inputs.usage)
     if fault is not None:
         return fault
-    evicted = _evicted(pods, now, deadline)
+    evicted = _evicted(pods, deadline)
     if evicted is not None:
         return evicted
     if job.status.phase is JobPhase.STARTING:
@@ -65,14 +65,14 @@ def age_seconds(job: GPUJob, now: datetime) -> float:
     return (now - started).total_seconds()
 
 
-def _evicted(pods: tuple[PodView, ...], now: datetime, deadline: datetime) -> StopReason | None:
+def _evicted(pods: tuple[PodView, ...], deadline: datetime) -> StopReason | None:
     """Somebody else deletes a pod of the attempt: its worker has got its signal, and the others
-    stop with it instead of waiting for it. The operator's own deletions follow a stop."""
+    stop with it instead of waiting for it. They have their own grace (I13). The operator's own
+    deletions follow a stop."""
     for pod in pods:
         if pod.deletion_at is not None and not pod.ended:
             by = pod.reason or "not by the operator"
-            ends_at = min(deadline, max(pod.deletion_at, now + timedelta(seconds=1)))
-            return StopReason(EVICTED, f"pod {pod.name} is being deleted ({by})", ends_at)
+            return StopReason(EVICTED, f"pod {pod.name} is being deleted ({by})", deadline)
     return None
 
 

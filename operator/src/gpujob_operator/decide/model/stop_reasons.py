@@ -62,7 +62,7 @@ STOP_RULES: Mapping[str, StopRule] = {
     SUSPENDED: StopRule(),
     NODE_RECLAIMED: StopRule(bounds_grace=True),
     NODE_DRAINED: StopRule(bounds_grace=True),
-    EVICTED: StopRule(bounds_grace=True),
+    EVICTED: StopRule(),
     GPU_UNHEALTHY: StopRule(),
     GPU_OVERFULL: StopRule(),
     WORKER_ENDED: StopRule(is_consequence=True, worker_ended_first=True),
