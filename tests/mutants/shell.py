@@ -45,9 +45,9 @@ ACTS = (
     ),
     of_operator(
         "nobody asks for the Lease before a request",
-        "act/item_runner.py",
-        "            if not self._may_act():\n",
-        "            if False:\n",
+        "act/writer.py",
+        "        if not self.may_act():\n",
+        "        if False:\n",
         *_EXECUTOR,
     ),
     of_operator(
@@ -260,7 +260,7 @@ OBSERVES = (
     of_operator(
         "a reading is counted again with every event",
         "observe/usage.py",
-        "if observed_at is None or (before is not None and observed_at <= before):",
+        "if observed_at is None or observed_at == before:",
         "if observed_at is None:",
         "test_readings_into_usage.py",
         "test_cache.py",

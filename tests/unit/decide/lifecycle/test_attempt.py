@@ -16,7 +16,7 @@ from gpujob_operator.decide.model.grace import stop_seconds
 from gpujob_operator.decide.model.notices import NodeNotice, NoticeKind
 from gpujob_operator.decide.model.plan import NextStep
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView
-from gpujob_operator.decide.model.workers import job_pods_of
+from gpujob_operator.decide.model.workers import job_pods_of, with_pod_uids
 from tests.harness.builders import (
     after,
     make_job,
@@ -141,6 +141,17 @@ def test_an_evicted_rank_stops_its_gang_in_two_phases() -> None:
     assert step(job, evicted, other, at=11, report=report).deletes == ()
     (delete,) = step(job, evicted, other, at=30, report=report).deletes
     assert (delete.pod, delete.grace_seconds) == (other, CONFIGURATION.termination_grace_seconds)
+
+
+def test_a_pod_whose_owner_was_taken_away_is_deleted_as_its_jobs() -> None:
+    """I13: deletions of a job wait for the job's status; those of nobody's pods do not."""
+    job = stopping(make_job())
+    pod = make_pod(job)
+    (delete,) = step(job, pod).deletes
+    assert delete.pod is pod
+    bound = with_pod_uids(job.status, (pod,))
+    (delete,) = step(replace(job, status=bound), replace(pod, job_uid="")).deletes
+    assert delete.pod == pod
 
 
 def test_an_eviction_is_no_failure_of_the_job() -> None:
