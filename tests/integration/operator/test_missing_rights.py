@@ -123,6 +123,8 @@ def test_what_it_may_not_write(stage: Stage) -> None:
     lacks("", "pods", "create", lambda: job("podless"))
     stage.wait(lambda: "files/operator-rules.yaml" in said(stage), "what to do", SECONDS)
     lacks("", "events", "create", lambda: job("silent"))
+    # A job that is suspended before it has a pod needs no deletion.
+    stage.wait(lambda: "silent-1-0" in stage.pod_names(), "the job has its pod", SECONDS)
     lacks("", "pods", "delete", lambda: suspend_all(stage))
     lacks("coordination.k8s.io", "leases", "update", lambda: None)
     lacks("coordination.k8s.io", "leases", "get", lambda: None)
