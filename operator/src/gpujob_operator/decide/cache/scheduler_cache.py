@@ -103,8 +103,8 @@ class SchedulerCache:
         self._renew_usage(changed)
         self.steps.to_step |= self._jobs.measured & self.entries.keys()
         for name, gpus in self._nodes.renew(self.configuration, now).items():
-            jobs = self.holders.on_node(name)
-            self.steps.to_step |= jobs if gpus is None else self.holders.on_gpus(gpus, jobs)
+            holders = self.holders
+            self.steps.to_step |= holders.on_node(name) if gpus is None else holders.on_gpus(gpus)
         self._mix.renew(self.capacity, self._request)
         self._renew_waiting(changed)
         self.steps.wake(now)
