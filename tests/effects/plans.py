@@ -8,6 +8,7 @@ from gpujob_api.gpujob import GPUJob, SharingMode
 from gpujob_api.gpuqueue import GPUQueue
 from gpujob_api.quantities import GIB
 from gpujob_api.report import FailureClass
+from gpujob_operator.decide.measurement.profile import new_entries, with_entries
 from gpujob_operator.decide.planner import plan
 from tests.harness.builders import (
     after,
@@ -68,6 +69,18 @@ def beside_a_busy_one(job: GPUJob) -> Outcome:
 
 def on_a_spot_node(job: GPUJob) -> Outcome:
     world = World(job, nodes=[make_node("n0", spot=True)])
+    world.tick()
+    return outcome(world)
+
+
+def beside_a_profile(job: GPUJob) -> Outcome:
+    """What the job starts with where another program of the workload `resnet` was measured."""
+    other = running(
+        make_job("other", workload="resnet"), measurement=measured(4 * GIB), held=reserve(5 * GIB)
+    )
+    entries = new_entries(other.status, None, after(0), alone=True)
+    assert entries is not None
+    world = World(job, profiles=(with_entries(other, None, entries),))
     world.tick()
     return outcome(world)
 

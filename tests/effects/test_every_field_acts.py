@@ -15,6 +15,7 @@ from tests.harness.crds import Schema, schema_of
 
 SAVED = {"checkpoint.path": "saved/*.pt"}
 JOB: Mapping[str, Effect] = {
+    "workload": Effect(plans.beside_a_profile, None, "resnet"),
     "queue": Effect(plans.placed, None, "closed"),
     "priority": Effect(plans.beside_another, None, 5, {"sharing.mode": "Exclusive"}),
     "suspend": Effect(plans.placed, None, True),
