@@ -173,7 +173,7 @@ class SchedulerCache:
             self.holders.remove(before.job)
         if after is not None:
             uid = after.job.metadata.uid
-            self.releases.put(after.job, after.profile_key)
+            self.releases.put(after.job, after.runs_key)
             self.expiries.put(after.job)
             if after.held:
                 self.holders.add(after.job, self._nodes.of_job(after.job))
