@@ -194,6 +194,7 @@ BAD_CLUSTER_OBJECTS: list[tuple[str, Json, str]] = [
     ("GPUQueue", {"parent": "itself"}, "spec.parent"),
     ("GPUQueue", {"namespaces": ["Team A"]}, "spec.namespaces[0]"),
     ("GPUQueue", {"priority": {"minimum": 2, "maximum": 1}}, "spec.priority.minimum"),
+    ("GPUQueue", {"sharingGroup": "Lab 1"}, "spec.sharingGroup"),
     ("GPUQueue", {"nominal": {"gpus": -1}}, "spec.nominal.gpus"),
     ("GPUQueue", {"nominal": {"gpuMemory": "16GB"}}, "spec.nominal.gpuMemory"),
     ("GPUNode", {"pricePerGpuHour": -1}, "spec.pricePerGpuHour"),

@@ -32,6 +32,7 @@ from gpujob_operator.decide.model.notices import notice_of
 from gpujob_operator.decide.model.pod_requests import PodRequests
 from gpujob_operator.decide.model.snapshot import GonePod, NodeView, PodPhase, PodView
 from gpujob_operator.decide.model.workers import JobPods, place_of
+from gpujob_operator.decide.packing.party import ANYBODY, Party
 
 T = TypeVar("T")
 # The end of a pod and a reading have different clocks, and a process takes a moment to exit.
@@ -67,7 +68,9 @@ class TerminatedPod:
 NOTHING = JobUsage()
 
 
-def usage_of(job: GPUJob, job_pods: JobPods, requests: PodRequests) -> JobUsage:
+def usage_of(
+    job: GPUJob, job_pods: JobPods, requests: PodRequests, party: Party = ANYBODY
+) -> JobUsage:
     """The usage of a job. `requests` are those of one worker."""
     if job.status.placement is None and not job_pods.pods:
         return NOTHING
@@ -83,7 +86,7 @@ def usage_of(job: GPUJob, job_pods: JobPods, requests: PodRequests) -> JobUsage:
     if placement is None:
         return JobUsage(gpus_of_stale_pods=strays, ended=_ended(job_pods.pods))
     bound = {pod.rank for pod in job_pods.current if _is_bound(pod)}
-    tenant = as_tenant(job)
+    tenant = as_tenant(job, party)
     workers = placement.workers
     unbound = [] if leaves else [worker for worker in workers if worker.rank not in bound]
     return JobUsage(
