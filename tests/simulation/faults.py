@@ -25,6 +25,7 @@ class Faults:
     # Both operators believe that they lead: only to show that the checks notice it.
     split_brain: bool = False
     writes: int = 0
+    watches_refused_until: float = 0.0
 
     def stop(self) -> None:
         self.watch_delay_max = 0.02
@@ -37,6 +38,12 @@ class Faults:
 
     def breaks_watch(self, random: Random) -> bool:
         return random.random() < self.watch_break
+
+    def refuse_watches(self, until: float) -> None:
+        self.watches_refused_until = max(self.watches_refused_until, until)
+
+    def refuses_watch(self, now: float) -> bool:
+        return now < self.watches_refused_until
 
     def repeats_event(self, random: Random) -> bool:
         return random.random() < self.repeat

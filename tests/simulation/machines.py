@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tests.simulation.agents import Lie
     from tests.simulation.worker import Worker
     from tests.simulation.workloads import NodePlan
 
@@ -40,6 +41,9 @@ class Machine:
     powered: bool = True
     connected: bool = True
     agent_runs: bool = True
+    # What its agent says instead of what it reads, and how far its clock is ahead.
+    lie: Lie | None = None
+    clock_error_seconds: float = 0.0
     workers: dict[str, Worker] = field(default_factory=dict["str", "Worker"])
     gone: bool = False
     # Pods whose processes ended while the node was cut off: their kubelet knows how.

@@ -29,6 +29,8 @@ from tests.simulation.pods import worker_ended
 # A decision may rest on a reading this old: staleness limit, watch lag and writes under way.
 READING_WINDOW_SECONDS = 45.0
 FINAL = ("Succeeded", "Failed")
+# A GPU: its node, and its UUID.
+Place = tuple[str, str]
 # Writes and events are under way for so long; times in objects are whole seconds.
 GRACE_SLACK_SECONDS = 8.0
 # From the deletion of a job that somebody's finalizer keeps until its pods are asked to go.
@@ -87,7 +89,8 @@ class Recorder:
         self._api = api
         self._operators = operators
         self._jobs: dict[str, GPUJob] = {}
-        self._readings: dict[str, deque[_Reading]] = defaultdict(lambda: deque(maxlen=32))
+        # By node and UUID: what a node that lies calls its own is another GPU.
+        self._readings: dict[Place, deque[_Reading]] = defaultdict(lambda: deque(maxlen=32))
         api.recorders.append(self.observe)
 
     def observe(self, revision: Revision) -> None:
@@ -104,9 +107,11 @@ class Recorder:
 
     def operator_broke(self, what: str, error: BaseException) -> None:
         """I15: nothing that can be read ends a process, or a cycle."""
-        text = f"{what}: {type(error).__name__}: {str(error)[:200]}"
-        now = self._api.now
-        self.violations.append(Violation("I15", now, text))
+        self.fail("I15", f"{what}: {type(error).__name__}: {str(error)[:200]}")
+
+    def fail(self, invariant: str, message: str) -> None:
+        """Of what is so now, whoever brought it about."""
+        self.violations.append(Violation(invariant, self._api.now, message))
 
     def pods_of_ours(self) -> list[Manifest]:
         """The pods that there are and that an operator created."""
@@ -135,7 +140,7 @@ class Recorder:
                 for process in gpu.get("processes") or ()
                 if process.get("podUid") is None
             )
-            self._readings[gpu["uuid"]].append(
+            self._readings[revision.object["metadata"]["name"], gpu["uuid"]].append(
                 _Reading(
                     revision.at, gpu["memoryTotalBytes"], gpu["memoryReservedBytes"], unmanaged
                 )
@@ -229,48 +234,49 @@ class Recorder:
         is_new = not holds_gpus(before) or before.status.attempt != job.status.attempt
         for worker in placement.workers:
             for uuid in worker.gpus:
-                self._check_room(revision, before, job, uuid)
-                self._check_alone(revision, job, uuid)
-                if is_new:
-                    self._check_telemetry(revision, job, worker.node, uuid)
+                place = worker.node, uuid
+                self._check_room(revision, before, job, place)
+                self._check_alone(revision, job, place)
+                if is_new and not self._recent(place, revision.at):
+                    text = f"{job.metadata.name} placed on unmeasured {uuid}, {worker.node}"
+                    self._fail("I14", revision, text)
 
-    def _check_room(self, revision: Revision, before: GPUJob, job: GPUJob, uuid: str) -> None:
+    def _check_room(self, revision: Revision, before: GPUJob, job: GPUJob, place: Place) -> None:
         """Over capacity in the light of every reading that the decision may have known."""
         if is_shrink(before, job) or is_leak(before, job):
             return
         reserved = sum(
             other.status.reservation.memory_bytes
-            for other in self._tenants(uuid)
+            for other in self._tenants(place)
             if other.status.reservation is not None
         )
-        recent = self._recent(uuid, revision.at)
+        recent = self._recent(place, revision.at)
         used = [reserved + one.driver_bytes + one.unmanaged_bytes for one in recent]
         if recent and min(used) > recent[0].total_bytes:
             self._fail(
-                "I1", revision, f"{uuid}: {min(used)} of {recent[0].total_bytes} bytes after "
+                "I1", revision, f"{place[1]}: {min(used)} of {recent[0].total_bytes} bytes after "
                 f"{job.metadata.name} took {job.status.reservation}",
             )  # fmt: skip
 
-    def _check_alone(self, revision: Revision, job: GPUJob, uuid: str) -> None:
-        tenants = self._tenants(uuid)
+    def _check_alone(self, revision: Revision, job: GPUJob, place: Place) -> None:
+        tenants = self._tenants(place)
         if len(tenants) > 1 and any(wants_all(tenant) for tenant in tenants):
             names = ", ".join(tenant.metadata.name for tenant in tenants)
-            self._fail("I2", revision, f"{uuid} is shared by {names}")
+            self._fail("I2", revision, f"{place[1]} is shared by {names}")
 
-    def _check_telemetry(self, revision: Revision, job: GPUJob, node: str, uuid: str) -> None:
-        if not self._recent(uuid, revision.at):
-            self._fail("I14", revision, f"{job.metadata.name} placed on unmeasured {uuid}, {node}")
-
-    def _recent(self, uuid: str, now: float) -> list[_Reading]:
+    def _recent(self, place: Place, now: float) -> list[_Reading]:
         """The readings of the window, and the one before it that was still valid within it."""
-        return [r for r in self._readings[uuid] if r.at >= now - READING_WINDOW_SECONDS]
+        return [r for r in self._readings[place] if r.at >= now - READING_WINDOW_SECONDS]
 
-    def _tenants(self, uuid: str) -> list[GPUJob]:
+    def _tenants(self, place: Place) -> list[GPUJob]:
         return [
             job
             for job in self._jobs.values()
             if holds_gpus(job) and job.status.placement is not None
-            and any(uuid in worker.gpus for worker in job.status.placement.workers)
+            and any(
+                place == (worker.node, uuid)
+                for worker in job.status.placement.workers for uuid in worker.gpus
+            )
         ]  # fmt: skip
 
     # -- pods
@@ -363,7 +369,7 @@ class Recorder:
             if late and kept:
                 name = kept[0]["metadata"]["name"]
                 text = f"{name} runs on, its job was deleted at {at:.0f} s"
-                self.violations.append(Violation("I7", self._api.now, text))
+                self.fail("I7", text)
 
 
 def is_live(pod: Mapping[str, Any]) -> bool:
