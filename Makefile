@@ -29,7 +29,8 @@ test: tools ## Run the tests with coverage (TESTS="tests/unit -k why" for a part
 
 .PHONY: e2e
 e2e: setup ## Play scenes with the chart on real kubelets (Linux, root; 15 min; TESTS=... for a part)
-	@$(VENV)/python -m pytest -n 0 -p no:randomly -m e2e $(or $(TESTS),tests/e2e)
+	@$(VENV)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -p no:randomly \
+	  -o cache_dir=.pytest_cache/e2e -m e2e $(or $(TESTS),tests/e2e)
 
 .PHONY: test-oldest
 test-oldest: setup ## Run the worker's tests with the oldest torch that we promise (TESTS=... for a part)

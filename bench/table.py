@@ -17,6 +17,13 @@ def format_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> s
     return "\n".join(lines)
 
 
+def format_markdown(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
+    """The same for a document, as it is put there."""
+    lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+    cells = ([_cell(row.get(column)) for column in columns] for row in rows)
+    return "\n".join([*lines, *(f"| {' | '.join(line)} |" for line in cells)])
+
+
 def _line(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
     aligned = [
         cell.rjust(width) if to_right else cell.ljust(width)

@@ -229,8 +229,10 @@ def test_every_right_is_used_and_nothing_is_refused(scene: Scene) -> None:
     scene.client.merge(f"{JOBS}/audited", {"spec": {"suspend": True}})
     scene.wait(lambda: scene.condition("audited", "Scheduled")["reason"] == "Suspended", "stopped")
     scene.client.delete(f"{QUEUES}/team")
-    scene.submit("gang", workers=2)
-    scene.finish_and_wait("gang")
+    scene.submit("gang", workers=2, ttlSecondsAfterFinished=0)
+    scene.wait_phase("gang", "Running")
+    scene.finish("gang")
+    scene.wait(lambda: "gang" not in job_names(scene), "the finished gang is deleted")
     log = scene.cluster.control_plane.audit_log
     for account in ("operator", "agent"):
         requests = read_audit(log, f"gpujob-{account}")
@@ -238,6 +240,10 @@ def test_every_right_is_used_and_nothing_is_refused(scene: Scene) -> None:
         assert used(requests) <= granted(account), f"{account} asks for more than we say"
         never = granted(account) - used(requests) - AFTER_CONFLICTS
         assert never == set(), f"{account} has rights that it never used"
+
+
+def job_names(scene: Scene) -> list[str]:
+    return [item["metadata"]["name"] for item in scene.client.get(JOBS)["items"]]
 
 
 def leases(scene: Scene) -> list[str]:

@@ -192,5 +192,18 @@ def test_helm_test_runs_where_the_operator_may() -> None:
     objects = render(ALL_ON)
     operator = pod_spec(one(objects, "Deployment"))
     for probe in of_kind(objects, "Pod"):
-        for name in ("nodeSelector", "tolerations"):
-            assert pod_spec(probe)[name] == operator[name]
+        assert pod_spec(probe)["nodeSelector"] == operator["nodeSelector"]
+        assert pod_spec(probe)["tolerations"] == ALL_ON["operator"]["tolerations"]
+
+
+@pytest.mark.parametrize(("given", "seconds"), [({}, 30), ({"tolerationSeconds": 5}, 5)])
+def test_the_operator_leaves_a_lost_node_soon(given: Mapping[str, Any], seconds: int) -> None:
+    """Kubernetes itself gives a pod 300 s. Tolerations of a user's own are added."""
+    own = {"key": "infra", "operator": "Exists"}
+    found = pod_spec(one(render({"operator": {**given, "tolerations": [own]}}), "Deployment"))
+    lost = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds}
+    assert found["tolerations"] == [
+        {"key": "node.kubernetes.io/not-ready", **lost},
+        {"key": "node.kubernetes.io/unreachable", **lost},
+        own,
+    ]

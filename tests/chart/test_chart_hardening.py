@@ -136,3 +136,16 @@ def test_services_and_accounts_are_of_this_release_alone() -> None:
     for service in of_kind(render(ALL_ON), "Service"):
         assert service["spec"].get("type", "ClusterIP") == "ClusterIP"
         assert "externalIPs" not in service["spec"]
+
+
+def test_the_agents_user_is_no_other_pods() -> None:
+    """It sees all processes of the node; the kernel keeps those of other users from it."""
+    objects = render()
+    users = {
+        found["kind"]: pod_spec(found)["securityContext"]
+        for found in of_kind(objects, "Deployment", "DaemonSet")
+    }
+    agent = users.pop("DaemonSet")
+    assert agent["runAsUser"] == agent["runAsGroup"]
+    assert agent["runAsUser"] not in {one["runAsUser"] for one in users.values()}
+    assert agent["runAsUser"] not in {0, 65532, 65534}

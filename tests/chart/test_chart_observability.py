@@ -63,16 +63,25 @@ def test_every_alert_waits_has_a_severity_and_a_section_of_its_own() -> None:
         assert set(alert["annotations"]) == {"summary", "description"}
 
 
-def test_the_rule_has_all_alerts_with_the_address_of_their_runbooks() -> None:
-    address = "https://example.org/runbooks"
+@pytest.mark.parametrize(
+    ("address", "annotation", "where"),
+    [
+        ("https://example.org/runbooks", "runbook_url", "https://example.org/runbooks"),
+        ("", "runbook", "docs/runbooks.md"),
+    ],
+)
+def test_the_rule_has_all_alerts_with_the_place_of_their_runbooks(
+    address: str, annotation: str, where: str
+) -> None:
+    """Without an address of the installation's own, the file in the repository."""
+    assert (ROOT / "docs" / "runbooks.md").is_file()
     values = {"metrics": {"prometheusRule": {"enabled": True, "runbookUrl": address}}}
     (group,) = named(render(values), "PrometheusRule", "operator")["spec"]["groups"]
     for rule, alert in zip(group["rules"], ALERTS, strict=True):
         assert {name: rule[name] for name in ("alert", "expr", "for")} == {
             name: alert[name] for name in ("alert", "expr", "for")
         }
-        url = rule["annotations"].pop("runbook_url")
-        assert url == f"{address}#{alert['alert'].lower()}"
+        assert rule["annotations"].pop(annotation) == f"{where}#{alert['alert'].lower()}"
         assert rule["annotations"] == alert["annotations"]
 
 

@@ -181,7 +181,10 @@ def test_operator_and_agent_can_be_installed_apart() -> None:
         "ValidatingAdmissionPolicyBinding",
     }
     without = render({"agent": {"enabled": False}})
-    assert of_kind(without, "DaemonSet", "ValidatingAdmissionPolicy") == []
+    assert of_kind(without, "DaemonSet") == []
+    policies = {one["metadata"]["name"] for one in of_kind(without, "ValidatingAdmissionPolicy")}
+    assert "gpujob-operator-scope" in policies
+    assert "gpujob-agent-own-node" not in policies
     accounts = {account["metadata"]["name"] for account in of_kind(without, "ServiceAccount")}
     assert accounts == {"gpujob-operator", "gpujob-job-test"}
 
@@ -200,7 +203,7 @@ def test_a_changed_configuration_restarts_the_operator() -> None:
         return deployment["spec"]["template"]["metadata"]["annotations"]["checksum/configuration"]
 
     assert checksum({}) == checksum({})
-    assert checksum({}) != checksum({"claimAfterSeconds": 5})
+    assert checksum({}) != checksum({"nominateAfterSeconds": 5})
 
 
 def test_the_schema_knows_every_field_of_the_configuration() -> None:

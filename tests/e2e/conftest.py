@@ -5,16 +5,20 @@ import itertools
 import os
 import sys
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
 from gpujob_local.cluster.state import StateError, cluster_directory, state_root
+from gpujob_local.control_plane.control_plane import ControlPlaneOptions
 from gpujob_local.kubelets.cluster import KubeletCluster
-from gpujob_local.kubelets.commands import clean_leftovers
+from gpujob_local.kubelets.commands import end
 from gpujob_local.kubelets.options import KubeletOptions
 from gpujob_local.kubelets.requirements import Machine, refusal
-from tests.harness.ground import Release, Team
+from tests.harness.audit import AuditTrail
+from tests.harness.ground import Team
 from tests.harness.live_attempts import LiveAttempts
+from tests.harness.release import Release
 from tests.harness.repository import ROOT
 
 # Several checkouts may play at a time: each session has a cluster of its own.
@@ -30,16 +34,26 @@ def kubelets(request: pytest.FixtureRequest) -> Generator[KubeletCluster]:
     if words := refusal(Machine.look()):
         pytest.skip(words)
     _remove_crashed()
-    with KubeletCluster.start(KubeletOptions(), cluster_directory(NAME), _say) as cluster:
+    options = KubeletOptions(control_plane=ControlPlaneOptions(audit=True))
+    with KubeletCluster.start(options, cluster_directory(NAME), _say) as cluster:
         yield cluster
         if request.session.testsfailed:
             _say(f"logs are in {cluster.copy_logs(LOGS)}")
 
 
 def _remove_crashed() -> None:
+    """Clusters of sessions that are gone: their names end with the process that they belong to."""
     for path in state_root().glob(f"{PREFIX}-*"):
-        with contextlib.suppress(StateError):
-            clean_leftovers(path)
+        if not Path("/proc", path.name.rpartition("-")[2]).exists():
+            with contextlib.suppress(StateError):
+                end(path)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure() -> None:
+    """A session that is interrupted ends its workers before their clusters are removed."""
+    if os.getuid() == 0:
+        _remove_crashed()
 
 
 def _say(text: str) -> None:
@@ -51,13 +65,22 @@ def release(kubelets: KubeletCluster) -> Release:
     return Release.install(kubelets)
 
 
+@pytest.fixture(scope="session")
+def audit(kubelets: KubeletCluster) -> AuditTrail:
+    return AuditTrail(kubelets.control_plane.audit_log)
+
+
 @pytest.fixture
-def team(release: Release) -> Generator[Team]:
-    """A namespace of its own, removed afterwards with everything in it."""
+def team(release: Release, audit: AuditTrail) -> Generator[Team]:
+    """A namespace of its own, removed afterwards with everything in it.
+
+    Nothing that the operator or an agent asked for meanwhile may have been denied to it.
+    """
     made = Team(release.cluster, f"team-{next(_numbers)}")
     made.create()
     yield made
     made.remove()
+    assert audit.denied() == []
 
 
 @pytest.fixture(scope="session")

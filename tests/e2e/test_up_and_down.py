@@ -1,6 +1,7 @@
 """`gpujob-local up --nodes kubelet` and `down`, also after a crash: nothing stays."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from gpujob_local.kubelets import cgroups
 from gpujob_local.kubelets.record import Record
 from gpujob_local.kubelets.requirements import Machine, refusal
 from gpujob_local.processes.processes import marked_processes
+from tests.harness.guides import commands
+from tests.harness.repository import ROOT
 from tests.harness.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -48,12 +51,29 @@ def kubectl(*arguments: str) -> str:
     ).stdout
 
 
+def play_guide() -> None:
+    """What the guide does with the cluster that is up, in one shell."""
+    first, *others = commands(ROOT / "docs" / "guides" / "kubelets.md")[2:-1]
+    assert first.startswith("eval")
+    ours = f"{shlex.quote(sys.executable)} -m gpujob_local env --name {NAME}"
+    lines = [first.replace(".venv/bin/gpujob-local env", ours), *others]
+    subprocess.run(
+        ["bash", "-euc", "\n".join(lines).replace(" --watch", "")],
+        cwd=ROOT,
+        timeout=COMMAND_SECONDS,
+        check=True,
+    )
+    status = ("get", "gpujob", "classifier", "--output=jsonpath={.status.phase}")
+    wait_until(lambda: kubectl(*status) == "Running", COMMAND_SECONDS, "the guide's job runs")
+
+
 def test_a_cluster_comes_crashes_comes_again_and_goes(directory: Path) -> None:
     up = gpujob_local("up", "--nodes", "kubelet:1")
     assert up.returncode == 0, up.stdout + up.stderr
     assert "torch is not copied" in up.stdout, "what is not real is said"
     assert "helm install" in up.stdout
     assert " Ready " in kubectl("get", "nodes", "--no-headers")
+    play_guide()
     again = gpujob_local("up", "--nodes", "kubelet:1")
     assert again.returncode == 1
     assert "is up already" in again.stderr

@@ -10,6 +10,7 @@ from gpujob_api.gpuprofile import GPUProfile
 from gpujob_api.gpuqueue import GPUQueue
 from gpujob_operator.decide.model.plan import (
     CreatePod,
+    DeleteJob,
     DeletePod,
     Plan,
     RejectJob,
@@ -40,6 +41,8 @@ def applied(snapshot: Snapshot, plan: Plan, now: datetime) -> Snapshot:
                 _create(pods, item, jobs[item.job.metadata.uid], snapshot, now)
             case DeletePod():
                 _delete(pods, item, now)
+            case DeleteJob():
+                jobs.pop(item.job.metadata.uid, None)
             case SaveProfile():
                 profiles[_profile_key(item.profile)] = item.profile
             case WriteQueueStatus():

@@ -1,6 +1,8 @@
 """The API server's audit log against the rules that we ship (I12)."""
 
 import json
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,15 +28,47 @@ class Request:
 def read_audit(log: Path, account: str, namespace: str = "gpujob-system") -> list[Request]:
     """All requests of a service account. The last line may be under way."""
     user = f"system:serviceaccount:{namespace}:{account}"
-    found: list[Request] = []
-    for line in log.read_text().splitlines():
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        if entry["user"]["username"] == user:
-            found.append(_request(entry))
-    return found
+    return [_request(one) for one in _entries(log.read_text()) if one["user"]["username"] == user]
+
+
+class AuditTrail:
+    """What the API server denied to our parts, of all that it was asked since one last looked."""
+
+    def __init__(self, log: Path, namespace: str = "gpujob-system") -> None:
+        self._log = log
+        self._users = f"system:serviceaccount:{namespace}:"
+        self._read_bytes = 0
+
+    def denied(self) -> list[str]:
+        """User, verb and address of each request that no role allows."""
+        return [
+            f"{one['user']['username']} {one['verb']} {one['requestURI']}"
+            for one in _entries(self._new_lines())
+            if one["user"]["username"].startswith(self._users)
+            and one.get("annotations", {}).get("authorization.k8s.io/decision") == "forbid"
+        ]
+
+    def forget(self) -> None:
+        """What was denied until now was to be expected."""
+        self._new_lines()
+
+    def _new_lines(self) -> str:
+        if self._log.stat().st_size < self._read_bytes:
+            # The API server began a new file.
+            self._read_bytes = 0
+        with self._log.open("rb") as file:
+            file.seek(self._read_bytes)
+            data = file.read()
+        # The last line may be under way.
+        whole = data[: data.rfind(b"\n") + 1]
+        self._read_bytes += len(whole)
+        return whole.decode()
+
+
+def _entries(text: str) -> Iterator[dict[str, Any]]:
+    for line in text.splitlines():
+        with suppress(ValueError):
+            yield json.loads(line)
 
 
 def granted(account: str) -> set[Right]:

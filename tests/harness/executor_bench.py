@@ -15,6 +15,7 @@ from gpujob_operator.act.kube import (
 )
 from gpujob_operator.act.retry import Retry
 from gpujob_operator.act.slots import WriteSlots
+from gpujob_operator.act.trials import Trials
 from gpujob_operator.act.writer import Feedback, Writer, WriteResult
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import CreatePod, EventNote, Plan, PlanItem, WriteStatus
@@ -44,16 +45,17 @@ class ExecutorBench:
             Feedback(self._wrote, lambda _, uid: self.gone.append(uid), self._noted),
             configuration=Configuration(report_url="http://operator/report"),
             clock=self.clock.now,
+            may_act=lambda: self.leads,
             pod_version=lambda uid: self.pod_versions.get(uid, 0),
         )
         runner = ItemRunner(
             writer,
             self.metrics,
             monotonic=self.clock.monotonic,
-            may_act=lambda: self.leads,
             retry=Retry(sleep=self.clock.sleep, uniform=lambda low, high: high),
             backoff=Backoff(self.clock.monotonic, uniform=lambda low, high: high),
             slots=WriteSlots(self.clock.monotonic, total=slots, of_a_namespace=slots),
+            trials=Trials(Configuration(), self.clock.now),
         )
         self.executor = Executor(runner, self.metrics, settled=self._settle, lanes_max=lanes_max)
 

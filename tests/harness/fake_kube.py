@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpujob_operator.act.kube import (
+    PODS,
     AlreadyExists,
     ApiError,
     Conflict,
@@ -167,6 +168,9 @@ class FakeKube(Kube):
         stored["metadata"].setdefault("creationTimestamp", "2026-01-01T00:00:00Z")
         return self._leave(call, self._store(kind, key, stored, "ADDED"))
 
+    async def try_create(self, kind: ResourceType, body: Manifest, namespace: str = "") -> None:
+        self._enter(Call("try", kind.plural, body["metadata"]["name"], namespace))
+
     async def patch(
         self,
         kind: ResourceType,
@@ -213,6 +217,9 @@ class FakeKube(Kube):
         if known["metadata"]["uid"] != uid:
             raise Conflict(409, "Conflict", "the UID in the precondition is another one")
         self._check_version(known, resource_version or None)
+        if kind is not PODS and not known["metadata"].get("finalizers"):
+            self.remove(kind, name, namespace)
+            return self._leave(call, {"kind": "Status", "status": "Success"})
         terminating = copy.deepcopy(known)
         terminating["metadata"]["deletionTimestamp"] = "2026-01-01T00:01:00Z"
         terminating["metadata"]["deletionGracePeriodSeconds"] = grace_seconds

@@ -1,9 +1,8 @@
-"""GPUJob on real kubelets: the release, a team's namespace, its jobs."""
+"""Jobs on real kubelets: a team's namespace, its jobs, and what they say."""
 
 import json
-import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,65 +14,12 @@ from tests.harness.waiting import wait_until
 
 Json = dict[str, Any]
 
-SYSTEM = "gpujob-system"
-CHART = ROOT / "charts" / "gpujob"
 SCRIPT = ROOT / "tests" / "e2e" / "workers" / "resumable.py"
 STEPS = 40
 PAUSE_SECONDS = 0.3
-INSTALL_SECONDS_MAX = 60.0
-# Shorter than in a real cluster, so that scenes end; what they show does not depend on them.
-CONFIGURATION: Mapping[str, Any] = {"nodeLostSeconds": 10, "retryBackoffSeconds": 1}
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """The chart, installed as README says, with CPU cards."""
-
-    cluster: KubeletCluster
-    install_seconds: float
-
-    @classmethod
-    def install(cls, cluster: KubeletCluster, *flags: str) -> "Release":
-        began = time.monotonic()
-        agent = {"devices": "cpu", "cpu": {"memory": "3Gi", "besideGPUs": True}}
-        values = {"agent": agent, "configuration": CONFIGURATION}
-        cluster.command(
-            "helm",
-            *("install", "gpujob", str(CHART), "--namespace", SYSTEM, "--create-namespace"),
-            *("--wait", f"--timeout={INSTALL_SECONDS_MAX:.0f}s", "--values", "-", *flags),
-            stdin=json.dumps(values),
-        )
-        seconds = time.monotonic() - began
-        wait_until(lambda: gpus_ready(cluster), 60, "the agents' first measurements")
-        return cls(cluster, seconds)
-
-    def uninstall(self) -> None:
-        self.cluster.command("helm", "uninstall", "gpujob", "--namespace", SYSTEM, "--wait")
-
-    def leader(self) -> str:
-        """The pod that holds the Lease."""
-        path = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases"
-        leases = self.cluster.client().get(path)["items"]
-        (lease,) = [item for item in leases if "gpujob" in item["metadata"]["name"]]
-        return str(lease["spec"].get("holderIdentity", ""))
-
-    def operators(self) -> list[Json]:
-        """Its pods, without those that are being deleted."""
-        path = f"/api/v1/namespaces/{SYSTEM}/pods"
-        selector = "app.kubernetes.io/component=operator"
-        found = self.cluster.client().get(path, labelSelector=selector)["items"]
-        return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
-
-
-def gpus_ready(cluster: KubeletCluster) -> bool:
-    nodes = cluster.client().get("/apis/gpujob.dev/v1alpha1/gpunodes")["items"]
-    ready = [
-        node
-        for node in nodes
-        for condition in node.get("status", {}).get("conditions", [])
-        if condition["type"] == "Ready" and condition["status"] == "True"
-    ]
-    return len(ready) == len(cluster.nodes) and all(node["status"]["gpus"] for node in ready)
+# A reconnected node may not be Ready at once.
+BACK_SECONDS = 120.0
+LOG_SECONDS = 60.0
 
 
 class Team:
@@ -84,7 +30,7 @@ class Team:
         self.namespace = namespace
         self.client = cluster.client()
         self.folder = cluster.directory / "volumes" / namespace
-        self._jobs = f"/apis/gpujob.dev/v1alpha1/namespaces/{namespace}/gpujobs"
+        self.jobs_path = f"/apis/gpujob.dev/v1alpha1/namespaces/{namespace}/gpujobs"
 
     def create(self) -> None:
         self.folder.mkdir(parents=True)
@@ -111,7 +57,7 @@ class Team:
         self.apply(resumable_job(self.namespace, name, **changes))
 
     def job(self, name: str) -> Json:
-        return self.client.get(f"{self._jobs}/{name}")
+        return self.client.get(f"{self.jobs_path}/{name}")
 
     def status(self, name: str) -> Json:
         return self.job(name).get("status", {})
@@ -141,7 +87,7 @@ class Team:
     def step(self, name: str) -> int:
         return self.status(name).get("measurement", {}).get("step", 0)
 
-    def wait_for_phase(self, name: str, phase: str, seconds: float = 120) -> None:
+    def wait_for_phase(self, name: str, phase: str, seconds: float = 180) -> None:
         """Fails at once when the job ends otherwise, with what it says."""
 
         def reached() -> bool:
@@ -151,7 +97,7 @@ class Team:
 
         wait_until(reached, seconds, _Late(lambda: f"{name} {phase}; it says:\n{self.said(name)}"))
 
-    def wait_for_checkpoint(self, name: str, step: int = 1, seconds: float = 90) -> int:
+    def wait_for_checkpoint(self, name: str, step: int = 1, seconds: float = 180) -> int:
         """The durable step, as soon as it is at least this one."""
 
         def durable() -> int:
@@ -160,14 +106,17 @@ class Team:
         wait_until(lambda: durable() >= step, seconds, _Late(lambda: self.said(name)))
         return durable()
 
-    def wait_for_words(self, name: str, words: str, seconds: float = 60) -> str:
-        """Everything that the job says, as soon as the words are in it."""
-        wait_until(
-            lambda: words.lower() in self.said(name).lower(),
-            seconds,
-            _Late(lambda: f"{words!r} in what {name} says:\n{self.said(name)}"),
-        )
-        return self.said(name)
+    def wait_for_words(self, name: str, *words: str, seconds: float = 120) -> str:
+        """Everything that the job says, as soon as all the words are in it."""
+        said = ""
+
+        def found() -> bool:
+            nonlocal said
+            said = self.said(name)
+            return all(word.lower() in said.lower() for word in words)
+
+        wait_until(found, seconds, _Late(lambda: f"{words} in what {name} says:\n{said}"))
+        return said
 
     def log(self, pod: str) -> str:
         try:
@@ -178,11 +127,18 @@ class Team:
             return f"no log: {error}"
 
     def final_digest(self, name: str) -> str:
-        """What the last attempt printed of its weights."""
-        attempt = self.status(name)["attempt"]
-        log = self.log(f"{name}-{attempt}-0")
-        (line,) = [line for line in log.splitlines() if line.startswith("final")]
-        _, steps, digest = line.split()
+        """What the last attempt printed of its weights.
+
+        A kubelet may know of a container's end before the runtime has written all that it printed.
+        """
+        pod, found = f"{name}-{self.status(name)['attempt']}-0", list[str]()
+
+        def printed() -> bool:
+            found[:] = [one for one in self.log(pod).splitlines() if one.startswith("final")]
+            return len(found) == 1
+
+        wait_until(printed, LOG_SECONDS, _Late(lambda: f"final in {self.log(pod)[-2000:]}"))
+        _, steps, digest = (line := found[0]).split()
         assert int(steps) == STEPS, line
         return digest
 
@@ -190,6 +146,27 @@ class Team:
         """The steps that an attempt printed."""
         lines = self.log(f"{name}-{attempt}-0").splitlines()
         return [int(line.split()[1]) for line in lines if line.startswith("step ")]
+
+
+@contextmanager
+def closed(team: Team, node: str) -> Generator[None]:
+    """The node takes no jobs for the time."""
+    path = f"/apis/gpujob.dev/v1alpha1/gpunodes/{node}"
+    team.client.merge(path, {"spec": {"unschedulable": True}})
+    try:
+        yield
+    finally:
+        team.client.merge(path, {"spec": {"unschedulable": False}})
+
+
+def wait_for_nodes(cluster: KubeletCluster) -> None:
+    """Every node takes pods again."""
+
+    def ready() -> bool:
+        nodes = cluster.client().get("/api/v1/nodes")["items"]
+        return sum(not node["spec"].get("taints") for node in nodes) == len(cluster.nodes)
+
+    wait_until(ready, BACK_SECONDS, "every node is ready and open")
 
 
 class _Late(str):

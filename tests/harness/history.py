@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpujob_api.gpujob import GPUJob, JobPhase, Reservation, SharingMode, StopReason
-from gpujob_api.gpunode import GPUNode
+from gpujob_api.gpunode import GPU, GPUNode
 from gpujob_api.manifest import gpujob_from_manifest, gpunode_from_manifest
 from gpujob_api.meta import ConditionStatus
 
@@ -72,6 +72,10 @@ class History:
         self.stops: dict[str, list[StopReason]] = defaultdict(list)
         self._stale_seconds = telemetry_stale_seconds
         self._nodes: dict[str, GPUNode] = {}
+        # Job UID and attempt of every worker pod, by the pod's UID, and the peak that agents saw of
+        # each attempt, by GPU.
+        self._workers: dict[str, tuple[str, int]] = {}
+        self._seen_bytes: dict[tuple[str, int, str], int] = {}
         self._readings: dict[str, deque[_Reading]] = defaultdict(
             lambda: deque(maxlen=READINGS_KEPT)
         )
@@ -106,9 +110,21 @@ class History:
             return
         self._nodes[node.metadata.name] = node
         for gpu in node.status.gpus:
+            self._see(gpu)
             unmanaged = sum(p.memory_bytes for p in gpu.processes if p.pod_uid is None)
             reading = _Reading(gpu.memory_total_bytes, gpu.memory_reserved_bytes, unmanaged)
             self._readings[gpu.uuid].append(reading)
+
+    def _see(self, gpu: GPU) -> None:
+        """What the agent saw each worker use: of the pods whose job is known by then."""
+        used_bytes: dict[tuple[str, int], int] = defaultdict(int)
+        for process in gpu.processes:
+            worker = self._workers.get(process.pod_uid or "")
+            if worker is not None:
+                used_bytes[worker] += process.memory_bytes
+        for worker, now_bytes in used_bytes.items():
+            key = (*worker, gpu.uuid)
+            self._seen_bytes[key] = max(self._seen_bytes.get(key, 0), now_bytes)
 
     # Jobs
 
@@ -184,7 +200,7 @@ class History:
     ) -> None:
         """I1. Unmanaged processes count for new placements; the driver's reserve always."""
         readings = self._readings.get(uuid)
-        if not readings or (not is_new and before is not None and _says_a_leak(before, job)):
+        if not readings or (not is_new and self._decides_nothing(before, job, uuid)):
             return
         held = [tenant.status.reservation for tenant in self._tenants(uuid)]
         reserved = sum(one.memory_bytes for one in held if one is not None)
@@ -194,6 +210,16 @@ class History:
             text = f"{reserved} reserved + {newest.driver_bytes} driver + {unmanaged} unmanaged"
             name = job.metadata.name
             self._fail("I1", revision, f"{uuid}, {name}: {text} > {newest.total_bytes} bytes")
+
+    def _decides_nothing(self, before: GPUJob | None, job: GPUJob, uuid: str) -> bool:
+        """The reservation is what it was, less, or what an agent saw the job use: a fact. Whatever
+        is above that, a margin or what a worker said, is a decision."""
+        held = before.status.reservation if before is not None else None
+        now = job.status.reservation
+        if held is None or now is None:
+            return False
+        seen_bytes = self._seen_bytes.get((job.metadata.uid, job.status.attempt, uuid), 0)
+        return now.memory_bytes <= max(held.memory_bytes, seen_bytes)
 
     def _check_alone(self, revision: Revision, uuid: str) -> None:
         tenants = self._tenants(uuid)
@@ -240,6 +266,7 @@ class History:
         if _exit_code(pod) == 0:
             rank = int(pod["metadata"]["name"].rpartition("-")[2])
             self._done[job_uid, _attempt_of(pod)].add(rank)
+        self._workers[uid] = (job_uid, _attempt_of(pod))
         is_new = uid not in self.pods
         self.pods[uid] = pod
         if revision.type == "DELETED":
@@ -334,16 +361,3 @@ def _wants_all(job: GPUJob) -> bool:
     held = job.status.reservation
     whole = held is not None and (held.exclusive or held.source.value == "WholeGPU")
     return whole or job.spec.sharing.mode is SharingMode.EXCLUSIVE
-
-
-def _says_a_leak(before: GPUJob, job: GPUJob) -> bool:
-    """The reservation grew to what the job was measured to use already: a fact, not a decision."""
-    held, grown, measured = (
-        before.status.reservation,
-        job.status.reservation,
-        job.status.measurement,
-    )
-    if held is None or grown is None or measured is None:
-        return False
-    shrank = grown.memory_bytes <= held.memory_bytes
-    return shrank or measured.memory_bytes > held.memory_bytes

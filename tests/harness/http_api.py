@@ -212,6 +212,8 @@ class HttpApi:
         method, objects = request.method, self._objects
         if place.plural == "tokenreviews":
             return 201, to_line({"status": self.review(body["spec"]["token"])})
+        if method == "POST" and request.query.get("dryRun"):
+            return 201, to_line(body)
         if method == "POST":
             return 201, to_line(objects.create(place, body))
         if method == "DELETE":

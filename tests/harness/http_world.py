@@ -26,10 +26,10 @@ def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _job(namespace: str, name: str, workers: int = 1) -> dict[str, Any]:
+def _job(namespace: str, name: str, workers: int, image: str) -> dict[str, Any]:
     spec: dict[str, Any] = {
         "queue": "default",
-        "template": {"spec": {"containers": [{"name": "worker", "image": "any"}]}},
+        "template": {"spec": {"containers": [{"name": "worker", "image": image}]}},
     }
     if workers > 1:
         spec["workers"] = workers
@@ -97,8 +97,8 @@ class HttpWorld:
             for number in range(GPUS):
                 self.api.put(GPU_NODES, _gpu_node(f"n{number}"))
 
-    def submit(self, namespace: str, name: str, workers: int = 1) -> None:
-        self.api.put(JOBS, _job(namespace, name, workers))
+    def submit(self, namespace: str, name: str, workers: int = 1, image: str = "any") -> None:
+        self.api.put(JOBS, _job(namespace, name, workers, image))
 
     def pods(self, namespace: str) -> set[str]:
         names = (pod["metadata"] for pod in self.api.objects(PODS))

@@ -12,6 +12,7 @@ from gpujob_api.bounds import INT32_MAX, INTEGER_MAX, Bound, Items, Range, Text
 from gpujob_api.codec import FieldError, bounded_fields
 from gpujob_api.gpujob import GPU_MEMORY_BYTES_MIN, PerStep
 from gpujob_api.quantities import FLEET_MEMORY_BYTES_MAX, MEMORY_BYTES_MAX, FleetMemory, Memory
+from gpujob_api.visible import visible
 
 TIMES = st.datetimes(
     min_value=datetime(1970, 1, 1),
@@ -100,7 +101,9 @@ def _texts(bounds: tuple[Bound, ...]) -> st.SearchStrategy[str]:
                 fitting = [text for text in _PATTERNED if bound.problem(text) is None]
                 return st.sampled_from(fitting)
             longest = min(bound.characters_max, 40)
-            return st.text(_TEXTS, min_size=bound.characters_min, max_size=longest)
+            texts = st.text(_TEXTS, min_size=bound.characters_min, max_size=longest)
+            # Reading replaces control characters in these.
+            return texts.map(visible) if bound.clip else texts
     return st.text(_TEXTS, max_size=40)
 
 

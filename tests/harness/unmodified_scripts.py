@@ -98,6 +98,30 @@ for epoch in range(3):
     torch.save(net.state_dict(), f"OUT-{epoch}.pt")
 """
 PLAIN = BEGIN + LOOP.replace("PREPARE", "").replace("BACKWARD", "loss.backward()") + END
+# Processes that train together; two more arguments: whom the stop reaches, and a folder of theirs.
+GROUP = """
+import torch.distributed as dist
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+torch.manual_seed(100 + rank); random.seed(100 + rank); numpy.random.seed(100 + rank)
+stop = stop if rank == int(sys.argv[4]) else 0
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[5]}", rank=rank, world_size=size)
+"""
+REPLICAS = (
+    BEGIN
+    + GROUP
+    + LOOP.replace("loader(shuffle=True)", "loader(sampler=order)", 1)
+    .replace("PREPARE", "net = nn.parallel.DistributedDataParallel(net)")
+    .replace("BACKWARD", "loss.backward()")
+    .replace("    net.train()", "    net.train(); order.set_epoch(epoch)")
+    .replace(
+        "train, test =",
+        "order = torch.utils.data.distributed.DistributedSampler(Data(), size, rank)\n"
+        "train, test =",
+    )
+    .replace("step += 1\n", 'step += 1; print("step", step, flush=True)\n')
+    .replace("OUT-{epoch}", "OUT-{rank}-{epoch}")
+    + END
+)
 ACCELERATE = (
     BEGIN
     + LOOP.replace(
@@ -109,3 +133,10 @@ ACCELERATE = (
     ).replace("BACKWARD", "one.backward(loss)")
     + END
 )
+
+# The same trainers in processes that train together.
+HUGGING_FACE_GROUP = HUGGING_FACE.replace(BEGIN, BEGIN + GROUP).replace("JIT", "False")
+# Lightning starts the other process itself.
+LIGHTNING_GROUP = LIGHTNING.replace(
+    "logger=False", 'logger=False, devices=2, strategy="ddp"'
+).replace("stops(trainer.global_step)", "stops(trainer.global_step * (trainer.global_rank == 0))")

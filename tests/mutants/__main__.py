@@ -13,8 +13,9 @@ from collections.abc import Sequence
 
 from tests.harness.repository import ROOT
 from tests.mutants.decisions import DECISIONS
+from tests.mutants.handlers import HANDLERS
 from tests.mutants.mutant import Mutant
-from tests.mutants.shell import ACTS, HANDLERS, OBSERVES
+from tests.mutants.shell import ACTS, OBSERVES
 from tests.mutants.tree import Tree, Verdict
 from tests.mutants.worker import COMMITS
 

@@ -56,9 +56,10 @@ DECISIONS = (
     _of(
         "a node that is being reclaimed is open",
         "capacity/availability.py",
-        "return ClosedReason.RECLAIMED",
-        "return None",
+        "    if notice is not None:\n",
+        "    if notice is None and view is None:\n",
         "capacity",
+        "model/test_notices.py",
     ),
     _of(
         "one job's errors close a GPU to all",
@@ -176,8 +177,8 @@ DECISIONS = (
     _of(
         "a pod of any namespace is a worker",
         "model/workers.py",
-        "    if job_name_of(pod) != (job.metadata.namespace, job.metadata.name):\n",
-        "    if (job_name_of(pod) or ('', ''))[1] != job.metadata.name:\n",
+        "    if pod.namespace != job.metadata.namespace:\n        return False\n",
+        "",
         "model/test_workers.py",
     ),
     _of(
@@ -198,8 +199,8 @@ DECISIONS = (
     _of(
         "an overdue job is not overdue",
         "queue/order.py",
-        "return self.overdue if now_seconds >= self.due_seconds else self.on_time",
-        "return self.on_time",
+        "        if now_seconds < due_seconds:\n",
+        "        if now_seconds >= 0:\n",
         "queue",
     ),
     _of(

@@ -1,11 +1,11 @@
-"""Mutants of what surrounds the decisions: writes, reads, watches, lists, reports, the Lease."""
+"""Mutants of what surrounds the decisions: writes, reads, reports, the Lease."""
 
 from tests.mutants.mutant import OPERATOR, Mutant
 
 _UNIT = "tests/unit/operator"
 
 
-def _of(name: str, path: str, old: str, new: str, *tests: str) -> Mutant:
+def of_operator(name: str, path: str, old: str, new: str, *tests: str) -> Mutant:
     found = tuple(one if one.startswith("tests/") else f"{_UNIT}/{one}" for one in tests)
     return Mutant(name, f"{OPERATOR}/{path}", old, new, found)
 
@@ -13,14 +13,14 @@ def _of(name: str, path: str, old: str, new: str, *tests: str) -> Mutant:
 _EXECUTOR = ("test_executor.py", "test_executor_lanes.py")
 
 ACTS = (
-    _of(
+    of_operator(
         "a job's next plan is written beside the last one",
         "act/executor.py",
         "            if key in self._lanes:\n",
         "            if key in self._lanes and not items:\n",
         *_EXECUTOR,
     ),
-    _of(
+    of_operator(
         "a failed write does not stop the lane",
         "act/executor.py",
         "            if result is not WriteResult.DONE:\n"
@@ -29,42 +29,42 @@ ACTS = (
         "            if result is None:\n                return False\n        return True",
         *_EXECUTOR,
     ),
-    _of(
+    of_operator(
         "a gang's pods are created without their Service",
         "act/executor.py",
         "            result = await self._runner.run_service(first)\n",
         "            result = WriteResult.DONE\n",
         *_EXECUTOR,
     ),
-    _of(
+    of_operator(
         "an assumed status hides another writer's",
         "act/executor.py",
         "same = current.status == self.item.job.status",
         "same = True",
         *_EXECUTOR,
     ),
-    _of(
+    of_operator(
         "nobody asks for the Lease before a request",
-        "act/item_runner.py",
-        "            if not self._may_act():\n",
-        "            if False:\n",
+        "act/writer.py",
+        "        if not self.may_act():\n",
+        "        if False:\n",
         *_EXECUTOR,
     ),
-    _of(
+    of_operator(
         "a write without an answer is taken for refused at once",
         "act/item_runner.py",
         "return await self._ask_what_happened(item)",
         "return WriteResult.FAILED",
         *_EXECUTOR,
     ),
-    _of(
+    of_operator(
         "a late write is not waited for",
         "act/item_runner.py",
         "late = 0, isinstance(item, WriteStatus)",
         "late = 0, False",
         *_EXECUTOR,
     ),
-    _of(
+    of_operator(
         "a refusal is told to nobody",
         "act/item_runner.py",
         "            self._refused(item, error.message or str(error))\n",
@@ -72,112 +72,112 @@ ACTS = (
         "test_refused_pods.py",
         *_EXECUTOR,
     ),
-    _of(
+    of_operator(
         "a refused write is repeated at once",
         "act/item_runner.py",
         "            self._backoff.failed(target)\n",
         "            pass\n",
         *_EXECUTOR,
     ),
-    _of(
+    of_operator(
         "the pause between refusals does not grow",
         "act/backoff.py",
         "failures = 1 if known is None else known.failures + 1",
         "failures = 1",
         "test_write_slots.py",
     ),
-    _of(
+    of_operator(
         "any pod of the name is the worker",
         "act/writer.py",
         "return not deleting and was_created_for(metadata, item.job, item.rank)",
         "return not deleting",
         *_EXECUTOR,
     ),
-    _of(
+    of_operator(
         "a pod that is being deleted is the worker",
         "act/writer.py",
         "return not deleting and was_created_for(",
         "return was_created_for(",
         *_EXECUTOR,
     ),
-    _of(
+    of_operator(
         "a pod is deleted in whatever state it is",
         "act/writer.py",
         "                resource_version=item.resource_version,\n",
         "",
         *_EXECUTOR,
     ),
-    _of(
+    of_operator(
         "a pod that is not there was created",
         "act/writer.py",
         "                except NotFound:\n                    return WriteResult.FAILED\n",
         "                except NotFound:\n                    return WriteResult.DONE\n",
         *_EXECUTOR,
     ),
-    _of(
+    of_operator(
         "a status is written over whatever is there",
         "act/writer.py",
         "                body = status_patch(item)\n",
         "                body = {'status': status_patch(item)['status']}\n",
         *_EXECUTOR,
     ),
-    _of(
+    of_operator(
         "the answer to a write does not reach the cache",
         "act/writer.py",
         "            raise\n        self._feedback.written(kind, answer)\n",
         "            raise\n",
         *_EXECUTOR,
     ),
-    _of(
+    of_operator(
         "another holder's Lease is taken at once",
         "act/lease.py",
         "return now - self._observed[1] >= seconds",
         "return True",
         "test_lease.py",
     ),
-    _of(
+    of_operator(
         "the Lease is held for longer than it lasts",
         "act/lease.py",
         "HOLD_FRACTION = 2 / 3",
         "HOLD_FRACTION = 2.0",
         "test_lease.py",
     ),
-    _of(
+    of_operator(
         "the Lease is counted from its answer",
         "act/lease.py",
         "self._held_until = started + self._settings",
         "self._held_until = self._monotonic() + self._settings",
         "test_lease.py",
     ),
-    _of(
+    of_operator(
         "the Lease of a race is both's",
         "act/lease.py",
         "        except (Conflict, NotFound):\n            return False\n",
         "        except (Conflict, NotFound):\n            return True\n",
         "test_lease.py",
     ),
-    _of(
+    of_operator(
         "one namespace takes all slots",
         "act/slots.py",
         "or entry.in_use >= self._of_a_namespace",
         "or entry.in_use >= self._total",
         "test_write_slots.py",
     ),
-    _of(
+    of_operator(
         "a refusal of a webhook is a doubt",
         "act/kube.py",
         "refused = status == 500 and any(words in message for words in _NOT_STORED)",
         "refused = False",
         "test_kube_client.py",
     ),
-    _of(
+    of_operator(
         "a list's pages are of different versions",
         "act/kube.py",
         '            query["continue"] = str(facts["continue"])\n',
         '            return Listing(items, str(facts.get("resourceVersion", "")))\n',
         "test_kube_client.py",
     ),
-    _of(
+    of_operator(
         "a token for another audience is valid",
         "act/tokens.py",
         'if status.get("authenticated") is not True or TOKEN_AUDIENCE not in (\n'
@@ -185,7 +185,7 @@ ACTS = (
         'if status.get("authenticated") is not True:',
         "test_tokens_and_events.py",
     ),
-    _of(
+    of_operator(
         "refused tokens are asked for without end",
         "act/tokens.py",
         "        return self._left >= 1\n",
@@ -195,14 +195,14 @@ ACTS = (
 )
 
 OBSERVES = (
-    _of(
+    of_operator(
         "an old event undoes a newer state",
         "observe/store.py",
         "        if 0 < version <= newest:\n            return False\n",
         "",
         "test_store.py",
     ),
-    _of(
+    of_operator(
         "a list forgets what was written since",
         "observe/store.py",
         "            if uid not in listed and entry.version <= limit:\n",
@@ -210,21 +210,21 @@ OBSERVES = (
         "test_store.py",
         "test_cache.py",
     ),
-    _of(
+    of_operator(
         "an old deletion removes a newer object",
         "observe/store.py",
         "        if entry is not None and entry.version > version:\n            return False\n",
         "",
         "test_store.py",
     ),
-    _of(
+    of_operator(
         "a deleted object comes back with a late event",
         "observe/store.py",
         "        self._tombstones[uid] = max(version, self._tombstones.get(uid, 0))\n",
         "        self._tombstones[uid] = 0\n",
         "test_store.py",
     ),
-    _of(
+    of_operator(
         "one unreadable object ends the process",
         "observe/store.py",
         "            self._ignored(found.key, error)\n        if self._opaque",
@@ -232,7 +232,7 @@ OBSERVES = (
         "test_store.py",
         "test_cache.py",
     ),
-    _of(
+    of_operator(
         "a pod speaks for any job of its name",
         "observe/cache.py",
         "return job if isinstance(job, GPUJob) and speaks_for(pod, job) else None",
@@ -241,7 +241,7 @@ OBSERVES = (
         "test_reports.py",
         "test_readings_into_usage.py",
     ),
-    _of(
+    of_operator(
         "pods that ended still use their node",
         "observe/cache.py",
         "if pod is None or pod.node is None or pod.finished:",
@@ -249,7 +249,7 @@ OBSERVES = (
         "test_cache.py",
         "test_requests_and_nodes.py",
     ),
-    _of(
+    of_operator(
         "a delayed reading looks new",
         "observe/freshness.py",
         "known.moment = min(observed_at + min(known.delays), now)",
@@ -257,15 +257,15 @@ OBSERVES = (
         "test_readings_into_usage.py",
         "test_cache.py",
     ),
-    _of(
+    of_operator(
         "a reading is counted again with every event",
         "observe/usage.py",
-        "if observed_at is None or (before is not None and observed_at <= before):",
+        "if observed_at is None or observed_at == before:",
         "if observed_at is None:",
         "test_readings_into_usage.py",
         "test_cache.py",
     ),
-    _of(
+    of_operator(
         "memory of anybody's pod is a worker's",
         "observe/cache.py",
         "        if pod is None or job is None:\n            return None\n        uid",
@@ -273,35 +273,35 @@ OBSERVES = (
         "test_readings_into_usage.py",
         "test_cache.py",
     ),
-    _of(
+    of_operator(
         "an error that is not told any more counts on",
         "observe/program_faults.py",
         "        self._by_node.pop(node, None)\n        if faults:",
         "        if faults:",
         "test_program_faults.py",
     ),
-    _of(
+    of_operator(
         "a worker reports for another attempt",
         "observe/reports.py",
         "    if (report.attempt, report.rank) != (pod.attempt, pod.rank):\n",
         "    if report.rank != pod.rank:\n",
         "test_reports.py",
     ),
-    _of(
+    of_operator(
         "a token's claims are not proven",
         "observe/reports.py",
         "        if identity is None:\n            raise _Refused(401",
         "        if identity is None:\n            return\n            raise _Refused(401",
         "test_reports.py",
     ),
-    _of(
+    of_operator(
         "a token is another pod's than it claims",
         "observe/reports.py",
         "        if identity != claimed:\n",
         "        if identity is None:\n",
         "test_reports.py",
     ),
-    _of(
+    of_operator(
         "a late report replaces a newer one",
         "observe/reports.py",
         "        if before is not None and _order(before.report) > _order(report):\n"
@@ -309,100 +309,18 @@ OBSERVES = (
         "",
         "test_reports.py",
     ),
-    _of(
+    of_operator(
         "a worker reports as often as it likes",
         "observe/reports.py",
         "        if not bucket.take(now):\n",
         "        if bucket is None:\n",
         "test_reports.py",
     ),
-    _of(
+    of_operator(
         "a follower takes reports",
         "observe/reports.py",
         "        if not self._is_leader():\n",
         "        if False:\n",
         "test_reports.py",
-    ),
-)
-
-_WATCHES = ("test_watches_and_lists.py",)
-
-HANDLERS = (
-    _of(
-        "a version that is too old is asked for again",
-        "handlers/watches.py",
-        '            except Gone:\n                version, reason = "", "gone"\n',
-        '            except Gone:\n                reason = "gone"\n',
-        *_WATCHES,
-    ),
-    _of(
-        "a stream goes on from where it began",
-        "handlers/watches.py",
-        "            version = _resource_version(manifest) or version\n",
-        "",
-        *_WATCHES,
-    ),
-    _of(
-        "after many errors nothing is listed",
-        "handlers/watches.py",
-        'version = version if self._failures < 3 else ""',
-        "version = version",
-        *_WATCHES,
-    ),
-    _of(
-        "an event of an unknown type is applied",
-        "handlers/watches.py",
-        "            if kind in _CHANGES:\n",
-        "            if True:\n",
-        *_WATCHES,
-        "test_streams.py",
-    ),
-    _of(
-        "the pauses between broken streams do not grow",
-        "handlers/watches.py",
-        "BACKOFF_SECONDS * 2 ** min(self._failures, 16))",
-        "BACKOFF_SECONDS)",
-        *_WATCHES,
-    ),
-    _of(
-        "a new leader lists pods first",
-        "handlers/relist.py",
-        "        for kind, resource in OUR_KINDS.items():\n"
-        '            await self._refresh(kind, resource, "")\n'
-        "        for watched in reversed(WATCHED):\n"
-        "            await self._refresh(watched.kind, watched.resource, watched.label_selector)\n",
-        "        for watched in reversed(WATCHED):\n"
-        "            await self._refresh(watched.kind, watched.resource, watched.label_selector)\n"
-        "        for kind, resource in OUR_KINDS.items():\n"
-        '            await self._refresh(kind, resource, "")\n',
-        *_WATCHES,
-    ),
-    _of(
-        "missed events are nobody's business",
-        "handlers/relist.py",
-        "            self._silent()\n",
-        "            pass\n",
-        *_WATCHES,
-    ),
-    _of(
-        "a list that failed was a list",
-        "handlers/relist.py",
-        "                failures += 1\n",
-        "                return\n",
-        *_WATCHES,
-    ),
-    _of(
-        "kopf keeps its own marks on objects",
-        "handlers/front.py",
-        "    settings.persistence.progress_storage = NothingStored()\n",
-        "",
-        "test_front_end.py",
-    ),
-    _of(
-        "events are not handed on",
-        "handlers/front.py",
-        '            self._deliver(kind, event["type"], event["object"])\n',
-        "            return\n",
-        "test_front_end.py",
     ),
 )

@@ -32,8 +32,8 @@ COMMITS = (
     _of(
         "a checkpoint that does not verify stays in the way",
         "store.py",
-        "                self._quarantine(path)\n        return None",
-        "                return None\n        return None",
+        '        self._quarantine(self.directory / f"step-{step}")\n',
+        "        return\n",
     ),
     _of(
         "only the newest checkpoint is kept",
@@ -56,13 +56,13 @@ COMMITS = (
     _of(
         "a checkpoint says another step than its name",
         "store.py",
-        '        if about.get("step") != step:\n',
-        "        if about is None:\n",
+        '    if about.get("step") != step:\n',
+        "    if about is None:\n",
     ),
     _of(
         "a checkpoint is under its name before it is whole",
         "store.py",
-        'f".step-{step}.tmp-{self.attempt}-{uuid.uuid4().hex}"',
+        'f".step-{step}.tmp-{self.attempt}-{name}"',
         'f"step-{step}"',
     ),
     _of(

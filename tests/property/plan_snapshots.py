@@ -32,6 +32,7 @@ from gpujob_operator.decide.model.snapshot import (
     PodView,
     ReceivedReport,
     RefusedPod,
+    RefusedTemplate,
     Snapshot,
     Taint,
 )
@@ -280,6 +281,11 @@ def odd_snapshots(draw: st.DrawFn) -> Snapshot:
         for job in jobs
         for rank in range(draw(st.integers(0, 2)))
     )
+    templates = tuple(
+        RefusedTemplate(job.metadata.uid, "must be a number", draw(times))
+        for job in jobs
+        if draw(st.booleans())
+    )
     broken = (InvalidJob(make_job("broken").metadata, "spec.gpu", "is bad"),)
     return Snapshot(
         jobs=jobs,
@@ -291,6 +297,7 @@ def odd_snapshots(draw: st.DrawFn) -> Snapshot:
         reports=received,
         usage=usage,
         refused_pods=refused,
+        refused_templates=templates,
         listening_since=draw(maybe_times),
     )
 

@@ -28,7 +28,9 @@ def waiting(number: int, queue: str, priority: int, created: int, *, dated: bool
     job = make_job(f"job-{number}", queue=queue, priority=priority, created=created)
     if not dated:
         job = replace(job, metadata=replace(job.metadata, creation_timestamp=None))
-    return Pending(job, order_keys=order_keys_of(job, SHORT_PATIENCE, None))
+    return Pending(
+        job, order_keys=order_keys_of(job, SHORT_PATIENCE, order_rules(SHORT_PATIENCE), None)
+    )
 
 
 def uid_of(number: int) -> str:

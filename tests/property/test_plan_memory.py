@@ -72,6 +72,9 @@ def between(one: Snapshot, other: Snapshot, random: Random) -> Snapshot:
         profiles=some_of(one.profiles, other.profiles, random),
         reports=one.reports if random.random() < 0.5 else other.reports,
         refused_pods=one.refused_pods if random.random() < 0.5 else other.refused_pods,
+        refused_templates=(
+            one.refused_templates if random.random() < 0.5 else other.refused_templates
+        ),
         usage=one.usage if random.random() < 0.5 else other.usage,
     )
 

@@ -46,6 +46,8 @@ class Revision:
     object: Manifest
     before: Manifest | None
     by: str
+    # When the writer sent the request; it may have been long on its way.
+    sent_at: float
 
 
 class ApiServer:
@@ -110,7 +112,9 @@ class ApiServer:
             raise NotFound(404, "NotFound", f"{kind.value} {name}")
         return self._objects[kind][uid]
 
-    def create(self, kind: AnyKind, manifest: Mapping[str, Any], by: str) -> Manifest:
+    def create(
+        self, kind: AnyKind, manifest: Mapping[str, Any], by: str, sent_at: float | None = None
+    ) -> Manifest:
         stored = cast(Manifest, json.loads(json.dumps(manifest)))
         metadata = stored["metadata"]
         key = (kind, f"{metadata.get('namespace', '')}/{metadata['name']}")
@@ -123,7 +127,7 @@ class ApiServer:
         if kind is Kind.POD:
             stored["status"] = {"phase": "Pending"}
         self._names[key] = metadata["uid"]
-        return self._commit(kind, "ADDED", stored, None, by)
+        return self._commit(kind, "ADDED", stored, None, by, sent_at)
 
     def patch(
         self,
@@ -210,13 +214,21 @@ class ApiServer:
         return self._commit(kind, "MODIFIED", after, before, by)
 
     def _commit(
-        self, kind: AnyKind, event_type: str, after: Manifest, before: Manifest | None, by: str
+        self,
+        kind: AnyKind,
+        event_type: str,
+        after: Manifest,
+        before: Manifest | None,
+        by: str,
+        sent_at: float | None = None,
     ) -> Manifest:
         self._version += 1
         after["metadata"] = {**after["metadata"], "resourceVersion": str(self._version)}
         if event_type != "DELETED":
             self._objects[kind][after["metadata"]["uid"]] = after
-        revision = Revision(self._version, self._clock.now, kind, event_type, after, before, by)
+        now = self._clock.now
+        sent_at = now if sent_at is None else sent_at
+        revision = Revision(self._version, now, kind, event_type, after, before, by, sent_at)
         self._events[kind].append((self._version, event_type, after))
         for recorder in self.recorders:
             recorder(revision)

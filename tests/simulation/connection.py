@@ -158,8 +158,11 @@ class Connection:
             return await self._watch(request.kind, query)
         if "continue" not in query:
             self.requests[request.verb, request.kind.value] += 1
-        text = json.dumps(body)
-        effect = lambda: self._effect(request, subresource, query, json.loads(text))  # noqa: E731
+        text, sent_at = json.dumps(body), self._clock.now
+
+        def effect() -> Manifest:
+            return self._effect(request, subresource, query, json.loads(text), sent_at)
+
         result = await self._ask(request, effect, _request_timeout.total or 0.0)
         return self._answer(result)
 
@@ -210,7 +213,12 @@ class Connection:
         return result
 
     def _effect(
-        self, request: Request, subresource: str, query: Mapping[str, str], body: Any
+        self,
+        request: Request,
+        subresource: str,
+        query: Mapping[str, str],
+        body: Any,
+        sent_at: float,
     ) -> Manifest:
         kind, key = request.kind, (request.namespace, request.name)
         match request.verb:
@@ -219,7 +227,7 @@ class Connection:
             case "list":
                 return self._page(kind, query)
             case "create":
-                return self._create(request, body)
+                return self._create(request, body, sent_at)
             case "patch":
                 spec = subresource != "status"
                 return self.api.patch(kind, *key, body, self._name, spec=spec)
@@ -241,14 +249,14 @@ class Connection:
             del self._pages[key]
         return {"items": items[int(start) : end], "metadata": metadata}
 
-    def _create(self, request: Request, body: Manifest) -> Manifest:
+    def _create(self, request: Request, body: Manifest, sent_at: float) -> Manifest:
         if request.kind is OtherKind.TOKEN_REVIEW:
             return self.api.review(body)
         if request.namespace:
             body["metadata"]["namespace"] = request.namespace
         if request.kind in _WITH_STATUS:
             body.pop("status", None)
-        return self.api.create(request.kind, body, self._name)
+        return self.api.create(request.kind, body, self._name, sent_at)
 
     def _delete(self, request: Request, options: Manifest) -> Manifest:
         """Where the object stays for a while it is the answer, as on a real server."""

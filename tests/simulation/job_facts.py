@@ -1,6 +1,9 @@
 """What the recorder asks of a job's state, or of two that follow each other."""
 
 import re
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_operator.decide.model.conditions import SCHEDULED, find
@@ -29,11 +32,26 @@ def is_shrink(before: GPUJob, job: GPUJob) -> bool:
     return same and one is not None and other is not None and other.memory_bytes <= one.memory_bytes
 
 
-def is_leak(before: GPUJob, job: GPUJob) -> bool:
-    """The job was measured above what it held: the write tells what is so already."""
-    measured, held = job.status.measurement, before.status.reservation
+def is_within(before: GPUJob, job: GPUJob, seen_bytes: int) -> bool:
+    """The job reserves no more than it did, or than it was seen to use there."""
+    one, other = before.status.reservation, job.status.reservation
     same = places(before) == places(job)
-    return same and None not in (measured, held) and measured.memory_bytes > held.memory_bytes  # type: ignore[union-attr]
+    if not same or one is None or other is None:
+        return False
+    return other.memory_bytes <= max(one.memory_bytes, seen_bytes)
+
+
+def used_bytes(
+    gpu: Mapping[str, Any], workers: Mapping[str, tuple[str, int]]
+) -> Mapping[tuple[str, int], int]:
+    """What a reading shows of the GPU in use, by job UID and attempt. `workers` are the jobs and
+    attempts of pods, by the pods' UIDs."""
+    found: dict[tuple[str, int], int] = defaultdict(int)
+    for process in gpu.get("processes") or ():
+        worker = workers.get(process.get("podUid") or "")
+        if worker is not None:
+            found[worker] += process["memoryBytes"]
+    return found
 
 
 def reason(job: GPUJob) -> str:

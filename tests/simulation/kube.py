@@ -23,7 +23,7 @@ class SimulatedKube(Kube):
     """Everything of it is real but the connection."""
 
     def __init__(self, connection: Connection) -> None:
-        with patch.object(client, "ApiClient", lambda configuration: connection):
+        with patch.object(client, "ApiClient", return_value=connection):
             super().__init__(CONFIGURATION)
         self._connection = connection
 

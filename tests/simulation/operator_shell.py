@@ -288,13 +288,13 @@ class OperatorShell:
             Feedback(self._written_back, self._gone),
             configuration=self._configuration,
             clock=self._moment,
+            may_act=self._may_act,
             pod_version=lambda uid: self._cache.version(Kind.POD, uid),
         )
         runner = ItemRunner(
             writer,
             METRICS,
             monotonic=self._now,
-            may_act=self._may_act,
             retry=Retry(uniform=uniform),
             backoff=Backoff(self._now, uniform),
         )

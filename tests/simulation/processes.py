@@ -1,7 +1,8 @@
 """Checks what processes really do, whatever objects say of them.
 
-A process counts as long as its machine runs it: two attempts of one job, a process whose GPUs its
-job gave back, one that outlives its pod, a GPU that is really full.
+A process counts as long as its machine runs it: two attempts of one job, one that begins when its
+attempt is over, one whose GPUs its job gave back, one that outlives its pod, a GPU that is really
+full.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,26 +20,45 @@ Fail = Callable[[str, str], None]
 
 
 class Processes:
-    """Feed it every revision and every start; `fail` is told the promise and what broke it."""
+    """Feed it every revision and every process that begins; `fail` is told the promise and what
+    broke it."""
 
     def __init__(self, api: ApiServer, machines: Mapping[str, Machine], fail: Fail) -> None:
         self._api = api
         self._machines = machines
         self._fail = fail
-        self.started_count = 0
         # Since when a process has no pod, by the pod's UID.
         self._without_pod: dict[str, float] = {}
         api.recorders.append(self.observe)
 
-    def started(self, worker: Worker) -> None:
-        """I3: no process of another attempt of the job, and none of the same rank, is left."""
-        self.started_count += 1
+    def begins(self, worker: Worker) -> None:
+        """I3: its attempt is not over, no process of another attempt of the job takes steps, and
+        none of the same rank is left.
+
+        One that nobody answered begins all the same, whatever became of its attempt: only the
+        checkpoint store stops it.
+        """
+        if self._is_unasked_leftover(worker):
+            return
+        if self._is_over(worker):
+            self._fail("I3", f"{worker.name} begins, its attempt {worker.attempt} is over")
         for other in self._of_job(worker.job_uid):
-            if other is worker or (other.attempt == worker.attempt and other.rank != worker.rank):
+            if other is worker or not other.begun or self._is_unasked_leftover(other):
                 continue
-            self._fail(
-                "I3", f"{worker.name} starts, {other.name} of attempt {other.attempt} still runs"
-            )
+            if other.attempt != worker.attempt or other.rank == worker.rank:
+                text = f"{other.name} of attempt {other.attempt} still runs"
+                self._fail("I3", f"{worker.name} begins, {text}")
+
+    def _is_unasked_leftover(self, worker: Worker) -> bool:
+        return not worker.answered and self._is_over(worker)
+
+    def _is_over(self, worker: Worker) -> bool:
+        """The job went on without the worker's attempt. Of a deleted job the pods go anyway."""
+        manifest = self._api.find(Kind.JOB, worker.job_uid)
+        status = gpujob_from_manifest(manifest).status if manifest is not None else None
+        if status is None:
+            return False
+        return status.finished or status.placement is None or status.attempt > worker.attempt
 
     def gpu_is_full(self, worker: Worker, uuid: str, wanted_bytes: int) -> None:
         """I1: a worker that keeps to what its job holds finds it, unless somebody else does not."""

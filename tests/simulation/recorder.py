@@ -4,31 +4,28 @@ It reads only what was committed and what the machines really did, never what an
 """
 
 from collections import defaultdict, deque
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from gpujob_api.codec import parse_time
 from gpujob_api.gpujob import GPUJob, StopReason
 from gpujob_api.manifest import gpujob_from_manifest
-from gpujob_api.settings import ENV_GRACE_SECONDS
 from gpujob_operator.decide.capacity.cluster import holds_gpus
 from gpujob_operator.observe.cache import Kind
 from tests.simulation.api_server import ApiServer, Manifest, OtherKind, Revision
 from tests.simulation.job_facts import (
     deleted,
     held,
-    is_leak,
     is_shrink,
+    is_within,
     now_text,
     reason,
+    used_bytes,
     wants_all,
 )
-from tests.simulation.pods import worker_ended
+from tests.simulation.pods import attempt_of, is_live, told_grace, worker_ended
 
 # A decision may rest on a reading this old: staleness limit, watch lag and writes under way.
 READING_WINDOW_SECONDS = 45.0
-FINAL = ("Succeeded", "Failed")
 # A GPU: its node, and its UUID.
 Place = tuple[str, str]
 # Writes and events are under way for so long; times in objects are whole seconds.
@@ -36,7 +33,7 @@ GRACE_SLACK_SECONDS = 8.0
 # From the deletion of a job that somebody's finalizer keeps until its pods are asked to go.
 DELETION_SECONDS = 90.0
 # The node itself goes at a time that nobody here decides.
-DEADLINE_OF_OTHERS = frozenset({"NodeReclaimed"})
+DEADLINE_OF_OTHERS = frozenset({"NodeReclaimed", "NodeDrained"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +75,10 @@ class Recorder:
         self.stories: dict[str, Story] = {}
         # The pods that an operator created, by UID, with the job and the attempt they are of.
         self._ours: dict[str, tuple[str, int]] = {}
+        # When an attempt was over, by job UID and attempt.
+        self._over_at: dict[tuple[str, int], float] = {}
+        # Pods whose creation was asked for while their attempt was in force, and that came later.
+        self._late: set[str] = set()
         # How the workers of an attempt ended, by rank, as kubelets said.
         self._exits: dict[tuple[str, int], dict[int, int]] = defaultdict(dict)
         self._deleted_at: dict[str, float] = {}
@@ -91,6 +92,8 @@ class Recorder:
         self._jobs: dict[str, GPUJob] = {}
         # By node and UUID: what a node that lies calls its own is another GPU.
         self._readings: dict[Place, deque[_Reading]] = defaultdict(lambda: deque(maxlen=32))
+        # The peak that agents saw, by job UID, attempt and place.
+        self._seen_bytes: dict[tuple[str, int, Place], int] = {}
         api.recorders.append(self.observe)
 
     def observe(self, revision: Revision) -> None:
@@ -140,7 +143,11 @@ class Recorder:
                 for process in gpu.get("processes") or ()
                 if process.get("podUid") is None
             )
-            self._readings[revision.object["metadata"]["name"], gpu["uuid"]].append(
+            place = revision.object["metadata"]["name"], gpu["uuid"]
+            for (uid, attempt), now_bytes in used_bytes(gpu, self._ours).items():
+                key = uid, attempt, place
+                self._seen_bytes[key] = max(self._seen_bytes.get(key, 0), now_bytes)
+            self._readings[place].append(
                 _Reading(
                     revision.at, gpu["memoryTotalBytes"], gpu["memoryReservedBytes"], unmanaged
                 )
@@ -166,6 +173,8 @@ class Recorder:
         elif job.finished and not before.finished:
             self.stories[key].ended_at = revision.at
             self.stories[key].end = job.status.phase.value
+        if before is not None and holds_gpus(before) and not _is_attempt(job, before):
+            self._over_at[uid, before.status.attempt] = revision.at
         if before is None or not ours:
             return
         self._check_life(revision, before, job)
@@ -217,7 +226,7 @@ class Recorder:
             pod for pod in self.pods_of_ours()
             if self._ours[pod["metadata"]["uid"]] == (job.metadata.uid, job.status.attempt)
         ]  # fmt: skip
-        told = max([_told_grace(pod) for pod in pods if is_live(pod)], default=left)
+        told = max([told_grace(pod) for pod in pods if is_live(pod)], default=left)
         # The workers of a gang are asked to agree on a step first, for half as long again.
         most = told * 1.5 if job.spec.workers > 1 else told
         fits = told - GRACE_SLACK_SECONDS <= left <= most + GRACE_SLACK_SECONDS
@@ -242,8 +251,10 @@ class Recorder:
                     self._fail("I14", revision, text)
 
     def _check_room(self, revision: Revision, before: GPUJob, job: GPUJob, place: Place) -> None:
-        """Over capacity in the light of every reading that the decision may have known."""
-        if is_shrink(before, job) or is_leak(before, job):
+        """Over capacity in the light of every reading that the decision may have known. A job may
+        reserve what an agent saw it use; a margin above that is a decision."""
+        seen_bytes = self._seen_bytes.get((job.metadata.uid, job.status.attempt, place), 0)
+        if is_shrink(before, job) or is_within(before, job, seen_bytes):
             return
         reserved = sum(
             other.status.reservation.memory_bytes
@@ -284,7 +295,7 @@ class Recorder:
     def _pod(self, revision: Revision, *, ours: bool) -> None:
         uid = revision.object["metadata"]["uid"]
         if revision.type == "ADDED" and ours:
-            self._ours[uid] = _labels(revision.object)
+            self._ours[uid] = attempt_of(revision.object)
         if uid not in self._ours:
             if ours and not self._gave_itself_up(revision.object):
                 self._fail("I15", revision, f"{_name(revision)} is no pod of ours: {revision.type}")
@@ -327,9 +338,15 @@ class Recorder:
         self, revision: Revision, job: GPUJob | None, job_uid: str, attempt: int
     ) -> None:
         name = revision.object["metadata"]["name"]
-        of_job = [self._ours[pod["metadata"]["uid"]][1] for pod in self.live_pods(job_uid)]
-        if len(set(of_job)) > 1:
-            self._fail("I3", revision, f"{name}: live pods of attempts {sorted(set(of_job))}")
+        uid = revision.object["metadata"]["uid"]
+        if revision.sent_at <= self._over_at.get((job_uid, attempt), -1.0):
+            # Nobody can call it back. Its process asks before it begins: see `Processes`.
+            self._late.add(uid)
+            return
+        live = [pod["metadata"]["uid"] for pod in self.live_pods(job_uid)]
+        of_job = {self._ours[one][1] for one in live if one not in self._late}
+        if len(of_job) > 1:
+            self._fail("I3", revision, f"{name}: live pods of attempts {sorted(of_job)}")
         if job is None:
             return
         story = self.stories[job.metadata.key]
@@ -350,7 +367,7 @@ class Recorder:
         given = pod["metadata"].get("deletionGracePeriodSeconds")
         if not live or given is None or revision.type == "DELETED":
             return
-        told, stop = _told_grace(pod), job.status.stop
+        told, stop = told_grace(pod), job.status.stop
         short = current and (stop is None or stop.reason not in DEADLINE_OF_OTHERS)
         if given > told + 1 or (short and given < told - 1):
             text = f"{given} s of grace given, {told} told"
@@ -372,22 +389,11 @@ class Recorder:
                 self.fail("I7", text)
 
 
-def is_live(pod: Mapping[str, Any]) -> bool:
-    """Its worker may still be there, for all that the API knows."""
-    return pod["status"]["phase"] not in FINAL and worker_ended(pod) is None
+def _is_attempt(job: GPUJob, before: GPUJob) -> bool:
+    """The attempt that held GPUs holds them still."""
+    return holds_gpus(job) and job.status.attempt == before.status.attempt
 
 
 def _name(revision: Revision) -> str:
     metadata = revision.object["metadata"]
     return f"{metadata['namespace']}/{metadata['name']}"
-
-
-def _labels(pod: Mapping[str, Any]) -> tuple[str, int]:
-    labels = pod["metadata"]["labels"]
-    return labels["gpujob.dev/job-uid"], int(labels["gpujob.dev/attempt"])
-
-
-def _told_grace(pod: Mapping[str, Any]) -> int:
-    worker = next(one for one in pod["spec"]["containers"] if one["name"] == "worker")
-    found = [one["value"] for one in worker["env"] if one["name"] == ENV_GRACE_SECONDS]
-    return int(found[0])

@@ -21,6 +21,7 @@ from gpujob_operator.act.kube import (
 )
 from gpujob_operator.decide.model.plan import Plan
 from gpujob_operator.observe.cache import Cache, Kind
+from gpujob_operator.observe.store import Mark
 from tests.simulation.api_server import OtherKind
 from tests.simulation.kube import SimulatedKube
 from tests.simulation.operator_shell import Parts
@@ -32,24 +33,32 @@ WATCHED = (JOBS, GPU_NODES, QUEUES, PROFILES, NODES, PODS)
 REPEATS = 40
 
 
-class _ReadsPodsWrong(Cache):
-    """A cache that is told something else of each pod than what is so."""
+class _ReadsWrong(Cache):
+    """A cache that gets something else than what is so, of each object of one kind."""
+
+    KIND = Kind.POD
 
     def apply(self, kind: Kind, event_type: str | None, manifest: object) -> bool:
-        if kind is Kind.POD and event_type != "DELETED":
+        if kind is self.KIND and event_type != "DELETED":
             return super().apply(kind, event_type, self._read(manifest))
         return super().apply(kind, event_type, manifest)
 
-    def resync(self, kind: Kind, manifests: Iterable[object], resource_version: str) -> bool:
-        if kind is Kind.POD:
+    def resync(
+        self,
+        kind: Kind,
+        manifests: Iterable[object],
+        resource_version: str,
+        mark: Mark | None = None,
+    ) -> bool:
+        if kind is self.KIND:
             manifests = [self._read(manifest) for manifest in manifests]
-        return super().resync(kind, manifests, resource_version)
+        return super().resync(kind, manifests, resource_version, mark)
 
     def _read(self, pod: Any) -> Any:
         raise NotImplementedError
 
 
-class BelievesLabels(_ReadsPodsWrong):
+class BelievesLabels(_ReadsWrong):
     """I15: what any pod with a job's label says is taken for its worker's word."""
 
     def __init__(self, *arguments: Any) -> None:
@@ -70,7 +79,7 @@ class BelievesLabels(_ReadsPodsWrong):
         return {**worker, "metadata": metadata, "status": pod["status"]}
 
 
-class WaitsForEveryContainer(_ReadsPodsWrong):
+class WaitsForEveryContainer(_ReadsWrong):
     """I5: a worker has ended when its pod has."""
 
     def _read(self, pod: Any) -> Any:
@@ -81,7 +90,7 @@ class WaitsForEveryContainer(_ReadsPodsWrong):
         return {**pod, "status": {**status, "containerStatuses": running}}
 
 
-class BreaksOnOddWords(_ReadsPodsWrong):
+class BreaksOnOddWords(_ReadsWrong):
     """I15: one termination message ends the process."""
 
     def _read(self, pod: Any) -> Any:
@@ -91,7 +100,7 @@ class BreaksOnOddWords(_ReadsPodsWrong):
         return pod
 
 
-class BreaksOnMovedLabels(_ReadsPodsWrong):
+class BreaksOnMovedLabels(_ReadsWrong):
     """I15: a label that goes from one job to another and back is more than a cycle can take."""
 
     def __init__(self, *arguments: Any) -> None:
@@ -105,7 +114,7 @@ class BreaksOnMovedLabels(_ReadsPodsWrong):
         return pod
 
 
-class BlocksAnnotatedGPUs(_ReadsPodsWrong):
+class BlocksAnnotatedGPUs(_ReadsWrong):
     """I15: GPUs that any live pod names are closed, whoever made it."""
 
     def __init__(self, *arguments: Any) -> None:
@@ -240,18 +249,13 @@ class DeletesWhatItHasNotSeen(_DeletesOtherwise):
     PINNED = False
 
 
-class IgnoresDeletion(Cache):
+class IgnoresDeletion(_ReadsWrong):
     """I7: a job that is deleted and kept by a finalizer looks like any other."""
 
-    def apply(self, kind: Kind, event_type: str | None, manifest: object) -> bool:
-        if kind is Kind.JOB and event_type != "DELETED":
-            manifest = _undeleted(manifest)
-        return super().apply(kind, event_type, manifest)
+    KIND = Kind.JOB
 
-    def resync(self, kind: Kind, manifests: Iterable[object], resource_version: str) -> bool:
-        if kind is Kind.JOB:
-            manifests = [_undeleted(manifest) for manifest in manifests]
-        return super().resync(kind, manifests, resource_version)
+    def _read(self, pod: Any) -> Any:
+        return _undeleted(pod)
 
 
 def _undeleted(manifest: Any) -> Manifest:

@@ -31,10 +31,10 @@ from tests.simulation.hostile import HostileAuthor
 from tests.simulation.job_facts import end_of, key_of
 from tests.simulation.machines import Machine
 from tests.simulation.operator_shell import OperatorShell, Parts, World
-from tests.simulation.pods import is_foreign, worker_ended
+from tests.simulation.pods import FINAL, is_foreign, is_live, worker_ended
 from tests.simulation.posts import odd_posts, post_of
 from tests.simulation.processes import Processes
-from tests.simulation.recorder import FINAL, Recorder, Violation, is_live
+from tests.simulation.recorder import Recorder, Violation
 from tests.simulation.result import Result
 from tests.simulation.rough import make_rough_incidents, make_rough_scenario
 from tests.simulation.troubles import Troubles
@@ -196,11 +196,9 @@ class Simulation:
     def _start_worker(self, cluster: Cluster, machine: Machine, pod: Manifest) -> Worker:
         disk = self.disks.setdefault(pod["metadata"]["labels"]["gpujob.dev/job-uid"], Disk())
         workload = self._workload_of(pod)
-        worker = Worker(
+        return Worker(
             cluster, machine, pod, workload, disk, self._peers_run, self._tell, self.processes
         )
-        self.processes.started(worker)
-        return worker
 
     def _workload_of(self, pod: Manifest) -> Workload:
         key = f"{pod['metadata']['namespace']}/{pod['metadata']['labels']['gpujob.dev/job']}"

@@ -30,6 +30,8 @@ class _Process:
     rank: int = 0
     used_bytes: int = 2 * GIB
     ended: bool = False
+    begun: bool = True
+    answered: bool = True
     gpus: tuple[str, ...] = (GPU,)
 
     @property
@@ -72,7 +74,7 @@ class _Scene:
     def start(self, **facts: Any) -> Worker:
         process = _Process(self.machine, **facts)
         worker = cast("Worker", process)
-        self.processes.started(worker)
+        self.processes.begins(worker)
         self.machine.workers[process.pod_uid] = worker
         return worker
 
@@ -96,6 +98,25 @@ def test_two_processes_of_one_rank_and_two_ranks_of_a_gang(scene: _Scene) -> Non
     assert scene.broken == []
     scene.start(rank=1)
     assert scene.broken == ["I3"]
+
+
+def test_a_process_that_has_not_begun_is_in_nobodys_way(scene: _Scene) -> None:
+    scene.start(attempt=1, begun=False)
+    scene.start(attempt=2)
+    assert scene.broken == []
+
+
+def test_a_process_that_begins_although_it_was_told_that_its_attempt_is_over(scene: _Scene) -> None:
+    scene.put(running(make_job("a"), attempt=2))
+    scene.start(attempt=2)
+    assert scene.broken == []
+    late = scene.start(attempt=1, answered=False)
+    assert scene.broken == [], "nobody answered it"
+    scene.start(attempt=2, rank=1)
+    assert scene.broken == [], "what nobody stopped is left to the checkpoint store"
+    late.ended = True
+    scene.start(attempt=1)
+    assert set(scene.broken) == {"I3"}
 
 
 def test_gpus_that_are_given_back_while_the_process_runs(scene: _Scene) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from gpujob_api import settings as names
 from gpujob_api.report import (
+    STOP_ATTEMPT_OVER,
     CheckpointReport,
     Failure,
     FailureClass,
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 TICK_SECONDS = 3.0
 # Loading the model before the first step.
 WARM_UP_SECONDS = 2.0
+# Before its first step a worker asks whether its attempt is in force, so often and so long. An
+# operator that is away stops nobody.
+ASK_AGAIN_SECONDS = 2.0
+FENCE_SECONDS_MAX = 30.0
 START_BYTES = 300 * 1024**2
 
 
@@ -58,6 +63,9 @@ class Disk:
 
 class Witness(Protocol):
     """Sees what really happens on a node."""
+
+    def begins(self, worker: Worker) -> None:
+        """It takes its first step."""
 
     def gpu_is_full(self, worker: Worker, uuid: str, wanted_bytes: int) -> None:
         """A worker that wants so many bytes in all does not get them."""
@@ -102,7 +110,10 @@ class Worker:
         self._draining = False
         self.ended = False
         self.sigterm_at: float | None = None
-        self._clock.after(WARM_UP_SECONDS, self._tick)
+        self.begun = False
+        # Whether an operator that leads has answered it.
+        self.answered = False
+        self._clock.after(WARM_UP_SECONDS, self._ask)
 
     @property
     def lie(self) -> WorkerLie | None:
@@ -122,6 +133,25 @@ class Worker:
 
     # -- the work
 
+    def _ask(self) -> None:
+        """The fence before the first step: an attempt that was given up must not begin."""
+        if self.ended or self._draining or self.begun:
+            return
+        waited = self._clock.now - self._started - WARM_UP_SECONDS
+        if self._workload.is_silent or waited >= FENCE_SECONDS_MAX:
+            self._begin()
+            return
+        self._report(WorkerPhase.STARTING)
+        self._clock.after(ASK_AGAIN_SECONDS, self._ask)
+
+    def _begin(self) -> None:
+        if self._is_fenced_out:
+            self._end(EXIT_INTERRUPTED_UNSAVED)
+            return
+        self.begun = True
+        self._witness.begins(self)
+        self._tick()
+
     def _tick(self) -> None:
         if self.ended or self._draining:
             return
@@ -133,6 +163,8 @@ class Worker:
             return
         if not self._stands_still and self._peers(self):
             self._advance()
+            if self.ended:
+                return
         if self._workload.breaks_gpus:
             for uuid in self.gpus:
                 self.machine.gpus[uuid].healthy = False
@@ -173,11 +205,16 @@ class Worker:
             self._step = min(self._step, max(before, float(self._workload.fail_at_step)))
         every = self._workload.checkpoint_steps
         due = int(self._step) // every * every
-        if due > int(before):
-            self._commit(due)
+        if due > int(before) and not self._commit(due):
+            self._end(EXIT_INTERRUPTED_UNSAVED)
 
     def _commit(self, step: int) -> bool:
         return self.rank != 0 or self._disk.commit(self.attempt, step)
+
+    @property
+    def _is_fenced_out(self) -> bool:
+        """A later attempt has opened the checkpoint store, which takes nothing of this one."""
+        return self.attempt < self._disk.attempt
 
     # -- what is said
 
@@ -214,8 +251,16 @@ class Worker:
 
     def heard(self, reply: Reply) -> None:
         """The answer to a report."""
-        if reply.stop is not None and not self.ended and not self._workload.ignores_sigterm:
+        if self.ended:
+            return
+        self.answered = True
+        stop = reply.stop
+        if stop is not None and stop.reason == STOP_ATTEMPT_OVER and not self.begun:
+            self._end(EXIT_INTERRUPTED_UNSAVED)
+        elif stop is not None and not self._workload.ignores_sigterm:
             self._drain()
+        elif not self.begun and not self._draining:
+            self._begin()
 
     # -- the end
 

@@ -3,7 +3,7 @@
 The CRD schemas state the same bounds; a test keeps both equal. `codec.decode` refuses what is out
 of bounds. Two kinds of value are made to fit instead, because they are for people or come from
 noisy measurement and must never cost a whole report or status: texts and lists with `clip`,
-numbers with `clamp`.
+numbers with `clamp`. Texts with `clip` are somebody's words: control characters are replaced.
 """
 
 import math
@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Protocol, runtime_checkable
+
+from gpujob_api.visible import visible
 
 # Whole numbers up to here survive every JSON reader, those with 64-bit floats included.
 INTEGER_MAX = 2**53 - 1
@@ -95,7 +97,10 @@ class Text:
         return None
 
     def fitted(self, value: str) -> str:
-        if not self.clip or len(value) <= self.characters_max:
+        if not self.clip:
+            return value
+        value = visible(value)
+        if len(value) <= self.characters_max:
             return value
         return value[: self.characters_max - len(_CLIPPED)] + _CLIPPED
 

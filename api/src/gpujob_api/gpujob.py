@@ -45,7 +45,7 @@ from gpujob_api.summary import Summary
 WORKERS_MAX = 1024
 GPUS_PER_WORKER_MAX = 16
 WORKER_CONTAINER = "worker"
-# Attempt and rank are appended in the names of pods, which are at most 63 characters: -99999-1023.
+# Pods' names have at most 63 characters and end with attempt and rank: -99999-1023.
 JOB_NAME_CHARACTERS_MAX = 52
 ATTEMPT_MAX = 99_999
 PRIORITY_MAX = 1_000_000
@@ -66,6 +66,13 @@ class SpotPolicy(Enum):
     PREFER = "Prefer"
     REQUIRE = "Require"
     NEVER = "Never"
+
+
+class DisruptionPolicy(Enum):
+    """Avoid asks node autoscalers to keep the nodes of a job's running pods."""
+
+    AVOID = "Avoid"
+    ALLOW = "Allow"
 
 
 class JobPhase(Enum):
@@ -118,10 +125,7 @@ class Sharing:
 @dataclass(frozen=True, slots=True)
 class BatchSize:
     """`total` is what one optimizer step learns from and never changes by itself.
-
-    `per_step` is how much of it goes through the GPU at once: a number that divides `total`, or
-    None for Auto.
-    """
+    `per_step` divides it and goes through the GPU at once; None is Auto."""
 
     total: Annotated[int, Range(1, INT32_MAX)] | None = None
     per_step: "PerStep | None" = None
@@ -189,11 +193,6 @@ class Checkpoint:
 @dataclass(frozen=True, slots=True)
 class Spot:
     policy: SpotPolicy = SpotPolicy.PREFER
-    deadline: datetime | None = None
-
-    def __post_init__(self) -> None:
-        if self.deadline is not None and self.policy is not SpotPolicy.PREFER:
-            raise FieldError("deadline", f"needs policy: Prefer; got {self.policy.value}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,8 +218,10 @@ class GPUJobSpec:
     optimize: Optimize = field(default_factory=Optimize)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     spot: Spot = field(default_factory=Spot)
+    disruption: DisruptionPolicy = DisruptionPolicy.AVOID
     retry: Retry = field(default_factory=Retry)
     suspend: bool = False
+    ttl_seconds_after_finished: Annotated[int, Range(0, INT32_MAX)] | None = None
 
     def __post_init__(self) -> None:
         check(self)
@@ -247,11 +248,12 @@ class GPUJobSpec:
 
 def _containers(template: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """The template's containers; what is no container is passed over."""
+    objects, lists = (dict, Mapping), (list, Sequence)  # JSON has dicts and lists.
     pod = template.get("spec")
-    listed = cast("Mapping[str, Any]", pod).get("containers") if isinstance(pod, Mapping) else None
-    if isinstance(listed, Sequence) and not isinstance(listed, str):
+    listed = cast("Mapping[str, Any]", pod).get("containers") if isinstance(pod, objects) else None
+    if isinstance(listed, lists) and not isinstance(listed, str):
         for container in cast("Sequence[object]", listed):
-            if isinstance(container, Mapping):
+            if isinstance(container, objects):
                 yield cast("Mapping[str, Any]", container)
 
 
@@ -297,8 +299,7 @@ class Measurement:
     loss: Loss | None = None
     baseline: Timing | None = None
     current: Timing | None = None
-    # As in the newest report of the attempt. What `baseline` and `current` say was measured at
-    # different times, beside different co-tenants, and is no such factor.
+    # As in the newest report. `baseline` and `current` were measured at different times.
     speedup: Speedup | None = None
     data_wait_percent: WaitPercent | None = None
     # Of the GPU, whoever else runs on it.
@@ -318,8 +319,10 @@ class Counters:
     interruptions: SmallCount = 0
     # Those of the interruptions that another job or a move was the reason for.
     preemptions: SmallCount = 0
-    # So many GPUs in a row became unhealthy soon after an attempt of the job had started on them.
+    # GPUs in a row that became unhealthy soon after an attempt had started on them.
     unhealthy_gpus: SmallCount = 0
+    # Interruptions in a row before the durable step grew.
+    fruitless: SmallCount = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,8 +361,12 @@ class GPUJobStatus:
     start_refusals: Annotated[tuple[StartRefusal, ...], Items(START_REFUSALS_MAX)] = ()
     # A preempted job waits as if it had arrived then.
     requeued_at: datetime | None = None
-    # For how long attempts that have ended held GPUs, all together.
+    # For how long attempts that have ended held GPUs.
     held_seconds: Annotated[float, Range(0, 10**9, clamp=True)] | None = None
+    # The durable step when an attempt was last interrupted.
+    interrupted_at_step: Count | None = None
+    # The furthest step at which an attempt ran out of GPU memory.
+    out_of_memory_step: Count | None = None
     # Its least utilization when GPUs are shared: raised when it slowed a co-tenant too much.
     utilization_floor_percent: Percent = 0.0
     attempt_started_at: datetime | None = None

@@ -3,12 +3,14 @@
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from gpujob_api.bounds import LABEL_PATTERN, Count, Label, Range, Text
+from gpujob_api.bounds import LABEL_PATTERN, Count, Items, Label, Range, Text
 from gpujob_api.codec import FieldError, check
+from gpujob_api.gpujob import PRIORITY_MAX
 from gpujob_api.meta import Conditions, Metadata
 from gpujob_api.quantities import FleetMemory
 
 DEFAULT_QUEUE = "default"
+NAMESPACES_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +25,28 @@ class Quota:
 
 
 @dataclass(frozen=True, slots=True)
+class PriorityRange:
+    """The priorities that a queue gives. None is no bound."""
+
+    minimum: Annotated[int, Range(-PRIORITY_MAX, PRIORITY_MAX)] | None = None
+    maximum: Annotated[int, Range(-PRIORITY_MAX, PRIORITY_MAX)] | None = None
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.minimum is not None and self.maximum is not None and self.minimum > self.maximum:
+            raise FieldError(
+                "minimum", f"must not be above maximum, {self.maximum}; got {self.minimum}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class GPUQueueSpec:
+    """`namespaces` are those whose jobs may use the queue; None: any."""
+
     weight: Annotated[int, Range(1, 1_000_000)] = 1
     parent: Label | None = None
+    namespaces: Annotated[tuple[Label, ...], Items(NAMESPACES_MAX, unique=True)] | None = None
+    priority: PriorityRange | None = None
     nominal: Quota = field(default_factory=Quota)
     borrowing_limit: Quota = field(default_factory=Quota)
 

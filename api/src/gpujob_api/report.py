@@ -53,6 +53,8 @@ class WorkerPhase(Enum):
 
 class FailureClass(Enum):
     OUT_OF_MEMORY = "OutOfMemory"
+    # The node's memory, of which a container has a limit too: another GPU would not help.
+    HOST_OUT_OF_MEMORY = "HostOutOfMemory"
     DATA = "Data"
     USER_ERROR = "UserError"
     CHECKPOINT = "Checkpoint"
@@ -183,6 +185,10 @@ class Report:
 class StopRequest:
     reason: str
     deadline_seconds: float
+
+
+# The reason of a stop request to a worker whose attempt was given up before it began.
+STOP_ATTEMPT_OVER = "AttemptOver"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import typer
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.meta import API_VERSION
+from gpujob_api.visible import visible
 from kubectl_gpujob import report, screen, why
 from kubectl_gpujob.arguments import (
     AddNodes,
@@ -205,7 +206,7 @@ def main() -> None:
     try:
         build(connect, lambda: datetime.now(UTC))()
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {visible(str(error))}", file=sys.stderr)
         sys.exit(1)
 
 

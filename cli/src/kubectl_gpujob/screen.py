@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gpujob_api.gpujob import GPUJob
+from gpujob_api.visible import visible
 from kubectl_gpujob import text
 from kubectl_gpujob.report import Comparison
 
@@ -24,6 +25,11 @@ def _console() -> Console:
     return console if console.is_terminal else Console(width=PIPE_COLUMNS, markup=False)
 
 
+def _add(table: Table, *cells: str) -> None:
+    """A row. What users and workers wrote is in it, and must not control the terminal."""
+    table.add_row(*map(visible, cells))
+
+
 def print_json(value: object) -> None:
     print(json.dumps(value, indent=2, sort_keys=True))  # noqa: T201 - the answer itself
 
@@ -31,16 +37,16 @@ def print_json(value: object) -> None:
 def print_rows(title: str, rows: list[tuple[str, str]]) -> None:
     table = Table.grid(padding=(0, 3, 0, 0))
     for label, value in rows:
-        table.add_row(f"  {label}", value)
+        _add(table, f"  {label}", value)
     console = _console()
-    console.print(title, style="bold")
+    console.print(visible(title), style="bold")
     console.print(table)
 
 
 def print_simulation(found: "Answer") -> None:
     from kubectl_gpujob import simulate
 
-    _console().print(simulate.headline(found))
+    _console().print(visible(simulate.headline(found)))
     if not found.asked:
         _console().print("no pending jobs")
     for job in found.asked:
@@ -57,7 +63,7 @@ def print_comparison(rows: list[Comparison]) -> None:
     for heading in ("  ", "first steps", "latest steps", ""):
         table.add_column(heading)
     for what, *values in rows:
-        table.add_row(f"  {what}", *values)
+        _add(table, f"  {what}", *values)
     _console().print(table)
 
 
@@ -71,5 +77,5 @@ def print_jobs(jobs: Sequence[GPUJob], now: datetime, *, namespaces: bool) -> No
         row = [job.metadata.name, job.spec.queue, job.status.phase.value, summary.where]
         row += [summary.speed, summary.memory, summary.cost]
         row += [text.age(job.metadata.creation_timestamp, now), summary.reason]
-        table.add_row(*([job.metadata.namespace] if namespaces else []), *row)
+        _add(table, *([job.metadata.namespace] if namespaces else []), *row)
     _console().print(table)

@@ -9,6 +9,8 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
+from gpujob_api.visible import visible, visible_line
+
 _KEYS = "gpujob_keys"
 
 
@@ -54,13 +56,17 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Formats for people: 10:31:02 info gpujob_operator.loop: message key=value."""
+    """Formats for people, a line each: 10:31:02 info gpujob_operator.loop: message key=value."""
 
     def format(self, record: logging.LogRecord) -> str:
         moment = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S.%f")[:-3]
-        keys = "".join(f" {key}={value}" for key, value in getattr(record, _KEYS, {}).items())
-        line = f"{moment} {record.levelname.lower():7} {record.name}: {record.getMessage()}{keys}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        values = getattr(record, _KEYS, {}).items()
+        keys = "".join(f" {key}={visible_line(str(value))}" for key, value in values)
+        message = visible_line(record.getMessage())
+        line = f"{moment} {record.levelname.lower():7} {record.name}: {message}{keys}"
+        if not record.exc_info:
+            return line
+        return f"{line}\n{visible(self.formatException(record.exc_info))}"
 
 
 def configure_logs(form: str = "json", level: str = "info") -> None:

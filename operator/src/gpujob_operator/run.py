@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gpujob_api.meta import ANNOTATION_SPOT_POOLS, Metadata
+from gpujob_operator.act.cluster_clock import ClusterClock
 from gpujob_operator.act.connection import load_configuration
 from gpujob_operator.act.crash import CrashAfterWrites
 from gpujob_operator.act.events import EventPoster
@@ -36,6 +37,7 @@ from gpujob_operator.act.lease import Leadership, LeaseSettings, Legacy
 from gpujob_operator.act.report_endpoint import ReportEndpoint
 from gpujob_operator.act.retry import Retry
 from gpujob_operator.act.tokens import TokenReviewer, TooManyReviews
+from gpujob_operator.act.trials import Trials
 from gpujob_operator.act.writer import Feedback, Writer
 from gpujob_operator.cycle import CycleDumps, PlanFunction
 from gpujob_operator.decide.model.configuration import Configuration
@@ -134,10 +136,12 @@ class Operator:
         self._stop = asyncio.Event()
         self._stale = asyncio.Event()
         self._took_lead = asyncio.Event()
-        self._listening_since = utc_now()
+        self._leads = False
+        self._clock = ClusterClock(utc_now, time.monotonic, lambda: self._leads)
+        self._listening_since = self._clock.now()
         self._fresh = False
         scope = Scope(options.watch_namespaces)
-        self._cache = Cache(self._dirty, self._metrics, utc_now, scope)
+        self._cache = Cache(self._dirty, self._metrics, self._clock.now, scope)
         self._configuration: Configuration = options.configuration
 
     def stop(self) -> None:
@@ -153,7 +157,9 @@ class Operator:
         crash = self._options.crash_after_writes
         after_write = CrashAfterWrites(crash) if crash else None
         # Each has connections of its own: neither many writes nor many reviews hold up the Lease.
-        clients = _Clients(Kube(connection, after_write), Kube(connection), Kube(connection))
+        # Every attempt to lead is answered with the API server's time.
+        lease = Kube(connection, heard=self._clock.heard)
+        clients = _Clients(Kube(connection, after_write), lease, Kube(connection))
         front = FrontEnd(connection, self._deliver(), self._metrics, self._refused())
         try:
             await self._run_with(clients, front)
@@ -229,12 +235,13 @@ class Operator:
         settings = LeaseSettings(options.namespace, options.identity, seconds=options.lease_seconds)
 
         def changed(leads: bool) -> None:
+            self._leads = leads
             self._metrics.leader.set(leads)
             self._fresh = False
             if leads:
                 self._took_lead.set()
                 # Only the leader receives reports.
-                self._listening_since = utc_now()
+                self._listening_since = self._clock.now()
                 self._distrust_cache()
             self._dirty.mark()
 
@@ -253,7 +260,7 @@ class Operator:
             _Tokens(TokenReviewer(kube, time.monotonic)),
             self._dirty,
             self._metrics,
-            clock=utc_now,
+            clock=self._clock.now,
             monotonic=time.monotonic,
             interval_seconds=self._options.configuration.report_interval_seconds,
             is_leader=lambda: leadership.leads,
@@ -264,15 +271,16 @@ class Operator:
             kube,
             self._feedback(poster),
             configuration=self._configuration,
-            clock=utc_now,
+            clock=self._clock.now,
+            may_act=lambda: leadership.leads and self._fresh,
             pod_version=lambda uid: self._cache.version(Kind.POD, uid),
         )
         runner = ItemRunner(
             writer,
             self._metrics,
             monotonic=time.monotonic,
-            may_act=lambda: leadership.leads and self._fresh,
             retry=Retry(retried=self._metrics.write_retries.inc),
+            trials=Trials(self._configuration, utc_now),
         )
         return Executor(runner, self._metrics, settled=self._dirty.mark)
 
@@ -291,7 +299,7 @@ class Operator:
             executor=executor,
             dirty=self._dirty,
             metrics=self._metrics,
-            clock=utc_now,
+            clock=self._clock.now,
             may_act=lambda: leadership.leads and self._fresh,
             dumps=None if directory is None else CycleDumps(directory),
             dump_every=self._options.dump_every,

@@ -48,8 +48,7 @@ REFUSED: list[tuple[Json, str, str]] = [
     ),
     ({"checkpoint.keep": 1}, "spec.checkpoint.keep", "greater than or equal to 2"),
     ({"retry.limit": 1000}, "spec.retry.limit", "less than or equal to 100"),
-    ({"spot.deadline": []}, "spec.spot.deadline", "expected string"),
-    ({"spot.deadline": "tomorrow"}, "spec.spot.deadline", "date-time"),
+    ({"disruption": "Never"}, "spec.disruption", '"Avoid", "Allow"'),
     ({"sharing.mode": "Shared", "gpusPerWorker": 2}, "spec.sharing.mode", "gpusPerWorker: 1"),
     (
         {"optimize.batchSize.total": 250, "optimize.batchSize.perStep": 64},
@@ -58,11 +57,6 @@ REFUSED: list[tuple[Json, str, str]] = [
     ),
     ({"optimize.batchSize.perStep": "64"}, "spec.optimize.batchSize.perStep", "should match"),
     ({"spot.policy": "Require"}, "spec.checkpoint.volumeClaimName", "spot.policy: Require"),
-    (
-        {"spot.policy": "Never", "spot.deadline": "2030-01-01T00:00:00Z"},
-        "spec.spot.deadline",
-        "needs policy: Prefer",
-    ),
     ({f"{WORKER}.name": "main"}, "spec.template.spec.containers", "named worker"),
     ({"template.spec.containers": []}, "spec.template.spec.containers", "at least 1 items"),
     ({"template.spec.restartPolicy": "Always"}, "spec.template.spec.restartPolicy", '"Never"'),
@@ -192,6 +186,8 @@ def test_a_client_that_does_not_ask_for_strictness_is_warned(
 BAD_CLUSTER_OBJECTS: list[tuple[str, Json, str]] = [
     ("GPUQueue", {"weight": 0}, "spec.weight"),
     ("GPUQueue", {"parent": "itself"}, "spec.parent"),
+    ("GPUQueue", {"namespaces": ["Team A"]}, "spec.namespaces[0]"),
+    ("GPUQueue", {"priority": {"minimum": 2, "maximum": 1}}, "spec.priority.minimum"),
     ("GPUQueue", {"nominal": {"gpus": -1}}, "spec.nominal.gpus"),
     ("GPUQueue", {"nominal": {"gpuMemory": "16GB"}}, "spec.nominal.gpuMemory"),
     ("GPUNode", {"pricePerGpuHour": -1}, "spec.pricePerGpuHour"),

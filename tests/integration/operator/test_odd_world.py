@@ -147,9 +147,12 @@ async def test_objects_of_ours_that_nobody_can_read_stop_nobody(world: _World) -
     """Also not kopf, which would end over them."""
     world.start()
     await world.ready()
+    # The operator is ready once everything was listed; some watches begin only then.
+    kinds = (JOBS, QUEUES, GPU_NODES)
+    await eventually(lambda: all(map(world.api.watches, kinds)), 30, "all kinds are watched")
     deep = b'{"a":' * 20_000 + b"1" + b"}" * 20_000
     names = b'"apiVersion":"gpujob.dev/v1alpha1","metadata":{"name":"odd","uid":"uid-odd"}'
-    for kind in (JOBS, QUEUES, GPU_NODES):
+    for kind in kinds:
         world.api.put_raw(kind, b'{%s,"spec":%s}' % (names, deep))
         world.api.put_raw(kind, b'{"metadata":{},"spec":{"n":%s}}' % (b"9" * 6000))
         world.api.say(kind, b"no event\n")

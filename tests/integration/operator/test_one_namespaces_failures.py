@@ -40,7 +40,8 @@ def test_a_webhook_that_is_down_is_felt_in_its_own_namespace_only(tmp_path: Path
         )
         lists = world.lists_of_pods()
         for number in range(60):
-            world.submit("sick", f"job-{number}")
+            # Templates of their own, so that each of them is tried.
+            world.submit("sick", f"job-{number}", image=f"image:{number}")
         wait_until(lambda: len(world.creates("sick")) >= 40, seconds=60)
         beside = world.seconds_to_pod("beside")
         _is_unhindered(well, beside)

@@ -123,11 +123,29 @@ def test_a_decision_may_rest_on_the_reading_before() -> None:
 
 
 def test_a_measured_leak_is_no_decision() -> None:
-    first = hold("a", 12)
-    leak = with_status(first, reservation=reserve(14 * GIB), measurement=measured(13 * GIB))
-    assert broken(node(), job(first), job(hold("b", 12)), job(leak)) == []
-    without = with_status(first, reservation=reserve(14 * GIB), measurement=measured(11 * GIB))
-    assert broken(node(), job(first), job(hold("b", 12)), job(without)) == ["I1"]
+    first, beside = hold("a", 12), hold("b", 12)
+    worker = pod(owner="a")
+    seen = node(make_gpu(ours=[(worker[2]["metadata"]["uid"], 13 * GIB)]))
+    before = (node(), job(first), worker, job(beside))
+    leak = with_status(first, reservation=reserve(13 * GIB))
+    assert broken(*before, seen, job(leak)) == []
+    assert broken(*before, job(leak)) == ["I1"], "no agent saw it"
+
+
+def test_a_margin_above_what_was_measured_is_a_decision() -> None:
+    """Whoever of the two is written first."""
+    first, beside = hold("a", 8), hold("b", 15)
+    worker = pod(owner="a")
+    seen = node(make_gpu(ours=[(worker[2]["metadata"]["uid"], 9 * GIB)]))
+    grown = with_status(first, reservation=reserve(10 * GIB), measurement=measured(10 * GIB))
+    for order in ((job(grown), job(beside)), (job(beside), job(grown))):
+        assert broken(node(), job(first), worker, seen, *order) == ["I1"]
+
+
+def test_what_a_worker_said_excuses_nothing() -> None:
+    first, beside = hold("a", 12), hold("b", 12)
+    said_ = with_status(first, reservation=reserve(14 * GIB), measurement=measured(14 * GIB))
+    assert broken(node(), job(first), job(beside), job(said_)) == ["I1"]
 
 
 def test_a_finished_job_holds_nothing() -> None:

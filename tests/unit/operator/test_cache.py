@@ -1,6 +1,7 @@
 """From events to a snapshot: complete, incremental, in step with our own writes."""
 
 import dataclasses
+from datetime import timedelta
 
 import pytest
 
@@ -146,8 +147,12 @@ def test_pods_that_went_are_told_until_the_gpus_were_read_again(
 
 def test_a_reading_is_as_old_as_its_arrival(cache: Cache) -> None:
     first = gpu_node_manifest(observed_at="2030-01-01T00:00:00Z")
+    first["metadata"]["managedFields"] = [
+        {"manager": "agent", "subresource": "status", "time": "2026-01-01T11:59:58Z"}
+    ]
     cache.apply(Kind.GPU_NODE, "ADDED", first)
-    assert _snapshot(cache).gpu_nodes[0].status.observed_at == FakeClock().now()
+    arrived = _snapshot(cache).gpu_nodes[0].status.observed_at
+    assert arrived == FakeClock().now() - timedelta(seconds=2)
 
 
 def test_news_marks_dirty_and_echoes_do_not(cache: Cache, dirty: Dirty) -> None:

@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
+from gpujob_api.gpuprofile import GPUProfile, GPUProfileSpec
 from gpujob_api.gpuqueue import GPUQueueStatus
+from gpujob_api.meta import Metadata
 from gpujob_operator.act.crash import CRASH_EXIT_CODE, CrashAfterWrites
 from gpujob_operator.act.kube import (
     EVENTS,
@@ -18,7 +20,13 @@ from gpujob_operator.act.kube import (
 )
 from gpujob_operator.act.retry import ATTEMPTS_MAX
 from gpujob_operator.act.writer import WriteResult
-from gpujob_operator.decide.model.plan import DeletePod, EventNote, WriteQueueStatus
+from gpujob_operator.decide.model.plan import (
+    DeleteJob,
+    DeletePod,
+    EventNote,
+    SaveProfile,
+    WriteQueueStatus,
+)
 from gpujob_operator.read.pods import pod_view
 from tests.harness.builders import make_job, make_queue, placed
 from tests.harness.executor_bench import ExecutorBench, at_version, create_item, status_item
@@ -215,6 +223,32 @@ async def test_a_lease_lost_during_a_retry_stops_it(bench: ExecutorBench) -> Non
     bench.kube.before = lose
     assert await bench.run(status_item(job)) == {WriteResult.NOT_LEADER: 1}
     assert len(bench.kube.writes()) == 1
+
+
+async def test_leadership_is_asked_for_before_each_request_of_a_write(
+    bench: ExecutorBench,
+) -> None:
+    """I3: a profile is created and then filled; the second request is another leader's already."""
+
+    def lose(call: Call) -> None:
+        bench.leads = False
+
+    bench.kube.before = lose
+    profile = GPUProfile(Metadata("p", "team"), GPUProfileSpec("f", "image"))
+    assert await bench.run(SaveProfile(profile)) == {WriteResult.NOT_LEADER: 1}
+    assert [call.verb for call in bench.kube.writes()] == ["create"]
+
+
+async def test_a_finished_job_is_deleted_as_it_was_decided(bench: ExecutorBench) -> None:
+    job = bench.job()
+    bench.kube.put(JOBS, job_manifest(job))  # somebody edits it, and may want to keep it
+    assert await bench.run(DeleteJob(job)) == {WriteResult.CONFLICT: 1}
+    assert bench.written == [("gpujobs", "job")], "the cache has the edit"
+    edited = at_version(job, bench.kube.stored(JOBS, "job", "team")["metadata"]["resourceVersion"])
+    assert await bench.run(DeleteJob(edited)) == {WriteResult.DONE: 1}
+    assert bench.kube.names(JOBS) == []
+    assert bench.gone == ["uid-job"]
+    assert await bench.run(DeleteJob(edited)) == {WriteResult.GONE: 1}
 
 
 async def test_one_job_that_cannot_be_rendered_does_not_stop_the_others(

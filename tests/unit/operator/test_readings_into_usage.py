@@ -12,7 +12,7 @@ from gpujob_api.quantities import GIB
 from gpujob_operator.decide.model.snapshot import GPUUsage, InvalidJob, PodView, SeenGPUs
 from gpujob_operator.observe.freshness import DELAYS_MAX, Freshness
 from gpujob_operator.observe.usage import READINGS_PER_STATUS_MAX, MeasuredUsage
-from gpujob_operator.read.nouns import read_gpu_node, read_job
+from gpujob_operator.read.nouns import read_gpu_node, read_job, written_at
 from tests.harness.builders import T0, make_gpu, make_gpu_node, make_job, make_pod, placed
 from tests.harness.clocks import START
 from tests.harness.manifests import gpu_node_manifest, job_manifest
@@ -80,7 +80,6 @@ def test_the_same_reading_counts_once() -> None:
     usage = MeasuredUsage()
     assert usage.observe(_node(_ours(GIB), at=0), _find)
     assert not usage.observe(_node(_ours(GIB), at=0), _find)
-    assert not usage.observe(_node(_ours(2 * GIB), at=-1), _find)
     assert _use(usage).samples == 1
 
 
@@ -188,7 +187,7 @@ def test_a_job_that_the_nouns_refuse_says_the_field() -> None:
 def test_a_readings_age_is_told_by_our_own_clock() -> None:
     freshness = Freshness()
     ahead = START + timedelta(hours=1)
-    assert freshness.arrived("n0", ahead, START) == START
+    assert freshness.arrived("n0", ahead, START, START) == START
     later = START + timedelta(seconds=40)
     assert freshness.arrived("n0", ahead, later) == START, "the same reading grows old"
     newer = ahead + timedelta(seconds=39)
@@ -202,14 +201,62 @@ def test_a_reading_that_was_long_under_way_is_no_newer_for_it() -> None:
     assert late == T0 + timedelta(seconds=31)
 
 
-def test_a_clock_that_was_set_back_is_believed_again() -> None:
+HOUR = timedelta(hours=1)
+
+
+@pytest.mark.parametrize("jump", [-HOUR, HOUR])
+def test_a_clock_that_jumps_is_believed_from_the_next_reading_on(jump: timedelta) -> None:
+    """I14, and no stall: the node stays open."""
     freshness = Freshness()
-    moment = None
-    for number in range(DELAYS_MAX + 2):
+    freshness.arrived("n0", T0, T0)
+    for number in range(1, DELAYS_MAX + 2):
         now = T0 + timedelta(seconds=number)
-        set_back = timedelta(hours=1) if number else timedelta(0)
-        moment = freshness.arrived("n0", now - set_back, now)
-    assert moment == T0 + timedelta(seconds=DELAYS_MAX + 1)
+        assert freshness.arrived("n0", now + jump, now) == now
+
+
+@pytest.mark.parametrize("dead_for", [timedelta(minutes=50), HOUR, timedelta(minutes=70)])
+def test_a_dead_agent_with_a_fast_clock_is_not_believed_by_a_new_leader(
+    dead_for: timedelta,
+) -> None:
+    """I14: its clock ran an hour ahead, so its last words look like news."""
+    now = T0 + timedelta(days=1)
+    written = now - dead_for
+    found = Freshness().arrived("n0", written + HOUR, now, written)
+    assert found == written
+    without = Freshness().arrived("n0", written + HOUR, now)
+    assert without is None or without <= now
+
+
+def test_a_first_reading_from_the_future_tells_nothing() -> None:
+    """Until there is a second one."""
+    freshness = Freshness()
+    assert freshness.arrived("n0", T0 + HOUR, T0) is None
+    later = T0 + timedelta(seconds=2)
+    assert freshness.arrived("n0", later + HOUR, later) == later
+
+
+def test_when_a_status_was_stored_is_said_by_the_api_server() -> None:
+    def manifest(*entries: object) -> dict[str, Any]:
+        return {"metadata": {"managedFields": list(entries)}}
+
+    status = {"subresource": "status", "time": "2026-01-01T00:00:05Z"}
+    older = {**status, "time": "2026-01-01T00:00:01Z"}
+    spec = {"time": "2026-01-02T00:00:00Z"}
+    assert written_at(manifest(older, status, spec)) == T0 + timedelta(seconds=5)
+    for odd in ({}, {"metadata": 1}, manifest(spec, 5, {**status, "time": "soon"}, {"time": None})):
+        assert written_at(odd) is None
+
+
+@pytest.mark.parametrize("jump", [-HOUR, HOUR])
+def test_readings_count_whatever_happens_to_the_agents_clock(jump: timedelta) -> None:
+    """I1: what a job uses is measured on."""
+    usage = MeasuredUsage()
+    usage.observe(_node(_ours(2 * GIB), at=0), _find)
+    for number in range(1, 5):
+        at = jump.total_seconds() + 2 * number
+        assert usage.observe(_node(_ours(20 * GIB), at=at), _find)
+    assert _use(usage).memory_peak_bytes == 20 * GIB
+    assert _use(usage).samples <= 1 + READINGS_PER_STATUS_MAX + 3
 
 
 def test_a_clock_that_is_behind_does_not_make_new_readings_stale() -> None:

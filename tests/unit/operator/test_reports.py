@@ -10,7 +10,7 @@ import pytest
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestClient, TestServer
 
-from gpujob_api.gpujob import GPUJob, StopReason
+from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
 from gpujob_api.report import Reply, Report, WorkerPhase
 from gpujob_operator.decide.model.snapshot import PodView
 from gpujob_operator.decide.model.workers import speaks_for, with_pod_uids
@@ -262,6 +262,28 @@ async def test_a_pod_that_is_deleted_is_told_to_stop(bench: _Bench) -> None:
     bench.workers.pods[POD.uid] = make_pod(JOB, deletion_at=deletion)
     _, answer = await bench.post()
     assert answer["stop"] == {"reason": "PodDeleted", "deadlineSeconds": 10.0}
+
+
+@pytest.mark.parametrize(
+    ("status", "is_over"),
+    [
+        ({}, False),
+        ({"attempt": 2}, True),
+        ({"phase": JobPhase.PENDING, "placement": None}, True),
+        ({"phase": JobPhase.FAILED}, True),
+        ({"attempt": 0, "placement": None}, False),
+    ],
+    ids=["current", "a later attempt", "given up", "finished", "an old view of the job"],
+)
+async def test_a_worker_of_an_attempt_that_is_over_is_told_so(
+    bench: _Bench, status: dict[str, Any], is_over: bool
+) -> None:
+    """I3: it asks before its first step, and does not begin."""
+    bench.workers.jobs["uid-job"] = with_status(JOB, **status)
+    code, answer = await bench.post()
+    assert code == 200
+    expected = {"reason": "AttemptOver", "deadlineSeconds": 0.0}
+    assert answer.get("stop") == (expected if is_over else None)
 
 
 async def test_late_reports_do_not_replace_newer_ones(bench: _Bench) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gpujob_operator.decide.model.pod_requests import WHOLE_NODE, pod_requests
-from gpujob_operator.decide.model.snapshot import Taint
+from gpujob_operator.decide.model.snapshot import NodeCondition, Taint
 from gpujob_operator.read.nodes import cached_node, with_pods
 from tests.harness.manifests import node_manifest
 
@@ -64,6 +64,27 @@ def test_taints_spot_and_cordon() -> None:
     assert view.unschedulable
     assert view.ready
     assert view.not_ready_since is None
+
+
+def test_only_conditions_that_may_announce_the_end_are_kept() -> None:
+    manifest = node_manifest(ready="False")
+    conditions = manifest["status"]["conditions"]
+    conditions[0]["message"] = "node is shutting down"
+    conditions += [
+        {"type": "Terminating", "status": "True"},
+        {"type": "PreemptionScheduled", "status": "False", "message": "no"},
+        {"type": "MemoryPressure", "status": "True", "message": "full"},
+        {"type": "VMEventScheduled", "status": "True", "message": ["odd"]},
+        "odd",
+    ]
+    manifest["metadata"]["deletionTimestamp"] = "2026-01-01T02:00:00Z"
+    view = cached_node(manifest).empty
+    assert view.conditions == (
+        NodeCondition("Ready", "node is shutting down"),
+        NodeCondition("Terminating"),
+        NodeCondition("VMEventScheduled"),
+    )
+    assert view.deletion_at == datetime(2026, 1, 1, 2, tzinfo=UTC)
 
 
 @pytest.mark.parametrize("ready", ["False", "Unknown"])

@@ -95,6 +95,32 @@ def test_an_older_list_brings_nothing_back() -> None:
     assert store.views == ()
 
 
+def test_a_list_from_before_everything_that_was_seen_replaces_it() -> None:
+    """The API server's data was restored from a backup: versions go back."""
+    store = _store()
+    for manifest in (_object("a", 90), _object("gone", 95), _object("dead", 91)):
+        store.upsert(manifest)
+    store.remove("dead", 99)
+    restored, mark = [_object("a", 50), _object("dead", 40)], store.mark
+    assert store.lacks(restored, "60", mark)
+    assert store.resync(restored, "60", mark)
+    assert sorted(store.views) == ["a@50", "dead@40"]
+    assert not store.lacks(restored, "60", mark)
+    assert store.upsert(_object("a", 61)), "events go on from there"
+    assert not store.resync(restored, "60", mark), "told once already"
+    assert "a@61" in store.views
+
+
+def test_a_write_that_overtook_a_list_is_no_other_past() -> None:
+    store = _store()
+    store.upsert(_object("a", 5))
+    mark = store.mark
+    store.upsert(_object("a", 9))
+    assert not store.lacks([_object("a", 5)], "7", mark)
+    assert not store.resync([_object("a", 5)], "7", mark)
+    assert store.views == ("a@9",)
+
+
 def test_lacks_tells_what_no_event_told() -> None:
     store = _store()
     store.upsert(_object("a", 3))

@@ -29,7 +29,7 @@ ENVIRONMENT = re.compile(r"\bGPUJOB_[A-Z_]+\b")
 OUR_KEY = re.compile(r"\bgpujob\.dev/([a-z][a-z-]*)\b")
 FIELD = re.compile(r"`((?:spec|status)(?:\.[A-Za-z]+)+)`")
 CHART_VALUE = re.compile(
-    r"`((?:agent|configuration|crds|image|metrics|networkPolicy|operator|podDisruptionBudget|rbac|"
+    r"`((?:admissionPolicies|agent|configuration|crds|image|metrics|networkPolicy|operator|podDisruptionBudget|rbac|"
     r"reports|serviceAccount)(?:\.[A-Za-z]+)+)(?:=[^`]*)?`"
 )
 SET_FLAG = re.compile(r"--set ([^\s`]+)")

@@ -74,6 +74,7 @@ NAMES = re.compile(
     r"\b(NoRoom|MakingRoom|NO_ROOM|MAKING_ROOM"  # reasons of the condition Scheduled
     r"|telemetryStaleSeconds|telemetry_stale_seconds"  # a field of the configuration
     r"|(CPU|cpu)[- _]cards?(?=\b|_)|CPUCards?"  # the local cluster's stand-in for a GPU
+    r"|OpenShift|openshift"  # the product
     r")"
 )
 PLACES = {

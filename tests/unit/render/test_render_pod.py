@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpujob_api.gpujob import GPUJob, ReservationSource
+from gpujob_api.gpujob import DisruptionPolicy, GPUJob, ReservationSource, SpotPolicy
 from gpujob_api.quantities import GIB
 from gpujob_api.settings import Settings
 from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
@@ -37,10 +37,42 @@ def test_name_labels_and_owner_follow_from_job_attempt_and_rank() -> None:
         "gpujob.dev/attempt": "3",
         "gpujob.dev/rank": "0",
     }
-    assert metadata["annotations"] == {"gpujob.dev/gpus": "GPU-0"}
+    assert metadata["annotations"]["gpujob.dev/gpus"] == "GPU-0"
     (owner,) = metadata["ownerReferences"]
     assert (owner["kind"], owner["uid"], owner["controller"]) == ("GPUJob", "uid-train", True)
     assert owner["blockOwnerDeletion"] is False
+
+
+def test_autoscalers_are_told_what_the_policy_says() -> None:
+    keep = {
+        "karpenter.sh/do-not-disrupt": "true",
+        "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+    }
+    given = pod_of(placed(make_job("train")))["metadata"]["annotations"]
+    assert given == {**keep, "gpujob.dev/gpus": "GPU-0"}
+    may_move = placed(make_job("train", disruption=DisruptionPolicy.ALLOW))
+    assert pod_of(may_move)["metadata"]["annotations"] == {"gpujob.dev/gpus": "GPU-0"}
+    # The template has the last word.
+    template = make_template() | {
+        "metadata": {"annotations": {"karpenter.sh/do-not-disrupt": "30m"}}
+    }
+    own = pod_of(placed(make_job("train", template=template)))["metadata"]["annotations"]
+    assert own["karpenter.sh/do-not-disrupt"] == "30m"
+
+
+def test_a_job_that_may_use_spot_nodes_tolerates_their_taints() -> None:
+    def keys(policy: SpotPolicy) -> set[str]:
+        job = placed(make_job("train", spot=policy))
+        return {one.get("key") for one in pod_of(job)["spec"]["tolerations"]}
+
+    taints = {
+        "kubernetes.azure.com/scalesetpriority",
+        "cloud.google.com/gke-spot",
+        "cloud.google.com/gke-preemptible",
+        "oci.oraclecloud.com/oke-is-preemptible",
+    }
+    assert taints < keys(SpotPolicy.PREFER)
+    assert not taints & keys(SpotPolicy.NEVER)
 
 
 def test_the_worker_is_told_its_gpu_and_all_of_the_contract() -> None:

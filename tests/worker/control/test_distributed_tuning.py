@@ -15,7 +15,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from gpujob_api.settings import AttentionKernel, Precision, Settings, Toggle, TunedSettings
-from gpujob_worker.control.consensus import Consensus, Store, common
+from gpujob_worker.checkpoint.ballot import KeyValues
+from gpujob_worker.control.consensus import Consensus, common
 from gpujob_worker.control.distributed_tuning import FollowingTuner
 from gpujob_worker.inject.ddp import inside, scaling_refusal_of, wrapper_refusal
 from gpujob_worker.inject.grad_scaling import LossScale
@@ -39,7 +40,7 @@ class Clock:
         self.now += 1.0
 
 
-def agreement(store: Store, rank: int, size: int = 2, **keywords: Any) -> Consensus:
+def agreement(store: KeyValues, rank: int, size: int = 2, **keywords: Any) -> Consensus:
     clock = Clock()
     return Consensus(store, rank, size, clock=lambda: clock.now, pause=clock.pause, **keywords)
 

@@ -69,6 +69,17 @@ class Changing(Numbers):
         return torch.tensor(index)
 
 
+class Keeping(Numbers):
+    """Keeps what it has read: in a worker process it would be kept for that pass alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[int, Any] = {}
+
+    def __getitem__(self, index: int) -> Any:
+        return self.kept.setdefault(index, torch.tensor(index))
+
+
 class Stream(IterableDataset[Any]):
     def __iter__(self) -> Any:
         return iter(range(10))
@@ -88,6 +99,7 @@ class Named(Numbers):
         (DataLoader(OwnNoise()), "draws random numbers"),
         (DataLoader(Subset(Lines(), [1, 2])), "reads through an open FileIO"),
         (DataLoader(Changing()), "changes the dataset"),
+        (DataLoader(Keeping()), "changes the dataset"),
         (DataLoader(Named()), "cannot be read: KeyError"),
     ],
 )

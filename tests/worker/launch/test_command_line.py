@@ -16,7 +16,7 @@ pytestmark = pytest.mark.any_torch
 SCRIPTS = {
     "plain": """
         import sys
-        print(sys.argv, __name__, __file__, sys.path[0]); print('e', file=sys.stderr)
+        print(sys.argv, __name__, __file__, sys.path); print('e', file=sys.stderr)
         """,
     "exit code": "import sys; sys.exit(7)",
     "exit none": "import sys; sys.exit()",
@@ -102,9 +102,12 @@ def test_a_missing_script_and_a_missing_program(tmp_path: Path) -> None:
 
 
 def test_interpreter_options_and_other_programs(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import sys; print(sys.flags.optimize, __debug__)")
+    script = "import sys; print(sys.flags.optimize, __debug__, sys.argv, sys.path)"
+    (tmp_path / "train.py").write_text(script)
     launcher = [sys.executable, "-m", "gpujob_worker", "--"]
-    assert run([*launcher, "python", "-O", "train.py"], tmp_path)[1] == "1 False\n"
+    for words in (["-O", "train.py"], ["-c", script, "a"]):
+        plain = run([sys.executable, *words], tmp_path)
+        assert run([*launcher, "python", *words], tmp_path) == plain
     assert run([*launcher, "sh", "-c", "echo hello; exit 9"], tmp_path) == (9, "hello\n", "")
 
 
@@ -165,3 +168,16 @@ def test_a_script_that_fails_before_it_trains_says_why(tmp_path: Path) -> None:
         assert code != 0
         assert failure is not None
         assert (failure.failure_class, failure.message) == (FailureClass.USER_ERROR, text)
+
+
+@pytest.mark.parametrize("source", ["raise SystemExit('no data')", "exit(3)"])
+def test_an_exit_that_python_tells_nobody_leaves_the_message_to_the_log(
+    tmp_path: Path, source: str
+) -> None:
+    """A kubelet takes the log's last lines where a container failed and left no message."""
+    message = tmp_path / "termination"
+    (tmp_path / "train.py").write_text(source)
+    launcher = [sys.executable, "-m", "gpujob_worker", "--", "python", "train.py"]
+    code, _, _ = run(launcher, tmp_path, GPUJOB_TERMINATION_FILE=str(message))
+    assert code != 0
+    assert not message.exists() or message.read_text() == ""

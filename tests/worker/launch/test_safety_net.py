@@ -28,13 +28,16 @@ print("loss", loss.item())
 sys.exit(5)
 """
 OFF = ("--no-precision", "--no-optimizer", "--no-compile", "--no-regional-compile")
-COMPILES = "gpujob_worker.hooks:Hooks._on_compile"
+COMPILES = {
+    "gpujob_worker.hooks:Hooks._on_compile": 'torch.compile(net, backend="eager")',
+    "gpujob_worker.hooks:Hooks._on_compile_start": 'torch.compile(torch.sin, backend="eager")(x)',
+}
 PLACES = (
     "gpujob_worker.hooks:Hooks.__init__",
     "gpujob_worker.hooks:Hooks._after_step",
     "gpujob_worker.hooks:Hooks._before_call",
     "gpujob_worker.hooks:Hooks._before_step",
-    COMPILES,
+    *COMPILES,
     "gpujob_worker.hooks:Hooks._on_loss",
     "gpujob_worker.hooks:Hooks._on_optimizer",
     "gpujob_worker.hooks:Hooks._on_root",
@@ -65,8 +68,7 @@ def test_a_broken_hook_point_leaves_the_script_as_it_is(
     place: str, plain: str, tmp_path: Path
 ) -> None:
     script = tmp_path / "train.py"
-    compiles = 'torch.compile(lambda a: a + 1, backend="eager")\n'
-    script.write_text(SCRIPT.replace('"compiles"\n', compiles if place == COMPILES else ""))
+    script.write_text(SCRIPT.replace('"compiles"', COMPILES.get(place, "")))
     code, run = run_worker(tmp_path, ["python", str(script)], options=OFF, broken=place)
     assert (code, run.output) == (5, plain), run.errors
     (line,) = run.errors.splitlines()

@@ -2,6 +2,8 @@
 
 import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,13 +14,16 @@ from typing import Any
 import pytest
 
 from gpujob_api.report import (
+    STOP_ATTEMPT_OVER,
     TERMINATION_MESSAGE_BYTES_MAX,
     Reply,
     Report,
     StopRequest,
     WorkerPhase,
 )
+from gpujob_api.settings import EXIT_INTERRUPTED_UNSAVED
 from gpujob_worker.run import reporter
+from gpujob_worker.run import session as session_module
 from gpujob_worker.run.environment import Environment
 from gpujob_worker.run.reporter import Destination, Reporter, post, write_termination_message
 from gpujob_worker.run.session import Session
@@ -138,11 +143,12 @@ def test_errors_and_nonsense_are_survived_with_pauses(operator: Operator) -> Non
     reporter.close(5.0)
 
 
-def test_an_operator_that_never_answers_costs_the_training_nothing(
+def test_an_operator_that_never_answers_costs_the_training_a_bounded_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Far more than a crowded machine adds: who waited for the answer would be seen.
     monkeypatch.setattr(reporter, "REQUEST_SECONDS_MAX", 90.0)
+    monkeypatch.setattr(session_module, "FENCE_SECONDS_MAX", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         session = Session(Environment(report_url=f"http://127.0.0.1:{silent.getsockname()[1]}/"))
         start = time.monotonic()
@@ -153,6 +159,28 @@ def test_an_operator_that_never_answers_costs_the_training_nothing(
         assert time.monotonic() - start < 60.0
         assert session.state.failure is not None
         assert session.state.failure.failure_class.value == "OutOfMemory"
+        assert any("did not answer within" in line for line in session.explanation.lines)
+
+
+def test_an_attempt_that_was_given_up_never_begins(operator: Operator, tmp_path: Path) -> None:
+    """I3: its pod came to life after another leader had gone on without it."""
+    over = Reply(stop=StopRequest(STOP_ATTEMPT_OVER, 0.0)).to_text()
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from gpujob_worker.run.environment import Environment\n"
+        "from gpujob_worker.run.session import Session\n"
+        f"Session(Environment(report_url={operator.url!r})).start()\n"
+        f"open({str(tmp_path / 'trained')!r}, 'w').close()\n"
+    )
+    operator.answers = [(503, b"{}"), (200, over.encode())]
+    ended = subprocess.run([sys.executable, str(script)], check=False, timeout=60)
+    assert ended.returncode == EXIT_INTERRUPTED_UNSAVED
+    assert not (tmp_path / "trained").exists()
+    assert len(operator.received) >= 2, "a refusal is no answer"
+    operator.answers = []
+    ended = subprocess.run([sys.executable, str(script)], check=False, timeout=60)
+    assert ended.returncode == 0
+    assert (tmp_path / "trained").exists()
 
 
 def test_a_missing_token_is_no_failure(operator: Operator, tmp_path: Path) -> None:

@@ -214,3 +214,65 @@ def test_a_frozen_module_is_no_model_that_trains() -> None:
     finally:
         discovery.finish()
     assert found == [student, teacher], "it learns from now on"
+
+
+class LeavesOut(torch.autograd.Function):
+    """As DistributedDataParallel's function that looks for unused parameters."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        return tuple(tensor.clone() for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        return gradients
+
+
+class TwoOutputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": self.layer(x).square().mean(), "logits": self.layer(x)}
+
+
+def test_an_output_that_nobody_learns_from_may_have_no_gradient() -> None:
+    module = TwoOutputs()
+    root = Root(module, lambda _: None)
+    root.install()
+    root.recording = True
+    found = list(LeavesOut.apply(*module(torch.randn(3, 4)).values()))  # pyright: ignore
+    found[0].backward()
+    assert root.recorded is not None
+    assert root.recorded.used(found) == [True, False]
+
+
+def test_a_wrapper_that_passes_assignments_on_is_called_once() -> None:
+    """Lightning Fabric's wrapper does: the hook went to the module inside, which called itself."""
+
+    class Wrapper(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            inner = self._modules.get("inner")
+            if inner is not None and hasattr(inner, name):
+                setattr(inner, name, value)
+            else:
+                super().__setattr__(name, value)
+
+        def forward(self, x: Any) -> Any:
+            return self.inner(x)
+
+    wrapper = Wrapper(nn.Linear(4, 2))
+    root = Root(wrapper, lambda _: None)
+    root.install()
+    x = torch.randn(3, 4)
+    assert torch.equal(wrapper(x), wrapper.inner(x))
+    assert "_compiled_call_impl" in vars(wrapper)
+    assert "_compiled_call_impl" not in vars(wrapper.inner)
+    root.remove()
+    assert "_compiled_call_impl" not in vars(wrapper)

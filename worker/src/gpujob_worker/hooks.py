@@ -84,6 +84,8 @@ class Hooks:
         self._began_at = self._watched_steps = 0
         self._clock = StepClock()
         self._waits_for_calls = False
+        # Backward passes of the first step.
+        self._losses = 0
         # Our own work is under way; what torch calls us for meanwhile is not the script's.
         self._inside = False
 
@@ -118,7 +120,7 @@ class Hooks:
             # Before torch's compiler is imported, which settles on a place of its own.
             keep_compiled_in(session.environment.checkpoint_directory)
         hide_from_script_compiler()
-        watch_compile(guard(self._on_compile))
+        watch_compile(guard(self._on_compile), guard(self._on_compile_start))
         watch_scaler(self._facts)
         watch_gradients_of_gradients(self._facts)
         pickle_as_written()
@@ -212,12 +214,22 @@ class Hooks:
         if self._in_child:
             self._train_in_child()
         if not self._inside:
+            self._losses += 1
             self._session.state.saw_loss(loss)
 
     def _on_compile(self) -> None:
         if not self._inside:
             self._facts.compiles = True
             self._discovery.finish()
+
+    def _on_compile_start(self) -> None:
+        """A function that the script compiles is called: what it computes may be the model's call,
+        or a part of it. Once models are known, a loss or a helper outside of them is neither."""
+        compiles_ours = any(root.plan.compiles for root in self._roots)
+        if self._inside or self._facts.compiles or compiles_ours:
+            return
+        if not self._roots or any(root.inside for root in self._roots):
+            self._on_compile()
 
     def _new_discovery(self, known: Sequence[Root]) -> Discovery:
         return Discovery(self._net.guard(self._on_root), known)
@@ -250,6 +262,7 @@ class Hooks:
         self._preparation.again()
         self._guardian.again()
         self._began_at = self._session.meter.steps
+        self._losses = 0
 
     def _before_call(self, root: Root) -> None:
         if self._inside:
@@ -333,7 +346,7 @@ class Hooks:
             use_device(session, device_of(optimizer))
             measures = session.optimizes and not self._in_force.whose
             session.state.enter(WorkerPhase.MEASURING if measures else WorkerPhase.TRAINING)
-            session.state.takes_samples(self._roots[0].rows if self._roots else None)
+            self._count_samples()
             self._preparation.stepped()
             if self._in_force.fit is not None and self._roots:
                 self._roots[0].asks = True
@@ -350,6 +363,12 @@ class Hooks:
             session.meter.memory.trim()
             session.meter.new_window()
         self._since_baseline(steps - WARM_UP_STEPS - BASELINE_STEPS, optimizer)
+
+    def _count_samples(self) -> None:
+        state, first = self._session.state, self._roots[0] if self._roots else None
+        alone = first is not None and len(self._roots) == 1
+        state.takes_samples(first.samples(self._losses if alone else 0) if first else None)
+        state.makes_calls(first.calls_as_large if first is not None and alone else 1.0)
 
     def _drop_what_is_over(self, steps: int) -> None:
         """Once another optimizer is stepped: models that its whole next step did not call."""

@@ -111,7 +111,9 @@ class LocalCluster:
             self.marker_value,
             self.options.control_plane,
         )
-        self.control_plane.start(install_objects)
+        self.control_plane.start(
+            lambda client: install_objects(client, policies=self.options.admission_policies)
+        )
         self._say(f"control plane ready after {time.monotonic() - began:.1f} s")
         self._start_storage()
         for node in self.options.nodes:

@@ -39,7 +39,8 @@ class ClusterOptions:
     """`images` maps image names to the folder that a container's process starts in (a copy).
 
     `operator_configuration` has the fields of the operator's configuration file, camelCase.
-    `environment` is added to the operator's and the agents'.
+    `environment` is added to the operator's and the agents'. With `admission_policies` the chart's
+    policies hold.
     """
 
     nodes: tuple[NodeOptions, ...] = (NodeOptions("node-1"), NodeOptions("node-2"))
@@ -49,6 +50,7 @@ class ClusterOptions:
     images: Mapping[str, Path] = field(default_factory=lambda: dict(DEFAULT_IMAGES))
     agents: bool = True
     operator: bool = True
+    admission_policies: bool = True
     agent_interval_seconds: float = 1.0
     operator_lease_seconds: float = 5.0
     operator_configuration: Mapping[str, Any] = field(

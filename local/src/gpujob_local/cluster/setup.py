@@ -4,6 +4,7 @@ from pathlib import Path
 
 import yaml
 
+from gpujob_local.cluster.admission import install_policies
 from gpujob_local.control_plane.api_client import ApiClient, Json
 from gpujob_local.control_plane.manifests import REPOSITORY, install_crds
 from gpujob_local.kubelet.storage import STORAGE_CLASS, STORAGE_CLASS_OBJECT
@@ -25,8 +26,8 @@ RULES_FOLDER = REPOSITORY / "charts" / "gpujob" / "files"
 _RBAC = "/apis/rbac.authorization.k8s.io/v1"
 
 
-def install_objects(client: ApiClient) -> None:
-    """Applies all of it; may be repeated."""
+def install_objects(client: ApiClient, *, policies: bool) -> None:
+    """Applies all of it; may be repeated. `policies`: the chart's admission policies as well."""
     install_crds(client)
     client.apply(
         f"/api/v1/namespaces/{SYSTEM_NAMESPACE}", _head("v1", "Namespace", SYSTEM_NAMESPACE)
@@ -39,6 +40,8 @@ def install_objects(client: ApiClient) -> None:
     _bind(client, NAMES_ROLE, NAMES_ROLE, _subject("Group", "system:nodes"))
     _grant_account(client, OPERATOR_ACCOUNT, RULES_FOLDER / "operator-rules.yaml")
     _grant_account(client, AGENT_ACCOUNT, RULES_FOLDER / "agent-rules.yaml")
+    if policies:
+        install_policies(client, f"system:serviceaccount:{SYSTEM_NAMESPACE}:{OPERATOR_ACCOUNT}")
 
 
 def account_token(client: ApiClient, account: str) -> str:

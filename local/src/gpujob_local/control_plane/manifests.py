@@ -51,5 +51,6 @@ def install_crds(client: ApiClient, folder: Path = CRDS_FOLDER) -> list[str]:
 
 
 def _established(client: ApiClient, name: str) -> bool:
-    conditions = client.get(f"{_CRD_PATH}/{name}").get("status", {}).get("conditions", [])
+    # A new definition has null for its conditions.
+    conditions = client.get(f"{_CRD_PATH}/{name}").get("status", {}).get("conditions") or []
     return any(item["type"] == "Established" and item["status"] == "True" for item in conditions)

@@ -32,9 +32,9 @@ from gpujob_local.images.requirement_files import is_shared, select
 PAUSE_IMAGE = "gpujob.local/pause:1"
 DNS_IMAGE = "gpujob.local/coredns:1"
 # Names without a registry's host mean this one; the chart's and the examples' have none.
-_DEFAULT_REGISTRY = "docker.io/library"
-OPERATOR_NAME = f"{_DEFAULT_REGISTRY}/gpujob-operator:{version('gpujob')}"
-WORKER_NAME = f"{_DEFAULT_REGISTRY}/gpujob-worker:{version('gpujob')}"
+DEFAULT_REGISTRY = "docker.io/library"
+OPERATOR_NAME = f"{DEFAULT_REGISTRY}/gpujob-operator:{version('gpujob')}"
+WORKER_NAME = f"{DEFAULT_REGISTRY}/gpujob-worker:{version('gpujob')}"
 
 SHARED_PACKAGES_MOUNT = "/torch-packages"
 USER = "65532:65532"
@@ -67,25 +67,15 @@ def shared_packages(say: Say) -> Path:
 def cluster_images(binaries: Mapping[str, Path], say: Say) -> tuple[Image, ...]:
     """All images that a cluster needs; a layer that is cached is not made again."""
     began = time.monotonic()
-    base = cached_layer("base", key_of(SUITE, "python3,ca-certificates"), fill_base)
-    with tempfile.TemporaryDirectory() as folder:
-        wheel = build_wheel(REPOSITORY, Path(folder))
-        product = cached_layer(
-            "product", wheel_key(wheel), lambda root: fill_environment(root, wheel)
-        )
+    operator = operator_image(REPOSITORY, OPERATOR_NAME)
+    base, _, product = operator.layers
     images = (
         _single_binary(PAUSE_IMAGE, binaries["pause"]),
         _single_binary(DNS_IMAGE, binaries["coredns"]),
-        Image(
-            names=(OPERATOR_NAME,),
-            layers=(base, _packages("operator"), product),
-            command=("gpujob-operator", "run"),
-            environment=_ENVIRONMENT | _OPERATOR_ENVIRONMENT,
-            user=USER,
-        ),
+        operator,
         Image(
             names=(WORKER_NAME,),
-            layers=(base, _packages("worker"), product, _workspace()),
+            layers=(base, _packages(REPOSITORY, "worker"), product, _workspace()),
             command=("gpujob-run", "--help"),
             environment=_ENVIRONMENT | _WORKER_ENVIRONMENT,
             user=USER,
@@ -98,8 +88,25 @@ def cluster_images(binaries: Mapping[str, Path], say: Say) -> tuple[Image, ...]:
     return images
 
 
-def _packages(image: str) -> Layer:
-    text = (REPOSITORY / "requirements" / f"{image}.txt").read_text()
+def operator_image(repository: Path, name: str) -> Image:
+    """Of any checkout of this project."""
+    base = cached_layer("base", key_of(SUITE, "python3,ca-certificates"), fill_base)
+    with tempfile.TemporaryDirectory() as folder:
+        wheel = build_wheel(repository, Path(folder))
+        product = cached_layer(
+            "product", wheel_key(wheel), lambda root: fill_environment(root, wheel)
+        )
+    return Image(
+        names=(name,),
+        layers=(base, _packages(repository, "operator"), product),
+        command=("gpujob-operator", "run"),
+        environment=_ENVIRONMENT | _OPERATOR_ENVIRONMENT,
+        user=USER,
+    )
+
+
+def _packages(repository: Path, image: str) -> Layer:
+    text = (repository / "requirements" / f"{image}.txt").read_text()
     text = select(text, lambda name: not is_shared(name))
 
     def fill(root: Path) -> None:

@@ -79,8 +79,10 @@ class ContainerProcess:
 
     def _send(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.returncode is None:
+            # Not `Process.send_signal`: it polls the child first. Where the child has just ended,
+            # the poll takes the exit status away from asyncio, which then says 255.
             with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(number)
+                os.kill(self._process.pid, number)
 
 
 def _require_executable(name: str, environment: Mapping[str, str], folder: Path) -> None:

@@ -21,10 +21,11 @@ from gpujob_local.control_plane.api_client import ApiClient
 from gpujob_local.control_plane.control_plane import ClusterError, ControlPlane, Place
 from gpujob_local.control_plane.ports import free_port
 from gpujob_local.control_plane.tools import find_tools
+from gpujob_local.images.archive import Image, write_archive
 from gpujob_local.images.recipes import cluster_images, shared_packages
 from gpujob_local.kubelets import door, namespaces
 from gpujob_local.kubelets.cleaning import clean
-from gpujob_local.kubelets.image_store import image_store
+from gpujob_local.kubelets.image_store import architecture, image_store
 from gpujob_local.kubelets.node import Ground, KubeletNode
 from gpujob_local.kubelets.options import API_SERVICE_ADDRESS, HUB_ADDRESS, KubeletOptions
 from gpujob_local.kubelets.record import Record, process_identity, settings_before
@@ -125,6 +126,13 @@ class KubeletCluster:
         if done.returncode != 0:
             raise ClusterError(f"{tool} {' '.join(arguments)}: {done.stderr}{done.stdout}")
         return done.stdout
+
+    def add_image(self, image: Image) -> None:
+        """Every node has it from now on, as if it had been pulled."""
+        archive = write_archive([image], architecture(), self.directory / "image.tar")
+        for node in self.nodes.values():
+            node.import_images(archive)
+        archive.unlink()
 
     def user_environment(self) -> dict[str, str]:
         """What a shell needs to work with this cluster."""

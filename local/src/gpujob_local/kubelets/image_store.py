@@ -42,7 +42,7 @@ def image_store(
 
     Raises `ToolError` or `ClusterError` with what containerd said.
     """
-    parts = [json.dumps([configuration(image, _architecture()), image.names]) for image in images]
+    parts = [json.dumps([configuration(image, architecture()), image.names]) for image in images]
     target = images_cache() / f"{NAME}-{key_of(str(binaries['containerd']), *parts)}"
     with only_one(NAME):
         if not target.is_dir():
@@ -66,7 +66,7 @@ def _make(
         # What an earlier store has unpacked is not unpacked again.
         if earlier := _stores():
             link_store(earlier[0], folder / "root")
-        archive = write_archive(images, _architecture(), folder / "images.tar")
+        archive = write_archive(images, architecture(), folder / "images.tar")
         _import(archive, folder, binaries, environment)
         (folder / "root").rename(target)
     say(f"images: {len(images)} unpacked after {time.monotonic() - began:.0f} s")
@@ -79,7 +79,8 @@ def _remove_old() -> None:
             shutil.rmtree(old, ignore_errors=True)
 
 
-def _architecture() -> str:
+def architecture() -> str:
+    """This machine's, as images name it."""
     return ARCHITECTURES[platform.machine()]
 
 
@@ -101,6 +102,28 @@ def _stores() -> list[Path]:
     """Newest first."""
     found = images_cache().glob(f"{NAME}-*")
     return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
+
+
+def import_archive(archive: Path, socket: Path, ctr: Path) -> None:
+    """Into a running containerd, for its kubelet. Raises `ClusterError` with what it said."""
+    done = subprocess.run(
+        [
+            str(ctr),
+            "--address",
+            str(socket),
+            "--namespace",
+            "k8s.io",
+            "images",
+            "import",
+            str(archive),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=IMPORT_LIMIT_SECONDS,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise ClusterError(f"images were not imported: {done.stderr[-2000:]}")
 
 
 def _import(
@@ -125,16 +148,7 @@ def _import(
     )
     try:
         _wait_for(socket, child)
-        command = [str(binaries["ctr"]), "--address", str(socket), "--namespace", "k8s.io"]
-        done = subprocess.run(
-            [*command, "images", "import", str(archive)],
-            capture_output=True,
-            text=True,
-            timeout=IMPORT_LIMIT_SECONDS,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise ClusterError(f"images were not imported: {done.stderr[-2000:]}")
+        import_archive(archive, socket, binaries["ctr"])
     finally:
         stop_child(child, STOP_LIMIT_SECONDS)
 

@@ -14,7 +14,7 @@ import yaml
 
 from gpujob_local.control_plane.control_plane import ClusterError, ControlPlane
 from gpujob_local.kubelets import cgroups, configuration, namespaces
-from gpujob_local.kubelets.image_store import link_store
+from gpujob_local.kubelets.image_store import import_archive, link_store
 from gpujob_local.kubelets.namespaces import Namespaces
 from gpujob_local.kubelets.options import KubeletOptions, NodePlan
 from gpujob_local.processes.processes import Child, start_child, stop_child
@@ -71,6 +71,11 @@ class KubeletNode:
             if not child.alive() or time.monotonic() > deadline:
                 raise ClusterError(f"{self.plan.name}: no containerd:\n{child.log_tail()}")
             time.sleep(POLL_SECONDS)
+
+    def import_images(self, archive: Path) -> None:
+        """Beside those that it began with."""
+        socket = configuration.containerd_socket(self.folder)
+        import_archive(archive, socket, self._ground.binaries["ctr"])
 
     def start_kubelet(self) -> None:
         """Kubelet and, where it does not run, kube-proxy; again after `stop_kubelet`."""

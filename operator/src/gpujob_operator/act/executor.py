@@ -23,6 +23,7 @@ from gpujob_operator.act.writer import WriteResult
 from gpujob_operator.decide.model.assumption import assumed_status
 from gpujob_operator.decide.model.plan import (
     CreatePod,
+    DeleteJob,
     DeletePod,
     Plan,
     PlanItem,
@@ -133,7 +134,7 @@ class Executor:
         """The snapshot with the statuses that are being written and the pods that were refused.
         Capacity that a write will free still counts as reserved (`assumed_status`).
         """
-        return self._runner.refusals.tell(self._with_assumed(snapshot))
+        return self._runner.tell(self._with_assumed(snapshot))
 
     def _with_assumed(self, snapshot: Snapshot) -> Snapshot:
         assumed = {
@@ -225,7 +226,7 @@ class Executor:
 def _lane(item: PlanItem) -> str:
     """The lane of an item: one for each job, queue or profile."""
     match item:
-        case WriteStatus() | RejectJob() | CreatePod():
+        case WriteStatus() | RejectJob() | CreatePod() | DeleteJob():
             return item.job.metadata.uid
         case DeletePod():
             return item.pod.job_uid

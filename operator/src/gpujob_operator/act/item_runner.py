@@ -8,6 +8,7 @@ server answers. Only the caller waits for that.
 
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_operator.act.backoff import Backoff, Target
@@ -22,7 +23,9 @@ from gpujob_operator.act.kube import (
 from gpujob_operator.act.refusals import Refusals
 from gpujob_operator.act.retry import Retry
 from gpujob_operator.act.slots import WriteSlots
+from gpujob_operator.act.trials import Trials
 from gpujob_operator.act.writer import (
+    NotLeader,
     Writer,
     WriteResult,
     namespace_of,
@@ -30,6 +33,7 @@ from gpujob_operator.act.writer import (
     target_of,
 )
 from gpujob_operator.decide.model.plan import CreatePod, PlanItem, WriteStatus
+from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.logs import Log
 from gpujob_operator.metrics import Metrics
 
@@ -38,10 +42,8 @@ log = Log(__name__)
 # A write without an answer may still take effect for this long after a read found nothing.
 LATE_SECONDS = 5.0
 DOUBT_PAUSE_SECONDS_MAX = 10.0
-
-
-class NotLeader(Exception):  # noqa: N818 - a state of affairs, not a fault
-    """The lease was lost between the decision and the write."""
+# The API server's words where a webhook has side effects: it could not be asked.
+NO_DRY_RUN = "does not support dry run"
 
 
 class ItemRunner:
@@ -53,19 +55,20 @@ class ItemRunner:
         metrics: Metrics,
         *,
         monotonic: Callable[[], float],
-        may_act: Callable[[], bool],
         retry: Retry,
         backoff: Backoff | None = None,
         slots: WriteSlots | None = None,
+        trials: Trials | None = None,
     ) -> None:
         self._writer = writer
         self._metrics = metrics
         self._monotonic = monotonic
-        self._may_act = may_act
         self._retry = retry
         self._backoff = Backoff(monotonic) if backoff is None else backoff
         self._slots = WriteSlots(monotonic) if slots is None else slots
         self.refusals = Refusals()
+        # None: templates are not tried.
+        self._trials = trials
         # Results since the last `take_results`.
         self.results: Counter[WriteResult] = Counter()
 
@@ -80,11 +83,59 @@ class ItemRunner:
             return max(seconds, self._backoff.seconds_left(service_target(item.job)))
         return seconds
 
+    def tell(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot with the pods and templates that were refused."""
+        snapshot = self.refusals.tell(snapshot)
+        return snapshot if self._trials is None else self._trials.tell(snapshot)
+
     async def run(self, item: PlanItem) -> WriteResult:
+        if await self._is_of_refused_template(item):
+            self.results[WriteResult.REFUSED] += 1
+            return WriteResult.REFUSED
         target, kind = target_of(item), type(item).__name__
         result = await self._run(item, target, kind, lambda: self._writer.write(item))
         self.results[result] += 1
         return result
+
+    async def _is_of_refused_template(self, item: PlanItem) -> bool:
+        """True for a placement whose pods the API server would refuse: it is not written."""
+        if self._trials is None or not isinstance(item, WriteStatus):
+            return False
+        if item.job.status.placement is not None or item.status.placement is None:
+            return False
+        placed = replace(item.job, status=item.status)
+        return bool(await self._trials.refusal(placed, self._try))
+
+    async def _try(self, job: GPUJob) -> str | None:
+        """Why the API server refuses the job's pod, "" if it takes the pod, None without an
+        answer.
+        """
+        try:
+            async with self._slots.held(job.metadata.namespace):
+                if not self._writer.may_act():
+                    return None
+                await self._writer.try_pod(job)
+        except (Conflict, AlreadyExists):
+            # The name is taken, which the creation will say.
+            return ""
+        except (NotFound, Throttled, Unavailable) as error:
+            log.info("trial not answered", job=job.metadata.key, error=str(error))
+            return None
+        except ApiError as error:
+            if NO_DRY_RUN in error.message:
+                return ""
+            log.warning("template refused", job=job.metadata.key, error=str(error))
+            return error.message or str(error)
+        except Exception as error:
+            # A defect in rendering one job must not stop the other jobs.
+            log.error(
+                "template not rendered",
+                job=job.metadata.key,
+                error=str(error),
+                with_traceback=True,
+            )
+            return f"no pod can be made of spec.template: {error}"
+        return ""
 
     async def run_service(self, item: CreatePod) -> WriteResult:
         """Creates the Service of the pod's gang."""
@@ -154,21 +205,19 @@ class ItemRunner:
     def _refused(self, item: PlanItem, message: str) -> None:
         if isinstance(item, CreatePod):
             self.refusals.refused(item, message)
+            if self._trials is not None:
+                self._trials.forget(item.job)
 
     async def _request(self, item: PlanItem, call: Callable[[], Awaitable[object]]) -> None:
         async with self._slots.held(namespace_of(item)):
-            if not self._may_act():
-                raise NotLeader("leadership was lost")
             await call()
 
     async def _ask_what_happened(self, item: PlanItem) -> WriteResult:
         """Reads the object by name until the API server answers, or leadership is lost."""
         failures, late = 0, isinstance(item, WriteStatus)
-        while self._may_act():
+        while self._writer.may_act():
             try:
                 result = await self._confirm(item)
-            except NotLeader:
-                break
             except (Throttled, Unavailable) as error:
                 failures += 1
                 await self._retry.pause(failures, error, seconds_max=DOUBT_PAUSE_SECONDS_MAX)

@@ -137,17 +137,20 @@ class Kube:
     """A thin asynchronous client. Every call raises an `ApiError` on failure; nothing is retried
     here.
 
-    `after_write` is called after every successful write, so that tests can crash there.
+    `after_write` is called after every successful write, so that tests can crash there. `heard` is
+    given the API server's time from the header of every answer.
     """
 
     def __init__(
         self,
         configuration: client.Configuration,
         after_write: Callable[[ResourceType], None] | None = None,
+        heard: Callable[[str | None], None] = lambda date: None,
     ) -> None:
         self.configuration = configuration
         self._client = client.ApiClient(configuration)
         self._after_write = after_write
+        self._heard = heard
 
     async def close(self) -> None:
         await self._client.close()
@@ -193,6 +196,10 @@ class Kube:
 
     async def create(self, kind: ResourceType, body: Manifest, namespace: str = "") -> Manifest:
         return await self._write("POST", kind, kind.path(namespace), body)
+
+    async def try_create(self, kind: ResourceType, body: Manifest, namespace: str = "") -> None:
+        """A dry run of `create`: raises what it would raise, and stores nothing."""
+        await self._call("POST", kind.path(namespace), query={"dryRun": "All"}, body=body)
 
     async def patch(
         self,
@@ -293,6 +300,7 @@ class Kube:
     ) -> Manifest:
         timeout = aiohttp.ClientTimeout(total=seconds)
         response = await self._send(method, path, query or {}, body, content_type, timeout)
+        self._heard(response.headers.get("Date"))
         try:
             with _connection_errors():
                 data = await whole(response.content.iter_chunked(CHUNK_BYTES))

@@ -6,6 +6,7 @@ A refusal is not stored anywhere: a process that starts hears it again when it t
 from collections import OrderedDict
 from dataclasses import replace
 
+from gpujob_api.visible import visible
 from gpujob_operator.decide.model.plan import CreatePod
 from gpujob_operator.decide.model.snapshot import RefusedPod, Snapshot
 
@@ -22,7 +23,7 @@ class Refusals:
     def refused(self, item: CreatePod, message: str) -> None:
         job, key = item.job, (item.job.metadata.uid, item.rank)
         self._refused.pop(key, None)
-        text = message[:MESSAGE_CHARACTERS_MAX]
+        text = visible(message[:MESSAGE_CHARACTERS_MAX])
         self._refused[key] = RefusedPod(job.metadata.uid, job.status.attempt, item.rank, text)
         if len(self._refused) > REFUSALS_MAX:
             self._refused.popitem(last=False)

@@ -101,15 +101,15 @@ def read_event(line: bytes) -> dict[str, Any]:
 
 
 def without_bulk(item: object) -> object:
-    """The object without large parts that the operator does not read: managed fields, and the
-    commands and environments of containers. Whole lists are held in memory at once.
+    """The object without large parts that the operator does not read: what managed fields there
+    are, and the commands and environments of containers. Whole lists are held in memory at once.
     """
     if not isinstance(item, dict):
         return item
     fields = cast("dict[str, Any]", item)
     metadata, spec = fields.get("metadata"), fields.get("spec")
     if isinstance(metadata, dict):
-        cast("dict[str, Any]", metadata).pop("managedFields", None)
+        _without_fields(cast("dict[str, Any]", metadata).get("managedFields"))
     if isinstance(spec, dict):
         for place in ("containers", "initContainers"):
             entries = cast("dict[str, Any]", spec).get(place)
@@ -118,3 +118,10 @@ def without_bulk(item: object) -> object:
                     for bulk in _BULK:
                         cast("dict[str, Any]", container).pop(bulk, None)
     return fields
+
+
+def _without_fields(managed: object) -> None:
+    """Who wrote the object, and when, stays; which fields is what makes it large."""
+    for entry in cast("list[object]", managed) if isinstance(managed, list) else ():
+        if isinstance(entry, dict):
+            cast("dict[str, Any]", entry).pop("fieldsV1", None)

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.meta import Metadata
+from gpujob_api.settings import Settings
 from gpujob_operator.act.backoff import Target
 from gpujob_operator.act.kube import (
     JOBS,
@@ -31,6 +32,7 @@ from gpujob_operator.act.kube import (
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import (
     CreatePod,
+    DeleteJob,
     DeletePod,
     EventNote,
     PlanItem,
@@ -52,6 +54,10 @@ log = Log(__name__)
 class _HasMetadata(Protocol):
     @property
     def metadata(self) -> Metadata: ...
+
+
+class NotLeader(Exception):  # noqa: N818 - a state of affairs, not a fault
+    """The lease was lost between the decision and the write."""
 
 
 class WriteResult(Enum):
@@ -79,7 +85,11 @@ class _Current:
 
 
 class Writer:
-    """Every call either raises an `ApiError` or returns after the cache has the answer."""
+    """Every call either raises an `ApiError` or returns after the cache has the answer.
+
+    Right before each request that changes anything it asks whether this process still leads, and
+    raises `NotLeader` if not.
+    """
 
     def __init__(
         self,
@@ -88,12 +98,14 @@ class Writer:
         *,
         configuration: Configuration,
         clock: Callable[[], datetime],
+        may_act: Callable[[], bool],
         pod_version: Callable[[str], int] = lambda uid: 0,
     ) -> None:
         self._kube = kube
         self._feedback = feedback
         self._configuration = configuration
         self._clock = clock
+        self.may_act = may_act
         # The resourceVersion of a pod, by UID, in the newest snapshot; 0: unknown.
         self._pod_version = pod_version
 
@@ -126,13 +138,28 @@ class Writer:
                 await self._create_pod(item)
             case DeletePod():
                 await self._delete_pod(item)
+            case DeleteJob():
+                await self._delete_job(item.job)
             case SaveProfile():
                 await self._save_profile(item)
+
+    def _as_leader(self) -> Kube:
+        """The client, for one request that changes something."""
+        if not self.may_act():
+            raise NotLeader("leadership was lost")
+        return self._kube
+
+    async def try_pod(self, job: GPUJob) -> None:
+        """Tries the pod of a placed job's first worker by a dry run. Raises what its creation
+        would.
+        """
+        pod = worker_pod(CreatePod(job, 0, Settings()), self._configuration)
+        await self._kube.try_create(PODS, pod, job.metadata.namespace)
 
     async def create_service(self, job: GPUJob) -> None:
         """Creates the headless Service by whose names the pods of a gang find each other."""
         with suppress(AlreadyExists):
-            await self._kube.create(SERVICES, gang_service(job), job.metadata.namespace)
+            await self._as_leader().create(SERVICES, gang_service(job), job.metadata.namespace)
 
     async def confirm(self, item: PlanItem) -> WriteResult:
         """After a write without an answer: reads the object by its name into the cache.
@@ -150,6 +177,9 @@ class Writer:
                 return self._took(answer, item)
             case DeletePod():
                 await self._refresh(PODS, item.pod.name, item.pod.namespace, item.pod.uid)
+            case DeleteJob():
+                metadata = item.job.metadata
+                await self._refresh(JOBS, metadata.name, metadata.namespace, metadata.uid)
             case WriteStatus() | RejectJob():
                 return await self._confirm_status(JOBS, item.job.metadata)
             case WriteQueueStatus():
@@ -167,7 +197,7 @@ class Writer:
     def forget(self, item: PlanItem) -> None:
         """Removes an object from the cache that a write found to be gone."""
         match item:
-            case WriteStatus() | RejectJob():
+            case WriteStatus() | RejectJob() | DeleteJob():
                 self._feedback.gone(JOBS, item.job.metadata.uid)
             case WriteQueueStatus():
                 self._feedback.gone(QUEUES, item.queue.metadata.uid)
@@ -181,7 +211,9 @@ class Writer:
     ) -> None:
         name = noun.metadata.name
         try:
-            answer = await self._kube.patch(kind, name, body, namespace, subresource="status")
+            answer = await self._as_leader().patch(
+                kind, name, body, namespace, subresource="status"
+            )
         except Conflict:
             await self._refresh(kind, name, namespace, noun.metadata.uid)
             raise
@@ -209,7 +241,7 @@ class Writer:
         manifest = worker_pod(item, self._configuration)
         namespace = item.job.metadata.namespace
         try:
-            answer = await self._kube.create(PODS, manifest, namespace)
+            answer = await self._as_leader().create(PODS, manifest, namespace)
         except AlreadyExists:
             answer = await self._kube.get(PODS, manifest["metadata"]["name"], namespace)
             if self._took(answer, item) is not WriteResult.DONE:
@@ -231,7 +263,7 @@ class Writer:
     async def _delete_pod(self, item: DeletePod) -> None:
         pod = item.pod
         try:
-            answer = await self._kube.delete(
+            answer = await self._as_leader().delete(
                 PODS,
                 pod.name,
                 pod.namespace,
@@ -252,6 +284,26 @@ class Writer:
         if answer.get("kind") == "Pod" and answer["metadata"].get("deletionTimestamp"):
             self._feedback.written(PODS, answer)
 
+    async def _delete_job(self, job: GPUJob) -> None:
+        metadata = job.metadata
+        try:
+            answer = await self._as_leader().delete(
+                JOBS,
+                metadata.name,
+                metadata.namespace,
+                uid=metadata.uid,
+                resource_version=metadata.resource_version,
+            )
+        except Conflict:
+            await self._refresh(JOBS, metadata.name, metadata.namespace, metadata.uid)
+            raise
+        log.info("finished job deleted", job=metadata.key)
+        if (answer.get("metadata") or {}).get("deletionTimestamp"):
+            # Somebody's finalizer keeps it for a while.
+            self._feedback.written(JOBS, answer)
+        else:
+            self._feedback.gone(JOBS, metadata.uid)
+
     async def _save_profile(self, item: SaveProfile) -> None:
         metadata = item.profile.metadata
         version = metadata.resource_version or await self._create_profile(item)
@@ -262,7 +314,7 @@ class Writer:
         manifest = profile_manifest(item)
         namespace = item.profile.metadata.namespace
         try:
-            created = await self._kube.create(PROFILES, manifest, namespace)
+            created = await self._as_leader().create(PROFILES, manifest, namespace)
         except AlreadyExists:
             created = await self._kube.get(PROFILES, manifest["metadata"]["name"], namespace)
         return created["metadata"]["resourceVersion"]
@@ -271,7 +323,7 @@ class Writer:
 def namespace_of(item: PlanItem) -> str:
     """The namespace whose slots the write uses; empty for a cluster-scoped object."""
     match item:
-        case WriteStatus() | RejectJob() | CreatePod():
+        case WriteStatus() | RejectJob() | CreatePod() | DeleteJob():
             return item.job.metadata.namespace
         case DeletePod():
             return item.pod.namespace
@@ -289,6 +341,8 @@ def target_of(item: PlanItem) -> Target:
             return "patch", JOBS.plural, namespace, item.job.metadata.name
         case CreatePod():
             return "create", PODS.plural, namespace, _pod_name(item)
+        case DeleteJob():
+            return "delete", JOBS.plural, namespace, item.job.metadata.name
         case DeletePod():
             return "delete", PODS.plural, namespace, item.pod.name
         case SaveProfile():

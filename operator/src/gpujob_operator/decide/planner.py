@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from gpujob_api.copies import changed
-from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
+from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, Reservation
 from gpujob_operator.decide.admission.admit import Admission
 from gpujob_operator.decide.cache.job_entry import JobEntry, ProfileKey
 from gpujob_operator.decide.cache.quiescence import is_steady, quiet_until, still_holds
 from gpujob_operator.decide.cache.scheduler_cache import SchedulerCache
-from gpujob_operator.decide.capacity.cluster import Capacity, holds_gpus
+from gpujob_operator.decide.capacity.cluster import Capacity, holds_gpus, with_reservation
 from gpujob_operator.decide.capacity.sites import gpus_at, is_same_place, sites_of
 from gpujob_operator.decide.lifecycle import attempt
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
@@ -24,6 +24,7 @@ from gpujob_operator.decide.measurement.profile import new_entries, with_entries
 from gpujob_operator.decide.measurement.slowdown import has_gpus_alone, observed_pace
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import (
+    DeleteJob,
     NextStep,
     Plan,
     PlanItem,
@@ -63,6 +64,7 @@ def plan(snapshot: Snapshot, now: datetime, cache: SchedulerCache | None = None)
         items += written
     invalid = {job.metadata.uid for job in snapshot.invalid_jobs}
     items += orphaned_pods(cache.pods_of_gone(), invalid, snapshot.configuration, now)
+    items += [DeleteJob(cache.entries[uid].job) for uid in cache.expiries.due(now)]
     items += queue_statuses(snapshot.queues, queues.use, cache.waiting.entries.values())
     return Plan(tuple(items), cycle.next_seconds(steps))
 
@@ -85,15 +87,18 @@ class Planner:
 
 def _admit(steps: dict[str, NextStep], queues: QuotaState, cycle: "_Cycle") -> None:
     """Decides the steps of the pending jobs and of the jobs that are preempted for them."""
-    cache = cycle.cache
+    cache, assumed = cycle.cache, cycle.cache.assumed()
+    for uid, reservation in cycle.grown.items():
+        assumed.grow(cache.entries[uid].job, reservation)
     admission = Admission(
-        assumed=cache.assumed(),
+        assumed=assumed,
         queues=queues,
         releases=cache.releases,
         tenancy_of=cache.tenancy_of,
         configuration=cycle.configuration,
         now=cycle.now,
         view=cycle.view(steps),
+        refused_templates={one.job_uid: one for one in cycle.snapshot.refused_templates},
     )
     admission.admit(cache.waiting.in_order(cycle.configuration, cycle.now))
     for uid, step in admission.steps.items():
@@ -134,6 +139,9 @@ class _Cycle:
     saved: set[ProfileKey] = field(default_factory=set[ProfileKey])
     # Other jobs of these workloads with something to save.
     unheard: set[str] = field(default_factory=set[str])
+    # Larger reservations of this cycle, by UID. They count at once: nobody else gets these bytes.
+    grown: dict[str, Reservation] = field(default_factory=dict[str, Reservation])
+    _promised_bytes: dict[str, int] = field(default_factory=dict[str, int])
     _inputs: dict[str, JobInputs] = field(default_factory=dict[str, JobInputs])
 
     @property
@@ -175,8 +183,36 @@ class _Cycle:
         if still_holds(entry, inputs, self.now):
             entry.inputs = inputs
             return None
-        self._inputs[uid] = inputs
-        return attempt.advance(entry.job, inputs, self.configuration, self.now)
+        promised = {
+            gpu.uuid: self._promised_bytes[gpu.uuid]
+            for gpu in gpus_at(inputs.sites)
+            if gpu.uuid in self._promised_bytes
+        }
+        if promised:
+            # Decided again in the next cycle, when the GPUs say so themselves.
+            inputs = replace(inputs, promised_bytes=promised)
+        else:
+            self._inputs[uid] = inputs
+        step = attempt.advance(entry.job, inputs, self.configuration, self.now)
+        self._count_growth(uid, entry.job, step.status, inputs)
+        return step
+
+    def _count_growth(self, uid: str, job: GPUJob, status: GPUJobStatus, inputs: JobInputs) -> None:
+        held, wanted = job.status.reservation, status.reservation
+        if held is None or wanted is None or wanted is held or status.placement is None:
+            return
+        larger = Reservation(
+            max(held.memory_bytes, wanted.memory_bytes),
+            max(held.utilization_percent, wanted.utilization_percent),
+            wanted.source,
+        )
+        if larger == replace(held, source=wanted.source):
+            return
+        self.grown[uid] = larger
+        for gpu in gpus_at(inputs.sites):
+            more_bytes = gpu.free_bytes - with_reservation(gpu, uid, larger).free_bytes
+            before_bytes = self._promised_bytes.get(gpu.uuid, 0)
+            self._promised_bytes[gpu.uuid] = before_bytes + more_bytes
 
     def inputs_after(self, uid: str, status: GPUJobStatus) -> JobInputs:
         """The inputs of a job that has this status after its step."""
@@ -216,7 +252,7 @@ class _Cycle:
         return CycleView(
             requirements_of=cache.requirements,
             find_running=lambda: self._running(steps),
-            lowest_priority=holders.lowest_priority,
+            lowest_priorities=holders.lowest_priorities,
             preemption_in_flight=holders.preemption_in_flight,
         )
 
@@ -236,9 +272,8 @@ class _Cycle:
     def next_seconds(self, steps: Mapping[str, NextStep]) -> float | None:
         """Seconds until the first deadline of any job."""
         found = [step.next_seconds for step in steps.values() if step.next_seconds is not None]
-        first = self.cache.steps.next_at.first
-        if first is not None:
-            found.append((first - self.now).total_seconds())
+        others = (self.cache.steps.next_at.first, self.cache.expiries.next_at)
+        found += [(first - self.now).total_seconds() for first in others if first is not None]
         return min(found, default=None)
 
 
@@ -261,11 +296,13 @@ def _items(entry: JobEntry, step: NextStep, cycle: _Cycle) -> list[PlanItem]:
         cycle.held_back.add(job.metadata.uid)
     items += step.deletes
     items += step.creates
-    after = job if status is job.status else changed(job, status=status)
+    if status.placement is None:
+        # A job without GPUs has measured nothing on them.
+        return items
     gpus = gpus_at(inputs.sites)
     alone = has_gpus_alone(status, gpus)
     pace = None if alone else observed_pace(status, entry.profile, gpus)
-    entries = new_entries(after, entry.profile, cycle.now, alone=alone, pace=pace)
+    entries = new_entries(status, entry.profile, cycle.now, alone=alone, pace=pace)
     if entries is None:
         return items
     if entry.profile_key in cycle.saved:

@@ -20,12 +20,14 @@ from gpujob_operator.act.kube import (
     ApiError,
     Kube,
     Listing,
+    NotFound,
     ResourceType,
 )
 from gpujob_operator.act.retry import Retry
 from gpujob_operator.handlers.watches import WATCHED
 from gpujob_operator.logs import Log
 from gpujob_operator.observe.cache import Cache, Kind
+from gpujob_operator.observe.store import Mark
 
 log = Log(__name__)
 
@@ -39,6 +41,9 @@ OUR_KINDS: dict[Kind, ResourceType] = {
 RELIST_SECONDS = 300.0
 GRACE_SECONDS = 10.0
 BACKOFF_SECONDS_MAX = 30.0
+_NOT_DEFINED = (
+    "is its CRD missing? crds.install of the chart, or kubectl apply --server-side -f crds/"
+)
 
 
 class Relist:
@@ -83,26 +88,30 @@ class Relist:
     async def _refresh(self, kind: Kind, resource: ResourceType, label_selector: str) -> None:
         failures = 0
         while True:
+            mark = self._cache.mark(kind)
             try:
                 listing = await self._kube.list(resource, label_selector=label_selector)
             except ApiError as error:
-                log.warning("list failed", kind=kind.value, failures=failures, error=str(error))
+                text = f"{error}; {_NOT_DEFINED}" if isinstance(error, NotFound) else str(error)
+                log.warning("list failed", kind=kind.value, failures=failures, error=text)
                 await self._retry.pause(failures, error, seconds_max=BACKOFF_SECONDS_MAX)
                 failures += 1
             else:
-                self._cache.resync(kind, listing.items, listing.resource_version)
+                self._cache.resync(kind, listing.items, listing.resource_version, mark)
                 return
 
     async def _check(self, kind: Kind, resource: ResourceType) -> None:
         """Finds changes in a list that no event has brought by the end of the grace period."""
+        mark = self._cache.mark(kind)
         listing = await self._kube.list(resource)
-        if self._cache.lacks(kind, listing.items, listing.resource_version):
+        if self._cache.lacks(kind, listing.items, listing.resource_version, mark):
             await self._retry.sleep(self._grace_seconds)
-        if self._take(kind, listing):
+        if self._take(kind, listing, mark):
             log.warning("events missed", kind=kind.value)
             self._silent()
 
-    def _take(self, kind: Kind, listing: Listing) -> bool:
-        missed = self._cache.lacks(kind, listing.items, listing.resource_version)
-        self._cache.resync(kind, listing.items, listing.resource_version)
+    def _take(self, kind: Kind, listing: Listing, mark: Mark) -> bool:
+        version = listing.resource_version
+        missed = self._cache.lacks(kind, listing.items, version, mark)
+        self._cache.resync(kind, listing.items, version, mark)
         return missed

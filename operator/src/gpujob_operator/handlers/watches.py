@@ -98,9 +98,10 @@ class Watch:
 
     async def _list(self) -> str:
         watched = self._watched
+        mark = self._cache.mark(watched.kind)
         listing = await self._kube.list(watched.resource, label_selector=watched.label_selector)
         self.alive_at = time.monotonic()
-        self._cache.resync(watched.kind, listing.items, listing.resource_version)
+        self._cache.resync(watched.kind, listing.items, listing.resource_version, mark)
         self.listed = True
         return listing.resource_version
 

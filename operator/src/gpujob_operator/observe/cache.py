@@ -32,11 +32,11 @@ from gpujob_operator.observe.freshness import Freshness
 from gpujob_operator.observe.program_faults import ProgramFaults
 from gpujob_operator.observe.scope import EVERYWHERE, Scope
 from gpujob_operator.observe.spot import SpotHistory
-from gpujob_operator.observe.store import FOR_EVER, Store
+from gpujob_operator.observe.store import FOR_EVER, Mark, Store
 from gpujob_operator.observe.unreadable import Unreadable
 from gpujob_operator.observe.usage import MeasuredUsage
 from gpujob_operator.read.nodes import CachedNode, cached_node, with_pods
-from gpujob_operator.read.nouns import read_gpu_node, read_job
+from gpujob_operator.read.nouns import read_gpu_node, read_job, written_at
 from gpujob_operator.read.pods import CachedPod, cached_pod, opaque_pod
 from gpujob_operator.read.shapes import identity
 
@@ -165,18 +165,38 @@ class Cache:
         if self._stores[kind].remove(uid):
             self._dirty.mark()
 
-    def resync(self, kind: Kind, manifests: Iterable[object], resource_version: str) -> bool:
-        """Applies a full list of a kind. Returns True if it changed anything. Never raises."""
-        changed = self._stores[kind].resync(self._in_scope(kind, manifests), resource_version)
+    def mark(self, kind: Kind) -> Mark:
+        """How much of the kind has been seen. Take it before a list is asked for."""
+        return self._stores[kind].mark
+
+    def resync(
+        self,
+        kind: Kind,
+        manifests: Iterable[object],
+        resource_version: str,
+        mark: Mark | None = None,
+    ) -> bool:
+        """Applies a full list of a kind. `mark` is that of before it was asked for. Returns True if
+        it changed anything. Never raises.
+        """
+        objects = self._in_scope(kind, manifests)
+        changed = self._stores[kind].resync(objects, resource_version, mark)
         first = kind not in self.synced
         self.synced.add(kind)
         if changed or first:
             self._dirty.mark()
         return changed
 
-    def lacks(self, kind: Kind, manifests: Iterable[object], resource_version: str) -> bool:
+    def lacks(
+        self,
+        kind: Kind,
+        manifests: Iterable[object],
+        resource_version: str,
+        mark: Mark | None = None,
+    ) -> bool:
         """True if the list has a change that no event has brought."""
-        return self._stores[kind].lacks(self._in_scope(kind, manifests), resource_version)
+        objects = self._in_scope(kind, manifests)
+        return self._stores[kind].lacks(objects, resource_version, mark)
 
     def _in_scope(self, kind: Kind, manifests: Iterable[object]) -> Iterable[object]:
         return self._scope.only(manifests) if kind in _SCOPED else manifests
@@ -257,7 +277,7 @@ class Cache:
         self._usage.observe(node, self._worker)
         self._program_faults.observe(node, self._worker)
         arrived = self._freshness.arrived(
-            node.metadata.name, node.status.observed_at, self._clock()
+            node.metadata.name, node.status.observed_at, self._clock(), written_at(manifest)
         )
         return replace(node, status=replace(node.status, observed_at=arrived))
 

@@ -8,13 +8,15 @@ reading that was delayed (by an interrupted watch) therefore does not look newer
 from collections import deque
 from datetime import datetime, timedelta
 
-# Delays remembered for each node. After a change of the agent's clock, this many readings restore
-# the estimate.
+# Delays remembered for each node. After an agent's clock was set forward, the next reading restores
+# the estimate; after a longer transport time, this many do.
 DELAYS_MAX = 16
+# Clocks that are kept by the same sources differ by less.
+CLOCKS_DIFFER_SECONDS = 5.0
 
 
 class _Node:
-    def __init__(self, observed_at: datetime, moment: datetime) -> None:
+    def __init__(self, observed_at: datetime, moment: datetime | None) -> None:
         self.observed_at = observed_at
         self.moment = moment
         self.delays: deque[timedelta] = deque(maxlen=DELAYS_MAX)
@@ -26,19 +28,30 @@ class Freshness:
     def __init__(self) -> None:
         self._nodes: dict[str, _Node] = {}
 
-    def arrived(self, node: str, observed_at: datetime | None, now: datetime) -> datetime | None:
+    def arrived(
+        self,
+        node: str,
+        observed_at: datetime | None,
+        now: datetime,
+        written_at: datetime | None = None,
+    ) -> datetime | None:
         """When the reading with this agent time was taken, on the operator's clock; never in the
         future.
 
-        The transport time of the first reading is unknown, so the agent's clock is used.
+        The transport time of a node's first reading is unknown: `written_at`, when the API server
+        stored it, bounds its age. Without it the agent's clock has to do, and of a reading that
+        claims to be from the future nothing is known (None), because its agent may be dead.
         """
         if observed_at is None:
             return None
         known = self._nodes.get(node)
         if known is None:
-            known = self._nodes[node] = _Node(observed_at, min(observed_at, now))
+            known = self._nodes[node] = _Node(observed_at, _first(observed_at, now, written_at))
             known.delays.append(now - observed_at)
         elif known.observed_at != observed_at:
+            if observed_at < known.observed_at:
+                # The agent's clock was set back; the delays were measured on the old one.
+                known.delays.clear()
             known.delays.append(now - observed_at)
             known.observed_at = observed_at
             known.moment = min(observed_at + min(known.delays), now)
@@ -46,3 +59,11 @@ class Freshness:
 
     def forget(self, node: str) -> None:
         self._nodes.pop(node, None)
+
+
+def _first(observed_at: datetime, now: datetime, written_at: datetime | None) -> datetime | None:
+    if written_at is not None:
+        return min(written_at, now)
+    if observed_at > now + timedelta(seconds=CLOCKS_DIFFER_SECONDS):
+        return None
+    return min(observed_at, now)

@@ -15,7 +15,7 @@ from cachetools import LRUCache
 
 from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import GPUJob
-from gpujob_api.report import Reply, Report, StopRequest
+from gpujob_api.report import STOP_ATTEMPT_OVER, Reply, Report, StopRequest
 from gpujob_operator.decide.model.snapshot import PodView, ReceivedReport
 from gpujob_operator.logs import Log
 from gpujob_operator.metrics import Metrics
@@ -187,7 +187,9 @@ class ReportReceiver:
 
     def _reply(self, job: GPUJob, pod: PodView) -> Reply:
         stop = job.status.stop
-        if stop is not None and pod.attempt == job.status.attempt:
+        if is_given_up(job, pod):
+            request: StopRequest | None = StopRequest(STOP_ATTEMPT_OVER, 0.0)
+        elif stop is not None and pod.attempt == job.status.attempt:
             left = (stop.deadline - self._clock()).total_seconds()
             request = StopRequest(stop.reason, max(0.0, round(left, 1)))
         elif pod.deletion_at is not None:
@@ -196,6 +198,18 @@ class ReportReceiver:
         else:
             request = None
         return Reply(interval_seconds=self._interval_seconds, stop=request)
+
+
+def is_given_up(job: GPUJob, pod: PodView) -> bool:
+    """Whether the worker's attempt is over, so that the worker must not begin.
+
+    Its pod was created all the same by a leader that was frozen between its decision and the
+    request, while its successor went on.
+    """
+    status = job.status
+    if status.finished or pod.attempt < status.attempt:
+        return True
+    return pod.attempt == status.attempt and status.placement is None
 
 
 def _refusal(error: Exception) -> _Refused:

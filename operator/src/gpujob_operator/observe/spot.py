@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from gpujob_api.meta import TAINT_RECLAIM
+from gpujob_operator.decide.model.notices import NoticeKind, notice_of
 from gpujob_operator.decide.model.snapshot import NodeView, SpotPool, pool_of
 from gpujob_operator.logs import Log
 
@@ -19,9 +19,6 @@ log = Log(__name__)
 
 # Pools beyond this number are not counted; a cluster has a handful.
 POOLS_MAX = 256
-# Taints that autoscalers put on a node before they remove it. Karpenter marks reclaimed nodes in
-# the same way where it handles the notice itself, so those are not counted.
-_SCALED_DOWN = ("ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted")
 
 
 @dataclass(slots=True)
@@ -99,7 +96,8 @@ class SpotHistory:
 
     def _seen(self, node: NodeView) -> None:
         name = node.name
-        if any(taint.key == TAINT_RECLAIM for taint in node.taints):
+        notice = notice_of(node)
+        if notice is not None and notice.kind is NoticeKind.RECLAIM:
             if name not in self._noticed:
                 self._noticed.add(name)
                 self._end(name, interrupted=True, pool=pool_of(node))
@@ -113,8 +111,9 @@ class SpotHistory:
             if pool is None:
                 return
             self._watched[name] = pool.nodes[name] = watched
-        scaled_down = any(taint.key in _SCALED_DOWN for taint in node.taints)
-        watched.open = not (node.unschedulable or scaled_down)
+        # Karpenter marks reclaimed nodes as it marks those that it removes, where it handles the
+        # notice itself. Those are not counted.
+        watched.open = not (node.unschedulable or notice is not None)
 
     def _gone(self, name: str) -> None:
         if name in self._noticed:

@@ -8,7 +8,7 @@ store, and an event from before the write cannot remove it.
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from gpujob_api.codec import FieldError
 from gpujob_operator.read.shapes import Identity, identity, mapping, version_number
@@ -25,6 +25,16 @@ class _Entry(Generic[ViewT]):
     version: int
     key: str
     view: ViewT
+
+
+class Mark(NamedTuple):
+    """How much a store has seen: the newest version of any object, and of which history."""
+
+    history: int
+    version: int
+
+
+NOTHING_SEEN = Mark(0, 0)
 
 
 class Store(Generic[ViewT]):
@@ -52,10 +62,16 @@ class Store(Generic[ViewT]):
         self._entries: dict[str, _Entry[ViewT]] = {}
         self._uids: dict[str, str] = {}
         self._tombstones: OrderedDict[str, int] = OrderedDict()
+        self._mark = NOTHING_SEEN
         self._views: tuple[ViewT, ...] | None = ()
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    @property
+    def mark(self) -> Mark:
+        """How much has been seen. Take it before a list is asked for, and give it with the list."""
+        return self._mark
 
     @property
     def views(self) -> tuple[ViewT, ...]:
@@ -81,6 +97,7 @@ class Store(Generic[ViewT]):
         if found is None:
             return False
         uid, version = found.uid, found.version
+        self._see(version)
         known = self._entries.get(uid)
         newest = self._tombstones.get(uid, 0) if known is None else known.version
         if 0 < version <= newest:
@@ -143,10 +160,18 @@ class Store(Generic[ViewT]):
         self._changed(entry.view, None)
         return True
 
-    def resync(self, manifests: Iterable[object], resource_version: str) -> bool:
+    def resync(
+        self, manifests: Iterable[object], resource_version: str, mark: Mark | None = None
+    ) -> bool:
         """Applies a whole list. An object that is missing from it and was not written since is
         gone.
+
+        `mark` is that of the store before the list was asked for. A list that is older than the
+        mark is of another history: the API server's data was restored from a backup. The list then
+        replaces everything.
         """
+        if self._is_of_another_history(resource_version, mark):
+            self._begin_another_history()
         listed: set[str] = set()
         changed = False
         for manifest in manifests:
@@ -154,15 +179,37 @@ class Store(Generic[ViewT]):
             listed |= {found.uid} if found is not None else set()
             changed |= self.upsert(manifest)
         limit = version_number(resource_version)
+        self._see(limit)
         for uid, entry in list(self._entries.items()):
             if uid not in listed and entry.version <= limit:
                 changed |= self.remove(uid, limit)
         return changed
 
-    def lacks(self, manifests: Iterable[object], resource_version: str) -> bool:
+    def _is_of_another_history(self, resource_version: str, mark: Mark | None) -> bool:
+        if mark is None or mark.history != self._mark.history:
+            # Another list has shown it meanwhile.
+            return False
+        return 0 < version_number(resource_version) < mark.version
+
+    def _begin_another_history(self) -> None:
+        """Whatever is listed next replaces what is stored, and whatever is not listed is gone."""
+        self._tombstones.clear()
+        for entry in self._entries.values():
+            entry.version = 0
+        self._mark = Mark(self._mark.history + 1, 0)
+
+    def _see(self, version: int) -> None:
+        if version > self._mark.version:
+            self._mark = Mark(self._mark.history, version)
+
+    def lacks(
+        self, manifests: Iterable[object], resource_version: str, mark: Mark | None = None
+    ) -> bool:
         """True if the list has a change that no event has brought: an object, a state or a
-        deletion.
+        deletion; or if it is of another history (see `resync`).
         """
+        if self._is_of_another_history(resource_version, mark):
+            return True
         listed: set[str] = set()
         for manifest in manifests:
             found = _identity_or_none(manifest)

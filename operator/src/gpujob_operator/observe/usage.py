@@ -70,10 +70,14 @@ class MeasuredUsage:
         self._view: Mapping[AttemptKey, GPUUsage] | None = None
 
     def observe(self, node: GPUNode, pod_of: PodOf) -> bool:
-        """Adds one published status. Returns True if it changed a worker's use."""
+        """Adds one published status. Returns True if it changed a worker's use.
+
+        Statuses come in the order in which they were written. Their times tell a new reading from
+        the last one, and no more: an agent's clock may be set back.
+        """
         observed_at = node.status.observed_at
         before = self._seen_at.get(node.metadata.name)
-        if observed_at is None or (before is not None and observed_at <= before):
+        if observed_at is None or observed_at == before:
             return False
         self._seen_at[node.metadata.name] = observed_at
         interval = node.status.sample_interval_seconds

@@ -45,7 +45,7 @@ BOUNDS: Mapping[str, Bounds] = {
     "restartSeconds": _SECONDS,
     "terminationGraceSeconds": Bounds(1, 86_400),
     "terminationGraceSecondsMax": Bounds(1, 86_400),
-    "claimAfterSeconds": _POSITIVE_SECONDS,
+    "nominateAfterSeconds": _POSITIVE_SECONDS,
     "telemetryStaleSeconds": _POSITIVE_SECONDS,
     "progressWriteSeconds": _POSITIVE_SECONDS,
     "pendingWriteSeconds": _POSITIVE_SECONDS,

@@ -5,10 +5,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, cast
 
-from gpujob_api.meta import LABEL_SPOT
 from gpujob_api.quantities import quantity
-from gpujob_operator.decide.model.snapshot import NodeView, Taint
+from gpujob_operator.decide.model.notices import CONDITION_TYPES, READY_CONDITION
+from gpujob_operator.decide.model.snapshot import NodeCondition, NodeView, Taint
 from gpujob_operator.read.shapes import mapping, mappings, moment, readable_metadata, text
+from gpujob_operator.read.spot_labels import is_spot
+
+_CONDITIONS_MAX = 16
+_MESSAGE_CHARACTERS_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ def cached_node(manifest: Mapping[str, Any]) -> CachedNode:
         name=metadata["name"],
         ready=ready,
         unschedulable=bool(spec.get("unschedulable")) or taints is None,
-        spot=labels.get(LABEL_SPOT) == "true",
+        spot=is_spot(labels),
         taints=taints or (),
         labels=labels,
         cpu_milli_allocatable=cpu,
@@ -45,6 +49,8 @@ def cached_node(manifest: Mapping[str, Any]) -> CachedNode:
         memory_bytes_allocatable=memory,
         memory_bytes_free=memory,
         not_ready_since=None if ready else since or moment(metadata.get("creationTimestamp")),
+        conditions=_conditions(status),
+        deletion_at=moment(metadata.get("deletionTimestamp")),
     )
     return CachedNode(metadata["uid"], view)
 
@@ -69,6 +75,18 @@ def _taints(value: object) -> tuple[Taint, ...] | None:
         for one in entries
     )
     return taints if all(taint.key for taint in taints) else None
+
+
+def _conditions(status: Mapping[str, Any]) -> tuple[NodeCondition, ...]:
+    """The conditions that may announce the node's end. The other ones change all the time."""
+    found: list[NodeCondition] = []
+    for condition in mappings(status.get("conditions")):
+        kind = text(condition.get("type"))
+        wrong = "False" if kind == READY_CONDITION else "True"
+        if kind in CONDITION_TYPES and condition.get("status") == wrong:
+            message = text(condition.get("message"))[:_MESSAGE_CHARACTERS_MAX]
+            found.append(NodeCondition(kind, message))
+    return tuple(found[:_CONDITIONS_MAX])
 
 
 def _readiness(status: Mapping[str, Any]) -> tuple[bool, datetime | None]:

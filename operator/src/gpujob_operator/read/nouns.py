@@ -2,15 +2,16 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import datetime
 from typing import Any, cast
 
 from gpujob_api.bounds import INTEGER_MAX
-from gpujob_api.codec import FieldError, decode
+from gpujob_api.codec import FieldError, decode, parse_time
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpunode import GPU, GPUS_MAX, PROCESSES_MAX, GPUNode, GPUProcess
 from gpujob_api.manifest import gpujob_from_manifest, gpunode_from_manifest, metadata_from_manifest
 from gpujob_operator.decide.model.snapshot import InvalidJob
-from gpujob_operator.read.shapes import mapping
+from gpujob_operator.read.shapes import mapping, mappings, text
 
 # Called with a short reason, from a closed set, for every reading that is left out.
 Dropped = Callable[[str], None]
@@ -47,6 +48,20 @@ def read_gpu_node(manifest: Mapping[str, Any], dropped: Dropped) -> GPUNode:
     if len(found) != len([gpu for gpu in gpus if gpu is not None]):
         dropped("duplicate_uuid")
     return replace(node, status=replace(node.status, gpus=tuple(found.values())))
+
+
+def written_at(manifest: Mapping[str, Any]) -> datetime | None:
+    """When the API server last stored the object's status, on its own clock; None if it does not
+    say."""
+    times: list[datetime] = []
+    for entry in mappings(mapping(manifest.get("metadata")).get("managedFields")):
+        if entry.get("subresource") != "status":
+            continue
+        try:
+            times.append(parse_time(text(entry.get("time"))))
+        except (ValueError, OverflowError):
+            continue
+    return max(times, default=None)
 
 
 def _read_gpu(entry: object, dropped: Dropped) -> GPU | None:

@@ -12,6 +12,7 @@ from typing import Any, cast
 from gpujob_api.bounds import YEAR_MAX, YEAR_MIN, shown
 from gpujob_api.codec import FieldError, parse_time
 from gpujob_api.json_values import clean_text
+from gpujob_api.visible import visible
 
 _VERSION_DIGITS_MAX = 20
 
@@ -61,7 +62,7 @@ def mappings(value: object) -> list[Mapping[str, Any]]:
 
 
 def text(value: object) -> str:
-    return clean_text(value) if isinstance(value, str) else ""
+    return visible(clean_text(value)) if isinstance(value, str) else ""
 
 
 def texts(value: object) -> dict[str, str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from gpujob_api.codec import format_time
 from gpujob_api.meta import API_VERSION, MESSAGE_CHARACTERS_MAX, Metadata
+from gpujob_api.visible import visible
 from gpujob_operator.decide.model.plan import EventNote
 
 REPORTER = "gpujob-operator"
@@ -33,7 +34,7 @@ def event(metadata: Metadata, note: EventNote, now: datetime) -> dict[str, Any]:
             "resourceVersion": metadata.resource_version,
         },
         "reason": note.reason,
-        "message": note.message[:MESSAGE_CHARACTERS_MAX],
+        "message": visible(note.message[:MESSAGE_CHARACTERS_MAX]),
         "type": note.type.value,
         "firstTimestamp": format_time(now),
         "lastTimestamp": format_time(now),

@@ -8,7 +8,13 @@ from typing import Any, cast
 from gpujob_api import settings as names
 from gpujob_api.bounds import shown
 from gpujob_api.codec import FieldError
-from gpujob_api.gpujob import WORKER_CONTAINER, GPUJob, ReservationSource, WorkerPlacement
+from gpujob_api.gpujob import (
+    WORKER_CONTAINER,
+    DisruptionPolicy,
+    GPUJob,
+    ReservationSource,
+    WorkerPlacement,
+)
 from gpujob_api.meta import (
     ANNOTATION_GPUS,
     LABEL_ATTEMPT,
@@ -37,6 +43,12 @@ TERMINATION_FILE = "/dev/termination-log"
 SHARED_MEMORY_DIRECTORY = "/dev/shm"  # noqa: S108 - where POSIX shared memory is, not a temporary file
 SHARED_MEMORY_VOLUME = "gpujob-shared-memory"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+# Autoscalers then leave the pod's node alone. The operator deletes the pod itself when the node
+# must go all the same, which is what makes the annotations safe: an autoscaler would wait for ever.
+KEEP_NODE = {
+    "karpenter.sh/do-not-disrupt": "true",
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+}
 # Below Linux's ephemeral port range.
 MASTER_PORT_FIRST, MASTER_PORTS = 20_000, 12_768
 
@@ -83,6 +95,7 @@ def _metadata(template: dict[str, Any], job: GPUJob, worker: WorkerPlacement) ->
         "namespace": job.metadata.namespace,
         "labels": labels,
         "annotations": {
+            **(KEEP_NODE if job.spec.disruption is DisruptionPolicy.AVOID else {}),
             **(template.get("annotations") or {}),
             ANNOTATION_GPUS: ",".join(worker.gpus),
         },

@@ -6,16 +6,17 @@ from typing import Any
 import pytest
 
 from gpujob_api.gpujob import GPUJob, JobPhase, ReservationSource, StopReason
-from gpujob_api.meta import TAINT_RECLAIM
 from gpujob_api.quantities import GIB
 from gpujob_api.report import FailureClass
 from gpujob_operator.decide.capacity.sites import NodeFacts, WorkerSite
 from gpujob_operator.decide.lifecycle.attempt import advance
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.grace import stop_seconds
+from gpujob_operator.decide.model.notices import NodeNotice, NoticeKind
 from gpujob_operator.decide.model.plan import NextStep
-from gpujob_operator.decide.model.snapshot import PodPhase, PodView, Taint
-from gpujob_operator.decide.model.workers import job_pods_of
+from gpujob_operator.decide.model.snapshot import PodPhase, PodView
+from gpujob_operator.decide.model.workers import job_pods_of, with_pod_uids
 from tests.harness.builders import (
     after,
     make_job,
@@ -98,8 +99,8 @@ def test_a_pod_that_is_gone_counts_as_an_interruption() -> None:
 def test_trouble_is_made_durable_before_a_pod_is_stopped() -> None:
     """I13: first the decision, then SIGTERM with what is left of the grace."""
     job = running(make_job())
-    reclaim = Taint(TAINT_RECLAIM, "NoSchedule", str(int(STOP.deadline.timestamp())))
-    site = WorkerSite("n0", NodeFacts(None, None, (reclaim,), None), ())
+    notice = NodeNotice(NoticeKind.RECLAIM, "", STOP.deadline)
+    site = WorkerSite("n0", NodeFacts(None, None, notice, None), ())
     first = step(job, make_pod(job), sites=(site,))
     assert first.status.stop is not None
     assert first.status.stop.deadline == STOP.deadline
@@ -119,6 +120,50 @@ def test_a_gang_is_asked_first_and_stopped_at_half_of_the_grace() -> None:
     assert step(job, *make_pods(job), at=10, report=report).deletes == ()
     assert len(step(job, *make_pods(job), at=16, report=report).deletes) == 2
     assert len(step(job, *make_pods(job), at=10).deletes) == 2
+
+
+def test_an_evicted_rank_stops_its_gang_in_two_phases() -> None:
+    """The other ranks learn it with their reports, and keep their own grace (I13)."""
+    places = (("n0", ("GPU-0",)), ("n1", ("GPU-1",)))
+    job = running(make_job(workers=2), *places)
+    evicted = make_pod(job, 0, deletion_at=after(40), reason="EvictionByEvictionAPI")
+    other = make_pod(job, 1)
+    first = step(job, evicted, other)
+    assert first.status.phase is JobPhase.STOPPING
+    assert first.status.stop == StopReason(
+        "Evicted",
+        f"pod {evicted.name} is being deleted (EvictionByEvictionAPI)",
+        after(10 + stop_seconds(job, CONFIGURATION)),
+    )
+    assert first.deletes == ()
+    job = replace(job, status=first.status)
+    report = received(job, make_report(), at=9)
+    assert step(job, evicted, other, at=11, report=report).deletes == ()
+    (delete,) = step(job, evicted, other, at=30, report=report).deletes
+    assert (delete.pod, delete.grace_seconds) == (other, CONFIGURATION.termination_grace_seconds)
+
+
+def test_a_pod_whose_owner_was_taken_away_is_deleted_as_its_jobs() -> None:
+    """I13: deletions of a job wait for the job's status; those of nobody's pods do not."""
+    job = stopping(make_job())
+    pod = make_pod(job)
+    (delete,) = step(job, pod).deletes
+    assert delete.pod is pod
+    bound = with_pod_uids(job.status, (pod,))
+    (delete,) = step(replace(job, status=bound), replace(pod, job_uid="")).deletes
+    assert delete.pod == pod
+
+
+def test_an_eviction_is_no_failure_of_the_job() -> None:
+    job = running(make_job())
+    evicted = make_pod(job, deletion_at=after(40))
+    stopped = replace(job, status=step(job, evicted).status)
+    ended = step(stopped, replace(evicted, exit_code=143, finished_at=after(12)), at=13).status
+    assert ended.phase is JobPhase.PENDING
+    assert (ended.counters.interruptions, ended.counters.errors) == (1, 0)
+    # What has ended is no longer being evicted: its exit code says what happened.
+    failed = make_pod(job, exit_code=1, finished_at=after(9), deletion_at=after(40))
+    assert step(job, failed).status.stop is None
 
 
 def test_gpus_stay_held_until_every_pod_is_proven_finished() -> None:

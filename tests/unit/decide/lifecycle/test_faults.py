@@ -9,10 +9,12 @@ from gpujob_api.gpujob import GPUJob, JobPhase, ReservationSource, StopReason
 from gpujob_api.gpunode import UNREADABLE
 from gpujob_api.meta import TAINT_RECLAIM
 from gpujob_api.quantities import GIB
+from gpujob_api.report import FailureClass
 from gpujob_operator.decide.capacity.availability import BlockedReason, GPUBlocked
 from gpujob_operator.decide.capacity.cluster import Capacity
 from gpujob_operator.decide.capacity.sites import Sites, sites_of
 from gpujob_operator.decide.lifecycle import faults
+from gpujob_operator.decide.lifecycle.outcome import AttemptEnd, judge
 from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
 from gpujob_operator.decide.model.snapshot import ProgramFault, Snapshot, Taint
 from tests.harness.builders import (
@@ -150,13 +152,39 @@ def test_of_an_overfull_gpu_the_largest_job_moves() -> None:
 
 def test_the_job_that_uses_more_than_it_holds_moves_first() -> None:
     """I1: not the neighbour that keeps to its reservation, though it is larger."""
-    leak = running(make_job("leak"), held=reserve(2 * GIB, ReservationSource.HINT))
+    leak = running(make_job("leak"), held=reserve(2 * GIB))
     pod = make_pod(leak)
     seen: dict[str, Any] = {"pods": [pod], "gpus": [make_gpu(ours=[(pod.uid, 13 * GIB)])]}
     assert found(B, B, leak, **seen) is None
     stop = found(leak, B, leak, **seen)
     assert stop is not None
     assert "11 GiB used above that" in stop.message
+
+
+@pytest.mark.parametrize(
+    ("used_bytes", "reason"),
+    [(2 * GIB + faults.CONTEXT_BYTES, "GPUOverfull"), (13 * GIB, "MemoryCapExceeded")],
+)
+def test_a_job_beyond_its_own_cap_is_to_blame_itself(used_bytes: int, reason: str) -> None:
+    """I15: it is counted against the job, and so it ends, instead of driving out one neighbour
+    after the other. A context above the cap is no breach."""
+    capped = running(make_job("capped"), held=reserve(2 * GIB, ReservationSource.HINT))
+    pod = make_pod(capped)
+    full: dict[str, Any] = {
+        "pods": [pod],
+        "gpus": [make_gpu(ours=[(pod.uid, used_bytes)], driver=12 * GIB)],
+    }
+    stop = found(capped, B, capped, **full)
+    assert stop is not None
+    assert stop.reason == reason
+    stopping = with_status(capped, phase=JobPhase.STOPPING, stop=stop)
+    outcome = judge(stopping, (make_pod(stopping, exit_code=143),))
+    is_failure = reason == "MemoryCapExceeded"
+    assert (outcome.end is AttemptEnd.FAILED) is is_failure
+    if is_failure:
+        assert outcome.failure is not None
+        assert outcome.failure.failure_class is FailureClass.OUT_OF_MEMORY
+        assert "sharing.mode Shared gpu.memory (2 GiB) is a cap" in outcome.failure.message
 
 
 def test_alone_on_an_overfull_gpu_nobody_moves() -> None:

@@ -31,7 +31,7 @@ def test_only_a_node_that_is_gone_counts_as_lost(goes: bool) -> None:
         gpu_nodes=tuple(n for n in world.snapshot.gpu_nodes if n.metadata.name not in gone),
     )
     world.tick(30)
-    wanted = Counters(node_lost=1) if goes else Counters(interruptions=1)
+    wanted = Counters(node_lost=1, fruitless=1) if goes else Counters(interruptions=1, fruitless=1)
     assert world.status("a").counters == wanted
     assert world.phase("a") is JobPhase.RUNNING
     if goes:

@@ -93,9 +93,12 @@ def test_failed_without_ever_running_is_a_failure_with_its_reason() -> None:
     assert "no such config map" in outcome.failure.message
 
 
-def test_host_memory_kill_is_out_of_memory() -> None:
+def test_a_kill_for_host_memory_is_no_lack_of_gpu_memory() -> None:
+    """I9: a whole GPU would not help; the job is not placed as if it had run out there."""
     outcome = ended(137, reason="OOMKilled")
-    assert outcome.failure.failure_class is FailureClass.OUT_OF_MEMORY
+    assert outcome.failure.failure_class is FailureClass.HOST_OUT_OF_MEMORY
+    decision = retry_decision(running(make_job()), outcome, CONFIGURATION, T0)
+    assert decision.counters == Counters(errors=1)
 
 
 def test_pods_that_are_gone_were_taken() -> None:
@@ -142,6 +145,16 @@ def test_exit_zero_after_a_stop_is_the_end_at_the_last_step_alone(
     report = make_report(step=10, **words)
     assert ended(0, job=stopped("NodeReclaimed"), termination=report).end is end
     assert ended(0, termination=report).end is AttemptEnd.SUCCEEDED, "nobody told it to stop"
+
+
+def test_a_launcher_whose_workers_left_as_asked_was_interrupted() -> None:
+    """torchrun ends with 1 when its processes end with 143."""
+    left = make_report(step=7, phase=WorkerPhase.DRAINING)
+    assert ended(1, job=stopped("NodeReclaimed"), termination=left).end is AttemptEnd.INTERRUPTED
+    assert ended(1, termination=left).end is AttemptEnd.INTERRUPTED, "a kubelet may have asked"
+    assert ended(2, termination=left).end is AttemptEnd.FAILED
+    trained = make_report(step=7, phase=WorkerPhase.TRAINING)
+    assert ended(1, job=stopped("NodeReclaimed"), termination=trained).end is AttemptEnd.FAILED
 
 
 def test_exit_zero_without_a_word_is_an_interruption_once_the_pod_is_deleted() -> None:
@@ -258,7 +271,7 @@ def test_an_interruption_is_tried_again_at_once_and_uses_no_retry() -> None:
     decision = interrupted(job, INTERRUPTION, CONFIGURATION, after(60))
     assert decision.retry
     assert decision.next_attempt_at == after(60)
-    assert decision.counters == Counters(interruptions=1)
+    assert decision.counters == Counters(interruptions=1, fruitless=1)
 
 
 LOST = frozenset({"n0"})
@@ -270,13 +283,13 @@ def test_an_attempt_whose_node_went_away_is_counted_apart_and_uses_no_retry() ->
     assert (outcome.end, outcome.lost_node) == (AttemptEnd.INTERRUPTED, "n0")
     decision = interrupted(job, outcome, CONFIGURATION, after(60))
     assert decision.retry
-    assert decision.counters == Counters(node_lost=1)
+    assert decision.counters == Counters(node_lost=1, fruitless=1)
     failed_before = running(make_job(retries=1), counters=Counters(node_lost=5))
     assert decide(FailureClass.UNKNOWN, failed_before).retry
 
 
 def test_fruitless_attempts_on_nodes_that_go_away_end() -> None:
-    counters = Counters(interruptions=20, node_lost=FRUITLESS_INTERRUPTIONS_MAX - 20)
+    counters = Counters(fruitless=FRUITLESS_INTERRUPTIONS_MAX)
     job = running(make_job(), counters=counters)
     assert not interrupted(job, judge(job, (), LOST), CONFIGURATION, after(60)).retry
 
@@ -306,16 +319,6 @@ def test_an_attempt_that_ended_at_once_waits_before_the_next() -> None:
     assert decision.next_attempt_at == after(1 + CONFIGURATION.retry_backoff_seconds)
 
 
-def test_fruitless_interruptions_end() -> None:
-    counters = Counters(interruptions=FRUITLESS_INTERRUPTIONS_MAX)
-    job = running(make_job(), counters=counters)
-    decision = interrupted(job, INTERRUPTION, CONFIGURATION, after(60))
-    assert not decision.retry
-    assert str(FRUITLESS_INTERRUPTIONS_MAX + 1) in decision.message
-    saved = with_status(job, checkpoint=CheckpointReport(3))
-    assert interrupted(saved, INTERRUPTION, CONFIGURATION, after(60)).retry
-
-
 def test_last_step_of_any_worker_counts() -> None:
     job = running(make_job(workers=2), *GANG)
     pods = tuple(
@@ -323,6 +326,14 @@ def test_last_step_of_any_worker_counts() -> None:
         for rank, step in ((0, 3), (1, 8))
     )
     assert judge(job, pods).step == 8
+
+
+def test_where_a_last_report_stands_in_place_of_the_logs_last_lines_the_log_is_named() -> None:
+    job = running(make_job())
+    pod = replace(make_pod(job, exit_code=1), termination=make_report(step=3))
+    failure = judge(job, (pod,)).failure
+    assert failure is not None
+    assert f"kubectl logs {pod.name}" in failure.message
 
 
 def with_resources(resources: object) -> GPUJob:
@@ -346,7 +357,7 @@ def test_a_worker_that_is_killed_for_host_memory_is_told_which_limit(
     resources: object, words: str
 ) -> None:
     outcome = ended(137, job=with_resources(resources), reason="OOMKilled")
-    assert outcome.failure.failure_class is FailureClass.OUT_OF_MEMORY
+    assert outcome.failure.failure_class is FailureClass.HOST_OUT_OF_MEMORY
     assert words in outcome.failure.message
 
 

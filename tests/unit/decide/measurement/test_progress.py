@@ -1,8 +1,10 @@
 """What reports and readings change in the status of a running attempt."""
 
+from dataclasses import replace
+
 import pytest
 
-from gpujob_api.gpujob import GPUJob, GPUJobStatus, ReservationSource
+from gpujob_api.gpujob import GPUJob, GPUJobStatus, Reservation, ReservationSource
 from gpujob_api.quantities import GIB
 from gpujob_api.report import CheckpointReport, Report, Speedup, Timing, WorkerPhase
 from gpujob_operator.decide.measurement.progress import (
@@ -14,6 +16,7 @@ from gpujob_operator.decide.measurement.progress import (
 )
 from gpujob_operator.decide.model.configuration import Configuration
 from tests.harness.builders import (
+    CARD_BYTES,
     after,
     make_job,
     make_report,
@@ -100,13 +103,46 @@ def test_a_speed_up_is_that_of_the_newest_report() -> None:
     assert later.measurement.speedup is None
 
 
-def test_the_worker_sees_peaks_that_the_agent_misses() -> None:
-    report = make_report(current=Timing(0.1, 5 * GIB))
-    joined = joined_usage(used(3 * GIB), report)
+def peak_bytes(seen: int, said: int, held: Reservation | None) -> int:
+    joined = joined_usage(used(seen), make_report(current=Timing(0.1, said)), held)
     assert joined is not None
-    assert joined.memory_peak_bytes == 5 * GIB
-    assert joined_usage(None, report) is None
-    assert joined_usage(used(1), None) == used(1)
+    return joined.memory_peak_bytes
+
+
+def test_the_worker_sees_peaks_that_the_agent_misses() -> None:
+    assert peak_bytes(8 * GIB, 9 * GIB, reserve(8 * GIB)) == 9 * GIB
+    assert joined_usage(None, make_report(), None) is None
+    assert joined_usage(used(1), None, None) == used(1)
+
+
+def test_a_worker_is_believed_up_to_a_bound_above_the_agent() -> None:
+    """I1: what a worker says takes no memory from its neighbours."""
+    lie = 16 * 1024 * GIB
+    assert peak_bytes(GIB, lie, reserve(2 * GIB)) == 2 * GIB
+    assert peak_bytes(8 * GIB, lie, reserve(8 * GIB)) == 10 * GIB
+    assert peak_bytes(8 * GIB, lie, None) == 10 * GIB
+
+
+def test_a_worker_on_whole_gpus_may_say_that_it_needs_them() -> None:
+    """Nobody else has any of it."""
+    whole = reserve(24 * GIB, ReservationSource.WHOLE_GPU)
+    assert peak_bytes(8 * GIB, 20 * GIB, whole) == 20 * GIB
+    assert peak_bytes(8 * GIB, 100 * GIB, whole) == 24 * GIB
+
+
+@pytest.mark.parametrize(
+    ("step", "shrinks"), [(None, False), (499, False), (500, False), (501, True)]
+)
+def test_after_running_out_of_memory_nothing_is_given_back_before_that_step(
+    step: int | None, shrinks: bool
+) -> None:
+    """I6, I9: the peak that was too much comes again at that step."""
+    status = replace(JOB.status, out_of_memory_step=500)
+    report = None if step is None else make_report(step=step)
+    after, _ = with_measured_reservation(
+        JOB, status, report, used(5 * GIB, samples=30), CONFIGURATION, CARD_BYTES
+    )
+    assert (after != status) is shrinks
 
 
 @pytest.mark.parametrize(
@@ -125,7 +161,7 @@ def test_the_reservation_follows_once_the_worker_has_settled(
 ) -> None:
     """I1: what a probe uses is not yet what the job needs."""
     status, events = with_measured_reservation(
-        JOB, JOB.status, make_report(phase=phase), used(4 * GIB), CONFIGURATION
+        JOB, JOB.status, make_report(phase=phase), used(4 * GIB), CONFIGURATION, CARD_BYTES
     )
     assert (status != JOB.status) is settled
     assert [event.reason for event in events] == (["ReservationMeasured"] if settled else [])
@@ -136,8 +172,9 @@ def test_the_reservation_follows_once_the_worker_has_settled(
 
 def test_a_worker_without_reports_is_measured_for_longer() -> None:
     few, many = used(GIB, samples=29), used(GIB, samples=30)
-    assert with_measured_reservation(JOB, JOB.status, None, few, CONFIGURATION) == (JOB.status, ())
-    status, _ = with_measured_reservation(JOB, JOB.status, None, many, CONFIGURATION)
+    unchanged = with_measured_reservation(JOB, JOB.status, None, few, CONFIGURATION, CARD_BYTES)
+    assert unchanged == (JOB.status, ())
+    status, _ = with_measured_reservation(JOB, JOB.status, None, many, CONFIGURATION, CARD_BYTES)
     assert status.reservation is not None
     assert status.reservation.source is ReservationSource.MEASURED
 

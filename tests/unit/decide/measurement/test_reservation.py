@@ -9,9 +9,11 @@ from gpujob_api.gpujob import Counters, GPUJob, Reservation, ReservationSource, 
 from gpujob_api.gpuprofile import GPUProfile, GPUProfileSpec, GPUProfileStatus, ProfileEntry
 from gpujob_api.meta import Metadata
 from gpujob_api.quantities import GIB, MIB
+from gpujob_operator.decide.capacity.cluster import GPUCapacity, Tenant
 from gpujob_operator.decide.measurement.reservation import (
     measured_reservation,
     profile_entry,
+    reservable_bytes,
     wanted_reservation,
     with_margin,
 )
@@ -20,6 +22,7 @@ from gpujob_operator.decide.model.plan import WriteStatus
 from gpujob_operator.decide.model.snapshot import GPUUsage
 from gpujob_operator.decide.planner import plan
 from tests.harness.builders import (
+    CARD_BYTES,
     MODEL,
     T0,
     make_job,
@@ -40,8 +43,11 @@ def wanted(job: GPUJob, entry: ProfileEntry | None = None) -> Reservation | None
     return wanted_reservation(job, entry, CONFIGURATION)
 
 
-def after_measuring(held: Reservation, usage: GPUUsage, **job: Any) -> Reservation | None:
-    return measured_reservation(running(make_job(**job), held=held), usage, CONFIGURATION)
+def after_measuring(
+    held: Reservation, usage: GPUUsage, *, most: int = CARD_BYTES, known: int = 0, **job: Any
+) -> Reservation | None:
+    attempt = running(make_job(**job), held=held, measurement=measured(known))
+    return measured_reservation(attempt, usage, CONFIGURATION, most)
 
 
 def test_margin_is_a_tenth_and_at_least_256_mebibytes() -> None:
@@ -67,7 +73,7 @@ def test_where_the_kubelet_picks_the_gpus_all_jobs_take_whole_ones(mode: Sharing
     assert wanted_reservation(job, ENTRY, PICKED_BY_KUBELET) is None
     held = reserve(24 * GIB, source=ReservationSource.WHOLE_GPU)
     after = running(make_job(sharing=mode), held=held)
-    assert measured_reservation(after, used(GIB), PICKED_BY_KUBELET) is None
+    assert measured_reservation(after, used(GIB), PICKED_BY_KUBELET, CARD_BYTES) is None
 
 
 def test_two_small_jobs_do_not_share_a_gpu_that_the_kubelet_picks() -> None:
@@ -168,6 +174,40 @@ def test_growth_is_recorded_when_the_job_uses_more_than_it_holds() -> None:
     assert grown.memory_bytes > 11 * GIB - 1
 
 
+def test_growth_ends_where_the_gpu_does() -> None:
+    """I1: the margin takes nothing that is not free, and without free memory nothing changes."""
+    held = reserve(10 * GIB)
+    grown = after_measuring(held, used(11 * GIB), most=11 * GIB + 5)
+    assert grown is not None
+    assert grown.memory_bytes == 11 * GIB + 5
+    assert after_measuring(held, used(11 * GIB), most=10 * GIB) is None
+
+
+def test_the_peak_of_an_earlier_attempt_is_still_to_come() -> None:
+    """I9: nothing is given back of what the job is known to need, whatever it uses now."""
+    whole = reserve(24 * GIB, ReservationSource.WHOLE_GPU, 100.0)
+    shrunk = after_measuring(whole, used(5 * GIB), known=20 * GIB)
+    assert shrunk is not None
+    assert shrunk.memory_bytes == 22 * GIB
+    grown = after_measuring(reserve(8 * GIB), used(5 * GIB), known=10 * GIB)
+    assert grown is not None
+    assert grown.memory_bytes == 11 * GIB
+
+
+def test_a_job_can_reserve_what_it_has_and_what_is_free() -> None:
+    own, other = (
+        Tenant("uid-job", 8 * GIB, 20, False, 10, GIB),
+        Tenant("x", 10 * GIB, 20, False, 10),
+    )
+    gpu = GPUCapacity("GPU-0", MODEL, CARD_BYTES, GIB, 0, (own, other))
+    job = running(make_job(), held=reserve(8 * GIB))
+    assert reservable_bytes(job, [gpu], {}) == 13 * GIB
+    assert reservable_bytes(job, [gpu], {"GPU-0": 2 * GIB}) == 11 * GIB
+    assert reservable_bytes(job, [gpu, replace(gpu, external_bytes=GIB)], {}) == 12 * GIB
+    assert reservable_bytes(job, [gpu], {"GPU-0": 20 * GIB}) == 8 * GIB
+    assert reservable_bytes(job, [], {}) == 8 * GIB
+
+
 def test_busier_changes_the_utilization_and_not_the_memory() -> None:
     held = reserve(10 * GIB, utilization_percent=20.0)
     assert after_measuring(held, used(5 * GIB, 39.0)) is None
@@ -178,7 +218,7 @@ def test_exclusive_and_unreserved_stay() -> None:
     """I2."""
     whole = reserve(24 * GIB, ReservationSource.WHOLE_GPU, 100.0, exclusive=True)
     assert after_measuring(whole, used(GIB)) is None
-    assert measured_reservation(make_job(), used(GIB), CONFIGURATION) is None
+    assert measured_reservation(make_job(), used(GIB), CONFIGURATION, CARD_BYTES) is None
 
 
 def test_a_measured_reservation_settles() -> None:

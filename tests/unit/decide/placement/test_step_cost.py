@@ -230,7 +230,7 @@ def learned(*jobs: GPUJob) -> list[Measured]:
     """What the profile says after each, all alone."""
     profile, found = None, list[Measured]()
     for job in jobs:
-        entries = new_entries(job, profile, T0, alone=True)
+        entries = new_entries(job.status, profile, T0, alone=True)
         profile = profile if entries is None else with_entries(job, profile, entries)
         assert profile is not None
         last = profile.status.entries[0]

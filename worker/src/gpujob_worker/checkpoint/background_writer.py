@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from gpujob_worker.checkpoint.shared_store import SharedStore
 from gpujob_worker.checkpoint.store import Commit, Store
 
 _CLOSE_SECONDS_MAX = 2.0
@@ -30,7 +31,7 @@ class Written:
 class BackgroundWriter:
     """At most one write under way. Nothing that happens in it reaches the training by itself."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store | SharedStore) -> None:
         self._store = store
         self._thread: threading.Thread | None = None
         self._written: Written | None = None

@@ -43,24 +43,28 @@ def rank_name(rank: int) -> str:
     return f"rank-{rank}"
 
 
-def write_rank_manifest(directory: Path, rank: int, known: dict[str, Any]) -> None:
-    """Lists what lies in `rank-<n>/`, hashed unless the size and hash are `known` by the name."""
+def write_rank_manifest(directory: Path, rank: int, known: dict[str, Any]) -> str:
+    """Lists what lies in `rank-<n>/`, hashed unless the size and hash are `known` by the name;
+    returns the hash of the list.
+    """
     folder = directory / rank_name(rank)
     files = {
         path.name: known.get(path.name) or _describe(path) for path in sorted(folder.iterdir())
     }
     text = json.dumps({"files": files}, sort_keys=True)
     write_durably(directory / f"{rank_name(rank)}.manifest.json", text.encode())
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def rank_manifest_hash(directory: Path, rank: int) -> str:
+    """The hash of a rank's list as it can be read here. Raises `CorruptError`."""
+    data = read_small(directory / f"{rank_name(rank)}.manifest.json")
+    return hashlib.sha256(data).hexdigest()
 
 
 def write_manifest(directory: Path, ranks: int, about: dict[str, Any]) -> None:
     """The commit: everything it names is durable already."""
-    hashes = {
-        rank_name(rank): hashlib.sha256(
-            (directory / f"{rank_name(rank)}.manifest.json").read_bytes()
-        ).hexdigest()
-        for rank in range(ranks)
-    }
+    hashes = {rank_name(rank): rank_manifest_hash(directory, rank) for rank in range(ranks)}
     body = json.dumps({"format": FORMAT, "ranks": hashes, **about}, sort_keys=True)
     digest = hashlib.sha256(body.encode()).hexdigest()
     write_durably(directory / MANIFEST, f"{body}\n{digest}\n".encode())

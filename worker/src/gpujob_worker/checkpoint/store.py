@@ -21,7 +21,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from gpujob_worker.checkpoint.errors import CheckpointError, CorruptError, FencedError
+from gpujob_worker.checkpoint.errors import (
+    CheckpointError,
+    CorruptError,
+    FencedError,
+    MismatchError,
+)
 from gpujob_worker.checkpoint.manifest import (
     rank_name,
     read_manifest,
@@ -114,49 +119,54 @@ class Store:
     ) -> Commit:
         """Commits what `encode_tree` returned; `wrote(bytes)` gets the progress."""
         start = time.monotonic()
-        temporary = self.directory / f".step-{step}.tmp-{self.attempt}-{uuid.uuid4().hex}"
+        temporary = self.temporary(step, uuid.uuid4().hex)
         try:
-            size = self._write(temporary, text, tensors, {"step": step, **about}, wrote)
-            self._commit(temporary, step)
+            write_rank(temporary, 0, text, tensors, wrote, self._on_point)
+            size = size_of(temporary)
+            self.commit(temporary, step, 1, about)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-        self._remove_old()
         return Commit(step, size, time.monotonic() - start)
 
+    def abstain(self, why: str) -> None:
+        """A checkpoint that was begun is not written. Others that write their part would wait."""
+        del why
+
+    def wait_until_known(self, seconds: float) -> None:
+        """Nobody else has to learn what was committed."""
+        del seconds
+
+    def temporary(self, step: int, name: str) -> Path:
+        """Where a checkpoint is written before it is committed; leftovers go when it is opened."""
+        return self.directory / f".step-{step}.tmp-{self.attempt}-{name}"
+
+    def commit(self, temporary: Path, step: int, ranks: int, about: dict[str, Any]) -> None:
+        """Names what lies there, with the durable files of so many processes, `step-<n>`."""
+        versions = {"torch": torch.__version__}
+        known = {"attempt": self.attempt, "versions": versions, "step": step}
+        write_manifest(temporary, ranks, {**about, **known})
+        self._on_point("manifest")
+        self._rename(temporary, step)
+        self._remove_old()
+
     def load(self) -> Loaded | None:
-        """The newest checkpoint that verifies; those that do not are set aside and noted."""
+        """The newest checkpoint that verifies; those that do not are set aside and noted.
+
+        Raises `MismatchError` for one of several processes.
+        """
         for step in self.steps():
-            path = self.directory / f"step-{step}"
             try:
-                return self._read(path, step)
+                return read_rank(self.directory, step, 0, 1)
             except CorruptError as error:
-                self.notes.append(f"checkpoint {error}; set aside, falling back")
-                self._quarantine(path)
+                self.set_aside(step, str(error))
         return None
 
-    def _write(
-        self,
-        temporary: Path,
-        text: str,
-        tensors: Mapping[str, torch.Tensor],
-        about: dict[str, Any],
-        wrote: Callable[[int], None],
-    ) -> int:
-        folder = temporary / rank_name(0)
-        folder.mkdir(parents=True)
-        self._on_point("started")
-        known = write_tensors(folder / TENSORS_FILE, tensors, wrote)
-        self._on_point("tensors")
-        write_durably(folder / STATE_FILE, text.encode())
-        sync_directory(folder)
-        write_rank_manifest(temporary, 0, {TENSORS_FILE: known})
-        self._on_point("rank manifest")
-        versions = {"torch": torch.__version__}
-        write_manifest(temporary, 1, {"attempt": self.attempt, "versions": versions, **about})
-        self._on_point("manifest")
-        return sum(path.stat().st_size for path in temporary.rglob("*") if path.is_file())
+    def set_aside(self, step: int, why: str) -> None:
+        """A checkpoint that does not verify is out of the way of the one before."""
+        self.notes.append(f"checkpoint {why}; set aside, falling back")
+        self._quarantine(self.directory / f"step-{step}")
 
-    def _commit(self, temporary: Path, step: int) -> None:
+    def _rename(self, temporary: Path, step: int) -> None:
         target = self.directory / f"step-{step}"
         with self._locked():
             self._check_fence()
@@ -166,18 +176,6 @@ class Store:
             temporary.rename(target)
             sync_directory(self.directory)
         self._on_point("committed")
-
-    def _read(self, path: Path, step: int) -> Loaded:
-        about = read_manifest(path)
-        if about.get("step") != step:
-            raise CorruptError(f"{path.name}: its manifest is of step {about.get('step')!r}")
-        folder = verify_rank(path, about, 0)
-        try:
-            tensors = load_file(folder / TENSORS_FILE)
-            text = (folder / STATE_FILE).read_text()
-        except (OSError, SafetensorError, UnicodeDecodeError, ValueError) as error:
-            raise CorruptError(f"{path.name}: {error}") from None
-        return Loaded(step, decode_tree(text, tensors), about)
 
     def _check_fence(self) -> None:
         path = self.directory / "FENCE"
@@ -227,3 +225,51 @@ class Store:
         for pattern in (".step-*.tmp-*", ".trash-*"):
             for path in self.directory.glob(pattern):
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def write_rank(
+    temporary: Path,
+    rank: int,
+    text: str,
+    tensors: Mapping[str, torch.Tensor],
+    wrote: Callable[[int], None],
+    on_point: Callable[[str], None] = _nothing,
+) -> str:
+    """Makes one process's files durable; returns the hash of the list of them."""
+    folder = temporary / rank_name(rank)
+    folder.mkdir(parents=True)
+    on_point("started")
+    known = write_tensors(folder / TENSORS_FILE, tensors, wrote)
+    on_point("tensors")
+    write_durably(folder / STATE_FILE, text.encode())
+    sync_directory(folder)
+    digest = write_rank_manifest(temporary, rank, {TENSORS_FILE: known})
+    on_point("rank manifest")
+    return digest
+
+
+def read_rank(directory: Path, step: int, rank: int, size: int) -> Loaded:
+    """One process's part of a checkpoint. Raises `CorruptError`, and `MismatchError` where another
+    number of processes wrote it.
+    """
+    path = directory / f"step-{step}"
+    about = read_manifest(path)
+    if about.get("step") != step:
+        raise CorruptError(f"{path.name}: its manifest is of step {about.get('step')!r}")
+    if len(about["ranks"]) != size:
+        raise MismatchError(
+            f"{path.name} was written by {len(about['ranks'])} processes and {size} train now:"
+            " order and random numbers are each process's own. Start as many as before, or use"
+            " another checkpoint directory"
+        )
+    folder = verify_rank(path, about, rank)
+    try:
+        tensors = load_file(folder / TENSORS_FILE)
+        text = (folder / STATE_FILE).read_text()
+    except (OSError, SafetensorError, UnicodeDecodeError, ValueError) as error:
+        raise CorruptError(f"{path.name}: {error}") from None
+    return Loaded(step, decode_tree(text, tensors), about)
+
+
+def size_of(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())

@@ -11,10 +11,11 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from gpujob_api.codec import FieldError, decode, encode
 from gpujob_api.settings import TunedSettings
+from gpujob_worker.checkpoint.ballot import KeyValues
 from gpujob_worker.tune.registry import OWN
 
 # Time for all processes to arrive; they come from the same step.
@@ -30,21 +31,12 @@ POLL_SECONDS = 0.02
 Result = TypeVar("Result")
 
 
-class Store(Protocol):
-    """The methods of torch.distributed's stores that are used."""
-
-    def set(self, key: str, value: str, /) -> None: ...
-    def get(self, key: str, /) -> bytes: ...
-    def check(self, keys: list[str], /) -> bool: ...
-    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
-
-
 class Consensus:
     """Rounds of proposals and decisions. Every process takes part in the same rounds."""
 
     def __init__(
         self,
-        store: Store,
+        store: KeyValues,
         rank: int,
         size: int,
         *,

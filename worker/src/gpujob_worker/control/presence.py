@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 
 from gpujob_api.codec import encode
-from gpujob_worker.control.consensus import Store
+from gpujob_worker.checkpoint.ballot import KeyValues, named
 from gpujob_worker.inject.ddp import group_store, process_group
 from gpujob_worker.inject.script_facts import ScriptFacts
 from gpujob_worker.run.session import Session
@@ -22,7 +22,6 @@ from gpujob_worker.tune.registry import SETTINGS
 # All have come through the same start of the group; only a store that is slow needs any of it.
 SECONDS_MAX = 10.0
 POLL_SECONDS = 0.02
-NAMED_MAX = 8
 
 
 def meet_others(session: Session, facts: ScriptFacts) -> None:
@@ -44,7 +43,7 @@ def digest(session: Session) -> str:
     return f"{zlib.crc32(text.encode()):08x}"
 
 
-def require_all(session: Session, store: Store | None = None) -> str | None:
+def require_all(session: Session, store: KeyValues | None = None) -> str | None:
     """Why nothing may be applied that must be the same in all; then it is switched off here too.
 
     Every process comes to the same answer: what others said stays in the store.
@@ -59,7 +58,7 @@ def require_all(session: Session, store: Store | None = None) -> str | None:
 
 
 def absence(
-    store: Store,
+    store: KeyValues,
     size: int,
     expected: str,
     *,
@@ -74,17 +73,12 @@ def absence(
         if missing:
             pause(POLL_SECONDS)
     if missing:
-        return f"{_named(missing)} of {size} run without the worker; nothing is shared with them"
+        return f"{named(missing, size)} run without the worker; nothing is shared with them"
     others = [rank for rank in range(size) if store.get(_key(rank)).decode() != expected]
     if others:
-        return f"{_named(others)} of {size} have other settings or another torch"
+        return f"{named(others, size)} have other settings or another torch"
     return None
 
 
 def _key(rank: int) -> str:
     return f"present/{rank}"
-
-
-def _named(ranks: list[int]) -> str:
-    more = f" and {len(ranks) - NAMED_MAX} more" if len(ranks) > NAMED_MAX else ""
-    return f"processes {', '.join(map(str, ranks[:NAMED_MAX]))}{more}"

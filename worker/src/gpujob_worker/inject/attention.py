@@ -33,6 +33,7 @@ class AttentionWatch(TorchDispatchMode):
         self.calls = 0
         self.drops = False
         self.chosen = False
+        # Before the contexts of the script around the call are entered.
         self._outside = _enabled()
 
     def __torch_dispatch__(

@@ -114,10 +114,14 @@ def _drew(states: RandomStates) -> bool:
 
 def _attributes(dataset: Any) -> dict[str, Any]:
     values: dict[str, Any] = getattr(dataset, "__dict__", {})
-    return {
-        key: repr(value) if isinstance(value, (int, float, str, bool)) else id(value)
-        for key, value in values.items()
-    }
+    return {key: _identity(value) for key, value in values.items()}
+
+
+def _identity(value: Any) -> Any:
+    """Of plain values what they are; of containers how much they hold: samples may be kept."""
+    if isinstance(value, (int, float, str, bool)):
+        return repr(value)
+    return (id(value), len(value)) if isinstance(value, (dict, list, set)) else id(value)
 
 
 def add_workers(loader: Any, workers: int) -> None:

@@ -97,6 +97,11 @@ def group_store() -> Any:
     return dist.PrefixStore("gpujob", dist.distributed_c10d._get_default_store())  # pyright: ignore
 
 
+def store_within(store: Any, prefix: str) -> Any:
+    """The same store, whose keys begin with `prefix`."""
+    return dist.PrefixStore(prefix, store)  # pyright: ignore
+
+
 @contextmanager
 def compiled_as_one(wrapper: nn.Module | None) -> Generator[None]:
     """Compiles the module inside as a whole, as it was measured.

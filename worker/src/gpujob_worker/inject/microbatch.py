@@ -9,14 +9,16 @@ batch. The graph of the last chunk is kept from the forward, so that only the ot
 twice; if the loss needs that memory, no graph is kept.
 """
 
-from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from gpujob_worker.inject.call_inputs import INDIVISIBLE, CallInputs, trainable
+from gpujob_worker.inject.surroundings import Surroundings
 
 Tensor = torch.Tensor
 
@@ -63,7 +65,8 @@ class _Run:
         self.chunks = [(at, min(rows, total - at)) for at in range(0, total, rows)]
         self.device = parameters[0].device
         self.output_spec: Any = None
-        self._autocast = _autocast_state(self.device.type)
+        # A cast cached without a graph would later cut the graph of the kept chunk.
+        self._around = replace(Surroundings.now(self.device.type), caches=False)
         self._random: list[_Random] = []
         self._kept: tuple[list[Tensor], list[Tensor]] | None = None
         self._versions = self._version_list()
@@ -92,7 +95,7 @@ class _Run:
                 "run with --no-batch-split to keep the script's own order"
             )
         sums = _Sums(self)
-        with _autocast_as(self.device.type, self._autocast):
+        with self._around.entered():
             for index in reversed(range(len(self.chunks))):
                 self._backward_chunk(index, output_gradients, sums)
         return sums.result()
@@ -110,7 +113,7 @@ class _Run:
             )
         )
         chunks: list[list[Tensor]] = []
-        with _autocast_as(self.device.type, self._autocast):
+        with self._around.entered():
             for chunk, random in zip(self.chunks, self._random, strict=True):
                 random.restore()
                 output = inputs.narrow(*chunk, self.batched).call(self.call)
@@ -168,8 +171,7 @@ class _Run:
         chunk = self.inputs.narrow(*self.chunks[index], self.batched).detached()
         with ExitStack() as stack:
             stack.enter_context(torch.enable_grad() if with_graph else torch.no_grad())
-            # A cast cached without a graph would later cut the graph of the kept chunk.
-            stack.enter_context(_autocast_as(self.device.type, self._autocast))
+            stack.enter_context(self._around.entered())
             output = chunk.call(self.call)
         leaves, spec = pytree.tree_flatten(output)
         rows = self.chunks[index][1]
@@ -285,14 +287,3 @@ def _for_rows(leaf: Tensor, rows: int) -> Tensor:
     lies = torch.channels_last if last and not leaf.is_contiguous() else torch.contiguous_format
     size = (rows, *leaf.shape[1:])
     return torch.empty(size, dtype=leaf.dtype, device=leaf.device, memory_format=lies)
-
-
-def _autocast_state(device_type: str) -> tuple[bool, torch.dtype]:
-    return torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
-
-
-@contextmanager
-def _autocast_as(device_type: str, state: tuple[bool, torch.dtype]) -> Generator[None]:
-    enabled, dtype = state
-    with torch.autocast(device_type, dtype=dtype, enabled=enabled, cache_enabled=False):
-        yield

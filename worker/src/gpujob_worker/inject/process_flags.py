@@ -26,9 +26,27 @@ class ConvolutionAutotuning(CallSetting):
         torch.backends.cudnn.benchmark = on
 
 
+def float32_products() -> str:
+    """How the script lets float32 products be computed: "highest" unless it chose otherwise.
+
+    Where it chose by torch's newer interface, the older one raises an error.
+    """
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        chosen = str(torch.backends.cuda.matmul.fp32_precision)
+        return "highest" if chosen in ("none", "ieee") else chosen
+
+
 def tf32_refusal() -> str | None:
-    precision = torch.get_float32_matmul_precision()
-    return None if precision == "highest" else f"the script chose {precision!r} itself"
+    products = float32_products()
+    if products != "highest":
+        return f"the script chose {products!r} itself"
+    try:
+        torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return "the script chooses by an interface that does not go together with this one"
+    return None
 
 
 def convolution_autotuning_refusal(module: torch.nn.Module, signatures: int) -> str | None:

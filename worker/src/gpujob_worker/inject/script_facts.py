@@ -1,12 +1,17 @@
 """Observed facts of the script that settings must respect."""
 
 import functools
+import sys
 import weakref
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+# Losses of one step that a script may scale before it goes back from the first.
+_SCALED_MAX = 8
 
 
 @dataclass(slots=True)
@@ -57,25 +62,61 @@ def watch_optimizers(on_made: Callable[[torch.optim.Optimizer], None]) -> None:
 
 def watch_backward(on_loss: Callable[[torch.Tensor], None]) -> None:
     """Calls `on_loss` with each scalar from which the script starts a backward pass."""
-    plain = torch.Tensor.backward
+    plain, scaled = torch.Tensor.backward, _watch_scaled_losses()
 
     @functools.wraps(plain)
     def backward(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         if self.numel() == 1:
-            on_loss(self.detach())
+            unscaled = next((loss for product, loss in scaled if product() is self), self)
+            on_loss(unscaled.detach())
         plain(self, *args, **kwargs)
 
     torch.Tensor.backward = backward  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def watch_compile(on_compile: Callable[[], None]) -> None:
+def _watch_scaled_losses() -> "deque[tuple[weakref.ref[torch.Tensor], torch.Tensor]]":
+    """The latest losses that a GradScaler multiplied, with what they were before."""
+    scaled: deque[tuple[weakref.ref[torch.Tensor], torch.Tensor]] = deque(maxlen=_SCALED_MAX)
+    plain = torch.amp.GradScaler.scale
+
+    @functools.wraps(plain)
+    def scale(self: Any, outputs: Any) -> Any:
+        product = plain(self, outputs)
+        if isinstance(outputs, torch.Tensor) and product is not outputs:
+            scaled.append((weakref.ref(product), outputs.detach()))
+        return product
+
+    torch.amp.GradScaler.scale = scale  # pyright: ignore[reportAttributeAccessIssue]
+    return scaled
+
+
+def watch_compile(on_compile: Callable[[], None], on_start: Callable[[], None]) -> None:
+    """Calls `on_compile` when the script asks for a compiled module, and `on_start` whenever torch
+    begins to compile a function that the script asked for, in the function's call.
+    """
+    starts: list[object] = []
+
+    def begins(*details: object) -> None:
+        del details
+        on_start()
+
+    def listen() -> None:
+        if not starts:
+            callbacks: Any = sys.modules["torch._dynamo.callback"]
+            starts.append(callbacks.on_compile_start(begins))
+
     for owner in (torch, torch.nn.Module):
         plain = owner.compile
 
         @functools.wraps(plain)
         def compile_(*args: Any, _plain: Any = plain, **kwargs: Any) -> Any:
-            on_compile()
-            return _plain(*args, **kwargs)
+            compiled = args[0] if args else kwargs.get("model")
+            if isinstance(compiled, torch.nn.Module):
+                on_compile()
+            made = _plain(*args, **kwargs)
+            if compiled is not None and not isinstance(compiled, torch.nn.Module):
+                listen()
+            return made
 
         owner.compile = compile_  # pyright: ignore[reportAttributeAccessIssue]
 

@@ -6,7 +6,7 @@ A module's `_compiled_call_impl` is where torch itself (`Module.compile`) replac
 
 import weakref
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ from gpujob_worker.inject.functional import (
 from gpujob_worker.inject.grad_scaling import LossScale, scaled_call
 from gpujob_worker.inject.microbatch import NotSplittableError, chunked_call
 from gpujob_worker.inject.offload import activations_on_host
+from gpujob_worker.inject.surroundings import Surroundings
 from gpujob_worker.run.failure import is_out_of_memory
 
 SIGNATURES_MAX = 16
@@ -93,12 +94,28 @@ class RecordedCall:
     refusal: str | None = None
     # A few of its samples cannot run alone: a hidden state, offsets, a sparse matrix, or no batch.
     whole_only: bool = False
+    # The script's contexts around it; None for a call that is not the script's.
+    surroundings: Surroundings | None = None
     handles: list[Any] = field(default_factory=list[Any])
 
     def forget_hooks(self) -> None:
         """An output may be a parameter, which keeps its hooks."""
         while self.handles:
             self.handles.pop().remove()
+
+    def around(self) -> AbstractContextManager[None]:
+        """The script's contexts, to be entered around another run of the call."""
+        return nullcontext() if self.surroundings is None else self.surroundings.entered()
+
+    @property
+    def autocast(self) -> torch.dtype | None:
+        """The type of the script's own autocast; None without one."""
+        found = self.surroundings
+        return found.dtype if found is not None and found.autocast else None
+
+    def of(self, inputs: CallInputs) -> "RecordedCall":
+        """A call of the same kind with other inputs, whose gradients are not known."""
+        return RecordedCall(inputs, surroundings=self.surroundings)
 
     def used(self, outputs: list[torch.Tensor]) -> list[bool]:
         """Which outputs the loss learns from; all if nothing was recorded about them."""
@@ -129,6 +146,7 @@ class Root:
         self._fallback: RootPlan | None = None
         self.signatures: set[tuple[Any, ...]] = set()
         self.rows: int | None = None
+        self.calls = self.rows_called = 0  # in the first step
         self.recording = False
         self.recorded: RecordedCall | None = None
         self.user_autocast = False
@@ -149,6 +167,17 @@ class Root:
     def module(self) -> torch.nn.Module:
         """The module; an empty one once it is released and the script has dropped it."""
         return self._module() or _GONE
+
+    def samples(self, losses: int) -> int | None:
+        """Those of the first step, in which there were so many backward passes: where each call
+        had one, gradients were accumulated over that many batches; else all calls are of one.
+        """
+        return self.rows_called if losses == self.calls else self.rows
+
+    @property
+    def calls_as_large(self) -> float:
+        """How many calls as large as the last one the first step's calls come to."""
+        return self.rows_called / self.rows if self.rows else 1.0
 
     def let_go(self) -> None:
         """Releases the module: from now on only the script references it."""
@@ -176,7 +205,8 @@ class Root:
         return parameter.device if parameter is not None else torch.device("cpu")
 
     def install(self) -> None:
-        self.module._compiled_call_impl = self  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        # Wrappers such as Lightning Fabric's pass assignments on to the module inside.
+        vars(self.module)["_compiled_call_impl"] = self
 
     def remove(self) -> None:
         if vars(self.module).get("_compiled_call_impl") is self:
@@ -193,30 +223,42 @@ class Root:
         try:
             inputs = CallInputs.of(args, kwargs)
             self.rows = inputs.rows
+            self.calls += 1
+            self.rows_called += inputs.rows or 0
             if not self.settled and len(self.signatures) < SIGNATURES_MAX:
                 self.signatures.add(inputs.signature)
             self.user_autocast = torch.is_autocast_enabled(self.device.type)
             asks, self.asks = self.asks, False
-            if self.recording or asks:
-                if self.recorded is not None:
-                    self.recorded.forget_hooks()
-                refusal = called_with_other_parameters()
-                whole_only = not inputs.divisible
-                self.recorded = RecordedCall(
-                    inputs.detached(), refusal=refusal, whole_only=whole_only
-                )
+            records = asks or (self.recording and self._is_largest(inputs))
+            if records:
+                self._record(inputs)
             if asks:
                 self._before_call(self)
                 # A batch that is kept without need would count as the script's own memory.
                 self.recorded = self.recorded if self.recording else None
             output = self._run_or_fall_back(inputs)
-            if self.recording:
+            if records and self.recording:
                 self._record_gradients(output)
             if self.seen is not None:
                 self.seen(output)
             return output
         finally:
             self.inside = False
+
+    def _is_largest(self, inputs: CallInputs) -> bool:
+        """Of the calls of a step: the others may have a few samples of another kind."""
+        known = self.recorded.inputs.rows if self.recorded is not None else None
+        return known is None or (inputs.rows or 0) >= known
+
+    def _record(self, inputs: CallInputs) -> None:
+        if self.recorded is not None:
+            self.recorded.forget_hooks()
+        self.recorded = RecordedCall(
+            inputs.detached(),
+            refusal=called_with_other_parameters(),
+            whole_only=not inputs.divisible,
+            surroundings=Surroundings.now(self.device.type),
+        )
 
     def _run_or_fall_back(self, inputs: CallInputs) -> Any:
         """Runs the call, and repeats it without the plan if it fails: the script may take a path
@@ -301,9 +343,12 @@ class Root:
         leaves = differentiable_leaves(output)
         recorded.output_gradients = [None] * len(leaves)
 
-        def keep(index: int) -> Callable[[torch.Tensor], None]:
-            def hook(gradient: torch.Tensor) -> None:
-                recorded.output_gradients[index] = gradient.detach()
+        def keep(index: int) -> Callable[[torch.Tensor | None], None]:
+            # None comes from a function that leaves out what nobody learns from, such as the one
+            # of DistributedDataParallel that looks for unused parameters.
+            def hook(gradient: torch.Tensor | None) -> None:
+                if gradient is not None:
+                    recorded.output_gradients[index] = gradient.detach()
 
             return hook
 

@@ -6,11 +6,14 @@ at the next safe point and ends nothing, but for a newer attempt that owns the d
 """
 
 import atexit
+import contextlib
 import statistics
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NoReturn
+
+import torch
 
 from gpujob_api.codec import encode
 from gpujob_api.report import CheckpointReport, WorkerPhase
@@ -23,9 +26,11 @@ from gpujob_worker.checkpoint.interval import (
     interval_seconds,
     plan_stop,
 )
+from gpujob_worker.checkpoint.shared_store import SharedStore
 from gpujob_worker.checkpoint.staging import NoRoomError, StagingBuffer
 from gpujob_worker.checkpoint.store import Commit, Store
 from gpujob_worker.checkpoint.tree import encode_tree
+from gpujob_worker.resume.lockstep import Alone, Order, Pace, Wish
 from gpujob_worker.run.graceful_stop import EXIT_MARGIN_SECONDS, Interrupted
 from gpujob_worker.run.session import Session
 
@@ -36,27 +41,32 @@ _SLOWDOWN_MAX = 0.9
 # The longest that training waits for a write because checkpoints are asked for this often.
 _WAIT_SECONDS_MIN = 60.0
 _LOOK_SECONDS = 0.05
+# The longest that the first of several processes waits for the others to see what was decided.
+_KNOWN_SECONDS_MAX = 20.0
 
 
 class Checkpointer:
     """Saves what `snapshot` returns. `safe_point` is called between two steps.
 
+    Where several processes save together, `pace` says at which safe point all of them do.
     `free_bytes` tells how much host memory is free for a copy; by default the machine is asked.
     """
 
     def __init__(
         self,
         session: Session,
-        store: Store | None,
+        store: Store | SharedStore | None,
         snapshot: Callable[[], Any],
         free_bytes: Callable[[], int | None] | None = None,
+        pace: Pace | None = None,
     ) -> None:
         self._session = session
         self._store = store
         self._snapshot = snapshot
         self._staging = StagingBuffer(free_bytes or self._free_bytes)
         self._writer = BackgroundWriter(store) if store is not None else None
-        self._pace = _Pace()
+        self._pace = pace or Alone()
+        self._step_lengths = _StepLengths()
         self._due_from = time.monotonic()
         self._blocked_seconds = 0.0
         self._cost: CheckpointCost | None = None
@@ -68,24 +78,41 @@ class Checkpointer:
 
     def safe_point(self) -> None:
         """Begins a checkpoint when one is due; leaves by `Interrupted` when asked to stop."""
-        if self._session.stop.requested:
-            self.leave()
-        if self._writer is None:
+        self._follow_writer()
+        order = self._pace.passes(self._wish())
+        if self._pace.lost is not None and order is not Order.GO_ON:
+            self._session.explanation.note(_ITEM, f"nothing more is saved: {self._pace.lost}")
+            self._abstain(self._pace.lost)
+            if order is Order.STOP:
+                self.leave(saved=False)
             return
-        self._pace.passes(busy=self._writer.busy)
+        if order is Order.STOP:
+            self.leave()
+        if order is Order.SAVE:
+            self._begin_with_all()
+            self._step_lengths.forget()
+
+    def _follow_writer(self) -> None:
+        if self._writer is None or self._session.stop.requested:
+            return
+        self._step_lengths.passes(busy=self._writer.busy)
         self._collect()
-        now = time.monotonic()
         if self._session.state.phase is WorkerPhase.TRAINING:
             self._prepare()
-        if now - self._due_from >= self._interval_seconds():
-            self._begin_or_skip()
 
     def leave(self, *, saved: bool | None = None) -> NoReturn:
         """Commits the state as it is, if the time allows it, and leaves; only leaves where it is
         known whether that was `saved`."""
         saved = self.save_last() if saved is None else saved
         self._session.state.enter(WorkerPhase.DRAINING)
+        self._wait_until_known()
         raise Interrupted(saved=saved)
+
+    def _wait_until_known(self) -> None:
+        left = self._session.stop.remaining_seconds() - EXIT_MARGIN_SECONDS
+        if self._store is not None and self._pace.lost is None:
+            with contextlib.suppress(CheckpointError):
+                self._store.wait_until_known(min(_KNOWN_SECONDS_MAX, max(0.0, left)))
 
     def wait(self, seconds: float) -> bool:
         """Waits for the write under way; True when none is left."""
@@ -100,19 +127,39 @@ class Checkpointer:
         asked = environment.settings.checkpoint_interval_seconds
         return interval_seconds(asked, self._cost, environment.grace_seconds)
 
-    def _begin_or_skip(self) -> None:
+    def _wish(self) -> Wish:
+        """What is to be done here as far as this process knows."""
+        stop = self._session.stop
+        if stop.requested:
+            return Wish(Order.STOP, stop.remaining_seconds(), stop.reason)
+        if self._writer is None or not self._pace.leads or self._pace.lost is not None:
+            return Wish()
+        if time.monotonic() - self._due_from < self._interval_seconds():
+            return Wish()
+        return Wish(Order.SAVE) if self._writer_is_free() else Wish()
+
+    def _writer_is_free(self) -> bool:
+        """Where one is written while the next is due, that one is left out, or waited for."""
         assert self._writer is not None
         asked = self._session.environment.settings.checkpoint_interval_seconds
-        if self._writer.busy and asked is None:
-            return
         if self._writer.busy and asked is not None:
             # Somebody wants them this often, whatever it costs.
             self._waits("one is written while the next is due: training waits for it")
             self._wait_for_writer(max(_WAIT_SECONDS_MIN, 2.0 * asked))
             self._collect()
-        if not self._writer.busy:
+            self._step_lengths.forget()
+        return not self._writer.busy
+
+    def _begin_with_all(self) -> None:
+        """The first process saw its last one committed; here that may just not be known yet."""
+        assert self._writer is not None
+        if self._writer.busy:
+            self._wait_for_writer(_WAIT_SECONDS_MIN)
+        self._collect()
+        if self._writer.busy:
+            self._abstain("an earlier checkpoint is still being written")
+        else:
             self.begin()
-        self._pace.forget()
 
     def _wait_for_writer(self, seconds: float) -> None:
         assert self._writer is not None
@@ -136,8 +183,8 @@ class Checkpointer:
 
     def _stage_or_write(self) -> None:
         assert self._writer is not None
-        text, tensors = encode_tree(self._snapshot())
         step = self._session.state.step
+        text, tensors = self._encoded()
         try:
             staged = self._staging.stage(tensors)
         except NoRoomError as error:
@@ -146,6 +193,19 @@ class Checkpointer:
             return
         self._writer.start(step, text, staged, self._about())
         self.begun += 1
+
+    def _encoded(self) -> tuple[str, dict[str, torch.Tensor]]:
+        """The state as it is now; what cannot be saved is not waited for by others."""
+        try:
+            return encode_tree(self._snapshot())
+        except CheckpointError as error:
+            self._abstain(str(error))
+            raise
+
+    def _abstain(self, why: str) -> None:
+        if self._store is not None:
+            with contextlib.suppress(CheckpointError):
+                self._store.abstain(why)
 
     def _wrote_in_place(self, step: int, text: str, tensors: Any) -> None:
         assert self._store is not None
@@ -180,7 +240,7 @@ class Checkpointer:
     def _wrote_beside(self, written: Written) -> None:
         commit = written.commit
         assert commit is not None
-        slowdown = self._pace.slowdown()
+        slowdown = self._step_lengths.slowdown()
         self._cost = CheckpointCost(self._blocked_seconds, commit.seconds, slowdown)
         self._committed(commit)
         if not self._described:
@@ -211,7 +271,10 @@ class Checkpointer:
         at = self._session.state.checkpoint
         if at is not None and at.step == self._session.state.step:
             return True
-        return plan is not StopPlan.FINISH_ONLY and self._write_last()
+        if plan is StopPlan.FINISH_ONLY:
+            self._abstain("the time that is left is too short for it")
+            return False
+        return self._write_last()
 
     def _end_write_under_way(self) -> StopPlan:
         assert self._writer is not None
@@ -232,7 +295,7 @@ class Checkpointer:
         session = self._session
         try:
             with session.state.during(WorkerPhase.CHECKPOINTING), session.meter.paused():
-                text, tensors = encode_tree(self._snapshot())
+                text, tensors = self._encoded()
                 self._wrote_in_place(session.state.step, text, tensors)
         except FencedError:
             raise
@@ -259,7 +322,7 @@ class Checkpointer:
         self._session.explanation.note(f"{_ITEM} wait", text)
 
 
-class _Pace:
+class _StepLengths:
     """Seconds from safe point to safe point, with a write under way and without."""
 
     def __init__(self) -> None:

@@ -6,7 +6,6 @@ restores the state.
 """
 
 import functools
-import inspect
 import sys
 from typing import Any
 
@@ -67,29 +66,44 @@ def adapt(module: str, unmodified: Unmodified) -> None:
     """Once the module of the Trainer was imported."""
     kind: Any = sys.modules[module].Trainer
     plain: Any = kind.fit
-    signature = inspect.signature(plain)
 
     @functools.wraps(plain)
     def fit(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        refusal = _refusal(self) or unmodified.open_store()
+        connector, refusal = self._checkpoint_connector, _refusal(self)
         if refusal is not None:
             unmodified.session.explanation.skipped(_ITEM, refusal)
             return plain(self, *arguments, **keywords)
-        # Its handler would end the run after the batch, saved or not; ours is called in its place.
-        vars(self._signal_connector)["_sigterm_notifier_fn"] = _nothing
-        body = unmodified.begin(LightningTraining(self))
-        bound = signature.bind(self, *arguments, **keywords)
+        vars(connector)["resume_start"] = _resumes(self, unmodified)
         try:
-            if body is not None:
-                _give(self.strategy, body)
-                bound.arguments["ckpt_path"] = _PATH
-            return plain(*bound.args, **bound.kwargs)
+            return plain(self, *arguments, **keywords)
         finally:
+            vars(connector).pop("resume_start", None)
             vars(self._signal_connector).pop("_sigterm_notifier_fn", None)
             vars(self.strategy).pop("load_checkpoint", None)
-            unmodified.end()
+            if isinstance(unmodified.training, LightningTraining):
+                unmodified.end()
 
     kind.fit = fit
+
+
+def _resumes(trainer: Any, unmodified: Unmodified) -> Any:
+    """In place of the connector's `resume_start`: its processes have found each other by then."""
+    plain = trainer._checkpoint_connector.resume_start
+
+    def resume_start(path: Any = None, *arguments: Any, **keywords: Any) -> Any:
+        refusal = unmodified.open_store()
+        if refusal is not None:
+            unmodified.session.explanation.skipped(_ITEM, refusal)
+            return plain(path, *arguments, **keywords)
+        # Its handler would end the run after the batch, saved or not; ours is called in its place.
+        vars(trainer._signal_connector)["_sigterm_notifier_fn"] = _nothing
+        body = unmodified.begin(LightningTraining(trainer))
+        if body is not None:
+            _give(trainer.strategy, body)
+            path = _PATH
+        return plain(path, *arguments, **keywords)
+
+    return resume_start
 
 
 def _nothing(*_: Any) -> None: ...
@@ -109,6 +123,4 @@ def _refusal(trainer: Any) -> str | None:
     name = type(trainer.strategy).__name__
     if "FSDP" in name or "DeepSpeed" in name or "ModelParallel" in name:
         return f"{name}: its checkpoints are written by all processes together"
-    if trainer.world_size > 1:
-        return f"{trainer.world_size} processes: checkpoints of several are not written yet"
     return None

@@ -52,6 +52,7 @@ class Pass:
         return {
             "start": self._start,
             "first": self._first,
+            "epochs": self._generators.epochs(),
             "consumed": consumed,
             "in_flight": before[len(before) - flying :],
             "now": self.now(),
@@ -145,7 +146,10 @@ class Passes:
         if saved is not None:
             place = saved["now"] if whole else saved["start"]
             restore_random(place["random"])
-            Generators(loader).restore(place["generators"])
+            generators = Generators(loader)
+            generators.restore(place["generators"])
+            if "epochs" in saved:
+                generators.tell_epochs(saved["epochs"])
         record = Pass(loader)
         iterator: Any = self._plain_iter(loader)
         setattr(iterator, _RECORD, record)

@@ -96,7 +96,7 @@ class PlainScript:
         """Any pass of any loader begins, outside of a trainer."""
         self._numbers.setdefault(loader, len(self._numbers))
         self._passes[loader] = self._passes.get(loader, 0) + 1
-        if not self._looked:
+        if not self._looked and not self._unmodified.waits_for_group:
             self._looked = True
             self._look()
         if self._saved is not None and self._is_place(loader) and not self._saved["body"]["ended"]:
@@ -125,10 +125,21 @@ class PlainScript:
         elif loader is None:
             self._refuse("its loop reads no DataLoader")
         elif self._unmodified.training is None:
-            self._loader = weakref.ref(loader)
-            self._begin()
+            self._first_step(loader)
         elif not mixed:
             self._loader = weakref.ref(loader)
+
+    def _first_step(self, loader: Any) -> None:
+        if not self._looked:
+            size = self._unmodified.session.environment.world_size
+            self._refuse(f"its loop began before the process group of its {size} processes")
+            return
+        spread = self._objects.spread()
+        if spread is not None:
+            self._refuse(f"{spread} over the processes, which is not saved yet")
+            return
+        self._loader = weakref.ref(loader)
+        self._begin()
 
     def failed_on_the_way(self) -> None:
         """The run ended before the place was reached: the next one starts as written."""
@@ -156,7 +167,8 @@ class PlainScript:
         unmodified = self._unmodified
         if not self._looked or unmodified.store is None:
             return
-        unmodified.first_loss = FirstLoss(unmodified.session, unmodified.store.directory)
+        if unmodified.gang is None:
+            unmodified.first_loss = FirstLoss(unmodified.session, unmodified.store.directory)
         unmodified.begin(self)
 
     def _arrive(self, loader: Any) -> None:
@@ -172,8 +184,8 @@ class PlainScript:
             raise Interrupted(saved=False) from None
         self._saved = None
         self._begin()
-        assert unmodified.first_loss is not None
-        unmodified.first_loss.compare_after(step)
+        if unmodified.first_loss is not None:
+            unmodified.first_loss.compare_after(step)
         unmodified.session.explanation.note(
             _ITEM,
             f"{KIND}: from step {step}, best effort: {len(body['objects'])} objects, order and"

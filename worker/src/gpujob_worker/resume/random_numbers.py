@@ -45,5 +45,20 @@ class Generators:
             if generator is not None and state is not None:
                 generator.set_state(state)
 
+    def epochs(self) -> list[int | None]:
+        """The epoch that each sampler has, from which its order follows."""
+        found = [getattr(owner, "epoch", None) for owner in self._owners[1:]]
+        return [epoch if type(epoch) is int else None for epoch in found]
+
+    def tell_epochs(self, epochs: list[int | None]) -> None:
+        """Gives samplers the epoch that they had before the interruption.
+
+        Lightning begins the pass that it resumes before it tells its samplers the epoch.
+        """
+        for owner, epoch in zip(self._owners[1:], epochs, strict=True):
+            tell = getattr(owner, "set_epoch", None)
+            if epoch is not None and tell is not None:
+                tell(epoch)
+
     def _generators(self) -> list[Any]:
         return [getattr(owner, "generator", None) for owner in self._owners]

@@ -10,6 +10,9 @@ import torch
 
 from gpujob_worker.checkpoint.errors import MismatchError
 
+# Sharded data parallel training, of either generation.
+_SPREAD = {"FSDPModule", "FullyShardedDataParallel"}
+
 
 class ScriptObjects:
     """What the script made and still has; held weakly."""
@@ -45,6 +48,19 @@ class ScriptObjects:
             if not isinstance(found, torch.nn.Module)
             or (id(found) not in inner and len(found.state_dict()))
         ]
+
+    def spread(self) -> str | None:
+        """Why this process alone has only a part of them; None where it has them whole."""
+        for found in self.all():
+            if not isinstance(found, torch.nn.Module):
+                continue
+            for part in found.modules():
+                names = {kind.__name__ for kind in type(part).__mro__}
+                if names & _SPREAD:
+                    return f"{_kind(found)}: {', '.join(sorted(names & _SPREAD))} spreads its state"
+            if any(type(parameter).__name__ == "DTensor" for parameter in found.parameters()):
+                return f"{_kind(found)}: DTensor spreads its parameters"
+        return None
 
     def states(self) -> list[dict[str, Any]]:
         return [{"kind": _kind(found), "state": found.state_dict()} for found in self.all()]

@@ -109,7 +109,10 @@ class Job:
         if directory is None:
             return None
         if environment.world_size > 1:
-            text = f"{environment.world_size} workers: checkpoints of several are not written yet"
+            text = (
+                f"{environment.world_size} processes: of several only scripts without"
+                " gpujob_worker.prepare are saved"
+            )
             self._session.explanation.skipped("checkpoint", text)
             return None
         return Store(directory, environment.attempt, environment.settings.checkpoint_keep)

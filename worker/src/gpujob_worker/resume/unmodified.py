@@ -12,9 +12,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from gpujob_api.codec import FieldError, decode, encode
 from gpujob_api.settings import TunedSettings
 from gpujob_worker.checkpoint.errors import MismatchError
+from gpujob_worker.checkpoint.shared_store import SharedStore
 from gpujob_worker.checkpoint.store import Loaded, Store
+from gpujob_worker.inject.ddp import process_group, watch_process_group
 from gpujob_worker.resume.checkpointer import Checkpointer
 from gpujob_worker.resume.first_loss import FirstLoss
+from gpujob_worker.resume.gang import Gang
 from gpujob_worker.resume.passes import Pass, Passes, at_boundary
 from gpujob_worker.run.session import Session
 
@@ -75,14 +78,15 @@ class Unmodified:
     def __init__(self, session: Session, passes: Passes | None = None) -> None:
         self.session = session
         self.passes = passes or Passes()
-        self.store: Store | None = None
+        self.store: Store | SharedStore | None = None
+        self.gang: Gang | None = None
         self.loaded: Loaded | None = None
         self._training: Training | None = None
         self._checkpointer: Checkpointer | None = None
         self._pass: Pass | None = None
         self._boundary: Any = None
         self._pending: dict[str, Any] | None = None
-        self._stepped = False
+        self._stepped = self._off = False
         self.plain: Fallback | None = None
         self.first_loss: FirstLoss | None = None
         self._stop_step: int | None = None
@@ -93,6 +97,7 @@ class Unmodified:
         self.passes.fetching = self._fetching
         self.passes.install()
         register_optimizer_step_post_hook(self._after_step)
+        watch_process_group(self._meet)
 
     @property
     def training(self) -> Training | None:
@@ -108,23 +113,55 @@ class Unmodified:
         """Whether the loaded state waits for its loader's pass."""
         return self._pending is not None
 
+    @property
+    def waits_for_group(self) -> bool:
+        """Whether several processes are announced that have not found each other yet."""
+        return self.gang is None and self.session.environment.world_size > 1
+
     def open_store(self) -> str | None:
         """Opens the directory once; returns why nothing is saved there, or None."""
-        environment = self.session.environment
         if self.store is not None:
             return None
-        if environment.checkpoint_directory is None:
-            return "no checkpoint directory is set"
-        if self.session.script_owns_safe_points:
-            return "the script saves by itself, with gpujob_worker.prepare"
-        if environment.world_size > 1:
-            return f"{environment.world_size} workers: checkpoints of several are not written yet"
-        keep = environment.settings.checkpoint_keep
-        self.store = Store(environment.checkpoint_directory, environment.attempt, keep)
-        self.loaded = self.store.load()
-        for number, note in enumerate(self.store.notes):
+        refusal = self._refusal()
+        if refusal is None and self.gang is not None:
+            refusal = self.gang.open()
+        if refusal is not None:
+            return refusal
+        if self.gang is not None:
+            self.store, self.loaded = self.gang.store, self.gang.loaded
+        else:
+            environment = self.session.environment
+            assert environment.checkpoint_directory is not None
+            keep = environment.settings.checkpoint_keep
+            self.store = Store(environment.checkpoint_directory, environment.attempt, keep)
+            self.loaded = self.store.load()
+        notes = self.store.notes if self.store is not None else ()
+        for number, note in enumerate(notes):
             self.session.explanation.note(f"{_ITEM} {number + 1}", note)
         return None
+
+    def _refusal(self) -> str | None:
+        session = self.session
+        if session.environment.checkpoint_directory is None:
+            return "no checkpoint directory is set"
+        if session.script_owns_safe_points:
+            return "the script saves by itself, with gpujob_worker.prepare"
+        if self.gang is not None:
+            return None
+        if self.waits_for_group:
+            size = session.environment.world_size
+            return f"{size} processes are announced and have no process group"
+        if not session.is_first:
+            return "of processes that train alone only the container's first one is saved"
+        return None
+
+    def _meet(self) -> None:
+        """The process group has started: all of it open the directory together, or none."""
+        found = process_group()
+        if found is None or found[1] == 1 or self.gang is not None or self._off:
+            return
+        self.gang = Gang(self.session, *found)
+        self.gang.meet(None if self.store is None else "it has begun to save by itself")
 
     def begin(self, training: Training) -> Any:
         """A training begins; returns the body of its checkpoint, or None for a fresh start.
@@ -139,7 +176,8 @@ class Unmodified:
         session.leaves_stops_to_script()
         self._training, self._pass, self._stepped = training, None, False
         self._passed_at = time.monotonic()
-        self._checkpointer = Checkpointer(session, self.store, self._snapshot)
+        pace = self.gang.lockstep() if self.gang is not None else None
+        self._checkpointer = Checkpointer(session, self.store, self._snapshot, pace=pace)
         loaded, self.loaded = self.loaded, None
         return None if loaded is None else self._adopt(training, loaded)
 
@@ -162,7 +200,7 @@ class Unmodified:
     def stop(self) -> None:
         """In a forked child."""
         self.passes.stop()
-        self._training = None
+        self._training, self._off = None, True
 
     def _adopt(self, training: Training, loaded: Loaded) -> Any:
         """What must be known before the first step; the loader's place follows with its pass."""
@@ -223,7 +261,9 @@ class Unmodified:
             stop = self.session.stop
             limit = self.session.environment.grace_seconds * EVALUATION_SHARE
             late = stop.requested and stop.remaining_seconds() < limit
-            if late and self._pass is not None and training.leaves_evaluations:
+            # Others of a gang may be where one that leaves would be waited for.
+            alone = self.gang is None and self._pass is not None
+            if late and alone and training.leaves_evaluations:
                 self._leave_meanwhile()
             return
         if self._stepped and training.between_batches():

@@ -3,9 +3,12 @@
 import functools
 import sys
 
+from torch.utils.data._utils import worker
+
 from gpujob_worker.inject.fork_hooks import in_forked_children
 from gpujob_worker.launch.import_hooks import when_imported
 from gpujob_worker.resume import huggingface, lightning
+from gpujob_worker.resume.loader_processes import keep_from_group_signals
 from gpujob_worker.resume.plain_script import PlainScript, adapt_accelerate
 from gpujob_worker.resume.unmodified import Unmodified
 from gpujob_worker.run.session import Session
@@ -25,6 +28,8 @@ def watch(session: Session) -> None:
         return
     unmodified = Unmodified(session)
     unmodified.install()
+    if not session.is_first:
+        keep_from_group_signals(worker)
     in_forked_children(unmodified.stop)
     _kept.append(unmodified)
     plain = PlainScript(unmodified)

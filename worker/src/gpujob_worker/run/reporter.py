@@ -1,4 +1,5 @@
-"""Sends reports to the operator from a background thread; training never waits for it.
+"""Sends reports to the operator from a background thread. Training waits for the answer to the
+first one only, and not for long.
 
 One newest report is kept, not a queue: an old report is of no use once there is a newer one. The
 token is read again for every report, because the kubelet renews it.
@@ -9,6 +10,7 @@ import json
 import os
 import random
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -21,6 +23,8 @@ from gpujob_api.report import Reply, Report
 REQUEST_SECONDS_MAX = 5.0
 INTERVAL_SECONDS_RANGE = (0.2, 60.0)
 RETRY_SECONDS_MAX = 30.0
+# Between two questions whether the attempt may begin.
+ASK_PAUSE_SECONDS = 0.5
 REPLY_BYTES_MAX = 64 * 1024
 
 
@@ -60,6 +64,19 @@ class Reporter:
         self._thread = threading.Thread(target=self._run, name="gpujob-report", daemon=True)
         self._thread.start()
 
+    def ask(self, seconds: float) -> bool:
+        """Sends reports until one is answered, for `seconds` at most. True once one is, and where
+        nobody is to be asked. Call it before `start`.
+        """
+        if self._destination is None:
+            return True
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            if self._send(self._snapshot(), min(left, REQUEST_SECONDS_MAX)):
+                return True
+            time.sleep(min(ASK_PAUSE_SECONDS, max(0.0, deadline - time.monotonic())))
+        return False
+
     def wake(self) -> None:
         self._wake.set()
 
@@ -88,17 +105,19 @@ class Reporter:
         backoff = min(RETRY_SECONDS_MAX, self._interval_seconds * 2.0 ** min(self._failures, 6))
         return backoff * self._random.uniform(0.5, 1.0)
 
-    def _send(self, report: Report) -> None:
+    def _send(self, report: Report, seconds: float | None = None) -> bool:
+        """True if it was answered."""
         assert self._destination is not None
         try:
-            reply = post(self._destination, report)
+            reply = post(self._destination, report, seconds)
         except (OSError, ValueError, urllib.error.URLError):
             self._failures += 1
-            return
+            return False
         self._failures = 0
         low, high = INTERVAL_SECONDS_RANGE
         self._interval_seconds = min(max(reply.interval_seconds, low), high)
         self._on_reply(reply)
+        return True
 
 
 # A proxy from the environment of the image or the job would get the token, and seldom reaches a
@@ -106,8 +125,10 @@ class Reporter:
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def post(destination: Destination, report: Report) -> Reply:
-    """One POST. Raises `OSError` if it does not arrive, `ValueError` for an invalid reply."""
+def post(destination: Destination, report: Report, seconds: float | None = None) -> Reply:
+    """One POST, given up after `seconds`. Raises `OSError` if it does not arrive, `ValueError` for
+    an invalid reply.
+    """
     headers = {"Content-Type": "application/json"}
     if destination.token_file is not None:
         token = destination.token_file.read_text().strip()
@@ -115,7 +136,7 @@ def post(destination: Destination, report: Report) -> Reply:
     request = urllib.request.Request(  # noqa: S310 - the scheme was checked when it was read
         destination.url, data=report.to_text().encode(), headers=headers, method="POST"
     )
-    with _DIRECT.open(request, timeout=REQUEST_SECONDS_MAX) as answer:
+    with _DIRECT.open(request, timeout=seconds or REQUEST_SECONDS_MAX) as answer:
         text = answer.read(REPLY_BYTES_MAX).decode()
     try:
         return Reply.from_text(text) if text.strip() else Reply()

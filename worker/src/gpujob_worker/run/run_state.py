@@ -41,7 +41,9 @@ class RunState:
     # The current loss scale, and that of the checkpoint that is resumed.
     loss_scale: Any = None
     known_scale: Any = None
-    step_flop: float | None = None
+    # Of one call of the model, and how many calls as large as that one a step makes.
+    call_flop: float | None = None
+    calls_per_step: float = 1.0
     plain_float32: bool = False
     _phase: WorkerPhase = WorkerPhase.STARTING
     # The measured gain, and its settings.
@@ -72,6 +74,10 @@ class RunState:
     @property
     def step(self) -> int:
         return self.first_step + self.meter.steps
+
+    @property
+    def step_flop(self) -> float | None:
+        return None if self.call_flop is None else self.call_flop * self.calls_per_step
 
     @property
     def baseline_peak_bytes(self) -> int:
@@ -128,8 +134,13 @@ class RunState:
     def tuning_took(self, seconds: float) -> None:
         self.tuning_seconds = seconds
 
-    def counted(self, step_flop: float | None) -> None:
-        self.step_flop = step_flop
+    def counted(self, call_flop: float | None) -> None:
+        """Sets the FLOP of forward and backward of one call."""
+        self.call_flop = call_flop
+
+    def makes_calls(self, calls: float) -> None:
+        """Sets how many calls a step makes, in calls as large as the one that is counted."""
+        self.calls_per_step = calls
 
     def computes_in_float32(self, plain: bool) -> None:
         """True if the script's products run in plain float32."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gpujob_api.codec import FieldError
 from gpujob_api.report import (
+    STOP_ATTEMPT_OVER,
     Efficiency,
     Failure,
     FailureClass,
@@ -33,6 +34,8 @@ from gpujob_worker.run.speaker import Claim, written
 from gpujob_worker.run.tuning_budget import tuning_budget_seconds
 
 LAST_REPORT_SECONDS = 3.0
+# For so long the first step waits for the operator to say that the attempt is not over.
+FENCE_SECONDS_MAX = 30.0
 
 _current: "Session | None" = None
 
@@ -91,12 +94,15 @@ class Session:
     def _speaks(self) -> bool:
         """One process speaks for a pod: the first of those that train, or one that failed.
 
-        One that does not train speaks where nobody else has.
+        One that does not train speaks where nobody else has, and only if it has something to say:
+        it does not know its exit code after `raise SystemExit`, and where there is no message a
+        kubelet takes the log's last lines.
         """
         if os.getpid() != self._process:
             return False
         if not self.started:
-            return written(self.environment.termination_file) is None
+            says = self.state.failure is not None or bool(self.explanation.lines)
+            return says and written(self.environment.termination_file) is None
         return self._speaks_for_pod or self.state.failure is not None
 
     @property
@@ -191,6 +197,12 @@ class Session:
         if reply.stop is not None:
             self.stop.watch()
             self.stop.request(reply.stop.reason, reply.stop.deadline_seconds)
+
+    def stop_with_others(self, reason: str, seconds: float) -> None:
+        """Another process of the group is asked to stop: so is this one."""
+        if not self.stop.requested:
+            self.stop.watch()
+            self.stop.request(reason, seconds)
 
     def listen_for_stop(self) -> None:
         """The first process once torch is imported; all at their first step, which the main thread
@@ -308,7 +320,19 @@ class Session:
         if before is not None and before.attempt == self.environment.attempt:
             # Reports differ by their number, also those of one process after another.
             self._sequence = before.sequence
+        self._pass_fence()
         self.reporter.start()
+
+    def _pass_fence(self) -> None:
+        """Before the first step: an attempt that was given up meanwhile must not begin.
+
+        An operator that is away stops nobody: the checkpoint store has a fence of its own.
+        """
+        if not self.reporter.ask(FENCE_SECONDS_MAX):
+            text = f"the operator did not answer within {FENCE_SECONDS_MAX:.0f} s; not waited for"
+            self.explanation.note("start", text)
+        if self.stop.requested and self.stop.reason == STOP_ATTEMPT_OVER:
+            raise Interrupted(saved=False)
 
     @property
     def _local_rank(self) -> int:

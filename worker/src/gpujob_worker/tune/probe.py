@@ -50,7 +50,8 @@ def probe(
 ) -> ProbeResult:
     """Runs once; never changes `.grad`. `after_forward` is called while the graph exists."""
     with torch.enable_grad():
-        output = call(recorded.inputs.detached())
+        with recorded.around():
+            output = call(recorded.inputs.detached())
         if after_forward is not None:
             after_forward()
         leaves = differentiable_leaves(output)

@@ -38,7 +38,8 @@ def trace_refusal(root: Root, recorded: RecordedCall, *, whole: bool) -> str | N
     few = () if recorded.whole_only else (few_rows(recorded, _ROWS),)
     for call in (*few, recorded) if whole else few:
         try:
-            refusal = _look(root.module, call.inputs)
+            with call.around():
+                refusal = _look(root.module, call.inputs)
         except _SteppedError:
             return _STEPS
         except Exception:  # noqa: S112 - what cannot run is said by the items that need it

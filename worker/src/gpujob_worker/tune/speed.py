@@ -40,7 +40,7 @@ class SpeedItems:
             self._context.plan,
             found.plan,
             what=found.what,
-            tolerance=found.tolerance or tolerance_of(found.plan),
+            tolerance=found.tolerance or tolerance_of(found.plan, self._context.root),
             forced=found.forced,
         )
 
@@ -55,6 +55,8 @@ class SpeedItems:
         context = self._context
         if isinstance(found, Refused):
             context.decision.skip(item, found.why)
-        elif self._trial.safe(item, context.plan, found.plan, tolerance_of(found.plan)):
+        elif self._trial.safe(
+            item, context.plan, found.plan, tolerance_of(found.plan, context.root)
+        ):
             context.applied.plan = found.plan
             context.decision.accept(item, f"{found.what}{context.decision.source}")

@@ -4,7 +4,6 @@ import torch
 
 from gpujob_worker.inject.call_inputs import (
     INDIVISIBLE,
-    CallInputs,
     differentiable_leaves,
     trainable,
 )
@@ -44,7 +43,7 @@ def split_refusal(root: Root, recorded: RecordedCall) -> str | None:
         return "the call has no batch of at least 2 samples as first dimension"
     if not recorded.inputs.divisible:
         return INDIVISIBLE
-    few = recorded.inputs.first(CHECK_ROWS)
+    few = recorded.of(recorded.inputs.first(CHECK_ROWS).detached())
     try:
         with no_trace(module):
             return _difference(root, few)
@@ -54,26 +53,25 @@ def split_refusal(root: Root, recorded: RecordedCall) -> str | None:
         return f"a probe failed: {type(error).__name__}: {error}"[:160]
 
 
-def _difference(root: Root, few: CallInputs) -> str | None:
+def _difference(root: Root, few: RecordedCall) -> str | None:
     module = root.module
     parameters = trainable(module)
-    record = RecordedCall(few.detached())
     call = module._call_impl  # pyright: ignore[reportPrivateUsage]
     before, random_before = observe(module), torch.get_rng_state()
     with without_dropout():
-        whole = probe(lambda inputs: inputs.call(call), parameters, record)
+        whole = probe(lambda inputs: inputs.call(call), parameters, few)
         changed = state_refusal(before, observe(module))
         if changed is not None:
             return changed
         if not torch.equal(random_before, torch.get_rng_state()):
             return "forward draws random numbers other than dropout's"
-        rows = few.rows
+        rows = few.inputs.rows
         assert rows is not None
         parts = probe(
-            lambda inputs: chunked_call(call, module, inputs, max(1, rows // 3)), parameters, record
+            lambda inputs: chunked_call(call, module, inputs, max(1, rows // 3)), parameters, few
         )
     outputs, gradients = whole.compare(parts)
-    tolerance = _TOLERANCE.get(parameters[0].dtype, _TOLERANCE_OTHER)
+    tolerance = _TOLERANCE.get(few.autocast or parameters[0].dtype, _TOLERANCE_OTHER)
     worst = max(outputs.relative_error, gradients.relative_error)
     if worst > tolerance:
         return (
@@ -82,9 +80,9 @@ def _difference(root: Root, few: CallInputs) -> str | None:
     return _outside(root, few, parameters)
 
 
-def _outside(root: Root, few: CallInputs, parameters: list[torch.Tensor]) -> str | None:
-    inputs = few.detached()
-    with torch.enable_grad():
+def _outside(root: Root, few: RecordedCall, parameters: list[torch.Tensor]) -> str | None:
+    inputs = few.inputs.detached()
+    with torch.enable_grad(), few.around():
         leaves = differentiable_leaves(inputs.call(root.module._call_impl))  # pyright: ignore[reportPrivateUsage]
     known = [leaf for leaf in inputs.leaves if isinstance(leaf, torch.Tensor)]
     if leaves_outside(leaves, parameters + known):

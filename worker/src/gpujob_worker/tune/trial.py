@@ -264,13 +264,17 @@ def few_rows(recorded: RecordedCall, rows: int) -> RecordedCall:
         else gradient
         for gradient in recorded.output_gradients
     ]
-    return RecordedCall(recorded.inputs.first(rows), gradients)
+    first = recorded.of(recorded.inputs.first(rows))
+    first.output_gradients = gradients
+    return first
 
 
-def tolerance_of(plan: RootPlan) -> Tolerance:
-    """The tolerance. Under autocast a different order of operations shows in every rounding."""
-    same = plan.autocast is None and plan.setting(Tf32) is None
-    return SAME_TYPE if same else BFLOAT16
+def tolerance_of(plan: RootPlan, root: Root) -> Tolerance:
+    """The tolerance. Under autocast, also the script's own, a different order of operations shows
+    in every rounding.
+    """
+    autocast = plan.autocast is not None or root.user_autocast
+    return BFLOAT16 if autocast or plan.setting(Tf32) is not None else SAME_TYPE
 
 
 def agreement(outputs: Closeness, gradients: Closeness) -> str:

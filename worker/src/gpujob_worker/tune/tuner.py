@@ -148,7 +148,8 @@ class Tuner:
         if reason is not None:
             self._explain.skipped(item, reason)
             return False
-        if not Trial(self._decision, root, recorded).safe(item, present, plan, tolerance_of(plan)):
+        trial = Trial(self._decision, root, recorded)
+        if not trial.safe(item, present, plan, tolerance_of(plan, root)):
             return False
         self._decision.accept(item, why)
         self.applied.plan = plan

@@ -6,7 +6,7 @@ free soon. Otherwise it may preempt (`preemption`). After a long wait, GPUs are 
 (`backfill.nomination`), which only jobs expected to finish in time may still use.
 """
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from math import inf
@@ -29,6 +29,7 @@ from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import stop_seconds
 from gpujob_operator.decide.model.pending_reasons import PendingReason
 from gpujob_operator.decide.model.plan import NextStep
+from gpujob_operator.decide.model.snapshot import RefusedTemplate
 from gpujob_operator.decide.placement.assign import Assignment, assign
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.diagnosis import Diagnosis
@@ -62,6 +63,10 @@ class Admission:
     configuration: Configuration
     now: datetime
     view: CycleView
+    # By job UID.
+    refused_templates: Mapping[str, RefusedTemplate] = field(
+        default_factory=dict[str, RefusedTemplate]
+    )
     steps: dict[str, NextStep] = field(default_factory=dict[str, NextStep])
     preemptor: Preemptor = field(init=False)
     _status: PendingStatusWriter = field(init=False)
@@ -156,6 +161,9 @@ class Admission:
 
     def _step(self, entry: Pending) -> NextStep:
         wait = not_eligible(entry, self.queues, self.now)
+        refused = self._template_refusal(entry.job)
+        if wait is None and refused is not None and refused.next_seconds:
+            wait = refused
         if wait is not None:
             return self._status.step(entry.job, wait)
         requirements = self._requirements_of(entry.job)
@@ -165,10 +173,24 @@ class Admission:
             step = placed(entry.job, found, self.now)
             self.queues.add(entry.job, step.status)
             return step
+        if refused is not None:
+            # Nobody is preempted and nothing is nominated for pods that may be refused again.
+            return self._status.step(entry.job, refused)
         self._position += 1
         wait = self._without_capacity(requirements, found)
         self._remember_refusal(entry, requirements, wait)
         return self._status.step(entry.job, wait)
+
+    def _template_refusal(self, job: GPUJob) -> Wait | None:
+        """Why the job waits whose pods a dry run refused; no `next_seconds` once they are to be
+        tried again.
+        """
+        refused = self.refused_templates.get(job.metadata.uid)
+        if refused is None:
+            return None
+        message = f"the API server refuses the job's pods: {refused.message}"
+        left = max((refused.until - self.now).total_seconds(), 0.0)
+        return Wait(PendingReason.POD_REFUSED, message, next_seconds=left or None)
 
     def _place(self, requirements: JobRequirements) -> Assignment | Wait:
         length = (
@@ -295,4 +317,4 @@ class Admission:
         return self._held[requirements.scheduling_signature]
 
     def _is_starved(self, job: GPUJob) -> bool:
-        return waited_seconds(job, self.now) >= self.configuration.claim_after_seconds
+        return waited_seconds(job, self.now) >= self.configuration.nominate_after_seconds

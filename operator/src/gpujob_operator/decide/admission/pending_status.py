@@ -53,6 +53,9 @@ def not_eligible(entry: Pending, queues: QuotaState, now: datetime) -> Wait | No
     missing = queues.unknown_queue(job)
     if missing:
         return Wait(PendingReason.QUEUE_NOT_FOUND, missing)
+    refusal = queues.refusal(job)
+    if refusal:
+        return Wait(PendingReason.REFUSED_BY_QUEUE, refusal)
     live = [pod.name for pod in entry.pods if not pod.finished]
     if live:
         return Wait(PendingReason.OLD_ATTEMPT_ENDING, f"waiting for {', '.join(live[:3])} to end")

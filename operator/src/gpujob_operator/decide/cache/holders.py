@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field, replace
 
-from gpujob_api.gpujob import PRIORITY_MAX, GPUJob
+from gpujob_api.gpujob import GPUJob
 from gpujob_operator.decide.cache.index import Groups
 from gpujob_operator.decide.measurement.slowdown import is_slowed
 from gpujob_operator.decide.model.stop_reasons import rule_of
@@ -24,14 +24,15 @@ class Holders:
     _on_node: Groups[str] = field(default_factory=lambda: Groups[str]())
     # Those whose attempt ends for another job's sake.
     _being_preempted: set[str] = field(default_factory=set[str])
-    _priorities: Counter[int] = field(default_factory=Counter[int])
+    # By queue and priority.
+    _priorities: Counter[tuple[str, int]] = field(default_factory=Counter[tuple[str, int]])
     _use: dict[str, QueueUse] = field(default_factory=dict[str, QueueUse])
 
     def add(self, job: GPUJob, nodes: frozenset[str]) -> None:
         uid = job.metadata.uid
         self.jobs[uid] = job
         self._use.setdefault(job.spec.queue, QueueUse()).count(job, job.status)
-        self._priorities[job.spec.priority] += 1
+        self._priorities[job.spec.queue, job.spec.priority] += 1
         if rule_of(job.status.stop).for_others:
             self._being_preempted.add(uid)
         if is_slowed(job.status):
@@ -44,7 +45,7 @@ class Holders:
         uid = job.metadata.uid
         del self.jobs[uid]
         self._use[job.spec.queue].count(job, job.status, -1)
-        self._priorities[job.spec.priority] -= 1
+        self._priorities[job.spec.queue, job.spec.priority] -= 1
         self._being_preempted.discard(uid)
         self.slowed.discard(uid)
         for name in self._nodes.pop(uid):
@@ -77,10 +78,13 @@ class Holders:
         return {name: replace(held) for name, held in self._use.items() if held.jobs}
 
     @property
-    def lowest_priority(self) -> int:
-        """Above every priority when there are none."""
-        held = (priority for priority, count in self._priorities.items() if count)
-        return min(held, default=PRIORITY_MAX)
+    def lowest_priorities(self) -> dict[str, int]:
+        """The lowest priority of each queue's jobs."""
+        self._priorities = +self._priorities
+        found: dict[str, int] = {}
+        for queue, priority in self._priorities:
+            found[queue] = min(priority, found.get(queue, priority))
+        return found
 
     @property
     def preemption_in_flight(self) -> bool:

@@ -15,7 +15,11 @@ class Groups(Generic[K]):
     _members: dict[K, set[str]] = field(default_factory=lambda: dict[K, set[str]]())
 
     def add(self, key: K, uid: str) -> None:
-        self._members.setdefault(key, set()).add(uid)
+        members = self._members.get(key)
+        if members is None:
+            self._members[key] = {uid}
+        else:
+            members.add(uid)
 
     def discard(self, key: K, uid: str) -> None:
         """Raises KeyError for a group of nobody."""

@@ -11,10 +11,12 @@ from gpujob_api.gpunode import GPUNode
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_operator.decide.cache.deadlines import Deadlines
 from gpujob_operator.decide.cache.diff import ListDiff
+from gpujob_operator.decide.cache.index import Groups
 from gpujob_operator.decide.capacity.availability import ClosedReason, NodeClosed, why_closed
 from gpujob_operator.decide.capacity.calibration import laws
 from gpujob_operator.decide.capacity.cluster import (
     Capacity,
+    GPUCapacity,
     NodeCapacity,
     capacity_of,
     holds_gpus,
@@ -45,7 +47,8 @@ class Nodes:
     _seen_views: ListDiff[NodeView] = field(default_factory=lambda: ListDiff[NodeView]())
     _seen_gpu_nodes: ListDiff[GPUNode] = field(default_factory=lambda: ListDiff[GPUNode]())
     _seen_gone_pods: ListDiff[GonePod] = field(default_factory=lambda: ListDiff[GonePod]())
-    _node_of_gpu: dict[str, str] = field(default_factory=dict[str, str])
+    # More than one where an agent calls another node's GPU its own.
+    _nodes_of_gpu: Groups[str] = field(default_factory=lambda: Groups[str]())
     _held: dict[str, JobUsage] = field(default_factory=dict[str, JobUsage])
     _sum: ClusterUsage = field(default_factory=ClusterUsage)
     # When a node's measurements become old, and nodes whose are.
@@ -99,17 +102,24 @@ class Nodes:
                     self._dirty.add(name)
 
     def _take_gpu_nodes(self, new: list[GPUNode], gone: list[GPUNode]) -> set[str]:
-        before, after = _gpus_of(gone), _gpus_of(new)
+        names = {node.metadata.name for node in (*new, *gone)}
+        before = self._claims(names)
         for node in gone:
             if self._gpu_nodes.get(node.metadata.name) is node:
                 del self._gpu_nodes[node.metadata.name]
         self._gpu_nodes |= {node.metadata.name: node for node in new}
-        self._dirty.update(node.metadata.name for node in (*new, *gone))
+        self._dirty |= names
+        after = self._claims(names)
         for uuid, name in before - after:
-            if self._node_of_gpu.get(uuid) == name:
-                del self._node_of_gpu[uuid]
-        self._node_of_gpu |= dict(after - before)
+            self._nodes_of_gpu.discard(uuid, name)
+        for uuid, name in after - before:
+            self._nodes_of_gpu.add(uuid, name)
         return {uuid for uuid, _ in before ^ after}
+
+    def _claims(self, names: Iterable[str]) -> set[tuple[str, str]]:
+        """The GPUs that these nodes call their own, each with the node's name."""
+        nodes = [self._gpu_nodes[name] for name in names if name in self._gpu_nodes]
+        return {(gpu.uuid, node.metadata.name) for node in nodes for gpu in node.status.gpus}
 
     def has(self, name: str) -> bool:
         return name in self._views
@@ -124,7 +134,7 @@ class Nodes:
         return frozenset(named | self._of_gpus(uuids))
 
     def _of_gpus(self, uuids: Iterable[str]) -> set[str]:
-        return {self._node_of_gpu[uuid] for uuid in uuids if uuid in self._node_of_gpu}
+        return {name for uuid in uuids for name in self._nodes_of_gpu.of(uuid)}
 
     def hold(self, uid: str, after: JobUsage) -> None:
         """What this job and its pods hold from now on, instead of what they held."""
@@ -144,8 +154,7 @@ class Nodes:
 
     def _touch(self, uuids: Iterable[str]) -> None:
         for uuid in uuids:
-            node = self._node_of_gpu.get(uuid)
-            if node is not None:
+            for node in self._nodes_of_gpu.of(uuid):
                 self._touched.setdefault(node, set()).add(uuid)
 
     def _gpus_with(self, pod: TerminatedPod) -> set[str]:
@@ -214,10 +223,6 @@ class Nodes:
             self._old_at.put(name, observed + timedelta(seconds=seconds))
 
 
-def _gpus_of(nodes: Iterable[GPUNode]) -> set[tuple[str, str]]:
-    return {(gpu.uuid, node.metadata.name) for node in nodes for gpu in node.status.gpus}
-
-
 def _changed_gpus(before: NodeCapacity | None, after: NodeCapacity | None) -> frozenset[str] | None:
     """The GPUs that are not the same objects; None where jobs see another change of the node."""
     if before is None or after is None or facts_of(before) != facts_of(after):
@@ -232,5 +237,8 @@ def _kept(before: NodeCapacity | None, after: NodeCapacity) -> NodeCapacity:
     if before is None or before == after:
         return before or after
     known = {gpu.uuid: gpu for gpu in before.gpus}
-    gpus = (known[c.uuid] if known.get(c.uuid) == c else c for c in after.gpus)
-    return replace(after, gpus=tuple(gpus))
+    return replace(after, gpus=tuple([_same(known.get(gpu.uuid), gpu) for gpu in after.gpus]))
+
+
+def _same(before: GPUCapacity | None, after: GPUCapacity) -> GPUCapacity:
+    return before if before is not None and (before is after or before == after) else after

@@ -80,14 +80,17 @@ class PendingQueues:
         moved, self._moved, self._undated = self._moved, set(), set()
         for uid in moved:
             self._take_out(uid)
+        found: dict[str, list[Keyed]] = {}
         for uid in moved & self.entries.keys():
             pending = self.entries[uid]
             key = self._key(uid, pending, configuration, now)
             placed = self._placed[uid] = Keyed(key, pending)
-            queue = pending.job.spec.queue
+            found.setdefault(pending.job.spec.queue, []).append(placed)
+        for queue, jobs in found.items():
             if queue not in self._queues:
                 self._queues[queue] = SortedList()
-            self._queues[queue].add(placed)
+            # Many at once are sorted, a few are put in their places.
+            self._queues[queue].update(jobs)
 
     def _take_out(self, uid: str) -> None:
         placed = self._placed.pop(uid, None)

@@ -55,6 +55,9 @@ def cotenants_irrelevant(job: GPUJob, status: GPUJobStatus, inputs: JobInputs) -
     if not shared:
         # Alone again: its profile may learn how fast that is.
         return False
+    if _outgrew(job, inputs):
+        # How much more it can have, and whether it must leave, depends on the others.
+        return False
     slowdown = measured_slowdown(job, status, profile, gpus)
     if is_slowed(job.status) is not (slowdown is not None and slowdown.too_much):
         return False
@@ -88,6 +91,16 @@ def quiet_until(
     if written_at is None or not held_back:
         return until
     return min(until, written_at + timedelta(seconds=configuration.progress_write_seconds))
+
+
+def _outgrew(job: GPUJob, inputs: JobInputs) -> bool:
+    """Whether the job is known to use more than it reserves."""
+    held, known, usage = job.status.reservation, job.status.measurement, inputs.usage
+    known_bytes = max(
+        known.memory_bytes if known is not None else 0,
+        usage.memory_peak_bytes if usage is not None else 0,
+    )
+    return held is not None and known_bytes > held.memory_bytes
 
 
 def _tells_a_pace(

@@ -12,6 +12,7 @@ from datetime import datetime
 from gpujob_operator.decide.backfill.release_times import ReleaseTimes
 from gpujob_operator.decide.backfill.tenancy import Tenancy
 from gpujob_operator.decide.cache.equivalence_classes import EquivalenceClasses
+from gpujob_operator.decide.cache.expiries import Expiries
 from gpujob_operator.decide.cache.holders import Holders
 from gpujob_operator.decide.cache.job_entry import JobEntry
 from gpujob_operator.decide.cache.jobs import Jobs
@@ -50,6 +51,8 @@ class SchedulerCache:
     listening_since: datetime | None = None
     steps: StepQueue = field(default_factory=StepQueue)
     releases: ReleaseTimes = field(default_factory=ReleaseTimes)
+    # Finished jobs that do not stay.
+    expiries: Expiries = field(default_factory=Expiries)
     waiting: PendingQueues = field(default_factory=PendingQueues)
     # Jobs that hold GPUs.
     holders: Holders = field(default_factory=Holders)
@@ -146,14 +149,15 @@ class SchedulerCache:
         entry = self._jobs.entries[uid]
         status = entry.job.status
         sites = sites_of(status.placement, self._nodes.capacity)
-        without_facts = [site.node for site in sites if site.facts is None]
         return JobInputs(
             job_pods=entry.job_pods,
             report=self._jobs.reports.get(uid),
             usage=self._jobs.usage.get((uid, status.attempt)),
             sites=sites,
             # A node that is there may have no agent yet.
-            lost_nodes=frozenset([name for name in without_facts if not self._nodes.has(name)]),
+            lost_nodes=frozenset(
+                [s.node for s in sites if s.facts is None and not self._nodes.has(s.node)]
+            ),
             refused_pods=self._refused_pods.get(uid, ()),
             listening_since=self.listening_since,
             profile=entry.profile,
@@ -170,12 +174,14 @@ class SchedulerCache:
         if after is not None:
             uid = after.job.metadata.uid
             self.releases.put(after.job, after.profile_key)
+            self.expiries.put(after.job)
             if after.held:
                 self.holders.add(after.job, self._nodes.of_job(after.job))
             self._count(after)
         elif before is not None:
             uid = before.job.metadata.uid
             self.releases.drop(uid)
+            self.expiries.drop(uid)
             self.steps.drop(uid)
             self._mix.drop(uid)
         else:
@@ -218,8 +224,10 @@ class SchedulerCache:
 
     def _renew_waiting(self, changed: set[str]) -> None:
         """The queues' entries of the changed jobs."""
-        relevant_from_seconds = length_relevant_from_seconds(order_rules(self.configuration))
-        expected_anew = self.releases.take_changed(self.waiting.entries, relevant_from_seconds)
+        rules = order_rules(self.configuration)
+        expected_anew = self.releases.take_changed(
+            self.waiting.entries, length_relevant_from_seconds(rules)
+        )
         for uid in sorted(changed.union(expected_anew)):
             entry = self.entries.get(uid)
             if entry is None or not entry.waits:
@@ -234,6 +242,7 @@ class SchedulerCache:
                 order_keys=order_keys_of(
                     entry.job,
                     self.configuration,
+                    rules,
                     self.releases.expected_first_run_seconds(entry.job),
                 ),
             )

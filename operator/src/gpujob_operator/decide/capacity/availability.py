@@ -5,17 +5,26 @@ from datetime import datetime, timedelta
 from enum import Enum
 
 from gpujob_api.gpunode import GPU, UNREADABLE, GPUNode
-from gpujob_api.meta import TAINT_RECLAIM
 from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.notices import NoticeKind, notice_of
 from gpujob_operator.decide.model.snapshot import NodeView
 
 
 class ClosedReason(Enum):
     RECLAIMED = "the node is being reclaimed"
+    DRAINED = "the node is being drained"
+    MAY_GO = "the node may be reclaimed soon"
     NOT_READY = "the node is not ready"
     CORDONED = "the node is cordoned"
     UNMEASURED = "no reading from the agent yet"
     STALE = "readings are too old"
+
+
+_REASONS = {
+    NoticeKind.RECLAIM: ClosedReason.RECLAIMED,
+    NoticeKind.DRAIN: ClosedReason.DRAINED,
+    NoticeKind.CLOSE: ClosedReason.MAY_GO,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +39,10 @@ def why_closed(
     view: NodeView, gpu_node: GPUNode, configuration: Configuration, now: datetime
 ) -> NodeClosed | None:
     """Why nothing new may be placed on the node, or None."""
+    notice = notice_of(view)
+    if notice is not None:
+        reason = _REASONS[notice.kind]
+        return NodeClosed(reason, f"{reason.value}{f' ({notice.sign})' if notice.sign else ''}")
     reason = _closed_for_good(view, gpu_node)
     if reason is not None:
         return NodeClosed(reason, reason.value)
@@ -45,8 +58,6 @@ def why_closed(
 
 def _closed_for_good(view: NodeView, gpu_node: GPUNode) -> ClosedReason | None:
     """The reason that holds until the node or its GPUNode changes."""
-    if any(taint.key == TAINT_RECLAIM for taint in view.taints):
-        return ClosedReason.RECLAIMED
     if not view.ready:
         return ClosedReason.NOT_READY
     if view.unschedulable or gpu_node.spec.unschedulable:

@@ -5,12 +5,13 @@
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from gpujob_api.gpujob import GPUJob, GPUJobStatus, ReservationSource
+from gpujob_api.gpujob import GPUJob, GPUJobStatus, Reservation, ReservationSource
 from gpujob_api.quantities import MIB
 from gpujob_operator.decide.capacity.availability import GPUBlocked, NodeClosed
 from gpujob_operator.decide.capacity.slowdown_law import PUBLISHED_SLOWDOWNS, Law
+from gpujob_operator.decide.model.notices import NodeNotice
 from gpujob_operator.decide.model.snapshot import NodeView
 
 # An unmanaged process below this is the desktop or a monitoring tool, not a tenant.
@@ -78,11 +79,14 @@ class GPUCapacity:
 
     @property
     def utilization_percent(self) -> float:
-        return sum(tenant.utilization_percent for tenant in self.tenants)
+        return sum([tenant.utilization_percent for tenant in self.tenants])
 
     @property
     def held_whole(self) -> bool:
-        return any(tenant.whole_gpu for tenant in self.tenants)
+        for tenant in self.tenants:  # noqa: SIM110 - asked thousands of times a cycle
+            if tenant.whole_gpu:
+                return True
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,8 @@ class NodeCapacity:
     memory_bytes_free: int
     # Why nothing new may be placed here, or None.
     closed: NodeClosed | None = None
+    # The sign that the node is about to go, or None.
+    notice: NodeNotice | None = None
     # Expected interruptions per hour, and the price including their cost (see `prices`).
     interruptions_per_hour: float = 0.0
     price_with_losses: float | None = None
@@ -187,6 +193,25 @@ def as_tenant(job: GPUJob) -> Tenant | None:
         whole_gpu=whole,
         max_slowdown_percent=job.spec.sharing.max_slowdown_percent,
     )
+
+
+def with_reservation(gpu: GPUCapacity, job_uid: str, reservation: Reservation) -> GPUCapacity:
+    """The GPU on which the job reserves this from now on. What it was seen to use above its old
+    reservation counts only as far as the new one does not cover it."""
+    tenants: list[Tenant] = []
+    for tenant in gpu.tenants:
+        if tenant.job_uid == job_uid:
+            used_bytes = tenant.memory_bytes + tenant.excess_bytes
+            tenant = replace(
+                tenant,
+                memory_bytes=reservation.memory_bytes,
+                utilization_percent=reservation.utilization_percent,
+                excess_bytes=max(0, used_bytes - reservation.memory_bytes)
+                if tenant.excess_bytes
+                else 0,
+            )
+        tenants.append(tenant)
+    return replace(gpu, tenants=tuple(tenants))
 
 
 def has_external_use(gpu: GPUCapacity, *, soon: bool = False) -> bool:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from gpujob_api.gpujob import Placement
 from gpujob_operator.decide.capacity.availability import NodeClosed
 from gpujob_operator.decide.capacity.cluster import Capacity, GPUCapacity, NodeCapacity
-from gpujob_operator.decide.model.snapshot import Taint
+from gpujob_operator.decide.model.notices import NodeNotice
 
 
 # Named tuples, because thousands are created and compared in every cycle.
@@ -17,13 +17,13 @@ class NodeFacts(NamedTuple):
 
     closed: NodeClosed | None
     not_ready_since: datetime | None
-    taints: tuple[Taint, ...]
+    notice: NodeNotice | None
     price_per_gpu_hour: float | None
 
 
 def facts_of(node: NodeCapacity) -> NodeFacts:
-    view = node.node
-    return NodeFacts(node.closed, view.not_ready_since, view.taints, node.price_per_gpu_hour)
+    since = node.node.not_ready_since
+    return NodeFacts(node.closed, since, node.notice, node.price_per_gpu_hour)
 
 
 class WorkerSite(NamedTuple):
@@ -51,9 +51,11 @@ def sites_of(placement: Placement | None, capacity: Capacity) -> Sites:
         if node is None:
             found.append(WorkerSite(worker.node, None, ()))
             continue
-        here = {gpu.uuid: gpu for gpu in node.gpus if gpu.uuid in worker.gpus}
-        gpus = tuple([here[uuid] for uuid in worker.gpus if uuid in here])
-        found.append(WorkerSite(worker.node, facts_of(node), gpus))
+        gpus = [gpu for gpu in node.gpus if gpu.uuid in worker.gpus]
+        if len(worker.gpus) > 1:
+            here = {gpu.uuid: gpu for gpu in gpus}
+            gpus = [here[uuid] for uuid in worker.gpus if uuid in here]
+        found.append(WorkerSite(worker.node, facts_of(node), tuple(gpus)))
     return tuple(found)
 
 

@@ -27,6 +27,7 @@ from gpujob_operator.decide.capacity.prices import (
 )
 from gpujob_operator.decide.capacity.slowdown_law import PUBLISHED_SLOWDOWNS, Law
 from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.notices import notice_of
 from gpujob_operator.decide.model.pod_requests import PodRequests
 from gpujob_operator.decide.model.snapshot import GonePod, NodeView, PodPhase, PodView
 from gpujob_operator.decide.model.workers import JobPods, place_of
@@ -217,6 +218,7 @@ class ClusterUsage:
             cpu_milli_free=view.cpu_milli_free - cpu,
             memory_bytes_free=view.memory_bytes_free - memory,
             closed=why_closed(view, gpu_node, configuration, now),
+            notice=notice_of(view),
             interruptions_per_hour=rate,
             price_with_losses=price_with_losses(price, rate, configuration)
             if price is not None
@@ -228,7 +230,8 @@ class ClusterUsage:
         tenants = self.tenants.get(gpu.uuid, ())
         used = self._measured(gpu, tenants)
         external_bytes = max(0, gpu.memory_used_bytes - sum(used.values()))
-        stray_pod = any((where, gpu.uuid) in self.gpus_of_stale_pods for where in (node, ""))
+        stale = self.gpus_of_stale_pods
+        stray_pod = bool(stale) and ((node, gpu.uuid) in stale or ("", gpu.uuid) in stale)
         return GPUCapacity(
             uuid=gpu.uuid,
             model=gpu.model,

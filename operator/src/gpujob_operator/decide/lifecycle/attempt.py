@@ -18,10 +18,12 @@ from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, StopReason
 from gpujob_api.quantities import format_count
 from gpujob_api.report import Report
+from gpujob_operator.decide.capacity.sites import gpus_at
 from gpujob_operator.decide.lifecycle.ending import end_attempt
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.pod_cleanup import abandoned_pods, delete_pod, stray_pods
 from gpujob_operator.decide.lifecycle.settings import settings_for
+from gpujob_operator.decide.lifecycle.start_advice import with_advice
 from gpujob_operator.decide.lifecycle.start_refusals import once_it_runs, refusal_of, with_refusal
 from gpujob_operator.decide.lifecycle.stops import reason_to_stop, start_seconds_left
 from gpujob_operator.decide.measurement.progress import (
@@ -30,6 +32,7 @@ from gpujob_operator.decide.measurement.progress import (
     with_measurement,
     with_report,
 )
+from gpujob_operator.decide.measurement.reservation import reservable_bytes
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionWriter
 from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
@@ -40,7 +43,7 @@ from gpujob_operator.decide.model.grace import (
 )
 from gpujob_operator.decide.model.plan import CreatePod, EventNote, EventType, NextStep
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView
-from gpujob_operator.decide.model.stop_reasons import NODE_RECLAIMED, rule_of
+from gpujob_operator.decide.model.stop_reasons import rule_of
 from gpujob_operator.decide.model.workers import (
     lost_ranks,
     perhaps_workers,
@@ -162,7 +165,8 @@ def _starting(
 def _waiting(pods: tuple[PodView, ...], missing: int) -> tuple[str, str]:
     for pod in pods:
         if pod.phase is PodPhase.PENDING and pod.reason:
-            return pod.reason, f"pod {pod.name}: {pod.message or pod.reason}"
+            text = f"pod {pod.name}: {pod.message or pod.reason}"
+            return pod.reason, with_advice(text, pod.reason)
     return "Starting", f"{format_count(len(pods), 'pod')} created, {missing} to create"
 
 
@@ -198,9 +202,12 @@ def _running(
     status = with_report(with_pod_uids(job.status, pods), inputs.report)
     if configuration.device_access is DeviceAccess.DEVICE_PLUGIN and inputs.usage is not None:
         status = with_seen_gpus(status, inputs.usage.seen)
-    usage = joined_usage(inputs.usage, report)
+    usage = joined_usage(inputs.usage, report, job.status.reservation)
     status = with_measurement(status, report, usage)
-    status, events = with_measured_reservation(job, status, report, usage, configuration)
+    most_bytes = reservable_bytes(job, gpus_at(inputs.sites), inputs.promised_bytes)
+    status, events = with_measured_reservation(
+        job, status, report, usage, configuration, most_bytes
+    )
     if status.resumed_from_step is not None and job.status.resumed_from_step is None:
         text = f"attempt {status.attempt} resumes after step {status.resumed_from_step}"
         events = (*events, EventNote("Resumed", text))
@@ -231,14 +238,14 @@ def _stopping(
     """Stops every live pod with SIGTERM and its grace.
 
     The workers of a gang are first asked through the reply to their reports, so that they agree on
-    a step. After half of their grace, or without reports, their pods are deleted. Only a node that
-    is being reclaimed shortens the grace.
+    a step. After half of their grace, or without reports, their pods are deleted. Only a node
+    that is about to go shortens the grace.
     """
     stop = job.status.stop
     left = max((stop.deadline - now).total_seconds(), 0.0) if stop is not None else 0.0
-    node_goes = stop is not None and stop.reason == NODE_RECLAIMED
+    bounded = rule_of(stop).bounds_grace
     grace = grace_seconds(job, configuration)
-    until = asked_seconds(job, configuration) if node_goes else grace
+    until = asked_seconds(job, configuration) if bounded else grace
     asked = job.spec.workers > 1 and inputs.report is not None and left > until
     reason = stop.reason if stop is not None else "Stopping"
     deletes = tuple(
@@ -246,7 +253,7 @@ def _stopping(
         for pod in live
         if pod.deletion_at is None and not asked
     )
-    if node_goes:
+    if bounded:
         most = max(int(left), GRACE_SECONDS_MIN)
         deletes = tuple(replace(one, grace_seconds=min(one.grace_seconds, most)) for one in deletes)
     status = with_report(job.status, inputs.report)

@@ -64,7 +64,9 @@ def _with_final_report(
         received = ReceivedReport(job.metadata.uid, 0, at, words[0].termination)
     status = with_report(job.status, received)
     report = received.report if received is not None else None
-    return with_measurement(status, report, joined_usage(inputs.usage, report))
+    return with_measurement(
+        status, report, joined_usage(inputs.usage, report, job.status.reservation)
+    )
 
 
 def _succeeded(job: GPUJob, now: datetime) -> NextStep:
@@ -95,6 +97,8 @@ def _retry_or_fail(
         job.status,
         counters=decision.counters,
         failure=outcome.failure,
+        out_of_memory_step=_out_of_memory_step(job.status, outcome),
+        interrupted_at_step=_interrupted_at_step(job.status, outcome),
         stop=None,
         next_attempt_at=decision.next_attempt_at,
     )
@@ -120,6 +124,22 @@ def _retry_or_fail(
     )
     status = writer.set(status, conditions.SCHEDULED, False, "WaitingForRetry", text)
     return NextStep(status, events=(EventNote(f"Attempt{kind}", text, EventType.WARNING),))
+
+
+def _out_of_memory_step(status: GPUJobStatus, outcome: Outcome) -> int | None:
+    """The furthest step at which an attempt ran out of GPU memory, this one included."""
+    failure, before = outcome.failure, status.out_of_memory_step
+    if failure is None or failure.failure_class is not FailureClass.OUT_OF_MEMORY:
+        return before
+    reached = status.measurement.step if status.measurement is not None else 0
+    return max(outcome.step, reached, before or 0)
+
+
+def _interrupted_at_step(status: GPUJobStatus, outcome: Outcome) -> int | None:
+    """From now on only a durable step beyond this one is progress."""
+    if outcome.end is not AttemptEnd.INTERRUPTED or status.checkpoint is None:
+        return status.interrupted_at_step
+    return max(status.checkpoint.step, status.interrupted_at_step or 0)
 
 
 def _kind_of(job: GPUJob, interruption: Outcome) -> str:

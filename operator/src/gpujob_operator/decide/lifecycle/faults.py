@@ -1,22 +1,31 @@
-"""Decides why a running attempt must leave its GPUs: its node is reclaimed, or a GPU is unhealthy
-or over-full.
+"""Decides why a running attempt must leave its GPUs: its node is about to go, or a GPU is
+unhealthy or over-full.
 """
 
-import re
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
-from gpujob_api.gpujob import GPUJob, GPUJobStatus, StopReason
-from gpujob_api.meta import TAINT_RECLAIM
-from gpujob_api.quantities import format_count, format_memory
+from gpujob_api.gpujob import GPUJob, GPUJobStatus, ReservationSource, StopReason
+from gpujob_api.quantities import MIB, format_count, format_memory
 from gpujob_operator.decide.capacity.availability import BlockedReason, ClosedReason
-from gpujob_operator.decide.capacity.cluster import GPUCapacity
+from gpujob_operator.decide.capacity.cluster import GPUCapacity, Tenant
 from gpujob_operator.decide.capacity.sites import NodeFacts, Sites, gpus_at
+from gpujob_operator.decide.measurement.reservation import reservable_bytes
 from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
-from gpujob_operator.decide.model.stop_reasons import GPU_OVERFULL, GPU_UNHEALTHY, NODE_RECLAIMED
+from gpujob_operator.decide.model.notices import NoticeKind
+from gpujob_operator.decide.model.snapshot import GPUUsage
+from gpujob_operator.decide.model.stop_reasons import (
+    GPU_OVERFULL,
+    GPU_UNHEALTHY,
+    MEMORY_CAP_EXCEEDED,
+    NODE_DRAINED,
+    NODE_RECLAIMED,
+)
 
-# A time in seconds since 1970; ten digits last until 2286.
-_SECONDS = re.compile(r"^[0-9]{1,10}$", re.ASCII)
+# A process has a context on its GPU that no library's limit covers: up to this much above a cap is
+# no breach.
+CONTEXT_BYTES = 768 * MIB
+_STOPS = {NoticeKind.RECLAIM: NODE_RECLAIMED, NoticeKind.DRAIN: NODE_DRAINED}
 
 
 def of(
@@ -25,13 +34,14 @@ def of(
     now: datetime,
     deadline: datetime,
     device_access: DeviceAccess,
+    usage: GPUUsage | None = None,
 ) -> StopReason | None:
     """The first fault of any of the job's nodes and GPUs, in a fixed order. `deadline` is that of a
     stop that begins now."""
     for site in sites:
         if site.facts is None:
             continue
-        found = _reclaimed(site.node, site.facts, now, deadline)
+        found = _noticed(site.node, site.facts, now, deadline)
         if found is not None:
             return found
         closed = site.facts.closed
@@ -45,23 +55,28 @@ def of(
     if device_access is DeviceAccess.DEVICE_PLUGIN:
         # The kubelet gives each GPU once. Two jobs on one only means that a reading is yet to come.
         return None
-    return _outgrown(job, sites, deadline)
+    return _overfull(job, sites, deadline) or _outgrown(job, sites, usage, deadline)
 
 
-def _reclaimed(node: str, facts: NodeFacts, now: datetime, deadline: datetime) -> StopReason | None:
-    taint = next((t for t in facts.taints if t.key == TAINT_RECLAIM), None)
-    if taint is None:
+def _noticed(node: str, facts: NodeFacts, now: datetime, deadline: datetime) -> StopReason | None:
+    notice = facts.notice
+    reason = _STOPS.get(notice.kind) if notice is not None else None
+    if notice is None or reason is None:
         return None
+    ends_at = notice.ends_at
+    if ends_at is None and notice.lead_seconds is not None:
+        ends_at = now + timedelta(seconds=notice.lead_seconds)
     when = ""
-    if _SECONDS.match(taint.value):
-        noticed = max(datetime.fromtimestamp(int(taint.value), UTC), now + timedelta(seconds=1))
-        deadline, when = min(deadline, noticed), f" in {(noticed - now).total_seconds():.0f} s"
+    if ends_at is not None:
+        ends_at = max(ends_at, now + timedelta(seconds=1))
+        deadline, when = min(deadline, ends_at), f" in {(ends_at - now).total_seconds():.0f} s"
+    sign = f" ({notice.sign})" if notice.sign else ""
     left = (deadline - now).total_seconds()
-    message = f"node {node} is being reclaimed{when}; the workers have {left:.0f} s to end"
-    return StopReason(NODE_RECLAIMED, message, deadline)
+    message = f"node {node} {notice.kind.value}{when}{sign}; the workers have {left:.0f} s to end"
+    return StopReason(reason, message, deadline)
 
 
-def _outgrown(job: GPUJob, sites: Sites, deadline: datetime) -> StopReason | None:
+def _overfull(job: GPUJob, sites: Sites, deadline: datetime) -> StopReason | None:
     """The tenant of an over-full GPU that must leave: the one with the most use above its
     reservation, else the largest.
 
@@ -74,7 +89,44 @@ def _outgrown(job: GPUJob, sites: Sites, deadline: datetime) -> StopReason | Non
         moved = max(gpu.tenants, key=lambda t: (t.excess_bytes, t.memory_bytes, t.job_uid))
         crowded = replace(gpu, external_bytes=0).free_bytes < 0
         if crowded and moved.job_uid == job.metadata.uid:
-            return StopReason(GPU_OVERFULL, pressure_message(gpu), deadline)
+            return _beyond_cap(job, moved, deadline) or StopReason(
+                GPU_OVERFULL, pressure_message(gpu), deadline
+            )
+    return None
+
+
+def _beyond_cap(job: GPUJob, tenant: Tenant, deadline: datetime) -> StopReason | None:
+    """Of a job that took memory beyond the cap that it was placed with: its own failure, as if the
+    worker had kept the cap and run out of memory."""
+    held = job.status.reservation
+    is_capped = held is not None and held.source is ReservationSource.HINT
+    if not is_capped or tenant.excess_bytes <= CONTEXT_BYTES:
+        return None
+    message = (
+        f"uses {format_memory(tenant.memory_bytes + tenant.excess_bytes)}; with sharing.mode "
+        f"Shared gpu.memory ({format_memory(tenant.memory_bytes)}) is a cap"
+    )
+    return StopReason(MEMORY_CAP_EXCEEDED, message, deadline)
+
+
+def _outgrown(
+    job: GPUJob, sites: Sites, usage: GPUUsage | None, deadline: datetime
+) -> StopReason | None:
+    """A job that was seen to use more than it can reserve beside its co-tenants. It leaves before
+    it needs as much again: the co-tenants have what they were promised."""
+    held = job.status.reservation
+    if usage is None or held is None or held.source is not ReservationSource.MEASURED:
+        return None
+    for gpu in gpus_at(sites):
+        most_bytes = reservable_bytes(job, [gpu], {})
+        if len(gpu.tenants) < 2 or usage.memory_peak_bytes <= most_bytes:
+            continue
+        message = (
+            f"was seen to use {format_memory(usage.memory_peak_bytes)} of GPU {gpu.uuid}, reserves "
+            f"{format_memory(held.memory_bytes)}, and can have {format_memory(most_bytes)} beside "
+            f"{format_count(len(gpu.tenants) - 1, 'job')}"
+        )
+        return StopReason(GPU_OVERFULL, message, deadline)
     return None
 
 

@@ -7,9 +7,8 @@ from datetime import datetime
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_operator.decide.capacity.sites import Sites
 from gpujob_operator.decide.model.snapshot import GPUUsage, ReceivedReport, RefusedPod
-from gpujob_operator.decide.model.workers import JobPods
+from gpujob_operator.decide.model.workers import NO_PODS, JobPods
 
-_NOBODY = JobPods()
 # By the job's UID.
 RefusedPods = Mapping[str, tuple[RefusedPod, ...]]
 
@@ -21,7 +20,7 @@ class JobInputs:
     While the inputs are equal, nothing new can be decided before the step's deadline.
     """
 
-    job_pods: JobPods = _NOBODY
+    job_pods: JobPods = NO_PODS
     report: ReceivedReport | None = None
     usage: GPUUsage | None = None
     # The nodes and GPUs of the job's workers.
@@ -31,6 +30,9 @@ class JobInputs:
     # Pods of its workers that the API server refused to create.
     refused_pods: tuple[RefusedPod, ...] = ()
     listening_since: datetime | None = None
+    # What other jobs of this cycle grew by on the GPUs of its workers. Not compared: a job that
+    # sees any is decided again in the next cycle.
+    promised_bytes: Mapping[str, int] = field(default_factory=dict[str, int], compare=False)
     # Not compared: a pace measured by another job of the workload does not affect this job, and the
     # cache tracks any other change of the profile.
     profile: GPUProfile | None = field(default=None, compare=False)

@@ -7,9 +7,10 @@ from enum import Enum
 from typing import Any, cast
 
 from gpujob_api.codec import FieldError
-from gpujob_api.gpujob import Counters, GPUJob, JobFailure
+from gpujob_api.gpujob import Counters, GPUJob, GPUJobStatus, JobFailure
 from gpujob_api.report import Failure, FailureClass, WorkerPhase
 from gpujob_api.settings import EXIT_DONE, EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED
+from gpujob_operator.decide.lifecycle.own_limits import exceeded
 from gpujob_operator.decide.lifecycle.start_refusals import (
     START_ERRORS,
     Refusal,
@@ -19,9 +20,10 @@ from gpujob_operator.decide.lifecycle.start_refusals import (
 )
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView
-from gpujob_operator.decide.model.stop_reasons import GPU_UNHEALTHY, rule_of
+from gpujob_operator.decide.model.stop_reasons import GPU_UNHEALTHY, SUSPENDED, rule_of
 
 EXIT_KILLED = 137
+EXIT_OF_LAUNCHERS = 1
 _INTERRUPTED = (EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED)
 # Pod reasons in Kubernetes for a node that was lost, or restarted and found its containers dead.
 _NODE_LOSSES = ("ContainerStatusUnknown", "NodeLost")
@@ -36,8 +38,11 @@ _NODE_REFUSALS = (
     "UnexpectedAdmissionError",
     *_NODE_LOSSES,
 )
-# More interruptions than this without a durable step count as errors.
+# After more interruptions than this in a row, during which the durable step did not grow, the job
+# fails: whatever interrupts it follows it.
 FRUITLESS_INTERRUPTIONS_MAX = 50
+# After this many of them it waits longer each time.
+FRUITLESS_AT_ONCE_MAX = 3
 # So many attempts in a row under which a GPU became unhealthy soon: a program can bring that about,
 # and would take one GPU after the other.
 UNHEALTHY_GPUS_MAX = 3
@@ -92,7 +97,7 @@ def judge(
     early = ours and any(_left_early(pod) for pod in pods)
     if complete and not early and all(pod.exit_code == EXIT_DONE for pod in pods):
         return Outcome(AttemptEnd.SUCCEEDED)
-    failures = [_pod_failure(job, pod) for pod in sorted(pods, key=_cause_first)]
+    failures = [_pod_failure(job, pod, ours=ours) for pod in sorted(pods, key=_cause_first)]
     real = [failure for failure in failures if failure is not None]
     if stop is not None and rule.failure is not None:
         return Outcome(AttemptEnd.FAILED, JobFailure(rule.failure, stop.message))
@@ -146,6 +151,7 @@ def interrupted(
         node_lost=before.node_lost + lost,
         preemptions=before.preemptions + for_others,
         unhealthy_gpus=_unhealthy_gpus(job, now),
+        fruitless=_fruitless(job),
     )
     if counters.unhealthy_gpus >= UNHEALTHY_GPUS_MAX:
         message = (
@@ -153,15 +159,43 @@ def interrupted(
             f"{SOON_SECONDS:.0f} s of the attempt's start: not tried again"
         )
         return RetryDecision(counters, False, None, message)
-    all_in_all = counters.interruptions + counters.node_lost
-    fruitless = 0 if job.status.checkpoint is not None else all_in_all
-    if fruitless > FRUITLESS_INTERRUPTIONS_MAX:
-        message = f"interrupted {fruitless} times without a checkpoint"
+    if counters.fruitless > FRUITLESS_INTERRUPTIONS_MAX:
+        saved = job.status.checkpoint
+        durable = f"the durable step stayed {saved.step}" if saved is not None else "no checkpoint"
+        message = f"interrupted {counters.fruitless} times in a row without progress ({durable})"
         return RetryDecision(counters, False, None, message)
-    backoff = configuration.retry_backoff_seconds
-    ended_at_once = (now - (job.status.attempt_started_at or now)).total_seconds() < backoff
-    delay = backoff if ended_at_once or fruitless > 3 else 0.0
+    delay = _delay_seconds(job, counters.fruitless, configuration, now)
     return RetryDecision(counters, True, now + timedelta(seconds=delay), "rescheduling")
+
+
+def _delay_seconds(
+    job: GPUJob, fruitless: int, configuration: Configuration, now: datetime
+) -> float:
+    backoff = configuration.retry_backoff_seconds
+    more = fruitless - FRUITLESS_AT_ONCE_MAX
+    if more > 0:
+        return min(backoff * 2 ** min(more - 1, 16), configuration.retry_backoff_max_seconds)
+    ended_at_once = (now - (job.status.attempt_started_at or now)).total_seconds() < backoff
+    return backoff if ended_at_once else 0.0
+
+
+def _fruitless(job: GPUJob) -> int:
+    """How many interruptions in a row, this one included, came before the durable step grew.
+
+    What other jobs or the user interrupt does not count: that says nothing of the job.
+    """
+    if made_progress(job.status):
+        return 0
+    stop, before = job.status.stop, job.status.counters.fruitless
+    asked = stop is not None and (rule_of(stop).for_others or stop.reason == SUSPENDED)
+    return before if asked else before + 1
+
+
+def made_progress(status: GPUJobStatus) -> bool:
+    """Whether the durable step grew since an attempt was last interrupted. That there is a
+    checkpoint is none: a job may come back to the same one for ever."""
+    saved, before = status.checkpoint, status.interrupted_at_step
+    return saved is not None and (before is None or saved.step > before)
 
 
 def _left_early(pod: PodView) -> bool:
@@ -195,13 +229,16 @@ def _cause_first(pod: PodView) -> tuple[object, ...]:
     return _is_kill(pod), at, pod.rank
 
 
-def _pod_failure(job: GPUJob, pod: PodView) -> JobFailure | None:
+def _pod_failure(job: GPUJob, pod: PodView, *, ours: bool) -> JobFailure | None:
+    limit = "" if ours else exceeded(pod)
+    if limit:
+        return JobFailure(FailureClass.UNKNOWN, limit)
     if pod.exit_code in (EXIT_DONE, *_INTERRUPTED, None) and not _failed_start(pod):
         return None
     reported = pod.termination.failure if pod.termination is not None else None
     if reported is not None:
         return JobFailure(reported.failure_class, _with_need(reported))
-    if is_refused_start(pod):
+    if is_refused_start(pod) or _launcher_was_stopped(pod):
         return None
     if pod.phase is PodPhase.FAILED and pod.reason.startswith(_NODE_REFUSALS):
         return None
@@ -209,11 +246,25 @@ def _pod_failure(job: GPUJob, pod: PodView) -> JobFailure | None:
         message = f"worker {pod.rank} could not be started: {pod.termination_text[-400:]}"
         return JobFailure(FailureClass.USER_ERROR, message)
     if pod.reason == "OOMKilled":
-        return JobFailure(FailureClass.OUT_OF_MEMORY, _host_memory(job, pod))
+        return JobFailure(FailureClass.HOST_OUT_OF_MEMORY, _host_memory(job, pod))
     text = pod.termination_text or pod.message or pod.reason
     detail = f": {text[-400:]}" if text else ""
+    if pod.termination is not None:
+        # A worker's own last report stands where the log's last lines would.
+        detail += f"; kubectl logs {pod.name} has the rest"
     message = f"worker {pod.rank} exited with code {pod.exit_code}{detail}"
     return JobFailure(FailureClass.UNKNOWN, message)
+
+
+def _launcher_was_stopped(pod: PodView) -> bool:
+    """Whether a launcher ended with its own code after its workers left as they were asked to.
+
+    torchrun ends with 1 when its processes end with 143.
+    """
+    words = pod.termination
+    return pod.exit_code == EXIT_OF_LAUNCHERS and (
+        words is not None and words.phase is WorkerPhase.DRAINING
+    )
 
 
 def _host_memory(job: GPUJob, pod: PodView) -> str:

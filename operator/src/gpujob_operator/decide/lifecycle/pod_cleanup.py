@@ -1,6 +1,7 @@
 """Pods to delete: of jobs that are gone or being deleted, and of no attempt of their job."""
 
 from collections.abc import Iterable, Set
+from dataclasses import replace
 from datetime import datetime
 
 from gpujob_api.gpujob import GPUJob
@@ -51,9 +52,12 @@ def stray_pods(
 
 
 def delete_pod(job: GPUJob, pod: PodView, reason: str, configuration: Configuration) -> DeletePod:
-    """With the pod's own grace, or the job's."""
+    """With the pod's own grace, or the job's. A pod whose owner reference was taken away is still
+    the job's: it is deleted only after what the plan writes of the job.
+    """
     grace = pod_grace_seconds(pod, grace_seconds(job, configuration))
-    return DeletePod(pod, grace, reason)
+    own = pod if pod.job_uid == job.metadata.uid else replace(pod, job_uid=job.metadata.uid)
+    return DeletePod(own, grace, reason)
 
 
 def orphaned_pods(

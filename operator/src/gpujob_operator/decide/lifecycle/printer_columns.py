@@ -9,6 +9,12 @@ from gpujob_operator.decide.capacity.sites import Sites
 from gpujob_operator.decide.model import conditions
 
 REASON_CHARACTERS_MAX = 200
+# The condition whose reason is shown, in phases in which that is not `Running`.
+_SHOWN_CONDITION = {
+    JobPhase.PENDING: conditions.SCHEDULED,
+    JobPhase.SUCCEEDED: conditions.SUCCEEDED,
+    JobPhase.FAILED: conditions.SUCCEEDED,
+}
 
 
 def summarize(job: GPUJob, status: GPUJobStatus, sites: Sites) -> Summary:
@@ -92,12 +98,7 @@ def _share(job: GPUJob, gpu: GPUCapacity | None) -> float:
 
 
 def _reason(status: GPUJobStatus) -> str:
-    kind = {
-        JobPhase.PENDING: conditions.SCHEDULED,
-        JobPhase.SUCCEEDED: conditions.SUCCEEDED,
-        JobPhase.FAILED: conditions.SUCCEEDED,
-    }.get(status.phase, conditions.RUNNING)
-    found = conditions.find(status, kind)
+    found = conditions.find(status, _SHOWN_CONDITION.get(status.phase, conditions.RUNNING))
     if found is None:
         return ""
     text = f"{found.reason}: {found.message}" if found.message else found.reason

@@ -13,6 +13,7 @@ from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus
 from gpujob_api.start_refusal import START_REFUSALS_MAX, StartRefusal
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
+from gpujob_operator.decide.lifecycle.start_advice import with_advice
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView
 from gpujob_operator.decide.model.stop_reasons import CANNOT_START, POD_REFUSED, UNSCHEDULABLE
@@ -74,7 +75,7 @@ def refusal_of(
     for one in sorted(inputs.refused_pods, key=lambda one: one.rank):
         if one.attempt == job.status.attempt and one.rank not in present:
             message = f"the API server refused the pod of worker {one.rank}: {one.message}"
-            return Refusal(POD_REFUSED, message, None, 0.0)
+            return Refusal(POD_REFUSED, with_advice(message), None, 0.0)
     found = (_of_pod(job, pod, configuration, now) for pod in pods)
     return min(
         (one for one in found if one is not None), key=lambda one: one.seconds_left, default=None
@@ -92,10 +93,12 @@ def _of_pod(
         if pod.reason != UNSCHEDULABLE:
             return None
         text = f"kube-scheduler refused pod {pod.name} on {place.node}: {pod.message}"
-        return Refusal(UNSCHEDULABLE, text, place.node, UNSCHEDULABLE_SECONDS - waited_seconds)
+        left = UNSCHEDULABLE_SECONDS - waited_seconds
+        return Refusal(UNSCHEDULABLE, with_advice(text), place.node, left)
     if pod.reason in _CANNOT_START:
         text = f"pod {pod.name} cannot start on {place.node}: {pod.reason}: {pod.message}"
-        return Refusal(CANNOT_START, text, place.node, CANNOT_START_SECONDS - waited_seconds)
+        left = CANNOT_START_SECONDS - waited_seconds
+        return Refusal(CANNOT_START, with_advice(text), place.node, left)
     if pod.sandbox_ready:
         return None
     limit = min(SANDBOX_SECONDS * 2 ** min(_count(job), 16), configuration.start_timeout_seconds)

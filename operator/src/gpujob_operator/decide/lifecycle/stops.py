@@ -12,6 +12,7 @@ from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import stop_seconds
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView
 from gpujob_operator.decide.model.stop_reasons import (
+    EVICTED,
     HUNG,
     NODE_GONE,
     START_TIMEOUT,
@@ -47,9 +48,12 @@ def reason_to_stop(
     if is_short or lost_ranks(job, pods):
         message = f"{present} of {job.spec.workers} workers are left"
         return StopReason(WORKER_LOST, message, deadline)
-    fault = faults.of(job, inputs.sites, now, deadline, configuration.device_access)
+    fault = faults.of(job, inputs.sites, now, deadline, configuration.device_access, inputs.usage)
     if fault is not None:
         return fault
+    evicted = _evicted(pods, deadline)
+    if evicted is not None:
+        return evicted
     if job.status.phase is JobPhase.STARTING:
         return _cannot_start(job, pods, inputs, configuration, now, deadline)
     return _hung(job, inputs, configuration, now, deadline)
@@ -59,6 +63,17 @@ def age_seconds(job: GPUJob, now: datetime) -> float:
     """Age of the attempt in seconds."""
     started = job.status.attempt_started_at or now
     return (now - started).total_seconds()
+
+
+def _evicted(pods: tuple[PodView, ...], deadline: datetime) -> StopReason | None:
+    """Somebody else deletes a pod of the attempt: its worker has got its signal, and the others
+    stop with it instead of waiting for it. They have their own grace (I13). The operator's own
+    deletions follow a stop."""
+    for pod in pods:
+        if pod.deletion_at is not None and not pod.ended:
+            by = pod.reason or "not by the operator"
+            return StopReason(EVICTED, f"pod {pod.name} is being deleted ({by})", deadline)
+    return None
 
 
 def _cannot_start(
@@ -101,7 +116,8 @@ def start_seconds_left(
     if any(pod.pulls_images for pod in pods):
         limit = max(configuration.image_pull_timeout_seconds, configuration.start_timeout_seconds)
         return limit - age_seconds(job, now)
-    moments = [pod.last_change_at for pod in pods if pod.last_change_at is not None]
+    # A kubelet's clock may be ahead, and the attempt would then never be too late.
+    moments = [at for pod in pods if (at := pod.last_change_at) is not None and at <= now]
     since = max([job.status.attempt_started_at or now, *moments])
     return configuration.start_timeout_seconds - (now - since).total_seconds()
 

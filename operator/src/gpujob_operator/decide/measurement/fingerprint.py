@@ -6,7 +6,6 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable
-from itertools import takewhile
 
 from gpujob_api.gpujob import GPUJobSpec
 
@@ -60,6 +59,10 @@ def program_of(spec: GPUJobSpec) -> tuple[str, ...]:
     """What runs of one program have in common, whatever its options: the image, and the words of
     the command before the first option."""
     worker = spec.worker_container()
-    words = [str(word) for key in ("command", "args") for word in worker.get(key) or ()]
-    image = str(worker.get("image", ""))
-    return image, *takewhile(lambda word: not word.startswith("-"), words)
+    words = [str(worker.get("image", ""))]
+    for given in (*(worker.get("command") or ()), *(worker.get("args") or ())):
+        word = str(given)
+        if word.startswith("-"):
+            break
+        words.append(word)
+    return tuple(words)

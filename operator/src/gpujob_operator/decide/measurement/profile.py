@@ -3,7 +3,7 @@
 from dataclasses import replace
 from datetime import datetime
 
-from gpujob_api.gpujob import GPUJob, ReservationSource
+from gpujob_api.gpujob import GPUJob, GPUJobStatus, ReservationSource
 from gpujob_api.gpuprofile import (
     GPUProfile,
     GPUProfileSpec,
@@ -36,17 +36,18 @@ def _without_paces(profile: GPUProfile) -> tuple[object, ...]:
 
 
 def new_entries(
-    job: GPUJob,
+    status: GPUJobStatus,
     profile: GPUProfile | None,
     now: datetime,
     *,
     alone: bool = False,
     pace: SharedPace | None = None,
 ) -> tuple[ProfileEntry, ...] | None:
-    """The profile's entries with this job's measurement, or None if it adds nothing. `alone`: the
-    job has its GPUs to itself; otherwise `pace` is its measurement beside co-tenants, if known.
+    """The profile's entries with the measurement of a job of this status, or None if it adds
+    nothing. `alone`: the job has its GPUs to itself; otherwise `pace` is its measurement beside
+    co-tenants, if known.
     """
-    entry = _entry(job, now, alone=alone)
+    entry = _entry(status, now, alone=alone)
     if entry is None:
         return None
     before = profile.status.entries if profile is not None else ()
@@ -97,8 +98,7 @@ def _alone_joules(
     return known if seconds == before.alone_step_seconds else new
 
 
-def _entry(job: GPUJob, now: datetime, *, alone: bool) -> ProfileEntry | None:
-    status = job.status
+def _entry(status: GPUJobStatus, now: datetime, *, alone: bool) -> ProfileEntry | None:
     measurement, reservation = status.measurement, status.reservation
     if measurement is None or reservation is None or status.placement is None:
         return None

@@ -4,14 +4,23 @@ from dataclasses import replace
 from datetime import datetime
 
 from gpujob_api.copies import changed
-from gpujob_api.gpujob import GPUJob, GPUJobStatus, Measurement, ReservationSource
-from gpujob_api.quantities import format_count, format_memory
+from gpujob_api.gpujob import (
+    GPUJob,
+    GPUJobStatus,
+    Measurement,
+    Reservation,
+    ReservationSource,
+)
+from gpujob_api.quantities import GIB, format_count, format_memory
 from gpujob_api.report import Report, WorkerPhase
 from gpujob_operator.decide.measurement.reservation import measured_reservation
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import EventNote
 from gpujob_operator.decide.model.snapshot import GPUUsage, ReceivedReport
 
+# A worker's peak counts up to this much above what the agent saw: the larger of both.
+UNSEEN_PEAK_FRACTION_MAX = 0.25
+UNSEEN_PEAK_BYTES_MAX = GIB
 # Before these phases are over, the measured use is not yet what the job needs.
 _UNSETTLED = (WorkerPhase.STARTING, WorkerPhase.MEASURING, WorkerPhase.TUNING)
 
@@ -103,12 +112,18 @@ def with_measured_reservation(
     report: Report | None,
     usage: GPUUsage | None,
     configuration: Configuration,
+    reservable_bytes: int,
 ) -> tuple[GPUJobStatus, tuple[EventNote, ...]]:
-    """The status with the measured reservation, once the worker's use has settled."""
+    """The status with the measured reservation, once the worker's use has settled.
+    `reservable_bytes` is the most that the job can reserve on its GPUs."""
     held = status.reservation
     if usage is None or held is None or not _settled(report, usage, configuration):
         return status, ()
-    wanted = measured_reservation(replace(job, status=status), usage, configuration)
+    if _may_run_out_again(status, report):
+        return status, ()
+    wanted = measured_reservation(
+        replace(job, status=status), usage, configuration, reservable_bytes
+    )
     if wanted is None:
         return status, ()
     note = EventNote(
@@ -122,15 +137,32 @@ def with_measured_reservation(
     return changed(status, reservation=wanted), (note,)
 
 
-def joined_usage(usage: GPUUsage | None, report: Report | None) -> GPUUsage | None:
-    """The larger of both: the agent reads every few seconds and can miss a peak that the worker
-    saw.
+def joined_usage(
+    usage: GPUUsage | None, report: Report | None, held: Reservation | None
+) -> GPUUsage | None:
+    """The agent's readings with the peak that the worker saw between two of them.
+
+    The worker is believed up to a bound above the agent's own peak, and while it holds whole GPUs
+    up to what it holds: a wrong figure takes no memory from anybody else.
     """
     timing = report.current if report is not None else None
     if usage is None or timing is None:
         return usage
-    peak_bytes = max(usage.memory_peak_bytes, timing.peak_memory_bytes)
+    seen_bytes = usage.memory_peak_bytes
+    believed_bytes = seen_bytes + max(
+        int(seen_bytes * UNSEEN_PEAK_FRACTION_MAX), UNSEEN_PEAK_BYTES_MAX
+    )
+    if held is not None and held.source is ReservationSource.WHOLE_GPU:
+        believed_bytes = max(believed_bytes, held.memory_bytes)
+    peak_bytes = max(seen_bytes, min(timing.peak_memory_bytes, believed_bytes))
     return replace(usage, memory_peak_bytes=peak_bytes)
+
+
+def _may_run_out_again(status: GPUJobStatus, report: Report | None) -> bool:
+    """True until the attempt has passed the step at which an earlier one ran out of memory: until
+    then its peak is still to come. A worker that reports no step never passes it."""
+    at_step = status.out_of_memory_step
+    return at_step is not None and (report is None or report.step <= at_step)
 
 
 def _settled(report: Report | None, usage: GPUUsage, configuration: Configuration) -> bool:

@@ -5,8 +5,11 @@ measurement, its workload's profile on this GPU model, or the whole GPU until th
 measurement.
 """
 
+from collections.abc import Iterable, Mapping
+
 from gpujob_api.gpujob import GPUJob, Measurement, Reservation, ReservationSource, SharingMode
 from gpujob_api.gpuprofile import GPUProfile, ProfileEntry
+from gpujob_operator.decide.capacity.cluster import GPUCapacity
 from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
 from gpujob_operator.decide.model.snapshot import GPUUsage
 
@@ -69,21 +72,24 @@ def is_settled(measurement: Measurement, configuration: Configuration) -> bool:
 
 
 def measured_reservation(
-    job: GPUJob, usage: GPUUsage, configuration: Configuration
+    job: GPUJob, usage: GPUUsage, configuration: Configuration, reservable_bytes: int
 ) -> Reservation | None:
     """The reservation after a measurement, or None while it stays unchanged.
 
-    It shrinks once, from the whole GPU or a profile's estimate to the measured value. It grows only
-    if the job is seen to use more than it reserved, because the rest may already be reserved by
-    other jobs (I1).
+    It shrinks once, from the whole GPU or a profile's estimate to the measured value, and never
+    below the peak that the job is known to have had in any attempt. It grows only if the job is
+    seen to use more than it reserved, and never beyond `reservable_bytes`, because the rest of the
+    GPU may already be reserved by other jobs (I1).
     """
     held = job.status.reservation
     if held is None or held.exclusive or takes_whole_gpus(job, configuration):
         return None
     if usage.samples < configuration.measurement_samples_min:
         return None
+    known = job.status.measurement
+    known_bytes = max(usage.memory_peak_bytes, known.memory_bytes if known is not None else 0)
     wanted = Reservation(
-        memory_bytes=with_margin(usage.memory_peak_bytes, configuration),
+        memory_bytes=with_margin(known_bytes, configuration),
         utilization_percent=max(
             round(usage.utilization_percent, 1), job.status.utilization_floor_percent
         ),
@@ -97,12 +103,33 @@ def measured_reservation(
             if changed
             else None
         )
-    outgrown = usage.memory_peak_bytes > held.memory_bytes
+    outgrown = known_bytes > held.memory_bytes
     first = held.source is not ReservationSource.MEASURED
     busier = wanted.utilization_percent - held.utilization_percent >= 20
     if not (first or outgrown or busier):
         return None
+    memory_bytes = held.memory_bytes
     if outgrown:
-        return wanted
-    memory = min(held.memory_bytes, wanted.memory_bytes) if first else held.memory_bytes
-    return Reservation(memory, wanted.utilization_percent, wanted.source)
+        memory_bytes = max(memory_bytes, min(wanted.memory_bytes, reservable_bytes))
+    elif first:
+        memory_bytes = min(memory_bytes, wanted.memory_bytes)
+    found = Reservation(memory_bytes, wanted.utilization_percent, wanted.source)
+    # Without free memory nothing changes, however much more the job is seen to use.
+    return found if found.memory_bytes != held.memory_bytes or first or busier else None
+
+
+def reservable_bytes(job: GPUJob, gpus: Iterable[GPUCapacity], promised: Mapping[str, int]) -> int:
+    """The most memory that the job can reserve on each of its GPUs: what it holds and uses there,
+    and what is free. `promised` is what this cycle has already given to other jobs, by GPU.
+    """
+    held = job.status.reservation
+    if held is None:
+        return 0
+    limits = [_most_on(job, held, gpu, promised.get(gpu.uuid, 0)) for gpu in gpus]
+    return max(held.memory_bytes, min(limits, default=0))
+
+
+def _most_on(job: GPUJob, held: Reservation, gpu: GPUCapacity, promised_bytes: int) -> int:
+    own = (tenant for tenant in gpu.tenants if tenant.job_uid == job.metadata.uid)
+    used_bytes = held.memory_bytes + sum(tenant.excess_bytes for tenant in own)
+    return used_bytes + gpu.free_bytes - promised_bytes

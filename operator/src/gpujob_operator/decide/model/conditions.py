@@ -6,6 +6,7 @@ from operator import attrgetter
 from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus
 from gpujob_api.meta import MESSAGE_CHARACTERS_MAX, Condition, ConditionStatus
+from gpujob_api.visible import visible
 
 ACCEPTED = "Accepted"
 SCHEDULED = "Scheduled"
@@ -45,7 +46,7 @@ def with_condition(
 ) -> GPUJobStatus:
     """The status with this condition; `value` None means Unknown."""
     wanted = _STATUS[value]
-    message = message[:MESSAGE_CHARACTERS_MAX]
+    message = visible(message[:MESSAGE_CHARACTERS_MAX])
     before = find(status, kind)
     said = wanted, reason, message, generation
     if before is not None and said == _said(before):
@@ -61,8 +62,10 @@ def with_condition(
         last_transition_time=since,
         observed_generation=generation,
     )
-    conditions = [*(c for c in status.conditions if c.type != kind), after]
-    return changed(status, conditions=tuple(sorted(conditions, key=_TYPE)))
+    conditions = [c for c in status.conditions if c.type != kind]
+    conditions.append(after)
+    conditions.sort(key=_TYPE)
+    return changed(status, conditions=tuple(conditions))
 
 
 def _said(condition: Condition) -> tuple[object, ...]:

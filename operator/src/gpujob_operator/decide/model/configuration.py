@@ -36,7 +36,7 @@ class Configuration:
     waiting_seconds_max: float = 86_400.0
     waiting_stretch_max: float = 15.0
     # After this wait GPUs are nominated for a job, which later jobs may not take (I11).
-    claim_after_seconds: float = 60.0
+    nominate_after_seconds: float = 60.0
     # Preemption: see docs/design/0012-preemption.md. A job is preempted at most this often (0:
     # never), and not if capacity becomes free by itself within the wait.
     preemptions_max: int = 3

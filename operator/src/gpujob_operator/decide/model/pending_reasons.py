@@ -8,6 +8,10 @@ from enum import StrEnum
 class PendingReason(StrEnum):
     SUSPENDED = "Suspended"
     QUEUE_NOT_FOUND = "QueueNotFound"
+    # The queue does not admit the job's namespace or its priority.
+    REFUSED_BY_QUEUE = "RefusedByQueue"
+    # A dry run of the API server refused the job's pods.
+    POD_REFUSED = "PodRefused"
     OLD_ATTEMPT_ENDING = "OldAttemptEnding"
     WAITING_FOR_RETRY = "WaitingForRetry"
     # The job can never fit on the GPUs of the cluster.

@@ -63,6 +63,15 @@ class DeletePod:
 
 
 @dataclass(frozen=True, slots=True)
+class DeleteJob:
+    """Delete a finished job whose time to live is over, if it still has the UID and the
+    resourceVersion of the snapshot. The garbage collector takes its pods.
+    """
+
+    job: GPUJob
+
+
+@dataclass(frozen=True, slots=True)
 class SaveProfile:
     """Create or update a GPUProfile."""
 
@@ -75,7 +84,9 @@ class WriteQueueStatus:
     status: GPUQueueStatus
 
 
-PlanItem = WriteStatus | RejectJob | CreatePod | DeletePod | SaveProfile | WriteQueueStatus
+PlanItem = (
+    WriteStatus | RejectJob | CreatePod | DeletePod | DeleteJob | SaveProfile | WriteQueueStatus
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,15 @@
 """What a pod asks of its node, as kube-scheduler counts it: one rule for templates and for pods."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from operator import add
 from typing import Any, NamedTuple, cast
 
 from gpujob_api.quantities import AMOUNT_MAX, quantity
 
-_RESOURCES = ("cpu", "memory")
-# In thousandths of a core, and in bytes.
-_PER_UNIT = {"cpu": 1000, "memory": 1}
-# What each resource is asked for; a resource that nobody mentions is absent.
-_Amounts = dict[str, int]
+# What is asked of CPU in thousandths of a core, and of memory in bytes; None: nobody mentions it.
+_Amounts = tuple[int | None, int | None]
+_NOTHING: _Amounts = (None, None)
+_PER_CORE = 1000
 
 
 class Unreadable(ValueError):  # noqa: N818 - it is an answer, not a fault of the program
@@ -34,21 +34,33 @@ def pod_requests(spec: Mapping[str, Any]) -> PodRequests:
     be read counts `WHOLE_NODE`. Raises nothing.
     """
     try:
-        asked = _of_pod(_object(spec.get("resources")), _of_containers(spec))
-        overhead = _amounts(_object(spec.get("overhead")))
+        cpu, memory = _of_pod(spec)
     except Unreadable:
         return WHOLE_NODE
-    cpu, memory = (asked.get(name, 0) + overhead.get(name, 0) for name in _RESOURCES)
-    return PodRequests(min(cpu, AMOUNT_MAX), min(memory, AMOUNT_MAX))
+    return PodRequests(min(cpu or 0, AMOUNT_MAX), min(memory or 0, AMOUNT_MAX))
+
+
+# Most pods have one container and nothing else, and thousands of them are read at once: what is
+# absent is passed over.
+def _of_pod(spec: Mapping[str, Any]) -> _Amounts:
+    """What the pod states for itself comes first; its limits count where no container asks."""
+    asked = _of_containers(spec)
+    if spec.get("resources") is not None:
+        resources = _object(spec["resources"])
+        stated, limits = _amounts(resources.get("requests")), _amounts(resources.get("limits"))
+        asked = _first(_first(stated, asked), limits)
+    return _sum(asked, _amounts(spec["overhead"])) if spec.get("overhead") is not None else asked
 
 
 def _of_containers(spec: Mapping[str, Any]) -> _Amounts:
     """Sidecars (init containers that are restarted) run on: they count beside the containers, and
     beside each init container after them."""
-    running, sidecars, largest_step = _Amounts(), _Amounts(), _Amounts()
+    running, sidecars, largest_step = _NOTHING, _NOTHING, _NOTHING
     for container in _containers(spec.get("containers")):
         running = _sum(running, _of_container(container))
-    for container in _containers(spec.get("initContainers")):
+    if spec.get("initContainers") is None:
+        return running
+    for container in _containers(spec["initContainers"]):
         asked = _of_container(container)
         step = _sum(sidecars, asked)
         if container.get("restartPolicy") == "Always":
@@ -57,36 +69,50 @@ def _of_containers(spec: Mapping[str, Any]) -> _Amounts:
     return _larger(running, largest_step)
 
 
-def _of_pod(resources: Mapping[str, Any], of_containers: _Amounts) -> _Amounts:
-    """What the pod states for itself comes first; its limits count where no container asks."""
-    stated, limits = _amounts(_part(resources, "requests")), _amounts(_part(resources, "limits"))
-    return {**limits, **of_containers, **stated}
-
-
 def _of_container(container: Mapping[str, Any]) -> _Amounts:
     """A limit without a request is a request of the same size."""
     resources = _object(container.get("resources"))
-    return {**_amounts(_part(resources, "limits")), **_amounts(_part(resources, "requests"))}
+    requests = _amounts(resources.get("requests"))
+    if resources.get("limits") is None:
+        return requests
+    return _first(requests, _amounts(resources["limits"]))
 
 
-def _amounts(asked: Mapping[str, Any]) -> _Amounts:
-    found = _Amounts()
-    for name in _RESOURCES:
-        if asked.get(name) is None:
-            continue
-        amount = quantity(asked[name], _PER_UNIT[name])
-        if amount is None:
-            raise Unreadable
-        found[name] = amount
-    return found
+def _amounts(asked: object) -> _Amounts:
+    named = _object(asked)
+    if not named:
+        return _NOTHING
+    return _amount(named.get("cpu"), _PER_CORE), _amount(named.get("memory"), 1)
+
+
+def _amount(asked: object, per_unit: int) -> int | None:
+    if asked is None:
+        return None
+    amount = quantity(asked, per_unit)
+    if amount is None:
+        raise Unreadable
+    return amount
+
+
+def _first(one: _Amounts, other: _Amounts) -> _Amounts:
+    return _joined(lambda amount, _: amount, one, other)
 
 
 def _sum(one: _Amounts, other: _Amounts) -> _Amounts:
-    return {name: one.get(name, 0) + other.get(name, 0) for name in one.keys() | other.keys()}
+    return _joined(add, one, other)
 
 
 def _larger(one: _Amounts, other: _Amounts) -> _Amounts:
-    return {name: max(one.get(name, 0), other.get(name, 0)) for name in one.keys() | other.keys()}
+    return _joined(max, one, other)
+
+
+def _joined(join: Callable[[int, int], int], one: _Amounts, other: _Amounts) -> _Amounts:
+    """Both as one: a resource that only one of them mentions is as that one says."""
+    if one is _NOTHING or other is _NOTHING:
+        return other if one is _NOTHING else one
+    cpu = one[0] if other[0] is None else other[0] if one[0] is None else join(one[0], other[0])
+    memory = one[1] if other[1] is None else other[1] if one[1] is None else join(one[1], other[1])
+    return cpu, memory
 
 
 def _containers(value: object) -> list[Mapping[str, Any]]:
@@ -97,13 +123,10 @@ def _containers(value: object) -> list[Mapping[str, Any]]:
     return [_object(one) for one in cast("list[object]", value)]
 
 
-def _part(resources: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    return _object(resources.get(name))
-
-
 def _object(value: object) -> Mapping[str, Any]:
     if value is None:
         return {}
-    if not isinstance(value, Mapping):
+    # A template is made of dicts, which are recognised first.
+    if not isinstance(value, (dict, Mapping)):
         raise Unreadable
     return cast("Mapping[str, Any]", value)

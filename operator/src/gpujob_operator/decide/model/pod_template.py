@@ -3,12 +3,27 @@
 from collections.abc import Mapping
 from typing import Any
 
-from gpujob_api.gpujob import GPUJob
+from gpujob_api.gpujob import GPUJob, SpotPolicy
 from gpujob_operator.decide.model.pod_requests import PodRequests, pod_requests
 
 # GPU nodes often carry this taint to keep other pods away.
-DEFAULT_TOLERATIONS: tuple[Mapping[str, str], ...] = (
+DEFAULT_TOLERATIONS: tuple[Mapping[str, Any], ...] = (
     {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
+)
+# Clouds keep other pods away from spot nodes with these taints: AKS always does, GKE and
+# Oracle Cloud do on request. A job that may use spot nodes tolerates them.
+SPOT_TOLERATIONS: tuple[Mapping[str, str], ...] = tuple(
+    {"key": key, "operator": "Exists", "effect": "NoSchedule"}
+    for key in (
+        "kubernetes.azure.com/scalesetpriority",
+        "cloud.google.com/gke-spot",
+        "cloud.google.com/gke-preemptible",
+        "oci.oraclecloud.com/oke-is-preemptible",
+    )
+)
+DEFAULT_AND_SPOT_TOLERATIONS: tuple[Mapping[str, Any], ...] = (
+    *DEFAULT_TOLERATIONS,
+    *SPOT_TOLERATIONS,
 )
 
 
@@ -17,7 +32,10 @@ def pod_spec(job: GPUJob) -> Mapping[str, Any]:
 
 
 def tolerations(job: GPUJob) -> tuple[Mapping[str, Any], ...]:
-    return (*(pod_spec(job).get("tolerations") or ()), *DEFAULT_TOLERATIONS)
+    own = pod_spec(job).get("tolerations")
+    never = job.spec.spot.policy is SpotPolicy.NEVER
+    ours = DEFAULT_TOLERATIONS if never else DEFAULT_AND_SPOT_TOLERATIONS
+    return (*own, *ours) if own else ours
 
 
 def host_requests(job: GPUJob) -> PodRequests:

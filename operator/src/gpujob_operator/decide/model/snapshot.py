@@ -87,6 +87,14 @@ class Taint:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeCondition:
+    """A condition of a node that may announce its end: see `notices`."""
+
+    type: str
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class NodeView:
     """A Kubernetes node. `*_free` is its allocatable amount less the requests of every pod bound to
     it.
@@ -104,6 +112,10 @@ class NodeView:
     memory_bytes_free: int = 0
     # Since when the node is not ready; None if it is ready.
     not_ready_since: datetime | None = None
+    # Conditions of `notices` that are True, and `Ready` where it is not.
+    conditions: tuple[NodeCondition, ...] = ()
+    # The node's deletionTimestamp.
+    deletion_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +136,15 @@ class RefusedPod:
     attempt: int
     rank: int
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedTemplate:
+    """The API server's answer to a dry run of a pending job's pod. It is tried again at `until`."""
+
+    job_uid: str
+    message: str
+    until: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +230,8 @@ class Snapshot:
     program_faults: tuple[ProgramFault, ...] = ()
     # The newest refusal of each worker whose pod could not be created, until it could.
     refused_pods: tuple[RefusedPod, ...] = ()
+    # Pending jobs whose pods a dry run refused, until one does not.
+    refused_templates: tuple[RefusedTemplate, ...] = ()
     # Since when this process receives reports; None: always.
     listening_since: datetime | None = None
     # Measured use by (job UID, attempt).

@@ -14,9 +14,13 @@ SLOWED = "Slowed"
 # Stopped for the user, the node or the GPU.
 SUSPENDED = "Suspended"
 NODE_RECLAIMED = "NodeReclaimed"
+NODE_DRAINED = "NodeDrained"
+# Somebody else deletes a worker's pod: an eviction, a drain, a taint, or a person.
+EVICTED = "Evicted"
 GPU_UNHEALTHY = "GPUUnhealthy"
 GPU_OVERFULL = "GPUOverfull"
 # Stopped for a reason of the job itself.
+MEMORY_CAP_EXCEEDED = "MemoryCapExceeded"
 WORKER_ENDED = "WorkerEnded"
 WORKER_LOST = "WorkerLost"
 HUNG = "Hung"
@@ -46,6 +50,8 @@ class StopRule:
     worker_ended_first: bool = False
     # The attempt could not start: neither a failure nor an interruption, and counted apart.
     is_refusal: bool = False
+    # The stop's deadline is somebody else's, and shortens the grace of the pods.
+    bounds_grace: bool = False
 
 
 STOP_RULES: Mapping[str, StopRule] = {
@@ -54,11 +60,14 @@ STOP_RULES: Mapping[str, StopRule] = {
     MOVED: StopRule(for_others=True),
     SLOWED: StopRule(for_others=True),
     SUSPENDED: StopRule(),
-    NODE_RECLAIMED: StopRule(),
+    NODE_RECLAIMED: StopRule(bounds_grace=True),
+    NODE_DRAINED: StopRule(bounds_grace=True),
+    EVICTED: StopRule(),
     GPU_UNHEALTHY: StopRule(),
     GPU_OVERFULL: StopRule(),
     WORKER_ENDED: StopRule(is_consequence=True, worker_ended_first=True),
     WORKER_LOST: StopRule(is_consequence=True),
+    MEMORY_CAP_EXCEEDED: StopRule(failure=FailureClass.OUT_OF_MEMORY),
     HUNG: StopRule(failure=FailureClass.HUNG),
     START_TIMEOUT: StopRule(failure=FailureClass.UNKNOWN),
     POD_REFUSED: StopRule(is_refusal=True),

@@ -52,7 +52,9 @@ def was_created_for(metadata: Mapping[str, Any], job: GPUJob, rank: int) -> bool
 
 def is_worker_of(pod: PodView, job: GPUJob) -> bool:
     """True if the pod is a worker of the job, of any attempt."""
-    if job_name_of(pod) != (job.metadata.namespace, job.metadata.name):
+    if pod.namespace != job.metadata.namespace:
+        return False
+    if pod.name != worker_name(job.metadata.name, pod.attempt, pod.rank):
         return False
     if pod.rank >= job.spec.workers:
         # The number of workers never changes: no attempt ever had this rank.
@@ -119,15 +121,17 @@ def with_pod_uids(status: GPUJobStatus, current: Iterable[PodView]) -> GPUJobSta
         return status
     # The first of two pods with one rank, whatever the order of their arrival.
     uids = {pod.rank: pod.uid for pod in sorted(current, key=lambda pod: pod.uid, reverse=True)}
-    workers = tuple(
-        replace(worker, pod_uid=uids[worker.rank])
-        if worker.pod_uid is None and worker.rank in uids
-        else worker
-        for worker in placement.workers
-    )
-    if workers == placement.workers:
+    if not any([worker.pod_uid is None and worker.rank in uids for worker in placement.workers]):
         return status
-    return changed(status, placement=replace(placement, workers=workers))
+    workers = tuple(
+        [
+            changed(worker, pod_uid=uids[worker.rank])
+            if worker.pod_uid is None and worker.rank in uids
+            else worker
+            for worker in placement.workers
+        ]
+    )
+    return changed(status, placement=changed(placement, workers=workers))
 
 
 def with_seen_gpus(status: GPUJobStatus, seen: Iterable[SeenGPUs]) -> GPUJobStatus:
@@ -169,11 +173,17 @@ class JobPods:
     in_the_way: tuple[PodView, ...] = ()
 
 
+NO_PODS = JobPods()
+
+
 def job_pods_of(job: GPUJob, namesakes: Iterable[PodView]) -> JobPods:
     """The job's pods. `namesakes` are pods named like the job's workers."""
+    ordered = sorted(namesakes, key=lambda p: (p.attempt, p.rank, p.uid))
+    if not ordered:
+        return NO_PODS
     ours: list[PodView] = []
     others: list[PodView] = []
-    for pod in sorted(namesakes, key=lambda p: (p.attempt, p.rank, p.uid)):
+    for pod in ordered:
         if is_worker_of(pod, job):
             ours.append(pod)
         elif place_of(pod, job) is not None:

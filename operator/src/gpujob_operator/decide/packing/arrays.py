@@ -190,6 +190,15 @@ class NodeArrays:
             self.held_whole[row, gpu] |= allocation.whole_gpu
         self._touch(row)
 
+    def grow(
+        self, row: int, gpus: Sequence[int], memory_bytes: int, utilization_percent: float
+    ) -> None:
+        """Subtracts what a job that is there already takes on top of what it had."""
+        for gpu in gpus:
+            self.memory_free[row, gpu] -= memory_bytes
+            self.utilization_used[row, gpu] += utilization_percent
+        self._touch(row)
+
     def close(self, row: int, gpus: Sequence[int]) -> None:
         """Closes GPUs to new placements (for example, those nominated for an earlier job)."""
         self.usable[row, list(gpus)] = False

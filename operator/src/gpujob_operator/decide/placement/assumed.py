@@ -11,12 +11,14 @@ from math import inf
 
 import numpy as np
 
+from gpujob_api.gpujob import GPUJob, Reservation
 from gpujob_operator.decide.capacity.cluster import (
     Capacity,
     GPUCapacity,
     NodeCapacity,
     Tenant,
     has_external_use,
+    with_reservation,
 )
 from gpujob_operator.decide.model.snapshot import NodeView
 from gpujob_operator.decide.packing import select
@@ -149,6 +151,27 @@ class AssumedCapacity:
         for packed in self._all_packed():
             packed.arrays.place(row, columns, amount)
         self._nodes[place.node] = _with_tenant(self._nodes[place.node], place, request, tenant)
+
+    def grow(self, before: GPUJob, reservation: Reservation) -> None:
+        """Counts the larger reservation that a job gets in this cycle on the GPUs that it has."""
+        placement = before.status.placement
+        for worker in placement.workers if placement is not None else ():
+            node = self._nodes.get(worker.node)
+            if node is None:
+                continue
+            gpus = tuple(
+                with_reservation(gpu, before.metadata.uid, reservation)
+                if gpu.uuid in worker.gpus
+                else gpu
+                for gpu in node.gpus
+            )
+            for gpu, grown in zip(node.gpus, gpus, strict=True):
+                columns = self._columns(worker.node, {gpu.uuid})
+                memory_bytes = gpu.free_bytes - grown.free_bytes
+                percent = grown.utilization_percent - gpu.utilization_percent
+                for packed in self._all_packed() if grown is not gpu else ():
+                    packed.arrays.grow(self._rows[worker.node], columns, memory_bytes, percent)
+            self._nodes[worker.node] = replace(node, gpus=gpus)
 
     def with_assumed(
         self, places: Iterable[WorkerPlace], request: Request, tenant: Tenant

@@ -43,9 +43,9 @@ def why_not(
         return _UNMEASURED, 0
     if request.exclusive and has_external_use(gpu):
         return UnfitReason(EXTERNAL_USE, gpu.external_bytes), 0
-    if gpu.free_bytes < request.least_bytes:
-        finding = _TOO_FULL_BY_EXTERNAL_USE if has_external_use(gpu) else _TOO_FULL
-        return finding, request.least_bytes - gpu.free_bytes
+    missing_bytes = request.least_bytes - gpu.free_bytes
+    if missing_bytes > 0:
+        return _TOO_FULL_BY_EXTERNAL_USE if has_external_use(gpu) else _TOO_FULL, missing_bytes
     return _slowed(request, gpu)
 
 

@@ -19,8 +19,11 @@ def nodes_for(requirements: JobRequirements, capacity: Capacity) -> list[NodeCap
 
 def why_not_on(requirements: JobRequirements, node: NodeView) -> str:
     """Why the job may not use this node now, or ""."""
+    mismatch = node_mismatch(requirements, node)
+    if mismatch or not requirements.refused_by:
+        return mismatch
     refused = next((one for one in requirements.refused_by if one.node == node.name), None)
-    return node_mismatch(requirements, node) or (f"avoided: {refused.message}" if refused else "")
+    return f"avoided: {refused.message}" if refused is not None else ""
 
 
 def constraint_fields(node: NodeView) -> tuple[object, ...]:

@@ -19,7 +19,13 @@ from gpujob_operator.decide.measurement.reservation import (
 )
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.pod_requests import PodRequests
-from gpujob_operator.decide.model.pod_template import host_requests, pod_spec, tolerations
+from gpujob_operator.decide.model.pod_template import (
+    DEFAULT_AND_SPOT_TOLERATIONS,
+    DEFAULT_TOLERATIONS,
+    host_requests,
+    pod_spec,
+    tolerations,
+)
 from gpujob_operator.decide.packing.demand import Demand
 from gpujob_operator.decide.placement.step_cost import step_of
 
@@ -48,7 +54,7 @@ class JobRequirements:
 
     def at(self, now: datetime) -> "JobRequirements":
         """The same at this time: refusals of nodes are forgotten."""
-        if all(one.until > now for one in self.refused_by):
+        if not self.refused_by or all(one.until > now for one in self.refused_by):
             return self
         held = tuple(one for one in self.refused_by if one.until > now)
         return replace(self, refused_by=held)
@@ -56,15 +62,15 @@ class JobRequirements:
     @cached_property
     def scheduling_signature(self) -> Hashable:
         """Equal for jobs that fit or do not fit together, so that thousands of them need one
-        answer.
+        answer. Of plain values alone, because it is hashed several times for each of them.
         """
-        job = self.job
+        job, sharing = self.job, self.job.spec.sharing
         measured = job.status.measurement
         return (
             (self.cpu_milli, self.memory_bytes, self.hint_bytes, self.exclusive),
             self.node_constraints,
             (job.spec.workers, job.spec.gpus_per_worker, job.spec.gpu.models),
-            job.spec.sharing,
+            (sharing.mode.value, sharing.max_slowdown_percent),
             _known(self.profile.status.entries) if self.profile is not None else None,
             (measured.memory_bytes, measured.utilization_percent, self.measured)
             if measured
@@ -76,8 +82,10 @@ class JobRequirements:
     def node_constraints(self) -> Hashable:
         """The constraints that `why_not_on` checks."""
         selector = tuple(sorted(self.selector.items()))
-        tolerated = tuple([_toleration_key(one) for one in self.tolerations])
-        return selector, tolerated, self.job.spec.spot.policy, self.refused_by
+        tolerated = _COMMON_KEYS.get(id(self.tolerations))
+        if tolerated is None:
+            tolerated = tuple(map(_toleration_key, self.tolerations))
+        return selector, tolerated, self.job.spec.spot.policy.value, self.refused_by
 
     def reservation(
         self, gpu_model: str, largest_bytes: int, configuration: Configuration
@@ -162,8 +170,9 @@ class CycleView:
     requirements_of: Callable[[str], JobRequirements]
     # Jobs with a reservation, by UID, as they are after this cycle's step.
     find_running: Callable[[], Mapping[str, GPUJob]]
-    # The lowest priority of jobs with a reservation, and whether any of them is being preempted.
-    lowest_priority: int
+    # The lowest priority of jobs with a reservation, by queue, and whether any of them is being
+    # preempted.
+    lowest_priorities: Mapping[str, int]
     preemption_in_flight: bool
 
     @cached_property
@@ -174,6 +183,13 @@ class CycleView:
 def _toleration_key(toleration: Mapping[str, Any]) -> tuple[str, ...]:
     """What tells tolerations apart. Values are whatever the template has there."""
     return tuple([repr(toleration.get(name)) for name in _TOLERATION_FIELDS])
+
+
+# By identity: most jobs have one of the two tuples.
+_COMMON_KEYS = {
+    id(common): tuple(map(_toleration_key, common))
+    for common in (DEFAULT_TOLERATIONS, DEFAULT_AND_SPOT_TOLERATIONS)
+}
 
 
 def _known(entries: tuple[ProfileEntry, ...]) -> Hashable:

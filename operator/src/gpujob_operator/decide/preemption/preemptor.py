@@ -141,7 +141,7 @@ class Preemptor:
         job = requirements.job
         if not _is_let_in(job):
             return False
-        if job.spec.priority > self.view.lowest_priority:
+        if job.spec.priority > self.view.lowest_priorities.get(job.spec.queue, job.spec.priority):
             return True
         if not self.queues.by_name:
             return False
@@ -156,20 +156,16 @@ class Preemptor:
     def _victims(self, requirements: JobRequirements) -> dict[str, Victim]:
         """The jobs that may be preempted for the job, with the reason for each.
 
-        A job that would borrow never preempts a job of a queue that does not, whatever its
-        priority: that queue could reclaim the quota.
+        Priority decides within a queue. Between queues quota alone does, so that no queue's
+        priorities outrank another's.
         """
         job = requirements.job
         memory_bytes = least_reservation_bytes(requirements, self.assumed, self.configuration)
         fits_in_nominal = self.queues.fits_in_nominal(job, memory_bytes)
-        would_borrow = self.queues.would_borrow(job, memory_bytes)
         found: dict[str, Victim] = {}
         for uid, other in self.view.running.items():
             queue = other.spec.queue
-            ours = queue == job.spec.queue
-            if other.spec.priority < job.spec.priority and (
-                ours or not would_borrow or self.queues.is_borrowing(queue)
-            ):
+            if queue == job.spec.queue and other.spec.priority < job.spec.priority:
                 reason = PREEMPTED
             elif fits_in_nominal and self.queues.can_be_reclaimed_for(queue, job.spec.queue):
                 reason = RECLAIMED

@@ -89,21 +89,20 @@ class OrderKeys:
 
     due_seconds: float
     on_time: OrderKey
-    overdue: OrderKey
 
     def key(self, now_seconds: float) -> OrderKey:
-        return self.overdue if now_seconds >= self.due_seconds else self.on_time
+        due_seconds = self.due_seconds
+        if now_seconds < due_seconds:
+            return self.on_time
+        priority, *_, arrived, uid = self.on_time
+        return OrderKey(priority, False, due_seconds, 0.0, arrived, uid)
 
 
 def order_keys(entry: OrderEntry, rules: OrderRules) -> OrderKeys:
     priority, arrived, uid = -entry.priority, entry.arrived_seconds, entry.uid
     due = due_seconds(entry, rules)
     work = work_gpu_seconds(entry) if rules.policy is OrderPolicy.SHORTEST else 0.0
-    return OrderKeys(
-        due,
-        on_time=OrderKey(priority, True, 0.0, work, arrived, uid),
-        overdue=OrderKey(priority, False, due, 0.0, arrived, uid),
-    )
+    return OrderKeys(due, OrderKey(priority, True, 0.0, work, arrived, uid))
 
 
 def work_gpu_seconds(entry: OrderEntry) -> float:

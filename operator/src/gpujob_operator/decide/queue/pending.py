@@ -73,7 +73,7 @@ def last_reason_of(
     return LastReason(
         finding.reason,
         written_at + timedelta(seconds=configuration.pending_write_seconds),
-        since + timedelta(seconds=configuration.claim_after_seconds),
+        since + timedelta(seconds=configuration.nominate_after_seconds),
     )
 
 
@@ -131,11 +131,14 @@ def arrival(job: GPUJob) -> datetime | None:
 
 
 def order_keys_of(
-    job: GPUJob, configuration: Configuration, expected_run_seconds: float | None
+    job: GPUJob,
+    configuration: Configuration,
+    rules: OrderRules,
+    expected_run_seconds: float | None,
 ) -> OrderKeys | None:
-    """The job's keys; None while nobody knows when it arrived."""
+    """The job's keys by the configuration's rules; None while nobody knows when it arrived."""
     arrived = arrival(job)
     if arrived is None:
         return None
     entry = order_entry(job, arrived, configuration, expected_run_seconds)
-    return order_keys(entry, order_rules(configuration))
+    return order_keys(entry, rules)

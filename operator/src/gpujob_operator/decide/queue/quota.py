@@ -118,6 +118,19 @@ class QuotaState:
         known = ", ".join(sorted({*self.by_name, DEFAULT_QUEUE})[:10])
         return f"spec.queue: GPUQueue {name!r} does not exist; existing queues: {known}"
 
+    def refusal(self, job: GPUJob) -> str:
+        """Why the job's queue never admits it, with field, value and queue; or ""."""
+        name = job.spec.queue
+        queue = self.by_name.get(name)
+        if queue is None:
+            return ""
+        allowed = queue.spec.namespaces
+        if allowed is not None and job.metadata.namespace not in allowed:
+            who = f"namespace {job.metadata.namespace}"
+            return f"spec.queue: {name}: GPUQueue {name} does not admit jobs of {who}"
+        bound = _beyond(job.spec.priority, queue)
+        return f"spec.priority: {job.spec.priority} is {bound}" if bound else ""
+
     def quota_shortfall(self, job: GPUJob, memory_bytes: int) -> str:
         """Why this job would exceed its queue's or its cohort's quota, or "".
 
@@ -161,12 +174,6 @@ class QuotaState:
             use = own if member == name else self.use.get(member, QueueUse())
             firm = _sum_of(firm, self._nominal(member).within(use))
         return self._nominal(cohort).exceeded(firm)
-
-    def is_borrowing(self, name: str) -> bool:
-        """True while the queue or its cohort uses more than its nominal quota."""
-        cohort = self.cohort(name)
-        own, group = self.use.get(name, QueueUse()), self.cohort_use.get(cohort, QueueUse())
-        return self._nominal(name).exceeded(own) or self._nominal(cohort).exceeded(group)
 
     def can_be_reclaimed_for(self, name: str, for_queue: str) -> bool:
         """True while queue `name` uses quota that a job of `for_queue` within its quota can
@@ -236,6 +243,18 @@ class QuotaState:
         weight = queue.spec.weight if queue is not None else 1
         shares = (use.gpus / max(arrays.gpus, 1), use.memory_bytes / max(arrays.memory_bytes, 1))
         return max(shares) / weight
+
+
+def _beyond(priority: int, queue: GPUQueue) -> str:
+    """The bound of the queue that the priority is beyond, or ""."""
+    given, name = queue.spec.priority, queue.metadata.name
+    if given is None:
+        return ""
+    if given.maximum is not None and priority > given.maximum:
+        return f"above the maximum of GPUQueue {name}, {given.maximum}"
+    if given.minimum is not None and priority < given.minimum:
+        return f"below the minimum of GPUQueue {name}, {given.minimum}"
+    return ""
 
 
 def _sum(nominal: int | None, extra: int | None, *, unlimited: bool) -> int | None:

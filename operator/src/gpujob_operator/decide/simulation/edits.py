@@ -8,7 +8,7 @@ from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpunode import GPU, GPUNode
 from gpujob_api.gpuqueue import GPUQueue
-from gpujob_api.meta import TAINT_RECLAIM
+from gpujob_operator.decide.model.notices import NOTICE_TAINTS
 from gpujob_operator.decide.model.snapshot import NodeView, Snapshot
 
 HOSTNAME = "kubernetes.io/hostname"
@@ -130,11 +130,13 @@ def _idle_view(like: NodeView, name: str) -> NodeView:
         name=name,
         ready=True,
         unschedulable=False,
-        taints=tuple(taint for taint in like.taints if taint.key != TAINT_RECLAIM),
+        taints=tuple(taint for taint in like.taints if taint.key not in NOTICE_TAINTS),
         labels=labels,
         cpu_milli_free=like.cpu_milli_allocatable,
         memory_bytes_free=like.memory_bytes_allocatable,
         not_ready_since=None,
+        conditions=(),
+        deletion_at=None,
     )
 
 

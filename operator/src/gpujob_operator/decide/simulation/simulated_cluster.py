@@ -12,6 +12,7 @@ from gpujob_operator.decide.backfill.release_times import ReleaseTimes
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import (
     CreatePod,
+    DeleteJob,
     DeletePod,
     Plan,
     RejectJob,
@@ -143,7 +144,8 @@ class SimulatedCluster:
                 case WriteQueueStatus():
                     name = item.queue.metadata.name
                     self.queues[name] = replace(item.queue, status=item.status)
-                case RejectJob():
+                case RejectJob() | DeleteJob():
+                    # What became of a finished job is what the simulation tells.
                     pass
 
     def _write(self, job: GPUJob) -> None:

@@ -49,6 +49,8 @@ class PrecisionSetting(Setting):
             reason = "the script uses autocast itself"
         elif any(p.dtype != torch.float32 for p in root.module.parameters()):
             reason = "the script chose the parameters' type itself"
+        elif wanted is Precision.AUTO and context.facts.differentiates_gradients:
+            reason = "the script differentiates gradients, whose own are not compared"
         else:
             reason = self.not_measured(context)
         return reason
@@ -130,8 +132,9 @@ def _float16_refusal(context: Context) -> str | None:
     reason = reason or scaling_refusal_of(root.wrapper)
     if reason is not None:
         return reason
-    inputs = few_rows(context.recorded, 2).inputs.detached()
-    with no_trace(root.module), torch.enable_grad():
+    few = few_rows(context.recorded, 2)
+    inputs = few.inputs.detached()
+    with no_trace(root.module), torch.enable_grad(), few.around():
         leaves = differentiable_leaves(inputs.call(root.module._call_impl))  # pyright: ignore[reportPrivateUsage]
     known = [leaf for leaf in inputs.leaves if isinstance(leaf, torch.Tensor)]
     if leaves_outside(leaves, trainable(root.module) + known):

@@ -1,0 +1,44 @@
+"""The chart's admission policies, installed as the chart installs them with its own values."""
+
+from pathlib import Path
+
+import yaml
+
+from gpujob_local.control_plane.api_client import ApiClient, Json
+from gpujob_local.control_plane.manifests import REPOSITORY
+
+POLICIES_FOLDER = REPOSITORY / "charts" / "gpujob" / "files" / "policies"
+TOKEN_AUDIENCES = ("gpujob",)
+
+_GROUP = "admissionregistration.k8s.io/v1"
+
+
+def install_policies(client: ApiClient, operator_account: str) -> list[str]:
+    """Applies every policy and its binding; returns their names. `operator_account` is a user
+    name. The API server enforces a policy about a second later.
+    """
+    names: list[str] = []
+    for path in sorted(POLICIES_FOLDER.glob("*.yaml")):
+        name = f"gpujob-{path.stem}"
+        _apply(client, "ValidatingAdmissionPolicy", name, policy_spec(path, operator_account))
+        bound = {"policyName": name, "validationActions": ["Deny"]}
+        _apply(client, "ValidatingAdmissionPolicyBinding", name, bound)
+        names.append(name)
+    return names
+
+
+def policy_spec(path: Path, operator_account: str) -> Json:
+    """The policy in this file, with what differs between installations filled in."""
+    audiences = "[" + ", ".join(f'"{audience}"' for audience in TOKEN_AUDIENCES) + "]"
+    text = path.read_text().replace("OPERATOR_ACCOUNT", operator_account)
+    spec: Json = yaml.safe_load(text.replace("TOKEN_AUDIENCES", f"'{audiences}'"))
+    return {"failurePolicy": "Fail", **spec}
+
+
+def _apply(client: ApiClient, kind: str, name: str, spec: Json) -> None:
+    plural = {
+        "ValidatingAdmissionPolicy": "validatingadmissionpolicies",
+        "ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings",
+    }[kind]
+    body = {"apiVersion": _GROUP, "kind": kind, "metadata": {"name": name}, "spec": spec}
+    client.apply(f"/apis/{_GROUP}/{plural}/{name}", body)

@@ -1,0 +1,58 @@
+"""The operator's time: that of the API server, whatever the wall clock of this machine says.
+
+Times in objects are compared across leaders, nodes and the API server, so a leader whose wall clock
+is an hour wrong would time out every attempt that starts. The clock is set from the answers of the
+API server until this process leads, and then runs with the monotonic clock: a step of any wall
+clock does not move it. Whoever becomes the leader sets it again.
+"""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+
+from gpujob_operator.logs import Log
+
+log = Log(__name__)
+
+# The `Date` of an answer is in whole seconds, and the answer takes its time. Up to this difference
+# the machine's own clock is good enough.
+TOLERANCE_SECONDS = 5.0
+
+
+class ClusterClock:
+    """`now` is cheap, and never goes back while this process leads."""
+
+    def __init__(
+        self,
+        wall: Callable[[], datetime],
+        monotonic: Callable[[], float],
+        is_set: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._wall = wall
+        self._monotonic = monotonic
+        # True while the clock must not be set: this process leads.
+        self._is_set = is_set
+        self._at, self._since = wall(), monotonic()
+
+    def now(self) -> datetime:
+        return self._at + timedelta(seconds=self._monotonic() - self._since)
+
+    def heard(self, date: str | None) -> None:
+        """Takes the `Date` header of an answer of the API server. Any text is accepted."""
+        served = _time(date)
+        if served is None or self._is_set():
+            return
+        wall = self._wall()
+        wrong_seconds = (wall - served).total_seconds()
+        if abs(wrong_seconds) > TOLERANCE_SECONDS:
+            log.warning("wall clock differs from the API server's", seconds=round(wrong_seconds))
+        self._at = served if abs(wrong_seconds) > TOLERANCE_SECONDS else wall
+        self._since = self._monotonic()
+
+
+def _time(date: str | None) -> datetime | None:
+    try:
+        served = parsedate_to_datetime(date or "")
+    except (ValueError, OverflowError):
+        return None
+    return served if served.tzinfo is not None else served.replace(tzinfo=UTC)

@@ -1,0 +1,140 @@
+"""Tries a template's pod by a dry run of the API server, before GPUs are reserved for its job.
+
+Once for each template in a namespace: what was accepted is remembered, and what was refused is
+tried again after a pause that doubles. A trial without an answer stands in nobody's way.
+"""
+
+import asyncio
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+from weakref import WeakValueDictionary
+
+from gpujob_api.gpujob import GPUJob
+from gpujob_api.visible import visible
+from gpujob_operator.act.refusals import MESSAGE_CHARACTERS_MAX
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.snapshot import RefusedTemplate, Snapshot
+from gpujob_operator.read.shapes import mapping, mappings
+
+VERDICTS_MAX = 10_000
+JOBS_MAX = 10_000
+# Nobody asks again so soon after a trial without an answer.
+UNANSWERED_SECONDS = 5.0
+
+Key = tuple[str, str]
+# Returns why the API server refuses the job's pod, "" if it takes the pod, None without an answer.
+Try = Callable[[GPUJob], Awaitable[str | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """`message` is "" for a template that may be used. `until`: tried again then; None: never."""
+
+    message: str = ""
+    failures: int = 0
+    until: datetime | None = None
+
+
+class Trials:
+    """The verdicts on templates. Bounded."""
+
+    def __init__(self, configuration: Configuration, clock: Callable[[], datetime]) -> None:
+        self._pause_seconds = configuration.retry_backoff_seconds
+        self._pause_seconds_max = configuration.retry_backoff_max_seconds
+        self._clock = clock
+        self._verdicts: OrderedDict[Key, _Verdict] = OrderedDict()
+        # Jobs whose templates were refused.
+        self._jobs: OrderedDict[str, Key] = OrderedDict()
+        self._locks: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()
+
+    async def refusal(self, job: GPUJob, attempt: Try) -> str:
+        """Why the API server refuses the job's pods, or "". Asks it at most once at a time for one
+        template; the other jobs of the template wait for the answer.
+        """
+        key = key_of(job)
+        verdict = self._known(key)
+        if verdict is None:
+            lock = self._locks.setdefault(key, asyncio.Lock())
+            async with lock:
+                verdict = self._known(key)
+                if verdict is None:
+                    verdict = self._learn(key, await attempt(job))
+        if verdict.message:
+            self._jobs[job.metadata.uid] = key
+            if len(self._jobs) > JOBS_MAX:
+                self._jobs.popitem(last=False)
+        return verdict.message
+
+    def forget(self, job: GPUJob) -> None:
+        """The API server refused a pod of this template after all: the next job tries again."""
+        verdict = self._verdicts.get(key_of(job))
+        if verdict is not None and not verdict.message:
+            del self._verdicts[key_of(job)]
+
+    def tell(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot with the pending jobs whose templates were refused."""
+        if not self._jobs:
+            return snapshot
+        pending = {job.metadata.uid for job in snapshot.jobs if job.status.placement is None}
+        refused: list[RefusedTemplate] = []
+        for uid, key in list(self._jobs.items()):
+            verdict = self._verdicts.get(key)
+            if uid in pending and verdict is not None and verdict.until and verdict.message:
+                refused.append(RefusedTemplate(uid, verdict.message, verdict.until))
+            else:
+                del self._jobs[uid]
+        return replace(snapshot, refused_templates=tuple(refused))
+
+    def _known(self, key: Key) -> _Verdict | None:
+        """The verdict that still holds."""
+        verdict = self._verdicts.get(key)
+        if verdict is None or (verdict.until is not None and verdict.until <= self._clock()):
+            return None
+        return verdict
+
+    def _learn(self, key: Key, answer: str | None) -> _Verdict:
+        before = self._verdicts.pop(key, _Verdict())
+        verdict = _Verdict()
+        if answer is None:
+            until = self._clock() + timedelta(seconds=UNANSWERED_SECONDS)
+            # What was refused before is not taken for accepted.
+            verdict = replace(before, until=until)
+        elif answer:
+            failures = before.failures + 1
+            pause = self._pause_seconds * 2 ** min(failures - 1, 16)
+            until = self._clock() + timedelta(seconds=min(pause, self._pause_seconds_max))
+            verdict = _Verdict(visible(answer[:MESSAGE_CHARACTERS_MAX]), failures, until)
+        self._verdicts[key] = verdict
+        if len(self._verdicts) > VERDICTS_MAX:
+            self._verdicts.popitem(last=False)
+        return verdict
+
+
+def key_of(job: GPUJob) -> Key:
+    """Equal for jobs whose pods the API server judges alike: namespace, template without what a
+    sweep varies (commands, arguments, values of variables), and what the operator adds by the spec.
+    """
+    added = (job.spec.workers > 1, job.spec.checkpoint.volume_claim_name)
+    text = json.dumps([_constant(job.spec.template), added], sort_keys=True, default=str)
+    return job.metadata.namespace, hashlib.sha256(text.encode()).hexdigest()
+
+
+def _constant(template: Mapping[str, Any]) -> dict[str, Any]:
+    spec = mapping(template.get("spec"))
+    lists = {name: mappings(spec.get(name)) for name in ("containers", "initContainers")}
+    containers = {name: [_container(one) for one in found] for name, found in lists.items()}
+    return {**template, "spec": {**spec, **containers}}
+
+
+def _container(container: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in container.items() if name not in ("command", "args")}
+    names = [
+        {key: value for key, value in entry.items() if key != "value"}
+        for entry in mappings(container.get("env"))
+    ]
+    return {**kept, "env": names}

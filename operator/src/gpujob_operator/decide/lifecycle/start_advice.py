@@ -1,0 +1,84 @@
+"""What people can do where Kubernetes does not let a pod start, by Kubernetes' own words."""
+
+_SECRETS = "kubectl get secrets,configmaps in the job's namespace: create it, or name another one"
+_IMAGE = (
+    "check the image's name and tag, that the node reaches its registry, and the template's "
+    "imagePullSecrets"
+)
+# The first row of which all words are there counts.
+_ADVICE: tuple[tuple[tuple[str, ...], str], ...] = (
+    (
+        ("cannot create resource",),
+        "the operator's own account lacks this right: compare its roles with those of the chart "
+        "(files/operator-rules.yaml, operator.watchNamespaces)",
+    ),
+    (
+        ("failed quota", "must specify"),
+        "a ResourceQuota limits it: set it in the template's containers (resources), or let a "
+        "LimitRange of the namespace give defaults",
+    ),
+    (
+        ("exceeded quota",),
+        "ask for less in the template, let other pods of the namespace end, or have the "
+        "ResourceQuota raised (kubectl describe resourcequota)",
+    ),
+    (
+        ("usage per",),
+        "a LimitRange of the namespace says so: keep the template's resources within it "
+        "(kubectl describe limitrange)",
+    ),
+    (
+        ("violates podsecurity",),
+        "change the template's securityContext, or the level that the namespace enforces (its "
+        "label pod-security.kubernetes.io/enforce)",
+    ),
+    (
+        ("runtimeclass", "not found"),
+        "kubectl get runtimeclass has those that there are; the name is the template's "
+        "runtimeClassName, else configuration.runtimeClassName of the chart",
+    ),
+    (
+        ("admission webhook",),
+        "kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations has whose it is",
+    ),
+    (
+        ('persistentvolumeclaim "', "not found"),
+        "create the claim in the job's namespace, or name another one "
+        "(spec.checkpoint.volumeClaimName, the template's volumes)",
+    ),
+    (
+        ("unbound immediate persistentvolumeclaims",),
+        "kubectl describe persistentvolumeclaim says what the claim waits for: a storage class "
+        "that makes volumes, or a volume of its size and access mode",
+    ),
+    (
+        ("storageclass", "not found"),
+        "name a storage class that there is in the claim (kubectl get storageclass)",
+    ),
+    (("secret", "not found"), _SECRETS),
+    (("configmap", "not found"), _SECRETS),
+    (
+        ("image will run as root",),
+        "name a user in the image, or runAsUser in the template's securityContext",
+    ),
+    (
+        ("errimageneverpull",),
+        "put the image onto the node, or change the template's imagePullPolicy",
+    ),
+    (("errimagepull",), _IMAGE),
+    (("imagepullbackoff",), _IMAGE),
+    (("registryunavailable",), _IMAGE),
+    (("invalidimagename",), "correct the image's name in the template"),
+)
+
+
+def with_advice(text: str, reason: str = "") -> str:
+    """The text, and behind it what to do where that is known.
+
+    `reason` is a pod's reason that the text does not name.
+    """
+    words = f"{reason} {text}".lower()
+    for wanted, advice in _ADVICE:
+        if all(word in words for word in wanted):
+            return f"{text}; {advice}"
+    return text

@@ -1,0 +1,204 @@
+"""Signs on a node that its provider, an autoscaler or an administrator is about to take the node.
+
+One table for each kind of sign. The sources of keys and lead times are in
+docs/design/0019-signs-of-a-node-that-goes.md, and docs/reference/nodes.md has the tables for users.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum
+
+from gpujob_api.meta import TAINT_RECLAIM
+from gpujob_operator.decide.model.snapshot import NodeView
+
+# A time in seconds since 1970; ten digits last until 2286.
+_SECONDS = re.compile(r"^[0-9]{1,10}$", re.ASCII)
+READY_CONDITION = "Ready"
+_LABEL_DRIVER_UPGRADE = "nvidia.com/gpu-driver-upgrade-state"
+
+
+class NoticeKind(Enum):
+    """What a sign means, the most urgent first. The first two stop the jobs on the node."""
+
+    RECLAIM = "is being reclaimed"
+    DRAIN = "is being drained"
+    # The node may go. Jobs on it continue, and nothing new is placed on it.
+    CLOSE = "may be reclaimed soon"
+
+    @property
+    def stops_jobs(self) -> bool:
+        return self is not NoticeKind.CLOSE
+
+
+@dataclass(frozen=True, slots=True)
+class NodeNotice:
+    """`ends_at`: when the machine goes, where the sign says so. `lead_seconds`: how long after the
+    sign the machine goes, where that is known; None where the jobs' own grace counts.
+    """
+
+    kind: NoticeKind
+    # The sign in words; "" for the operator's own taint, which says no more than the kind.
+    sign: str
+    ends_at: datetime | None = None
+    lead_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaintRow:
+    key: str
+    kind: NoticeKind
+    setter: str
+    lead_seconds: float | None = None
+    # Of spot nodes, where it differs: the same taint announces a reclamation there.
+    spot_lead_seconds: float | None = None
+    # The taint's value is the time at which the machine goes.
+    value_is_end: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionRow:
+    """A condition that is True, or, of `Ready`, one that is False. `message`: its text must have
+    one of these parts; any text will do where there are none."""
+
+    type: str
+    kind: NoticeKind
+    setter: str
+    message: tuple[str, ...] = ()
+    lead_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LabelRow:
+    key: str
+    values: frozenset[str]
+    kind: NoticeKind
+    setter: str
+
+
+_EC2_SECONDS = 118.0
+TAINT_ROWS = (
+    TaintRow(TAINT_RECLAIM, NoticeKind.RECLAIM, "anybody", value_is_end=True),
+    TaintRow(
+        "aws-node-termination-handler/spot-itn",
+        NoticeKind.RECLAIM,
+        "AWS Node Termination Handler",
+        lead_seconds=_EC2_SECONDS,
+    ),
+    TaintRow(
+        "cloud.google.com/impending-node-termination",
+        NoticeKind.DRAIN,
+        "GKE",
+        spot_lead_seconds=25.0,
+    ),
+    TaintRow(
+        "karpenter.sh/disrupted",
+        NoticeKind.DRAIN,
+        "Karpenter since 1.0",
+        spot_lead_seconds=_EC2_SECONDS,
+    ),
+    TaintRow(
+        "karpenter.sh/disruption",
+        NoticeKind.DRAIN,
+        "Karpenter before 1.0",
+        spot_lead_seconds=_EC2_SECONDS,
+    ),
+    TaintRow(
+        "ToBeDeletedByClusterAutoscaler",
+        NoticeKind.DRAIN,
+        "Cluster Autoscaler",
+        lead_seconds=600.0,
+    ),
+    TaintRow(
+        "aws-node-termination-handler/asg-lifecycle-termination",
+        NoticeKind.DRAIN,
+        "AWS Node Termination Handler",
+    ),
+    TaintRow(
+        "aws-node-termination-handler/scheduled-maintenance",
+        NoticeKind.DRAIN,
+        "AWS Node Termination Handler",
+    ),
+    TaintRow("remediator.kubernetes.azure.com/unschedulable", NoticeKind.DRAIN, "AKS"),
+    TaintRow(
+        "aws-node-termination-handler/rebalance-recommendation",
+        NoticeKind.CLOSE,
+        "AWS Node Termination Handler",
+    ),
+)
+CONDITION_ROWS = (
+    ConditionRow("PreemptionScheduled", NoticeKind.RECLAIM, "AKS", lead_seconds=25.0),
+    ConditionRow(
+        "VMEventScheduled", NoticeKind.RECLAIM, "AKS", ("Preempt Scheduled",), lead_seconds=10.0
+    ),
+    # The kubelet gives user pods the shutdown's time less that for critical pods: 15 s on GKE.
+    ConditionRow(
+        READY_CONDITION,
+        NoticeKind.RECLAIM,
+        "kubelet (graceful node shutdown)",
+        ("node is shutting down",),
+        lead_seconds=15.0,
+    ),
+    ConditionRow(
+        "VMEventScheduled",
+        NoticeKind.DRAIN,
+        "AKS",
+        ("Reboot Scheduled", "Redeploy Scheduled", "Terminate Scheduled"),
+    ),
+    ConditionRow("Terminating", NoticeKind.DRAIN, "OpenShift"),
+)
+LABEL_ROWS = (
+    LabelRow(
+        _LABEL_DRIVER_UPGRADE,
+        frozenset(
+            {"cordon-required", "wait-for-jobs-required", "pod-deletion-required", "drain-required"}
+        ),
+        NoticeKind.DRAIN,
+        "NVIDIA GPU Operator",
+    ),
+)
+# How long a spot node with a deletionTimestamp has: an autoscaler deletes it when its notice comes.
+SPOT_DELETION_SECONDS = _EC2_SECONDS
+# The condition types that a node's view keeps; all others change nothing.
+CONDITION_TYPES = frozenset(row.type for row in CONDITION_ROWS)
+NOTICE_TAINTS = frozenset(row.key for row in TAINT_ROWS)
+_TAINTS = {row.key: row for row in TAINT_ROWS}
+_ORDER = tuple(NoticeKind)
+
+
+def notice_of(node: NodeView) -> NodeNotice | None:
+    """The most urgent sign on the node, or None."""
+    return min(_notices(node), key=lambda notice: _ORDER.index(notice.kind), default=None)
+
+
+def _notices(node: NodeView) -> Iterator[NodeNotice]:
+    for taint in node.taints:
+        row = _TAINTS.get(taint.key)
+        if row is not None:
+            yield _of_taint(row, taint.value, spot=node.spot)
+    for condition in node.conditions:
+        for row in CONDITION_ROWS:
+            if row.type == condition.type and _matches(row, condition.message):
+                sign = f"condition {row.type} of {row.setter}"
+                yield NodeNotice(row.kind, sign, lead_seconds=row.lead_seconds)
+    if node.deletion_at is not None:
+        lead_seconds = SPOT_DELETION_SECONDS if node.spot else None
+        yield NodeNotice(NoticeKind.DRAIN, "the Node is being deleted", lead_seconds=lead_seconds)
+    for row in LABEL_ROWS:
+        value = node.labels.get(row.key)
+        if value in row.values:
+            yield NodeNotice(row.kind, f"label {row.key}={value} of {row.setter}")
+
+
+def _of_taint(row: TaintRow, value: str, *, spot: bool) -> NodeNotice:
+    lead_seconds = row.spot_lead_seconds if spot else None
+    ends_at = None
+    if row.value_is_end and _SECONDS.match(value):
+        ends_at = datetime.fromtimestamp(int(value), UTC)
+    sign = "" if row.key == TAINT_RECLAIM else f"taint {row.key} of {row.setter}"
+    return NodeNotice(row.kind, sign, ends_at, lead_seconds or row.lead_seconds)
+
+
+def _matches(row: ConditionRow, message: str) -> bool:
+    return not row.message or any(part in message for part in row.message)

@@ -1,0 +1,85 @@
+"""Mutants of the handlers: kopf's front, watches and lists."""
+
+from tests.mutants.shell import of_operator
+
+_WATCHES = ("test_watches_and_lists.py",)
+
+HANDLERS = (
+    of_operator(
+        "a version that is too old is asked for again",
+        "handlers/watches.py",
+        '            except Gone:\n                version, reason = "", "gone"\n',
+        '            except Gone:\n                reason = "gone"\n',
+        *_WATCHES,
+    ),
+    of_operator(
+        "a stream goes on from where it began",
+        "handlers/watches.py",
+        "            version = _resource_version(manifest) or version\n",
+        "",
+        *_WATCHES,
+    ),
+    of_operator(
+        "after many errors nothing is listed",
+        "handlers/watches.py",
+        'version = version if self._failures < 3 else ""',
+        "version = version",
+        *_WATCHES,
+    ),
+    of_operator(
+        "an event of an unknown type is applied",
+        "handlers/watches.py",
+        "            if kind in _CHANGES:\n",
+        "            if True:\n",
+        *_WATCHES,
+        "test_streams.py",
+    ),
+    of_operator(
+        "the pauses between broken streams do not grow",
+        "handlers/watches.py",
+        "BACKOFF_SECONDS * 2 ** min(self._failures, 16))",
+        "BACKOFF_SECONDS)",
+        *_WATCHES,
+    ),
+    of_operator(
+        "a new leader lists pods first",
+        "handlers/relist.py",
+        "        for kind, resource in OUR_KINDS.items():\n"
+        '            await self._refresh(kind, resource, "")\n'
+        "        for watched in reversed(WATCHED):\n"
+        "            await self._refresh(watched.kind, watched.resource, watched.label_selector)\n",
+        "        for watched in reversed(WATCHED):\n"
+        "            await self._refresh(watched.kind, watched.resource, watched.label_selector)\n"
+        "        for kind, resource in OUR_KINDS.items():\n"
+        '            await self._refresh(kind, resource, "")\n',
+        *_WATCHES,
+    ),
+    of_operator(
+        "missed events are nobody's business",
+        "handlers/relist.py",
+        "            self._silent()\n",
+        "            pass\n",
+        *_WATCHES,
+    ),
+    of_operator(
+        "a list that failed was a list",
+        "handlers/relist.py",
+        "                failures += 1\n",
+        "                return\n",
+        *_WATCHES,
+    ),
+    of_operator(
+        "kopf keeps its own marks on objects",
+        "handlers/front.py",
+        "    settings.persistence.progress_storage = NothingStored()\n",
+        "",
+        "test_front_end.py",
+    ),
+    of_operator(
+        "events are not handed on",
+        "handlers/front.py",
+        '            self._deliver(kind, event["type"], event["object"])\n',
+        "            return\n",
+        "test_front_end.py",
+    ),
+)

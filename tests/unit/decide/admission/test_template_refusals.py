@@ -1,0 +1,55 @@
+"""A pending job whose pods a dry run refused says so, holds nothing and moves nobody (I4, I15)."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+from gpujob_api.gpujob import GPUJob, JobPhase, SharingMode
+from gpujob_operator.decide.model.snapshot import RefusedTemplate
+from gpujob_operator.decide.planner import plan
+from tests.harness.builders import make_gpu, make_gpu_node, make_job
+from tests.harness.world import World
+
+WORDS = "spec.volumes[1].name: Duplicate value"
+
+
+def whole(name: str, priority: int = 0, created: float = 0) -> GPUJob:
+    return make_job(name, sharing=SharingMode.EXCLUSIVE, priority=priority, created=created)
+
+
+def refuse(world: World, name: str, seconds: float) -> None:
+    until = world.now + timedelta(seconds=seconds)
+    refused = RefusedTemplate(world.job(name).metadata.uid, WORDS, until)
+    world.snapshot = replace(world.snapshot, refused_templates=(refused,))
+
+
+def one_gpu(*jobs: GPUJob) -> World:
+    return World(*jobs, gpu_nodes=[make_gpu_node("n0", make_gpu("GPU-0"))])
+
+
+def test_it_waits_with_the_servers_words_and_others_go_first() -> None:
+    world = one_gpu(whole("refused", priority=9), whole("other", created=1))
+    refuse(world, "refused", 100)
+    world.tick()
+    assert world.running() == {"other"}
+    assert world.why("refused") == f"PodRefused: the API server refuses the job's pods: {WORDS}"
+    assert world.status("refused").attempt == 0
+
+
+def test_it_is_decided_again_when_the_template_is_to_be_tried() -> None:
+    world = one_gpu(whole("refused"))
+    refuse(world, "refused", 100)
+    assert plan(world.snapshot, world.now).next_seconds == 100
+    world.tick(100)
+    assert world.running() == {"refused"}, "the executor tries it before it writes the placement"
+
+
+def test_nobody_is_preempted_for_it_even_when_it_is_to_be_tried() -> None:
+    world = one_gpu(whole("low"))
+    world.tick()
+    world.submit(whole("refused", priority=9, created=1))
+    refuse(world, "refused", 10)
+    world.tick(1000)
+    assert world.running() == {"low"}
+    world.snapshot = replace(world.snapshot, refused_templates=())
+    world.tick()
+    assert (world.phase("low"), world.phase("refused")) == (JobPhase.PENDING, JobPhase.RUNNING)

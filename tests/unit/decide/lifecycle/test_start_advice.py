@@ -1,0 +1,78 @@
+"""Kubernetes' own words get behind them what people can do."""
+
+import pytest
+
+from gpujob_operator.decide.lifecycle.start_advice import with_advice
+
+
+# The texts are those of Kubernetes 1.36 and containerd 2.4.
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        (
+            'pods is forbidden: User "system:serviceaccount:gpujob-system:gpujob-operator" cannot '
+            'create resource "pods" in API group "" in the namespace "team"',
+            "files/operator-rules.yaml",
+        ),
+        (
+            'pods "a-1-0" is forbidden: exceeded quota: small, requested: pods=1, used: pods=0, '
+            "limited: pods=0",
+            "ask for less",
+        ),
+        (
+            'pods "a-1-0" is forbidden: failed quota: q: must specify limits.cpu for: worker',
+            "resources",
+        ),
+        (
+            'pods "a-1-0" is forbidden: minimum memory usage per Container is 1Gi, but request is '
+            "100Mi",
+            "LimitRange",
+        ),
+        (
+            'pods "a-1-0" is forbidden: maximum cpu usage per Pod is 1, but limit is 2',
+            "kubectl describe limitrange",
+        ),
+        (
+            'pods "a-1-0" is forbidden: violates PodSecurity "restricted:latest": privileged',
+            "pod-security.kubernetes.io/enforce",
+        ),
+        (
+            'pods "a-1-0" is forbidden: pod rejected: RuntimeClass "kata" not found',
+            "kubectl get runtimeclass",
+        ),
+        (
+            'admission webhook "v.example.org" denied the request: no',
+            "kubectl get validatingwebhookconfigurations",
+        ),
+        ('0/2 nodes are available: persistentvolumeclaim "nowhere" not found', "create the claim"),
+        (
+            "0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found",
+            "kubectl describe persistentvolumeclaim",
+        ),
+        ('storageclass.storage.k8s.io "fast" not found', "kubectl get storageclass"),
+        ('CreateContainerConfigError: secret "s" not found', "kubectl get secrets"),
+        ('CreateContainerConfigError: configmap "c" not found', "kubectl get secrets,configmaps"),
+        (
+            "container has runAsNonRoot and image will run as root (pod: ...)",
+            "runAsUser",
+        ),
+        ('Back-off pulling image "x": ErrImagePull: not found', "imagePullSecrets"),
+        ("ErrImageNeverPull: Container image x is not present", "imagePullPolicy"),
+        ("InvalidImageName: Failed to apply default image tag", "correct the image's name"),
+    ],
+)
+def test_what_to_do_follows_the_words(text: str, advice: str) -> None:
+    found = with_advice(text)
+    assert found.startswith(f"{text}; ")
+    assert advice in found.removeprefix(text)
+
+
+def test_the_reason_counts_where_the_text_does_not_name_it() -> None:
+    text = "failed to resolve image"
+    assert "imagePullSecrets" in with_advice(text, "ErrImagePull")
+    assert with_advice(text) == text
+
+
+def test_other_words_stay_as_they_are() -> None:
+    text = "0/2 nodes are available: 2 Insufficient cpu"
+    assert with_advice(text) == text

@@ -1,0 +1,209 @@
+"""A template is tried by a dry run before GPUs are reserved: once for each template (I4, I10)."""
+
+import asyncio
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpujob_api.gpujob import GPUJob
+from gpujob_operator.act.item_runner import NO_DRY_RUN
+from gpujob_operator.act.kube import (
+    JOBS,
+    AlreadyExists,
+    ApiError,
+    Forbidden,
+    Throttled,
+    Unavailable,
+)
+from gpujob_operator.act.trials import JOBS_MAX, UNANSWERED_SECONDS, VERDICTS_MAX, Trials, key_of
+from gpujob_operator.act.writer import WriteResult
+from gpujob_operator.cycle import snapshot_from_json, snapshot_to_json
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.plan import WriteStatus
+from gpujob_operator.decide.model.snapshot import RefusedTemplate, Snapshot
+from tests.harness.builders import after, make_job, make_template, placed
+from tests.harness.clocks import FakeClock
+from tests.harness.executor_bench import ExecutorBench, at_version, create_item
+from tests.harness.manifests import job_manifest
+
+INVALID = ApiError(422, "Invalid", "spec.volumes[1].name: Duplicate value")
+
+
+@pytest.fixture
+def bench() -> ExecutorBench:
+    return ExecutorBench()
+
+
+def placement(bench: ExecutorBench, name: str = "job", **template: Any) -> WriteStatus:
+    """The status that places a job which the API server has."""
+    job = make_job(name, template=make_template(**template))
+    stored = bench.kube.put(JOBS, job_manifest(job))
+    job = at_version(job, stored["metadata"]["resourceVersion"])
+    return WriteStatus(job, placed(job).status)
+
+
+def told(bench: ExecutorBench, *items: WriteStatus) -> list[tuple[str, str]]:
+    snapshot = bench.executor.assume(Snapshot(jobs=tuple(item.job for item in items)))
+    return [(one.job_uid, one.message) for one in snapshot.refused_templates]
+
+
+def tries(bench: ExecutorBench) -> int:
+    return [verb for verb, _ in bench.verbs()].count("try")
+
+
+async def test_jobs_of_one_template_are_tried_once(bench: ExecutorBench) -> None:
+    items = [placement(bench, f"job-{n}") for n in range(20)]
+    assert await bench.run(*items) == {WriteResult.DONE: 20}
+    assert tries(bench) == 1
+    assert told(bench, *items) == []
+    other = placement(bench, "other", nodeSelector={"zone": "a"})
+    await bench.run(other, placement(bench, "again"))
+    assert tries(bench) == 2
+
+
+async def test_a_refused_template_reserves_nothing_and_is_told(bench: ExecutorBench) -> None:
+    item = placement(bench)
+    bench.kube.fail("try", "pods", INVALID)
+    assert await bench.run(item) == {WriteResult.REFUSED: 1}
+    assert [verb for verb, _ in bench.verbs()] == ["try"]
+    assert told(bench, item) == [(item.job.metadata.uid, INVALID.message)]
+    assert bench.settled == 1, "the job is decided again at once"
+    # Others of the template are refused without another request, and told as well.
+    other = placement(bench, "other")
+    assert await bench.run(other) == {WriteResult.REFUSED: 1}
+    assert tries(bench) == 1
+    assert len(told(bench, item, other)) == 2
+
+
+async def test_a_refused_template_is_tried_again_after_pauses_that_double(
+    bench: ExecutorBench,
+) -> None:
+    item = placement(bench)
+    bench.kube.fail("try", "pods", INVALID, times=2)
+    for seconds in (10.0, 20.0):
+        await bench.run(item)
+        snapshot = bench.executor.assume(Snapshot(jobs=(item.job,)))
+        (refused,) = snapshot.refused_templates
+        assert (refused.until - bench.clock.now()).total_seconds() == seconds
+        bench.clock.advance(seconds)
+    assert await bench.run(item) == {WriteResult.DONE: 1}
+    assert told(bench, item) == []
+
+
+@pytest.mark.parametrize("error", [Throttled("later", 1.0), Unavailable(503, "x", "y")])
+async def test_a_trial_without_an_answer_stands_in_nobodys_way(
+    bench: ExecutorBench, error: ApiError
+) -> None:
+    bench.kube.fail("try", "pods", error)
+    items = [placement(bench, f"job-{n}") for n in range(5)]
+    assert await bench.run(*items) == {WriteResult.DONE: 5}
+    assert tries(bench) == 1
+    bench.clock.advance(UNANSWERED_SECONDS)
+    await bench.run(placement(bench, "later"))
+    assert tries(bench) == 2
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ApiError(400, "BadRequest", f'admission webhook "x" {NO_DRY_RUN}'),
+        AlreadyExists(409, "AlreadyExists", "x"),
+    ],
+)
+async def test_what_says_nothing_of_the_template_refuses_nothing(
+    bench: ExecutorBench, error: ApiError
+) -> None:
+    bench.kube.fail("try", "pods", error)
+    assert await bench.run(placement(bench)) == {WriteResult.DONE: 1}
+
+
+async def test_a_template_that_no_pod_can_be_made_of_is_refused(bench: ExecutorBench) -> None:
+    item = placement(bench, affinity="x")
+    assert await bench.run(item) == {WriteResult.REFUSED: 1}
+    ((_, message),) = told(bench, item)
+    assert message.startswith("no pod can be made of spec.template: ")
+
+
+async def test_a_pod_that_is_refused_after_all_is_tried_before_the_next_attempt(
+    bench: ExecutorBench,
+) -> None:
+    item = placement(bench)
+    await bench.run(item)
+    bench.kube.fail("create", "pods", Forbidden(403, "Forbidden", "exceeded quota"))
+    bench.kube.fail("try", "pods", Forbidden(403, "Forbidden", "exceeded quota"))
+    await bench.run(create_item(replace(item.job, status=item.status)))
+    other = placement(bench, "other")
+    assert await bench.run(other) == {WriteResult.REFUSED: 1}
+    assert told(bench, other) == [(other.job.metadata.uid, "exceeded quota")]
+
+
+async def test_only_one_request_for_a_template_is_under_way() -> None:
+    trials = Trials(Configuration(), FakeClock().now)
+    asked: list[GPUJob] = []
+    answer = asyncio.Event()
+
+    async def attempt(job: GPUJob) -> str:
+        asked.append(job)
+        await answer.wait()
+        return "no"
+
+    waiting = [
+        asyncio.ensure_future(
+            trials.refusal(placed(make_job(f"j{n}", template=make_template())), attempt)
+        )
+        for n in range(9)
+    ]
+    await asyncio.sleep(0)
+    answer.set()
+    assert await asyncio.gather(*waiting) == ["no"] * 9
+    assert len(asked) == 1
+
+
+async def test_verdicts_and_jobs_are_bounded() -> None:
+    trials = Trials(Configuration(), FakeClock().now)
+
+    async def refuse(job: GPUJob) -> str:
+        return "x" * 5000
+
+    jobs: list[GPUJob] = []
+    for number in range(JOBS_MAX + 1):
+        job = make_job(f"j{number}", template=make_template(nodeSelector={"n": str(number)}))
+        jobs.append(job)
+        await trials.refusal(job, refuse)
+    assert JOBS_MAX <= VERDICTS_MAX
+    found = trials.tell(Snapshot(jobs=tuple(jobs))).refused_templates
+    assert (len(found), len(found[0].message)) == (JOBS_MAX, 512)
+    assert found[0].job_uid == jobs[1].metadata.uid
+    # Of jobs that are gone or placed nothing is kept.
+    assert trials.tell(Snapshot(jobs=(placed(jobs[5]),))).refused_templates == ()
+    assert trials.tell(Snapshot(jobs=tuple(jobs))).refused_templates == ()
+
+
+def test_templates_are_told_apart_by_namespace_and_by_what_the_operator_adds() -> None:
+    template = make_template()
+    job = make_job(template=template)
+    elsewhere = replace(job, metadata=replace(job.metadata, namespace="other"))
+    gang = make_job(workers=2, template=template)
+    assert len({key_of(job), key_of(elsewhere), key_of(gang)}) == 3
+    assert key_of(job) == key_of(make_job("another", priority=9, template=template))
+
+
+def test_a_sweep_is_one_template() -> None:
+    """Commands, arguments and values of variables differ; their names are looked at."""
+
+    def job_of(rate: str, name: str = "RATE") -> GPUJob:
+        job = make_job(template=make_template())
+        template = copy.deepcopy(dict(job.spec.template))
+        (worker,) = template["spec"]["containers"]
+        worker |= {"args": ["--rate", rate], "env": [{"name": name, "value": rate}]}
+        return replace(job, spec=replace(job.spec, template=template))
+
+    assert key_of(job_of("0.1")) == key_of(job_of("0.2"))
+    assert key_of(job_of("0.1")) != key_of(job_of("0.1", "1 RATE"))
+
+
+def test_a_dumped_cycle_keeps_them() -> None:
+    snapshot = Snapshot(refused_templates=(RefusedTemplate("uid", "no", after(1)),))
+    assert snapshot_from_json(snapshot_to_json(snapshot)) == snapshot

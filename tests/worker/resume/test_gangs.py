@@ -1,0 +1,131 @@
+"""Processes that train together stop at the same step and end with the weights of a whole run."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.harness.gangs import committed, manifest, start_gang
+from tests.harness.unmodified_scripts import (
+    HUGGING_FACE_GROUP,
+    LIGHTNING_GROUP,
+    REPLICAS,
+)
+from tests.harness.worker_process import WorkerRun
+
+pytestmark = pytest.mark.timeout(900)
+DIGEST = 64
+
+
+def test_a_stop_of_one_stops_all_at_the_same_step(tmp_path: Path) -> None:
+    whole = start_gang(tmp_path / "whole", 1, REPLICAS, 0, 1, 0, 0).results()
+    asked = random.Random(3).randrange(2, 6)
+    stopped = start_gang(tmp_path / "stopped", 1, REPLICAS, 0, 1, asked, 1)
+    assert stopped.wait() == [143, 143], stopped.errors
+    steps = [report["checkpoint"]["step"] for report in stopped.reports]
+    assert steps == [asked + 1] * 2
+    assert committed(tmp_path / "stopped") == [asked + 1]
+    assert list(manifest(tmp_path / "stopped", asked + 1)["ranks"]) == ["rank-0", "rank-1"]
+    end = start_gang(tmp_path / "stopped", 2, REPLICAS, 0, 1, 0, 0)
+    assert end.results() == whole
+    assert [report["resumedFromStep"] for report in end.reports] == steps
+
+
+def lightning(folder: Path, attempt: int, stop: int) -> tuple[int, list[str], str]:
+    """Its first process starts the other one itself: exit code, digests of both, what they said."""
+    folder.mkdir(exist_ok=True)
+    (folder / "train.py").write_text(LIGHTNING_GROUP)
+    own = [sys.executable, "-m", "gpujob_worker", "--explain", "--tuning-seconds", "1", "--"]
+    done = subprocess.run(
+        [*own, "python", "train.py", "0", "1", str(stop)],
+        cwd=folder,
+        env={
+            **os.environ,
+            "GPUJOB_SETTINGS": '{"mode": "Recommend"}',
+            "GPUJOB_CHECKPOINT_DIR": str(folder / "checkpoints"),
+            "GPUJOB_ATTEMPT": str(attempt),
+            "GPUJOB_GRACE_SECONDS": "200",
+            "OMP_NUM_THREADS": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=800,
+    )
+    digests = [line for line in done.stdout.splitlines() if len(line) == DIGEST]
+    return done.returncode, digests, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.trainers
+def test_replicas_that_lightning_starts_resume_bit_for_bit(tmp_path: Path) -> None:
+    code, whole, errors = lightning(tmp_path / "whole", 1, 0)
+    assert (code, len(whole)) == (0, 2), errors
+    code, _, errors = lightning(tmp_path / "stopped", 1, 8)
+    assert code == 143, errors
+    assert committed(tmp_path / "stopped") == [9]
+    code, end, errors = lightning(tmp_path / "stopped", 2, 0)
+    assert (code, end) == (0, whole), errors
+    assert errors.count("resume lightning trainer: from step 9") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.trainers
+def test_replicas_of_a_trainer_resume_bit_for_bit(tmp_path: Path) -> None:
+    source, workers = HUGGING_FACE_GROUP, 0
+    whole = start_gang(tmp_path / "whole", 1, source, workers, 1, 0, 0).results()
+    stopped = start_gang(tmp_path / "stopped", 1, source, workers, 1, 8, 1)
+    assert stopped.wait() == [143, 143], stopped.errors
+    assert committed(tmp_path / "stopped")[-1] == 9
+    end = start_gang(tmp_path / "stopped", 2, source, workers, 1, 0, 0)
+    assert end.results() == whole
+    assert [report["resumedFromStep"] for report in end.reports] == [9, 9]
+
+
+def step_of(run: WorkerRun) -> int:
+    lines = run.output.splitlines() if (run.folder / "stdout").exists() else []
+    steps = [line.split()[1] for line in lines if line.startswith("step ")]
+    return int(steps[-1]) if steps and steps[-1].isdigit() else 0
+
+
+@pytest.mark.slow
+def test_sigkill_of_all_at_random_moments(tmp_path: Path) -> None:
+    """First one of them and then the rest, as by a node that is lost, in the middle of writes."""
+    whole = start_gang(tmp_path / "whole", 1, REPLICAS, 0, 1, 0, 0).results()
+    folder, rng = tmp_path / "killed", random.Random(7)
+    durable = 0
+    for attempt in (1, 2):
+        gang = start_gang(folder, attempt, REPLICAS, 0, 1, 0, 0, checkpointIntervalSeconds=0)
+        first, second = rng.sample(gang.runs, 2)
+        until = rng.randint(5, 7)
+        first.wait_until(lambda run=first, until=until: step_of(run) >= until)
+        first.send(signal.SIGKILL)
+        second.send(signal.SIGKILL)
+        assert gang.wait() == [-signal.SIGKILL] * 2, gang.errors
+        steps = committed(folder)
+        # The script counts anew, with a step of each pass that was finished.
+        assert steps[-1] > durable, "nothing was committed although every step is due"
+        durable = steps[-1]
+        assert list(manifest(folder, durable)["ranks"]) == ["rank-0", "rank-1"]
+    end = start_gang(folder, 3, REPLICAS, 0, 1, 0, 0)
+    assert end.results() == whole
+    assert [report["resumedFromStep"] for report in end.reports] == [durable] * 2
+
+
+@pytest.mark.slow
+def test_four_replicas_stop_at_the_same_step(tmp_path: Path) -> None:
+    """Of one job that comes back as four again, and is refused as two."""
+    stopped = start_gang(tmp_path, 1, REPLICAS, 0, 1, 2, 3, size=4)
+    assert stopped.wait() == [143] * 4, stopped.errors
+    assert committed(tmp_path) == [3]
+    fewer = start_gang(tmp_path, 2, REPLICAS, 0, 1, 0, 0, size=2)
+    assert fewer.wait() == [1, 1], fewer.errors
+    text = "step-3 was written by 4 processes and 2 train now: order and random numbers are"
+    for rank in range(2):
+        assert text in fewer.reports[rank]["failure"]["message"]
+    end = start_gang(tmp_path, 3, REPLICAS, 0, 1, 0, 0, size=4)
+    assert len(set(end.results())) == 1
+    assert [report["resumedFromStep"] for report in end.reports] == [3] * 4

@@ -1,0 +1,311 @@
+"""The checkpoint directory of processes that train together: each writes a part, one commits.
+
+Two phases. Every process makes its own files durable and says so, with the hash of their list. Only
+when all have, for the same step, the first one writes the manifest that names all lists and renames
+the directory. A process that dies, fails or gives up in between leaves what was committed before.
+"""
+
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpujob_worker.checkpoint.ballot import POLL_SECONDS, Ballot, named
+from gpujob_worker.checkpoint.errors import (
+    CheckpointError,
+    CorruptError,
+    FencedError,
+    MismatchError,
+)
+from gpujob_worker.checkpoint.manifest import rank_manifest_hash
+from gpujob_worker.checkpoint.store import Commit, Loaded, Store, read_rank, size_of, write_rank
+
+# All have come through the same start of the process group.
+HERE_SECONDS = 30.0
+# To read and verify, and to write: as long as a slow volume takes for what one process has.
+READ_SECONDS = 900.0
+WRITE_SECONDS = 900.0
+# Until a file that another node wrote is seen through a network file system.
+VISIBLE_SECONDS = 30.0
+# A process that waits for the decision waits longer than the one that decides.
+LONGER_SECONDS = 60.0
+_TOKEN = "OPENED"  # noqa: S105 - a file's name
+_ERRORS: dict[str, type[CheckpointError]] = {
+    "FencedError": FencedError,
+    "MismatchError": MismatchError,
+}
+
+
+def _nothing(point: str) -> None:
+    del point
+
+
+def _no_progress(size: int) -> None:
+    del size
+
+
+class SharedStore:
+    """Like `Store`, in each of the processes; all of them call the same methods in the same order.
+
+    `refusal` says why nothing is saved; it is the same in all. Raises `FencedError` when a newer
+    attempt was here.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        attempt: int,
+        ballot: Ballot,
+        keep: int = 3,
+        on_point: Callable[[str], None] = _nothing,
+        own_refusal: str | None = None,
+    ) -> None:
+        self.directory = directory
+        self.attempt = attempt
+        self.notes: list[str] = []
+        self._ballot = ballot
+        self._on_point = on_point
+        self._store: Store | None = None
+        self._token = ""
+        self._writes = 0
+        self.refusal = self._open(keep, own_refusal)
+
+    def load(self) -> Loaded | None:
+        """This process's part of the newest checkpoint whose parts all verify.
+
+        Raises `MismatchError` for one of another number of processes.
+        """
+        ballot, number = self._ballot, 0
+        while True:
+            question = f"load/{number}"
+            newest = self._newest(question)
+            if newest is None:
+                return None
+            loaded, word = self._read(newest)
+            ballot.say(question, word)
+            if self._store is not None:
+                ballot.decide(f"{question}/fits", self._judge(question, newest))
+            waits = READ_SECONDS + LONGER_SECONDS
+            decision = ballot.decided(f"{question}/fits", waits)
+            if not decision.get("corrupt"):
+                _raise_if(decision)
+                return loaded
+            if self._store is None:
+                self.notes.append(f"checkpoint {decision['corrupt']}; set aside, falling back")
+            number += 1
+
+    def write(
+        self,
+        step: int,
+        text: str,
+        tensors: Mapping[str, torch.Tensor],
+        about: dict[str, Any],
+        wrote: Callable[[int], None] = _no_progress,
+    ) -> Commit:
+        """Writes this process's part, and returns once all parts are committed.
+
+        Raises `CheckpointError` or `OSError`; then nothing is committed, in any process.
+        """
+        start, question = time.monotonic(), self._next_write()
+        temporary = self._temporary(step, question)
+        try:
+            digest = write_rank(temporary, self._ballot.rank, text, tensors, wrote, self._on_point)
+        except BaseException as error:
+            self._say_failed(question, _text_of(error))
+            self._ballot.say(f"{question}/known", {})
+            raise
+        self._ballot.say(question, {"step": step, "list": digest})
+        self._on_point("said")
+        if self._store is not None:
+            decision = self._commit(self._store, question, temporary, step, about, wrote)
+        else:
+            waits = WRITE_SECONDS + LONGER_SECONDS
+            decision = self._ballot.decided(question, waits, lambda: wrote(0))
+            # It is there only if it was not committed, and only here if it had another name.
+            shutil.rmtree(temporary, ignore_errors=True)
+        self._ballot.say(f"{question}/known", {})
+        _raise_if(decision)
+        return Commit(step, int(decision["bytes"]), time.monotonic() - start)
+
+    def abstain(self, why: str) -> None:
+        """This process has nothing to write where the others write their parts."""
+        question = self._next_write()
+        self._say_failed(question, why)
+        self._ballot.say(f"{question}/known", {})
+
+    def wait_until_known(self, seconds: float) -> None:
+        """The first process may keep the store of the group: it leaves when all know of the last
+        write how it was decided.
+        """
+        question = f"write/{self._writes}/known"
+        if self._ballot.leads and self._writes:
+            self._ballot.say(question, {})
+            self._ballot.hear(question, seconds)
+
+    def _open(self, keep: int, own_refusal: str | None) -> str | None:
+        ballot = self._ballot
+        ballot.say("here", {"refusal": own_refusal})
+        if ballot.leads:
+            ballot.decide("open", self._opened(keep))
+        decision = ballot.decided("open", HERE_SECONDS + LONGER_SECONDS)
+        _raise_if(decision)
+        if decision.get("refusal"):
+            return str(decision["refusal"])
+        self._token = str(decision["token"])
+        # Where the directory is not the first process's, its file is not there.
+        ballot.say("sees", {"sees": self._sees_token()})
+        if ballot.leads:
+            heard = ballot.hear("sees", VISIBLE_SECONDS + LONGER_SECONDS)
+            blind = [rank for rank in range(ballot.size) if not heard.get(rank, {}).get("sees")]
+            refusal = f"{named(blind, ballot.size)} do not see the first one's directory"
+            shared = f"{refusal}: a volume that all workers share is needed (ReadWriteMany)"
+            ballot.decide("sees", {"refusal": shared if blind else None})
+        return ballot.decided("sees", VISIBLE_SECONDS + 2 * LONGER_SECONDS).get("refusal")
+
+    def _opened(self, keep: int) -> dict[str, Any]:
+        """Opens the directory, in the first process."""
+        ballot = self._ballot
+        heard = ballot.hear("here", HERE_SECONDS)
+        missing = [rank for rank in range(ballot.size) if rank not in heard]
+        if missing:
+            return {"refusal": f"{named(missing, ballot.size)} do not save with the others"}
+        refusals = {rank: word["refusal"] for rank, word in heard.items() if word["refusal"]}
+        if refusals:
+            rank, why = next(iter(refusals.items()))
+            return {"refusal": f"process {rank} of {ballot.size}: {why}"}
+        token = uuid.uuid4().hex
+        try:
+            self._store = Store(self.directory, self.attempt, keep, self._on_point)
+            (self.directory / _TOKEN).write_text(token)
+        except (CheckpointError, OSError) as error:
+            return {"failed": _text_of(error), "kind": type(error).__name__}
+        return {"token": token}
+
+    def _sees_token(self) -> bool:
+        ends = time.monotonic() + VISIBLE_SECONDS
+        while True:
+            try:
+                if (self.directory / _TOKEN).read_text() == self._token:
+                    return True
+            except OSError:
+                pass
+            if time.monotonic() > ends:
+                return False
+            time.sleep(POLL_SECONDS)
+
+    def _newest(self, question: str) -> int | None:
+        """The checkpoint that all look at next, as the first process finds it."""
+        if self._store is not None:
+            steps = self._store.steps()
+            self._ballot.decide(question, {"step": steps[0] if steps else None})
+        return self._ballot.decided(question, READ_SECONDS)["step"]
+
+    def _read(self, step: int) -> tuple[Loaded | None, dict[str, Any]]:
+        try:
+            return read_rank(self.directory, step, self._ballot.rank, self._ballot.size), {}
+        except CorruptError as error:
+            return None, {"corrupt": str(error)}
+        except CheckpointError as error:
+            return None, {"failed": str(error), "kind": type(error).__name__}
+
+    def _judge(self, question: str, step: int) -> dict[str, Any]:
+        """What becomes of a checkpoint that all have read."""
+        assert self._store is not None
+        heard = self._ballot.hear(question, READ_SECONDS)
+        missing = [rank for rank in range(self._ballot.size) if rank not in heard]
+        if missing:
+            return {"failed": f"{named(missing, self._ballot.size)} did not read step-{step}"}
+        for word in heard.values():
+            if "failed" in word:
+                return word
+        for rank, word in heard.items():
+            if "corrupt" in word:
+                why = f"{word['corrupt']} (process {rank})"
+                self._store.set_aside(step, why)
+                self.notes.extend(self._store.notes)
+                self._store.notes.clear()
+                return {"corrupt": why}
+        return {}
+
+    def _next_write(self) -> str:
+        self._writes += 1
+        return f"write/{self._writes}"
+
+    def _temporary(self, step: int, question: str) -> Path:
+        """Alike in all processes; no other opening of the directory has the name."""
+        number = question.rpartition("/")[2]
+        return self.directory / f".step-{step}.tmp-{self.attempt}-{self._token}-{number}"
+
+    def _say_failed(self, question: str, why: str) -> None:
+        word = {"failed": f"process {self._ballot.rank}: {why}"}
+        self._ballot.say(question, word)
+        if self._ballot.leads:
+            self._ballot.decide(question, word)
+
+    def _commit(
+        self,
+        store: Store,
+        question: str,
+        temporary: Path,
+        step: int,
+        about: dict[str, Any],
+        wrote: Callable[[int], None],
+    ) -> dict[str, Any]:
+        """The second phase, in the first process; what it decided."""
+        try:
+            heard = self._ballot.hear(question, WRITE_SECONDS, lambda: wrote(0))
+            failed = self._why_not(heard, step) or self._not_visible(heard, temporary)
+            if failed is None:
+                size = size_of(temporary)
+                store.commit(temporary, step, self._ballot.size, about)
+                decision = {"bytes": size}
+            else:
+                decision = {"failed": failed}
+        except BaseException as error:
+            self._ballot.decide(question, {"failed": _text_of(error), "kind": type(error).__name__})
+            raise
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        self._ballot.decide(question, decision)
+        return decision
+
+    def _why_not(self, heard: dict[int, dict[str, Any]], step: int) -> str | None:
+        missing = [rank for rank in range(self._ballot.size) if rank not in heard]
+        if missing:
+            return f"{named(missing, self._ballot.size)} did not write within {WRITE_SECONDS:.0f} s"
+        for rank, word in heard.items():
+            if "failed" in word:
+                return str(word["failed"])
+            if word["step"] != step:
+                return f"process {rank} is at step {word['step']} and process 0 at step {step}"
+        return None
+
+    def _not_visible(self, heard: dict[int, dict[str, Any]], temporary: Path) -> str | None:
+        """Whether the lists of files are what the processes said, as they are read here."""
+        ends = time.monotonic() + VISIBLE_SECONDS
+        for rank, word in heard.items():
+            while _list_hash(temporary, rank) != word["list"]:
+                if time.monotonic() > ends:
+                    return f"the files of process {rank} are not seen by process 0"
+                time.sleep(POLL_SECONDS)
+        return None
+
+
+def _list_hash(temporary: Path, rank: int) -> str | None:
+    try:
+        return rank_manifest_hash(temporary, rank)
+    except CorruptError:
+        return None
+
+
+def _text_of(error: BaseException) -> str:
+    return (str(error) or type(error).__name__)[:1000]
+
+
+def _raise_if(decision: dict[str, Any]) -> None:
+    if "failed" in decision:
+        raise _ERRORS.get(str(decision.get("kind")), CheckpointError)(decision["failed"])
