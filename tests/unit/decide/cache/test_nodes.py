@@ -33,15 +33,27 @@ def is_held(cache: SchedulerCache, node: str) -> bool:
     return gpu.held_whole
 
 
-def test_a_job_that_is_placed_while_two_nodes_claim_its_gpu_holds_it_on_both() -> None:
+def test_a_job_holds_the_gpu_of_its_own_node_whoever_else_claims_the_gpu() -> None:
     """I2: an agent that calls another node's GPU its own opens that GPU to nobody."""
     cache = SchedulerCache()
     cache.update(picture(WITHDRAWN, make_job("first")), after(0))
     cache.update(picture(CLAIM, make_job("first")), after(1))
     cache.update(picture(CLAIM, placed(make_job("first"))), after(2))
     assert is_held(cache, "n0")
-    assert is_held(cache, "n1")
-    assert cache.holders.on_node("n1") == {"uid-first"}
+    assert not is_held(cache, "n1")
+
+
+def test_a_job_on_a_node_that_claims_a_gpu_takes_nothing_from_the_node_that_has_the_gpu() -> None:
+    """I15: jobs that an agent lured to its node by a lie keep no GPU of others from anybody, and
+    do not crowd it."""
+    lured = placed(make_job("lured"), ("n1", ("GPU-0",)))
+    tenant = placed(make_job("tenant"))
+    cache = SchedulerCache()
+    cache.update(picture(CLAIM, make_job("lured"), tenant), after(0))
+    cache.update(picture(CLAIM, lured, tenant), after(1))
+    gpu = cache.capacity.gpu("n0", "GPU-0")
+    assert gpu is not None
+    assert [one.job_uid for one in gpu.tenants] == ["uid-tenant"]
 
 
 def test_a_claim_that_is_withdrawn_opens_the_gpu_to_nobody() -> None:

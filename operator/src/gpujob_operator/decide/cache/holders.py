@@ -19,8 +19,6 @@ class Holders:
     jobs: dict[str, GPUJob] = field(default_factory=dict[str, GPUJob])
     # Those that run and are slowed by co-tenants.
     slowed: set[str] = field(default_factory=set[str])
-    # The nodes that a job's placement names and those where its GPUs are; and jobs by node.
-    _nodes: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
     _on_node: Groups[str] = field(default_factory=lambda: Groups[str]())
     # Those whose attempt ends for another job's sake.
     _being_preempted: set[str] = field(default_factory=set[str])
@@ -28,7 +26,7 @@ class Holders:
     _priorities: Counter[tuple[str, int]] = field(default_factory=Counter[tuple[str, int]])
     _use: dict[str, QueueUse] = field(default_factory=dict[str, QueueUse])
 
-    def add(self, job: GPUJob, nodes: frozenset[str]) -> None:
+    def add(self, job: GPUJob) -> None:
         uid = job.metadata.uid
         self.jobs[uid] = job
         self._use.setdefault(job.spec.queue, QueueUse()).count(job, job.status)
@@ -37,8 +35,7 @@ class Holders:
             self._being_preempted.add(uid)
         if is_slowed(job.status):
             self.slowed.add(uid)
-        self._nodes[uid] = nodes
-        for name in nodes:
+        for name in _nodes_of(job):
             self._on_node.add(name, uid)
 
     def remove(self, job: GPUJob) -> None:
@@ -48,25 +45,16 @@ class Holders:
         self._priorities[job.spec.queue, job.spec.priority] -= 1
         self._being_preempted.discard(uid)
         self.slowed.discard(uid)
-        for name in self._nodes.pop(uid):
+        for name in _nodes_of(job):
             self._on_node.discard(name, uid)
-
-    def move(self, uid: str, nodes: frozenset[str]) -> None:
-        """The job's GPUs were found on these nodes."""
-        before = self._nodes[uid]
-        for name in before - nodes:
-            self._on_node.discard(name, uid)
-        for name in nodes - before:
-            self._on_node.add(name, uid)
-        self._nodes[uid] = nodes
 
     def on_node(self, name: str) -> Set[str]:
         return self._on_node.of(name)
 
-    def on_gpus(self, gpus: Set[str], uids: Iterable[str] | None = None) -> set[str]:
-        """Jobs that have any of these GPUs: of the given ones, or of all."""
+    def on_gpus(self, gpus: Set[str], uids: Iterable[str]) -> set[str]:
+        """Those of these jobs that have any of these GPUs."""
         found = set[str]()
-        for uid in self.jobs if uids is None else uids:
+        for uid in uids:
             placement = self.jobs[uid].status.placement
             for worker in placement.workers if placement is not None else ():
                 if not gpus.isdisjoint(worker.gpus):
@@ -89,3 +77,8 @@ class Holders:
     @property
     def preemption_in_flight(self) -> bool:
         return bool(self._being_preempted)
+
+
+def _nodes_of(job: GPUJob) -> set[str]:
+    placement = job.status.placement
+    return {worker.node for worker in placement.workers} if placement is not None else set()
