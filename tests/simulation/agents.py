@@ -9,7 +9,6 @@ from datetime import timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from gpujob_api.codec import format_time
 from gpujob_api.gpunode import XIDS_MAX
 from gpujob_api.meta import API_VERSION
 from gpujob_api.quantities import GIB
@@ -70,9 +69,8 @@ class Agents:
         if gpus == before and self._clock.now - at < UNCHANGED_SECONDS:
             return
         machine.published = (self._clock.now, gpus)
-        moment = self._clock.moment + timedelta(seconds=machine.clock_error_seconds)
         status = {
-            "observedAt": format_time(moment),
+            "observedAt": machine.time(self._clock.moment),
             "sampleIntervalSeconds": SAMPLE_SECONDS,
             "gpus": gpus,
         }
@@ -111,7 +109,7 @@ class Agents:
                 for number, uid in enumerate(self._pods_elsewhere(machine))
             ]
         elif machine.lie is Lie.ERRORS_OF_OTHERS:
-            at = format_time(self._clock.moment)
+            at = machine.time(self._clock.moment)
             gpu["xids"] = [
                 {"xid": 31, "at": at, "podUid": uid} for uid in self._pods_elsewhere(machine)
             ][:XIDS_MAX]
@@ -149,15 +147,15 @@ class Agents:
             "healthy": gpu.healthy,
             "healthMessage": "" if gpu.healthy else "XID 79",
             "processes": processes,
-            "xids": self._program_errors(gpu),
+            "xids": self._program_errors(machine, gpu),
         }
 
-    def _program_errors(self, gpu: PhysicalGPU) -> list[dict[str, Any]]:
+    def _program_errors(self, machine: Machine, gpu: PhysicalGPU) -> list[dict[str, Any]]:
         """As the agent tells them: the newest, for an hour."""
         since = self._clock.moment - timedelta(hours=1)
         told = [one for one in gpu.program_errors if one[0] >= since]
         return [
-            {"xid": xid, "at": format_time(at), "podUid": pod_uid}
+            {"xid": xid, "at": machine.time(at), "podUid": pod_uid}
             for at, pod_uid, xid in told[-XIDS_MAX:]
         ]
 

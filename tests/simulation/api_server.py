@@ -149,12 +149,19 @@ class ApiServer:
         after = cast(Manifest, _merged(before, change))
         if after == before:
             return before
+        if kind is Kind.GPU_NODE:
+            after["metadata"] = {**after["metadata"], "managedFields": [self._field_owner(by)]}
         if spec and after.get("spec") != before.get("spec"):
             generation = before["metadata"]["generation"] + 1
             after["metadata"] = {**after["metadata"], "generation": generation}
         if _may_go(kind, before, after):
             return self.remove(kind, before["metadata"]["uid"], by)
         return self._commit(kind, "MODIFIED", after, before, by)
+
+    def _field_owner(self, by: str) -> Manifest:
+        """Who wrote the status, and when, on the clock of the API server."""
+        time = format_time(self._clock.moment.replace(microsecond=0))
+        return {"manager": by, "operation": "Update", "subresource": "status", "time": time}
 
     def replace(
         self, kind: AnyKind, namespace: str, name: str, body: Mapping[str, Any], by: str

@@ -160,7 +160,7 @@ class Cluster:
                 self.clock.after(held_up.again_seconds, lambda: self._start(uid))
             return
         machine.workers[uid] = self._start_worker(self, machine, pod)
-        started = {"running": {"startedAt": format_time(self.clock.moment)}}
+        started = {"running": {"startedAt": machine.time(self.clock.moment)}}
         self._pod_status(pod, {"phase": "Running", "containerStatuses": [worker_status(started)]})
 
     def _terminate(self, uid: str) -> None:
@@ -197,7 +197,7 @@ class Cluster:
         pod = self.api.find(Kind.POD, worker.pod_uid)
         if pod is None:
             return
-        ended = {**status, "finishedAt": format_time(self.clock.moment)}
+        ended = {**status, "finishedAt": machine.time(self.clock.moment)}
         containers = [worker_status({"terminated": ended})]
         if has_sidecar(pod) and "deletionTimestamp" not in pod["metadata"]:
             # A container that knows nothing of the worker's end keeps the pod as it is.

@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
+from email.utils import format_datetime
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -275,7 +276,7 @@ class Connection:
         return {"kind": request.kind.value, **answer}
 
     def _answer(self, result: Any) -> Answer:
-        status, headers, body = 200, dict[str, str](), result
+        status, headers, body = 200, {"Date": format_datetime(self._clock.moment)}, result
         if result is None or (isinstance(result, ApiError) and result.status == 0):
             raise aiohttp.ServerDisconnectedError("no answer")
         if isinstance(result, ApiError):

@@ -24,6 +24,8 @@ class Faults:
     crashes: list[int] = field(default_factory=list[int])
     # Both operators believe that they lead: only to show that the checks notice it.
     split_brain: bool = False
+    # How far ahead the wall clock is where operators start.
+    operator_clock_error_seconds: float = 0.0
     writes: int = 0
     watches_refused_until: float = 0.0
 
@@ -69,7 +71,8 @@ class Faults:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """Something that happens to the cluster at a time. `what` names it in reports."""
+    """Something that happens to the cluster at a time. `what` names it in reports. `seconds` is how
+    long it lasts; of a clock, how far ahead it is from then on."""
 
     at: float
     what: str

@@ -8,22 +8,23 @@ from gpujob_operator.observe.cache import Kind
 from tests.simulation.agents import Lie
 from tests.simulation.clock import Clock
 from tests.simulation.cluster import Cluster
-from tests.simulation.faults import Incident
+from tests.simulation.faults import Faults, Incident
 from tests.simulation.machines import ABSURD_GPU, MISSING_GPU, Machine
 from tests.simulation.operator_shell import OperatorShell
 
 # Somebody reads what jobs say, and helps, until then.
 HELP_SECONDS = 6000.0
-# An hour and more: a clock that was never set, a summer time, a restored machine.
-CLOCK_ERRORS_SECONDS = (-7200.0, -3600.0, -40.0, 40.0, 3600.0, 90_000.0)
 
 
 class Happenings:
-    def __init__(self, clock: Clock, cluster: Cluster, shells: Sequence[OperatorShell]) -> None:
+    def __init__(
+        self, clock: Clock, cluster: Cluster, shells: Sequence[OperatorShell], faults: Faults
+    ) -> None:
         self._clock = clock
         self._cluster = cluster
         self._api = cluster.api
         self._shells = shells
+        self._faults = faults
         self._someone_reads = False
 
     def happen(self, incident: Incident) -> None:
@@ -53,10 +54,11 @@ class Happenings:
         for shell in self._shells:
             shell.crash()
 
-    def _set_operator_clock(self, _: float) -> None:
-        """The wall clock of one of them is set, and stays so while the process lives."""
+    def _set_operator_clock(self, seconds: float) -> None:
+        """The wall clock of one of them jumps. Those that start later find it so."""
+        self._faults.operator_clock_error_seconds = seconds
         if self._shells:
-            self._shells[0].clock_error_seconds = self._clock.random.choice(CLOCK_ERRORS_SECONDS)
+            self._shells[0].clock_error_seconds = seconds
 
     def _delete_a_pod(self, _: float) -> None:
         pods = self._api.list(Kind.POD)
@@ -115,8 +117,8 @@ class Happenings:
             case "agent-lies":
                 machine.lie = self._clock.random.choice(list(Lie))
                 self._clock.after(seconds, lambda: setattr(machine, "lie", None))
-            case "agent-clock":
-                machine.clock_error_seconds = self._clock.random.choice(CLOCK_ERRORS_SECONDS)
+            case "node-clock":
+                machine.clock_error_seconds = seconds
             case _:
                 self._happen_to_gpu(machine, incident)
 

@@ -22,9 +22,11 @@ CONFIGURATION = client.Configuration(host=HOST)
 class SimulatedKube(Kube):
     """Everything of it is real but the connection."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(
+        self, connection: Connection, heard: Callable[[str | None], None] = lambda date: None
+    ) -> None:
         with patch.object(client, "ApiClient", return_value=connection):
-            super().__init__(CONFIGURATION)
+            super().__init__(CONFIGURATION, heard=heard)
         self._connection = connection
 
     @property

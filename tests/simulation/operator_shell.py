@@ -15,6 +15,7 @@ from typing import Any, cast
 from aiohttp import web
 
 from gpujob_operator.act.backoff import Backoff
+from gpujob_operator.act.cluster_clock import ClusterClock
 from gpujob_operator.act.executor import Executor
 from gpujob_operator.act.item_runner import ItemRunner
 from gpujob_operator.act.kube import Manifest, ResourceType
@@ -68,6 +69,7 @@ class Parts:
     executor: type[Executor] = Executor
     cache: type[Cache] = Cache
     kube: type[SimulatedKube] = SimulatedKube
+    clock: type[ClusterClock] = ClusterClock
 
 
 class OperatorShell:
@@ -92,7 +94,14 @@ class OperatorShell:
         self.cycles = 0
         # How far its wall clock is ahead of the API server's.
         self.clock_error_seconds = clock_error_seconds
+        self._leads = False
         self._fresh = False
+        self._time = parts.clock(
+            self._wall,
+            self._now,
+            is_set=lambda: self._leads,
+            moved=lambda by: self._cache.clock_moved(by),
+        )
         self._listening_since = self._moment()
         self._delivered: dict[Kind, float] = dict.fromkeys(FRONT_KINDS, 0.0)
         self._broken_until: dict[Kind, float] = dict.fromkeys(FRONT_KINDS, 0.0)
@@ -101,21 +110,20 @@ class OperatorShell:
         self._dirty = Dirty()
         self._cache = parts.cache(self._dirty, METRICS, self._moment)
         # As in `run.py`, each has connections of its own.
-        self.kube = self._client()
-        self._others = [self._client() for _ in range(3)]
-        lease, reviews, _ = self._others
+        self.kube, lease = self._client(), self._client(self._time.heard)
+        reviews, self._checks = self._client(), self._client()
         self._leadership = self._make_leadership(lease)
         self._receiver = self._make_receiver(reviews)
         self._api.watchers.append(self._watch)
         self._loop.call_soon(self._start)
 
-    def _client(self) -> SimulatedKube:
+    def _client(self, heard: Callable[[str | None], None] = lambda date: None) -> SimulatedKube:
         world = self._world
         connection = Connection(
             self.name, world.clock, world.api, self._loop, world.faults, world.troubles,
             self._written,
         )  # fmt: skip
-        return self._parts.kube(connection)
+        return self._parts.kube(connection, heard)
 
     # -- being alive
 
@@ -144,7 +152,7 @@ class OperatorShell:
         uniform = self._clock.random.uniform
         retry = Retry(uniform=uniform)
         relist = Relist(self.kube, self._cache, silent=self._restart_front, retry=retry)
-        checks = Relist(self._others[2], self._cache, silent=self._restart_front, retry=retry)
+        checks = Relist(self._checks, self._cache, silent=self._restart_front, retry=retry)
         watches = [Watch(self.kube, self._cache, METRICS, one, uniform=uniform) for one in WATCHED]
         for part in (
             *(watch.run() for watch in watches),
@@ -178,6 +186,7 @@ class OperatorShell:
         lease = f"lease-{self.name}" if self._faults.split_brain else "lease"
 
         def changed(leads: bool) -> None:
+            self._leads = leads
             self._fresh = False
             if leads:
                 self._listening_since = self._moment()
@@ -303,8 +312,11 @@ class OperatorShell:
     def _now(self) -> float:
         return self._clock.now
 
-    def _moment(self) -> datetime:
+    def _wall(self) -> datetime:
         return self._clock.moment + timedelta(seconds=self.clock_error_seconds)
+
+    def _moment(self) -> datetime:
+        return self._time.now()
 
     def _may_act(self) -> bool:
         return self.leads and self._fresh

@@ -24,6 +24,9 @@ from tests.simulation.workloads import (
 )
 
 ROUGH_INCIDENTS = ("agent-lies", "agent-lies", "pod-evicted")
+CLOCKS = ("operator-clock", "node-clock", "node-clock")
+# An hour and more: a clock that was never set, a summer time, a restored machine.
+CLOCK_ERRORS_SECONDS = (-7200.0, -3600.0, -40.0, 40.0, 3600.0, 90_000.0)
 HIDDEN_HINT: dict[str, Any] = {"gpu": {"memory": "6Gi"}, "sharing": {"mode": "Shared"}}
 
 
@@ -77,7 +80,16 @@ def make_rough_scenario(seed: int) -> Scenario:
 def make_rough_incidents(seed: int, nodes: list[str]) -> list[Incident]:
     """Beside the incidents of the seed."""
     random = Random(seed * 49_979_687 + 7)
-    return [
+    clocks = [
+        Incident(
+            random.uniform(1, FAULTS_END_SECONDS - 100),
+            random.choice(CLOCKS),
+            random.choice(nodes),
+            random.choice(CLOCK_ERRORS_SECONDS),
+        )
+        for _ in range(random.choice([0, 0, 1, 3]))
+    ]
+    return clocks + [
         Incident(
             random.uniform(1, FAULTS_END_SECONDS - 100),
             random.choice(ROUGH_INCIDENTS),

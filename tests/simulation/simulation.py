@@ -97,7 +97,7 @@ class Simulation:
             self._start_operator()
         for submission in self.scenario.submissions:
             self._submit(submission)
-        happenings = Happenings(self.clock, self.cluster, self.shells)
+        happenings = Happenings(self.clock, self.cluster, self.shells, self.faults)
         for incident in self.incidents:
             self.clock.after(incident.at, lambda incident=incident: happenings.happen(incident))
         for impostor in self.scenario.impostors:
@@ -138,7 +138,14 @@ class Simulation:
         name = f"operator-{len(self.operator_names)}"
         self.operator_names.add(name)
         self.shells.append(
-            OperatorShell(name, self._world, self._planner(), CONFIGURATION, self._parts)
+            OperatorShell(
+                name,
+                self._world,
+                self._planner(),
+                CONFIGURATION,
+                self._parts,
+                self.faults.operator_clock_error_seconds,
+            )
         )
 
     def _planner(self) -> PlanFunction:
