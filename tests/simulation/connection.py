@@ -193,6 +193,8 @@ class Connection:
             return LIST_SECONDS * random.uniform(0.8, 1.2)
         if request.kind in _QUIET or request.verb == "get":
             return random.uniform(0.001, 0.02)
+        if (request.verb, request.kind) == ("create", Kind.POD) and self._faults.late_pods:
+            return self._faults.late_pods.pop(0)
         return self._faults.write_delay(random) + self._troubles.delay_seconds(request)
 
     def _serve(self, request: Request, effect: Callable[[], Any]) -> Any:

@@ -24,6 +24,8 @@ class Faults:
     crashes: list[int] = field(default_factory=list[int])
     # Both operators believe that they lead: only to show that the checks notice it.
     split_brain: bool = False
+    # The next creations of pods take so long to happen, each, whoever waits for them.
+    late_pods: list[float] = field(default_factory=list[float])
     # How far ahead the wall clock is where operators start.
     operator_clock_error_seconds: float = 0.0
     writes: int = 0
@@ -33,7 +35,7 @@ class Faults:
         self.watch_delay_max = 0.02
         self.watch_break = self.repeat = self.write_error = self.lost_answer = 0.0
         self.slow_write = self.report_loss = 0.0
-        self.crashes = []
+        self.crashes, self.late_pods = [], []
 
     def watch_delay(self, random: Random) -> float:
         return random.uniform(0.001, self.watch_delay_max)

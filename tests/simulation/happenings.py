@@ -14,6 +14,8 @@ from tests.simulation.operator_shell import OperatorShell
 
 # Somebody reads what jobs say, and helps, until then.
 HELP_SECONDS = 6000.0
+# Requests that are kept on their way: those of an attempt, and what is tried again.
+LATE_PODS = 3
 
 
 class Happenings:
@@ -32,6 +34,7 @@ class Happenings:
             "pause": self._pause,
             "operator-killed": self._kill_operators,
             "operator-clock": self._set_operator_clock,
+            "late-pods": self._delay_pods,
             "pod-deleted": self._delete_a_pod,
             "pod-evicted": self._evict_a_pod,
             "owner-lost": self._strip_owners,
@@ -59,6 +62,10 @@ class Happenings:
         self._faults.operator_clock_error_seconds = seconds
         if self._shells:
             self._shells[0].clock_error_seconds = seconds
+
+    def _delay_pods(self, seconds: float) -> None:
+        """The network keeps the next requests for pods, and delivers them after all."""
+        self._faults.late_pods.extend([seconds] * LATE_PODS)
 
     def _delete_a_pod(self, _: float) -> None:
         pods = self._api.list(Kind.POD)

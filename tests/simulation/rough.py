@@ -23,7 +23,7 @@ from tests.simulation.workloads import (
     make_spec,
 )
 
-ROUGH_INCIDENTS = ("agent-lies", "agent-lies", "pod-evicted")
+ROUGH_INCIDENTS = ("agent-lies", "agent-lies", "pod-evicted", "late-pods")
 CLOCKS = ("operator-clock", "node-clock", "node-clock")
 # An hour and more: a clock that was never set, a summer time, a restored machine.
 CLOCK_ERRORS_SECONDS = (-7200.0, -3600.0, -40.0, 40.0, 3600.0, 90_000.0)
