@@ -98,24 +98,19 @@ class SchedulerCache:
         self._refused_pods = refused_by_job(snapshot.refused_pods)
         self.releases.begin(now)
         self._release_arrays.tidy(len(self.releases.jobs))
-        moved = self._nodes.take(snapshot)
+        self._nodes.take(snapshot)
         for before, after in self._jobs.take(snapshot):
             self._replace(before, after)
         for key, profile in self._jobs.changed_profiles.items():
             self._profile_expiries.put(key, profile)
         changed = self._jobs.changed
-        if moved:
-            # Jobs on GPUs that came or went are on other nodes now.
-            for uid in self.holders.on_gpus(moved):
-                self.holders.move(uid, self._nodes.of_job(self.entries[uid].job))
-                changed.add(uid)
         for uid in self._jobs.reprofiled:
             self._count(self.entries[uid])
         self._renew_usage(changed)
         self.steps.to_step |= self._jobs.measured & self.entries.keys()
         for name, gpus in self._nodes.renew(self.configuration, now).items():
-            jobs = self.holders.on_node(name)
-            self.steps.to_step |= jobs if gpus is None else self.holders.on_gpus(gpus, jobs)
+            jobs = self.holders.on_node(name) if gpus is None else self.holders.on_gpus(name, gpus)
+            self.steps.to_step |= jobs
         self._mix.renew(self.capacity, self._request)
         self._renew_waiting(changed)
         self.steps.wake(now)
@@ -195,10 +190,10 @@ class SchedulerCache:
             self.holders.remove(before.job)
         if after is not None:
             uid = after.job.metadata.uid
-            self.releases.put(after.job, after.profile_key)
+            self.releases.put(after.job, after.runs_key)
             self.expiries.put(after.job)
             if after.held:
-                self.holders.add(after.job, self._nodes.of_job(after.job))
+                self.holders.add(after.job)
             self._count(after)
         elif before is not None:
             uid = before.job.metadata.uid
