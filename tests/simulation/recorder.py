@@ -262,10 +262,11 @@ class Recorder:
             if other.status.reservation is not None
         )
         recent = self._recent(place, revision.at)
-        used = [reserved + one.driver_bytes + one.unmanaged_bytes for one in recent]
-        if recent and min(used) > recent[0].total_bytes:
+        # Without what jobs hold; an agent that lies may say any size.
+        room_bytes = [one.total_bytes - one.driver_bytes - one.unmanaged_bytes for one in recent]
+        if recent and reserved > max(room_bytes):
             self._fail(
-                "I1", revision, f"{place[1]}: {min(used)} of {recent[0].total_bytes} bytes after "
+                "I1", revision, f"{place[1]}: {reserved} of {max(room_bytes)} bytes after "
                 f"{job.metadata.name} took {job.status.reservation}",
             )  # fmt: skip
 
