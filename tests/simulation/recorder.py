@@ -12,11 +12,13 @@ from gpujob_api.manifest import gpujob_from_manifest
 from gpujob_operator.decide.capacity.cluster import holds_gpus
 from gpujob_operator.observe.cache import Kind
 from tests.simulation.api_server import ApiServer, Manifest, OtherKind, Revision
+from tests.simulation.findings import Story, Violation
 from tests.simulation.job_facts import (
     deleted,
     held,
     is_shrink,
     is_within,
+    may_not_share,
     now_text,
     reason,
     used_bytes,
@@ -37,31 +39,11 @@ DEADLINE_OF_OTHERS = frozenset({"NodeReclaimed", "NodeDrained"})
 
 
 @dataclass(frozen=True, slots=True)
-class Violation:
-    invariant: str
-    at: float
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.invariant} at {self.at:.2f} s: {self.message}"
-
-
-@dataclass(frozen=True, slots=True)
 class _Reading:
     at: float
     total_bytes: int
     driver_bytes: int
     unmanaged_bytes: int
-
-
-@dataclass(slots=True)
-class Story:
-    """What became of a job, and when."""
-
-    submitted_at: float
-    first_pod_at: float | None = None
-    ended_at: float | None = None
-    end: str = ""
 
 
 class Recorder:
@@ -246,7 +228,10 @@ class Recorder:
                 place = worker.node, uuid
                 self._check_room(revision, before, job, place)
                 self._check_alone(revision, job, place)
-                if is_new and not self._recent(place, revision.at):
+                if not is_new:
+                    continue
+                self._check_tenants(revision, job, place)
+                if not self._recent(place, revision.at):
                     text = f"{job.metadata.name} placed on unmeasured {uuid}, {worker.node}"
                     self._fail("I14", revision, text)
 
@@ -275,6 +260,11 @@ class Recorder:
         if len(tenants) > 1 and any(wants_all(tenant) for tenant in tenants):
             names = ", ".join(tenant.metadata.name for tenant in tenants)
             self._fail("I2", revision, f"{place[1]} is shared by {names}")
+
+    def _check_tenants(self, revision: Revision, job: GPUJob, place: Place) -> None:
+        for other in may_not_share(job, self._tenants(place), self._api.list(Kind.QUEUE)):
+            text = f"{place[1]}: {job.metadata.key} beside {other.metadata.key}"
+            self._fail("I15", revision, text)
 
     def _recent(self, place: Place, now: float) -> list[_Reading]:
         """The readings of the window, and the one before it that was still valid within it."""

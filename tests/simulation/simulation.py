@@ -26,6 +26,7 @@ from tests.simulation.faults import (
     make_faults,
     make_incidents,
 )
+from tests.simulation.findings import Violation
 from tests.simulation.happenings import Happenings
 from tests.simulation.hostile import HostileAuthor
 from tests.simulation.job_facts import end_of, key_of
@@ -34,7 +35,7 @@ from tests.simulation.operator_shell import OperatorShell, Parts, World
 from tests.simulation.pods import FINAL, is_foreign, is_live, worker_ended
 from tests.simulation.posts import odd_posts, post_of
 from tests.simulation.processes import Processes
-from tests.simulation.recorder import Recorder, Violation
+from tests.simulation.recorder import Recorder
 from tests.simulation.result import Result
 from tests.simulation.rough import make_rough_incidents, make_rough_scenario
 from tests.simulation.troubles import Troubles
@@ -90,7 +91,8 @@ class Simulation:
         self._count = (2 if seed % 3 == 0 else 1) if operators is None else operators
 
     def run(self) -> Result:
-        self.api.create(Kind.QUEUE, _queue(), "admin")
+        for queue in self.scenario.queues:
+            self.api.create(Kind.QUEUE, queue, "admin")
         for node in self.scenario.nodes:
             self.cluster.join(node)
         for _ in range(self._count):
@@ -340,7 +342,3 @@ def run_seed(seed: int, plan: PlanFunction | None = None) -> Result:
 def run_calm(seed: int) -> Result:
     """The jobs of the seed without any fault."""
     return Simulation(seed, faults=Faults(), incidents=[], operators=1).run()
-
-
-def _queue() -> Manifest:
-    return {"apiVersion": API_VERSION, "kind": "GPUQueue", "metadata": {"name": "default"}}

@@ -19,7 +19,9 @@ class Holders:
     jobs: dict[str, GPUJob] = field(default_factory=dict[str, GPUJob])
     # Those that run and are slowed by co-tenants.
     slowed: set[str] = field(default_factory=set[str])
+    # By node and by GPU.
     _on_node: Groups[str] = field(default_factory=lambda: Groups[str]())
+    _on_gpu: Groups[str] = field(default_factory=lambda: Groups[str]())
     # Those whose attempt ends for another job's sake.
     _being_preempted: set[str] = field(default_factory=set[str])
     # By queue and priority.
@@ -37,6 +39,8 @@ class Holders:
             self.slowed.add(uid)
         for name in _nodes_of(job):
             self._on_node.add(name, uid)
+        for gpu in _gpus_of(job):
+            self._on_gpu.add(gpu, uid)
 
     def remove(self, job: GPUJob) -> None:
         uid = job.metadata.uid
@@ -47,19 +51,15 @@ class Holders:
         self.slowed.discard(uid)
         for name in _nodes_of(job):
             self._on_node.discard(name, uid)
+        for gpu in _gpus_of(job):
+            self._on_gpu.discard(gpu, uid)
 
     def on_node(self, name: str) -> Set[str]:
         return self._on_node.of(name)
 
-    def on_gpus(self, gpus: Set[str], uids: Iterable[str]) -> set[str]:
-        """Those of these jobs that have any of these GPUs."""
-        found = set[str]()
-        for uid in uids:
-            placement = self.jobs[uid].status.placement
-            for worker in placement.workers if placement is not None else ():
-                if not gpus.isdisjoint(worker.gpus):
-                    found.add(uid)
-        return found
+    def on_gpus(self, gpus: Iterable[str]) -> set[str]:
+        """Jobs whose placement names any of these GPUs."""
+        return set[str]().union(*map(self._on_gpu.of, gpus))
 
     def use(self) -> dict[str, QueueUse]:
         """What each queue's jobs hold, free to be changed."""
@@ -82,3 +82,8 @@ class Holders:
 def _nodes_of(job: GPUJob) -> set[str]:
     placement = job.status.placement
     return {worker.node for worker in placement.workers} if placement is not None else set()
+
+
+def _gpus_of(job: GPUJob) -> set[str]:
+    placement = job.status.placement
+    return {gpu for worker in placement.workers for gpu in worker.gpus} if placement else set()
