@@ -66,6 +66,8 @@ class Configuration:
     retry_backoff_seconds: float = 10.0
     retry_backoff_max_seconds: float = 600.0
     report_interval_seconds: float = 2.0
+    # A profile that no job has used for so long is deleted; 0: never.
+    profile_unused_days: int = 90
     # Rendering.
     report_url: str = ""
     device_access: DeviceAccess = DeviceAccess.ENVIRONMENT

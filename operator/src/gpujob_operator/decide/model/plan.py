@@ -79,13 +79,29 @@ class SaveProfile:
 
 
 @dataclass(frozen=True, slots=True)
+class DeleteProfile:
+    """Delete a profile that no job uses any more, if it still has the UID and the resourceVersion
+    of the snapshot.
+    """
+
+    profile: GPUProfile
+
+
+@dataclass(frozen=True, slots=True)
 class WriteQueueStatus:
     queue: GPUQueue
     status: GPUQueueStatus
 
 
 PlanItem = (
-    WriteStatus | RejectJob | CreatePod | DeletePod | DeleteJob | SaveProfile | WriteQueueStatus
+    WriteStatus
+    | RejectJob
+    | CreatePod
+    | DeletePod
+    | DeleteJob
+    | SaveProfile
+    | DeleteProfile
+    | WriteQueueStatus
 )
 
 
