@@ -134,7 +134,10 @@ def _starting(
     missing = [rank for rank in placed if rank not in present]
     settings = settings_for(job, inputs.profile)
     taken = {pod.rank: pod for pod in inputs.job_pods.in_the_way}
-    creates = tuple(CreatePod(job, rank, settings) for rank in missing if rank not in taken)
+    hostnames = _hostnames(job, inputs)
+    creates = tuple(
+        CreatePod(job, rank, settings, hostnames.get(rank)) for rank in missing if rank not in taken
+    )
     # Written once all pods exist: one write instead of one for each pod.
     known = job.status if missing else with_pod_uids(job.status, pods)
     if not missing and all(pod.phase is not PodPhase.PENDING for pod in pods):
@@ -157,6 +160,14 @@ def _starting(
     # cycle.
     next_seconds = max(left, 1.0) if left >= 0 else None
     return NextStep(writer.status(), creates=creates, next_seconds=next_seconds)
+
+
+def _hostnames(job: GPUJob, inputs: JobInputs) -> dict[int, str | None]:
+    """By rank, as far as the nodes are known."""
+    placement = job.status.placement
+    workers = placement.workers if placement is not None else ()
+    sites = zip(workers, inputs.sites, strict=False)
+    return {worker.rank: site.facts.hostname for worker, site in sites if site.facts is not None}
 
 
 def _waiting(pods: tuple[PodView, ...], missing: int) -> tuple[str, str]:
