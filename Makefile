@@ -58,6 +58,7 @@ bench: setup ## Print the benchmarks (DATA=dir with openb, muri, pollux, gavel f
 	@$(VENV)/python -m bench.worker --quick
 	@$(VENV)/python -m bench.overhead --quick
 	@$(VENV)/python -m bench.resume --quick
+	@$(VENV)/python -m bench.sweep --gpus 1
 	@test -z "$(DATA)" || $(VENV)/python -m bench.placement --data "$(DATA)/openb"
 	@test -z "$(DATA)" || $(VENV)/python -m bench.sharing --data "$(DATA)/muri"
 	@test -z "$(DATA)" || $(VENV)/python -m bench.gangs --data "$(DATA)/pollux"
