@@ -110,8 +110,9 @@ images: ## Build the images with Docker (TORCH=cpu, REGISTRY=host/, BASE=image@d
 	@$(BUILD) --target worker --build-arg TORCH=$(TORCH) --tag $(REGISTRY)gpujob-worker:$(VERSION) .
 
 .PHONY: generate
-generate: ## Copy the CRDs into the chart
+generate: ## Copy the CRDs into the chart, and write the reference of reasons
 	@cp crds/*.yaml charts/gpujob/files/crds/
+	@$(VENV)/python -m gpujob_operator.reasons_page > docs/reference/reasons.md
 
 .PHONY: clean
 clean: ## Remove .venv and everything generated in the tree

@@ -25,6 +25,7 @@ from gpujob_operator.decide.lifecycle.settings import settings_for
 from gpujob_operator.decide.lifecycle.start_advice import with_advice
 from gpujob_operator.decide.lifecycle.start_refusals import once_it_runs, refusal_of, with_refusal
 from gpujob_operator.decide.lifecycle.stops import reason_to_stop, start_seconds_left
+from gpujob_operator.decide.measurement.milestones import milestones
 from gpujob_operator.decide.measurement.progress import (
     joined_usage,
     with_measured_reservation,
@@ -217,9 +218,7 @@ def _running(
     status, events = with_measured_reservation(
         job, status, report, usage, configuration, most_bytes
     )
-    if status.resumed_from_step is not None and job.status.resumed_from_step is None:
-        text = f"attempt {status.attempt} resumes after step {status.resumed_from_step}"
-        events = (*events, EventNote("Resumed", text))
+    events = (*milestones(job.status, status, report), *events)
     since = status.progressed_at or now
     left = job.spec.retry.hang_timeout_seconds - (now - since).total_seconds()
     return NextStep(status, events=events, next_seconds=max(left, 1.0))
@@ -233,7 +232,8 @@ def _stop(job: GPUJob, stop: StopReason, live: int, now: datetime) -> NextStep:
     left = (stop.deadline - now).total_seconds()
     workers = format_count(live, "worker")
     text = f"attempt {status.attempt}, {workers}, {left:.0f} s of grace: {stop.message}"
-    note = EventNote(f"Stopping{stop.reason}", text, EventType.WARNING)
+    kind = EventType.NORMAL if rule_of(stop).asked_for else EventType.WARNING
+    note = EventNote(f"Stopping{stop.reason}", text, kind)
     return NextStep(status, events=(note,), next_seconds=0.0)
 
 
