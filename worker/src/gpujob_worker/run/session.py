@@ -25,7 +25,12 @@ from gpujob_worker.run.efficiency import efficiency
 from gpujob_worker.run.environment import Environment, read_environment
 from gpujob_worker.run.failure import classify
 from gpujob_worker.run.features import Features
-from gpujob_worker.run.graceful_stop import EXIT_MARGIN_SECONDS, Interrupted, Stop
+from gpujob_worker.run.graceful_stop import (
+    EXIT_MARGIN_SECONDS,
+    Interrupted,
+    Stop,
+    is_launchers_stop,
+)
 from gpujob_worker.run.meter import Meter
 from gpujob_worker.run.profiling import StepProfiler
 from gpujob_worker.run.reporter import Destination, Reporter, write_termination_message
@@ -262,6 +267,9 @@ class Session:
         self.stop.end()
         self.launches = launches
         if isinstance(error, Interrupted):
+            self.state.enter(WorkerPhase.DRAINING)
+        elif is_launchers_stop(error):
+            self.explanation.note("stop", "the launcher was asked to stop")
             self.state.enter(WorkerPhase.DRAINING)
         elif error is None or (isinstance(error, SystemExit) and not error.code):
             self.state.enter(WorkerPhase.DRAINING if self._left_early else WorkerPhase.FINISHED)

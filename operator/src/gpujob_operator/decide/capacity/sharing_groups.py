@@ -14,7 +14,7 @@ from gpujob_operator.decide.packing.party import ANYBODY, Party
 class SharingGroups:
     """The group of each queue, by name. A queue that names none is a group of its own.
 
-    Empty where there is only one group: everybody shares then, and jobs need not be told apart.
+    Empty where there is only one group: everybody shares then, and jobs need not be distinguished.
     """
 
     by_queue: Mapping[str, str] = field(default_factory=dict[str, str])

@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator
 from enum import Enum
+from functools import lru_cache
 
 
 class Decides(Enum):
@@ -59,6 +60,8 @@ _SHELLS = frozenset(("sh", "bash", "dash", "ash", "zsh"))
 _SHELL_COMMAND = re.compile(r"-[a-z]*c")
 
 
+# Thousands of jobs have the same few options and variables.
+@lru_cache(maxsize=4096)
 def decides(name: str) -> Decides:
     """What the option, or the configuration key, of this name decides."""
     words = name.lower().replace("_", "-").replace("/", ".").split(".")
@@ -69,6 +72,7 @@ def decides(name: str) -> Decides:
     return Decides.NEITHER if last in _NUMBERS or is_name else Decides.STEP
 
 
+@lru_cache(maxsize=4096)
 def variable_decides(name: str) -> Decides:
     """What the environment variable of this name decides."""
     plain = name.lower().replace("_", "-")

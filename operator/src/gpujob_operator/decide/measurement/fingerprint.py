@@ -7,7 +7,8 @@ differs between the runs of a sweep.
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from gpujob_api.gpujob import GPUJobSpec
 from gpujob_operator.decide.measurement.command_options import Decides, options, variable_decides
@@ -29,10 +30,8 @@ def run_length(spec: GPUJobSpec) -> str:
     """What of the command decides how long a run takes; empty where nothing says so. Runs of one
     workload with different ones take different times.
     """
-    worker = spec.worker_container()
-    found = [*options(_texts(worker, "command")), *options(_texts(worker, "args"))]
-    found += [(variable_decides(name), f"{name}={value}") for name, value in _plain(worker)]
-    return " ".join(text for decides, text in found if decides is Decides.LENGTH)
+    command, arguments, variables = _sorted_by_use(*_parts(spec.worker_container()))
+    return " ".join((*command.length, *arguments.length, *variables.length))
 
 
 def program_of(spec: GPUJobSpec) -> tuple[str, ...]:
@@ -51,15 +50,12 @@ def _program(spec: GPUJobSpec) -> dict[str, object]:
     if spec.workload is not None:
         return {"workload": spec.workload}
     worker = spec.worker_container()
+    command, arguments, variables = _sorted_by_use(*_parts(worker))
     return {
         "image": _content(str(worker.get("image", ""))),
-        "command": _of_step(_texts(worker, "command")),
-        "args": _of_step(_texts(worker, "args")),
-        "env": sorted(
-            (name, value)
-            for name, value in _plain(worker)
-            if variable_decides(name) is Decides.STEP
-        ),
+        "command": command.step,
+        "args": arguments.step,
+        "env": sorted(text.split("=", 1) for text in variables.step),
     }
 
 
@@ -68,8 +64,35 @@ def _content(image: str) -> str:
     return image.rpartition("@")[2]
 
 
-def _of_step(arguments: Iterable[str]) -> list[str]:
-    return [text for decides, text in options(arguments) if decides is Decides.STEP]
+class _ByUse(NamedTuple):
+    """Parts of a command by what they decide."""
+
+    step: tuple[str, ...]
+    length: tuple[str, ...]
+
+
+_Texts = tuple[str, ...]
+
+
+# Each job is asked for its workload and for its length, and thousands have the same command.
+@lru_cache(maxsize=1024)
+def _sorted_by_use(
+    command: _Texts, arguments: _Texts, variables: tuple[tuple[str, str], ...]
+) -> tuple[_ByUse, _ByUse, _ByUse]:
+    of_variables = [(variable_decides(name), f"{name}={value}") for name, value in variables]
+    return _by_use(options(command)), _by_use(options(arguments)), _by_use(of_variables)
+
+
+def _by_use(found: Iterable[tuple[Decides, str]]) -> _ByUse:
+    parts = list(found)
+    return _ByUse(
+        tuple(text for decides, text in parts if decides is Decides.STEP),
+        tuple(text for decides, text in parts if decides is Decides.LENGTH),
+    )
+
+
+def _parts(worker: Mapping[str, Any]) -> tuple[_Texts, _Texts, tuple[tuple[str, str], ...]]:
+    return tuple(_texts(worker, "command")), tuple(_texts(worker, "args")), tuple(_plain(worker))
 
 
 def _texts(worker: Mapping[str, Any], field: str) -> list[str]:

@@ -23,8 +23,9 @@ def common_party(parties: Iterable[Party]) -> Party:
     nobody is `ANYBODY`."""
     common: Party | None = None
     for party in parties:
-        if common is None or common == party:
+        if common is None:
             common = party
+        if common is party or common == party:
             continue
         common = Party(
             common.namespace if common.namespace == party.namespace else SEVERAL,
