@@ -14,6 +14,7 @@ from math import inf
 from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob
 from gpujob_operator.decide.admission.equivalence import Refused
+from gpujob_operator.decide.admission.new_nodes import nodes_may_come
 from gpujob_operator.decide.admission.pending_status import (
     PendingStatusWriter,
     Wait,
@@ -205,7 +206,9 @@ class Admission:
         )
         found = assign(requirements, self.assumed, self.configuration, length)
         if isinstance(found, Diagnosis) and not found.could_ever_fit:
-            return Wait(PendingReason.IMPOSSIBLE, found)
+            may_come = nodes_may_come(self.assumed, self.configuration)
+            reason = PendingReason.NEEDS_NEW_NODE if may_come else PendingReason.IMPOSSIBLE
+            return Wait(reason, found)
         if self.queues.by_name:
             fits = isinstance(found, Assignment)
             held = (

@@ -122,7 +122,9 @@ def _retry_or_fail(
         progressed_at=None,
         resumed_from_step=None,
     )
-    return NextStep(status, events=(EventNote(f"Attempt{kind}", text, EventType.WARNING),))
+    asked_for = outcome.failure is None and rule_of(job.status.stop).asked_for
+    event_type = EventType.NORMAL if asked_for else EventType.WARNING
+    return NextStep(status, events=(EventNote(f"Attempt{kind}", text, event_type),))
 
 
 def _out_of_memory_step(status: GPUJobStatus, outcome: Outcome) -> int | None:
