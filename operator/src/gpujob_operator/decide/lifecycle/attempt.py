@@ -19,6 +19,7 @@ from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, StopReason
 from gpujob_api.quantities import format_count
 from gpujob_api.report import Report
 from gpujob_operator.decide.capacity.sites import gpus_at
+from gpujob_operator.decide.lifecycle import untuned
 from gpujob_operator.decide.lifecycle.ending import end_attempt
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.pod_cleanup import abandoned_pods, delete_pod, stray_pods
@@ -208,6 +209,8 @@ def _running(
     status, events = with_measured_reservation(
         job, status, report, usage, configuration, most_bytes
     )
+    writer = ConditionWriter(job, now)
+    status = untuned.while_it_runs(job, status, inputs.report, usage, configuration, writer)
     if status.resumed_from_step is not None and job.status.resumed_from_step is None:
         text = f"attempt {status.attempt} resumes after step {status.resumed_from_step}"
         events = (*events, EventNote("Resumed", text))
