@@ -28,6 +28,7 @@ from gpujob_operator.decide.model.plan import CreatePod
 from gpujob_operator.decide.model.pod_template import tolerations
 from gpujob_operator.decide.model.snapshot import LABEL_HOSTNAME
 from gpujob_operator.decide.model.workers import worker_name
+from gpujob_operator.render.package import add_package, brings_package, hook_folder
 from gpujob_operator.render.service import (
     LABEL_CHARACTERS_MAX,
     master_address,
@@ -63,6 +64,9 @@ def worker_pod(create: CreatePod, configuration: Configuration) -> dict[str, Any
     template = copy.deepcopy(dict(job.spec.template))
     spec: dict[str, Any] = template.get("spec") or {}
     _complete_spec(spec, create, worker, configuration)
+    if len(spec["containers"]) == 1:
+        # Whatever the only container is called in the template.
+        spec["containers"][0]["name"] = WORKER_CONTAINER
     for container in spec["containers"]:
         _restrict(container)
         if container["name"] == WORKER_CONTAINER:
@@ -70,6 +74,9 @@ def worker_pod(create: CreatePod, configuration: Configuration) -> dict[str, Any
             _share_memory(spec, container)
             grace = str(spec["terminationGracePeriodSeconds"])
             container["env"].append({"name": names.ENV_GRACE_SECONDS, "value": grace})
+            package_image = configuration.worker_package_image
+            if package_image and brings_package(container, package_image):
+                add_package(spec, container, package_image)
         else:
             _without_gpus(container)
     for container in spec.get("initContainers") or ():
@@ -238,7 +245,8 @@ def _complete_worker(
     # Which GPUs it gets is the operator's or the device plugin's word, never the template's.
     reserved = {VISIBLE_DEVICES, *(entry["name"] for entry in ours)}
     users = [entry for entry in container.get("env") or () if entry["name"] not in reserved]
-    container["env"] = [*ours, *map(_with_hook, users)]
+    folder = hook_folder(container, configuration.worker_package_image)
+    container["env"] = [*ours, *(_with_hook(entry, folder) for entry in users)]
     container["volumeMounts"] = [
         *(container.get("volumeMounts") or ()),
         {"name": "gpujob-token", "mountPath": TOKEN_DIRECTORY, "readOnly": True},
@@ -254,17 +262,17 @@ def _complete_worker(
         limits["nvidia.com/gpu"] = str(create.job.spec.gpus_per_worker)
 
 
-def _with_hook(entry: dict[str, Any]) -> dict[str, Any]:
-    """A path of the user's own would take the place of the one that the worker's images have.
+def _with_hook(entry: dict[str, Any], folder: str) -> dict[str, Any]:
+    """A path of the user's own would take the place of the one that finds the hook.
 
     What the path is read from when the container starts is not known here and stays as it is.
     """
     if entry["name"] != names.PYTHON_PATH_VARIABLE or "valueFrom" in entry:
         return entry
     paths = [path for path in (entry.get("value") or "").split(":") if path]
-    if names.HOOK_FOLDER in paths:
+    if folder in paths:
         return entry
-    return {**entry, "value": ":".join([names.HOOK_FOLDER, *paths])}
+    return {**entry, "value": ":".join([folder, *paths])}
 
 
 def _environment(

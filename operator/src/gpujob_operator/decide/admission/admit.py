@@ -26,6 +26,7 @@ from gpujob_operator.decide.backfill.nomination import Nomination, earliest_star
 from gpujob_operator.decide.backfill.release_times import ReleaseTimes
 from gpujob_operator.decide.backfill.tenancy import Tenancy
 from gpujob_operator.decide.capacity.cluster import Capacity
+from gpujob_operator.decide.lifecycle.start_advice import with_advice
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import stop_seconds
 from gpujob_operator.decide.model.pending_reasons import PendingReason
@@ -196,7 +197,7 @@ class Admission:
         refused = self.refused_templates.get(job.metadata.uid)
         if refused is None:
             return None
-        message = f"the API server refuses the job's pods: {refused.message}"
+        message = with_advice(f"the API server refuses the job's pods: {refused.message}")
         left = max((refused.until - self.now).total_seconds(), 0.0)
         return Wait(PendingReason.POD_REFUSED, message, next_seconds=left or None)
 

@@ -18,6 +18,7 @@ from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, StopReason
 from gpujob_api.quantities import format_count
 from gpujob_api.report import Report
 from gpujob_operator.decide.capacity.sites import gpus_at
+from gpujob_operator.decide.lifecycle import untuned
 from gpujob_operator.decide.lifecycle.ending import end_attempt
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.pod_cleanup import abandoned_pods, delete_pod, stray_pods
@@ -219,9 +220,11 @@ def _running(
         job, status, report, usage, configuration, most_bytes
     )
     events = (*milestones(job.status, status, report), *events)
+    writer = ConditionWriter(job, status, now)
+    untuned.while_it_runs(job, status, inputs.report, usage, configuration, writer)
     since = status.progressed_at or now
     left = job.spec.retry.hang_timeout_seconds - (now - since).total_seconds()
-    return NextStep(status, events=events, next_seconds=max(left, 1.0))
+    return NextStep(writer.status(), events=events, next_seconds=max(left, 1.0))
 
 
 def _stop(job: GPUJob, stop: StopReason, live: int, now: datetime) -> NextStep:

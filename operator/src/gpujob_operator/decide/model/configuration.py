@@ -83,6 +83,8 @@ class Configuration:
     report_url: str = ""
     device_access: DeviceAccess = DeviceAccess.ENVIRONMENT
     runtime_class_name: str | None = None
+    # The image from which pods of other images get the worker's packages; none: they get none.
+    worker_package_image: str | None = None
     checkpoint_mount: str = "/gpujob/checkpoints"
     # Price of one GPU-hour by GPU model, on demand and spot.
     price_per_gpu_hour: Mapping[str, float] = field(default_factory=dict[str, float])
