@@ -184,7 +184,7 @@ class LongLine(World):
 
     def __init__(self, *jobs: GPUJob, **snapshot: Any) -> None:
         super().__init__(*jobs, **snapshot)
-        self.quick, self.thorough = SchedulerCache(), Thorough()
+        self.quick, self.thorough = SchedulerCache.of(self.snapshot), Thorough.of(self.snapshot)
         self.settled = 0
 
     def decide(self, snapshot: Snapshot, now: datetime) -> Plan:

@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gpujob_api.gpujob import GPUJob
@@ -39,6 +39,23 @@ def is_within(before: GPUJob, job: GPUJob, seen_bytes: int) -> bool:
     if not same or one is None or other is None:
         return False
     return other.memory_bytes <= max(one.memory_bytes, seen_bytes)
+
+
+def may_not_share(
+    job: GPUJob, others: Iterable[GPUJob], queues: Iterable[Mapping[str, Any]]
+) -> list[GPUJob]:
+    """Those of the others that are of another namespace and of another sharing group."""
+    groups = {
+        queue["metadata"]["name"]: queue["spec"].get("sharingGroup")
+        or f"alone {queue['metadata']['name']}"
+        for queue in queues
+    }
+    return [
+        other
+        for other in others
+        if other.metadata.namespace != job.metadata.namespace
+        and groups[other.spec.queue] != groups[job.spec.queue]
+    ]
 
 
 def used_bytes(

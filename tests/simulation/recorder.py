@@ -20,6 +20,7 @@ from tests.simulation.job_facts import (
     held,
     is_shrink,
     is_within,
+    may_not_share,
     now_text,
     reason,
     used_bytes,
@@ -237,6 +238,7 @@ class Recorder:
                 self._check_room(revision, before, job, uuid)
                 self._check_alone(revision, job, uuid)
                 if is_new:
+                    self._check_tenants(revision, job, uuid)
                     self._check_telemetry(revision, job, worker.node, uuid)
 
     def _check_room(self, revision: Revision, before: GPUJob, job: GPUJob, uuid: str) -> None:
@@ -263,6 +265,10 @@ class Recorder:
         if len(tenants) > 1 and any(wants_all(tenant) for tenant in tenants):
             names = ", ".join(tenant.metadata.name for tenant in tenants)
             self._fail("I2", revision, f"{uuid} is shared by {names}")
+
+    def _check_tenants(self, revision: Revision, job: GPUJob, uuid: str) -> None:
+        for other in may_not_share(job, self._tenants(uuid), self._api.list(Kind.QUEUE)):
+            self._fail("I15", revision, f"{uuid}: {job.metadata.key} beside {other.metadata.key}")
 
     def _check_telemetry(self, revision: Revision, job: GPUJob, node: str, uuid: str) -> None:
         if not self._recent(uuid, revision.at):

@@ -83,7 +83,8 @@ class Simulation:
         self._count = (2 if seed % 3 == 0 else 1) if operators is None else operators
 
     def run(self) -> Result:
-        self.api.create(Kind.QUEUE, _queue(), "admin")
+        for queue in self.scenario.queues:
+            self.api.create(Kind.QUEUE, queue, "admin")
         for node in self.scenario.nodes:
             self.cluster.join(node)
         for _ in range(self._count):
@@ -393,7 +394,3 @@ def run_seed(seed: int, plan: PlanFunction | None = None) -> Result:
 def run_calm(seed: int) -> Result:
     """The jobs of the seed without any fault."""
     return Simulation(seed, faults=Faults(), incidents=[], operators=1).run()
-
-
-def _queue() -> Manifest:
-    return {"apiVersion": API_VERSION, "kind": "GPUQueue", "metadata": {"name": "default"}}

@@ -1,9 +1,10 @@
 """What jobs really do, which the operator can only find out by measuring; and a seed's jobs."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
+from gpujob_api.meta import API_VERSION
 from gpujob_api.quantities import GIB, MIB
 from gpujob_api.report import FailureClass
 from tests.harness.builders import NAMESPACE
@@ -88,6 +89,7 @@ class Scenario:
     submissions: tuple[Submission, ...]
     troubles: tuple[Trouble, ...] = ()
     impostors: tuple[Impostor, ...] = ()
+    queues: tuple[dict[str, Any], ...] = field(default_factory=lambda: (make_queue("default"),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,15 @@ class NodePlan:
     card_bytes: int = 24 * GIB
     driver_bytes: int = 300 * MIB
     cpu: int = 32
+
+
+def make_queue(name: str, **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "GPUQueue",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
 
 
 def make_spec(

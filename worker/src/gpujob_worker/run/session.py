@@ -20,6 +20,7 @@ from gpujob_api.report import (
 from gpujob_api.settings import OptimizeMode, TunedSettings
 from gpujob_worker.device.memory import CpuMemory
 from gpujob_worker.run.decision_log import DecisionLog
+from gpujob_worker.run.declared_batch import compare_with_declared
 from gpujob_worker.run.efficiency import efficiency
 from gpujob_worker.run.environment import Environment, read_environment
 from gpujob_worker.run.failure import classify
@@ -134,6 +135,12 @@ class Session:
     def joins(self, rank: int, world_size: int) -> None:
         """The process group that it trains in."""
         self.rank, self.world_size = rank, world_size
+
+    def takes_samples(self, samples: int | None) -> None:
+        """The samples of a step of this process; None where nobody can count them."""
+        self.state.takes_samples(samples)
+        declared = self.environment.settings.batch_total
+        compare_with_declared(declared, samples, self.world_size, self.explanation)
 
     @property
     def tuning_budget_seconds(self) -> float:

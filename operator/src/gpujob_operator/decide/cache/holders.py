@@ -19,9 +19,10 @@ class Holders:
     jobs: dict[str, GPUJob] = field(default_factory=dict[str, GPUJob])
     # Those that run and are slowed by co-tenants.
     slowed: set[str] = field(default_factory=set[str])
-    # The nodes that a job's placement names and those where its GPUs are; and jobs by node.
+    # The nodes that a job's placement names and those where its GPUs are; jobs by node and by GPU.
     _nodes: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
     _on_node: Groups[str] = field(default_factory=lambda: Groups[str]())
+    _on_gpu: Groups[str] = field(default_factory=lambda: Groups[str]())
     # Those whose attempt ends for another job's sake.
     _being_preempted: set[str] = field(default_factory=set[str])
     # By queue and priority.
@@ -40,6 +41,8 @@ class Holders:
         self._nodes[uid] = nodes
         for name in nodes:
             self._on_node.add(name, uid)
+        for gpu in _gpus_of(job):
+            self._on_gpu.add(gpu, uid)
 
     def remove(self, job: GPUJob) -> None:
         uid = job.metadata.uid
@@ -50,6 +53,8 @@ class Holders:
         self.slowed.discard(uid)
         for name in self._nodes.pop(uid):
             self._on_node.discard(name, uid)
+        for gpu in _gpus_of(job):
+            self._on_gpu.discard(gpu, uid)
 
     def move(self, uid: str, nodes: frozenset[str]) -> None:
         """The job's GPUs were found on these nodes."""
@@ -63,15 +68,9 @@ class Holders:
     def on_node(self, name: str) -> Set[str]:
         return self._on_node.of(name)
 
-    def on_gpus(self, gpus: Set[str], uids: Iterable[str] | None = None) -> set[str]:
-        """Jobs that have any of these GPUs: of the given ones, or of all."""
-        found = set[str]()
-        for uid in self.jobs if uids is None else uids:
-            placement = self.jobs[uid].status.placement
-            for worker in placement.workers if placement is not None else ():
-                if not gpus.isdisjoint(worker.gpus):
-                    found.add(uid)
-        return found
+    def on_gpus(self, gpus: Iterable[str]) -> set[str]:
+        """Jobs whose placement names any of these GPUs."""
+        return set[str]().union(*map(self._on_gpu.of, gpus))
 
     def use(self) -> dict[str, QueueUse]:
         """What each queue's jobs hold, free to be changed."""
@@ -89,3 +88,8 @@ class Holders:
     @property
     def preemption_in_flight(self) -> bool:
         return bool(self._being_preempted)
+
+
+def _gpus_of(job: GPUJob) -> set[str]:
+    placement = job.status.placement
+    return {gpu for worker in placement.workers for gpu in worker.gpus} if placement else set()

@@ -197,13 +197,13 @@ class Nodes:
         view, gpu_node = self._views.get(name), self._gpu_nodes.get(name)
         if view is None or gpu_node is None:
             return None
+        if before is None:
+            return self._sum.node(view, gpu_node, configuration, now, self._learned)
         touched = self._touched.get(name)
-        if before is None or touched is not None:
-            old = before.gpus if before is not None else ()
-            known = {gpu.uuid: gpu for gpu in old if gpu.uuid not in (touched or ())}
-            return self._sum.node(view, gpu_node, configuration, now, self._learned, known)
-        after = why_closed(view, gpu_node, configuration, now)
-        return replace(before, closed=after) if after != before.closed else before
+        if touched is not None:
+            before = self._sum.with_other_use(before, gpu_node, touched, self._learned)
+        closed = why_closed(view, gpu_node, before.notice, configuration, now)
+        return replace(before, closed=closed) if closed != before.closed else before
 
     def _watch(self, name: str, closed: NodeClosed | None, configuration: Configuration) -> None:
         """Measurements become old by themselves, and older."""

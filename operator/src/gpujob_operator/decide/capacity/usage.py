@@ -6,11 +6,12 @@ memory that is assigned but not yet requested on a node. A node's capacity is th
 pass over its GPUs, whatever the number of jobs elsewhere.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TypeVar
 
+from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpunode import GPU, GPUNode
 from gpujob_operator.decide.capacity.availability import why_blocked, why_closed
@@ -31,6 +32,7 @@ from gpujob_operator.decide.model.notices import notice_of
 from gpujob_operator.decide.model.pod_requests import PodRequests
 from gpujob_operator.decide.model.snapshot import GonePod, NodeView, PodPhase, PodView
 from gpujob_operator.decide.model.workers import JobPods, place_of
+from gpujob_operator.decide.packing.party import ANYBODY, Party
 
 T = TypeVar("T")
 # The end of a pod and a reading have different clocks, and a process takes a moment to exit.
@@ -66,7 +68,9 @@ class TerminatedPod:
 NOTHING = JobUsage()
 
 
-def usage_of(job: GPUJob, job_pods: JobPods, requests: PodRequests) -> JobUsage:
+def usage_of(
+    job: GPUJob, job_pods: JobPods, requests: PodRequests, party: Party = ANYBODY
+) -> JobUsage:
     """The usage of a job. `requests` are those of one worker."""
     if job.status.placement is None and not job_pods.pods:
         return NOTHING
@@ -82,7 +86,7 @@ def usage_of(job: GPUJob, job_pods: JobPods, requests: PodRequests) -> JobUsage:
     if placement is None:
         return JobUsage(gpus_of_stale_pods=strays, ended=_ended(job_pods.pods))
     bound = {pod.rank for pod in job_pods.current if _is_bound(pod)}
-    tenant = as_tenant(job)
+    tenant = as_tenant(job, party)
     workers = placement.workers
     unbound = [] if leaves else [worker for worker in workers if worker.rank not in bound]
     return JobUsage(
@@ -201,28 +205,49 @@ class ClusterUsage:
         configuration: Configuration,
         now: datetime,
         learned: "Learned",
-        known: Mapping[str, GPUCapacity] | None = None,
     ) -> NodeCapacity:
-        """The capacity of one node. `known` has those of its GPUs whose usage is unchanged."""
-        known = known or {}
-        cpu, memory = self.not_yet_bound.get(view.name, PodRequests())
+        """The capacity of one node."""
         price = price_of(gpu_node, view, configuration)
         rate = interruptions_per_hour(view, learned.spot_rates)
+        notice = notice_of(view)
         gpus = sorted(gpu_node.status.gpus, key=lambda gpu: (gpu.index, gpu.uuid))
+        cpu, memory = self.not_yet_bound.get(view.name, PodRequests())
         return NodeCapacity(
             node=view,
             price_per_gpu_hour=price,
-            gpus=tuple(
-                known.get(gpu.uuid) or self._gpu(gpu, view.name, learned, gpu_node) for gpu in gpus
-            ),
+            gpus=tuple([self._gpu(gpu, view.name, learned, gpu_node) for gpu in gpus]),
             cpu_milli_free=view.cpu_milli_free - cpu,
             memory_bytes_free=view.memory_bytes_free - memory,
-            closed=why_closed(view, gpu_node, configuration, now),
-            notice=notice_of(view),
+            closed=why_closed(view, gpu_node, notice, configuration, now),
+            notice=notice,
             interruptions_per_hour=rate,
             price_with_losses=price_with_losses(price, rate, configuration)
             if price is not None
             else None,
+        )
+
+    def with_other_use(
+        self,
+        before: NodeCapacity,
+        gpu_node: GPUNode,
+        touched: Set[str],
+        learned: "Learned",
+    ) -> NodeCapacity:
+        """The same node, of which only jobs on these GPUs, or pods not yet bound, are others."""
+        view = before.node
+        observed = {gpu.uuid: gpu for gpu in gpu_node.status.gpus if gpu.uuid in touched}
+        cpu, memory = self.not_yet_bound.get(view.name, PodRequests())
+        gpus = [
+            self._gpu(observed[gpu.uuid], view.name, learned, gpu_node)
+            if gpu.uuid in observed
+            else gpu
+            for gpu in before.gpus
+        ]
+        return changed(
+            before,
+            gpus=tuple(gpus),
+            cpu_milli_free=view.cpu_milli_free - cpu,
+            memory_bytes_free=view.memory_bytes_free - memory,
         )
 
     def _gpu(self, gpu: GPU, node: str, learned: "Learned", gpu_node: GPUNode) -> GPUCapacity:
