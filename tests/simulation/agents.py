@@ -14,6 +14,7 @@ from gpujob_api.meta import API_VERSION
 from gpujob_api.quantities import GIB
 from gpujob_operator.observe.cache import Kind
 from tests.harness.builders import MODEL
+from tests.simulation.lies import BEYOND_ALL_BYTES
 from tests.simulation.machines import ABSURD_GPU, MISSING_GPU, Machine, PhysicalGPU
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ class Lie(Enum):
     # All memory is used by processes of no pod.
     FULL = "full"
     SICK = "sick"
+    # Its GPUs are larger than they are, and its own pods use 40 GiB of each.
+    LARGE = "large"
     # The GPUs of another node are its own.
     GPUS_OF_OTHERS = "gpus-of-others"
     # Large GPUs that nobody built.
@@ -103,6 +106,10 @@ class Agents:
             gpu.update(processes=[{"pid": 5, "memoryBytes": taken}], memoryUsedBytes=taken)
         elif machine.lie is Lie.SICK:
             gpu.update(healthy=False, healthMessage="XID 79")
+        elif machine.lie is Lie.LARGE:
+            used = [{**one, "memoryBytes": BEYOND_ALL_BYTES} for one in gpu["processes"]]
+            gpu.update(memoryTotalBytes=80 * GIB, processes=used[:1])
+            gpu["memoryUsedBytes"] = BEYOND_ALL_BYTES if used else 0
         elif machine.lie is Lie.PODS_OF_OTHERS:
             gpu["processes"] += [
                 {"pid": 2000 + number, "memoryBytes": gpu["memoryTotalBytes"], "podUid": uid}

@@ -7,12 +7,16 @@ from gpujob_api.report import CheckpointReport, Report, Timing, WorkerPhase
 from gpujob_api.settings import TunedSettings
 
 NEARLY_ALL_BYTES = 20 * 1024**3
+# No GPU here has as much.
+BEYOND_ALL_BYTES = 40 * 1024**3
 FAR_STEP = 10**12
 
 
 class WorkerLie(Enum):
     # It used far more memory than it did.
     MEMORY = "memory"
+    # And more than any GPU has.
+    BEYOND_MEMORY = "beyond-memory"
     # Its last checkpoint is of a step that nobody reached.
     CHECKPOINT = "checkpoint"
     # It is done, it says with every report, and goes on.
@@ -36,6 +40,8 @@ def twisted(lie: WorkerLie, report: Report) -> Report:
     match lie:
         case WorkerLie.MEMORY:
             return replace(report, current=Timing(1.0, NEARLY_ALL_BYTES))
+        case WorkerLie.BEYOND_MEMORY:
+            return replace(report, current=Timing(1.0, BEYOND_ALL_BYTES))
         case WorkerLie.CHECKPOINT:
             return replace(report, checkpoint=CheckpointReport(FAR_STEP - number, number))
         case WorkerLie.FINISHED:

@@ -12,6 +12,7 @@ from gpujob_api.manifest import gpujob_from_manifest
 from gpujob_operator.decide.capacity.cluster import holds_gpus
 from gpujob_operator.observe.cache import Kind
 from tests.simulation.api_server import ApiServer, Manifest, OtherKind, Revision
+from tests.simulation.findings import Story, Violation
 from tests.simulation.job_facts import (
     deleted,
     held,
@@ -38,31 +39,11 @@ DEADLINE_OF_OTHERS = frozenset({"NodeReclaimed", "NodeDrained"})
 
 
 @dataclass(frozen=True, slots=True)
-class Violation:
-    invariant: str
-    at: float
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.invariant} at {self.at:.2f} s: {self.message}"
-
-
-@dataclass(frozen=True, slots=True)
 class _Reading:
     at: float
     total_bytes: int
     driver_bytes: int
     unmanaged_bytes: int
-
-
-@dataclass(slots=True)
-class Story:
-    """What became of a job, and when."""
-
-    submitted_at: float
-    first_pod_at: float | None = None
-    ended_at: float | None = None
-    end: str = ""
 
 
 class Recorder:
@@ -247,9 +228,12 @@ class Recorder:
                 place = worker.node, uuid
                 self._check_room(revision, before, job, place)
                 self._check_alone(revision, job, place)
-                if is_new:
-                    self._check_tenants(revision, job, place)
-                    self._check_telemetry(revision, job, place)
+                if not is_new:
+                    continue
+                self._check_tenants(revision, job, place)
+                if not self._recent(place, revision.at):
+                    text = f"{job.metadata.name} placed on unmeasured {uuid}, {worker.node}"
+                    self._fail("I14", revision, text)
 
     def _check_room(self, revision: Revision, before: GPUJob, job: GPUJob, place: Place) -> None:
         """Over capacity in the light of every reading that the decision may have known. A job may
@@ -263,10 +247,11 @@ class Recorder:
             if other.status.reservation is not None
         )
         recent = self._recent(place, revision.at)
-        used = [reserved + one.driver_bytes + one.unmanaged_bytes for one in recent]
-        if recent and min(used) > recent[0].total_bytes:
+        # Without what jobs hold; an agent that lies may say any size.
+        room_bytes = [one.total_bytes - one.driver_bytes - one.unmanaged_bytes for one in recent]
+        if recent and reserved > max(room_bytes):
             self._fail(
-                "I1", revision, f"{place[1]}: {min(used)} of {recent[0].total_bytes} bytes after "
+                "I1", revision, f"{place[1]}: {reserved} of {max(room_bytes)} bytes after "
                 f"{job.metadata.name} took {job.status.reservation}",
             )  # fmt: skip
 
@@ -280,11 +265,6 @@ class Recorder:
         for other in may_not_share(job, self._tenants(place), self._api.list(Kind.QUEUE)):
             text = f"{place[1]}: {job.metadata.key} beside {other.metadata.key}"
             self._fail("I15", revision, text)
-
-    def _check_telemetry(self, revision: Revision, job: GPUJob, place: Place) -> None:
-        if not self._recent(place, revision.at):
-            text = f"{job.metadata.name} placed on unmeasured {place[1]}, {place[0]}"
-            self._fail("I14", revision, text)
 
     def _recent(self, place: Place, now: float) -> list[_Reading]:
         """The readings of the window, and the one before it that was still valid within it."""

@@ -26,6 +26,7 @@ from tests.simulation.faults import (
     make_faults,
     make_incidents,
 )
+from tests.simulation.findings import Violation
 from tests.simulation.happenings import Happenings
 from tests.simulation.hostile import HostileAuthor
 from tests.simulation.job_facts import end_of, key_of
@@ -34,7 +35,7 @@ from tests.simulation.operator_shell import OperatorShell, Parts, World
 from tests.simulation.pods import FINAL, is_foreign, is_live, worker_ended
 from tests.simulation.posts import odd_posts, post_of
 from tests.simulation.processes import Processes
-from tests.simulation.recorder import Recorder, Violation
+from tests.simulation.recorder import Recorder
 from tests.simulation.result import Result
 from tests.simulation.rough import make_rough_incidents, make_rough_scenario
 from tests.simulation.troubles import Troubles

@@ -11,6 +11,7 @@ import pytest
 from tests.simulation import scenes
 from tests.simulation import shell_mutants as mutants
 from tests.simulation.faults import Faults
+from tests.simulation.findings import Violation
 from tests.simulation.hostile import Disguise
 from tests.simulation.isolation import (
     judge_isolation,
@@ -20,7 +21,6 @@ from tests.simulation.isolation import (
     with_trouble,
 )
 from tests.simulation.operator_shell import Parts
-from tests.simulation.recorder import Violation
 from tests.simulation.troubles import TroubleKind
 from tests.simulation.workloads import Scenario, make_crowded_scenario
 

@@ -66,7 +66,7 @@ def test_a_random_spec_is_refused_with_its_field_or_becomes_a_pod(
 ) -> None:
     client, ends = control_plane.client(), Counter[str]()
 
-    @settings(max_examples=SPECS, deadline=None, database=None)
+    @settings(max_examples=SPECS)
     @given(specs())
     def one(spec: dict[str, Any]) -> None:
         ends[end_of(client, spec)] += 1

@@ -61,6 +61,7 @@ PATTERNS: Mapping[str, str] = {
     "reportUrl": r"^(https?://.*)?$",
     "checkpointMount": r"^/",
     "runtimeClassName": r"^([a-z0-9]([a-z0-9-]*[a-z0-9])?)?$",
+    "workerPackageImage": r"^\S*$",
 }
 
 

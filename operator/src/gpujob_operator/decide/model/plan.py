@@ -47,6 +47,8 @@ class CreatePod:
     job: GPUJob
     rank: int
     settings: Settings
+    # The label `kubernetes.io/hostname` of the worker's node, where it has one.
+    hostname: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
