@@ -21,6 +21,7 @@ from gpujob_api.settings import Toggle
 from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.device import use_device
 from gpujob_worker.control.distributed_tuning import root_inside
+from gpujob_worker.control.loss_check import LossCheck
 from gpujob_worker.control.presence import meet_others, require_all
 from gpujob_worker.control.rollback_guard import RollbackGuard
 from gpujob_worker.control.schedule import TuningSchedule
@@ -78,6 +79,7 @@ class Hooks:
         self._loaders = LoaderPolicy(session)
         self._tuning = TuningSchedule(session, self._in_force, self._loaders)
         self._guardian = RollbackGuard(session, self._in_force)
+        self._loss_check = LossCheck(session, self._in_force, self._guardian.loss_changed)
         self._discovery = self._new_discovery(())
         self._later = SubsequentModels(session, self._in_force)
         # The step after which the model in training began, and steps made since roots are watched.
@@ -108,6 +110,7 @@ class Hooks:
             guard(loaders.waited),
         )
         watch_backward(guard(self._on_loss))
+        watch_scaler(self._facts)
         watch_process_group(guard(self._on_group))
         if not session.optimizes:
             why = session.why_only_measures or "optimize mode is Off"
@@ -119,7 +122,6 @@ class Hooks:
             keep_compiled_in(session.environment.checkpoint_directory)
         hide_from_script_compiler()
         watch_compile(guard(self._on_compile))
-        watch_scaler(self._facts)
         watch_gradients_of_gradients(self._facts)
         pickle_as_written()
         # Models call their parts when they are made, to learn a size; that trains nothing.
@@ -212,7 +214,9 @@ class Hooks:
         if self._in_child:
             self._train_in_child()
         if not self._inside:
-            self._session.state.saw_loss(loss)
+            samples = self._roots[0].new_rows() if self._roots else None
+            self._session.state.saw_pass(self._facts.plain_loss(loss), samples)
+            self._loss_check.saw_loss(loss.detach())
 
     def _on_compile(self) -> None:
         if not self._inside:
@@ -225,6 +229,8 @@ class Hooks:
     def _on_root(self, module: torch.nn.Module) -> Root | None:
         if self._inside:
             return None
+        if not module.training and not self._later.steps(module):
+            return None  # a teacher that is not frozen
         self._session.start()
         if not self._roots:
             require_all(self._session)
@@ -249,6 +255,7 @@ class Hooks:
         self._discovery.forget()
         self._preparation.again()
         self._guardian.again()
+        self._loss_check.again()
         self._began_at = self._session.meter.steps
 
     def _before_call(self, root: Root) -> None:
@@ -333,7 +340,7 @@ class Hooks:
             use_device(session, device_of(optimizer))
             measures = session.optimizes and not self._in_force.whose
             session.state.enter(WorkerPhase.MEASURING if measures else WorkerPhase.TRAINING)
-            session.state.takes_samples(self._roots[0].rows if self._roots else None)
+            session.state.takes_samples(session.state.samples_seen)
             self._preparation.stepped()
             if self._in_force.fit is not None and self._roots:
                 self._roots[0].asks = True
@@ -367,6 +374,7 @@ class Hooks:
             self._guardian.first_steps()
         if since > 0:
             self._guardian.step(since)
+            self._loss_check.step(since)
             self._tuning.compile_when_due()
         elif self._session.state.known_tuned is not None:
             self._session.state.enter(WorkerPhase.TRAINING)

@@ -87,10 +87,10 @@ class TuningSchedule:
     def _no_single_root(self) -> str | None:
         """Why no root can be tuned; None if there is one."""
         in_force, roots = self._in_force, self._in_force.roots
-        if in_force.facts.compiles:
+        if in_force.facts.compiles or any(root.compiles for root in roots):
             return "the script compiles its model itself; its graph is left as it is"
         if not roots:
-            return "no module in training mode was called from outside all others, with gradients"
+            return "no module in training was called from outside all others, with gradients"
         if len(roots) > 1:
             count, names = len(roots), names_of(roots)
             return f"{count} modules are trained from outside, one is needed: {names}"

@@ -81,7 +81,9 @@ class TuningRun:
         assert recorded is not None
         root.stop_recording()
         self._session.state.computes_in_float32(forced_float32(root))
-        self._session.state.counted(step_flop(root, recorded))
+        flop = step_flop(root, recorded)
+        passes = max(1, self._session.state.passes_seen)
+        self._session.state.counted(None if flop is None else flop * passes)
         self._memory(root, recorded)
         apply_settings(root, None, self._tuner.applied)
         try:

@@ -32,6 +32,12 @@ def is_traced(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     )
 
 
+def functions_compiled() -> int:
+    """How many torch's compiler has traced: a call in which it grows runs compiled code."""
+    tracer: Any = sys.modules.get("torch._dynamo.utils")
+    return int(tracer.counters["frames"]["total"]) if tracer is not None else 0
+
+
 def called_with_other_parameters() -> str | None:
     """Why this call says nothing about the module: `functional_call` replaced its parameters.
 

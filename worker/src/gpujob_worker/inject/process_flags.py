@@ -15,7 +15,8 @@ class Tf32(CallSetting):
     """float32 matrix products in TF32. Used only if it is off in the script."""
 
     def switch(self, on: bool) -> None:
-        torch.set_float32_matmul_precision("high" if on else "highest")
+        if on or matmul_precision() == "high":
+            torch.set_float32_matmul_precision("high" if on else "highest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +27,18 @@ class ConvolutionAutotuning(CallSetting):
         torch.backends.cudnn.benchmark = on
 
 
+def matmul_precision() -> str:
+    """As `torch.get_float32_matmul_precision`, which fails for what was set by the attributes
+    `fp32_precision` alone.
+    """
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return str(torch.backends.cuda.matmul.fp32_precision)
+
+
 def tf32_refusal() -> str | None:
-    precision = torch.get_float32_matmul_precision()
+    precision = matmul_precision()
     return None if precision == "highest" else f"the script chose {precision!r} itself"
 
 

@@ -6,7 +6,7 @@ A module's `_compiled_call_impl` is where torch itself (`Module.compile`) replac
 
 import weakref
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -16,14 +16,17 @@ from gpujob_worker.inject.call_inputs import CallInputs, differentiable_leaves, 
 from gpujob_worker.inject.call_settings import CallSetting, around, switch
 from gpujob_worker.inject.compiling import CompiledBlocks
 from gpujob_worker.inject.ddp import compiled_as_one
+from gpujob_worker.inject.float32_tail import as_float32
 from gpujob_worker.inject.functional import (
     called_with_other_parameters,
+    functions_compiled,
     is_traced,
     transforms,
 )
 from gpujob_worker.inject.grad_scaling import LossScale, scaled_call
 from gpujob_worker.inject.microbatch import NotSplittableError, chunked_call
 from gpujob_worker.inject.offload import activations_on_host
+from gpujob_worker.inject.script_context import ScriptContext
 from gpujob_worker.run.failure import is_out_of_memory
 
 SIGNATURES_MAX = 16
@@ -75,6 +78,12 @@ class RootPlan:
             activations_on_host=self.activations_on_host,
         )
 
+    def arithmetic(self) -> "RootPlan":
+        """What decides about digits: a split and compiled code do what the whole and eager code do,
+        but for the order of sums.
+        """
+        return RootPlan(autocast=self.autocast, settings=self.settings)
+
     def without_split(self) -> "RootPlan":
         return replace(self, rows_per_step=None, keeps_chunk=True)
 
@@ -93,7 +102,17 @@ class RecordedCall:
     refusal: str | None = None
     # A few of its samples cannot run alone: a hidden state, offsets, a sparse matrix, or no batch.
     whole_only: bool = False
+    # What surrounded the call.
+    context: ScriptContext | None = None
     handles: list[Any] = field(default_factory=list[Any])
+
+    def entered(self) -> AbstractContextManager[None]:
+        """The contexts in which the script made the call; to be entered for a try."""
+        return nullcontext() if self.context is None else self.context.entered()
+
+    def few(self, rows: int) -> "RecordedCall":
+        """The first samples, without the gradients of the outputs."""
+        return RecordedCall(self.inputs.first(rows), context=self.context)
 
     def forget_hooks(self) -> None:
         """An output may be a parameter, which keeps its hooks."""
@@ -123,12 +142,18 @@ class Root:
 
     def __init__(self, module: torch.nn.Module, before_call: Callable[["Root"], None]) -> None:
         self._module: Callable[[], torch.nn.Module | None] = lambda: module
+        # No call of it was in training mode.
+        self.evaluates = not module.training
         self.wrapper: torch.nn.Module | None = None  # in whose call the module's call is
         self._plan = self.running = _PLAIN
         # What a call that fails is made again with; None where that would be the same.
         self._fallback: RootPlan | None = None
         self.signatures: set[tuple[Any, ...]] = set()
         self.rows: int | None = None
+        # The script compiles something that its calls run.
+        self.compiles = False
+        # A call was made since somebody asked how many samples were in it.
+        self._fresh = False
         self.recording = False
         self.recorded: RecordedCall | None = None
         self.user_autocast = False
@@ -137,6 +162,9 @@ class Root:
         # Called after a call that failed under the plan and not without it.
         self.failed: Callable[[Exception], None] = lambda _: None
         self.seen: Callable[[Any], None] | None = None  # is shown what the next calls return
+        # Is shown the inputs of the next call; says whether that call is made as written, and what
+        # is shown its output.
+        self.check: Callable[[CallInputs], tuple[bool, Callable[[Any], None]] | None] | None = None
         self.inside = False
         self.called = True  # since somebody asked; a model that is over is called no more
         self.settled = False  # no discovery is watching any more what runs inside
@@ -153,6 +181,11 @@ class Root:
     def let_go(self) -> None:
         """Releases the module: from now on only the script references it."""
         self._module = weakref.ref(self.module)
+
+    def new_rows(self) -> int | None:
+        """Samples of the newest call; 0 if it was asked about already."""
+        fresh, self._fresh = self._fresh, False
+        return self.rows if fresh else 0
 
     def stop_recording(self) -> None:
         self.recording = False
@@ -186,47 +219,82 @@ class Root:
         self.called = True
         if self.settled and not (self.recording or self.asks) and self._plan is _PLAIN:
             return self.module._call_impl(*args, **kwargs)  # pyright: ignore[reportPrivateUsage]
-        seen = self.module.training and torch.is_grad_enabled() and not transforms()
-        if self.inside or not seen or is_traced(args, kwargs):
+        if self.inside or is_traced(args, kwargs):
             return self.module._call_impl(*args, **kwargs)  # pyright: ignore[reportPrivateUsage]
+        self.evaluates = self.evaluates and not self.module.training
+        trains = self.module.training or self.evaluates
+        if not (trains and torch.is_grad_enabled()) or transforms():
+            return self._call_without_gradients(args, kwargs)
         self.inside = True
         try:
-            inputs = CallInputs.of(args, kwargs)
-            self.rows = inputs.rows
-            if not self.settled and len(self.signatures) < SIGNATURES_MAX:
-                self.signatures.add(inputs.signature)
-            self.user_autocast = torch.is_autocast_enabled(self.device.type)
-            asks, self.asks = self.asks, False
-            if self.recording or asks:
-                if self.recorded is not None:
-                    self.recorded.forget_hooks()
-                refusal = called_with_other_parameters()
-                whole_only = not inputs.divisible
-                self.recorded = RecordedCall(
-                    inputs.detached(), refusal=refusal, whole_only=whole_only
-                )
-            if asks:
-                self._before_call(self)
-                # A batch that is kept without need would count as the script's own memory.
-                self.recorded = self.recorded if self.recording else None
-            output = self._run_or_fall_back(inputs)
-            if self.recording:
-                self._record_gradients(output)
-            if self.seen is not None:
-                self.seen(output)
-            return output
+            return self._call_in_training(CallInputs.of(args, kwargs))
         finally:
             self.inside = False
 
-    def _run_or_fall_back(self, inputs: CallInputs) -> Any:
+    def _call_in_training(self, inputs: CallInputs) -> Any:
+        self.rows, self._fresh = inputs.rows, True
+        if not self.settled and len(self.signatures) < SIGNATURES_MAX:
+            self.signatures.add(inputs.signature)
+        self.user_autocast = torch.is_autocast_enabled(self.device.type)
+        asks, self.asks = self.asks, False
+        if self.recording or asks:
+            if self.recorded is not None:
+                self.recorded.forget_hooks()
+            refusal = called_with_other_parameters()
+            whole_only = not inputs.divisible
+            self.recorded = RecordedCall(
+                inputs.detached(),
+                refusal=refusal,
+                whole_only=whole_only,
+                context=ScriptContext.now(self.device.type),
+            )
+        if asks:
+            self._before_call(self)
+            # A batch that is kept without need would count as the script's own memory.
+            self.recorded = self.recorded if self.recording else None
+        compiled = functions_compiled()
+        output = self._call_and_check(inputs)
+        if not self._plan.compiles:
+            self.compiles = self.compiles or functions_compiled() != compiled
+        if self.recording:
+            self._record_gradients(output)
+        if self.seen is not None:
+            self.seen(output)
+        return output
+
+    def _call_and_check(self, inputs: CallInputs) -> Any:
+        check, self.check = self.check, None
+        found = check(inputs) if check is not None else None
+        if found is None:
+            return self._run_or_fall_back(inputs)
+        as_written, watch = found
+        plan = self._plan.memory_only() if as_written else self._plan
+        output = self._run_or_fall_back(inputs, plan)
+        watch(output)
+        return output
+
+    def _call_without_gradients(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A model in training mode computes alike with gradients and without: a script compares
+        both, as probabilities before and after an update. An evaluation is the script's own.
+        """
+        plan = self._plan.arithmetic()
+        if plan == _PLAIN or not self.module.training or transforms() or torch.is_grad_enabled():
+            return self.module._call_impl(*args, **kwargs)  # pyright: ignore[reportPrivateUsage]
+        self.inside = True
+        try:
+            return self._run_or_fall_back(CallInputs.of(args, kwargs), plan)
+        finally:
+            self.inside = False
+
+    def _run_or_fall_back(self, inputs: CallInputs, plan: RootPlan | None = None) -> Any:
         """Runs the call, and repeats it without the plan if it fails: the script may take a path
         that no probe saw.
         """
-        plain = self._fallback
+        plain, plan = self._fallback, plan or self._plan
         if plain is None:
-            return self.run(self._plan, inputs)
+            return self.run(plan, inputs)
         try:
-            return self.run(self._plan, inputs)
+            return self.run(plan, inputs)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
@@ -282,7 +350,8 @@ class Root:
             # The next replay overwrites this one's outputs.
             output = map_tensors(torch.clone, output)
         if plan.autocast is not None:
-            output = map_tensors(_as_float32, output)
+            # The script's loss continues in the type it was written for.
+            output = map_tensors(as_float32, output)
         for setting in reversed(settings):
             output = setting.after(output)
         return output
@@ -323,8 +392,3 @@ def names_of(roots: Sequence[Root]) -> str:
     names = [type(root.module).__name__ for root in roots]
     more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
     return ", ".join(names[:NAMED_MAX]) + more
-
-
-def _as_float32(tensor: torch.Tensor) -> torch.Tensor:
-    # The script's loss continues in the type it was written for.
-    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor

@@ -37,6 +37,10 @@ class RunState:
     device: str = ""
     torch_version: str = ""
     loss_tensor: Any = None
+    # Samples and backward passes of the step under way, or of the last one.
+    samples_seen: int | None = None
+    passes_seen: int = 0
+    _loss_step: int = -1
     skipped_steps: int | None = None
     # The current loss scale, and that of the checkpoint that is resumed.
     loss_scale: Any = None
@@ -113,6 +117,22 @@ class RunState:
     def saw_loss(self, loss: Any) -> None:
         """Stores the loss. None drops the last one, with the graph that it may reference."""
         self.loss_tensor = loss
+
+    def saw_pass(self, loss: Any, samples: int | None) -> None:
+        """A backward pass from this loss, with so many samples that no other pass had.
+
+        The loss of a step is the sum of its passes': each may be of a part of the batch.
+        """
+        again = self._loss_step == self.meter.steps
+        if again and self.loss_tensor is not None and self.loss_tensor.device == loss.device:
+            loss = self.loss_tensor + loss
+        self.loss_tensor = loss
+        self._loss_step = self.meter.steps
+        if not again:
+            self.samples_seen, self.passes_seen = None, 0
+        if samples is None or samples > 0:
+            self.passes_seen += 1
+            self.samples_seen = (self.samples_seen or 0) + samples if samples else self.samples_seen
 
     def takes_samples(self, samples: int | None) -> None:
         """Sets the number of samples in each step."""

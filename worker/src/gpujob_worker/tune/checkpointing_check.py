@@ -43,7 +43,7 @@ def checkpointing_refusal(
 
 def _difference(checkpointing: ActivationCheckpointing, recorded: RecordedCall) -> str | None:
     root = checkpointing.root
-    few = RecordedCall(recorded.inputs.first(_ROWS))
+    few = recorded.few(_ROWS)
     before = observe(root.module)
     counted = _counted(root.module)
     starts = {name: buffer.detach().clone() for name, buffer in counted.items()}

@@ -119,7 +119,7 @@ class CompileItems:
             alike = self._with_signature(plan_with(True)) if draws else plan
             outputs, gradients = trial.same_draws_closeness(present, alike)
             numbers = agreement(outputs, gradients)
-            if not tolerance_of(plan).holds(outputs, gradients):
+            if not tolerance_of(plan, self._recorded).holds(outputs, gradients):
                 self._decision.skip(item, f"numbers disagree: {numbers}")
                 return False
             found = trial.speedup_of_compiled(item, present, plan, compiled)

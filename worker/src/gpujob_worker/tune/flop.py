@@ -4,6 +4,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from gpujob_worker.inject.guards import parallel_wrapper
+from gpujob_worker.inject.process_flags import matmul_precision
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
 from gpujob_worker.probe.side_effects import no_trace
 from gpujob_worker.tune.probe import RootProbe
@@ -33,5 +34,5 @@ def step_flop(root: Root, recorded: RecordedCall) -> float | None:
 
 def forced_float32(root: Root) -> bool:
     """True if the script's products run in plain float32: no autocast, no TF32, no other types."""
-    plain = torch.get_float32_matmul_precision() == "highest" and not root.user_autocast
+    plain = matmul_precision() == "highest" and not root.user_autocast
     return plain and all(p.dtype is torch.float32 for p in root.module.parameters())

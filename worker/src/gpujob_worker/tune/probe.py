@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any
 
@@ -49,7 +49,7 @@ def probe(
     after_forward: Callable[[], None] | None = None,
 ) -> ProbeResult:
     """Runs once; never changes `.grad`. `after_forward` is called while the graph exists."""
-    with torch.enable_grad():
+    with recorded.entered(), torch.enable_grad():
         output = call(recorded.inputs.detached())
         if after_forward is not None:
             after_forward()
@@ -90,6 +90,15 @@ class RootProbe:
         finally:
             if plan.loss_scale is not None and scaling is not None:
                 plan.loss_scale.restore(scaling)
+
+    def outputs(self, plan: RootPlan) -> list[torch.Tensor]:
+        """All tensors that a call without a graph returns."""
+        self._states.restore()
+        self._own.restore()
+        plan = replace(plan, loss_scale=None)
+        settings = switched(self._root.plan.settings, plan.settings)
+        with settings, self._recorded.entered(), torch.no_grad():
+            return tensor_leaves(self._root.run(plan, self._recorded.inputs.detached()))
 
     def compare(self, present: RootPlan, plan: RootPlan) -> tuple[Closeness, Closeness]:
         """How close outputs and gradients are to those of `present`, with nothing dropped."""

@@ -38,7 +38,7 @@ def trace_refusal(root: Root, recorded: RecordedCall, *, whole: bool) -> str | N
     few = () if recorded.whole_only else (few_rows(recorded, _ROWS),)
     for call in (*few, recorded) if whole else few:
         try:
-            refusal = _look(root.module, call.inputs)
+            refusal = _look(root.module, call)
         except _SteppedError:
             return _STEPS
         except Exception:  # noqa: S112 - what cannot run is said by the items that need it
@@ -64,12 +64,18 @@ def _no_step() -> Generator[None]:
         handle.remove()
 
 
-def _look(module: torch.nn.Module, inputs: CallInputs) -> str | None:
+def _look(module: torch.nn.Module, call: RecordedCall) -> str | None:
     parameters = _Parameters(module)
-    arguments = _Arguments(inputs)
+    arguments = _Arguments(call.inputs)
     hooks: list[str] = []
     try:
-        with no_trace(module), torch.enable_grad(), _noting_hooks(hooks), _no_step():
+        with (
+            no_trace(module),
+            call.entered(),
+            torch.enable_grad(),
+            _noting_hooks(hooks),
+            _no_step(),
+        ):
             output = arguments.call(module)
     finally:
         changed, written = parameters.put_back(), arguments.put_back()

@@ -3,7 +3,7 @@
 from gpujob_api.settings import TunedSettings
 from gpujob_worker.tune.registry import SETTINGS, setting_called
 from gpujob_worker.tune.setting import Candidate, Context, Refused, Setting
-from gpujob_worker.tune.trial import tolerance_of
+from gpujob_worker.tune.trial import Tolerance, tolerance_of
 
 # Measured on the root's plan, in this order.
 SPEED = tuple(s for s in SETTINGS if type(s).candidates is not Setting.candidates)
@@ -40,9 +40,12 @@ class SpeedItems:
             self._context.plan,
             found.plan,
             what=found.what,
-            tolerance=found.tolerance or tolerance_of(found.plan),
+            tolerance=found.tolerance or self._tolerance(found),
             forced=found.forced,
         )
+
+    def _tolerance(self, found: Candidate) -> Tolerance:
+        return tolerance_of(found.plan, self._context.recorded)
 
     def adopt(self, tuned: TunedSettings) -> None:
         """Adopts the settings of an earlier run, after a check on a few samples."""
@@ -55,6 +58,6 @@ class SpeedItems:
         context = self._context
         if isinstance(found, Refused):
             context.decision.skip(item, found.why)
-        elif self._trial.safe(item, context.plan, found.plan, tolerance_of(found.plan)):
+        elif self._trial.safe(item, context.plan, found.plan, self._tolerance(found)):
             context.applied.plan = found.plan
             context.decision.accept(item, f"{found.what}{context.decision.source}")

@@ -44,9 +44,9 @@ def split_refusal(root: Root, recorded: RecordedCall) -> str | None:
         return "the call has no batch of at least 2 samples as first dimension"
     if not recorded.inputs.divisible:
         return INDIVISIBLE
-    few = recorded.inputs.first(CHECK_ROWS)
+    few = recorded.few(CHECK_ROWS)
     try:
-        with no_trace(module):
+        with no_trace(module), recorded.entered():
             return _difference(root, few)
     except NotSplittableError as error:
         return f"{error}: a value over the whole batch could be weighted wrongly"
@@ -54,23 +54,22 @@ def split_refusal(root: Root, recorded: RecordedCall) -> str | None:
         return f"a probe failed: {type(error).__name__}: {error}"[:160]
 
 
-def _difference(root: Root, few: CallInputs) -> str | None:
+def _difference(root: Root, few: RecordedCall) -> str | None:
     module = root.module
     parameters = trainable(module)
-    record = RecordedCall(few.detached())
     call = module._call_impl  # pyright: ignore[reportPrivateUsage]
     before, random_before = observe(module), torch.get_rng_state()
     with without_dropout():
-        whole = probe(lambda inputs: inputs.call(call), parameters, record)
+        whole = probe(lambda inputs: inputs.call(call), parameters, few)
         changed = state_refusal(before, observe(module))
         if changed is not None:
             return changed
         if not torch.equal(random_before, torch.get_rng_state()):
             return "forward draws random numbers other than dropout's"
-        rows = few.rows
+        rows = few.inputs.rows
         assert rows is not None
         parts = probe(
-            lambda inputs: chunked_call(call, module, inputs, max(1, rows // 3)), parameters, record
+            lambda inputs: chunked_call(call, module, inputs, max(1, rows // 3)), parameters, few
         )
     outputs, gradients = whole.compare(parts)
     tolerance = _TOLERANCE.get(parameters[0].dtype, _TOLERANCE_OTHER)
@@ -79,7 +78,7 @@ def _difference(root: Root, few: CallInputs) -> str | None:
         return (
             f"samples influence each other: split differs by {worst:.1e}, allowed {tolerance:.0e}"
         )
-    return _outside(root, few, parameters)
+    return _outside(root, few.inputs, parameters)
 
 
 def _outside(root: Root, few: CallInputs, parameters: list[torch.Tensor]) -> str | None:

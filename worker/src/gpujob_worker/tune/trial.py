@@ -264,12 +264,15 @@ def few_rows(recorded: RecordedCall, rows: int) -> RecordedCall:
         else gradient
         for gradient in recorded.output_gradients
     ]
-    return RecordedCall(recorded.inputs.first(rows), gradients)
+    return RecordedCall(recorded.inputs.first(rows), gradients, context=recorded.context)
 
 
-def tolerance_of(plan: RootPlan) -> Tolerance:
-    """The tolerance. Under autocast a different order of operations shows in every rounding."""
-    same = plan.autocast is None and plan.setting(Tf32) is None
+def tolerance_of(plan: RootPlan, recorded: RecordedCall) -> Tolerance:
+    """The tolerance. Under autocast, ours or the script's, a different order of operations shows in
+    every rounding.
+    """
+    own = recorded.context is not None and recorded.context.autocast is not None
+    same = plan.autocast is None and plan.setting(Tf32) is None and not own
     return SAME_TYPE if same else BFLOAT16
 
 

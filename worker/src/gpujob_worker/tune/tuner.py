@@ -148,7 +148,8 @@ class Tuner:
         if reason is not None:
             self._explain.skipped(item, reason)
             return False
-        if not Trial(self._decision, root, recorded).safe(item, present, plan, tolerance_of(plan)):
+        tolerance = tolerance_of(plan, recorded)
+        if not Trial(self._decision, root, recorded).safe(item, present, plan, tolerance):
             return False
         self._decision.accept(item, why)
         self.applied.plan = plan
