@@ -16,7 +16,7 @@ from gpujob_worker.memory_limit.limit_fit import MemoryFit
 from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.applied import Applied
-from gpujob_worker.tune.registry import apply_settings, keep_only, tuned
+from gpujob_worker.tune.registry import apply_settings, keep_only, setting_called, tuned
 from gpujob_worker.tune.trial import AN_EARLIER_RUN
 from gpujob_worker.tune.tuner import Tuner
 
@@ -60,6 +60,11 @@ class AppliedSettings:
     def optimizer(self) -> torch.optim.Optimizer | None:
         """The optimizer that the settings apply to; None if the script has dropped it."""
         return self._tuned() if self._tuned is not None else None
+
+    @property
+    def script_compiles(self) -> bool:
+        """True if the script compiles its model, or functions and no model was called outside."""
+        return self.facts.compiles or (self.facts.compiles_functions and not self.roots)
 
     @property
     def fits(self) -> list[MemoryFit]:
@@ -206,6 +211,21 @@ class AppliedSettings:
         offload = self.optimizer_offload
         if offload is not None and offload.optimizer is optimizer:
             offload.step_ends()
+
+    def roll_back_setting(self, name: str, why: str) -> None:
+        """Ends one setting for the rest of the run, and compiled code, which was made with it."""
+        assert self.tuner is not None
+        taken = [setting_called(name), setting_called("compile")]
+        for setting in taken:
+            if setting.chosen(self.applied):
+                setting.drop(self.applied)
+                for item in self.session.explanation.applied_items(setting.ITEM):
+                    self.session.explanation.skipped(item, f"rolled back{self.whose}: {why}")
+        self.session.state.scale_losses(self.applied.plan.loss_scale)
+        apply_settings(self._first_root, self.optimizer, self.applied)
+        if self.first_shape:
+            self.session.settings_are(tuned(self.applied))
+        self.session.meter.new_window()
 
     def roll_back(self, why: str) -> None:
         """Returns to plain settings for the rest of the run. Nothing is tried again.

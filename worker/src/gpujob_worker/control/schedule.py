@@ -12,9 +12,9 @@ from gpujob_api.report import WorkerPhase
 from gpujob_worker.control.applied_settings import AppliedSettings
 from gpujob_worker.control.device import hold_to_limit
 from gpujob_worker.control.distributed_tuning import tuner_for
+from gpujob_worker.control.secondary_modules import names_of
 from gpujob_worker.control.tuning_run import TuningRun
 from gpujob_worker.inject.guards import probe_refusal
-from gpujob_worker.inject.wrapped_module import names_of
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.data_loader_policy import LoaderPolicy
 from gpujob_worker.tune.safety_check import trace_refusal
@@ -79,7 +79,7 @@ class TuningSchedule:
         reason = self._no_single_root()
         if reason is None:
             self._compile_due = tuning.run(roots[0])
-        elif in_force.run_refusal is None and len(roots) > 1 and not in_force.facts.compiles:
+        elif in_force.run_refusal is None and len(roots) > 1 and not in_force.script_compiles:
             tuning.among_others(roots[0], names_of(roots[1:]), reason)
         else:
             tuning.without_root(reason)
@@ -87,10 +87,10 @@ class TuningSchedule:
     def _no_single_root(self) -> str | None:
         """Why no root can be tuned; None if there is one."""
         in_force, roots = self._in_force, self._in_force.roots
-        if in_force.facts.compiles:
+        if in_force.script_compiles:
             return "the script compiles its model itself; its graph is left as it is"
         if not roots:
-            return "no module in training mode was called from outside all others, with gradients"
+            return "no module in training was called from outside all others, with gradients"
         if len(roots) > 1:
             count, names = len(roots), names_of(roots)
             return f"{count} modules are trained from outside, one is needed: {names}"

@@ -5,6 +5,7 @@ Each has a memory model of its own and is split or recomputed by it, like the fi
 chosen for them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpujob_worker.inject.wrapped_module import Root
@@ -12,6 +13,8 @@ from gpujob_worker.memory_limit.limit_fit import MemoryFit
 from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.tune.registry import apply_settings
 from gpujob_worker.tune.tuner import Tuner
+
+NAMED_MAX = 4
 
 
 @dataclass(slots=True)
@@ -46,3 +49,10 @@ def name_beside(root: Root, before: list[Root]) -> str:
     name = type(root.module).__name__
     same = sum(type(other.module).__name__ == name for other in before if other is not root)
     return f"{name} {same + 1}" if same else name
+
+
+def names_of(roots: Sequence[Root]) -> str:
+    """The classes of the modules, for people."""
+    names = [type(root.module).__name__ for root in roots]
+    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+    return ", ".join(names[:NAMED_MAX]) + more
