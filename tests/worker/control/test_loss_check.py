@@ -173,7 +173,8 @@ def test_a_look_leaves_nothing_behind() -> None:
             if looks:
                 run.root.check = run.check._begin  # pyright: ignore[reportPrivateUsage]
                 # A step that is made as written is another one.
-                run.check._as_written = False  # pyright: ignore[reportPrivateUsage]
+                run.check._of(run.root).as_written = False  # pyright: ignore[reportPrivateUsage]
+                run.check._root = run.root  # pyright: ignore[reportPrivateUsage]
             run.step(torch.randn(32, 8), near(1.0))
             seen += [p.grad.clone() for p in module.parameters() if p.grad is not None]
             optimizer.step()
@@ -229,6 +230,51 @@ def test_a_failing_look_leaves_the_script_alone(monkeypatch: pytest.MonkeyPatch)
     assert run.finite
     assert run.looks == [FIRST_STEPS]
     assert "a look failed: RuntimeError" in run.session.explanation.line("loss check")
+
+
+def test_modules_are_looked_at_in_turn_and_lose_the_precision_together() -> None:
+    """The first one's loss sees no rounding; that of the other one does."""
+    run, module, x = Run(far_out(0.0)), far_out(300.0), torch.randn(64, 8)
+    other = Root(module, lambda _: None)
+    other.install()
+    other.settled, other.asks = True, False
+    run.in_force.roots.append(other)
+    beside = run.in_force.find_beside(other)
+    beside.tuner.applied.plan = HALF
+    beside.put()
+    looks = 0
+    for _ in range(FIRST_STEPS + 4 * BETWEEN_STEPS):
+        run.seconds += 1.0
+        if run.root.check is not None or other.check is not None:
+            looks += 1
+            loss = near(0.0)(run.module(x)) + near(300.0)(module(x))
+            run.check.saw_loss(loss.detach())
+            loss.backward()
+        run.since += 1
+        run.check.step(run.since)
+    # One from either end of the difference, then the other module, of which three decide.
+    assert 2 + LOOKS_NEEDED <= looks <= 3 + LOOKS_NEEDED
+    assert run.root.plan == other.plan == RootPlan()
+    assert "the loss differs by" in run.session.explanation.line("loss check")
+    assert "the loss differs by" in beside.explanation.line("loss check")
+    assert "precision skipped: rolled back: in 3 looks of 3" in run.said
+
+
+def test_a_backward_that_follows_another_optimizers_step_is_waited_for() -> None:
+    """A discriminator is stepped between the generator's call and its backward."""
+    run, x = Run(far_out(300.0)), torch.randn(64, 8)
+    pending: torch.Tensor | None = None
+    for _ in range(FIRST_STEPS + 2 * LOOKS_NEEDED + 2):
+        run.seconds += 1.0
+        if pending is not None:
+            run.check.saw_loss(pending.detach())
+            pending.backward()
+            pending = None
+        elif run.root.check is not None:
+            pending = near(300.0)(run.module(x))
+        run.since += 1
+        run.check.step(run.since)
+    assert "rolled back" in run.said
 
 
 def test_what_is_as_written_is_not_looked_at() -> None:

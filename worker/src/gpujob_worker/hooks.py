@@ -386,8 +386,6 @@ class Hooks:
         elif self._session.state.known_tuned is not None:
             self._session.state.enter(WorkerPhase.TRAINING)
         elif since == -1 and self._roots:
-            self._roots[0].recording = len(self._roots) == 1 or self._in_force.fit is not None
-            for beside in self._in_force.beside:
-                beside.root.recording = beside.fit is not None
+            self._in_force.record()
         elif since == 0:
             self._tuning.run(optimizer)

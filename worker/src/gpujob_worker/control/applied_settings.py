@@ -7,7 +7,7 @@ import torch
 
 from gpujob_api.settings import OptimizeMode, TunedSettings
 from gpujob_worker.control.consensus import Consensus
-from gpujob_worker.control.secondary_modules import SecondaryModule
+from gpujob_worker.control.secondary_modules import SecondaryModule, secondary_module
 from gpujob_worker.inject.fused_optimizer import keep_fused
 from gpujob_worker.inject.offload import OptimizerOffload
 from gpujob_worker.inject.script_facts import ScriptFacts
@@ -159,6 +159,28 @@ class AppliedSettings:
         if self.tuner is not None and self.first_shape:
             self.session.settings_are(self.tuner.tuned())
 
+    def record(self) -> None:
+        """Calls are kept from now on: under a memory limit of modules that have a memory model."""
+        modelled = [other.root for other in self.beside if other.fit is not None]
+        for index, root in enumerate(self.roots):
+            alone = index == 0 and (len(self.roots) == 1 or self.fit is not None)
+            limited = self.session.environment.memory_limit_bytes is not None
+            root.recording = alone or not limited or any(root is known for known in modelled)
+
+    def lead(self, root: Root) -> None:
+        """Makes this root the first one, whose settings are reported."""
+        self.roots.remove(root)
+        self.roots.insert(0, root)
+
+    def find_beside(self, root: Root) -> SecondaryModule:
+        """What is chosen for a root other than the first; nothing yet when first asked."""
+        found = next((other for other in self.beside if other.root is root), None)
+        if found is None:
+            before = self.roots[: self.roots.index(root)]
+            found = secondary_module(root, before, self.session, self.facts, self.whose)
+            self.beside.append(found)
+        return found
+
     def drop_uncalled(self) -> None:
         for root in [root for root in self.roots if not root.called]:
             self.drop(root)
@@ -190,6 +212,8 @@ class AppliedSettings:
             self.tunes(optimizer)
         optimizer = self.optimizer
         apply_settings(self._first_root, optimizer, self.applied)
+        for other in self.beside:
+            other.put()
         if self.applied.optimizer_offload and optimizer is not None:
             self.optimizer_offload = self.optimizer_offload or OptimizerOffload(optimizer)
 
@@ -214,15 +238,18 @@ class AppliedSettings:
 
     def roll_back_setting(self, name: str, why: str) -> None:
         """Ends one setting for the rest of the run, and compiled code, which was made with it."""
-        assert self.tuner is not None
-        taken = [setting_called(name), setting_called("compile")]
-        for setting in taken:
-            if setting.chosen(self.applied):
-                setting.drop(self.applied)
-                for item in self.session.explanation.applied_items(setting.ITEM):
-                    self.session.explanation.skipped(item, f"rolled back{self.whose}: {why}")
+        logs = [(self.applied, self.session.explanation)]
+        logs += [(other.tuner.applied, other.explanation) for other in self.beside]
+        for setting in (setting_called(name), setting_called("compile")):
+            for applied, said in logs:
+                if setting.chosen(applied):
+                    setting.drop(applied)
+                    for item in said.applied_items(setting.ITEM):
+                        said.skipped(item, f"rolled back{self.whose}: {why}")
         self.session.state.scale_losses(self.applied.plan.loss_scale)
         apply_settings(self._first_root, self.optimizer, self.applied)
+        for other in self.beside:
+            other.put()
         if self.first_shape:
             self.session.settings_are(tuned(self.applied))
         self.session.meter.new_window()
@@ -244,6 +271,8 @@ class AppliedSettings:
         if self.tuner is not None:
             self.tuner.settle_for(self.applied)
         apply_settings(self._first_root, self.optimizer, self.applied)
+        for other in self.beside:
+            other.roll_back(limited=limited)
         self.session.explanation.note("roll-back", f"to plain settings{self.whose}: {why}")
         if self.first_shape:
             self.session.settings_are(tuned(self.applied))

@@ -10,9 +10,9 @@ the increase, the other at least the decrease. What changes the loss in three lo
 direction and beyond chance, is rolled back.
 """
 
-import math
 import statistics
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,10 +21,12 @@ from typing import Any
 import torch
 
 from gpujob_worker.control.applied_settings import AppliedSettings
-from gpujob_worker.inject.call_inputs import CallInputs, tensor_leaves
+from gpujob_worker.control.loss_look import Look, difference
+from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.guards import batch_statistics, probe_refusal, without_dropout
 from gpujob_worker.inject.wrapped_module import RecordedCall, Root, RootPlan
 from gpujob_worker.probe.side_effects import RandomStates, no_trace
+from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.probe import RootProbe
 from gpujob_worker.tune.trial import few_rows, short
@@ -48,61 +50,18 @@ ITEM = "loss check"
 
 
 @dataclass(slots=True)
-class _Look:
-    """One call, from before its forward to the end of its step."""
+class _Looks:
+    """What was seen of one module so far."""
 
-    differences: list[torch.Tensor]
-    # Samples that were compared; None: all.
-    rows: int | None
-    # They are this part of the batch.
-    part: float
-    # What each sample adds to the change of the loss.
-    changes: torch.Tensor | None = None
-    loss: torch.Tensor | None = None
-    failure: str | None = None
-    handles: list[Any] = field(default_factory=list[Any])
-
-    def watch(self, output: Any, loss_now: Callable[[], torch.Tensor | None]) -> None:
-        """Adds what each output's difference does to the loss, while backward runs."""
-        for leaf, difference in zip(tensor_leaves(output), self.differences, strict=False):
-            if leaf.requires_grad and leaf.dim() == difference.dim():
-                self.handles.append(leaf.register_hook(self._hook(difference, loss_now)))
-
-    def _hook(
-        self, difference: torch.Tensor, loss_now: Callable[[], torch.Tensor | None]
-    ) -> Callable[[torch.Tensor], None]:
-        def add(gradient: torch.Tensor) -> None:
-            try:
-                with torch.no_grad():
-                    self._add(gradient.detach(), difference)
-            except Exception as error:
-                self.failure = short(error)
-            self.loss = loss_now()
-
-        return add
-
-    def _add(self, gradient: torch.Tensor, difference: torch.Tensor) -> None:
-        few = gradient if self.rows is None else gradient.narrow(0, 0, self.rows)
-        products = few.double() * difference
-        each = products.sum().reshape(1) if self.rows is None else products.flatten(1).sum(1)
-        self.changes = each if self.changes is None else self.changes + each
-
-    def found(self, typical_loss: float) -> tuple[float, float]:
-        """The change of the loss, and what chance alone makes of it; both relative to the loss."""
-        assert self.changes is not None
-        assert self.loss is not None
-        rows = self.changes.numel()
-        chance = float(self.changes.std()) * math.sqrt(rows) if rows > 1 else 0.0
-        size = self.part * max(abs(float(self.loss)), typical_loss)
-        return _relative(float(self.changes.sum()), size), _relative(chance, size)
-
-    def forget_hooks(self) -> None:
-        while self.handles:
-            self.handles.pop().remove()
+    changes: list[float] = field(default_factory=list[float])
+    sizes: deque[float] = field(default_factory=lambda: deque[float](maxlen=LOSSES_KEPT))
+    # The call of the next look is made as written.
+    as_written: bool = False
+    refused: bool = False
 
 
 class LossCheck:
-    """Looks at the first root while settings that change digits are in force."""
+    """Looks at the modules in turn while settings that change digits are in force."""
 
     def __init__(
         self,
@@ -124,11 +83,12 @@ class LossCheck:
     def again(self) -> None:
         """Starts over: another model trains, or other settings are in force."""
         self._due = FIRST_STEPS
-        self._look: _Look | None = None
-        self._changes: list[float] = []
-        self._sizes: deque[float] = deque(maxlen=LOSSES_KEPT)
+        self._look: Look | None = None
+        self._looks: weakref.WeakKeyDictionary[Root, _Looks] = weakref.WeakKeyDictionary()
         self._loss: torch.Tensor | None = None
-        self._as_written = self._refused = False
+        # The module of the look under way or the next one, and whose turn it is.
+        self._root: Root | None = None
+        self._turn = 0
 
     def saw_loss(self, loss: torch.Tensor) -> None:
         """The script starts a backward pass from it."""
@@ -137,26 +97,34 @@ class LossCheck:
 
     def step(self, since: int) -> None:
         """`since` counts the steps after the settings were applied."""
-        look, self._look = self._look, None
-        if look is not None:
-            self._judge(look, since)
-        root = self._root()
-        if root is None or self._refused:
+        look = self._look
+        if look is not None and not look.is_over:
             return
-        if since < self._due or not self._affordable():
+        self._look = None
+        if look is not None and self._root is not None:
+            self._judge(self._root, look, since)
+        self._root = root = self._next()
+        if root is None or since < self._due or not self._affordable():
             return
         refusal = self._refusal(root)
         if refusal is not None:
-            self._skip(refusal)
+            self._skip(root, refusal)
             return
         root.check = self._begin
 
-    def _root(self) -> Root | None:
-        """The root of whose digits something was changed."""
-        in_force = self._in_force
-        root = in_force.roots[0] if in_force.roots else None
-        changed = root is not None and root.plan.arithmetic() != RootPlan()
-        return root if changed and not in_force.rolled_back else None
+    def _of(self, root: Root) -> _Looks:
+        return self._looks.setdefault(root, _Looks())
+
+    def _next(self) -> Root | None:
+        """Of the roots of whose digits something was changed; one that is suspected first."""
+        if self._in_force.rolled_back:
+            return None
+        changed = [root for root in self._in_force.roots if self._may_change(root)]
+        suspected = [root for root in changed if self._of(root).changes]
+        return (suspected or [changed[self._turn % len(changed)]])[0] if changed else None
+
+    def _may_change(self, root: Root) -> bool:
+        return root.plan.arithmetic() != RootPlan() and not self._of(root).refused
 
     def _refusal(self, root: Root) -> str | None:
         """Hooks may have come since the first look at the module."""
@@ -175,26 +143,23 @@ class LossCheck:
 
     def _begin(self, inputs: CallInputs) -> tuple[bool, Callable[[Any], None]] | None:
         """Before a real call of the root."""
-        root = self._root()
-        if root is None:
+        root = self._root
+        if root is None or self._in_force.rolled_back or not self._may_change(root):
             return None
+        as_written = self._of(root).as_written
         try:
             with self._session.meter.paused():
                 start = self._now(root)
                 self._look = self._differences(root, inputs)
-                took = self._now(root) - start + self._step_as_written
+                took = self._now(root) - start
         except Exception as error:
-            self._skip(f"a look failed: {short(error)}")
+            self._skip(root, f"a look failed: {short(error)}")
             return None
+        baseline = self._session.state.baseline
+        took += baseline.step_seconds if as_written and baseline is not None else 0.0
         self._spent += took
         self._longest = max(self._longest, took)
-        return (self._as_written, self._watch) if self._look is not None else None
-
-    @property
-    def _step_as_written(self) -> float:
-        """Seconds that a step takes as written, if the one that is looked at is."""
-        baseline = self._session.state.baseline
-        return baseline.step_seconds if self._as_written and baseline is not None else 0.0
+        return (as_written, self._watch) if self._look is not None else None
 
     def _watch(self, output: Any) -> None:
         """After the call."""
@@ -202,9 +167,10 @@ class LossCheck:
             if self._look is not None:
                 self._look.watch(output, lambda: self._loss)
         except Exception as error:
-            self._skip(f"a look failed: {short(error)}")
+            assert self._root is not None
+            self._skip(self._root, f"a look failed: {short(error)}")
 
-    def _differences(self, root: Root, inputs: CallInputs) -> _Look | None:
+    def _differences(self, root: Root, inputs: CallInputs) -> Look | None:
         call = RecordedCall(inputs.detached(), whole_only=not inputs.divisible)
         rows = None if call.whole_only or batch_statistics(root.module) else inputs.rows
         if rows is not None:
@@ -217,79 +183,73 @@ class LossCheck:
             probe = RootProbe(root, call)
             ours = probe.outputs(plan)
             if before.drawn:
-                self._skip("forward draws random numbers, which differ by type")
+                self._skip(root, "forward draws random numbers, which differ by type")
                 return None
             written = probe.outputs(RootPlan())
         kept = sum(8 * output.numel() for output in ours)
         if kept > KEPT_BYTES_MAX:
-            self._skip(f"outputs of {taken or 'all'} samples take more than {KEPT_BYTES_MAX} bytes")
+            what = f"outputs of {taken or 'all'} samples"
+            self._skip(root, f"{what} take more than {KEPT_BYTES_MAX} bytes")
             return None
-        differences = [_difference(one, other) for one, other in zip(ours, written, strict=True)]
+        differences = [difference(one, other) for one, other in zip(ours, written, strict=True)]
         part = taken / rows if taken is not None and rows else 1.0
-        return _Look(differences, taken, part)
+        return Look(differences, taken, part)
 
-    def _judge(self, look: _Look, since: int) -> None:
+    def _judge(self, root: Root, look: Look, since: int) -> None:
         look.forget_hooks()
         self._due = since + BETWEEN_STEPS
         loss, self._loss = look.loss, None
         if loss is None or look.changes is None:
-            self._skip(look.failure or "no backward from a single loss was seen")
+            self._skip(root, look.failure or "no backward from a single loss was seen")
             return
+        looks = self._of(root)
         with self._session.meter.paused():
-            self._sizes.append(abs(float(loss)))
+            looks.sizes.append(abs(float(loss)))
             # A loss that passes through zero has the size of the losses near it.
-            change, chance = look.found(statistics.median(self._sizes))
+            change, chance = look.found(statistics.median(looks.sizes))
         self._count += 1
-        self._note(since, change)
+        self._note(root, since, change)
         counts = abs(change) > CHANGE_MAX and abs(change) > CHANCE * chance
         if counts or abs(change) > LARGE_CHANGE:
-            self._suspect(change, since)
-        else:
-            self._changes.clear()
-            self._as_written = not self._as_written
+            self._suspect(looks, change, since)
+            return
+        looks.changes.clear()
+        looks.as_written = not looks.as_written
+        self._turn += not looks.as_written
 
-    def _suspect(self, change: float, since: int) -> None:
+    def _suspect(self, looks: _Looks, change: float, since: int) -> None:
         """Asked again at once, of other batches."""
         self._due = since
-        if any((change > 0) != (before > 0) for before in self._changes):
-            self._changes.clear()
-        self._changes.append(change)
-        if len(self._changes) < LOOKS_NEEDED:
+        if any((change > 0) != (before > 0) for before in looks.changes):
+            looks.changes.clear()
+        looks.changes.append(change)
+        if len(looks.changes) < LOOKS_NEEDED:
             return
-        typical = statistics.median(self._changes)
-        self._changes.clear()
+        typical = statistics.median(looks.changes)
+        looks.changes.clear()
         text = f"in {LOOKS_NEEDED} looks of {LOOKS_NEEDED} it changes the loss by "
         text += f"{100 * typical:.2g} %, {100 * CHANGE_MAX:.0f} % are allowed"
         self._roll_back(text)
 
-    def _note(self, since: int, change: float) -> None:
+    def _note(self, root: Root, since: int, change: float) -> None:
         whole = max(self._clock() - self._began, 1e-9)
         text = (
             f"the loss differs by {100 * change:.2g} % from that of the script's own arithmetic, "
             f"{since} steps after tuning; looks so far: {self._count}, "
             f"{100 * self._spent / whole:.2f} % of the run's time"
         )
-        self._session.explanation.note(ITEM, text, aloud=False)
+        self._log(root).note(ITEM, text, aloud=False)
 
-    def _skip(self, why: str) -> None:
-        self._refused = True
-        self._session.explanation.skipped(ITEM, why, aloud=False)
+    def _skip(self, root: Root, why: str) -> None:
+        self._of(root).refused = True
+        self._log(root).skipped(ITEM, why, aloud=False)
+
+    def _log(self, root: Root) -> DecisionLog:
+        beside = [other for other in self._in_force.beside if other.root is root]
+        return beside[0].explanation if beside else self._session.explanation
 
     def _now(self, root: Root) -> float:
         """Work that was queued before is not the look's."""
         if root.device.type == "cuda":
             torch.cuda.synchronize(root.device)
         return self._clock()
-
-
-def _difference(ours: torch.Tensor, written: torch.Tensor) -> torch.Tensor:
-    if not ours.is_floating_point() or ours.shape != written.shape:
-        return torch.zeros_like(ours, dtype=torch.float64)
-    return ours.double() - written.double()
-
-
-def _relative(change: float, loss: float) -> float:
-    """Infinite where it is not finite, or where there was no loss to change."""
-    if not math.isfinite(change):
-        return math.inf
-    return change / abs(loss) if loss else math.copysign(math.inf, change) if change else 0.0
