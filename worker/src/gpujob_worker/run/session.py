@@ -24,7 +24,12 @@ from gpujob_worker.run.efficiency import efficiency
 from gpujob_worker.run.environment import Environment, read_environment
 from gpujob_worker.run.failure import classify
 from gpujob_worker.run.features import Features
-from gpujob_worker.run.graceful_stop import EXIT_MARGIN_SECONDS, Interrupted, Stop
+from gpujob_worker.run.graceful_stop import (
+    EXIT_MARGIN_SECONDS,
+    Interrupted,
+    Stop,
+    leave_unsaved,
+)
 from gpujob_worker.run.meter import Meter
 from gpujob_worker.run.profiling import StepProfiler
 from gpujob_worker.run.reporter import Destination, Reporter, write_termination_message
@@ -238,7 +243,7 @@ class Session:
         """Leaves without a checkpoint after a stop request, for scripts without a `Job`."""
         if self.stop.requested and self._owns_safe_points:
             self.state.enter(WorkerPhase.DRAINING)
-            raise Interrupted(saved=False)
+            leave_unsaved()
 
     def _final_report(self) -> None:
         self.state.enter(WorkerPhase.DRAINING)
