@@ -88,6 +88,17 @@ def test_each_module_gets_the_precision(name: str, tmp_path: Path) -> None:
     assert loss == pytest.approx(json.loads(alone.output)[0], rel=0.01)
 
 
+def test_a_model_whose_forward_is_called_directly_is_tuned_by_its_parts(tmp_path: Path) -> None:
+    """No hook sees the call of the whole."""
+    text = ENCODER.replace("head(encoder(x))", "head.forward(encoder.forward(x))")
+    run = ran(tmp_path / "run", text, BFLOAT16)
+    assert run.report["tuned"]["precision"] == "bfloat16", run.errors
+    assert run.errors.count("applied: bfloat16 from Linear") == 3, run.errors
+    code, alone = run_alone(tmp_path / "alone", [written(tmp_path / "alone", text)])
+    assert code == 0, alone.errors
+    assert json.loads(run.output)[0] == pytest.approx(json.loads(alone.output)[0], rel=0.01)
+
+
 def test_what_an_earlier_run_found_is_for_each_module(tmp_path: Path) -> None:
     settings = {**BFLOAT16, "tuned": {"precision": "bfloat16"}}
     run = ran(tmp_path / "run", ENCODER, settings)
