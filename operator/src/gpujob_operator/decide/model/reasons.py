@@ -102,6 +102,12 @@ CONDITIONS: Mapping[str, Meanings] = {
         "CoTenants": "co-tenants slow the job more than `sharing.maxSlowdownPercent`",
         "WithinLimit": "no longer",
     },
+    conditions.UNTUNED: {
+        "NoReports": "no worker reports: the job is measured from outside",
+        "Skipped": "the worker does nothing in this image, such as one with too old a torch",
+        "NoSteps": "the job ended without a step of an optimizer of torch",
+        "Reports": "the worker reports after all",
+    },
     conditions.SUCCEEDED: {
         "InProgress": "not finished yet",
         "Completed": "every worker ended with 0",
