@@ -30,7 +30,7 @@ from gpujob_worker.control.startup import Startup
 from gpujob_worker.control.subsequent_models import SubsequentModels
 from gpujob_worker.inject.compiling import keep_compiled_in
 from gpujob_worker.inject.data_loader import watch_loaders
-from gpujob_worker.inject.ddp import watch_process_group
+from gpujob_worker.inject.ddp import is_wrapped, watch_process_group, watch_wrappers
 from gpujob_worker.inject.discovery import Discovery
 from gpujob_worker.inject.fork_hooks import in_forked_children
 from gpujob_worker.inject.fused_optimizer import device_of, pickle_as_written
@@ -114,6 +114,7 @@ class Hooks:
         )
         watch_backward(guard(self._on_loss))
         watch_process_group(guard(self._on_group))
+        watch_wrappers()
         if not session.optimizes:
             why = session.why_only_measures or "optimize mode is Off"
             # A process that only imports torch does not say it; one that trains does at its end.
@@ -226,7 +227,7 @@ class Hooks:
         return Discovery(self._net.guard(self._on_root), known)
 
     def _on_root(self, module: torch.nn.Module) -> Root | None:
-        if self._inside:
+        if self._inside or is_wrapped(module):
             return None
         if not module.training and not self._later.steps(module):
             return None  # a teacher that is not frozen
