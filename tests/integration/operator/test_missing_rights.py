@@ -1,4 +1,5 @@
-"""Each right that the operator lacks, and each kind that is not defined, is in its log (I12)."""
+"""Each right that the operator or an agent lacks, and each kind that is not defined, is in its log
+(I12)."""
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from tests.harness.operator_process import (
     SYSTEM_NAMESPACE,
     Process,
     account_kubeconfig,
+    start_agent,
     start_operator,
 )
 from tests.harness.stage import OURS, Stage
@@ -24,7 +26,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
 SECONDS = 180.0
 RIGHTS = granted("operator")
 KINDS = sorted((group, resource) for group, resource, verb in RIGHTS if verb == "list")
-ROLE = "/apis/rbac.authorization.k8s.io/v1/clusterroles/operator"
+ROLES = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM_NAMESPACE}/leases"
 POD = (
     *("--identity=operator-0", "--report-service=reports"),
@@ -33,21 +35,23 @@ POD = (
 
 
 @contextmanager
-def without(plane: RunningControlPlane, *rights: Right) -> Generator[None]:
-    """The role lacks these rights for the time."""
-    _write_role(plane, RIGHTS - set(rights))
+def without(
+    plane: RunningControlPlane, *rights: Right, account: str = "operator"
+) -> Generator[None]:
+    """The account's role lacks these rights for the time."""
+    _write_role(plane, account, granted(account) - set(rights))
     try:
         yield
     finally:
-        _write_role(plane, RIGHTS)
+        _write_role(plane, account, granted(account))
 
 
-def _write_role(plane: RunningControlPlane, rights: set[Right]) -> None:
+def _write_role(plane: RunningControlPlane, account: str, rights: set[Right]) -> None:
     rules = [
         {"apiGroups": [group], "resources": [resource], "verbs": [verb]}
         for group, resource, verb in sorted(rights)
     ]
-    plane.client().merge(ROLE, {"rules": rules})
+    plane.client().merge(f"{ROLES}/{account}", {"rules": rules})
 
 
 def words_of(right: Right) -> str:
@@ -129,6 +133,31 @@ def test_what_it_may_not_write(stage: Stage) -> None:
     lacks("coordination.k8s.io", "leases", "update", lambda: None)
     lacks("coordination.k8s.io", "leases", "get", lambda: None)
     lacks("coordination.k8s.io", "leases", "create", lambda: delete_all(stage, LEASES))
+
+
+@pytest.mark.parametrize("right", sorted(granted("agent")), ids=" ".join)
+def test_what_an_agent_may_not(stage: Stage, right: Right) -> None:
+    """It says so, and goes on by itself."""
+    kubeconfig = account_kubeconfig(stage.plane, "agent", stage.folder)
+    name = f"{stage.node}-x"
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
+    stage.client.create("/api/v1/nodes", node)
+    with without(stage.plane, right, account="agent"):
+        agent = start_agent(kubeconfig, stage.folder, f"--node={name}", "--interval-seconds=0.2")
+        stage.processes.append(agent)
+        wait_for_line(agent, words_of(right))
+    stage.wait(lambda: name in gpu_nodes(stage), "the agent's GPUNode", SECONDS)
+    assert agent.stop() == 0
+    stage.client.delete(f"/api/v1/nodes/{name}")
+    if right == ("", "nodes", "get"):
+        # An agent that may not read its Node cannot make the GPUNode follow it.
+        assert "the GPUNode will outlive its Node" in agent.log_path.read_text()
+        stage.client.delete(f"{OURS}/gpunodes/{name}")
+    stage.wait(lambda: name not in gpu_nodes(stage), "it goes with its node", SECONDS)
+
+
+def gpu_nodes(stage: Stage) -> list[str]:
+    return [one["metadata"]["name"] for one in stage.client.get(f"{OURS}/gpunodes")["items"]]
 
 
 def somebody_leads(stage: Stage) -> bool:

@@ -75,7 +75,7 @@ def cluster_images(binaries: Mapping[str, Path], say: Say) -> tuple[Image, ...]:
         operator,
         Image(
             names=(WORKER_NAME,),
-            layers=(base, _packages(REPOSITORY, "worker"), product, _workspace()),
+            layers=(base, packages_layer(REPOSITORY, "worker"), product, _workspace()),
             command=("gpujob-run", "--help"),
             environment=_ENVIRONMENT | _WORKER_ENVIRONMENT,
             user=USER,
@@ -90,7 +90,7 @@ def cluster_images(binaries: Mapping[str, Path], say: Say) -> tuple[Image, ...]:
 
 def operator_image(repository: Path, name: str) -> Image:
     """Of any checkout of this project."""
-    base = cached_layer("base", key_of(SUITE, "python3,ca-certificates"), fill_base)
+    base = base_layer()
     with tempfile.TemporaryDirectory() as folder:
         wheel = build_wheel(repository, Path(folder))
         product = cached_layer(
@@ -98,14 +98,20 @@ def operator_image(repository: Path, name: str) -> Image:
         )
     return Image(
         names=(name,),
-        layers=(base, _packages(repository, "operator"), product),
+        layers=(base, packages_layer(repository, "operator"), product),
         command=("gpujob-operator", "run"),
         environment=_ENVIRONMENT | _OPERATOR_ENVIRONMENT,
         user=USER,
     )
 
 
-def _packages(repository: Path, image: str) -> Layer:
+def base_layer() -> Layer:
+    """Debian with its Python."""
+    return cached_layer("base", key_of(SUITE, "python3,ca-certificates"), fill_base)
+
+
+def packages_layer(repository: Path, image: str) -> Layer:
+    """The locked packages of `operator` or `worker`, without the shared ones and GPUJob."""
     text = (repository / "requirements" / f"{image}.txt").read_text()
     text = select(text, lambda name: not is_shared(name))
 
