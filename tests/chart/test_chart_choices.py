@@ -36,6 +36,29 @@ def configuration_of(objects: list[Manifest]) -> Configuration:
 
 
 @pytest.mark.parametrize(
+    ("values", "image"),
+    [
+        ({"image": {"tag": "7"}}, "gpujob-operator:7"),
+        ({"image": {"repository": "host/a", "digest": "sha256:" + "0" * 64}}, "host/a@sha256:"),
+        ({"configuration": {"workerPackageImage": "mine:1"}}, "mine:1"),
+    ],
+    ids=str,
+)
+def test_workers_packages_come_from_the_image_that_every_node_has(
+    values: Mapping[str, Any], image: str
+) -> None:
+    found = configuration_of(render(values)).worker_package_image
+    assert found is not None
+    assert found.startswith(image)
+    assert found == found.strip()
+
+
+def test_workers_packages_can_be_left_out() -> None:
+    without = {"configuration": {"workerPackageImage": ""}}
+    assert configuration_of(render(without)).worker_package_image == ""
+
+
+@pytest.mark.parametrize(
     ("values", "agents", "workers"),
     [
         ({}, "nvidia", "nvidia"),

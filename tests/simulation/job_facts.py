@@ -60,14 +60,14 @@ def may_not_share(
 
 def used_bytes(
     gpu: Mapping[str, Any], workers: Mapping[str, tuple[str, int]]
-) -> Mapping[tuple[str, int, str], int]:
-    """What a reading shows of the GPU in use, by job UID, attempt and GPU. `workers` are the jobs
-    and attempts of pods, by the pods' UIDs."""
-    found: dict[tuple[str, int, str], int] = defaultdict(int)
+) -> Mapping[tuple[str, int], int]:
+    """What a reading shows of the GPU in use, by job UID and attempt. `workers` are the jobs and
+    attempts of pods, by the pods' UIDs."""
+    found: dict[tuple[str, int], int] = defaultdict(int)
     for process in gpu.get("processes") or ():
         worker = workers.get(process.get("podUid") or "")
         if worker is not None:
-            found[(*worker, gpu["uuid"])] += process["memoryBytes"]
+            found[worker] += process["memoryBytes"]
     return found
 
 

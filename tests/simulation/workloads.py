@@ -10,6 +10,7 @@ from gpujob_api.report import FailureClass
 from tests.harness.builders import NAMESPACE
 from tests.simulation.faults import FAULTS_END_SECONDS
 from tests.simulation.hostile import FOREIGN_FINALIZER, ODD_MESSAGES, Impostor, make_impostors
+from tests.simulation.lies import WorkerLie
 from tests.simulation.pods import SIDECAR
 from tests.simulation.troubles import Trouble, TroubleKind
 
@@ -36,6 +37,13 @@ class Workload:
     hang_at_step: int = 0
     hanging_attempts: int = 0
     leak_bytes_per_second: int = 0
+    # It needs more from this step on, as an evaluation does.
+    later_bytes: int = 0
+    later_at_step: int = 0
+    # The kernel kills it for memory of the host.
+    host_out_of_memory: bool = False
+    # What its worker says that is not so.
+    lie: WorkerLie | None = None
     # What its kernels bring about breaks every GPU that it runs on, at its first step.
     breaks_gpus: bool = False
     # The driver tells of this error when an attempt fails.

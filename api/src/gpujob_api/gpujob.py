@@ -199,9 +199,9 @@ class GPUJobSpec:
         return self.workers * self.gpus_per_worker
 
     def worker_container(self) -> Mapping[str, Any]:
-        """The container that gets the GPU. Raises `FieldError` when the template has none."""
-        for container in _containers(self.template):
-            if container.get("name") == WORKER_CONTAINER:
+        """Gets the GPU: the only one, or the one named worker. Raises `FieldError` without."""
+        for container in (found := tuple(_containers(self.template))):
+            if len(found) == 1 or container.get("name") == WORKER_CONTAINER:
                 return container
         raise FieldError("template.spec.containers", f"needs a container named {WORKER_CONTAINER}")
 

@@ -58,7 +58,11 @@ REFUSED: list[tuple[Json, str, str]] = [
     ),
     ({"optimize.batchSize.perStep": "64"}, "spec.optimize.batchSize.perStep", "should match"),
     ({"spot.policy": "Require"}, "spec.checkpoint.volumeClaimName", "spot.policy: Require"),
-    ({f"{WORKER}.name": "main"}, "spec.template.spec.containers", "named worker"),
+    (
+        {"template.spec.containers": [{"name": one, "image": "x"} for one in ("main", "other")]},
+        "spec.template.spec.containers",
+        "named worker",
+    ),
     ({"template.spec.containers": []}, "spec.template.spec.containers", "at least 1 items"),
     (
         {"template.spec.automountServiceAccountToken": True},

@@ -96,6 +96,17 @@ def test_every_field_of_kubernetes_is_there_or_left_out_on_purpose(
     assert theirs - ours == NOT_THERE[definition]
 
 
+def test_the_only_container_may_have_any_name(
+    control_plane: RunningControlPlane, namespace: str
+) -> None:
+    jobs = f"/apis/gpujob.dev/v1alpha1/namespaces/{namespace}/gpujobs?dryRun=All"
+    manifest = job_manifest(**{"template.spec.containers.0.name": "trainer"})
+    (worker,) = control_plane.client().create(jobs, manifest)["spec"]["template"]["spec"][
+        "containers"
+    ]
+    assert worker["name"] == "trainer"
+
+
 def test_a_rich_template_is_kept_and_makes_a_pod(
     control_plane: RunningControlPlane, namespace: str
 ) -> None:

@@ -62,7 +62,10 @@ REFUSED = [
     ({"retry": {"limit": 101}}, "retry.limit"),
     ({"retry": {"hangTimeoutSeconds": 0}}, "retry.hangTimeoutSeconds"),
     ({"template": {}}, "template.spec.containers"),
-    ({"template": {"spec": {"containers": [{"name": "main"}]}}}, "template.spec.containers"),
+    (
+        {"template": {"spec": {"containers": [{"name": "main"}, {"name": "other"}]}}},
+        "template.spec.containers",
+    ),
     ({"template": {"spec": {"containers": "worker"}}}, "template.spec.containers"),
     ({"template": {"spec": {"containers": ["worker", None, 7]}}}, "template.spec.containers"),
     ({"template": {"spec": []}}, "template.spec.containers"),

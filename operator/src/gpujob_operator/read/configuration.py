@@ -55,11 +55,13 @@ BOUNDS: Mapping[str, Bounds] = {
     "retryBackoffSeconds": _POSITIVE_SECONDS,
     "retryBackoffMaxSeconds": _POSITIVE_SECONDS,
     "reportIntervalSeconds": _POSITIVE_SECONDS,
+    "profileUnusedDays": Bounds(high=36_500),
 }
 PATTERNS: Mapping[str, str] = {
     "reportUrl": r"^(https?://.*)?$",
     "checkpointMount": r"^/",
     "runtimeClassName": r"^([a-z0-9]([a-z0-9-]*[a-z0-9])?)?$",
+    "workerPackageImage": r"^\S*$",
 }
 
 

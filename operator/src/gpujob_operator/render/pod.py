@@ -26,7 +26,9 @@ from gpujob_operator.decide.model.configuration import Configuration, DeviceAcce
 from gpujob_operator.decide.model.grace import grace_seconds
 from gpujob_operator.decide.model.plan import CreatePod
 from gpujob_operator.decide.model.pod_template import tolerations
+from gpujob_operator.decide.model.snapshot import LABEL_HOSTNAME
 from gpujob_operator.decide.model.workers import worker_name
+from gpujob_operator.render.package import add_package, brings_package, hook_folder
 from gpujob_operator.render.service import (
     LABEL_CHARACTERS_MAX,
     master_address,
@@ -61,7 +63,10 @@ def worker_pod(create: CreatePod, configuration: Configuration) -> dict[str, Any
     worker = next(worker for worker in placement.workers if worker.rank == create.rank)
     template = copy.deepcopy(dict(job.spec.template))
     spec: dict[str, Any] = template.get("spec") or {}
-    _complete_spec(spec, job, worker, configuration)
+    _complete_spec(spec, create, worker, configuration)
+    if len(spec["containers"]) == 1:
+        # Whatever the only container is called in the template.
+        spec["containers"][0]["name"] = WORKER_CONTAINER
     for container in spec["containers"]:
         _restrict(container)
         if container["name"] == WORKER_CONTAINER:
@@ -69,6 +74,9 @@ def worker_pod(create: CreatePod, configuration: Configuration) -> dict[str, Any
             _share_memory(spec, container)
             grace = str(spec["terminationGracePeriodSeconds"])
             container["env"].append({"name": names.ENV_GRACE_SECONDS, "value": grace})
+            package_image = configuration.worker_package_image
+            if package_image and brings_package(container, package_image):
+                add_package(spec, container, package_image)
         else:
             _without_gpus(container)
     for container in spec.get("initContainers") or ():
@@ -104,10 +112,11 @@ def _metadata(template: dict[str, Any], job: GPUJob, worker: WorkerPlacement) ->
 
 
 def _complete_spec(
-    spec: dict[str, Any], job: GPUJob, worker: WorkerPlacement, configuration: Configuration
+    spec: dict[str, Any], create: CreatePod, worker: WorkerPlacement, configuration: Configuration
 ) -> None:
+    job = create.job
     spec["restartPolicy"] = "Never"
-    spec["affinity"] = _on_node(spec.get("affinity") or {}, worker.node)
+    spec["affinity"] = _on_node(spec.get("affinity") or {}, worker.node, create.hostname)
     spec["tolerations"] = [dict(toleration) for toleration in tolerations(job)]
     spec["terminationGracePeriodSeconds"] = grace_seconds(job, configuration)
     # The worker has no access to the API: its only token has the audience of the report endpoint
@@ -128,12 +137,15 @@ def _complete_spec(
     spec["volumes"] = [*(spec.get("volumes") or ()), _token_volume(), _checkpoint_volume(job)]
 
 
-def _on_node(affinity: Mapping[str, Any], node: str) -> dict[str, Any]:
-    """The user's affinity, narrowed to the chosen node; kube-scheduler binds the pod.
+def _on_node(affinity: Mapping[str, Any], node: str, hostname: str | None) -> dict[str, Any]:
+    """The user's affinity, narrowed to the chosen node; kube-scheduler binds the pod. The node's
+    name alone decides; its label says the same to autoscalers, which do not read the name.
 
     Raises `FieldError` for an affinity that cannot be narrowed.
     """
     match = {"key": "metadata.name", "operator": "In", "values": [node]}
+    label = {"key": LABEL_HOSTNAME, "operator": "In", "values": [hostname]}
+    expressions = [label] if hostname is not None else []
     terms: list[Mapping[str, Any]] = [{}]
     path = "spec.template.spec.affinity.nodeAffinity"
     node_affinity = _object(affinity.get("nodeAffinity"), path)
@@ -144,12 +156,19 @@ def _on_node(affinity: Mapping[str, Any], node: str) -> dict[str, Any]:
         terms = [_object(term, f"{path}[{number}]") for number, term in enumerate(listed)]
         if not terms:
             raise FieldError(path, "must have at least one term")
-    narrowed = [
-        {**term, "matchFields": [*_list(term.get("matchFields"), f"{path}[]"), match]}
-        for term in terms
-    ]
+    narrowed = [_narrowed(term, match, expressions, f"{path}[]") for term in terms]
     required = {"nodeSelectorTerms": narrowed}
     return {**affinity, "nodeAffinity": {**node_affinity, _REQUIRED: required}}
+
+
+def _narrowed(
+    term: Mapping[str, Any], match: object, expressions: list[dict[str, Any]], path: str
+) -> dict[str, Any]:
+    """The term with the node's name among its fields and with more expressions."""
+    found = {**term, "matchFields": [*_list(term.get("matchFields"), path), match]}
+    if expressions:
+        found["matchExpressions"] = [*_list(term.get("matchExpressions"), path), *expressions]
+    return found
 
 
 def _object(value: object, path: str) -> Mapping[str, Any]:
@@ -226,7 +245,8 @@ def _complete_worker(
     # Which GPUs it gets is the operator's or the device plugin's word, never the template's.
     reserved = {VISIBLE_DEVICES, *(entry["name"] for entry in ours)}
     users = [entry for entry in container.get("env") or () if entry["name"] not in reserved]
-    container["env"] = [*ours, *map(_with_hook, users)]
+    folder = hook_folder(container, configuration.worker_package_image)
+    container["env"] = [*ours, *(_with_hook(entry, folder) for entry in users)]
     container["volumeMounts"] = [
         *(container.get("volumeMounts") or ()),
         {"name": "gpujob-token", "mountPath": TOKEN_DIRECTORY, "readOnly": True},
@@ -242,17 +262,17 @@ def _complete_worker(
         limits["nvidia.com/gpu"] = str(create.job.spec.gpus_per_worker)
 
 
-def _with_hook(entry: dict[str, Any]) -> dict[str, Any]:
-    """A path of the user's own would take the place of the one that the worker's images have.
+def _with_hook(entry: dict[str, Any], folder: str) -> dict[str, Any]:
+    """A path of the user's own would take the place of the one that finds the hook.
 
     What the path is read from when the container starts is not known here and stays as it is.
     """
     if entry["name"] != names.PYTHON_PATH_VARIABLE or "valueFrom" in entry:
         return entry
     paths = [path for path in (entry.get("value") or "").split(":") if path]
-    if names.HOOK_FOLDER in paths:
+    if folder in paths:
         return entry
-    return {**entry, "value": ":".join([names.HOOK_FOLDER, *paths])}
+    return {**entry, "value": ":".join([folder, *paths])}
 
 
 def _environment(

@@ -16,9 +16,9 @@ def whole(name: str, priority: int = 0, created: float = 0) -> GPUJob:
     return make_job(name, sharing=SharingMode.EXCLUSIVE, priority=priority, created=created)
 
 
-def refuse(world: World, name: str, seconds: float) -> None:
+def refuse(world: World, name: str, seconds: float, words: str = WORDS) -> None:
     until = world.now + timedelta(seconds=seconds)
-    refused = RefusedTemplate(world.job(name).metadata.uid, WORDS, until)
+    refused = RefusedTemplate(world.job(name).metadata.uid, words, until)
     world.snapshot = replace(world.snapshot, refused_templates=(refused,))
 
 
@@ -33,6 +33,13 @@ def test_it_waits_with_the_servers_words_and_others_go_first() -> None:
     assert world.running() == {"other"}
     assert world.why("refused") == f"PodRefused: the API server refuses the job's pods: {WORDS}"
     assert world.status("refused").attempt == 0
+
+
+def test_what_can_be_done_is_said_as_for_a_pod() -> None:
+    world = one_gpu(whole("refused"))
+    refuse(world, "refused", 100, "exceeded quota: small, requested: pods=1, limited: pods=0")
+    world.tick()
+    assert "have the ResourceQuota raised" in world.why("refused")
 
 
 def test_it_is_decided_again_when_the_template_is_to_be_tried() -> None:

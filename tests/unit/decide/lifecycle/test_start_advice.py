@@ -54,7 +54,11 @@ from gpujob_operator.decide.lifecycle.start_advice import with_advice
         ('CreateContainerConfigError: configmap "c" not found', "kubectl get secrets,configmaps"),
         (
             "container has runAsNonRoot and image will run as root (pod: ...)",
-            "runAsUser",
+            "set runAsUser to a number",
+        ),
+        (
+            "container has runAsNonRoot and image has non-numeric user (mambauser), cannot verify",
+            "by such a number in the image",
         ),
         ('Back-off pulling image "x": ErrImagePull: not found', "imagePullSecrets"),
         ("ErrImageNeverPull: Container image x is not present", "imagePullPolicy"),

@@ -30,6 +30,7 @@ from gpujob_worker.run.graceful_stop import (
     Interrupted,
     Stop,
     is_launchers_stop,
+    leave_unsaved,
 )
 from gpujob_worker.run.meter import Meter
 from gpujob_worker.run.profiling import StepProfiler
@@ -250,7 +251,7 @@ class Session:
         """Leaves without a checkpoint after a stop request, for scripts without a `Job`."""
         if self.stop.requested and self._owns_safe_points:
             self.state.enter(WorkerPhase.DRAINING)
-            raise Interrupted(saved=False)
+            leave_unsaved()
 
     def _final_report(self) -> None:
         self.state.enter(WorkerPhase.DRAINING)

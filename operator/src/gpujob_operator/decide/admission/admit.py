@@ -14,6 +14,7 @@ from math import inf
 from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob
 from gpujob_operator.decide.admission.equivalence import Refused
+from gpujob_operator.decide.admission.new_nodes import nodes_may_come
 from gpujob_operator.decide.admission.pending_status import (
     PendingStatusWriter,
     Wait,
@@ -25,6 +26,7 @@ from gpujob_operator.decide.backfill.nomination import Nomination, earliest_star
 from gpujob_operator.decide.backfill.release_times import ReleaseTimes
 from gpujob_operator.decide.backfill.tenancy import Tenancy
 from gpujob_operator.decide.capacity.cluster import Capacity
+from gpujob_operator.decide.lifecycle.start_advice import with_advice
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import stop_seconds
 from gpujob_operator.decide.model.pending_reasons import PendingReason
@@ -195,7 +197,7 @@ class Admission:
         refused = self.refused_templates.get(job.metadata.uid)
         if refused is None:
             return None
-        message = f"the API server refuses the job's pods: {refused.message}"
+        message = with_advice(f"the API server refuses the job's pods: {refused.message}")
         left = max((refused.until - self.now).total_seconds(), 0.0)
         return Wait(PendingReason.POD_REFUSED, message, next_seconds=left or None)
 
@@ -205,7 +207,9 @@ class Admission:
         )
         found = assign(requirements, self.assumed, self.configuration, length)
         if isinstance(found, Diagnosis) and not found.could_ever_fit:
-            return Wait(PendingReason.IMPOSSIBLE, found)
+            may_come = nodes_may_come(self.assumed, self.configuration)
+            reason = PendingReason.NEEDS_NEW_NODE if may_come else PendingReason.IMPOSSIBLE
+            return Wait(reason, found)
         if self.queues.by_name:
             fits = isinstance(found, Assignment)
             held = (

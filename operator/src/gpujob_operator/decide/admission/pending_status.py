@@ -21,6 +21,8 @@ from gpujob_operator.decide.queue.quota import QuotaState
 # continues.
 EXPLANATIONS_MAX = 16
 LATER_SECONDS = 1.0
+# The job has no pod yet by which an autoscaler would see it.
+NEW_NODE = "only a new node could hold the job, and no autoscaler is asked for one: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,8 @@ class Wait:
 
     @property
     def message(self) -> str:
-        return self.text if isinstance(self.text, str) else self.text.message
+        text = self.text if isinstance(self.text, str) else self.text.message
+        return NEW_NODE + text if self.reason is PendingReason.NEEDS_NEW_NODE else text
 
 
 def not_eligible(entry: Pending, queues: QuotaState, now: datetime) -> Wait | None:

@@ -31,6 +31,10 @@ class Jobs:
     changed: set[str] = field(default_factory=set[str])
     # Of them those whose profile says something else to placement.
     reprofiled: set[str] = field(default_factory=set[str])
+    # Profiles that came, changed or went (None) with the last `take`.
+    changed_profiles: dict[ProfileKey, GPUProfile | None] = field(
+        default_factory=dict[ProfileKey, GPUProfile | None]
+    )
     # Jobs of which a report or measured use is not the same.
     measured: set[str] = field(default_factory=set[str])
     _pods: Pods = field(default_factory=Pods)
@@ -58,6 +62,11 @@ class Jobs:
             entry = self.entries[uid]
             entry.job_pods = job_pods_of(entry.job, self._pods.namesakes(entry.job))
         return replaced
+
+    def unused_profile(self, key: ProfileKey) -> GPUProfile | None:
+        """The profile, unless a job that has not finished may use it."""
+        users = (self.entries[uid].job for uid in self._by_profile.of(key))
+        return self._profiles.get(key) if all(job.finished for job in users) else None
 
     def orphans(self, uid: str) -> tuple[PodView, ...]:
         """Pods whose controller owner is the job of this UID, if there is no such job."""
@@ -99,15 +108,17 @@ class Jobs:
 
     def _take_profiles(self, profiles: tuple[GPUProfile, ...]) -> None:
         new, gone = self._profile_diff.take(profiles)
+        self.changed_profiles = {}
         changed = {(one.metadata.namespace, one.metadata.name): one for one in new}
         for one in gone:
             key = (one.metadata.namespace, one.metadata.name)
             if self._profiles.get(key) is one and key not in changed:
                 del self._profiles[key]
+                self.changed_profiles[key] = None
                 self._renew_users(key, one)
         for key, profile in changed.items():
             before = self._profiles.get(key)
-            self._profiles[key] = profile
+            self._profiles[key] = self.changed_profiles[key] = profile
             self._renew_users(key, before)
 
     def _renew_users(self, key: ProfileKey, before: GPUProfile | None) -> None:

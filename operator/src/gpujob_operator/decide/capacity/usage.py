@@ -35,6 +35,7 @@ from gpujob_operator.decide.model.workers import JobPods, place_of
 from gpujob_operator.decide.packing.party import ANYBODY, Party
 
 T = TypeVar("T")
+K = TypeVar("K")
 # The end of a pod and a reading have different clocks, and a process takes a moment to exit.
 CLOCKS_DIFFER_SECONDS = 5.0
 
@@ -44,8 +45,8 @@ class JobUsage:
     """What one job and its pods reserve and request."""
 
     tenant: Tenant | None = None
-    # The job's GPUs; one that two workers share is named twice.
-    gpus: tuple[str, ...] = ()
+    # Node and GPU of each of the job's; one that two workers share is named twice.
+    gpus: tuple[tuple[str, str], ...] = ()
     # Live pods of the attempt that reserves the GPUs, by UID.
     pods: tuple[str, ...] = ()
     # Node and GPU of live pods of any other attempt, or of a job that is gone. The node is "" for
@@ -91,7 +92,7 @@ def usage_of(
     unbound = [] if leaves else [worker for worker in workers if worker.rank not in bound]
     return JobUsage(
         tenant=tenant,
-        gpus=() if tenant is None else tuple([uuid for w in workers for uuid in w.gpus]),
+        gpus=() if tenant is None else tuple([(w.node, uuid) for w in workers for uuid in w.gpus]),
         pods=tuple([pod.uid for pod in live if pod.uid in uids]),
         gpus_of_stale_pods=strays,
         not_yet_bound=tuple(
@@ -142,16 +143,21 @@ class Learned:
 
     spot_rates: Mapping[str, float] = field(default_factory=dict[str, float])
     laws: Mapping[str, Law] = field(default_factory=dict[str, Law])
-    # By GPU, why it may be the GPU's fault that programs failed there.
-    suspects: Mapping[str, str] = field(default_factory=dict[str, str])
+    # By node and GPU, why it may be the GPU's fault that programs failed there.
+    suspects: Mapping[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
 
 
 @dataclass(slots=True)
 class ClusterUsage:
-    """The sum over all jobs and pods. `add` and `remove` are inverse."""
+    """The sum over all jobs and pods. `add` and `remove` are inverse.
 
-    # By GPU, in the order of the jobs' UIDs.
-    tenants: dict[str, tuple[Tenant, ...]] = field(default_factory=dict[str, tuple[Tenant, ...]])
+    A GPU is one of its node: another node's agent may call it its own, and says nothing of it then.
+    """
+
+    # By node and GPU, in the order of the jobs' UIDs.
+    tenants: dict[tuple[str, str], tuple[Tenant, ...]] = field(
+        default_factory=dict[tuple[str, str], tuple[Tenant, ...]]
+    )
     # The jobs of each live pod that is where it should be: one, whatever the API server says.
     owners: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     # By node and GPU.
@@ -166,9 +172,9 @@ class ClusterUsage:
 
     def add(self, holding: JobUsage) -> None:
         if holding.tenant is not None:
-            for uuid in holding.gpus:
-                there = (*self.tenants.get(uuid, ()), holding.tenant)
-                self.tenants[uuid] = tuple(sorted(there, key=lambda one: one.job_uid))
+            for place in holding.gpus:
+                there = (*self.tenants.get(place, ()), holding.tenant)
+                self.tenants[place] = tuple(sorted(there, key=lambda one: one.job_uid))
         for pod in holding.pods:
             self.owners[pod] = (*self.owners.get(pod, ()), holding.job_uid)
         for pod in holding.ended:
@@ -176,9 +182,9 @@ class ClusterUsage:
         self._count(holding, 1)
 
     def remove(self, holding: JobUsage) -> None:
-        for uuid in set(holding.gpus):
-            there = self.tenants.get(uuid, ())
-            _keep(self.tenants, uuid, tuple(t for t in there if t.job_uid != holding.job_uid))
+        for place in set(holding.gpus):
+            there = self.tenants.get(place, ())
+            _keep(self.tenants, place, tuple(t for t in there if t.job_uid != holding.job_uid))
         for pod in holding.pods:
             _keep(self.owners, pod, _without(self.owners.get(pod, ()), holding.job_uid))
         for pod in holding.ended:
@@ -252,7 +258,7 @@ class ClusterUsage:
 
     def _gpu(self, gpu: GPU, node: str, learned: "Learned", gpu_node: GPUNode) -> GPUCapacity:
         observed_at = gpu_node.status.observed_at
-        tenants = self.tenants.get(gpu.uuid, ())
+        tenants = self.tenants.get((node, gpu.uuid), ())
         used = self._measured(gpu, tenants)
         external_bytes = max(0, gpu.memory_used_bytes - sum(used.values()))
         stale = self.gpus_of_stale_pods
@@ -266,7 +272,7 @@ class ClusterUsage:
             terminating_bytes=min(self._terminating_bytes(gpu, observed_at), external_bytes),
             tenants=tuple(_with_excess(one, used[one.job_uid]) for one in tenants),
             blocked=why_blocked(
-                gpu, stray_pod=stray_pod, suspect=learned.suspects.get(gpu.uuid, "")
+                gpu, stray_pod=stray_pod, suspect=learned.suspects.get((node, gpu.uuid), "")
             ),
             link_group=gpu.link_group,
             law=learned.laws.get(gpu.model, PUBLISHED_SLOWDOWNS),
@@ -307,7 +313,7 @@ def _with_excess(tenant: Tenant, used_bytes: int) -> Tenant:
     return tenant if same else replace(tenant, excess_bytes=excess_bytes)
 
 
-def _keep(groups: dict[str, tuple[T, ...]], key: str, left: tuple[T, ...]) -> None:
+def _keep(groups: dict[K, tuple[T, ...]], key: K, left: tuple[T, ...]) -> None:
     """Stores a group; an empty group is removed, because keys change over time."""
     if left:
         groups[key] = left

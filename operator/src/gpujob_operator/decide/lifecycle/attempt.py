@@ -18,6 +18,7 @@ from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, StopReason
 from gpujob_api.quantities import format_count
 from gpujob_api.report import Report
 from gpujob_operator.decide.capacity.sites import gpus_at
+from gpujob_operator.decide.lifecycle import untuned
 from gpujob_operator.decide.lifecycle.ending import end_attempt
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.pod_cleanup import abandoned_pods, delete_pod, stray_pods
@@ -25,6 +26,7 @@ from gpujob_operator.decide.lifecycle.settings import settings_for
 from gpujob_operator.decide.lifecycle.start_advice import with_advice
 from gpujob_operator.decide.lifecycle.start_refusals import once_it_runs, refusal_of, with_refusal
 from gpujob_operator.decide.lifecycle.stops import reason_to_stop, start_seconds_left
+from gpujob_operator.decide.measurement.milestones import milestones
 from gpujob_operator.decide.measurement.progress import (
     joined_usage,
     with_measured_reservation,
@@ -134,7 +136,10 @@ def _starting(
     missing = [rank for rank in placed if rank not in present]
     settings = settings_for(job, inputs.profile)
     taken = {pod.rank: pod for pod in inputs.job_pods.in_the_way}
-    creates = tuple(CreatePod(job, rank, settings) for rank in missing if rank not in taken)
+    hostnames = _hostnames(job, inputs)
+    creates = tuple(
+        CreatePod(job, rank, settings, hostnames.get(rank)) for rank in missing if rank not in taken
+    )
     # Written once all pods exist: one write instead of one for each pod.
     known = job.status if missing else with_pod_uids(job.status, pods)
     if not missing and all(pod.phase is not PodPhase.PENDING for pod in pods):
@@ -157,6 +162,14 @@ def _starting(
     # cycle.
     next_seconds = max(left, 1.0) if left >= 0 else None
     return NextStep(writer.status(), creates=creates, next_seconds=next_seconds)
+
+
+def _hostnames(job: GPUJob, inputs: JobInputs) -> dict[int, str | None]:
+    """By rank, as far as the nodes are known."""
+    placement = job.status.placement
+    workers = placement.workers if placement is not None else ()
+    sites = zip(workers, inputs.sites, strict=False)
+    return {worker.rank: site.facts.hostname for worker, site in sites if site.facts is not None}
 
 
 def _waiting(pods: tuple[PodView, ...], missing: int) -> tuple[str, str]:
@@ -206,12 +219,12 @@ def _running(
     status, events = with_measured_reservation(
         job, status, report, usage, configuration, most_bytes
     )
-    if status.resumed_from_step is not None and job.status.resumed_from_step is None:
-        text = f"attempt {status.attempt} resumes after step {status.resumed_from_step}"
-        events = (*events, EventNote("Resumed", text))
+    events = (*milestones(job.status, status, report), *events)
+    writer = ConditionWriter(job, status, now)
+    untuned.while_it_runs(job, status, inputs.report, usage, configuration, writer)
     since = status.progressed_at or now
     left = job.spec.retry.hang_timeout_seconds - (now - since).total_seconds()
-    return NextStep(status, events=events, next_seconds=max(left, 1.0))
+    return NextStep(writer.status(), events=events, next_seconds=max(left, 1.0))
 
 
 def _stop(job: GPUJob, stop: StopReason, live: int, now: datetime) -> NextStep:
@@ -222,7 +235,8 @@ def _stop(job: GPUJob, stop: StopReason, live: int, now: datetime) -> NextStep:
     left = (stop.deadline - now).total_seconds()
     workers = format_count(live, "worker")
     text = f"attempt {status.attempt}, {workers}, {left:.0f} s of grace: {stop.message}"
-    note = EventNote(f"Stopping{stop.reason}", text, EventType.WARNING)
+    kind = EventType.NORMAL if rule_of(stop).asked_for else EventType.WARNING
+    note = EventNote(f"Stopping{stop.reason}", text, kind)
     return NextStep(status, events=(note,), next_seconds=0.0)
 
 

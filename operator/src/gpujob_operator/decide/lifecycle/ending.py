@@ -8,6 +8,7 @@ from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
 from gpujob_api.quantities import format_count
 from gpujob_api.report import FailureClass
+from gpujob_operator.decide.lifecycle import untuned
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.outcome import (
     AttemptEnd,
@@ -39,29 +40,33 @@ def end_attempt(
     pods in which other containers still run (see `capacity.usage`).
     """
     held = (job.status.held_seconds or 0.0) + max(age_seconds(job, now), 0.0)
-    ended = changed(_with_final_report(job, inputs, pods, now), held_seconds=round(held, 1))
+    received = _final_report(job, inputs, pods, now)
+    ended = changed(_with_report(job, inputs, received), held_seconds=round(held, 1))
     job = replace(job, status=ended)
     outcome = judge(job, pods, inputs.lost_nodes)
     if outcome.refusal is not None:
         job = replace(job, status=with_refusal(job.status, outcome.refusal, now))
     if outcome.end is AttemptEnd.SUCCEEDED:
-        return _succeeded(job, now)
+        return _succeeded(job, received, now)
     if outcome.end is AttemptEnd.INTERRUPTED:
         return _retry_or_fail(job, outcome, interrupted(job, outcome, configuration, now), now)
     return _retry_or_fail(job, outcome, retry_decision(job, outcome, configuration, now), now)
 
 
-def _with_final_report(
+def _final_report(
     job: GPUJob, inputs: JobInputs, pods: tuple[PodView, ...], now: datetime
-) -> GPUJobStatus:
-    """The status with the termination message as the last report, so that the end does not depend
-    on the network.
+) -> ReceivedReport | None:
+    """The termination message is the last report, so that the end does not depend on the
+    network.
     """
     words = [pod for pod in pods if pod.termination is not None and pod.rank == 0]
-    received = inputs.report
     if words and words[0].termination is not None:
         at = words[0].finished_at or now
-        received = ReceivedReport(job.metadata.uid, 0, at, words[0].termination)
+        return ReceivedReport(job.metadata.uid, 0, at, words[0].termination)
+    return inputs.report
+
+
+def _with_report(job: GPUJob, inputs: JobInputs, received: ReceivedReport | None) -> GPUJobStatus:
     status = with_report(job.status, received)
     report = received.report if received is not None else None
     return with_measurement(
@@ -69,7 +74,7 @@ def _with_final_report(
     )
 
 
-def _succeeded(job: GPUJob, now: datetime) -> NextStep:
+def _succeeded(job: GPUJob, received: ReceivedReport | None, now: datetime) -> NextStep:
     started = job.status.started_at or now
     seconds = (now - started).total_seconds()
     text = (
@@ -80,6 +85,7 @@ def _succeeded(job: GPUJob, now: datetime) -> NextStep:
     writer.set(conditions.RUNNING, False, "Finished", text)
     writer.set(conditions.SUCCEEDED, True, "Completed", text)
     writer.set(conditions.FINISHED, True, "Succeeded", text)
+    untuned.at_the_end(job, job.status, received, writer)
     status = writer.status(
         phase=JobPhase.SUCCEEDED, finished_at=now, stop=None, next_attempt_at=None
     )
@@ -122,7 +128,9 @@ def _retry_or_fail(
         progressed_at=None,
         resumed_from_step=None,
     )
-    return NextStep(status, events=(EventNote(f"Attempt{kind}", text, EventType.WARNING),))
+    asked_for = outcome.failure is None and rule_of(job.status.stop).asked_for
+    event_type = EventType.NORMAL if asked_for else EventType.WARNING
+    return NextStep(status, events=(EventNote(f"Attempt{kind}", text, event_type),))
 
 
 def _out_of_memory_step(status: GPUJobStatus, outcome: Outcome) -> int | None:

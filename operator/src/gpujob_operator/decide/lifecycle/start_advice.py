@@ -5,6 +5,10 @@ _IMAGE = (
     "check the image's name and tag, that the node reaches its registry, and the template's "
     "imagePullSecrets"
 )
+_USER = (
+    "set runAsUser to a number other than 0 in the template's securityContext (1000, say), or name "
+    "the user by such a number in the image"
+)
 # The first row of which all words are there counts.
 _ADVICE: tuple[tuple[tuple[str, ...], str], ...] = (
     (
@@ -57,10 +61,8 @@ _ADVICE: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
     (("secret", "not found"), _SECRETS),
     (("configmap", "not found"), _SECRETS),
-    (
-        ("image will run as root",),
-        "name a user in the image, or runAsUser in the template's securityContext",
-    ),
+    (("image will run as root",), _USER),
+    (("image has non-numeric user",), _USER),
     (
         ("errimageneverpull",),
         "put the image onto the node, or change the template's imagePullPolicy",

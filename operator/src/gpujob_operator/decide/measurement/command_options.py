@@ -30,7 +30,7 @@ _NUMBERS = _names("""
     gamma lr-gamma lr-decay lr-step-size lr-scheduler lr-scheduler-type lr-schedule lr-milestones
     milestones warmup warmup-steps warmup-epochs warmup-ratio warmup-iters lr-warmup-epochs
     lr-warmup-steps lr-warmup-decay lr-decay-iters label-smoothing clip-grad clip-grad-norm
-    grad-clip max-grad-norm temperature tau patience seed random-seed manual-seed
+    grad-clip max-grad-norm temperature tau seed random-seed manual-seed
 """)
 _LENGTHS = _names("""
     epochs num-epochs n-epochs nb-epochs max-epochs num-train-epochs train-epochs nepochs

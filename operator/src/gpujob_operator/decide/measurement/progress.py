@@ -127,15 +127,17 @@ def with_measured_reservation(
     )
     if wanted is None:
         return status, ()
-    note = EventNote(
-        "ReservationMeasured",
+    after, before = format_memory(wanted.memory_bytes), format_memory(held.memory_bytes)
+    status = changed(status, reservation=wanted)
+    if after == before:
+        return status, ()  # nothing that anybody could see
+    text = (
         f"measured a peak of {format_memory(usage.memory_peak_bytes)} and "
         f"{usage.utilization_percent:.0f} % utilization "
         f"({format_count(usage.samples, 'reading')}); "
-        f"reserves {format_memory(wanted.memory_bytes)} instead of "
-        f"{format_memory(held.memory_bytes)} ({_source(held.source)})",
+        f"reserves {after} instead of {before} ({_source(held.source)})"
     )
-    return changed(status, reservation=wanted), (note,)
+    return status, (EventNote("ReservationMeasured", text),)
 
 
 def joined_usage(

@@ -19,6 +19,8 @@ FINISHED = "Finished"
 SUSPENDED = "Suspended"
 GPU_PRESSURE = "GPUPressure"
 SLOWED = "Slowed"
+# True while nothing of the job is tuned because the worker is not in it.
+UNTUNED = "Untuned"
 
 _STATUS: dict[bool | None, ConditionStatus] = {
     True: ConditionStatus.TRUE,

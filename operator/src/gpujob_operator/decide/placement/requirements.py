@@ -62,6 +62,16 @@ class JobRequirements:
         held = tuple(one for one in self.refused_by if one.until > now)
         return replace(self, refused_by=held)
 
+    def believing(self, gpu_model: str, largest_bytes: int) -> "JobRequirements":
+        """The same without a profile that was measured on this model and says more than a GPU of
+        the model has: an agent lied, and the job is as one that was never measured.
+        """
+        entry = profile_entry(self.profile, gpu_model)
+        is_measured = self.job.status.measurement is not None
+        if entry is None or is_measured or not 0 < largest_bytes < entry.memory_bytes:
+            return self
+        return replace(self, profile=None)
+
     @cached_property
     def scheduling_signature(self) -> Hashable:
         """Equal for jobs that fit or do not fit together, so that thousands of them need one
@@ -161,7 +171,10 @@ class WorkerRequest:
 def resolve(
     requirements: JobRequirements, model: str, capacity: Capacity, configuration: Configuration
 ) -> WorkerRequest:
-    wanted = requirements.reservation(model, capacity.largest_bytes(model), configuration)
+    """The request on the model's GPUs as they are now."""
+    largest_bytes = capacity.largest_bytes(model)
+    requirements = requirements.believing(model, largest_bytes)
+    wanted = requirements.reservation(model, largest_bytes, configuration)
     return WorkerRequest(requirements, model, wanted, requirements.least_bytes(model, wanted))
 
 
