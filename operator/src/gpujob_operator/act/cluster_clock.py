@@ -22,7 +22,7 @@ TOLERANCE_SECONDS = 5.0
 class ClusterClock:
     """`now` is cheap, and never goes back while this process leads.
 
-    `moved` is told by how much the clock was set where that is more than the tolerance: what was
+    `moved` gets by how much the clock was set where that is more than the tolerance: what was
     measured by the clock before was measured wrongly.
     """
 

@@ -72,7 +72,7 @@ def _heed(job: GPUJob, report: Report, writer: ConditionWriter) -> None:
 
 
 def _why_skipped(report: Report) -> str:
-    """Of an image that has no room for the worker: too old a torch, a broken package."""
+    """Of an image in which the worker cannot work: too old a torch, a broken package."""
     lines = (line for line in report.explain if line.startswith(_EVERYTHING))
     return next(lines, "").removeprefix(_EVERYTHING)
 
