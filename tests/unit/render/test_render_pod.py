@@ -162,6 +162,18 @@ def worker_mounts(spec: Any) -> dict[str, str]:
     return {mount["mountPath"]: mount["name"] for mount in worker["volumeMounts"]}
 
 
+def test_a_large_volume_is_not_walked_at_each_start() -> None:
+    """The kubelet looks at the volume's root alone, unless the template says otherwise."""
+
+    def policy(**security: Any) -> str:
+        template = make_template(securityContext=security)
+        create = CreatePod(placed(make_job(template=template)), 0, Settings())
+        return worker_pod(create, Configuration())["spec"]["securityContext"]["fsGroupChangePolicy"]
+
+    assert policy() == "OnRootMismatch"
+    assert policy(fsGroupChangePolicy="Always") == "Always"
+
+
 def test_the_worker_has_room_for_shared_memory() -> None:
     """A container's own /dev/shm has 64 MiB: two batches of a data loader end it with SIGBUS."""
     template = make_template()

@@ -11,6 +11,7 @@ import pytest
 
 from tests.harness.gangs import committed, manifest, start_gang
 from tests.harness.unmodified_scripts import (
+    ACCELERATE_GROUP,
     HUGGING_FACE_GROUP,
     LIGHTNING_GROUP,
     REPLICAS,
@@ -80,6 +81,21 @@ def test_replicas_of_a_trainer_resume_bit_for_bit(tmp_path: Path) -> None:
     stopped = start_gang(tmp_path / "stopped", 1, source, workers, 1, 8, 1)
     assert stopped.wait() == [143, 143], stopped.errors
     assert committed(tmp_path / "stopped")[-1] == 9
+    end = start_gang(tmp_path / "stopped", 2, source, workers, 1, 0, 0)
+    assert end.results() == whole
+    assert [report["resumedFromStep"] for report in end.reports] == [9, 9]
+
+
+@pytest.mark.slow
+@pytest.mark.trainers
+@pytest.mark.parametrize("workers", [0, 2])
+def test_replicas_of_accelerate_resume_bit_for_bit(tmp_path: Path, workers: int) -> None:
+    """In the second epoch: the generator of its order is in a sampler inside another one."""
+    source = ACCELERATE_GROUP
+    whole = start_gang(tmp_path / "whole", 1, source, workers, 1, 0, 0).results()
+    stopped = start_gang(tmp_path / "stopped", 1, source, workers, 1, 8, 1)
+    assert stopped.wait() == [143, 143], stopped.errors
+    assert committed(tmp_path / "stopped") == [9]
     end = start_gang(tmp_path / "stopped", 2, source, workers, 1, 0, 0)
     assert end.results() == whole
     assert [report["resumedFromStep"] for report in end.reports] == [9, 9]

@@ -141,7 +141,6 @@ def test_bfloat16_is_refused_where_slow_and_applied_where_asked_for() -> None:
     ("settings", "switches", "reason"),
     [
         (Settings(precision=Precision.FLOAT32), {}, "float32 was asked for"),
-        (Settings(precision=Precision.FLOAT8), {}, "float8 needs other layers"),
         (Settings(precision=Precision.TF32), {}, "tf32 exists on CUDA GPUs"),
         (Settings(), {"precision": False}, "switched off"),
     ],

@@ -362,7 +362,8 @@ class Hooks:
     def _count_samples(self) -> None:
         state, first = self._session.state, self._roots[0] if self._roots else None
         alone = first is not None and len(self._roots) == 1
-        state.takes_samples(first.samples(self._losses if alone else 0) if first else None)
+        samples = first.samples(self._losses if alone else 0) if first else None
+        self._session.takes_samples(samples)
         state.makes_calls(first.calls_as_large if first is not None and alone else 1.0)
 
     def _drop_what_is_over(self, steps: int) -> None:

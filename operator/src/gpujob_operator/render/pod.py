@@ -122,6 +122,8 @@ def _complete_spec(
     security.setdefault("runAsNonRoot", True)
     # This makes volumes writable for a worker that is not root.
     security.setdefault("fsGroup", WORKER_GROUP)
+    # Walking all files of a large volume at each start would take minutes.
+    security.setdefault("fsGroupChangePolicy", "OnRootMismatch")
     security.setdefault("seccompProfile", {"type": "RuntimeDefault"})
     spec["volumes"] = [*(spec.get("volumes") or ()), _token_volume(), _checkpoint_volume(job)]
 

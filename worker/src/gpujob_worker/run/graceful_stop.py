@@ -44,6 +44,12 @@ def leave_unsaved() -> NoReturn:
     raise (InterruptedAsFromKeyboard if caught else Interrupted)(saved=False)
 
 
+def is_launchers_stop(error: BaseException | None) -> bool:
+    """Whether the error is how torchrun learns of SIGTERM."""
+    signaled = type(error).__name__ == "SignalException"
+    return signaled and getattr(error, "sigval", None) == signal.SIGTERM
+
+
 def _tell_children() -> None:
     """A process that only started others is asked to stop: they are the ones that train."""
     library = sys.modules.get("multiprocessing")

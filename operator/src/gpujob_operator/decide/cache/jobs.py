@@ -10,7 +10,7 @@ from gpujob_operator.decide.cache.index import Groups
 from gpujob_operator.decide.cache.job_entry import JobEntry, ProfileKey, spec_version
 from gpujob_operator.decide.cache.pods import Pods
 from gpujob_operator.decide.capacity.cluster import holds_gpus
-from gpujob_operator.decide.measurement.profile import differ_in_paces, profile_name
+from gpujob_operator.decide.measurement.profile import differ_in_paces, profile_name, runs_key
 from gpujob_operator.decide.model.pod_template import host_requests
 from gpujob_operator.decide.model.snapshot import GPUUsage, PodView, ReceivedReport, Snapshot
 from gpujob_operator.decide.model.workers import JobName, job_pods_of
@@ -77,12 +77,13 @@ class Jobs:
     def _put(self, job: GPUJob, before: JobEntry | None) -> JobEntry:
         uid = job.metadata.uid
         if before is not None and spec_version(before.job) == spec_version(job):
-            requests, key = before.requests, before.profile_key
+            requests, key, runs = before.requests, before.profile_key, before.runs_key
         else:
-            requests, key = host_requests(job), (job.metadata.namespace, profile_name(job))
+            requests, name = host_requests(job), profile_name(job)
+            key, runs = (job.metadata.namespace, name), runs_key(job, name)
         if before is not None:
             self._by_profile.discard(before.profile_key, uid)
-        entry = JobEntry(job, requests, key, holds_gpus(job), profile=self._profiles.get(key))
+        entry = JobEntry(job, requests, key, runs, holds_gpus(job), profile=self._profiles.get(key))
         self.entries[uid] = entry
         self._by_name.add(_name_of(job), uid)
         self._by_profile.add(key, uid)

@@ -14,7 +14,6 @@ whatever other containers of its pod do.
 from dataclasses import replace
 from datetime import datetime
 
-from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, StopReason
 from gpujob_api.quantities import format_count
 from gpujob_api.report import Report
@@ -138,20 +137,18 @@ def _starting(
     creates = tuple(CreatePod(job, rank, settings) for rank in missing if rank not in taken)
     # Written once all pods exist: one write instead of one for each pod.
     known = job.status if missing else with_pod_uids(job.status, pods)
-    writer = ConditionWriter(job, now)
     if not missing and all(pod.phase is not PodPhase.PENDING for pod in pods):
-        status = changed(
-            once_it_runs(known),
-            phase=JobPhase.RUNNING,
-            started_at=job.status.started_at or now,
-            progressed_at=now,
+        writer = ConditionWriter(job, once_it_runs(known), now)
+        writer.set(conditions.RUNNING, True, "WorkersRunning", _ranks(pods))
+        status = writer.status(
+            phase=JobPhase.RUNNING, started_at=job.status.started_at or now, progressed_at=now
         )
-        status = writer.set(status, conditions.RUNNING, True, "WorkersRunning", _ranks(pods))
         note = EventNote("Started", f"attempt {status.attempt}: {_ranks(pods)}")
         return NextStep(status, events=(note,))
     in_the_way = [taken[rank] for rank in missing if rank in taken]
     reason, message = _name_taken(in_the_way) if in_the_way else _waiting(pods, len(missing))
-    status = writer.set(known, conditions.RUNNING, False, reason, message)
+    writer = ConditionWriter(job, known, now)
+    writer.set(conditions.RUNNING, False, reason, message)
     left = start_seconds_left(job, pods, configuration, now)
     refusal = refusal_of(job, pods, inputs, configuration, now)
     if refusal is not None:
@@ -159,7 +156,7 @@ def _starting(
     # After the limit only another owner's pod delays the attempt, and a change of that pod causes a
     # cycle.
     next_seconds = max(left, 1.0) if left >= 0 else None
-    return NextStep(status, creates=creates, next_seconds=next_seconds)
+    return NextStep(writer.status(), creates=creates, next_seconds=next_seconds)
 
 
 def _waiting(pods: tuple[PodView, ...], missing: int) -> tuple[str, str]:
@@ -187,8 +184,9 @@ def _waits_for(job: GPUJob, step: NextStep, pods: list[PodView], now: datetime) 
     attempt.
     """
     reason, message = _name_taken(pods)
-    writer = ConditionWriter(job, now)
-    return replace(step, status=writer.set(step.status, conditions.RUNNING, False, reason, message))
+    writer = ConditionWriter(job, step.status, now)
+    writer.set(conditions.RUNNING, False, reason, message)
+    return replace(step, status=writer.status())
 
 
 def _running(
@@ -218,9 +216,9 @@ def _running(
 
 def _stop(job: GPUJob, stop: StopReason, live: int, now: datetime) -> NextStep:
     """Makes the decision durable first. The next cycle stops the pods."""
-    status = changed(job.status, phase=JobPhase.STOPPING, stop=stop)
-    writer = ConditionWriter(job, now)
-    status = writer.set(status, conditions.RUNNING, False, stop.reason, stop.message)
+    writer = ConditionWriter(job, job.status, now)
+    writer.set(conditions.RUNNING, False, stop.reason, stop.message)
+    status = writer.status(phase=JobPhase.STOPPING, stop=stop)
     left = (stop.deadline - now).total_seconds()
     workers = format_count(live, "worker")
     text = f"attempt {status.attempt}, {workers}, {left:.0f} s of grace: {stop.message}"

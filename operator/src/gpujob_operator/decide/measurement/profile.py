@@ -14,7 +14,7 @@ from gpujob_api.gpuprofile import (
 from gpujob_api.meta import Metadata
 from gpujob_api.settings import TunedSettings
 from gpujob_operator.decide.capacity.calibration import with_pace
-from gpujob_operator.decide.measurement.fingerprint import fingerprint
+from gpujob_operator.decide.measurement.fingerprint import fingerprint, run_length
 
 # Entries of one workload: one for each GPU model and torch version, newest first.
 ENTRIES_MAX = 32
@@ -22,6 +22,13 @@ ENTRIES_MAX = 32
 
 def profile_name(job: GPUJob) -> str:
     return f"workload-{fingerprint(job.spec)}"
+
+
+def runs_key(job: GPUJob, profile: str) -> tuple[str, str]:
+    """Of runs that are expected to take equally long: the namespace, and the profile's name with
+    what the command says of the run's length."""
+    length = run_length(job.spec)
+    return job.metadata.namespace, f"{profile} {length}" if length else profile
 
 
 def differ_in_paces(before: GPUProfile, after: GPUProfile) -> bool:
@@ -168,4 +175,5 @@ def _spec(job: GPUJob) -> GPUProfileSpec:
         command=tuple(str(part) for part in command)[:64],
         gpus_per_worker=job.spec.gpus_per_worker,
         workers=job.spec.workers,
+        workload=job.spec.workload,
     )

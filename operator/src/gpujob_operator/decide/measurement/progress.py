@@ -101,7 +101,8 @@ def _with_steps(status: GPUJobStatus, report: Report | None) -> GPUJobStatus:
             else report.efficiency.joules_per_step
         ),
         device=report.device or before.device,
-        torch_version=report.torch_version or before.torch_version,
+        # The first one said: a worker that names another each time would write as many profiles.
+        torch_version=before.torch_version or report.torch_version,
     )
     return changed(status, measurement=measurement)
 

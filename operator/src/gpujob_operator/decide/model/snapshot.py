@@ -197,6 +197,7 @@ class ProgramFault:
     """An error of a GPU's driver that a job's program met, of the last hour. See
     `capacity.suspects`."""
 
+    node: str
     gpu: str
     xid: int
     job_uid: str

@@ -27,6 +27,7 @@ from gpujob_operator.decide.model.pod_template import (
     tolerations,
 )
 from gpujob_operator.decide.packing.demand import Demand
+from gpujob_operator.decide.packing.party import ANYBODY, Party
 from gpujob_operator.decide.placement.step_cost import step_of
 
 # What an unmeasured job must find free: a GPU that unmanaged processes have filled does not do.
@@ -51,6 +52,8 @@ class JobRequirements:
     tolerations: tuple[Mapping[str, Any], ...]
     # Nodes that refused its pods lately, with the words.
     refused_by: tuple[StartRefusal, ...] = ()
+    # Whose the job is, for sharing GPUs.
+    party: Party = ANYBODY
 
     def at(self, now: datetime) -> "JobRequirements":
         """The same at this time: refusals of nodes are forgotten."""
@@ -69,6 +72,7 @@ class JobRequirements:
         return (
             (self.cpu_milli, self.memory_bytes, self.hint_bytes, self.exclusive),
             self.node_constraints,
+            self.party,
             (job.spec.workers, job.spec.gpus_per_worker, job.spec.gpu.models),
             (sharing.mode.value, sharing.max_slowdown_percent),
             _known(self.profile.status.entries) if self.profile is not None else None,
@@ -202,6 +206,7 @@ def requirements_of(
     profile: GPUProfile | None,
     configuration: Configuration | None = None,
     requests: PodRequests | None = None,
+    party: Party = ANYBODY,
 ) -> JobRequirements:
     """The job's requirements, with the default configuration if none is given. `requests` are those
     of its worker, if already read.
@@ -221,6 +226,7 @@ def requirements_of(
         selector=pod_spec(job).get("nodeSelector") or {},
         tolerations=tolerations(job),
         refused_by=tuple(one for one in job.status.start_refusals if one.node is not None),
+        party=party,
     )
 
 

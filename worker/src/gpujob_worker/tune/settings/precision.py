@@ -41,8 +41,6 @@ class PrecisionSetting(Setting):
             reason = "switched off"
         elif wanted is Precision.FLOAT32:
             reason = "float32 was asked for"
-        elif wanted is Precision.FLOAT8:
-            reason = "float8 needs other layers, which are not injected; bfloat16 is"
         elif wanted is Precision.TF32 and root.device.type != "cuda":
             reason = f"tf32 exists on CUDA GPUs; this is {root.device.type}"
         elif root.user_autocast or "_original_forward" in vars(root.module):
